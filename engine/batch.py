@@ -1,0 +1,97 @@
+"""What one step needs, packed into arrays: made by the scheduler, consumed by the model runner.
+
+Plain host memory; the runner decides how it reaches the device. Letters in shapes: T tokens and
+R sequences of the step, S rows of logits to sample (at most one a sequence).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from engine.messages import TokenLogprobs
+
+if TYPE_CHECKING:
+    from engine.sampling_params import SamplingParams
+
+Int32Array: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
+Float32Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+UInt64Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+@dataclass
+class SlotInit:
+    """A sequence (re)enters the batch in `slot`: the runner resets its sampling state there.
+
+    `prompt_token_ids` and `output_token_ids` are what penalties count from (after a preemption the
+    output is not empty); `suppressed_token_ids` cannot be chosen before `min_tokens` outputs.
+    """
+
+    slot: int
+    params: SamplingParams
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    suppressed_token_ids: tuple[int, ...]
+
+
+@dataclass
+class SamplingBatch:
+    """Per sampled row; see `SamplingParams` for meanings."""
+
+    slots: Int32Array  # [S] where the row's persistent sampling state lives
+    num_output_tokens: Int32Array  # [S] tokens generated before this one
+    positions: Int32Array  # [S] index in its sequence of the token to be chosen
+    seeds: UInt64Array  # [S]
+    temperature: Float32Array  # [S] 0 is greedy
+    top_k: Int32Array  # [S] 0 is off
+    top_p: Float32Array  # [S] 1 is off
+    min_p: Float32Array  # [S] 0 is off
+    repetition_penalty: Float32Array  # [S] 1 is off
+    presence_penalty: Float32Array  # [S] 0 is off
+    frequency_penalty: Float32Array  # [S] 0 is off
+    min_tokens: Int32Array  # [S]
+    num_logprobs: Int32Array  # [S] -1: none, else the number of alternatives
+    needs_adjustment: bool  # any row with penalties, bias or suppressed ids in force
+    needs_filter: bool  # any row with top_k, top_p or min_p
+
+
+@dataclass
+class StepBatch:
+    """One step's work. Sequences are rows; a row's tokens are consecutive in the token arrays."""
+
+    input_ids: Int32Array  # [T]
+    positions: Int32Array  # [T] index in its sequence
+    slot_mapping: Int32Array  # [T] block * block_size + offset in the block
+    block_tables: Int32Array  # [R, W] block numbers, padded with 0
+    cu_seqlens_q: Int32Array  # [R + 1] first token of each row
+    context_lens: Int32Array  # [R] tokens in the cache once this step's are stored
+    logits_indices: Int32Array  # [S] token whose hidden state is projected and sampled
+    sampling: SamplingBatch
+    slot_inits: list[SlotInit] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.context_lens)
+
+    @property
+    def num_sampled(self) -> int:
+        return len(self.logits_indices)
+
+
+@dataclass
+class StepResult:
+    """What a step sampled.
+
+    Attributes:
+        token_ids: [S]; -1 where the row's logits were not finite.
+        logprobs: per sampled row, or None where not asked for; None altogether if no row asked.
+    """
+
+    token_ids: Int32Array
+    logprobs: list[TokenLogprobs | None] | None = None

@@ -1,0 +1,161 @@
+"""What app processes and the engine process say to each other: msgspec structs, never pickle.
+
+A client (one per app process) is a DEALER socket, the engine a ROUTER. Times are `time.monotonic()`
+seconds, one clock for all processes of a machine.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from engine.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """A client's first message, and again whenever it has not heard from the engine for a while."""
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag="add"):
+    """Start one sequence. `request_id` is unique among this client's live requests.
+
+    `cache_salt` separates prefix caches: blocks are shared only between equal salts.
+    `priority`: lower runs first; equal priorities run in order of arrival.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    arrival_time: float
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop these requests now and free what they hold; unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class GetMetrics(msgspec.Struct, frozen=True, tag="metrics"):
+    """Ask for the engine's metrics in Prometheus text format."""
+
+    token: int
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Take no new requests, finish the running and waiting ones, then exit with code 0."""
+
+
+ClientMessage = Hello | AddRequest | AbortRequests | GetMetrics | Drain
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine decided at its start; facts for logs, /v1/models and request checks."""
+
+    device: str
+    device_name: str
+    device_reason: str
+    dtype: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_kv_blocks: int
+    kv_cache_bytes: int
+    weight_bytes: int
+    num_parameters: int
+    eos_token_ids: tuple[int, ...]
+    load_seconds: float
+
+
+class LoadProgress(msgspec.Struct, frozen=True, tag="progress"):
+    """A stage of the start: `kernels` or `weights`, with done and total in the stage's own unit."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine can take requests. `epoch` differs between engine processes."""
+
+    epoch: str
+    info: EngineInfo
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine cannot start; `user_error` tells a ConfigError (do not retry) from a fault."""
+
+    message: str
+    user_error: bool
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position, from the model's own distribution (before any adjustment)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+class RequestOutput(msgspec.Struct, array_like=True):
+    """What one step brought for one request.
+
+    `finish_reason` is set on the last output only. `stop_token_id` names the id that ended it.
+    `error` (message) comes with finish_reason "error"; `error_code` and `error_status` go with it.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+    error_code: str | None = None
+    error_status: int = 500
+
+
+class SchedulerStats(msgspec.Struct, array_like=True):
+    """Gauges of the moment."""
+
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_used_blocks: int
+
+
+class StepOutputs(msgspec.Struct, tag="outputs"):
+    """All of one step's outputs for one client."""
+
+    epoch: str
+    outputs: list[RequestOutput]
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """Sent twice a second to every client. `num_steps` stands still while a step hangs."""
+
+    epoch: str
+    num_steps: int
+    has_work: bool
+    ready: bool
+    stats: SchedulerStats | None
+
+
+class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
+    """Answer to GetMetrics."""
+
+    token: int
+    text: bytes
+
+
+EngineMessage = LoadProgress | Ready | StartFailed | StepOutputs | Heartbeat | Metrics

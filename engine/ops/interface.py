@@ -1,0 +1,455 @@
+"""The operations a forward needs, as one interface with two implementations.
+
+Public methods check shapes, dtypes and devices, make `out` where none is given, and call the
+implementation's method of the same name with an underscore. All inputs and the output live on the
+implementation's device; an input from another device is an error that names both. Floating-point
+work is accumulated in float32 whatever the dtype of inputs and outputs.
+
+Letters: T tokens, R sequences, S sampled rows, H hidden size, V vocabulary, D head size, Hq query
+heads, Hkv key/value heads. Only leading dimensions may be 0, and then nothing is done.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from engine.errors import TesseraError
+from engine.tensor import FLOAT_DTYPES, Device, Tensor, empty, float32, int32, uint32, uint64
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """Where each token of a step belongs; tensors on the device, maxima on the host.
+
+    A row whose context length is 0 is padding: its queries' outputs are zeros. A `slot_mapping` of
+    -1 stores nothing.
+    """
+
+    positions: Tensor  # [T] int32
+    slot_mapping: Tensor  # [T] int32, block * block_size + offset
+    block_tables: Tensor  # [R, W] int32
+    cu_seqlens_q: Tensor  # [R + 1] int32
+    context_lens: Tensor  # [R] int32, including this step's tokens
+    max_seqlen_q: int
+    max_context_len: int
+
+
+@dataclass(frozen=True)
+class SamplingMetadata:
+    """Per sampled row, on the device; names and meanings as in `engine.batch.SamplingBatch`."""
+
+    slots: Tensor  # [S] int32
+    num_output_tokens: Tensor  # [S] int32
+    positions: Tensor  # [S] int32
+    seeds: Tensor  # [S] uint64
+    temperature: Tensor  # [S] float32
+    top_k: Tensor  # [S] int32
+    top_p: Tensor  # [S] float32
+    min_p: Tensor  # [S] float32
+    repetition_penalty: Tensor  # [S] float32
+    presence_penalty: Tensor  # [S] float32
+    frequency_penalty: Tensor  # [S] float32
+    min_tokens: Tensor  # [S] int32
+
+
+@dataclass(frozen=True)
+class SamplingState:
+    """What sampling remembers of each sequence, by slot; N slots, on the device.
+
+    `token_state`: bit 31 says that the token is in the prompt, the lower bits count it in the output.
+    """
+
+    token_state: Tensor  # [N, V] uint32
+    bias_token_ids: Tensor  # [N, MAX_LOGIT_BIAS] int32
+    bias_values: Tensor  # [N, MAX_LOGIT_BIAS] float32
+    bias_counts: Tensor  # [N] int32
+    suppressed_token_ids: Tensor  # [N, MAX_SUPPRESSED] int32
+    suppressed_counts: Tensor  # [N] int32
+
+
+IN_PROMPT_BIT = np.uint32(1 << 31)
+
+
+class Ops(ABC):
+    """See the module's description; `out` may be given to write into memory made beforehand."""
+
+    device: Device
+
+    # -- linear ---------------------------------------------------------------------------------
+
+    def matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """x [M, K] times weight [N, K] transposed, plus bias [N] -> [M, N].
+
+        The result has x's dtype, or float32 if `out` says so (logits).
+        """
+        self._check(x=x, weight=weight, bias=bias, out=out)
+        _require(x.ndim == 2 and weight.ndim == 2 and x.shape[1] == weight.shape[1], "matmul", x, weight)
+        _require(x.dtype == weight.dtype and x.dtype in FLOAT_DTYPES, "matmul", x, weight)
+        if bias is not None:
+            _require(bias.shape == (weight.shape[0],) and bias.dtype == x.dtype, "matmul bias", bias, weight)
+        out = self._out(out, (x.shape[0], weight.shape[0]), x.dtype, also=float32)
+        if out.size:
+            self._matmul(x, weight, bias, out)
+        return out
+
+    # -- norms ----------------------------------------------------------------------------------
+
+    def rmsnorm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight per row of x [T, H] (Zhang and Sennrich 2019)."""
+        self._check(x=x, weight=weight, out=out)
+        _require(x.ndim == 2 and weight.shape == x.shape[1:] and weight.dtype == x.dtype, "rmsnorm", x, weight)
+        out = self._out(out, x.shape, x.dtype)
+        if x.size:
+            self._rmsnorm(x, weight, eps, out)
+        return out
+
+    def add_rmsnorm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+        """residual += x in place, then `rmsnorm` of the residual; x and residual [T, H]."""
+        self._check(x=x, residual=residual, weight=weight, out=out)
+        _require(
+            x.ndim == 2 and residual.shape == x.shape and residual.dtype == x.dtype,
+            "add_rmsnorm",
+            x,
+            residual,
+        )
+        _require(weight.shape == x.shape[1:] and weight.dtype == x.dtype, "add_rmsnorm", x, weight)
+        out = self._out(out, x.shape, x.dtype)
+        if x.size:
+            self._add_rmsnorm(x, residual, weight, eps, out)
+        return out
+
+    def layernorm(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None = None
+    ) -> Tensor:
+        """(x - mean) / sqrt(var + eps) * weight + bias per row of x [T, H] (Ba et al. 2016)."""
+        self._check(x=x, weight=weight, bias=bias, out=out)
+        _require(x.ndim == 2 and weight.shape == x.shape[1:] and weight.dtype == x.dtype, "layernorm", x, weight)
+        if bias is not None:
+            _require(bias.shape == weight.shape and bias.dtype == x.dtype, "layernorm bias", bias, weight)
+        out = self._out(out, x.shape, x.dtype)
+        if x.size:
+            self._layernorm(x, weight, bias, eps, out)
+        return out
+
+    # -- attention ------------------------------------------------------------------------------
+
+    def rope_and_store(
+        self,
+        qkv: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        cos_sin: Tensor | None,
+        *,
+        num_heads: int,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Normalise and rotate queries and keys, store keys and values in the cache, return queries.
+
+        qkv [T, (Hq + 2 Hkv) * D], each token's query, key and value heads in that order. key_cache
+        and value_cache [num_blocks, Hkv, block_size, D]. cos_sin [P, rotary_dim] float32: the first
+        half of a row holds cosines, the second sines; rotary pairs are (i, i + rotary_dim / 2) of a
+        head's first rotary_dim elements (Su et al. 2021, half-split); None rotates nothing. q_norm
+        and k_norm [D] weights of an RMSNorm over each head before the rotation. -> [T, Hq * D].
+        """
+        self._check(qkv=qkv, key_cache=key_cache, value_cache=value_cache, cos_sin=cos_sin, q_norm=q_norm)
+        self._check(k_norm=k_norm, out=out, positions=metadata.positions, slot_mapping=metadata.slot_mapping)
+        num_kv_heads, head_dim = key_cache.shape[1], key_cache.shape[3]
+        width = (num_heads + 2 * num_kv_heads) * head_dim
+        _require(qkv.ndim == 2 and qkv.shape[1] == width, "rope_and_store", qkv, key_cache)
+        _require(key_cache.shape == value_cache.shape and key_cache.ndim == 4, "KV cache", key_cache, value_cache)
+        _require(qkv.dtype == key_cache.dtype == value_cache.dtype, "rope_and_store", qkv, key_cache)
+        _require(metadata.positions.shape == qkv.shape[:1], "positions", metadata.positions, qkv)
+        _require(metadata.slot_mapping.shape == qkv.shape[:1], "slot_mapping", metadata.slot_mapping, qkv)
+        if cos_sin is not None:
+            fits = cos_sin.ndim == 2 and cos_sin.shape[1] % 2 == 0 and cos_sin.shape[1] <= head_dim
+            _require(fits and cos_sin.dtype == float32, "cos_sin", cos_sin, key_cache)
+        for norm in (q_norm, k_norm):
+            if norm is not None:
+                _require(norm.shape == (head_dim,) and norm.dtype == qkv.dtype, "head norm", norm, qkv)
+        out = self._out(out, (qkv.shape[0], num_heads * head_dim), qkv.dtype)
+        if qkv.size:
+            self._rope_and_store(qkv, key_cache, value_cache, metadata, cos_sin, num_heads, q_norm, k_norm, eps, out)
+        return out
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Causal softmax(q k^T * scale) v over each row's cached keys; q [T, Hq * D] -> same.
+
+        Any mix of rows: a row's queries are its last `cu_seqlens_q[r+1] - cu_seqlens_q[r]` tokens.
+        Query heads share key/value heads in groups of Hq / Hkv. With a sliding window of w a query
+        sees itself and the w - 1 tokens before it.
+        """
+        self._check(q=q, key_cache=key_cache, value_cache=value_cache, out=out)
+        self._check(**{f.name: v for f in fields(metadata) if isinstance(v := getattr(metadata, f.name), Tensor)})
+        _, num_kv_heads, _, head_dim = key_cache.shape
+        _require(q.ndim == 2 and q.shape[1] % (num_kv_heads * head_dim) == 0, "paged_attention", q, key_cache)
+        _require(key_cache.shape == value_cache.shape, "KV cache", key_cache, value_cache)
+        _require(q.dtype == key_cache.dtype == value_cache.dtype, "paged_attention", q, key_cache)
+        out = self._out(out, q.shape, q.dtype)
+        if q.size:
+            self._paged_attention(q, key_cache, value_cache, metadata, scale, sliding_window, out)
+        return out
+
+    def softmax(self, x: Tensor, *, log: bool = False, out: Tensor | None = None) -> Tensor:
+        """softmax (or its logarithm) over each row of x [M, N] -> [M, N] float32."""
+        self._check(x=x, out=out)
+        _require(x.ndim == 2 and x.dtype in FLOAT_DTYPES, "softmax", x)
+        out = self._out(out, x.shape, float32)
+        if x.size:
+            self._softmax(x, log, out)
+        return out
+
+    # -- activations ----------------------------------------------------------------------------
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
+        """silu(gate) * up; gate_up [T, 2 I] with the gate first -> [T, I] (Shazeer 2020)."""
+        self._check(gate_up=gate_up, out=out)
+        _require(gate_up.ndim == 2 and gate_up.shape[1] % 2 == 0, "silu_mul", gate_up)
+        out = self._out(out, (gate_up.shape[0], gate_up.shape[1] // 2), gate_up.dtype)
+        if out.size:
+            self._silu_mul(gate_up, out)
+        return out
+
+    def gelu(self, x: Tensor, *, tanh: bool, out: Tensor | None = None) -> Tensor:
+        """GELU elementwise (Hendrycks and Gimpel 2016): the tanh approximation or the exact erf form."""
+        self._check(x=x, out=out)
+        out = self._out(out, x.shape, x.dtype)
+        if x.size:
+            self._gelu(x, tanh, out)
+        return out
+
+    # -- elementwise and rows -------------------------------------------------------------------
+
+    def add(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        """a + b of equal shape; `out` may be `a`."""
+        return self._binary("add", a, b, out)
+
+    def mul(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        """a * b of equal shape; `out` may be `a`."""
+        return self._binary("mul", a, b, out)
+
+    def scale(self, x: Tensor, factor: float, out: Tensor | None = None) -> Tensor:
+        """x * factor; `out` may be `x`."""
+        self._check(x=x, out=out)
+        out = self._out(out, x.shape, x.dtype)
+        if x.size:
+            self._scale(x, factor, out)
+        return out
+
+    def copy(self, x: Tensor, out: Tensor) -> Tensor:
+        """x into `out` of the same shape, converting between float dtypes."""
+        self._check(x=x, out=out)
+        _require(x.shape == out.shape and (x.dtype == out.dtype or x.dtype in FLOAT_DTYPES), "copy", x, out)
+        _require(x.dtype == out.dtype or out.dtype in FLOAT_DTYPES, "copy", x, out)
+        if x.size:
+            self._copy(x, out)
+        return out
+
+    def embedding(self, ids: Tensor, table: Tensor, out: Tensor | None = None) -> Tensor:
+        """Rows of table [V, H] chosen by ids [T] int32 -> [T, H]; an id outside 0..V-1 gives zeros."""
+        self._check(ids=ids, table=table, out=out)
+        _require(ids.ndim == 1 and ids.dtype == int32 and table.ndim == 2, "embedding", ids, table)
+        out = self._out(out, (ids.shape[0], table.shape[1]), table.dtype)
+        if out.size:
+            self._embedding(ids, table, out)
+        return out
+
+    def fill_normal(self, out: Tensor, *, std: float, seed: int, mean: float = 0.0) -> Tensor:
+        """Normal random numbers from Philox keyed by `seed` and element index (dummy weights)."""
+        self._check(out=out)
+        if out.size:
+            self._fill_normal(out, mean, std, seed)
+        return out
+
+    # -- sampling -------------------------------------------------------------------------------
+
+    def reset_slot(self, state: SamplingState, slot: int, prompt_token_ids: Tensor, output_token_ids: Tensor) -> None:
+        """Make `state.token_state[slot]` describe these tokens ([n] int32 each) and nothing else."""
+        self._check(ids=prompt_token_ids, output=output_token_ids, token_state=state.token_state)
+        self._reset_slot(state, slot, prompt_token_ids, output_token_ids)
+
+    def adjust_logits(self, logits: Tensor, state: SamplingState, metadata: SamplingMetadata) -> None:
+        """Bias, suppression until min_tokens, and penalties, in place on logits [S, V] float32.
+
+        bias is added; suppressed ids become -inf while num_output_tokens < min_tokens; tokens in
+        prompt or output have positive logits divided, others multiplied by repetition_penalty; then
+        frequency_penalty * count + presence_penalty * (count > 0) is subtracted.
+        """
+        self._check(logits=logits, token_state=state.token_state, slots=metadata.slots)
+        _require(logits.ndim == 2 and logits.dtype == float32, "adjust_logits", logits)
+        _require(state.token_state.shape[1] == logits.shape[1], "adjust_logits", logits, state.token_state)
+        if logits.size:
+            self._adjust_logits(logits, state, metadata)
+
+    def sample(
+        self, logits: Tensor, metadata: SamplingMetadata, *, filtered: bool, out: Tensor | None = None
+    ) -> Tensor:
+        """One token id per row of logits [S, V] float32 -> [S] int32; -1 where a row has NaN or no
+        finite maximum.
+
+        temperature 0: argmax, the lowest id on ties. Else the argmax over the kept tokens of
+        logit / temperature - log(-log(u)), u uniform in (0, 1) from Philox4x32-10 (Salmon et al.
+        2011) with key = seed (low word, high word) and counter = (id // 4, position, 0, 0), word
+        id % 4, u = ((word >> 9) + 0.5) * 2^-23 (Gumbel 1954; a row's choice depends on nothing but its
+        own logits, seed and position). Kept, with p = softmax(logit / temperature): those with
+        p >= min_p * max(p); of these the top_k most probable (all ties of the k-th); of these,
+        renormalised, the smallest set of the most probable reaching top_p (all ties of the last).
+        `filtered` False promises that no row uses top_k, top_p or min_p.
+        """
+        self._check(logits=logits, seeds=metadata.seeds, out=out)
+        _require(logits.ndim == 2 and logits.dtype == float32, "sample", logits)
+        _require(
+            metadata.seeds.dtype == uint64 and metadata.seeds.shape == logits.shape[:1],
+            "sample",
+            metadata.seeds,
+        )
+        out = self._out(out, logits.shape[:1], int32)
+        if logits.size:
+            self._sample(logits, metadata, filtered, out)
+        return out
+
+    def record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None:
+        """Count the sampled token_ids [S] in token_state[slots]; ids of -1 are skipped."""
+        self._check(token_state=state.token_state, slots=slots, token_ids=token_ids)
+        _require(slots.shape == token_ids.shape and state.token_state.dtype == uint32, "record_tokens", slots)
+        if slots.size:
+            self._record_tokens(state, slots, token_ids)
+
+    def top_logprobs(self, logits: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Log-softmax of logits [S, V] float32 at token_ids [S] and at the k most probable tokens.
+
+        -> chosen [S] float32, rank [S] int32 (1 is the most probable), top_ids [S, k] int32 in order
+        of falling probability (lowest id first on ties), top_logprobs [S, k] float32.
+        """
+        self._check(logits=logits, token_ids=token_ids)
+        _require(logits.ndim == 2 and logits.dtype == float32 and 0 <= k <= logits.shape[1], "top_logprobs", logits)
+        rows = logits.shape[0]
+        chosen = empty((rows,), float32, self.device)
+        rank = empty((rows,), int32, self.device)
+        top_ids = empty((rows, k), int32, self.device)
+        top_values = empty((rows, k), float32, self.device)
+        if rows:
+            self._top_logprobs(logits, token_ids, chosen, rank, top_ids, top_values)
+        return chosen, rank, top_ids, top_values
+
+    # -- checks ---------------------------------------------------------------------------------
+
+    def _check(self, **tensors: Tensor | None) -> None:
+        for name, tensor in tensors.items():
+            if tensor is not None and tensor.device is not self.device:
+                raise TesseraError(f"{name} is on {tensor.device}, but this operation runs on {self.device}")
+
+    def _out(
+        self,
+        out: Tensor | None,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        also: np.dtype[Any] | None = None,
+    ) -> Tensor:
+        if out is None:
+            return empty(shape, dtype, self.device)
+        if out.shape != shape or out.dtype not in (dtype, also or dtype):
+            raise TesseraError(f"out is {out.shape} {out.dtype}, but the result is {shape} {dtype}")
+        return out
+
+    def _binary(self, name: str, a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
+        self._check(a=a, b=b, out=out)
+        _require(a.shape == b.shape and a.dtype == b.dtype, name, a, b)
+        out = self._out(out, a.shape, a.dtype)
+        if a.size:
+            (self._add if name == "add" else self._mul)(a, b, out)
+        return out
+
+    # -- implementations ------------------------------------------------------------------------
+
+    @abstractmethod
+    def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None: ...
+    @abstractmethod
+    def _rmsnorm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
+    @abstractmethod
+    def _add_rmsnorm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
+    @abstractmethod
+    def _layernorm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None: ...
+    @abstractmethod
+    def _rope_and_store(
+        self,
+        qkv: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        cos_sin: Tensor | None,
+        num_heads: int,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        out: Tensor,
+    ) -> None: ...
+    @abstractmethod
+    def _paged_attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None,
+        out: Tensor,
+    ) -> None: ...
+    @abstractmethod
+    def _softmax(self, x: Tensor, log: bool, out: Tensor) -> None: ...
+    @abstractmethod
+    def _silu_mul(self, gate_up: Tensor, out: Tensor) -> None: ...
+    @abstractmethod
+    def _gelu(self, x: Tensor, tanh: bool, out: Tensor) -> None: ...
+    @abstractmethod
+    def _add(self, a: Tensor, b: Tensor, out: Tensor) -> None: ...
+    @abstractmethod
+    def _mul(self, a: Tensor, b: Tensor, out: Tensor) -> None: ...
+    @abstractmethod
+    def _scale(self, x: Tensor, factor: float, out: Tensor) -> None: ...
+    @abstractmethod
+    def _copy(self, x: Tensor, out: Tensor) -> None: ...
+    @abstractmethod
+    def _embedding(self, ids: Tensor, table: Tensor, out: Tensor) -> None: ...
+    @abstractmethod
+    def _fill_normal(self, out: Tensor, mean: float, std: float, seed: int) -> None: ...
+    @abstractmethod
+    def _reset_slot(self, state: SamplingState, slot: int, prompt: Tensor, output: Tensor) -> None: ...
+    @abstractmethod
+    def _adjust_logits(self, logits: Tensor, state: SamplingState, metadata: SamplingMetadata) -> None: ...
+    @abstractmethod
+    def _sample(self, logits: Tensor, metadata: SamplingMetadata, filtered: bool, out: Tensor) -> None: ...
+    @abstractmethod
+    def _record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None: ...
+    @abstractmethod
+    def _top_logprobs(
+        self,
+        logits: Tensor,
+        token_ids: Tensor,
+        chosen: Tensor,
+        rank: Tensor,
+        top_ids: Tensor,
+        top_values: Tensor,
+    ) -> None: ...
+
+
+def _require(condition: bool, what: str, *tensors: Tensor) -> None:
+    if not condition:
+        raise TesseraError(f"{what}: shapes or dtypes do not fit: {', '.join(map(repr, tensors))}")

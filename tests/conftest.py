@@ -1,0 +1,19 @@
+"""Shared fixtures: which real models are at hand, and whether there is a CUDA device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+SHARED_MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
+CARRIED_MODELS = Path(__file__).resolve().parents[1] / ".carry" / "models"
+
+
+@pytest.fixture(scope="session")
+def shared_models() -> Path:
+    """Folder of the real models and tokenizers that are kept outside the project."""
+    for folder in (SHARED_MODELS, CARRIED_MODELS):
+        if folder.is_dir():
+            return folder
+    pytest.skip(f"the real models are not at hand: neither {SHARED_MODELS} nor {CARRIED_MODELS} exists")
