@@ -1,0 +1,48 @@
+# Each target does its own set-up in .venv; Python 3.10 or newer and git are all it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+MODEL ?=
+ARGS ?=
+
+.PHONY: serve test check format test-gpu bench-gpu clean
+
+serve: .venv/.runtime
+	@test -n "$(MODEL)" || { echo "usage: make serve MODEL=path-or-hub-id [ARGS='--port 8123']" >&2; exit 2; }
+	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
+
+test: .venv/.dev
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+check: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror cuda_src/*.cu cuda_src/include/*.cuh
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i cuda_src/*.cu cuda_src/include/*.cuh
+
+test-gpu: .venv/.dev
+	TESSERA_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu $(ARGS)
+
+bench-gpu: .venv/.dev
+	$(BIN)/python -m tests.bench $(ARGS)
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache build dist
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "Tessera needs Python 3.10 or newer; choose one with PYTHON=..." >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+.venv/.runtime: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+.venv/.dev: .venv/.runtime pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
