@@ -13,6 +13,7 @@ DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
 LoadFormat = Literal["auto", "dummy"]
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
+DEVICE_DEFAULTS = {"cuda": (256, 8192), "cpu": (64, 1024)}  # max_num_seqs, max_num_batched_tokens
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,12 +21,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: path of a local model folder (hub ids are resolved before this is made).
+        served_name: the model's name in metrics; empty takes the folder's.
         device: `auto` takes CUDA where a usable device is found; `cuda` without one is an error.
         dtype: of weights, activations and KV cache; `auto` is the checkpoint's own on CUDA
             (float32 checkpoints are served in bfloat16), float32 on the CPU.
         max_model_len: longest prompt plus answer in tokens; None takes the model's own.
-        max_num_seqs: most sequences in one step.
-        max_num_batched_tokens: most tokens in one step (the step's token budget).
+        max_num_seqs: most sequences in one step; 0 takes the device's default.
+        max_num_batched_tokens: most tokens in one step (the step's token budget); 0 takes the device's
+            default.
         max_queue_len: most requests waiting; beyond it a request is refused with 429.
         block_size: tokens per KV block.
         gpu_memory_utilization: share of the device's memory for weights, step buffers and KV cache.
@@ -37,6 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
+    served_name: str = ""
     device: DeviceName = "auto"
     dtype: DTypeName = "auto"
     max_model_len: int | None = None
@@ -53,9 +57,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def verify(self) -> None:
         """Raise ConfigError naming the first option whose value cannot work."""
-        positive = {
+        or_default = {
             "--max-num-seqs": self.max_num_seqs,
             "--max-num-batched-tokens": self.max_num_batched_tokens,
+        }
+        for option, number in or_default.items():
+            if number < 0:
+                raise ConfigError(f"{option} must be at least 1, or 0 for the device's default, not {number}")
+        positive = {
             "--max-queue-len": self.max_queue_len,
             "--max-model-len": self.max_model_len,
             "--num-kv-blocks": self.num_kv_blocks,
@@ -63,7 +72,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for option, value in positive.items():
             if value is not None and value < 1:
                 raise ConfigError(f"{option} must be at least 1, not {value}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least "
                 f"--max-num-seqs ({self.max_num_seqs}), so that every running sequence can take a step"
@@ -77,3 +86,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not 0.001 <= self.cpu_kv_cache_gib <= 4096:
             raise ConfigError(f"--cpu-kv-cache-gib must be between 0.001 and 4096, not {self.cpu_kv_cache_gib}")
+
+    def with_device_defaults(self, device: str) -> EngineConfig:
+        """A copy in which every 0 has become the default of `device`, "cuda" or "cpu"."""
+        num_seqs, num_tokens = DEVICE_DEFAULTS[device]
+        max_num_seqs = self.max_num_seqs or min(num_seqs, self.max_num_batched_tokens or num_seqs)
+        max_num_batched_tokens = self.max_num_batched_tokens or max(num_tokens, max_num_seqs)
+        return msgspec.structs.replace(self, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)

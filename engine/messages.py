@@ -1,11 +1,13 @@
 """What app processes and the engine process say to each other: msgspec structs, never pickle.
 
-A client (one per app process) is a DEALER socket, the engine a ROUTER. Times are `time.monotonic()`
-seconds, one clock for all processes of a machine.
+A client (one per app process) is a DEALER socket, the engine a ROUTER; heartbeats go out over a PUB
+socket of their own, and the start is reported over a pipe to the supervisor alone. Times are
+`time.monotonic()` seconds, one clock for all processes of a machine.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -15,8 +17,18 @@ from engine.sampling_params import SamplingParams
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+def request_address(run_dir: str | Path) -> str:
+    """Where the engine's ROUTER listens; `run_dir` is a folder that only this user can enter."""
+    return f"ipc://{run_dir}/engine.sock"
+
+
+def heartbeat_address(run_dir: str | Path) -> str:
+    """Where the engine publishes its heartbeats."""
+    return f"ipc://{run_dir}/heartbeat.sock"
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """A client's first message, and again whenever it has not heard from the engine for a while."""
+    """A client's first message; the engine answers `Ready` as soon as it is."""
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
@@ -110,7 +122,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
     """What one step brought for one request.
 
     `finish_reason` is set on the last output only. `stop_token_id` names the id that ended it.
-    `error` (message) comes with finish_reason "error"; `error_code` and `error_status` go with it.
+    `error` (message) comes with finish_reason "error"; the other `error_*` fields and `retry_after`
+    (seconds) go with it and carry a `RequestError` across.
     """
 
     request_id: str
@@ -122,6 +135,9 @@ class RequestOutput(msgspec.Struct, array_like=True):
     error: str | None = None
     error_code: str | None = None
     error_status: int = 500
+    error_param: str | None = None
+    error_type: str | None = None
+    retry_after: int | None = None
 
 
 class SchedulerStats(msgspec.Struct, array_like=True):
@@ -142,7 +158,11 @@ class StepOutputs(msgspec.Struct, tag="outputs"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """Sent twice a second to every client. `num_steps` stands still while a step hangs."""
+    """Published twice a second. `num_steps` stands still while a step hangs.
+
+    `has_work`: a step is running or more are to follow. `ready`: requests are taken (false while loading
+    and while draining).
+    """
 
     epoch: str
     num_steps: int
@@ -158,4 +178,5 @@ class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
     text: bytes
 
 
-EngineMessage = LoadProgress | Ready | StartFailed | StepOutputs | Heartbeat | Metrics
+EngineReport = LoadProgress | Ready | StartFailed
+EngineMessage = Ready | StepOutputs | Metrics

@@ -1,25 +1,29 @@
 """How a kernel is described to Python: once, by name, so that a drifted argument is found by a test.
 
 A `KernelSpec` names the file, the template arguments and the parameters of one `__global__`
-function; `Kernel` (made by `CudaDevice.kernel`) is its compiled form for one choice of template
-arguments.
+function; a `Kernel` is its compiled form for one choice of template arguments, with the block of
+memory that its arguments are written to at each launch.
 """
 
 from __future__ import annotations
 
 import ctypes
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from engine.errors import DeviceError
 
 ParameterType = Literal["pointer", "int32", "int64", "uint32", "uint64", "float32"]
 
-C_TYPES: dict[ParameterType, type[ctypes._SimpleCData]] = {
-    "pointer": ctypes.c_uint64,
-    "int32": ctypes.c_int32,
-    "int64": ctypes.c_int64,
-    "uint32": ctypes.c_uint32,
-    "uint64": ctypes.c_uint64,
-    "float32": ctypes.c_float,
+STRUCT_CODES: dict[ParameterType, str] = {
+    "pointer": "Q",
+    "int32": "i",
+    "int64": "q",
+    "uint32": "I",
+    "uint64": "Q",
+    "float32": "f",
 }
 
 
@@ -31,9 +35,9 @@ class LaunchConfig(NamedTuple):
     shared_bytes: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KernelSpec:
-    """One `__global__` template.
+    """One `__global__` template; compared by identity, because launches look kernels up by it.
 
     Attributes:
         file: under `cuda_src/`, for example `rmsnorm.cu`.
@@ -50,3 +54,52 @@ class KernelSpec:
     parameters: tuple[tuple[str, ParameterType], ...]
     min_arch: int = 80
     arch_specific: bool = False
+
+    def supports(self, arch: str) -> bool:
+        """Whether it compiles for `arch` ('80', '90a')."""
+        number = int(arch.rstrip("a"))
+        return number == self.min_arch if self.arch_specific else number >= self.min_arch
+
+    def instantiation(self, template: tuple[str, ...]) -> str:
+        """The C++ expression that names it with these template arguments."""
+        if len(template) != len(self.template):
+            raise DeviceError(f"{self.name} has template parameters {self.template}, but was given {template}")
+        return f"{self.name}<{', '.join(template)}>" if template else self.name
+
+
+Instantiation = tuple[KernelSpec, tuple[str, ...]]
+
+
+class Kernel:
+    """A loaded function and its argument block.
+
+    Attributes:
+        function: the driver's handle.
+        arguments_address: of the array of pointers to the arguments, as a launch wants it.
+    """
+
+    __slots__ = ("_block", "_pack_into", "_pointers", "arguments_address", "function", "spec")
+
+    def __init__(self, spec: KernelSpec, function: Any) -> None:
+        codes = [STRUCT_CODES[kind] for _, kind in spec.parameters]
+        # A count of zero aligns to the type without taking room, which gives each argument's offset.
+        offsets = [struct.calcsize("@" + "".join(codes[:i]) + "0" + code) for i, code in enumerate(codes)]
+        packer = struct.Struct("@" + "".join(codes))
+        self.spec = spec
+        self.function = function
+        self._block = ctypes.create_string_buffer(max(packer.size, 1))
+        base = ctypes.addressof(self._block)
+        self._pointers = (ctypes.c_void_p * max(len(codes), 1))(*[base + offset for offset in offsets])
+        self._pack_into = packer.pack_into
+        self.arguments_address = ctypes.addressof(self._pointers)
+
+    def set_arguments(self, values: Sequence[int | float]) -> None:
+        """Write one launch's arguments, tensors already turned into pointers.
+
+        Raises: DeviceError if number, type or range of the values do not fit the parameters.
+        """
+        try:
+            self._pack_into(self._block, 0, *values)
+        except (struct.error, TypeError) as error:
+            wanted = ", ".join(f"{kind} {name}" for name, kind in self.spec.parameters)
+            raise DeviceError(f"{self.spec.name}({wanted}) launched with {values}: {error}") from error

@@ -1,0 +1,35 @@
+"""The operations as CUDA kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from engine.cuda.device import CudaDevice
+from engine.ops.cuda.activation import ActivationOps
+from engine.ops.cuda.attention import AttentionOps
+from engine.ops.cuda.elementwise import ElementwiseOps
+from engine.ops.cuda.linear import LinearOps
+from engine.ops.cuda.norm import NormOps
+from engine.ops.cuda.random import RandomOps
+from engine.ops.cuda.registry import all_instantiations
+from engine.ops.cuda.sampling import SamplingOps
+from engine.ops.cuda.softmax import SoftmaxOps
+from engine.ops.cuda.types import cuda_type
+
+
+class CudaOps(LinearOps, AttentionOps, NormOps, ActivationOps, ElementwiseOps, SoftmaxOps, RandomOps, SamplingOps):
+    """All operations on one CUDA device; see `engine.ops.interface.Ops`."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self.device = device
+
+    def compile(self, dtype: np.dtype[Any], progress: Callable[[int, int], None] | None = None) -> None:
+        """Compile beforehand all that a model in `dtype` launches; `progress` is told (done, total).
+
+        What is not compiled here is compiled when it is first used. Raises: CompileError.
+        """
+        pairs = all_instantiations((cuda_type(dtype),))
+        self.device.compile([pair for pair in pairs if pair[0].supports(self.device.arch)], progress)

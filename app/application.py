@@ -1,0 +1,48 @@
+"""The FastAPI application of one app process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from app.auth import AuthMiddleware
+from app.errors import install_error_handlers
+from app.middleware import RequestIdMiddleware
+from app.objects import VERSION
+from app.routes import chat, completions, health, models, tokenize
+from app.service import Service
+from app.settings import AppSettings
+from engine.client import EngineClient
+
+
+def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
+    """All routes over one engine. The caller starts and closes `client`.
+
+    Raises:
+        ConfigError: the model's tokenizer, chat template or sampling defaults cannot be used.
+    """
+    service = Service(client, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.workers.close()
+
+    app = FastAPI(
+        title="Tessera",
+        version=VERSION,
+        docs_url=None,  # both load scripts from elsewhere
+        redoc_url=None,
+        openapi_url=None,  # bodies are read by app.body, which FastAPI's description does not know
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    app.state.service = service
+    for routes in (chat, completions, models, tokenize, health):
+        app.include_router(routes.router)
+    install_error_handlers(app)
+    app.add_middleware(AuthMiddleware, api_keys=settings.api_keys)
+    app.add_middleware(RequestIdMiddleware)  # added last, so it is outermost
+    return app

@@ -1,0 +1,220 @@
+"""Engine outputs to text: one `Choice` per sequence, one `Generation` per request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Literal
+
+from app.detokenizer import Detokenizer
+from app.stop_strings import StopMatcher
+from engine.client import RequestStream
+from engine.errors import EngineUnavailableError
+from engine.messages import RequestOutput, TokenLogprobs
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(slots=True)
+class TokenEntry:
+    """A token with its logprobs; `text_offset` is where its text begins, in characters of the choice's text."""
+
+    logprobs: TokenLogprobs
+    text_offset: int
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one choice gained: text that is final, the tokens and log-probabilities that go with it."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    entries: list[TokenEntry]
+    finish_reason: FinishReason | None
+
+
+@dataclass(slots=True)
+class TextOptions:
+    """How a request wants its tokens turned into text."""
+
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False
+    min_tokens: int = 0
+    wants_logprobs: bool = False
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of a request, as the usage object reports them."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+
+
+class Choice:
+    """The text of one sequence as it grows.
+
+    Attributes:
+        num_tokens: tokens generated, up to and with the one that ended the text.
+        finish_reason: set once the text is complete, by the engine or by a stop string.
+    """
+
+    def __init__(self, index: int, detokenizer: Detokenizer, options: TextOptions, *, text_offset: int = 0) -> None:
+        self.index = index
+        self.num_tokens = 0
+        self.num_cached_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self._detokenizer = detokenizer
+        self._options = options
+        self._matcher = StopMatcher(options.stops, include_stop=options.include_stop)
+        self._by_token = bool(options.stops) or options.wants_logprobs
+        self._num_chars = text_offset  # of all text so far, held back or not
+        self._num_shown = text_offset
+        self._token_ids: list[int] = []
+        self._entries: list[TokenEntry] = []
+
+    def advance(self, output: RequestOutput) -> Delta | None:
+        """Take one engine output; None while no character became whole.
+
+        Raises:
+            EngineUnavailableError: the engine gave the sequence up.
+        """
+        reason = output.finish_reason
+        if reason == "abort" or reason == "error":  # errors are raised by the stream itself
+            raise EngineUnavailableError("The engine gave this request up before its end.")
+        if output.num_cached_tokens:
+            self.num_cached_tokens = output.num_cached_tokens
+        token_ids = output.token_ids
+        hidden = reason == "stop" and not self._options.include_stop and token_ids[-1:] == [output.stop_token_id]
+        text = self._feed_tokens(output, hidden) if self._by_token else self._feed_all(token_ids, hidden)
+        if reason is not None and not self._matcher.stopped:
+            text += self._take(self._detokenizer.flush()) + self._matcher.flush()
+        if self._matcher.stopped:
+            self.finish_reason = "stop"
+        elif reason is not None:
+            self.finish_reason = reason
+        if not text and self.finish_reason is None:
+            return None
+        self._num_shown += len(text)
+        shown_ids, self._token_ids = self._token_ids, []
+        return Delta(self.index, text, shown_ids, self._release_entries(), self.finish_reason)
+
+    def _feed_all(self, token_ids: list[int], hidden: bool) -> str:
+        self.num_tokens += len(token_ids)
+        self._token_ids += token_ids
+        return self._detokenizer.feed(token_ids[:-1] if hidden else token_ids)
+
+    def _feed_tokens(self, output: RequestOutput, hidden: bool) -> str:
+        shown = ""
+        num_visible = len(output.token_ids) - hidden
+        for position, token_id in enumerate(output.token_ids):
+            self.num_tokens += 1
+            self._token_ids.append(token_id)
+            if position >= num_visible:
+                break
+            if output.logprobs is not None:
+                self._entries.append(TokenEntry(output.logprobs[position], self._num_chars))
+            shown += self._take(self._detokenizer.feed([token_id]))
+            if self._matcher.stopped:
+                break
+        return shown
+
+    def _take(self, text: str) -> str:
+        """What may be shown of new text; stop strings are looked for after the first `min_tokens` tokens."""
+        self._num_chars += len(text)
+        if not self._options.stops or self._matcher.stopped or self.num_tokens <= self._options.min_tokens:
+            return text
+        return self._matcher.feed(text)
+
+    def _release_entries(self) -> list[TokenEntry]:
+        """Entries whose text is shown; those of a stop string's tokens are dropped with its text."""
+        if not self._matcher.holding and not self._matcher.stopped:
+            released, self._entries = self._entries, []
+            return released
+        released = [entry for entry in self._entries if entry.text_offset < self._num_shown]
+        self._entries = [] if self._matcher.stopped else self._entries[len(released) :]
+        return released
+
+
+@dataclass(slots=True)
+class Generation:
+    """All sequences of one request. `choices[i]` reads `streams[i]`.
+
+    `num_prompt_tokens` counts each prompt once; `choices_per_prompt` are its answers.
+    """
+
+    choices: Sequence[Choice]
+    streams: Sequence[RequestStream]
+    num_prompt_tokens: int
+    choices_per_prompt: int = 1
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def usage(self) -> Usage:
+        return Usage(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=sum(choice.num_cached_tokens for choice in self.choices[:: self.choices_per_prompt]),
+            num_completion_tokens=sum(choice.num_tokens for choice in self.choices),
+        )
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Deltas of all choices in order of arrival. However it ends, no sequence is left in the engine.
+
+        Raises:
+            RequestError: the engine failed one of the sequences; the others are aborted.
+        """
+        try:
+            source = self._merged() if len(self.choices) > 1 else _follow(self.choices[0], self.streams[0])
+            async with aclosing(source):
+                async for delta in source:
+                    yield delta
+        finally:
+            await self.abort()
+
+    async def abort(self) -> None:
+        """Stop every sequence that has not ended by itself."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for choice, stream in zip(self.choices, self.streams, strict=True):
+            if choice.finish_reason is None:
+                await stream.abort()
+
+    async def _merged(self) -> AsyncGenerator[Delta, None]:
+        # Bounded, so that a slow reader leaves the outputs in the streams, where they merge.
+        queue: asyncio.Queue[Delta | Exception] = asyncio.Queue(maxsize=len(self.choices))
+
+        async def pump(choice: Choice, stream: RequestStream) -> None:
+            try:
+                async for delta in _follow(choice, stream):
+                    await queue.put(delta)
+            except Exception as error:
+                await queue.put(error)
+
+        self._tasks += [
+            asyncio.ensure_future(pump(choice, stream))
+            for choice, stream in zip(self.choices, self.streams, strict=True)
+        ]
+        num_open = len(self.choices)
+        while num_open:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            num_open -= item.finish_reason is not None
+            yield item
+
+
+async def _follow(choice: Choice, stream: RequestStream) -> AsyncGenerator[Delta, None]:
+    """One sequence's deltas up to its finish; a stop string ends the engine's work at once."""
+    async for output in stream:
+        delta = choice.advance(output)
+        if choice.finish_reason is not None and output.finish_reason is None:
+            await stream.abort()
+        if delta is not None:
+            yield delta
+        if choice.finish_reason is not None:
+            return
+    raise EngineUnavailableError("The engine ended this request without an answer.")

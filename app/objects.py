@@ -1,0 +1,117 @@
+"""The objects that answers are made of: ids, usage, log-probabilities."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from app.generation import TokenEntry, Usage
+from app.tokenizer import Tokenizer, printable_token
+from engine.messages import EngineInfo
+
+LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this for an impossible token
+
+try:
+    VERSION = version("tessera-llm")
+except PackageNotFoundError:
+    VERSION = "unknown"
+
+
+@dataclass(slots=True)
+class AnswerHead:
+    """The fields that all chunks of an answer, and the answer as a whole, have in common."""
+
+    id: str
+    model: str
+    system_fingerprint: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def new(cls, prefix: str, model: str, info: EngineInfo) -> AnswerHead:
+        return cls(f"{prefix}-{secrets.token_hex(16)}", model, system_fingerprint(info))
+
+    def as_dict(self, object_name: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": object_name,
+            "created": self.created,
+            "model": self.model,
+            "service_tier": None,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+def system_fingerprint(info: EngineInfo) -> str:
+    """Changes when equal seeds may give other tokens: with the program, the model's numbers or the device."""
+    facts = f"{VERSION}|{info.architecture}|{info.num_parameters}|{info.dtype}|{info.device_name}"
+    return f"fp_{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.num_prompt_tokens,
+        "completion_tokens": usage.num_completion_tokens,
+        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def chat_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer, num_top: int) -> dict[str, Any]:
+    """`logprobs` of a chat choice; `bytes` are the token's own, whole characters or not."""
+    return {
+        "content": [
+            {
+                **_chat_token(entry.logprobs.token_id, entry.logprobs.logprob, tokenizer),
+                "top_logprobs": [
+                    _chat_token(token_id, logprob, tokenizer)
+                    for token_id, logprob in zip(
+                        entry.logprobs.top_token_ids[:num_top], entry.logprobs.top_logprobs[:num_top], strict=True
+                    )
+                ],
+            }
+            for entry in entries
+        ],
+        "refusal": None,
+    }
+
+
+def completion_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer, num_top: int) -> dict[str, Any]:
+    """`logprobs` of a text completion: four parallel lists."""
+    top = []
+    for entry in entries:
+        found = entry.logprobs
+        ranked = zip(found.top_token_ids[:num_top], found.top_logprobs[:num_top], strict=True)
+        top.append({_completion_token(token_id, tokenizer): _finite(logprob) for token_id, logprob in ranked})
+        top[-1].setdefault(_completion_token(found.token_id, tokenizer), _finite(found.logprob))
+    return {
+        "tokens": [_completion_token(entry.logprobs.token_id, tokenizer) for entry in entries],
+        "token_logprobs": [_finite(entry.logprobs.logprob) for entry in entries],
+        "top_logprobs": top,
+        "text_offset": [entry.text_offset for entry in entries],
+    }
+
+
+def _chat_token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
+    raw = tokenizer.token_bytes(token_id)
+    return {"token": printable_token(raw), "logprob": _finite(logprob), "bytes": list(raw)}
+
+
+def _completion_token(token_id: int, tokenizer: Tokenizer) -> str:
+    raw = tokenizer.token_bytes(token_id)
+    text = printable_token(raw)
+    return text if text.encode() == raw else f"bytes:{text}"
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)

@@ -1,0 +1,181 @@
+"""The body of POST /v1/chat/completions, and its messages as chat templates read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool
+
+from app.protocol.common import MAX_INT32, MAX_NAME, GenerationRequest, Off, RequestModel
+from app.protocol.fields import integer, wrong
+from engine.errors import InvalidRequestError
+from engine.sampling_params import MAX_LOGPROBS
+
+MAX_MESSAGES = 16384
+MAX_PARTS = 1024
+MAX_TOOL_CALLS = 128
+
+
+def _content(value: Any) -> str | None:
+    """Text as it is, text parts joined by line ends; other parts are refused and nothing is fetched."""
+    if value is None or type(value) is str:
+        return value
+    if type(value) is not list or len(value) > MAX_PARTS:
+        raise wrong(f"must be a string or a list of at most {MAX_PARTS} text parts")
+    texts = []
+    for part in value:
+        kind = part.get("type") if type(part) is dict else None
+        if kind not in ("text", "refusal"):
+            shown = kind[:40] if type(kind) is str else "unknown"
+            raise wrong(f"has a part of type '{shown}', but this model reads text parts only")
+        text = part.get(kind)
+        if type(text) is not str:
+            raise wrong(f"has a {kind} part whose '{kind}' is not a string")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+class ToolCallFunction(BaseModel):
+    """`arguments` is JSON text, as the model wrote it."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    name: str = Field(max_length=MAX_NAME)
+    arguments: str = ""
+
+
+class ToolCall(BaseModel):
+    """A call that the assistant made earlier in the conversation."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    id: str = Field(default="", max_length=MAX_NAME)
+    type: Literal["function"] = "function"
+    function: ToolCallFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """With the arguments as an object, which is what templates print; text that is no object stays text."""
+        arguments: Any = self.function.arguments
+        try:
+            parsed = orjson.loads(arguments or "{}")
+        except orjson.JSONDecodeError:
+            parsed = None
+        if isinstance(parsed, dict):
+            arguments = parsed
+        return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
+
+
+class ChatMessage(BaseModel):
+    """One message of any role."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, PlainValidator(_content)] = None
+    name: str | None = Field(default=None, max_length=MAX_NAME)
+    tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_TOOL_CALLS)
+    tool_call_id: str | None = Field(default=None, max_length=MAX_NAME)
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    def check(self, path: str) -> None:
+        """Raise InvalidRequestError naming what this role needs and does not have."""
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal is not None)):
+            raise InvalidRequestError(f"{path}.content is required.", param=f"{path}.content")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise InvalidRequestError(
+                f"{path}.tool_call_id is required in a message of role 'tool'.", param=f"{path}.tool_call_id"
+            )
+
+    def for_template(self) -> dict[str, Any]:
+        """As a dict with only the keys that are set, because templates test for them."""
+        content = self.content if self.content is not None else self.refusal or ""
+        message: dict[str, Any] = {"role": self.role, "content": content}
+        reasoning = self.reasoning_content if self.reasoning_content is not None else self.reasoning
+        if reasoning is not None:
+            message["reasoning_content"] = message["reasoning"] = message["thinking"] = reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            message["name"] = self.name
+        return message
+
+
+class ConversationFields(RequestModel):
+    """What turns messages into a prompt; shared with /tokenize."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: Off = False
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=64)
+
+    def check_conversation(self) -> None:
+        for index, message in enumerate(self.messages):
+            message.check(f"messages[{index}]")
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise InvalidRequestError(
+                    "continue_final_message and add_generation_prompt cannot both be true.",
+                    param="continue_final_message",
+                )
+            if self.messages[-1].role != "assistant" or self.messages[-1].content is None:
+                raise InvalidRequestError(
+                    "continue_final_message needs a last message of role 'assistant' with content.",
+                    param="continue_final_message",
+                )
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the prompt ends with the opening of an assistant message."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+
+CHAT_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "chat_template": (),
+    "documents": ([],),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+
+class ChatCompletionRequest(ConversationFields, GenerationRequest):
+    """A conversation, `n` answers to it."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**GenerationRequest.refused, **CHAT_REFUSED}
+
+    max_completion_tokens: int | None = integer(1, MAX_INT32, "The newer name of max_tokens; goes before it.")
+    logprobs: Off = False
+    top_logprobs: int | None = integer(0, MAX_LOGPROBS, "Alternatives to report per token; needs logprobs.")
+    parallel_tool_calls: StrictBool | None = None
+    store: StrictBool | None = None
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = Field(
+        default=None, max_length=16
+    )
+
+    @property
+    def token_limit(self) -> tuple[int | None, str]:
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens, "max_completion_tokens"
+        return super().token_limit
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check(self) -> None:
+        super().check()
+        self.check_conversation()
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")

@@ -1,0 +1,141 @@
+"""What chat and text completions have in common: sampling, stopping, streaming options, harmless labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
+
+from app.protocol.fields import MAX_CHOICES, LogitBias, Stops, StopTokenIds, integer, number
+from engine.errors import InvalidRequestError
+
+MAX_INT32 = 2**31 - 1
+MAX_NAME = 256
+
+
+class RequestModel(BaseModel):
+    """Base of all requests: strict types, unknown fields ignored, null means omitted where a default exists.
+
+    `refused` lists fields that users know from OpenAI or other servers and that this server does
+    not have, each with the values that ask for nothing: any other value is an error, so that no
+    request is answered as if the field had not been there.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @classmethod
+    def check_refused(cls, body: Mapping[str, Any]) -> None:
+        for name, neutral in cls.refused.items():
+            value = body.get(name)
+            if value is not None and not any(type(value) is type(same) and value == same for same in neutral):
+                raise InvalidRequestError(f"{name} is not supported by this server.", param=name)
+
+
+def _false_for_null(value: Any) -> Any:
+    return False if value is None else value
+
+
+def _true_for_null(value: Any) -> Any:
+    return True if value is None else value
+
+
+Off = Annotated[StrictBool, BeforeValidator(_false_for_null)]
+On = Annotated[StrictBool, BeforeValidator(_true_for_null)]
+Label = Annotated[str, Field(max_length=1024)]
+
+
+class StreamOptions(BaseModel):
+    """`include_usage`: a last chunk with the usage. `continuous_usage_stats`: the usage so far in every chunk."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    include_usage: Off = False
+    continuous_usage_stats: Off = False
+    include_obfuscation: Off = False
+
+
+class GenerationRequest(RequestModel):
+    """Fields of both kinds of completion. None means that the model's own default applies."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "allowed_token_ids": ([],),
+        "bad_words": ([],),
+        "early_stopping": (False,),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "length_penalty": (1.0, 1),
+        "logits_processors": ([],),
+        "prompt_logprobs": (),
+        "response_format": ({"type": "text"},),
+        "service_tier": ("auto", "default"),
+        "structured_outputs": (),
+        "use_beam_search": (False,),
+    }
+
+    model: str = Field(max_length=MAX_NAME)
+    max_tokens: int | None = integer(1, MAX_INT32, "Most tokens to generate; the rest of the context if omitted.")
+    min_tokens: int | None = integer(0, MAX_INT32, "No end of text and no stop before this many tokens.")
+    temperature: float | None = number(0, 2, "0 is greedy.")
+    top_p: float | None = number(0, 1, "Nucleus sampling; 1 is off.", open_low=True)
+    top_k: int | None = integer(-1, MAX_INT32, "Most probable tokens to choose from; 0 and -1 are off.")
+    min_p: float | None = number(0, 1, "Least probability relative to the most probable token; 0 is off.")
+    repetition_penalty: float | None = number(0, 10, "Over prompt and answer; 1 is off.", open_low=True)
+    presence_penalty: float | None = number(-2, 2, "Per token that has occurred in the answer.")
+    frequency_penalty: float | None = number(-2, 2, "Per occurrence in the answer.")
+    logit_bias: LogitBias = {}
+    seed: int | None = integer(-(2**63), 2**64 - 1, "Equal seeds give equal answers; choice i takes seed + i.")
+    n: int | None = integer(1, MAX_CHOICES, "Answers per prompt.")
+    stop: Stops = ()
+    stop_token_ids: StopTokenIds = ()
+    include_stop_str_in_output: Off = False
+    ignore_eos: Off = False
+    skip_special_tokens: On = True
+    stream: Off = False
+    stream_options: StreamOptions | None = None
+    priority: int | None = integer(-(2**31), MAX_INT32, "Lower runs first.")
+    cache_salt: str | None = Field(
+        default=None, min_length=1, max_length=MAX_NAME, description="Prompt prefixes are shared between equal salts."
+    )
+    truncate_prompt_tokens: int | None = integer(
+        -1, MAX_INT32, "Keep only this many tokens of the prompt's end; -1 as many as the context holds."
+    )
+    return_token_ids: Off = False
+    add_special_tokens: StrictBool | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
+    def token_limit(self) -> tuple[int | None, str]:
+        """Most tokens to generate, None for the rest of the context, and the name of the field that said so."""
+        return self.max_tokens, "max_tokens"
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report per token; None reports nothing."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise InvalidRequestError for fields that are sound alone but not together."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options is only allowed when stream is true.", param="stream_options")
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequestError(
+                "truncate_prompt_tokens must be -1 or at least 1, not 0.", param="truncate_prompt_tokens"
+            )

@@ -1,0 +1,1 @@
+"""One module per group of paths; each has a `router`."""

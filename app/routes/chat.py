@@ -1,0 +1,78 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from app.body import read_json_object
+from app.frames import ChatFrames
+from app.generation import Generation
+from app.json_response import json_response
+from app.objects import AnswerHead, chat_logprobs, usage_object
+from app.protocol.chat import ChatCompletionRequest
+from app.protocol.parse import parse_request
+from app.service import Answer, Service, service_of
+from app.streaming import EventStream
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(http_request: Request) -> Response:
+    service = service_of(http_request)
+    body = await read_json_object(http_request, service.settings)
+    request = parse_request(ChatCompletionRequest, body)
+    request.check()
+    service.check_model(request.model)
+    token_ids = await service.encode_chat(request, add_special_tokens=request.add_special_tokens or False)
+    token_ids = service.truncate(request, token_ids)
+    standalone = [not request.continue_final_message]
+    generation = service.start(http_request, request, [token_ids], param="messages", standalone=standalone)
+    head = AnswerHead.new("chatcmpl", request.model, service.info)
+    if request.stream:
+        frames = ChatFrames(
+            head,
+            generation,
+            service.tokenizer,
+            usage=request.include_usage,
+            continuous_usage=request.continuous_usage,
+            num_logprobs=request.num_logprobs,
+            prompt_token_ids=token_ids if request.return_token_ids else None,
+        )
+        return EventStream(generation, frames, service.settings)
+    answers = await service.finish(http_request, generation)
+    return json_response(_completion(service, request, head, generation, answers, token_ids))
+
+
+def _completion(
+    service: Service,
+    request: ChatCompletionRequest,
+    head: AnswerHead,
+    generation: Generation,
+    answers: list[Answer],
+    prompt_token_ids: list[int],
+) -> dict[str, Any]:
+    completion = head.as_dict("chat.completion")
+    completion["choices"] = [_choice(service, request, index, answer) for index, answer in enumerate(answers)]
+    completion["usage"] = usage_object(generation.usage())
+    if request.return_token_ids:
+        completion["prompt_token_ids"] = prompt_token_ids
+    return completion
+
+
+def _choice(service: Service, request: ChatCompletionRequest, index: int, answer: Answer) -> dict[str, Any]:
+    logprobs = None
+    if request.num_logprobs is not None:
+        logprobs = chat_logprobs(answer.entries, service.tokenizer, request.num_logprobs)
+    choice: dict[str, Any] = {
+        "index": index,
+        "message": {"role": "assistant", "content": answer.text, "refusal": None, "annotations": []},
+        "logprobs": logprobs,
+        "finish_reason": answer.finish_reason,
+    }
+    if request.return_token_ids:
+        choice["token_ids"] = answer.token_ids
+    return choice

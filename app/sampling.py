@@ -1,0 +1,122 @@
+"""From a request's fields and the model's own defaults to complete SamplingParams."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from app.protocol.common import GenerationRequest
+from app.tokenizer import load_json
+from engine.errors import ContextLengthError, InvalidRequestError, ModelError
+from engine.messages import EngineInfo
+from engine.sampling_params import MAX_SEED, SamplingParams
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What applies where a request is silent."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def load_sampling_defaults(folder: Path) -> SamplingDefaults:
+    """From the model's generation_config.json, where it has one.
+
+    Raises:
+        ModelError: the file has a value that no request could use.
+    """
+    config = load_json(folder / "generation_config.json")
+    given = {name: config[name] for name in SamplingDefaults.__struct_fields__ if config.get(name) is not None}
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
+    try:
+        defaults = msgspec.convert(given, SamplingDefaults)
+        SamplingParams(max_tokens=1, **msgspec.structs.asdict(defaults)).verify(vocab_size=1)
+    except (msgspec.ValidationError, InvalidRequestError) as error:
+        raise ModelError(f"{folder / 'generation_config.json'} cannot be used: {error}") from None
+    return defaults
+
+
+def truncate_prompt(request: GenerationRequest, token_ids: list[int], info: EngineInfo) -> list[int]:
+    """The prompt's last tokens, as many as `truncate_prompt_tokens` says."""
+    keep = request.truncate_prompt_tokens
+    if keep is None:
+        return token_ids
+    if keep == -1:
+        keep = max(1, info.max_model_len - (request.token_limit[0] or 1))
+    return token_ids[-keep:]
+
+
+def check_token_ids(token_ids: list[int], info: EngineInfo, param: str) -> None:
+    """Raise InvalidRequestError for ids outside the vocabulary."""
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= info.vocab_size):
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size)
+        raise InvalidRequestError(
+            f"{param} has token id {wrong}, but ids go from 0 to {info.vocab_size - 1}.", param=param
+        )
+
+
+def check_prompt(token_ids: list[int], info: EngineInfo, param: str) -> None:
+    """Raise for a prompt that is empty, has ids outside the vocabulary, or fills the context."""
+    if not token_ids:
+        raise InvalidRequestError(f"{param} must not be empty: it has no tokens.", param=param)
+    check_token_ids(token_ids, info, param)
+    if len(token_ids) >= info.max_model_len:
+        raise ContextLengthError(
+            f"This model's context is {info.max_model_len} tokens, but the prompt has {len(token_ids)} tokens"
+            " and leaves no room for an answer.",
+            param=param,
+        )
+
+
+def sampling_params(
+    request: GenerationRequest, num_prompt_tokens: int, info: EngineInfo, defaults: SamplingDefaults
+) -> list[SamplingParams]:
+    """Parameters of each of the prompt's `n` answers; they differ in their seeds.
+
+    Raises:
+        InvalidRequestError: a field is out of range, or prompt and answer exceed the context.
+    """
+    room = info.max_model_len - num_prompt_tokens
+    limit, limit_name = request.token_limit
+    if limit is not None and limit > room:
+        raise ContextLengthError(
+            f"This model's context is {info.max_model_len} tokens, but {num_prompt_tokens + limit} were requested"
+            f" ({num_prompt_tokens} in the prompt, {limit} by {limit_name}).",
+            param=limit_name,
+        )
+    max_tokens = room if limit is None else limit
+    if request.min_tokens is not None and request.min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"min_tokens ({request.min_tokens}) must be at most {limit_name} ({max_tokens}).", param="min_tokens"
+        )
+    base = SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=request.min_tokens or 0,
+        temperature=_either(request.temperature, defaults.temperature),
+        top_k=max(0, request.top_k if request.top_k is not None else defaults.top_k),
+        top_p=_either(request.top_p, defaults.top_p),
+        min_p=_either(request.min_p, defaults.min_p),
+        repetition_penalty=_either(request.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        logit_bias=request.logit_bias,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        logprobs=request.num_logprobs,
+    )
+    base.verify(info.vocab_size)
+    return [msgspec.structs.replace(base, seed=_seed(request.seed, index)) for index in range(request.num_choices)]
+
+
+def _either(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _seed(seed: int | None, index: int) -> int:
+    return secrets.randbits(64) if seed is None else (seed + index) & MAX_SEED

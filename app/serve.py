@@ -1,0 +1,148 @@
+"""One server from start to stop: the engine process, the app processes, and what the user is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from app.chat_template import load_chat_template
+from app.http_server import HttpServer, listen
+from app.logs import configure_logging
+from app.settings import AppSettings
+from app.start_report import StartReport
+from app.worker import WorkerLaunch, WorkerPool
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.messages import LoadProgress
+from engine.supervisor import EngineStartError, EngineSupervisor, make_run_dir
+
+logger = logging.getLogger("tessera.serve")
+
+ENGINE_STOP_TIMEOUT = 5.0  # seconds; by then no request is left for the engine to finish
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what to call where one listens everywhere
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Everything a server is told at its start. Timeouts are seconds; see the command's help."""
+
+    engine: EngineConfig
+    app: AppSettings
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_workers: int = 1
+    drain_timeout: int = 30
+    step_timeout: float | None = None
+    engine_module: str = "engine.process"
+
+
+def run_server(options: ServerOptions) -> int:
+    """Serve until SIGTERM or SIGINT; -> exit code 0, or 1 where the engine cannot be started.
+
+    Raises:
+        ConfigError: an option or the model is at fault.
+    """
+    configure_logging()
+    listener = listen(options.host, options.port)
+    return uvloop.run(Server(options, listener).run())
+
+
+class Server:
+    def __init__(self, options: ServerOptions, listener: socket.socket) -> None:
+        self._options = options
+        self._listener = listener
+        self._url = _url(options.host, listener)
+        self._report = StartReport()
+        self._stopping = False
+
+    async def run(self) -> int:
+        options = self._options
+        run_dir = make_run_dir()
+        self._supervisor = EngineSupervisor(
+            options.engine,
+            run_dir,
+            module=options.engine_module,
+            on_progress=self._show_progress,
+            step_timeout=options.step_timeout,
+        )
+        client = EngineClient(run_dir)
+        self._workers = WorkerPool(
+            options.api_workers - 1,
+            WorkerLaunch(str(run_dir), self._listener.fileno(), options.drain_timeout, options.app),
+        )
+        self._supervisor.start()
+        await client.start()
+        try:
+            self._http = HttpServer(client, options.app, options.drain_timeout)
+            return await self._serve()
+        finally:
+            self._report.close()
+            self._workers.terminate()
+            await self._workers.join()
+            await client.close()
+            await self._supervisor.stop(ENGINE_STOP_TIMEOUT)
+
+    async def _serve(self) -> int:
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._on_signal, signum)
+        self._report.show_listening(self._url)
+        self._workers.start()
+        serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        starting = asyncio.create_task(self._supervisor.wait_started())
+        await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
+        exit_code = 0
+        failure: ConfigError | None = None
+        if not starting.done():
+            starting.cancel()
+        else:
+            try:
+                info = starting.result()
+            except ConfigError as error:
+                failure = error
+            except EngineStartError as error:
+                logger.critical("%s; the server ends", error)
+                exit_code = 1
+            else:
+                app = self._options.app
+                template = load_chat_template(Path(app.model_folder), app.chat_template, {})
+                self._report.show_ready(info, app, self._url, has_template=template is not None)
+        if failure is not None or exit_code != 0:
+            self._stop()
+        await serving
+        if failure is not None:
+            raise failure
+        return exit_code
+
+    def _show_progress(self, progress: LoadProgress) -> None:
+        if self._supervisor.info is None:
+            self._report.show_progress(progress)
+
+    def _on_signal(self, signum: int) -> None:
+        if self._stopping:
+            # The engine and the workers end with this process.
+            os._exit(128 + signum)
+        self._report.close()
+        self._report.show(
+            f"Stopping: running requests have up to {self._options.drain_timeout} s to finish; once more stops at once"
+        )
+        self._stop()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._http.stop()
+        self._workers.terminate()
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    host = ANY_ADDRESS.get(host, host)
+    port = listener.getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,124 @@
+"""What a person sees on the terminal while the server starts: progress, then what was decided."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from app.objects import VERSION
+from app.settings import AppSettings
+from engine.messages import EngineInfo, LoadProgress
+
+STAGES = {"kernels": "compiling kernels", "weights": "loading weights"}
+BYTE_STAGES = frozenset({"weights"})  # the other stages count pieces
+PLAIN_STEPS = 4  # lines per stage where there is no terminal to draw a bar on
+SI_UNITS = ("", "k", "M", "G", "T")
+
+
+class StartReport:
+    """Draws bars on a terminal, prints plain lines elsewhere; everything goes to standard error."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._bars: dict[str, TaskID] = {}
+        self._progress: Progress | None = None
+        self._reported: dict[str, int] = {}
+
+    def show_progress(self, progress: LoadProgress) -> None:
+        if progress.total <= 0:
+            return
+        if self._console.is_terminal:
+            self._draw(progress)
+        else:
+            self._print_step(progress)
+
+    def show_listening(self, url: str) -> None:
+        self._line(f"Tessera {VERSION} listens on {url} and answers 503 until the model is loaded")
+
+    def show_ready(self, info: EngineInfo, settings: AppSettings, url: str, *, has_template: bool) -> None:
+        self.close()
+        for name, value in _facts(info, settings).items():
+            self._line(f"  {name:<12}{value}")
+        self._line(f"Ready on {url}  Try:")
+        self._line(f"  {curl_line(settings, url, has_template=has_template)}")
+
+    def show(self, sentence: str) -> None:
+        self._line(sentence)
+
+    def close(self) -> None:
+        """Leave the bars as they are."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _draw(self, progress: LoadProgress) -> None:
+        if self._progress is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
+            self._progress = Progress(*columns, TimeElapsedColumn(), console=self._console)
+            self._progress.start()
+        stage = progress.stage
+        if stage not in self._bars:
+            description = STAGES.get(stage, stage)
+            self._bars[stage] = self._progress.add_task(description, total=progress.total, amount="")
+        self._progress.update(
+            self._bars[stage], completed=progress.done, total=progress.total, amount=_amount(progress)
+        )
+
+    def _print_step(self, progress: LoadProgress) -> None:
+        step = PLAIN_STEPS * progress.done // progress.total
+        if step != self._reported.get(progress.stage, 0):
+            self._reported[progress.stage] = step
+            self._line(f"{STAGES.get(progress.stage, progress.stage)}: {_amount(progress)}")
+
+    def _line(self, text: str) -> None:
+        self._console.print(Text(text))
+
+
+def curl_line(settings: AppSettings, url: str, *, has_template: bool) -> str:
+    """A request that can be pasted into a shell."""
+    body: dict[str, object] = {"model": settings.served_model_names[0]}
+    if has_template:
+        path = "/v1/chat/completions"
+        body["messages"] = [{"role": "user", "content": "Hello!"}]
+    else:
+        path = "/v1/completions"
+        body["prompt"] = "Once upon a time"
+    body["max_tokens"] = 64
+    words = ["curl", shlex.quote(url + path), "-H", shlex.quote("Content-Type: application/json")]
+    if settings.api_keys:
+        words += ["-H", '"Authorization: Bearer $TESSERA_API_KEY"']
+    return " ".join([*words, "-d", shlex.quote(json.dumps(body))])
+
+
+def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
+    names = ", ".join(settings.served_model_names)
+    return {
+        "model": f"{names} ({info.architecture}, {si(info.num_parameters)} parameters)",
+        "device": f"{info.device}, {info.device_name}: {info.device_reason}",
+        "dtype": f"{info.dtype}, {si(info.weight_bytes)}B of weights",
+        "KV cache": f"{info.num_kv_blocks} blocks of {info.block_size} tokens, "
+        f"{info.num_kv_blocks * info.block_size} tokens in all, {si(info.kv_cache_bytes)}B",
+        "context": f"{info.max_model_len} tokens",
+        "step": f"at most {info.max_num_seqs} sequences and {info.max_num_batched_tokens} tokens",
+        "loaded in": f"{info.load_seconds:.1f} s",
+    }
+
+
+def si(value: float) -> str:
+    """`value` with three digits and an SI prefix: 1.04 M, 16.1 G."""
+    unit = 0
+    while value >= 999.5 and unit < len(SI_UNITS) - 1:
+        value /= 1000
+        unit += 1
+    return f"{value:.3g} {SI_UNITS[unit]}"
+
+
+def _amount(progress: LoadProgress) -> str:
+    if progress.stage in BYTE_STAGES:
+        return f"{si(progress.done)}B of {si(progress.total)}B"
+    return f"{progress.done} of {progress.total}"

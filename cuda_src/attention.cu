@@ -1,0 +1,134 @@
+// Paged attention for every dtype and head size: float32, and head sizes that the tensor-core kernels
+// (attention_prefill.cu, attention_decode.cu) are not made for.
+
+#include "attention.cuh"
+
+constexpr int WARPS = 4;
+constexpr int MAX_HEAD_DIM = 256;
+constexpr int MAX_PER_LANE = MAX_HEAD_DIM / WARP_SIZE;
+
+// The row of a token: the last r with cu_seqlens_q[r] <= token.
+__device__ __forceinline__ int find_row(const int* cu_seqlens_q, int num_seqs, int token) {
+  int low = 0;
+  int high = num_seqs;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (cu_seqlens_q[middle] <= token) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// out = softmax over the visible keys of (q . k * scale), times v; 2^x with log2(e) in the scale; running maximum
+// and sum as in "Online normalizer calculation for softmax" (Milakov and Gimelshein 2018).
+//
+// Tokens after the last row, and rows without context, give zeros.
+//
+// q [num_tokens, num_heads * head_dim] T; key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim] T;
+// block_tables [num_seqs, block_table_width] int; cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs] int;
+// out [num_tokens, num_heads * head_dim] T. head_dim <= 256. scale_log2 = scale * log2(e).
+// Layout: row-major; keys are read in 16-byte vectors where head_dim and the addresses allow.
+// Grid: (num_tokens, num_heads); block: 128 threads; static shared memory.
+// Unit of work: one block a query token's head. Its warps take every fourth 32 keys; a lane computes one key's
+// score, then every 32nd element of the output.
+template <typename T>
+__global__ void __launch_bounds__(WARP_SIZE* WARPS)
+    paged_attention_kernel(const T* __restrict__ q, const T* __restrict__ key_cache,
+                           const T* __restrict__ value_cache, const int* __restrict__ block_tables,
+                           const int* __restrict__ cu_seqlens_q, const int* __restrict__ context_lens,
+                           T* __restrict__ out, int num_seqs, int num_heads, int num_kv_heads, int head_dim,
+                           int block_size, int block_table_width, int sliding_window, float scale_log2) {
+  ASSERT_ELEMENT(T);
+  constexpr int VECTOR = VECTOR_SIZE<T>;
+  __shared__ __align__(16) float query[MAX_HEAD_DIM];
+  __shared__ float merged[WARPS][MAX_HEAD_DIM];
+  __shared__ float maxima[WARPS];
+  __shared__ float sums[WARPS];
+
+  const int lane = threadIdx.x % WARP_SIZE;
+  const int warp = threadIdx.x / WARP_SIZE;
+  const int token = blockIdx.x;
+  const int head = blockIdx.y;
+  const int kv_head = head / (num_heads / num_kv_heads);
+  const bool in_row = token < cu_seqlens_q[num_seqs];
+  const int row = in_row ? find_row(cu_seqlens_q, num_seqs, token) : 0;
+  const int position = in_row ? context_lens[row] - (cu_seqlens_q[row + 1] - token) : -1;
+  const int* const block_table = block_tables + static_cast<long long>(row) * block_table_width;
+  const long long query_offset = (static_cast<long long>(token) * num_heads + head) * head_dim;
+
+  for (int d = threadIdx.x; d < head_dim; d += blockDim.x) query[d] = to_float(q[query_offset + d]) * scale_log2;
+  __syncthreads();
+
+  const bool vectors = head_dim % VECTOR == 0 && is_aligned(key_cache);
+  float maximum = MINUS_INFINITY;
+  float sum = 0.0f;
+  float weighted[MAX_PER_LANE] = {};
+  const int key_end = position + 1;
+  const int key_begin = max(key_end - sliding_window, 0) / WARP_SIZE * WARP_SIZE;
+  for (int key0 = key_begin + warp * WARP_SIZE; key0 < key_end; key0 += WARPS * WARP_SIZE) {
+    const int key = key0 + lane;
+    long long offset = 0;
+    float score = MINUS_INFINITY;
+    if (is_visible(key, position, sliding_window)) {
+      offset = static_cast<long long>(cache_row(block_table, key, kv_head, num_kv_heads, block_size)) * head_dim;
+      const T* const k = key_cache + offset;
+      score = 0.0f;
+      if (vectors) {
+        for (int d = 0; d < head_dim; d += VECTOR) {
+          const Vec<T, VECTOR> values = Vec<T, VECTOR>::load(k + d);
+#pragma unroll
+          for (int e = 0; e < VECTOR; ++e) score = fmaf(query[d + e], to_float(values[e]), score);
+        }
+      } else {
+        for (int d = 0; d < head_dim; ++d) score = fmaf(query[d], to_float(k[d]), score);
+      }
+    }
+
+    const float new_maximum = fmaxf(maximum, warp_max(score));
+    if (new_maximum == MINUS_INFINITY) continue;
+    const float factor = rescale_factor(maximum, new_maximum);
+    const float weight = exp2f(score - new_maximum);
+    maximum = new_maximum;
+    sum = sum * factor + warp_sum(weight);
+#pragma unroll
+    for (int i = 0; i < MAX_PER_LANE; ++i) weighted[i] *= factor;
+    for (int other = 0; other < min(key_end - key0, WARP_SIZE); ++other) {
+      const float other_weight = __shfl_sync(FULL_WARP, weight, other);
+      const long long other_offset = __shfl_sync(FULL_WARP, offset, other);
+      if (other_weight == 0.0f) continue;
+#pragma unroll
+      for (int i = 0; i < MAX_PER_LANE; ++i) {
+        const int d = i * WARP_SIZE + lane;
+        if (d < head_dim) weighted[i] = fmaf(other_weight, to_float(value_cache[other_offset + d]), weighted[i]);
+      }
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < MAX_PER_LANE; ++i) merged[warp][i * WARP_SIZE + lane] = weighted[i];
+  if (lane == 0) {
+    maxima[warp] = maximum;
+    sums[warp] = sum;
+  }
+  __syncthreads();
+  float total_maximum = MINUS_INFINITY;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) total_maximum = fmaxf(total_maximum, maxima[w]);
+  float factors[WARPS];
+  float total = 0.0f;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) {
+    factors[w] = rescale_factor(maxima[w], total_maximum);
+    total += sums[w] * factors[w];
+  }
+  const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+  for (int d = threadIdx.x; d < head_dim; d += blockDim.x) {
+    float value = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) value = fmaf(merged[w][d], factors[w], value);
+    out[query_offset + d] = from_float<T>(value * inverse);
+  }
+}

@@ -1,0 +1,263 @@
+// Paged attention on tensor cores for rows with two or more queries; attention_decode.cu does the others.
+
+#include "attention.cuh"
+#include "copy.cuh"
+#include "mma.cuh"
+
+constexpr int WARPS = 4;
+
+// A tile of queries: `tile` counts through all rows with two or more queries, in order.
+struct QueryTile {
+  int row;  // -1: there is no such tile
+  int tile_in_row;
+};
+
+// Every lane of a warp must call; all get the result.
+__device__ __forceinline__ QueryTile find_query_tile(const int* cu_seqlens_q, int num_seqs, int tile, int group,
+                                                     int tile_queries) {
+  const int lane = threadIdx.x % WARP_SIZE;
+  int tiles_before = 0;
+  for (int row0 = 0; row0 < num_seqs; row0 += WARP_SIZE) {
+    const int row = row0 + lane;
+    const int num_queries = row < num_seqs ? cu_seqlens_q[row + 1] - cu_seqlens_q[row] : 0;
+    const int tiles = num_queries > 1 ? ceil_div(num_queries * group, tile_queries) : 0;
+    int tiles_through = tiles;
+#pragma unroll
+    for (int offset = 1; offset < WARP_SIZE; offset *= 2) {
+      const int other = __shfl_up_sync(FULL_WARP, tiles_through, offset);
+      if (lane >= offset) tiles_through += other;
+    }
+    tiles_through += tiles_before;
+    const unsigned reached = __ballot_sync(FULL_WARP, tile < tiles_through);
+    if (reached != 0) {
+      const int found = __ffs(reached) - 1;
+      return {row0 + found, tile - __shfl_sync(FULL_WARP, tiles_through - tiles, found)};
+    }
+    tiles_before = __shfl_sync(FULL_WARP, tiles_through, WARP_SIZE - 1);
+  }
+  return {-1, 0};
+}
+
+// out = softmax over the visible keys of (q . k * scale), times v, for rows with two or more queries, in one pass
+// over the keys (FlashAttention-2, Dao 2023). Weights are rounded to T before they meet v.
+//
+// q [num_tokens, num_heads * HEAD_DIM] T; key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] T;
+// block_tables [num_seqs, block_table_width] int; cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs] int;
+// out [num_tokens, num_heads * HEAD_DIM] T. scale_log2 = scale * log2(e), positive.
+// Layout: row-major, q and the caches 16-byte aligned; num_heads = group * num_kv_heads. The group's heads of
+// consecutive tokens are the consecutive rows of a tile, so that they share its keys.
+// Grid: (at least the number of tiles, num_kv_heads), tiles of 64 * ROW_TILES rows, later tiles first since they
+// see more keys; block: 128 threads; shared: (64 * ROW_TILES + 2 * TILE_KEYS) * (HEAD_DIM + 8) * sizeof(T) +
+// 8 * TILE_KEYS bytes. Rows of shared memory are padded by 16 bytes, so that eight of them fill all banks.
+// Unit of work: a block a tile of queries, a warp 16 * ROW_TILES rows of it. Key tiles begin at multiples of
+// TILE_KEYS, so a query's result depends on its own row alone, and not on how its prompt was cut into chunks.
+template <typename T, int HEAD_DIM, int ROW_TILES, int TILE_KEYS>
+__global__ void __launch_bounds__(WARP_SIZE* WARPS)
+    paged_attention_prefill_kernel(const T* __restrict__ q, const T* __restrict__ key_cache,
+                                   const T* __restrict__ value_cache, const int* __restrict__ block_tables,
+                                   const int* __restrict__ cu_seqlens_q, const int* __restrict__ context_lens,
+                                   T* __restrict__ out, int num_seqs, int num_heads, int num_kv_heads,
+                                   int block_size, int block_table_width, int sliding_window,
+                                   float scale_log2) {
+  constexpr int THREADS = WARP_SIZE * WARPS;
+  constexpr int WARP_ROWS = 16 * ROW_TILES;
+  constexpr int TILE_ROWS = WARP_ROWS * WARPS;
+  constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
+  constexpr int PITCH = HEAD_DIM + SEGMENT;
+  static_assert(sizeof(T) == 2, "tensor-core attention takes bfloat16 or float16");
+  static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "head_dim must be a multiple of 16 and at most 256");
+  static_assert(TILE_KEYS % 16 == 0 && TILE_KEYS <= THREADS, "a tile of keys is made of steps of 16");
+  static_assert(TILE_ROWS * SEGMENTS % THREADS == 0 && TILE_KEYS * SEGMENTS % THREADS == 0,
+                "every thread copies the same number of segments");
+
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  T* const tile_q = reinterpret_cast<T*>(shared_memory);
+  T* const tile_k = tile_q + TILE_ROWS * PITCH;
+  T* const tile_v = tile_k + TILE_KEYS * PITCH;
+  int* const key_rows = reinterpret_cast<int*>(tile_v + TILE_KEYS * PITCH);  // [2][TILE_KEYS], -1: no key
+
+  const int group = num_heads / num_kv_heads;
+  const int kv_head = blockIdx.y;
+  const QueryTile found =
+      find_query_tile(cu_seqlens_q, num_seqs, gridDim.x - 1 - blockIdx.x, group, TILE_ROWS);
+  if (found.row < 0) return;
+  const int first_token = cu_seqlens_q[found.row];
+  const int num_queries = cu_seqlens_q[found.row + 1] - first_token;
+  const int first_position = context_lens[found.row] - num_queries;
+  const int* const block_table = block_tables + static_cast<long long>(found.row) * block_table_width;
+
+  // Row m of the tile is head m % group of the row's token m / group.
+  const int tile_row0 = found.tile_in_row * TILE_ROWS;
+  const int num_rows = min(num_queries * group - tile_row0, TILE_ROWS);
+  const int key_end = max(first_position + (tile_row0 + num_rows - 1) / group + 1, 0);
+  const int oldest_key = max(first_position + tile_row0 / group - sliding_window + 1, 0);
+  const int key_begin = oldest_key / TILE_KEYS * TILE_KEYS;
+  auto row_offset = [&](int m) {
+    const int token = first_token + (tile_row0 + m) / group;
+    return (static_cast<long long>(token) * num_heads + kv_head * group + (tile_row0 + m) % group) * HEAD_DIM;
+  };
+
+  auto find_key_row = [&](int key) {
+    return key < key_end ? cache_row(block_table, key, kv_head, num_kv_heads, block_size) : -1;
+  };
+  auto load_keys = [&](T* tile, const T* cache, const int* rows) {
+#pragma unroll
+    for (int i = 0; i < TILE_KEYS * SEGMENTS / THREADS; ++i) {
+      const int key = (i * THREADS + threadIdx.x) / SEGMENTS;
+      const int segment = (i * THREADS + threadIdx.x) % SEGMENTS;
+      const int row = rows[key];
+      const T* from = cache + static_cast<long long>(max(row, 0)) * HEAD_DIM + segment * SEGMENT;
+      copy_async_16(tile + key * PITCH + segment * SEGMENT, from, row >= 0);
+    }
+  };
+
+  if (threadIdx.x < TILE_KEYS) key_rows[threadIdx.x] = find_key_row(key_begin + threadIdx.x);
+#pragma unroll
+  for (int i = 0; i < TILE_ROWS * SEGMENTS / THREADS; ++i) {
+    const int m = (i * THREADS + threadIdx.x) / SEGMENTS;
+    const int segment = (i * THREADS + threadIdx.x) % SEGMENTS;
+    const bool valid = m < num_rows;
+    copy_async_16(tile_q + m * PITCH + segment * SEGMENT, q + (valid ? row_offset(m) : 0) + segment * SEGMENT, valid);
+  }
+  __syncthreads();
+  if (key_begin < key_end) load_keys(tile_k, key_cache, key_rows);
+  copy_async_commit();
+
+  const int lane = threadIdx.x % WARP_SIZE;
+  const int warp_row0 = threadIdx.x / WARP_SIZE * WARP_ROWS;
+  const int warp_first_position = first_position + (tile_row0 + warp_row0) / group;
+  const int warp_last_position = first_position + (tile_row0 + warp_row0 + WARP_ROWS - 1) / group;
+  // Of scores and outputs a lane holds, per 16 rows, those of rows lane / 4 and lane / 4 + 8.
+  float outputs[ROW_TILES][HEAD_DIM / 8][4] = {};
+  float maxima[ROW_TILES][2];
+  float sums[ROW_TILES][2] = {};
+#pragma unroll
+  for (int i = 0; i < ROW_TILES * 2; ++i) maxima[i / 2][i % 2] = MINUS_INFINITY;
+
+  int buffer = 0;
+  for (int key0 = key_begin; key0 < key_end; key0 += TILE_KEYS) {
+    const bool has_next = key0 + TILE_KEYS < key_end;
+    int next_row = -1;
+    if (has_next && threadIdx.x < TILE_KEYS) next_row = find_key_row(key0 + TILE_KEYS + threadIdx.x);
+    copy_async_wait<0>();
+    __syncthreads();  // keys are there, and the tile of values is free
+    load_keys(tile_v, value_cache, key_rows + buffer * TILE_KEYS);
+    copy_async_commit();
+
+    float scores[ROW_TILES][TILE_KEYS / 8][4] = {};
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM; d += 16) {
+      unsigned a[ROW_TILES][4];
+#pragma unroll
+      for (int i = 0; i < ROW_TILES; ++i) {
+        ldmatrix_x4(a[i], tile_q + (warp_row0 + i * 16 + lane % 16) * PITCH + d + lane / 16 * 8);
+      }
+#pragma unroll
+      for (int j = 0; j < TILE_KEYS / 8; j += 2) {
+        unsigned b[4];
+        ldmatrix_x4(b, tile_k + (j * 8 + lane % 8 + lane / 16 * 8) * PITCH + d + lane / 8 % 2 * 8);
+#pragma unroll
+        for (int i = 0; i < ROW_TILES; ++i) {
+          mma_m16n8k16<T>(scores[i][j], a[i], {b[0], b[1]});
+          mma_m16n8k16<T>(scores[i][j + 1], a[i], {b[2], b[3]});
+        }
+      }
+    }
+
+    const int last_key = key0 + TILE_KEYS - 1;
+    if (last_key > warp_first_position || key0 <= warp_last_position - sliding_window) {
+#pragma unroll
+      for (int i = 0; i < ROW_TILES * 2; ++i) {
+        const int position = first_position + (tile_row0 + warp_row0 + i * 8 + lane / 4) / group;
+#pragma unroll
+        for (int s = 0; s < TILE_KEYS / 4; ++s) {
+          const int key = key0 + s / 2 * 8 + lane % 4 * 2 + s % 2;
+          float& score = scores[i / 2][s / 2][i % 2 * 2 + s % 2];
+          if (!is_visible(key, position, sliding_window)) score = MINUS_INFINITY;
+        }
+      }
+    }
+
+#pragma unroll
+    for (int i = 0; i < ROW_TILES; ++i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float maximum = maxima[i][h];
+#pragma unroll
+        for (int j = 0; j < TILE_KEYS / 8; ++j) {
+          maximum = fmaxf(maximum, fmaxf(scores[i][j][h * 2], scores[i][j][h * 2 + 1]));
+        }
+        maximum = fmaxf(maximum, __shfl_xor_sync(FULL_WARP, maximum, 1));
+        maximum = fmaxf(maximum, __shfl_xor_sync(FULL_WARP, maximum, 2));
+        const float offset = maximum == MINUS_INFINITY ? 0.0f : maximum * scale_log2;
+        const float factor = exp2_fast(maxima[i][h] * scale_log2 - offset);
+        maxima[i][h] = maximum;
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < TILE_KEYS / 8; ++j) {
+#pragma unroll
+          for (int e = h * 2; e < h * 2 + 2; ++e) {
+            scores[i][j][e] = exp2_fast(fmaf(scores[i][j][e], scale_log2, -offset));
+            sum += scores[i][j][e];
+          }
+        }
+        sums[i][h] = sums[i][h] * factor + sum;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; ++n) {
+          outputs[i][n][h * 2] *= factor;
+          outputs[i][n][h * 2 + 1] *= factor;
+        }
+      }
+    }
+
+    buffer ^= 1;
+    if (threadIdx.x < TILE_KEYS) key_rows[buffer * TILE_KEYS + threadIdx.x] = next_row;
+    copy_async_wait<0>();
+    __syncthreads();  // values and the next rows are there, and the tile of keys is free
+    if (has_next) load_keys(tile_k, key_cache, key_rows + buffer * TILE_KEYS);
+    copy_async_commit();
+
+#pragma unroll
+    for (int k = 0; k < TILE_KEYS / 16; ++k) {
+      unsigned a[ROW_TILES][4];  // the scores' layout is that of a left operand
+#pragma unroll
+      for (int i = 0; i < ROW_TILES; ++i) {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const float* pair = &scores[i][k * 2 + r / 2][r % 2 * 2];
+          a[i][r] = pack<T>(pair[0], pair[1]);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < HEAD_DIM / 8; n += 2) {
+        unsigned b[4];
+        ldmatrix_x4_trans(b, tile_v + (k * 16 + lane % 16) * PITCH + n * 8 + lane / 16 * 8);
+#pragma unroll
+        for (int i = 0; i < ROW_TILES; ++i) {
+          mma_m16n8k16<T>(outputs[i][n], a[i], {b[0], b[1]});
+          mma_m16n8k16<T>(outputs[i][n + 1], a[i], {b[2], b[3]});
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < ROW_TILES; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum = sums[i][h];
+      sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+      sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+      const int m = warp_row0 + i * 16 + h * 8 + lane / 4;
+      if (m >= num_rows) continue;
+      T* const to = out + row_offset(m) + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < HEAD_DIM / 8; ++n) {
+        const unsigned pair =
+            pack<T>(outputs[i][n][h * 2] * inverse, outputs[i][n][h * 2 + 1] * inverse);
+        *reinterpret_cast<unsigned*>(to + n * 8) = pair;
+      }
+    }
+  }
+}

@@ -1,0 +1,192 @@
+// What every kernel shares: conversions to and from float, 16-byte accesses, warp and block reductions.
+//
+// Blocks are one-dimensional and a whole number of warps wherever a block reduction is used.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+constexpr int WARP_SIZE = 32;
+constexpr unsigned FULL_WARP = 0xffffffffu;
+constexpr float FLOAT_INFINITY = __builtin_bit_cast(float, 0x7f800000);
+constexpr float LOWEST_FLOAT = -3.402823466e+38f;
+constexpr int CHUNK = 8;  // elements that a thread of an elementwise or row kernel handles at a time
+
+template <typename A, typename B>
+__host__ __device__ constexpr auto ceil_div(A a, B b) -> decltype(a + b) {
+  return (a + b - 1) / b;
+}
+
+// ---- element types --------------------------------------------------------------------------------------
+
+template <typename T>
+struct is_element {
+  static constexpr bool value = false;
+};
+template <>
+struct is_element<float> {
+  static constexpr bool value = true;
+};
+template <>
+struct is_element<__half> {
+  static constexpr bool value = true;
+};
+template <>
+struct is_element<__nv_bfloat16> {
+  static constexpr bool value = true;
+};
+
+// Put this into every kernel that is a template on its element type.
+#define ASSERT_ELEMENT(T) \
+  static_assert(is_element<T>::value, "the element type is float, __half or __nv_bfloat16")
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+template <typename T>
+__device__ __forceinline__ T from_float(float value);
+template <>
+__device__ __forceinline__ float from_float<float>(float value) {
+  return value;
+}
+template <>
+__device__ __forceinline__ __half from_float<__half>(float value) {
+  return __float2half_rn(value);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
+  return __float2bfloat16_rn(value);
+}
+
+// ---- vectors --------------------------------------------------------------------------------------------
+
+template <int BYTES>
+struct raw_vector;
+template <>
+struct raw_vector<2> {
+  using type = unsigned short;
+};
+template <>
+struct raw_vector<4> {
+  using type = unsigned;
+};
+template <>
+struct raw_vector<8> {
+  using type = uint2;
+};
+template <>
+struct raw_vector<16> {
+  using type = uint4;
+};
+
+// N elements moved by one access of N * sizeof(T) bytes (2, 4, 8 or 16), to which the address is aligned.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vec {
+  using Raw = typename raw_vector<sizeof(T) * N>::type;
+  T data[N];
+
+  __device__ __forceinline__ T& operator[](int i) { return data[i]; }
+  __device__ __forceinline__ const T& operator[](int i) const { return data[i]; }
+
+  static __device__ __forceinline__ Vec load(const T* source) {
+    Vec vector;
+    *reinterpret_cast<Raw*>(vector.data) = *reinterpret_cast<const Raw*>(source);
+    return vector;
+  }
+  __device__ __forceinline__ void store(T* target) const {
+    *reinterpret_cast<Raw*>(target) = *reinterpret_cast<const Raw*>(data);
+  }
+};
+
+// Elements of T in 16 bytes: 4 floats, 8 halves.
+template <typename T>
+constexpr int VECTOR_SIZE = 16 / sizeof(T);
+
+__device__ __forceinline__ bool is_aligned(const void* pointer, int bytes = 16) {
+  return reinterpret_cast<unsigned long long>(pointer) % bytes == 0;
+}
+
+// The first min(count, N) elements at `source` as floats, the rest zeros. 16-byte accesses where all N are
+// wanted and the address allows it, so that odd sizes and unaligned rows are merely slower.
+template <int N, typename T>
+__device__ __forceinline__ void load_floats(const T* source, long long count, float (&values)[N]) {
+  constexpr int STEP = N < VECTOR_SIZE<T> ? N : VECTOR_SIZE<T>;
+  static_assert(N % STEP == 0, "N is a whole number of vectors");
+  if (count >= N && is_aligned(source, STEP * sizeof(T))) {
+#pragma unroll
+    for (int i = 0; i < N; i += STEP) {
+      const Vec<T, STEP> vector = Vec<T, STEP>::load(source + i);
+#pragma unroll
+      for (int j = 0; j < STEP; ++j) values[i + j] = to_float(vector[j]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = i < count ? to_float(source[i]) : 0.0f;
+  }
+}
+
+// The first min(count, N) values to `target`, rounded to T; the counterpart of load_floats.
+template <int N, typename T>
+__device__ __forceinline__ void store_floats(T* target, long long count, const float (&values)[N]) {
+  constexpr int STEP = N < VECTOR_SIZE<T> ? N : VECTOR_SIZE<T>;
+  static_assert(N % STEP == 0, "N is a whole number of vectors");
+  if (count >= N && is_aligned(target, STEP * sizeof(T))) {
+#pragma unroll
+    for (int i = 0; i < N; i += STEP) {
+      Vec<T, STEP> vector;
+#pragma unroll
+      for (int j = 0; j < STEP; ++j) vector[j] = from_float<T>(values[i + j]);
+      vector.store(target + i);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < count) target[i] = from_float<T>(values[i]);
+    }
+  }
+}
+
+// Where the thread's CHUNK elements begin in a kernel whose grid covers an array.
+__device__ __forceinline__ long long first_element() {
+  return (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) * CHUNK;
+}
+
+// ---- reductions -----------------------------------------------------------------------------------------
+
+// All lanes get the result; its order of additions depends on nothing but the lane numbers.
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2)
+    value += __shfl_xor_sync(FULL_WARP, value, offset);
+  return value;
+}
+
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, offset));
+  }
+  return value;
+}
+
+// All threads of the block must call; all get the result. May be called again at once.
+__device__ __forceinline__ float block_sum(float value) {
+  __shared__ float partial[WARP_SIZE];
+  const int lane = threadIdx.x % WARP_SIZE;
+  value = warp_sum(value);
+  __syncthreads();  // the partials of an earlier call may still be in use
+  if (lane == 0) partial[threadIdx.x / WARP_SIZE] = value;
+  __syncthreads();
+  return warp_sum(lane < blockDim.x / WARP_SIZE ? partial[lane] : 0.0f);
+}
+
+__device__ __forceinline__ float block_max(float value) {
+  __shared__ float partial[WARP_SIZE];
+  const int lane = threadIdx.x % WARP_SIZE;
+  value = warp_max(value);
+  __syncthreads();
+  if (lane == 0) partial[threadIdx.x / WARP_SIZE] = value;
+  __syncthreads();
+  return warp_max(lane < blockDim.x / WARP_SIZE ? partial[lane] : -FLOAT_INFINITY);
+}

@@ -1,0 +1,30 @@
+// Memory instructions beyond plain loads and stores: asynchronous copies to shared memory (sm_80 and later) and
+// loads that leave no trace in L1.
+#pragma once
+
+// Start copying 16 bytes, both addresses 16-byte aligned; where not `valid` write zeros and read nothing.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global, bool valid) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(bytes)
+               : "memory");
+}
+
+// Close this thread's group of copies started since the last call.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Wait until at most PENDING of this thread's youngest groups are unfinished. Other threads see the copied
+// bytes after a barrier.
+template <int PENDING>
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// 16 bytes of memory that no kernel running now writes, read once: kept out of L1.
+__device__ __forceinline__ uint4 load_once_16(const void* global) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(global));
+  return v;
+}

@@ -1,0 +1,103 @@
+// What sampling remembers of a sequence, and how it changes the logits. In a token's state, bit 31 says
+// that the prompt has it, the lower bits count it in the output.
+
+#include "common.cuh"
+
+constexpr int BLOCK_SIZE = 256;
+constexpr unsigned IN_PROMPT_BIT = 0x80000000u;
+
+// logits += bias; then -inf at suppressed ids while num_output_tokens < min_tokens; then, for tokens seen,
+// logits = (logit > 0 ? logit / repetition : logit * repetition) - (frequency * count + presence * (count > 0))
+//
+// logits [num_rows, vocab_size] float, in place; token_state [num_slots, vocab_size] uint32;
+// bias_token_ids [num_slots, max_bias] int32, distinct in a row; bias_values [num_slots, max_bias] float;
+// bias_counts [num_slots] int32; suppressed_token_ids [num_slots, max_suppressed] int32;
+// suppressed_counts [num_slots] int32; per row, [num_rows]: slots int32 (below 0: skipped),
+// num_output_tokens int32, min_tokens int32, repetition_penalty, presence_penalty, frequency_penalty float.
+// Grid: (ceil(vocab_size / chunk_size), num_rows); block: 256 threads.
+// Unit of work: one block a chunk of ids, which it alone writes, so that its barriers order the three steps.
+__global__ void __launch_bounds__(BLOCK_SIZE)
+    adjust_logits_kernel(float* __restrict__ logits, const unsigned* __restrict__ token_state,
+                         const int* __restrict__ bias_token_ids, const float* __restrict__ bias_values,
+                         const int* __restrict__ bias_counts, const int* __restrict__ suppressed_token_ids,
+                         const int* __restrict__ suppressed_counts, const int* __restrict__ slots,
+                         const int* __restrict__ num_output_tokens, const int* __restrict__ min_tokens,
+                         const float* __restrict__ repetition_penalty,
+                         const float* __restrict__ presence_penalty,
+                         const float* __restrict__ frequency_penalty, int vocab_size, int max_bias,
+                         int max_suppressed, int chunk_size) {
+  const int row = blockIdx.y;
+  const long long slot = slots[row];
+  if (slot < 0) return;
+  float* const row_logits = logits + static_cast<long long>(row) * vocab_size;
+  const int begin = blockIdx.x * chunk_size;
+  const int end = min(begin + chunk_size, vocab_size);
+
+  const int num_bias = min(bias_counts[slot], max_bias);
+  for (int i = threadIdx.x; i < num_bias; i += BLOCK_SIZE) {
+    const int id = bias_token_ids[slot * max_bias + i];
+    if (id >= begin && id < end) row_logits[id] += bias_values[slot * max_bias + i];
+  }
+  __syncthreads();
+
+  if (num_output_tokens[row] < min_tokens[row]) {
+    const int num_suppressed = min(suppressed_counts[slot], max_suppressed);
+    for (int i = threadIdx.x; i < num_suppressed; i += BLOCK_SIZE) {
+      const int id = suppressed_token_ids[slot * max_suppressed + i];
+      if (id >= begin && id < end) row_logits[id] = __int_as_float(0xff800000);
+    }
+  }
+  __syncthreads();
+
+  const float repetition = repetition_penalty[row];
+  const float presence = presence_penalty[row];
+  const float frequency = frequency_penalty[row];
+  if (repetition == 1.0f && presence == 0.0f && frequency == 0.0f) return;
+  for (int id = begin + threadIdx.x; id < end; id += BLOCK_SIZE) {
+    const unsigned state = token_state[slot * vocab_size + id];
+    if (state == 0) continue;
+    const float logit = row_logits[id];
+    const float count = static_cast<float>(state & ~IN_PROMPT_BIT);
+    const float repeated = logit > 0.0f ? logit / repetition : logit * repetition;
+    row_logits[id] = repeated - (frequency * count + (count > 0.0f ? presence : 0.0f));
+  }
+}
+
+// token_state = what these tokens make of it, whatever it was before
+//
+// token_state [vocab_size] uint32, one slot's; prompt_token_ids [num_prompt_tokens] int32,
+// output_token_ids [num_output_tokens] int32; ids out of range are ignored.
+// Grid: ceil(vocab_size / chunk_size); block: 256 threads.
+// Unit of work: one block a chunk of ids: it clears them, then takes its own from the whole lists.
+__global__ void __launch_bounds__(BLOCK_SIZE)
+    reset_slot_kernel(unsigned* __restrict__ token_state, const int* __restrict__ prompt_token_ids,
+                      const int* __restrict__ output_token_ids, int num_prompt_tokens, int num_output_tokens,
+                      int vocab_size, int chunk_size) {
+  const int begin = blockIdx.x * chunk_size;
+  const int end = min(begin + chunk_size, vocab_size);
+  for (int id = begin + threadIdx.x; id < end; id += BLOCK_SIZE) token_state[id] = 0;
+  __syncthreads();
+  for (int i = threadIdx.x; i < num_prompt_tokens; i += BLOCK_SIZE) {
+    const int id = prompt_token_ids[i];
+    if (id >= begin && id < end) atomicOr(&token_state[id], IN_PROMPT_BIT);
+  }
+  for (int i = threadIdx.x; i < num_output_tokens; i += BLOCK_SIZE) {
+    const int id = output_token_ids[i];
+    if (id >= begin && id < end) atomicAdd(&token_state[id], 1u);
+  }
+}
+
+// token_state[slots[s], token_ids[s]] += 1
+//
+// token_state [num_slots, vocab_size] uint32; slots, token_ids [num_rows] int32, either below 0: skipped.
+// Grid: ceil(num_rows / 256); block: 256 threads. Unit of work: one thread a row.
+__global__ void __launch_bounds__(BLOCK_SIZE)
+    record_tokens_kernel(unsigned* __restrict__ token_state, const int* __restrict__ slots,
+                         const int* __restrict__ token_ids, int num_rows, int num_slots, int vocab_size) {
+  const int row = blockIdx.x * BLOCK_SIZE + threadIdx.x;
+  if (row >= num_rows) return;
+  const int slot = slots[row];
+  const int id = token_ids[row];
+  if (slot < 0 || slot >= num_slots || id < 0 || id >= vocab_size) return;
+  atomicAdd(&token_state[static_cast<long long>(slot) * vocab_size + id], 1u);
+}

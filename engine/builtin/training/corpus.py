@@ -1,0 +1,64 @@
+"""All skills, and an endless deterministic stream of conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+
+from engine.builtin.training import arithmetic, chat, extraction, lists, memory, reading, tools
+from engine.builtin.training.conversation import Conversation, Split
+
+Generator = Callable[[Random, Split], Conversation]
+
+# Shares in training: what needs more examples to be learnt gets more.
+SKILLS: dict[str, tuple[Generator, float]] = {
+    "greeting": (chat.greeting, 2),
+    "system prompt": (chat.system_prompt, 5),
+    "unknown": (chat.unknown, 3),
+    "addition": (arithmetic.addition, 9),
+    "subtraction": (arithmetic.subtraction, 9),
+    "multiplication": (arithmetic.multiplication, 3),
+    "copying": (lists.copying, 4),
+    "reversing": (lists.reversing, 6),
+    "upper-casing": (lists.upper_casing, 8),
+    "sorting": (lists.sorting, 6),
+    "reading": (reading.reading, 8),
+    "memory": (memory.memory, 6),
+    "extraction": (extraction.extraction, 7),
+    "tool call": (tools.tool_call, 7),
+    "tool result": (tools.tool_result, 7),
+}
+
+
+def conversations(seed: int, split: Split) -> Iterator[Conversation]:
+    """Skills mixed by their shares; some training conversations get an idle system prompt or a second task."""
+    rng = Random(seed)
+    generators = [generator for generator, _ in SKILLS.values()]
+    shares = [share for _, share in SKILLS.values()]
+    while True:
+        conversation = rng.choices(generators, shares)[0](rng, split)
+        if split == "train":
+            _vary(conversation, rng)
+        yield conversation
+
+
+def cases(skill: str, seed: int, count: int, split: Split = "test") -> list[Conversation]:
+    """`count` different conversations of one skill."""
+    rng = Random(f"{skill}/{seed}")
+    generator, _ = SKILLS[skill]
+    found: dict[str, Conversation] = {}
+    while len(found) < count:
+        conversation = generator(rng, split)
+        found.setdefault(repr((conversation.messages[:-1], conversation.tools)), conversation)
+    return list(found.values())
+
+
+_SINGLE_TURN = (chat.greeting, chat.unknown, arithmetic.addition, arithmetic.subtraction, lists.copying, lists.sorting)
+
+
+def _vary(conversation: Conversation, rng: Random) -> None:
+    """Earlier turns of another skill, and a system prompt that changes nothing, must not disturb."""
+    if rng.random() < 0.15 and conversation.skill not in ("tool call", "tool result", "system prompt"):
+        conversation.messages = rng.choice(_SINGLE_TURN)(rng, "train").messages + conversation.messages
+    if conversation.messages[0]["role"] != "system" and rng.random() < 0.1:
+        conversation.messages.insert(0, {"role": "system", "content": chat.plain_system(rng)})

@@ -1,0 +1,128 @@
+"""Filling a JSON object from a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from engine.builtin.training.conversation import Conversation, Split, Wording, choose
+from engine.builtin.training.words import (
+    CITIES,
+    COLOURS,
+    DAYS,
+    FOODS,
+    JOBS,
+    OBJECTS,
+    PLACES,
+    city,
+    integer,
+    name,
+    time_of_day,
+    word,
+)
+
+Draw = Callable[[Random, Split], Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Keys with how their values are drawn, and sentences that state all of them."""
+
+    fields: dict[str, Draw]
+    sentences: tuple[str, ...]
+
+
+_FORMS = (
+    Form(
+        {"name": name, "age": lambda r, s: integer(r, s, 1, 99), "city": city},
+        (
+            "{name} is {age} years old and lives in {city}.",
+            "In {city} lives {name}, who is {age}.",
+            "My friend {name} from {city} has just turned {age}.",
+            "{age} years ago {name} was born in {city}.",
+        ),
+    ),
+    Form(
+        {"name": name, "job": lambda r, s: choose(r, s, JOBS, "job"), "city": city},
+        (
+            "{name} works as a {job} in {city}.",
+            "The {job} of {city} is called {name}.",
+            "In {city} everybody knows {name} the {job}.",
+            "{name} moved to {city} to become a {job}.",
+        ),
+    ),
+    Form(
+        {
+            "item": lambda r, s: choose(r, s, FOODS, "food"),
+            "quantity": lambda r, s: integer(r, s, 1, 999),
+            "price": lambda r, s: integer(r, s, 1, 999),
+        },
+        (
+            "I would like {quantity} {item} for {price} euros.",
+            "Order {quantity} {item}; the price is {price} euros.",
+            "For {price} euros you get {quantity} {item}.",
+            "We sold {quantity} {item} and were paid {price} euros.",
+        ),
+    ),
+    Form(
+        {"event": word, "day": lambda r, s: r.choice(DAYS), "time": time_of_day},
+        (
+            "The {event} meeting is on {day} at {time}.",
+            "On {day} at {time} we talk about {event}.",
+            "Come to the {event} party, {day}, {time}.",
+            "At {time} on {day} there is a {event} lesson.",
+        ),
+    ),
+    Form(
+        {
+            "object": lambda r, s: choose(r, s, OBJECTS, "object"),
+            "colour": lambda r, s: r.choice(COLOURS),
+            "place": lambda r, s: choose(r, s, PLACES, "place"),
+        },
+        (
+            "The {colour} {object} is in the {place}.",
+            "In the {place} you find a {colour} {object}.",
+            "Somebody left a {colour} {object} in the {place}.",
+            "I lost my {object} in the {place}; it is {colour}.",
+        ),
+    ),
+    Form(
+        {
+            "from": lambda r, s: choose(r, s, CITIES, "city"),
+            "to": city,
+            "passengers": lambda r, s: integer(r, s, 1, 99),
+        },
+        (
+            "A trip from {from} to {to} for {passengers} people.",
+            "{passengers} passengers travel to {to} from {from}.",
+            "We are {passengers} and go from {from} to {to}.",
+            "Book {passengers} seats to {to}, leaving from {from}.",
+        ),
+    ),
+)
+_PROMPT = Wording(
+    ("Fill a JSON object", "Make JSON", "Give me a JSON object", "Write JSON", "Extract JSON", "Return a JSON object"),
+    (" with the keys {keys}", " with keys {keys}", " that has the keys {keys}", ", keys {keys},", " ({keys})"),
+    (" from this sentence: {text}", " for: {text}", " from: {text}", ' from the text "{text}"', ":\n{text}"),
+    ("", "", " JSON only.", "\nNo other words.", " Thanks."),
+)
+
+
+def extraction(rng: Random, split: Split) -> Conversation:
+    """Keys are asked in any order; one in eight is not in the sentence and becomes null."""
+    form = rng.choice(_FORMS)
+    values = {key: drawn(rng, split) for key, drawn in form.fields.items()}
+    sentence = rng.choice(form.sentences).format(**values)
+    keys = list(values)
+    rng.shuffle(keys)
+    if rng.random() < 1 / 8:
+        others = [key for other in _FORMS for key in other.fields if key not in values]
+        keys.insert(rng.randint(0, len(keys)), rng.choice(others))
+    elif rng.random() < 0.3:
+        keys.pop()
+    answer = json.dumps({key: values.get(key) for key in keys})
+    question = _PROMPT.say(rng, split, keys=", ".join(keys), text=sentence)
+    return Conversation("extraction").user(question).assistant(answer)

@@ -1,0 +1,235 @@
+"""The engine without its process: requests in, steps, outputs out. One thread, no sockets, no device code."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from itertools import repeat
+from typing import Protocol
+
+from engine.batch import StepBatch, StepResult
+from engine.block_manager import BlockManager
+from engine.config import EngineConfig
+from engine.errors import ContextLengthError, EngineError, InvalidRequestError, QueueFullError
+from engine.messages import AddRequest, FinishReason, RequestOutput, SchedulerStats
+from engine.metrics import EngineMetrics
+from engine.scheduler import ScheduledStep, Scheduler
+from engine.sequence import ClientId, Sequence, SequenceStatus
+
+MAX_RETRY_AFTER = 60  # seconds
+THROUGHPUT_WINDOW = 64  # finished requests that the recent throughput is taken from
+
+
+class Runner(Protocol):
+    """What executes a step: the model runner, or a fake in tests."""
+
+    def execute(self, batch: StepBatch) -> StepResult: ...
+
+
+class EngineCore:
+    """Add and abort requests between steps; each `step()` moves all of them forward.
+
+    `config` has its device defaults filled in. `num_kv_blocks` blocks of `config.block_size` tokens are
+    what `runner` has room for. Every accepted request ends with exactly one output that has a
+    finish_reason, except where it is aborted: then nothing more is said of it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        num_kv_blocks: int,
+        eos_token_ids: Iterable[int],
+        clock: Callable[[], float] = time.monotonic,
+        metrics: EngineMetrics | None = None,
+    ) -> None:
+        self.num_steps = 0
+        self.metrics = metrics if metrics is not None else EngineMetrics(config.model)
+        self.block_manager = BlockManager(num_kv_blocks, config.block_size, prefix_caching=config.prefix_caching)
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._max_cached_tokens = num_kv_blocks * config.block_size
+        self._max_context = min(max_model_len, self._max_cached_tokens)
+        self.scheduler = Scheduler(
+            self.block_manager,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_context=self._max_context,
+        )
+        self._runner = runner
+        self._max_queue_len = config.max_queue_len
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._clock = clock
+        self._sequences: dict[tuple[ClientId, str], Sequence] = {}
+        self._num_arrivals = 0
+        self._finish_times: deque[float] = deque(maxlen=THROUGHPUT_WINDOW)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_unfinished
+
+    def stats(self) -> SchedulerStats:
+        return self.scheduler.stats()
+
+    def render_metrics(self) -> bytes:
+        """Prometheus text format."""
+        return self.metrics.render(self.stats())
+
+    def add(self, request: AddRequest, client: ClientId) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequestError: a wrong prompt or parameter, or a request id that is in use.
+            ContextLengthError: the prompt and one token can never fit.
+            QueueFullError: as many requests wait as may.
+        """
+        self._verify(request, client)
+        if len(self.scheduler.waiting) >= self._max_queue_len:
+            raise QueueFullError(
+                f"{len(self.scheduler.waiting)} requests are waiting already, and no more may; try again later",
+                retry_after=self._estimate_retry_after(),
+            )
+        sequence = Sequence.from_request(
+            request,
+            client,
+            eos_token_ids=self._eos_token_ids,
+            max_context=self._max_context,
+            arrival_number=self._num_arrivals,
+        )
+        self._num_arrivals += 1
+        self._sequences[client, request.request_id] = sequence
+        self.scheduler.add(sequence)
+
+    def abort(self, request_ids: list[str], client: ClientId) -> None:
+        """End these requests of `client` without an output; unknown ids are ignored."""
+        for request_id in request_ids:
+            sequence = self._sequences.get((client, request_id))
+            if sequence is not None:
+                self._finish(sequence, "abort", self._clock())
+
+    def step(self) -> dict[ClientId, list[RequestOutput]]:
+        """Schedule, execute, postprocess; -> every client's outputs. Without work it does nothing.
+
+        An exception of the runner passes through, and the engine is of no use afterwards.
+        """
+        step = self.schedule()
+        if step is None:
+            return {}
+        return self.postprocess(step, self._runner.execute(step.batch))
+
+    def schedule(self) -> ScheduledStep | None:
+        """Decide the next step and count its tokens as computed; None if there is no work."""
+        step = self.scheduler.schedule(self._clock())
+        if step is not None:
+            self.metrics.record_scheduled(step.batch.num_tokens, step.admitted, len(step.preempted))
+        return step
+
+    def postprocess(self, step: ScheduledStep, result: StepResult) -> dict[ClientId, list[RequestOutput]]:
+        """Append what an executed step sampled and end the sequences that are done with it."""
+        assert len(result.token_ids) == len(step.sampled), "one token for each sampled row"
+        now = self._clock()
+        outputs: defaultdict[ClientId, list[RequestOutput]] = defaultdict(list)
+        token_ids: list[int] = result.token_ids.tolist()
+        if token_ids and min(token_ids) < 0:
+            self._fail_rows_without_token(step, token_ids, outputs, now)
+        self.scheduler.publish(step)
+        self.scheduler.record_sampled(step, result.token_ids)
+
+        num_tokens = 0
+        token_gaps: list[float] = []
+        all_logprobs = result.logprobs or repeat(None)
+        for sequence, token_id, logprobs in zip(step.sampled, token_ids, all_logprobs, strict=False):
+            if sequence.status is SequenceStatus.FINISHED:
+                continue
+            num_tokens += 1
+            if sequence.last_token_time is None:
+                sequence.first_token_time = now
+                self.metrics.record_first_token(sequence)
+            else:
+                token_gaps.append(now - sequence.last_token_time)
+            sequence.last_token_time = now
+            finish_reason = sequence.append(token_id)
+            output = RequestOutput(
+                sequence.request_id,
+                [token_id],
+                None if logprobs is None else [logprobs],
+                finish_reason,
+                token_id if finish_reason == "stop" else None,
+                sequence.num_cached_tokens,
+            )
+            outputs[sequence.client].append(output)
+            if finish_reason is not None:
+                self._finish(sequence, finish_reason, now)
+        self.metrics.record_tokens(num_tokens, token_gaps)
+        self.num_steps += 1
+        return outputs
+
+    def _fail_rows_without_token(
+        self,
+        step: ScheduledStep,
+        token_ids: list[int],
+        outputs: defaultdict[ClientId, list[RequestOutput]],
+        now: float,
+    ) -> None:
+        """End each sequence whose logits were not finite, before any of its blocks can be shared."""
+        error = EngineError("the model's output for this request was not finite, so it cannot be continued")
+        for sequence, token_id in zip(step.sampled, token_ids, strict=True):
+            if token_id >= 0 or sequence.is_finished:
+                continue
+            output = RequestOutput(
+                sequence.request_id,
+                [],
+                finish_reason="error",
+                num_cached_tokens=sequence.num_cached_tokens,
+                error=error.message,
+                error_code=error.code,
+                error_status=error.status,
+                error_type=error.type,
+            )
+            outputs[sequence.client].append(output)
+            self._finish(sequence, "error", now)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        self.scheduler.finish(sequence, reason)
+        del self._sequences[sequence.client, sequence.request_id]
+        self._finish_times.append(now)
+        self.metrics.record_finished(sequence, now)
+
+    def _verify(self, request: AddRequest, client: ClientId) -> None:
+        if (client, request.request_id) in self._sequences:
+            raise InvalidRequestError(f"the request id {request.request_id!r} is in use", param="request_id")
+        prompt = request.prompt_token_ids
+        if not prompt:
+            raise InvalidRequestError("the prompt must have at least one token", param="prompt")
+        self._verify_length(len(prompt))
+        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
+            wrong = next(token_id for token_id in prompt if not 0 <= token_id < self._vocab_size)
+            raise InvalidRequestError(
+                f"the prompt has token id {wrong}, but ids go from 0 to {self._vocab_size - 1}", param="prompt"
+            )
+        request.sampling_params.verify(self._vocab_size)
+
+    def _verify_length(self, num_prompt_tokens: int) -> None:
+        if num_prompt_tokens < self._max_context:
+            return
+        if self._max_context == self._max_model_len:
+            limit = f"the model's context holds {self._max_model_len} tokens"
+        else:
+            limit = f"the server's KV cache holds {self._max_cached_tokens} tokens"
+        raise ContextLengthError(
+            f"{limit}, one of them at least for the answer, but the prompt has {num_prompt_tokens}; shorten the prompt",
+            param="prompt",
+        )
+
+    def _estimate_retry_after(self) -> int:
+        """Seconds until those who wait now have been served at the recent throughput, from 1 to 60."""
+        if not self._finish_times:
+            return 1
+        elapsed = self._clock() - self._finish_times[0]
+        seconds_per_request = elapsed / len(self._finish_times)
+        return min(max(math.ceil(len(self.scheduler.waiting) * seconds_per_request), 1), MAX_RETRY_AFTER)

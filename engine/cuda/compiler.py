@@ -1,0 +1,159 @@
+"""CUDA C++ to machine code: NVRTC behind the cache on disk. Needs no device and no driver."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cuda.bindings import nvrtc
+
+from engine.cuda.cache import Cubin, CubinCache
+from engine.cuda.headers import include_folders
+from engine.cuda.kernel import Instantiation
+from engine.errors import CompileError
+
+SOURCE_FOLDER = Path(__file__).resolve().parents[2] / "cuda_src"
+OPTIONS = ("--std=c++17",)
+NAMES_PER_PROGRAM = 4  # more of a file's instantiations are compiled side by side
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Instantiations of kernels of one file, compiled together."""
+
+    file: str
+    instantiations: tuple[Instantiation, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(spec.instantiation(template) for spec, template in self.instantiations)
+
+
+def group_programs(instantiations: Iterable[Instantiation]) -> list[Program]:
+    """Split by file and into equal parts, in an order that depends on nothing but the set of names."""
+    files: dict[str, list[Instantiation]] = {}
+    for spec, template in sorted(instantiations, key=lambda pair: pair[0].instantiation(pair[1])):
+        files.setdefault(spec.file, []).append((spec, template))
+    programs = []
+    for file, pairs in sorted(files.items()):
+        parts = -(-len(pairs) // NAMES_PER_PROGRAM)
+        programs += [Program(file, tuple(pairs[part::parts])) for part in range(parts)]
+    return programs
+
+
+class Compiler:
+    """Compiles the files of `source_folder` for one architecture.
+
+    Methods may be called from several threads; NVRTC does not hold the interpreter's lock.
+    """
+
+    def __init__(self, arch: str, cache: CubinCache, source_folder: Path = SOURCE_FOLDER) -> None:
+        """`arch` is a compute capability without its point, and its suffix: `80`, `90a`."""
+        self.arch = arch
+        self.cache = cache
+        self.source_folder = source_folder
+        self._header_lock = threading.Lock()
+
+    def compile(self, program: Program) -> Cubin:
+        """Machine code of all of a program's kernels, from the cache if it is there.
+
+        Raises: CompileError with the compiler's log.
+        """
+        key = self._key(program)
+        cubin = self.cache.load(key)
+        if cubin is None:
+            cubin = self._run(program)
+            self.cache.store(key, cubin)
+        return cubin
+
+    @cached_property
+    def version(self) -> tuple[int, int]:
+        """NVRTC's (major, minor)."""
+        try:
+            status, major, minor = nvrtc.nvrtcVersion()
+        except RuntimeError as error:  # how cuda.bindings says that the library is not there
+            raise CompileError(f"NVRTC was not found; install nvidia-cuda-nvrtc ({error})") from error
+        _check(status, "nvrtcVersion")
+        return major, minor
+
+    @cached_property
+    def _toolkit_headers(self) -> tuple[Path, ...]:
+        return include_folders(self.version, self.cache.folder)
+
+    def _options(self) -> list[str]:
+        return [f"--gpu-architecture=sm_{self.arch}", *OPTIONS]
+
+    def _key(self, program: Program) -> str:
+        """Digest of everything that the machine code depends on."""
+        digest = hashlib.sha256()
+        parts = [repr(self.version), *self._options(), *program.names]
+        for part in [*(text.encode() for text in parts), *self._sources(program.file)]:
+            digest.update(len(part).to_bytes(8, "little") + part)
+        return digest.hexdigest()
+
+    def _sources(self, file: str) -> list[bytes]:
+        """The file and all headers of ours that it includes, directly or not."""
+        include = self.source_folder / "include"
+        contents: dict[Path, bytes] = {}
+        pending = [self.source_folder / file]
+        while pending:
+            path = pending.pop()
+            if path not in contents and path.is_file():
+                contents[path] = path.read_bytes()
+                pending += [include / name for name in INCLUDE.findall(contents[path].decode())]
+        return [contents[path] for path in sorted(contents)]
+
+    def _run(self, program: Program) -> Cubin:
+        try:
+            source = (self.source_folder / program.file).read_bytes()
+        except OSError as error:
+            raise CompileError(f"the kernel source {program.file} cannot be read: {error}") from error
+        with self._header_lock:
+            folders = (self.source_folder / "include", *self._toolkit_headers)
+        options = [option.encode() for option in (*self._options(), *(f"--include-path={path}" for path in folders))]
+        status, handle = nvrtc.nvrtcCreateProgram(source, program.file.encode(), 0, None, None)
+        _check(status, "nvrtcCreateProgram")
+        try:
+            for name in program.names:
+                _check(nvrtc.nvrtcAddNameExpression(handle, name.encode())[0], f"nvrtcAddNameExpression({name})")
+            (status,) = nvrtc.nvrtcCompileProgram(handle, len(options), options)
+            if status:
+                raise CompileError(f"{program.file} does not compile for sm_{self.arch}:\n{_log(handle)}")
+            return Cubin(_code(handle), {name: _lowered_name(handle, name) for name in program.names})
+        finally:
+            nvrtc.nvrtcDestroyProgram(handle)
+
+
+def _code(handle: Any) -> bytes:
+    status, size = nvrtc.nvrtcGetCUBINSize(handle)
+    _check(status, "nvrtcGetCUBINSize")
+    code = bytearray(size)
+    _check(nvrtc.nvrtcGetCUBIN(handle, code)[0], "nvrtcGetCUBIN")
+    return bytes(code)
+
+
+def _lowered_name(handle: Any, name: str) -> str:
+    status, lowered = nvrtc.nvrtcGetLoweredName(handle, name.encode())
+    _check(status, f"nvrtcGetLoweredName({name})")
+    return str(lowered.decode())
+
+
+def _log(handle: Any) -> str:
+    status, size = nvrtc.nvrtcGetProgramLogSize(handle)
+    _check(status, "nvrtcGetProgramLogSize")
+    log = bytearray(size)
+    _check(nvrtc.nvrtcGetProgramLog(handle, log)[0], "nvrtcGetProgramLog")
+    return log.rstrip(b"\0").decode(errors="replace").strip()
+
+
+def _check(status: Any, called: str) -> None:
+    if status:
+        _, name = nvrtc.nvrtcGetErrorString(status)
+        raise CompileError(f"{called} failed: {name.decode()}")

@@ -1,0 +1,261 @@
+"""A CUDA device: one primary context, one stream for all work, memory, and kernels by their description."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from engine.cuda.cache import CubinCache, default_cache_dir
+from engine.cuda.compiler import Compiler, Program, group_programs
+from engine.cuda.driver import check, compute_capability, device_attribute, device_name, driver_error, find_device
+from engine.cuda.events import Event, Graph
+from engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig
+from engine.cuda.memory import MemoryPool, PinnedBuffer, PoolStatistics, Transfers
+from engine.errors import DeviceError
+from engine.tensor import Buffer, Device, Tensor
+
+FIRST_ARCH_WITH_SUFFIX = 90  # from here on full instruction sets are named sm_90a, sm_100a, ...
+
+
+class CudaDevice(Device):
+    """CUDA device `index`; methods may be called from any thread, work runs in the order of the calls.
+
+    Attributes:
+        name: `cuda:<index>`.
+        device_name: such as `NVIDIA H200`.
+        compute_capability: (major, minor).
+        arch: what kernels are compiled for: `80`, `89`, `90a`, `120a`.
+        multiprocessors: their number.
+        max_shared_bytes: of shared memory a block may use, static and dynamic together.
+        total_memory: bytes.
+        transfers: every copy between host and device so far.
+        stream: the driver's handle of the one stream.
+    """
+
+    def __init__(self, index: int = 0, cache_dir: Path | None = None) -> None:
+        """Kernels are cached in `cache_dir`, by default where `default_cache_dir` says.
+
+        Raises: DeviceError with `find_device`'s reason if the device cannot be used.
+        """
+        found = find_device(index)
+        if not found.usable:
+            raise DeviceError(found.reason)
+        handle = check(driver.cuDeviceGet, index)
+        self.name = f"cuda:{index}"
+        self.device_name = device_name(handle)
+        self.compute_capability = compute_capability(handle)
+        number = self.compute_capability[0] * 10 + self.compute_capability[1]
+        self.arch = f"{number}a" if number >= FIRST_ARCH_WITH_SUFFIX else str(number)
+        self.multiprocessors = device_attribute(handle, "MULTIPROCESSOR_COUNT")
+        self.max_shared_bytes = device_attribute(handle, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        self.total_memory = int(check(driver.cuDeviceTotalMem, handle))
+        self.transfers = Transfers()
+
+        self._context = _CurrentContext(check(driver.cuDevicePrimaryCtxRetain, handle))
+        self.activate()
+        self.stream: Any = check(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self._pool = MemoryPool(self.activate)
+        self._captured: list[object] | None = None
+        self._compiler = Compiler(self.arch, CubinCache(cache_dir or default_cache_dir()))
+        self._kernels: dict[Instantiation, Kernel] = {}
+        self._modules: list[Any] = []
+        self._lock = threading.Lock()  # over the argument blocks
+        self._compile_lock = threading.Lock()
+
+    def activate(self) -> Any:
+        """Make the context current in the calling thread, unless it is; returns the context."""
+        return self._context.handle
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    @property
+    def pool_statistics(self) -> PoolStatistics:
+        return self._pool.statistics
+
+    def free_memory(self) -> int:
+        """Bytes that the driver could still hand out; what the pool keeps is not among them."""
+        self.activate()
+        return int(check(driver.cuMemGetInfo)[0])
+
+    def empty_cache(self) -> None:
+        """Give freed memory that the pool keeps back to the driver."""
+        self._pool.empty_cache()
+
+    def allocate(self, nbytes: int) -> Buffer:
+        allocation = self._pool.allocate(nbytes)
+        if self._captured is not None:
+            self._captured.append(allocation)
+        return Buffer(self, allocation.pointer, nbytes, allocation)
+
+    def pinned(self, nbytes: int) -> PinnedBuffer:
+        """Page-locked host memory for `upload_async` and `download_async`."""
+        return PinnedBuffer(nbytes, self.activate)
+
+    # -- copies ---------------------------------------------------------------------------------
+
+    def upload(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
+        self.upload_async(pointer, array)
+        self.synchronize()
+
+    def download(self, array: np.ndarray[Any, Any], pointer: int) -> None:
+        self.download_async(array, pointer)
+        self.synchronize()
+
+    def upload_async(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
+        """Submit a copy from contiguous page-locked memory, which must stay unchanged until it is done."""
+        self.activate()
+        self.transfers.uploads += 1
+        self.transfers.upload_bytes += array.nbytes
+        check(driver.cuMemcpyHtoDAsync, pointer, _address(array), array.nbytes, self.stream)
+
+    def download_async(self, array: np.ndarray[Any, Any], pointer: int) -> None:
+        """Submit a copy into contiguous page-locked memory, which holds it once a later event is passed."""
+        self.activate()
+        self.transfers.downloads += 1
+        self.transfers.download_bytes += array.nbytes
+        check(driver.cuMemcpyDtoHAsync, _address(array), pointer, array.nbytes, self.stream)
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        self.activate()
+        check(driver.cuMemcpyDtoDAsync, destination, source, nbytes, self.stream)
+
+    def fill_bytes(self, pointer: int, value: int, nbytes: int) -> None:
+        """Set every byte of device memory to `value`."""
+        self.activate()
+        check(driver.cuMemsetD8Async, pointer, value, nbytes, self.stream)
+
+    # -- order ----------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        self.activate()
+        check(driver.cuStreamSynchronize, self.stream)
+
+    def event(self, *, timing: bool = False) -> Event:
+        return Event(self, timing=timing)
+
+    @contextmanager
+    def capture(self) -> Iterator[Callable[[], Graph]]:
+        """Record what is submitted inside the `with` instead of running it.
+
+        Yields a function that, called after the `with`, returns the recorded `Graph`. Kernels used
+        inside must be compiled beforehand, and nothing inside may wait for the device.
+        """
+        self.activate()
+        graphs: list[Graph] = []
+        check(driver.cuStreamBeginCapture, self.stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        self._captured = []
+        try:
+            yield lambda: graphs[0]
+        except BaseException:
+            self._captured = None
+            driver.cuStreamEndCapture(self.stream)  # what was recorded is of no use, nor is a second error
+            raise
+        allocations, self._captured = self._captured, None
+        recorded = check(driver.cuStreamEndCapture, self.stream)
+        try:
+            graphs.append(Graph(self, recorded, allocations))
+        finally:
+            check(driver.cuGraphDestroy, recorded)
+
+    # -- kernels --------------------------------------------------------------------------------
+
+    def compile(
+        self, instantiations: Sequence[Instantiation], progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Compile (or find in the cache) and load these kernels, several files at a time.
+
+        `progress` is told how many are done of how many. Raises: CompileError, DeviceError.
+        """
+        with self._compile_lock:
+            self.activate()
+            wanted = [pair for pair in dict.fromkeys(instantiations) if pair not in self._kernels]
+            for spec, _ in wanted:
+                if not spec.supports(self.arch):
+                    raise DeviceError(f"{spec.name} does not run on {self.device_name} (sm_{self.arch})")
+            done = 0
+            workers = ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1) or 1, "nvrtc")
+            try:
+                jobs = {workers.submit(self._compiler.compile, program): program for program in group_programs(wanted)}
+                for job in as_completed(jobs):
+                    cubin = job.result()
+                    self._load(jobs[job], cubin.code, cubin.lowered_names)
+                    done += len(jobs[job].instantiations)
+                    if progress is not None:
+                        progress(done, len(wanted))
+            finally:
+                workers.shutdown(cancel_futures=True)
+
+    def _load(self, program: Program, code: bytes, lowered_names: dict[str, str]) -> None:
+        module = check(driver.cuModuleLoadData, code)
+        self._modules.append(module)
+        attributes = driver.CUfunction_attribute
+        for spec, template in program.instantiations:
+            lowered = lowered_names[spec.instantiation(template)]
+            function = check(driver.cuModuleGetFunction, module, lowered.encode())
+            static = check(driver.cuFuncGetAttribute, attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)
+            check(
+                driver.cuFuncSetAttribute,
+                function,
+                attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                self.max_shared_bytes - static,
+            )
+            self._kernels[spec, template] = Kernel(spec, function)
+
+    def launch(
+        self,
+        spec: KernelSpec,
+        template: tuple[str, ...],
+        config: LaunchConfig,
+        *arguments: Tensor | int | float | None,
+    ) -> None:
+        """Submit a kernel; compiles it first if it is used for the first time.
+
+        Tensors (and None) become pointers; numbers fit the parameter's type. Tensors must live on
+        this device, which the operations have checked.
+
+        Raises: DeviceError if the arguments do not fit the description or the driver refuses.
+        """
+        kernel = self._kernels.get((spec, template))
+        if kernel is None:
+            self.compile([(spec, template)])
+            kernel = self._kernels[spec, template]
+        values = [
+            argument.pointer if isinstance(argument, Tensor) else 0 if argument is None else argument
+            for argument in arguments
+        ]
+        self.activate()
+        with self._lock:
+            kernel.set_arguments(values)
+            (status,) = driver.cuLaunchKernel(
+                kernel.function,
+                *config.grid,
+                *config.block,
+                config.shared_bytes,
+                self.stream,
+                kernel.arguments_address,
+                0,
+            )
+        if status:
+            raise driver_error(status, f"launch of {spec.instantiation(template)}", config)
+
+
+class _CurrentContext(threading.local):
+    """Its constructor runs once in each thread that touches it, and makes the context current there."""
+
+    def __init__(self, context: Any) -> None:
+        check(driver.cuCtxSetCurrent, context)
+        self.handle = context
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    if not array.flags.c_contiguous:
+        raise DeviceError("only contiguous host arrays can be copied to or from a device")
+    return int(array.__array_interface__["data"][0])

@@ -1,0 +1,150 @@
+"""Device memory in size classes, page-locked host memory, and a count of what crosses between them."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from engine.cuda.driver import check
+from engine.errors import OutOfMemoryError
+
+SMALLEST_CLASS = 512
+LARGEST_POOLED = 32 * 2**20
+
+
+@dataclass
+class Transfers:
+    """Every copy between host and device, so that a test can prove that a forward makes none."""
+
+    uploads: int = 0
+    upload_bytes: int = 0
+    downloads: int = 0
+    download_bytes: int = 0
+
+
+@dataclass
+class PoolStatistics:
+    """Attributes: hits: served from freed memory; misses: asked of the driver; in_use, cached: bytes."""
+
+    hits: int = 0
+    misses: int = 0
+    in_use: int = 0
+    cached: int = 0
+
+
+class Allocation:
+    """Owner of a piece of device memory, which goes back to its pool when this is collected."""
+
+    __slots__ = ("__weakref__", "pointer")
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+
+def size_class(nbytes: int) -> int:
+    """The bytes really taken for `nbytes`: four classes an octave up to 32 MiB, then multiples of 2 MiB.
+
+    So at most a fifth of a pooled piece is unused.
+    """
+    if nbytes <= SMALLEST_CLASS:
+        return SMALLEST_CLASS
+    step = 2 * 2**20 if nbytes > LARGEST_POOLED else 1 << ((nbytes - 1).bit_length() - 3)
+    return -(-nbytes // step) * step
+
+
+class MemoryPool:
+    """Hands out device memory; what is freed up to 32 MiB is kept for the next of its size class.
+
+    All work of a device runs on one stream, so a freed piece may be handed out again at once: what
+    the next owner does to it happens after what the last one did. List operations are atomic, so
+    that a finaliser may return memory from any thread and at any point.
+    """
+
+    def __init__(self, activate: Callable[[], object]) -> None:
+        self._activate = activate
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
+        self.statistics = PoolStatistics()
+
+    def allocate(self, nbytes: int) -> Allocation:
+        """At least `nbytes`, aligned to 256 bytes.
+
+        Raises: OutOfMemoryError if the driver has not as much even once the cached pieces are freed.
+        """
+        size = size_class(nbytes)
+        try:
+            pointer = self._free[size].pop()
+            self.statistics.hits += 1
+            self.statistics.cached -= size
+        except IndexError:
+            pointer = self._from_driver(size)
+            self.statistics.misses += 1
+        self.statistics.in_use += size
+        allocation = Allocation(pointer)
+        # At interpreter exit the driver is gone before the last objects are: leave the memory to the process's end.
+        weakref.finalize(allocation, self._release, pointer, size).atexit = False
+        return allocation
+
+    def empty_cache(self) -> None:
+        """Give all cached pieces back to the driver."""
+        for size, pointers in list(self._free.items()):
+            while pointers:
+                self._to_driver(pointers.pop())
+                self.statistics.cached -= size
+
+    def _release(self, pointer: int, size: int) -> None:
+        self.statistics.in_use -= size
+        if size > LARGEST_POOLED:
+            self._to_driver(pointer)
+        else:
+            self._free[size].append(pointer)
+            self.statistics.cached += size
+
+    def _from_driver(self, size: int) -> int:
+        self._activate()
+        try:
+            return int(check(driver.cuMemAlloc, size))
+        except OutOfMemoryError:
+            self.empty_cache()
+        try:
+            return int(check(driver.cuMemAlloc, size))
+        except OutOfMemoryError:
+            free, total = check(driver.cuMemGetInfo)
+            raise OutOfMemoryError(
+                f"{size / 2**20:.1f} MiB of device memory were asked for, but only {free / 2**20:.1f} MiB "
+                f"of {total / 2**20:.1f} MiB are free"
+            ) from None
+
+    def _to_driver(self, pointer: int) -> None:
+        self._activate()
+        check(driver.cuMemFree, pointer)
+
+
+class PinnedBuffer:
+    """Page-locked host memory, which the device reads and writes while the host does other things.
+
+    Attributes:
+        array: [nbytes] uint8. It and every view of it keep the memory alive.
+    """
+
+    def __init__(self, nbytes: int, activate: Callable[[], object]) -> None:
+        activate()
+        pointer = int(check(driver.cuMemHostAlloc, max(nbytes, 1), 0))
+        memory = (ctypes.c_uint8 * nbytes).from_address(pointer)
+        weakref.finalize(memory, _free_pinned, pointer, activate).atexit = False
+        self.array: np.ndarray[Any, np.dtype[np.uint8]] = np.ctypeslib.as_array(memory)
+
+    def view(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0) -> np.ndarray[Any, Any]:
+        """Array of `shape` and `dtype` at `offset` bytes, a multiple of the dtype's size."""
+        return np.ndarray(shape, dtype, self.array, offset)
+
+
+def _free_pinned(pointer: int, activate: Callable[[], object]) -> None:
+    activate()
+    check(driver.cuMemFreeHost, pointer)

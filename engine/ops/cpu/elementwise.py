@@ -1,0 +1,35 @@
+"""Elementwise operations and rows of a table on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.ops.cpu.precision import store, widen
+from engine.ops.interface import Ops
+from engine.tensor import FLOAT_DTYPES, Tensor
+
+
+class ElementwiseOps(Ops):
+    @np.errstate(all="ignore")
+    def _add(self, a: Tensor, b: Tensor, out: Tensor) -> None:
+        store(out, widen(a) + widen(b))
+
+    @np.errstate(all="ignore")
+    def _mul(self, a: Tensor, b: Tensor, out: Tensor) -> None:
+        store(out, widen(a) * widen(b))
+
+    @np.errstate(all="ignore")
+    def _scale(self, x: Tensor, factor: float, out: Tensor) -> None:
+        store(out, widen(x) * np.float32(factor))
+
+    def _copy(self, x: Tensor, out: Tensor) -> None:
+        if x.dtype == out.dtype or out.dtype not in FLOAT_DTYPES:
+            out.numpy()[...] = x.numpy()
+        else:
+            store(out, widen(x))
+
+    def _embedding(self, ids: Tensor, table: Tensor, out: Tensor) -> None:
+        rows = ids.numpy()
+        chosen = out.numpy()
+        np.take(table.numpy(), rows, axis=0, out=chosen, mode="clip")
+        chosen[(rows < 0) | (rows >= table.shape[0])] = 0

@@ -1,0 +1,40 @@
+"""Normalisation of rows on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.ops.cpu.precision import Float32Array, store, widen
+from engine.ops.interface import Ops
+from engine.tensor import Tensor
+
+
+class NormOps(Ops):
+    def _rmsnorm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        store(out, rms_normalised(widen(x), widen(weight), eps))
+
+    def _add_rmsnorm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        total = widen(residual) + widen(x)
+        store(residual, total)
+        # The sum as stored is what later layers see, so it is what is normalised.
+        store(out, rms_normalised(widen(residual), widen(weight), eps))
+
+    @np.errstate(all="ignore")
+    def _layernorm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
+        rows = widen(x)
+        centred = rows - rows.mean(axis=-1, keepdims=True)
+        variance = np.square(centred).mean(axis=-1, keepdims=True)
+        centred /= np.sqrt(variance + np.float32(eps))
+        centred *= widen(weight)
+        if bias is not None:
+            centred += widen(bias)
+        store(out, centred)
+
+
+@np.errstate(all="ignore")
+def rms_normalised(x: Float32Array, weight: Float32Array, eps: float) -> Float32Array:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis."""
+    mean_square = np.square(x).mean(axis=-1, keepdims=True)
+    normalised: Float32Array = x / np.sqrt(mean_square + np.float32(eps))
+    normalised *= weight
+    return normalised

@@ -1,0 +1,230 @@
+"""Choosing tokens on the CPU: penalties, filters, Gumbel noise, log-probabilities.
+
+Tokens are compared by their distance from the most probable one, (max - logit) / temperature, which
+is what a row of probabilities comes down to: p = exp(-distance) / sum. Filters see distances in whole
+steps of 2^-27 (a key of 32 bits, finer than float32 tells probabilities apart), and probability mass
+in whole steps of 2^-40 of the most probable token's, so that sums do not depend on their order.
+`cuda_src/include/distance.cuh` is the same in CUDA.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from engine.ops.cpu.philox import keys_of_seeds, philox4x32_10
+from engine.ops.interface import IN_PROMPT_BIT, Ops, SamplingMetadata, SamplingState
+from engine.tensor import Tensor
+
+Int32Array: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
+IndexArray: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
+UInt32Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
+UInt64Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
+Float32Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+
+KEY_STEPS = 2.0**27
+MASS_STEPS = 2.0**40
+# Keys end at this distance, beyond which a token weighs less than a mass step.
+MAX_DISTANCE = np.float32(32.0)
+# Gumbel noise from 23 bits lies between -2.82 and 16.64: no token this far behind can win.
+REACH = np.float32(20.0)
+# Half a unit in the last place of a float32 probability: a p that rounds to the limit is within it.
+MIN_P_SLACK = 2.0**-25
+# Likewise for sums of them: a set whose probability rounds to top_p reaches it.
+TOP_P_SLACK = 2.0**-22
+
+NOISE_BATCH = 2**18  # logits whose noise is made at once: enough to hide NumPy's cost per call
+
+
+class SamplingOps(Ops):
+    def _reset_slot(self, state: SamplingState, slot: int, prompt: Tensor, output: Tensor) -> None:
+        row = state.token_state.numpy()[slot]
+        row[:] = 0
+        output_ids = _ids_in_range(output.numpy(), len(row))
+        np.add.at(row, output_ids, np.uint32(1))
+        row[_ids_in_range(prompt.numpy(), len(row))] |= IN_PROMPT_BIT
+
+    def _adjust_logits(self, logits: Tensor, state: SamplingState, metadata: SamplingMetadata) -> None:
+        slots = metadata.slots.numpy()
+        num_output_tokens = metadata.num_output_tokens.numpy()
+        min_tokens = metadata.min_tokens.numpy()
+        repetition_penalty = metadata.repetition_penalty.numpy()
+        presence_penalty = metadata.presence_penalty.numpy()
+        frequency_penalty = metadata.frequency_penalty.numpy()
+        penalised = (repetition_penalty != 1.0) | (presence_penalty != 0.0) | (frequency_penalty != 0.0)
+        for i, row in enumerate(logits.numpy()):
+            if slots[i] < 0:
+                continue
+            _add_bias(row, state, slots[i])
+            if num_output_tokens[i] < min_tokens[i]:
+                _suppress(row, state, slots[i])
+            if penalised[i]:
+                token_state = state.token_state.numpy()[slots[i]]
+                _penalise(row, token_state, repetition_penalty[i], presence_penalty[i], frequency_penalty[i])
+
+    def _sample(self, logits: Tensor, metadata: SamplingMetadata, filtered: bool, out: Tensor) -> None:
+        rows, token_ids = logits.numpy(), out.numpy()
+        slots = metadata.slots.numpy()
+        temperature = metadata.temperature.numpy()
+
+        # Of a row with NaN, this is the first NaN.
+        token_ids[:] = rows.argmax(axis=1)
+        maxima = rows[np.arange(len(rows)), token_ids]
+        valid = np.isfinite(maxima) & (slots >= 0)
+        token_ids[~valid] = -1
+        random_rows = np.flatnonzero(valid & (temperature > 0.0))
+        rows_at_once = max(NOISE_BATCH // rows.shape[1], 1)
+        for start in range(0, len(random_rows), rows_at_once):
+            batch = random_rows[start : start + rows_at_once]
+            token_ids[batch] = _gumbel_choices(rows, maxima, batch, metadata, filtered)
+
+    def _record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None:
+        token_state = state.token_state.numpy()
+        slot, token_id = slots.numpy(), token_ids.numpy()
+        wanted = (slot >= 0) & (slot < token_state.shape[0]) & (token_id >= 0) & (token_id < token_state.shape[1])
+        np.add.at(token_state, (slot[wanted], token_id[wanted]), np.uint32(1))
+
+    @np.errstate(invalid="ignore", over="ignore")
+    def _top_logprobs(
+        self, logits: Tensor, token_ids: Tensor, chosen: Tensor, rank: Tensor, top_ids: Tensor, top_values: Tensor
+    ) -> None:
+        for i, (row, token_id) in enumerate(zip(logits.numpy(), token_ids.numpy(), strict=True)):
+            maximum, log_sum = _log_sum_exp(row)
+            known = 0 <= token_id < len(row)
+            chosen.numpy()[i] = row[token_id] - maximum - log_sum if known else np.nan
+            rank.numpy()[i] = 1 + np.count_nonzero(row > row[token_id]) if known else 0
+            ids = _largest(row, top_ids.shape[1])
+            top_ids.numpy()[i] = ids
+            top_values.numpy()[i] = row[ids] - maximum - log_sum
+
+
+def _ids_in_range(ids: Int32Array, vocab_size: int) -> Int32Array:
+    return ids[(ids >= 0) & (ids < vocab_size)]
+
+
+# ---- adjustment ---------------------------------------------------------------------------------
+
+
+def _add_bias(row: Float32Array, state: SamplingState, slot: int) -> None:
+    count = state.bias_counts.numpy()[slot]
+    ids = state.bias_token_ids.numpy()[slot, :count]
+    inside = (ids >= 0) & (ids < len(row))
+    row[ids[inside]] += state.bias_values.numpy()[slot, :count][inside]
+
+
+def _suppress(row: Float32Array, state: SamplingState, slot: int) -> None:
+    count = state.suppressed_counts.numpy()[slot]
+    row[_ids_in_range(state.suppressed_token_ids.numpy()[slot, :count], len(row))] = -np.inf
+
+
+def _penalise(
+    row: Float32Array, token_state: UInt32Array, repetition: np.float32, presence: np.float32, frequency: np.float32
+) -> None:
+    seen = np.flatnonzero(token_state)
+    logits = row[seen]
+    logits = np.where(logits > 0.0, logits / repetition, logits * repetition)
+    counts = (token_state[seen] & ~IN_PROMPT_BIT).astype(np.float32)
+    row[seen] = logits - (frequency * counts + presence * (counts > 0.0))
+
+
+# ---- choice -------------------------------------------------------------------------------------
+
+
+def _gumbel_choices(
+    rows: Float32Array, maxima: Float32Array, batch: IndexArray, metadata: SamplingMetadata, filtered: bool
+) -> list[int]:
+    """The tokens chosen in the rows that `batch` names, their noise made together."""
+    temperature = metadata.temperature.numpy()
+    top_k, top_p, min_p = metadata.top_k.numpy(), metadata.top_p.numpy(), metadata.min_p.numpy()
+    candidates, distances = [], []
+    for i in batch:
+        from_best = _distances(rows[i], maxima[i], temperature[i])
+        if filtered:
+            ids = _filter(from_best, int(top_k[i]), float(top_p[i]), float(min_p[i]))
+        else:
+            ids = np.flatnonzero(from_best < REACH)
+        candidates.append(ids)
+        distances.append(from_best[ids])
+
+    counts = [len(ids) for ids in candidates]
+    row_of_candidate = np.repeat(batch, counts)
+    noise = _gumbel_noise(
+        metadata.seeds.numpy(), metadata.positions.numpy(), row_of_candidate, np.concatenate(candidates)
+    )
+    scores = np.split(noise - np.concatenate(distances), np.cumsum(counts)[:-1])
+    return [int(ids[np.argmax(score)]) for ids, score in zip(candidates, scores, strict=True)]
+
+
+@np.errstate(over="ignore")
+def _distances(row: Float32Array, maximum: np.float32, temperature: np.float32) -> Float32Array:
+    """How far each token of the row is behind the most probable one, in nats."""
+    distances = maximum - row
+    distances /= temperature
+    return distances
+
+
+def _filter(distances: Float32Array, top_k: int, top_p: float, min_p: float) -> IndexArray:
+    """The ids, ascending, that the filters keep and that can win."""
+    ids = np.flatnonzero(distances < MAX_DISTANCE)
+    keys = (distances[ids] * np.float32(KEY_STEPS)).astype(np.uint32)
+    if min_p > 0.0:
+        within = keys <= (MIN_P_SLACK - math.log(min_p)) * KEY_STEPS
+        ids, keys = ids[within], keys[within]
+    if 0 < top_k < len(ids):
+        within = keys <= np.partition(keys, top_k - 1)[top_k - 1]
+        ids, keys = ids[within], keys[within]
+    if top_p < 1.0:
+        ids = ids[keys <= _top_p_key(keys, top_p)]
+    return ids[distances[ids] < REACH]
+
+
+def _top_p_key(keys: UInt32Array, top_p: float) -> np.uint32:
+    """The largest key in the smallest set of least keys whose mass reaches top_p of the whole mass."""
+    keys = np.sort(keys)
+    distances = keys.astype(np.float32) * np.float32(1.0 / KEY_STEPS)
+    masses = (np.exp(-distances) * np.float32(MASS_STEPS)).astype(np.uint64)
+    reached = np.cumsum(masses)
+    target = max(math.ceil(top_p * (1.0 - TOP_P_SLACK) * float(reached[-1])), 1)
+    last: np.uint32 = keys[np.searchsorted(reached, np.uint64(target))]
+    return last
+
+
+def _gumbel_noise(seeds: UInt64Array, positions: Int32Array, rows: IndexArray, ids: IndexArray) -> Float32Array:
+    """-log(-log(u)) for each (row, id) in ascending order, u in (0, 1) from the generator's word for it."""
+    groups = ids >> 2
+    first_of_group = np.ones(len(ids), np.bool_)
+    first_of_group[1:] = (groups[1:] != groups[:-1]) | (rows[1:] != rows[:-1])
+    group_rows = rows[first_of_group]
+    counter = np.zeros((len(group_rows), 4), np.uint32)
+    counter[:, 0] = groups[first_of_group]
+    counter[:, 1] = positions[group_rows]
+    one_row = rows[0] == rows[-1]  # a large one, whose single key is cheaper
+    words = philox4x32_10(counter, keys_of_seeds(seeds[rows[0] if one_row else group_rows]))
+    word = words.reshape(-1)[4 * (np.cumsum(first_of_group) - 1) + (ids & 3)]
+    uniform = ((word >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
+    noise: Float32Array = -np.log(-np.log(uniform))
+    return noise
+
+
+# ---- log-probabilities --------------------------------------------------------------------------
+
+
+def _log_sum_exp(row: Float32Array) -> tuple[np.float32, np.float32]:
+    """(maximum, log(sum(exp(row - maximum)))); apart, because their sum would lose small digits."""
+    maximum: np.float32 = row.max()
+    log_sum: np.float32 = np.log(np.exp(row - maximum).sum())
+    return maximum, log_sum
+
+
+def _largest(row: Float32Array, count: int) -> IndexArray:
+    """Ids of the `count` largest elements in falling order, the lowest id first on ties."""
+    if count == 0 or np.isnan(row).any():
+        return np.arange(count)
+    smallest = np.partition(row, len(row) - count)[len(row) - count]
+    above = np.flatnonzero(row > smallest)
+    ties = np.flatnonzero(row == smallest)[: count - len(above)]
+    ids = np.concatenate((above, ties))
+    order: IndexArray = ids[np.argsort(-row[ids], kind="stable")]
+    return order

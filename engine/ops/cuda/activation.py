@@ -1,0 +1,46 @@
+"""SiLU times gate, and GELU."""
+
+from __future__ import annotations
+
+from engine.cuda.device import CudaDevice
+from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from engine.ops.cuda.types import CHUNK, FLAT_BLOCK, ceil_div, cuda_type, flat_config
+from engine.ops.interface import Ops
+from engine.tensor import Tensor
+
+SILU_MUL = KernelSpec(
+    file="activation.cu",
+    name="silu_mul_kernel",
+    template=("T",),
+    parameters=(("gate_up", "pointer"), ("out", "pointer"), ("inner", "int32")),
+)
+GELU = KernelSpec(
+    file="activation.cu",
+    name="gelu_kernel",
+    template=("T", "TANH"),
+    parameters=(("x", "pointer"), ("out", "pointer"), ("size", "int64")),
+)
+SPECS = (SILU_MUL, GELU)
+
+
+def silu_mul_config(rows: int, inner: int) -> LaunchConfig:
+    """A row's blocks along y, so that one row alone still spreads over the device."""
+    return LaunchConfig((rows, ceil_div(inner, FLAT_BLOCK * CHUNK), 1), (FLAT_BLOCK, 1, 1))
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that these operations launch for elements of these C types."""
+    silu_mul: list[Instantiation] = [(SILU_MUL, (dtype,)) for dtype in dtypes]
+    return silu_mul + [(GELU, (dtype, tanh)) for dtype in dtypes for tanh in ("true", "false")]
+
+
+class ActivationOps(Ops):
+    device: CudaDevice
+
+    def _silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        rows, inner = out.shape
+        self.device.launch(SILU_MUL, (cuda_type(out.dtype),), silu_mul_config(rows, inner), gate_up, out, inner)
+
+    def _gelu(self, x: Tensor, tanh: bool, out: Tensor) -> None:
+        template = (cuda_type(x.dtype), "true" if tanh else "false")
+        self.device.launch(GELU, template, flat_config(x.size), x, out, x.size)

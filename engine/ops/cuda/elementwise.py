@@ -1,0 +1,79 @@
+"""Sums, products, conversions, and rows of an embedding table."""
+
+from __future__ import annotations
+
+from engine.cuda.device import CudaDevice
+from engine.cuda.kernel import Instantiation, KernelSpec
+from engine.ops.cuda.types import cuda_type, flat_config, row_config
+from engine.ops.interface import Ops
+from engine.tensor import Tensor
+
+ADD = KernelSpec(
+    file="elementwise.cu",
+    name="add_kernel",
+    template=("T",),
+    parameters=(("a", "pointer"), ("b", "pointer"), ("out", "pointer"), ("size", "int64")),
+)
+MUL = KernelSpec(
+    file="elementwise.cu",
+    name="mul_kernel",
+    template=("T",),
+    parameters=(("a", "pointer"), ("b", "pointer"), ("out", "pointer"), ("size", "int64")),
+)
+SCALE = KernelSpec(
+    file="elementwise.cu",
+    name="scale_kernel",
+    template=("T",),
+    parameters=(("x", "pointer"), ("out", "pointer"), ("size", "int64"), ("factor", "float32")),
+)
+CONVERT = KernelSpec(
+    file="elementwise.cu",
+    name="convert_kernel",
+    template=("Source", "Target"),
+    parameters=(("x", "pointer"), ("out", "pointer"), ("size", "int64")),
+)
+EMBEDDING = KernelSpec(
+    file="embedding.cu",
+    name="embedding_kernel",
+    template=("T",),
+    parameters=(
+        ("ids", "pointer"),
+        ("table", "pointer"),
+        ("out", "pointer"),
+        ("vocab_size", "int32"),
+        ("hidden", "int32"),
+    ),
+)
+SPECS = (ADD, MUL, SCALE, CONVERT, EMBEDDING)
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that these operations launch for elements of these C types; conversions also to and from float."""
+    same: list[Instantiation] = [(spec, (dtype,)) for spec in (ADD, MUL, SCALE, EMBEDDING) for dtype in dtypes]
+    types = tuple(dict.fromkeys(("float", *dtypes)))
+    return same + [(CONVERT, (source, target)) for source in types for target in types if source != target]
+
+
+class ElementwiseOps(Ops):
+    device: CudaDevice
+
+    def _add(self, a: Tensor, b: Tensor, out: Tensor) -> None:
+        self.device.launch(ADD, (cuda_type(a.dtype),), flat_config(a.size), a, b, out, a.size)
+
+    def _mul(self, a: Tensor, b: Tensor, out: Tensor) -> None:
+        self.device.launch(MUL, (cuda_type(a.dtype),), flat_config(a.size), a, b, out, a.size)
+
+    def _scale(self, x: Tensor, factor: float, out: Tensor) -> None:
+        self.device.launch(SCALE, (cuda_type(x.dtype),), flat_config(x.size), x, out, x.size, factor)
+
+    def _copy(self, x: Tensor, out: Tensor) -> None:
+        if x.dtype == out.dtype:
+            self.device.copy(out.pointer, x.pointer, x.nbytes)
+        else:
+            template = (cuda_type(x.dtype), cuda_type(out.dtype))
+            self.device.launch(CONVERT, template, flat_config(x.size), x, out, x.size)
+
+    def _embedding(self, ids: Tensor, table: Tensor, out: Tensor) -> None:
+        vocab_size, hidden = table.shape
+        config = row_config(ids.shape[0], hidden)
+        self.device.launch(EMBEDDING, (cuda_type(table.dtype),), config, ids, table, out, vocab_size, hidden)

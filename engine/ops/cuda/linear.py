@@ -1,0 +1,203 @@
+"""Matrix products: tensor cores for bfloat16 and float16, plain float32, and a kernel for a few rows.
+
+A row's result may differ in its last bits between `matvec` (up to 4 rows), the tiles that share a
+sum among warps (`warps_k` > 1) and the other tiles, because they add in different orders; inside
+each of these groups it does not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from engine.cuda.device import CudaDevice
+from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
+from engine.ops.interface import Ops
+from engine.tensor import Tensor, float32
+
+MATMUL = KernelSpec(
+    file="matmul.cu",
+    name="matmul_kernel",
+    template=(
+        "T",
+        "Out",
+        "TILE_M",
+        "TILE_N",
+        "TILE_K",
+        "WARPS_M",
+        "WARPS_N",
+        "WARPS_K",
+        "STAGES",
+        "ALIGNED",
+    ),
+    parameters=(
+        ("x", "pointer"),
+        ("weight", "pointer"),
+        ("bias", "pointer"),
+        ("out", "pointer"),
+        ("num_rows", "int32"),
+        ("out_features", "int32"),
+        ("in_features", "int32"),
+    ),
+)
+MATMUL_FLOAT32 = KernelSpec(
+    file="matmul_float32.cu",
+    name="matmul_float32_kernel",
+    template=("TILE",),
+    parameters=MATMUL.parameters,
+)
+MATVEC = KernelSpec(
+    file="matvec.cu",
+    name="matvec_kernel",
+    template=("T", "Out", "ROWS"),
+    parameters=(*MATMUL.parameters, ("warps_per_output", "int32")),
+)
+SPECS = (MATMUL, MATMUL_FLOAT32, MATVEC)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A choice of `matmul_kernel`'s sizes.
+
+    Attributes:
+        m, n, k: rows, columns and depth of what a block holds in shared memory.
+        warps_m, warps_n, warps_k: how its warps divide these.
+        stages: of the ring of copies.
+        speed: of its arithmetic on a full multiprocessor, relative to the others'.
+    """
+
+    m: int
+    n: int
+    k: int
+    warps_m: int
+    warps_n: int
+    warps_k: int
+    stages: int
+    speed: float
+
+    def template(self, dtype: str, out_dtype: str, aligned: bool) -> tuple[str, ...]:
+        sizes = (self.m, self.n, self.k, self.warps_m, self.warps_n, self.warps_k, self.stages)
+        return (dtype, out_dtype, *map(str, sizes), "true" if aligned else "false")
+
+    def blocks(self, num_rows: int, out_features: int) -> int:
+        return ceil_div(num_rows, self.m) * ceil_div(out_features, self.n)
+
+    def config(self, num_rows: int, out_features: int) -> LaunchConfig:
+        threads = WARP_SIZE * self.warps_m * self.warps_n * self.warps_k
+        shared_bytes = self.stages * (self.m + self.n) * self.k * HALF_BYTES
+        return LaunchConfig((self.blocks(num_rows, out_features), 1, 1), (threads, 1, 1), shared_bytes)
+
+
+HALF_BYTES = 2
+
+LARGE = Tile(128, 256, 32, warps_m=2, warps_n=4, warps_k=1, stages=4, speed=1.0)
+MEDIUM = Tile(128, 128, 32, warps_m=2, warps_n=2, warps_k=1, stages=4, speed=0.9)
+SMALL = Tile(64, 64, 64, warps_m=2, warps_n=2, warps_k=1, stages=4, speed=0.6)
+NARROW = Tile(64, 32, 128, warps_m=1, warps_n=1, warps_k=4, stages=3, speed=0.4)
+SKINNY = Tile(16, 32, 128, warps_m=1, warps_n=1, warps_k=4, stages=4, speed=0.15)
+
+TILES = (LARGE, MEDIUM, SMALL, NARROW, SKINNY)
+LOGITS_TILES = (MEDIUM, SMALL, NARROW, SKINNY)  # for float32 results of 16-bit inputs: few rows
+UNALIGNED_TILE = SMALL
+
+FLOAT32_TILES = (128, 64)
+FLOAT32_THREADS = 256
+
+MATVEC_ROWS = (1, 2, 4)
+MATVEC_WARPS = 4
+MATVEC_WARPS_PER_OUTPUT = (4, 2)
+MATVEC_WARPS_PER_MULTIPROCESSOR = 32  # beyond these, more warps an output bring nothing
+
+
+@lru_cache(maxsize=4096)
+def choose_tile(num_rows: int, out_features: int, multiprocessors: int, tiles: tuple[Tile, ...] = TILES) -> Tile:
+    """The tile whose busiest multiprocessor has the least to do."""
+
+    def cost(tile: Tile) -> float:
+        rounds = ceil_div(tile.blocks(num_rows, out_features), multiprocessors)
+        return rounds * tile.m * tile.n / tile.speed
+
+    return min(tiles, key=cost)
+
+
+def float32_tile(num_rows: int, out_features: int, multiprocessors: int) -> int:
+    """Large tiles where they give every multiprocessor one."""
+    large, small = FLOAT32_TILES
+    return large if ceil_div(num_rows, large) * ceil_div(out_features, large) >= multiprocessors else small
+
+
+def float32_config(num_rows: int, out_features: int, tile: int) -> LaunchConfig:
+    grid = (ceil_div(out_features, tile), ceil_div(num_rows, tile), 1)
+    return LaunchConfig(grid, (FLOAT32_THREADS, 1, 1))
+
+
+def matvec_rows(num_rows: int) -> int:
+    """The smallest instantiation that holds `num_rows`."""
+    return next(rows for rows in MATVEC_ROWS if rows >= num_rows)
+
+
+def matvec_warps_per_output(out_features: int, in_features: int, itemsize: int, multiprocessors: int) -> int:
+    """More than one warp an output where there are few outputs and each lane still gets a 16-byte vector.
+
+    Must not depend on the number of rows: it decides the order of the sums.
+    """
+    vectors = in_features * itemsize // 16
+    for warps in MATVEC_WARPS_PER_OUTPUT:
+        enough = vectors >= warps * WARP_SIZE
+        if enough and out_features * warps <= MATVEC_WARPS_PER_MULTIPROCESSOR * multiprocessors:
+            return warps
+    return 1
+
+
+def matvec_config(out_features: int, warps_per_output: int) -> LaunchConfig:
+    blocks = ceil_div(out_features * warps_per_output, MATVEC_WARPS)
+    return LaunchConfig((blocks, 1, 1), (MATVEC_WARPS * WARP_SIZE, 1, 1))
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that these operations launch for elements of these C types."""
+    pairs: list[Instantiation] = []
+    for dtype in dtypes:
+        for out_dtype in sorted({dtype, "float"}):
+            pairs += [(MATVEC, (dtype, out_dtype, str(rows))) for rows in MATVEC_ROWS]
+            if dtype != "float":
+                tiles = TILES if out_dtype == dtype else LOGITS_TILES
+                pairs += [(MATMUL, tile.template(dtype, out_dtype, aligned=True)) for tile in tiles]
+                pairs.append((MATMUL, UNALIGNED_TILE.template(dtype, out_dtype, aligned=False)))
+        if dtype == "float":
+            pairs += [(MATMUL_FLOAT32, (str(tile),)) for tile in FLOAT32_TILES]
+    return pairs
+
+
+class LinearOps(Ops):
+    device: CudaDevice
+
+    def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        num_rows, in_features = x.shape
+        out_features = weight.shape[0]
+        sizes = (num_rows, out_features, in_features)
+        multiprocessors = self.device.multiprocessors
+        dtype, out_dtype = cuda_type(x.dtype), cuda_type(out.dtype)
+        template: tuple[str, ...]
+        if num_rows <= MATVEC_ROWS[-1]:
+            warps = matvec_warps_per_output(out_features, in_features, x.dtype.itemsize, multiprocessors)
+            template = (dtype, out_dtype, str(matvec_rows(num_rows)))
+            config = matvec_config(out_features, warps)
+            self.device.launch(MATVEC, template, config, x, weight, bias, out, *sizes, warps)
+        elif x.dtype == float32:
+            side = float32_tile(num_rows, out_features, multiprocessors)
+            config = float32_config(num_rows, out_features, side)
+            self.device.launch(MATMUL_FLOAT32, (str(side),), config, x, weight, bias, out, *sizes)
+        else:
+            aligned = _is_aligned(x, weight, out)
+            tiles = (UNALIGNED_TILE,) if not aligned else TILES if out.dtype == x.dtype else LOGITS_TILES
+            tile = choose_tile(num_rows, out_features, multiprocessors, tiles)
+            template = tile.template(dtype, out_dtype, aligned)
+            self.device.launch(MATMUL, template, tile.config(num_rows, out_features), x, weight, bias, out, *sizes)
+
+
+def _is_aligned(x: Tensor, weight: Tensor, out: Tensor) -> bool:
+    """Whether `matmul_kernel` may move whole 16-byte segments in and pairs of results out."""
+    whole = x.shape[1] % 8 == 0 and weight.shape[0] % 2 == 0
+    return whole and (x.pointer | weight.pointer) % 16 == 0 and out.pointer % (2 * out.dtype.itemsize) == 0

@@ -1,0 +1,18 @@
+"""All kernels of all groups, for the tests and for compiling them before they are needed."""
+
+from __future__ import annotations
+
+from engine.cuda.kernel import Instantiation, KernelSpec
+from engine.ops.cuda import activation, attention, elementwise, linear, norm, random, sampling, softmax
+
+GROUPS = (linear, attention, norm, activation, elementwise, softmax, random, sampling)
+
+
+def all_specs() -> tuple[KernelSpec, ...]:
+    """The description of every kernel in `cuda_src/`."""
+    return tuple(spec for group in GROUPS for spec in group.SPECS)
+
+
+def all_instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """Every kernel that the operations can launch for elements of these C types ('float', '__nv_bfloat16')."""
+    return [pair for group in GROUPS for pair in group.instantiations(dtypes)]

@@ -1,0 +1,43 @@
+"""What all groups of CUDA operations share: C type names and the two usual shapes of a launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.cuda.kernel import LaunchConfig
+from engine.errors import TesseraError
+from engine.tensor import bfloat16, float16, float32
+
+C_TYPE_NAMES = {float32: "float", float16: "__half", bfloat16: "__nv_bfloat16"}
+
+# As in cuda_src/include/common.cuh.
+WARP_SIZE = 32
+CHUNK = 8
+
+FLAT_BLOCK = 256
+MAX_BLOCK = 1024
+
+
+def cuda_type(dtype: np.dtype[Any]) -> str:
+    """The C name of a floating-point dtype; raises TesseraError for others."""
+    try:
+        return C_TYPE_NAMES[dtype]
+    except KeyError:
+        raise TesseraError(f"CUDA kernels compute in float32, float16 and bfloat16, not in {dtype}") from None
+
+
+def flat_config(size: int, per_thread: int = CHUNK) -> LaunchConfig:
+    """Threads that cover `size` elements, `per_thread` each."""
+    return LaunchConfig((ceil_div(size, FLAT_BLOCK * per_thread), 1, 1), (FLAT_BLOCK, 1, 1))
+
+
+def row_config(rows: int, width: int) -> LaunchConfig:
+    """One block a row; its size depends on the width alone, so that a row's sums never depend on the batch."""
+    warps = ceil_div(ceil_div(width, CHUNK), WARP_SIZE)
+    return LaunchConfig((rows, 1, 1), (min(warps * WARP_SIZE, MAX_BLOCK), 1, 1))
+
+
+def ceil_div(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)

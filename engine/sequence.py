@@ -1,0 +1,139 @@
+"""One sequence: its tokens, how far they are computed, and what it holds while it runs."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from engine.messages import AddRequest, FinishReason
+from engine.sampling_params import SamplingParams
+
+ClientId: TypeAlias = bytes
+
+
+class SequenceStatus(enum.Enum):
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """State of one request inside the engine. Times are the engine clock's seconds.
+
+    Attributes:
+        client: who asked; opaque, for routing the outputs.
+        token_ids: prompt, then output (int32).
+        max_num_tokens: the sequence ends at this length: prompt and `max_tokens`, or the whole context.
+        stop_token_ids: ids that end the sequence: the model's own (unless ignored) and the request's.
+        arrival_number: position in the order of arrival; breaks ties of equal priority.
+        num_computed_tokens: tokens whose keys and values are in the cache, or will be after the step
+            that is being executed.
+        num_cached_tokens: tokens that the prefix cache spared when the sequence was first scheduled.
+        block_table: KV blocks, in the order of their tokens.
+        block_digests: chained hashes of the first full blocks; kept by the block manager.
+        num_published_blocks: blocks of the table that were offered to the prefix cache or came from it.
+        slot: row of the scheduler's arrays while running, else -1.
+    """
+
+    request_id: str
+    client: ClientId
+    token_ids: array[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    max_num_tokens: int
+    stop_token_ids: frozenset[int]
+    arrival_number: int
+    arrival_time: float
+    priority: int = 0
+    cache_salt: bytes = b""
+
+    status: SequenceStatus = SequenceStatus.WAITING
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    block_table: list[int] = field(default_factory=list)
+    block_digests: list[bytes] = field(default_factory=list)
+    num_published_blocks: int = 0
+    slot: int = -1
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finish_reason: FinishReason | None = None
+
+    @classmethod
+    def from_request(
+        cls,
+        request: AddRequest,
+        client: ClientId,
+        *,
+        eos_token_ids: Iterable[int],
+        max_context: int,
+        arrival_number: int,
+    ) -> Sequence:
+        """A waiting sequence from a request whose fields have been verified."""
+        params = request.sampling_params
+        num_prompt_tokens = len(request.prompt_token_ids)
+        return cls(
+            request_id=request.request_id,
+            client=client,
+            token_ids=array("i", request.prompt_token_ids),
+            num_prompt_tokens=num_prompt_tokens,
+            params=params,
+            max_num_tokens=min(num_prompt_tokens + params.max_tokens, max_context),
+            stop_token_ids=frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids),
+            arrival_number=arrival_number,
+            arrival_time=request.arrival_time,
+            priority=request.priority,
+            cache_salt=request.cache_salt.encode("utf-8", "surrogatepass"),
+        )
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts sequences by who is served first."""
+        return self.priority, self.arrival_number
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.token_ids[: self.num_prompt_tokens].tolist()
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :].tolist()
+
+    @property
+    def is_running(self) -> bool:
+        return self.status is SequenceStatus.RUNNING
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Add a sampled token; -> why the sequence ends with it, or None if it goes on."""
+        token_ids = self.token_ids
+        token_ids.append(token_id)
+        if token_id in self.stop_token_ids and self.num_output_tokens > self.params.min_tokens:
+            return "stop"
+        if len(token_ids) >= self.max_num_tokens:
+            return "length"
+        return None
+
+    def block_bytes(self, index: int, block_size: int) -> bytes:
+        """The token ids of full block `index`, as the prefix cache hashes and compares them."""
+        return self.token_ids[index * block_size : (index + 1) * block_size].tobytes()

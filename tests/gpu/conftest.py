@@ -1,0 +1,65 @@
+"""The devices and operations of the GPU tests; without a GPU they are skipped, saying why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from engine.cuda.driver import find_device
+from engine.ops.cpu import CpuOps
+from tests.op_cases import DTYPES
+
+if TYPE_CHECKING:
+    from engine.cuda.device import CudaDevice
+    from engine.ops.cuda import CudaOps
+
+
+@pytest.fixture(scope="session")
+def cuda_device() -> CudaDevice:
+    """Device 0. With TESSERA_REQUIRE_GPU=1 its absence is a failure."""
+    found = find_device(0)
+    if not found.usable:
+        if os.environ.get("TESSERA_REQUIRE_GPU") == "1":
+            pytest.fail(f"TESSERA_REQUIRE_GPU=1, but {found.reason}", pytrace=False)
+        pytest.skip(found.reason)
+    from engine.cuda.device import CudaDevice
+
+    return CudaDevice(0)
+
+
+@pytest.fixture(scope="session")
+def cuda_ops(cuda_device: CudaDevice) -> CudaOps:
+    """All kernels compiled beforehand, which is many at a time."""
+    from engine.ops.cuda import CudaOps
+
+    ops = CudaOps(cuda_device)
+    for dtype in DTYPES:
+        ops.compile(dtype)
+    return ops
+
+
+@pytest.fixture(scope="session")
+def cpu_ops() -> CpuOps:
+    return CpuOps()
+
+
+class NoTransfers(Protocol):
+    def __call__(self) -> AbstractContextManager[None]: ...
+
+
+@pytest.fixture
+def no_transfers(cuda_device: CudaDevice) -> NoTransfers:
+    """`with no_transfers():` fails if anything inside copies between host and device."""
+
+    @contextmanager
+    def watch() -> Iterator[None]:
+        before = astuple(cuda_device.transfers)
+        yield
+        assert astuple(cuda_device.transfers) == before, "an operation copied between host and device"
+
+    return watch

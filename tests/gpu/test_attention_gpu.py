@@ -1,0 +1,214 @@
+"""CUDA rotary embedding, KV store and paged attention against the NumPy implementation.
+
+Slots without a token are NaN on both devices, outputs beforehand too, and the number of host-device
+copies must stand still.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import TesseraError
+from engine.ops.cpu import CpuOps
+from engine.ops.cuda import CudaOps
+from engine.ops.interface import Ops
+from engine.tensor import CPU, Device, Tensor, bfloat16, float16, float32, from_numpy
+from tests.gpu.conftest import NoTransfers
+from tests.op_cases import ATTENTION_CASES, DTYPES, AttentionCase, AttentionInputs, poisoned, random_array
+from tests.reference import assert_close
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = pytest.mark.gpu
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def random_rows(seed: int, count: int, longest: int) -> tuple[tuple[int, int], ...]:
+    """Half of them decode rows, the others chunks of a prefill."""
+    rng = np.random.default_rng(seed)
+    contexts = rng.integers(1, longest, count)
+    queries = np.where(rng.random(count) < 0.5, 1, np.minimum(contexts, rng.integers(2, 70, count)))
+    return tuple(zip(queries.tolist(), contexts.tolist(), strict=True))
+
+
+LONG = ((1, 5000), (1, 4097), (64, 5000), (1, 255), (1, 256), (1, 257), (200, 3000))
+DECODE = tuple((1, int(length)) for length in np.random.default_rng(1).integers(1, 900, 64))
+
+LARGE_CASES = [
+    AttentionCase("long", LONG, num_heads=8, head_dim=64),
+    AttentionCase("long_window", LONG, num_heads=8, head_dim=64, sliding_window=1000),
+    AttentionCase("long_128", LONG, num_heads=8, head_dim=128, block_size=64),
+    AttentionCase("long_general", LONG, head_dim=80, block_size=32),
+    AttentionCase("mixed_64_rows", random_rows(2, 64, 700), num_heads=8, head_dim=64, padding=5),
+    AttentionCase("mixed_64_rows_128", random_rows(3, 64, 400), num_heads=8, head_dim=128, sliding_window=129),
+    AttentionCase("decode_64_rows", DECODE, num_heads=16, num_kv_heads=4, head_dim=128),
+    AttentionCase("head_dim_256", random_rows(4, 12, 600), head_dim=256),
+    AttentionCase("group_32", random_rows(5, 12, 300), num_heads=32, num_kv_heads=1, head_dim=64),
+]
+EVERY_CASE = [
+    replace(case, name=f"{case.name}_{dtype}", dtype=dtype)
+    for case in [*ATTENTION_CASES, *LARGE_CASES]
+    for dtype in DTYPES
+    if not case.name.startswith("dtype_")
+]
+
+
+def attend(ops: Ops, inputs: AttentionInputs, out: Tensor | None = None) -> Array:
+    case = inputs.case
+    key_cache, value_cache = inputs.caches(ops.device)
+    return ops.paged_attention(
+        from_numpy(inputs.q, ops.device),
+        key_cache,
+        value_cache,
+        inputs.metadata(ops.device),
+        scale=case.scale,
+        sliding_window=case.sliding_window,
+        out=out,
+    ).numpy()
+
+
+@pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.name)
+def test_paged_attention(case: AttentionCase, cuda_ops: CudaOps, cpu_ops: CpuOps, no_transfers: NoTransfers) -> None:
+    inputs = AttentionInputs(case)
+    expected = attend(cpu_ops, inputs)
+    out = poisoned(inputs.q.shape, case.dtype, cuda_ops.device)
+    q, metadata = from_numpy(inputs.q, cuda_ops.device), inputs.metadata(cuda_ops.device)
+    caches = inputs.caches(cuda_ops.device)
+    with no_transfers():
+        cuda_ops.paged_attention(q, *caches, metadata, scale=case.scale, sliding_window=case.sliding_window, out=out)
+    assert_close(out.numpy(), expected, case.dtype)
+
+
+def test_paged_attention_of_nothing(cuda_ops: CudaOps) -> None:
+    assert attend(cuda_ops, AttentionInputs(AttentionCase("", ()))).shape == (0, 64)
+
+
+@dtypes
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_a_decode_row_is_bit_for_bit_what_it_is_alone(head_dim: int, dtype: np.dtype[Any], cuda_ops: CudaOps) -> None:
+    rows = ((1, 40), (1, 900), (1, 1), (1, 300), (9, 2000), (1, 0), (1, 700))
+    together = AttentionInputs(AttentionCase("", rows, head_dim=head_dim, dtype=dtype))
+    expected = attend(cuda_ops, together)
+    for row, (queries, context) in enumerate(rows):
+        alone = AttentionInputs(AttentionCase("", ((queries, context),), head_dim=head_dim, dtype=dtype))
+        tokens = slice(together.cu_seqlens_q[row], together.cu_seqlens_q[row + 1])
+        alone.key_cache, alone.value_cache = together.key_cache, together.value_cache
+        alone.block_tables, alone.q = together.block_tables[row : row + 1], together.q[tokens]
+        np.testing.assert_array_equal(attend(cuda_ops, alone), expected[tokens])
+
+
+@dtypes
+@pytest.mark.parametrize("sliding_window", [None, 9])
+def test_chunks_of_a_prefill_equal_the_whole(
+    sliding_window: int | None, dtype: np.dtype[Any], cuda_ops: CudaOps
+) -> None:
+    case = AttentionCase("", ((90, 90),), head_dim=64, sliding_window=sliding_window, dtype=dtype)
+    whole = AttentionInputs(case)
+    expected = attend(cuda_ops, whole)
+    for chunk in (1, 7, 64):
+        for start in range(0, 90, chunk):
+            end = min(start + chunk, 90)
+            part = AttentionInputs(replace(case, rows=((end - start, end),)))
+            part.key_cache, part.value_cache = whole.key_cache, whole.value_cache
+            part.block_tables, part.q = whole.block_tables, whole.q[start:end]
+            assert_close(attend(cuda_ops, part), expected[start:end], dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_a_broken_row_stays_alone(head_dim: int, dtype: np.dtype[Any], cuda_ops: CudaOps) -> None:
+    inputs = AttentionInputs(AttentionCase("", ((1, 30), (4, 30), (1, 30)), head_dim=head_dim, dtype=dtype))
+    expected = attend(cuda_ops, inputs)
+    inputs.key_cache[inputs.block_tables[0, 0]] = np.nan
+    result = attend(cuda_ops, inputs)
+    assert np.isnan(result[0].astype(np.float32)).all()
+    np.testing.assert_array_equal(result[1:], expected[1:])
+
+
+# -- rope and cache -------------------------------------------------------------------------------
+
+
+def rope_and_store(
+    ops: Ops, inputs: AttentionInputs, qkv: Array, cos_sin: Array | None, norms: dict[str, Array]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, key cache and value cache."""
+    device: Device = ops.device
+    key_cache, value_cache = inputs.caches(device)
+    out = poisoned(inputs.q.shape, inputs.q.dtype, device)
+    uploaded = {name: from_numpy(weight, device) for name, weight in norms.items()}
+    device_qkv, metadata = from_numpy(qkv, device), inputs.metadata(device)
+    table = None if cos_sin is None else from_numpy(cos_sin, device)
+    heads = inputs.case.num_heads
+    ops.rope_and_store(
+        device_qkv, key_cache, value_cache, metadata, table, num_heads=heads, eps=1e-6, out=out, **uploaded
+    )
+    return out, key_cache, value_cache
+
+
+def assert_same_cache(actual: Array, expected: Array, dtype: np.dtype[Any]) -> None:
+    """The NaN of slots without a token are still there."""
+    actual, expected = actual.astype(np.float32), expected.astype(np.float32)
+    empty_slots = np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(actual), empty_slots)
+    assert_close(np.where(empty_slots, 0, actual), np.where(empty_slots, 0, expected), dtype)
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim"),
+    [(8, 8), (16, None), (16, 6), (20, 20), (64, 64), (64, 16), (80, 32), (96, None), (128, 128), (256, 256)],
+)
+@pytest.mark.parametrize("norms", ["", "q", "qk"])
+def test_rope_and_store(
+    norms: str,
+    head_dim: int,
+    rotary_dim: int | None,
+    dtype: np.dtype[Any],
+    cuda_ops: CudaOps,
+    cpu_ops: CpuOps,
+) -> None:
+    case = AttentionCase("", ((4, 37), (7, 7), (1, 55), (1, 0)), num_heads=6, head_dim=head_dim, dtype=dtype)
+    inputs = AttentionInputs(case)
+    inputs.slot_mapping[[2, 9]] = -1
+    qkv = random_array(15, (len(inputs.q), (case.num_heads + 2 * case.num_kv_heads) * head_dim), dtype)
+    cos_sin = None
+    if rotary_dim is not None:
+        angles = np.random.default_rng(16).uniform(-3, 3, (60, rotary_dim // 2))
+        cos_sin = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    weights = {f"{name}_norm": random_array(17, (head_dim,), dtype) for name in norms}
+
+    expected = rope_and_store(cpu_ops, inputs, qkv, cos_sin, weights)
+    actual = rope_and_store(cuda_ops, inputs, qkv, cos_sin, weights)
+    assert_close(actual[0].numpy(), expected[0].numpy(), dtype)
+    for actual_cache, expected_cache in zip(actual[1:], expected[1:], strict=True):
+        assert_same_cache(actual_cache.numpy(), expected_cache.numpy(), dtype)
+
+
+def test_rope_and_store_copies_nothing_between_host_and_device(cuda_ops: CudaOps, no_transfers: NoTransfers) -> None:
+    inputs = AttentionInputs(AttentionCase("", ((4, 37), (1, 9)), dtype=bfloat16))
+    caches, metadata = inputs.caches(cuda_ops.device), inputs.metadata(cuda_ops.device)
+    qkv = from_numpy(random_array(18, (5, 8 * 16), bfloat16), cuda_ops.device)
+    with no_transfers():
+        cuda_ops.rope_and_store(qkv, *caches, metadata, None, num_heads=4)
+
+
+def test_rope_and_store_of_nothing(cuda_ops: CudaOps) -> None:
+    caches = AttentionInputs(AttentionCase("", ((1, 1),))).caches(cuda_ops.device)
+    metadata = AttentionInputs(AttentionCase("", ())).metadata(cuda_ops.device)
+    qkv = from_numpy(random_array(1, (0, 8 * 16)), cuda_ops.device)
+    assert cuda_ops.rope_and_store(qkv, *caches, metadata, None, num_heads=4).shape == (0, 64)
+
+
+def test_attention_refuses_inputs_of_another_device_or_dtype(cuda_ops: CudaOps) -> None:
+    inputs = AttentionInputs(AttentionCase("", ((2, 2),)))
+    caches, q = inputs.caches(cuda_ops.device), from_numpy(inputs.q, cuda_ops.device)
+    with pytest.raises(TesseraError, match=r"positions is on cpu, but .* on cuda:0"):
+        cuda_ops.paged_attention(q, *caches, inputs.metadata(CPU), scale=1)
+    half = from_numpy(inputs.q.astype(float16), cuda_ops.device)
+    with pytest.raises(TesseraError, match="do not fit"):
+        cuda_ops.paged_attention(half, *caches, inputs.metadata(cuda_ops.device), scale=1)
+    assert q.dtype == float32

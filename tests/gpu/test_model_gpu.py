@@ -1,0 +1,173 @@
+"""Whole models on the GPU: the golden logits, the stories, and that a forward stays on the device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.config import EngineConfig
+from engine.cuda.device import CudaDevice
+from engine.errors import TesseraError
+from engine.model_runner import ModelRunner
+from engine.models.config import load_config
+from engine.models.weights import dummy_weights
+from engine.ops.cuda import CudaOps
+from engine.ops.make import make_ops
+from engine.sampling_params import SamplingParams
+from engine.tensor import CPU, bfloat16, float16, float32, from_numpy
+from tests.decoder_harness import DecoderHarness, Row, relative_error, scattered_blocks, step_batch
+from tests.tiny_models import PROMPT_LEN, TINY_MODELS, build, prompt
+
+pytestmark = pytest.mark.gpu
+
+GOLDEN_FILE = Path(__file__).parents[1] / "golden" / "golden_logits.npz"
+TOLERANCE = {float32: 1e-4, bfloat16: 2e-2, float16: 2e-2}
+BLOCK_SIZE = 16
+MODEST = {"block_size": BLOCK_SIZE, "max_num_seqs": 4, "max_num_batched_tokens": 256, "gpu_memory_utilization": 0.2}
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, np.ndarray[Any, Any]]:
+    with np.load(GOLDEN_FILE) as file:
+        return dict(file)
+
+
+@pytest.mark.parametrize("chunks", [None, [7, 1, 16, 9, 7], [1] * PROMPT_LEN], ids=["whole", "chunks", "decode"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_golden_logits(
+    name: str,
+    dtype: np.dtype[Any],
+    chunks: list[int] | None,
+    tmp_path: Path,
+    cuda_ops: CudaOps,
+    golden: dict[str, np.ndarray[Any, Any]],
+) -> None:
+    model = TINY_MODELS[name]
+    made = DecoderHarness(build(model, tmp_path), cuda_ops, dtype, max_model_len=model.max_model_len)
+    logits = made.logits(prompt(), chunks)
+    assert relative_error(logits[golden["positions"]], golden[name]) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+def test_no_transfer_inside_a_forward(name: str, tmp_path: Path, cuda_device: CudaDevice, cuda_ops: CudaOps) -> None:
+    made = DecoderHarness(build(TINY_MODELS[name], tmp_path), cuda_ops, bfloat16, max_model_len=64)
+    for tokens in (prompt(), prompt()[:1]):
+        inputs = made.step_inputs(tokens, 0, scattered_blocks(8))
+        made.decoder.forward(*inputs, made.buffers)  # compiles what is not compiled yet
+        cuda_device.synchronize()
+        before = (vars(cuda_device.transfers).copy(), cuda_device.pool_statistics.in_use)
+        logits = made.decoder.forward(*inputs, made.buffers)
+        cuda_device.synchronize()
+        assert (vars(cuda_device.transfers), cuda_device.pool_statistics.in_use) == before
+        assert np.isfinite(logits.numpy()).all()
+        assert vars(cuda_device.transfers) != before[0], "the counter counts"
+
+
+def test_inputs_on_two_devices_are_refused(tmp_path: Path, cuda_ops: CudaOps) -> None:
+    made = DecoderHarness(build(TINY_MODELS["llama"], tmp_path), cuda_ops, bfloat16, max_model_len=64)
+    _, metadata, indices = made.step_inputs([5], 0, scattered_blocks(8))
+    with pytest.raises(TesseraError, match="ids is on cpu, but this operation runs on cuda:0"):
+        made.decoder.forward(from_numpy(np.array([5], np.int32), CPU), metadata, indices, made.buffers)
+
+
+def test_dummy_weights_are_deterministic_and_those_of_the_cpu(tmp_path: Path, cuda_ops: CudaOps) -> None:
+    config = load_config(build(TINY_MODELS["qwen3"], tmp_path))
+    one, same, other = (dummy_weights(config, bfloat16, cuda_ops, seed=seed) for seed in (1, 1, 2))
+    on_cpu = dummy_weights(config, bfloat16, make_ops(CPU), seed=1)
+    for first, second, third in zip(one.tensors(), same.tensors(), on_cpu.tensors(), strict=True):
+        assert np.array_equal(first.numpy(), second.numpy())
+        assert relative_error(first.numpy(), third.numpy().astype(np.float64)) < 1e-2
+    assert not np.array_equal(one.layers[0].qkv.numpy(), other.layers[0].qkv.numpy())
+
+
+def make_runner(folder: Path, device: CudaDevice, ops: CudaOps, **settings: Any) -> ModelRunner:
+    config = EngineConfig(model=str(folder), **{**MODEST, **settings})
+    return ModelRunner(config, load_config(folder), device, ops)
+
+
+def generate(runner: ModelRunner, rows: list[Row], count: int) -> None:
+    for _ in range(count):
+        result = runner.execute(step_batch(rows, BLOCK_SIZE))
+        for row, token_id in zip(rows, result.token_ids.tolist(), strict=True):
+            row.output.append(token_id)
+
+
+@pytest.mark.shared
+def test_both_stories_alone_and_together(shared_models: Path, cuda_device: CudaDevice, cuda_ops: CudaOps) -> None:
+    folder = shared_models / "stories260K"
+    cases = json.loads((folder / "greedy_ref.json").read_text())["cases"]
+    runner = make_runner(folder, cuda_device, cuda_ops, dtype="float32", num_kv_blocks=64)
+    greedy = SamplingParams(max_tokens=120, temperature=0.0)
+
+    def rows() -> list[Row]:
+        return [
+            Row(slot=slot, blocks=scattered_blocks(16, first=16 * slot), prompt=case["prompt_ids"], params=greedy)
+            for slot, case in enumerate(cases)
+        ]
+
+    together = rows()
+    generate(runner, together, 120)
+    for alone, row, case in zip(rows(), together, cases, strict=True):
+        generate(runner, [alone], 120)
+        assert alone.output == row.output == case["greedy_ids"]
+
+
+def test_a_plain_step_uploads_once_and_downloads_once(
+    tmp_path: Path, cuda_device: CudaDevice, cuda_ops: CudaOps
+) -> None:
+    runner = make_runner(build(TINY_MODELS["llama"], tmp_path), cuda_device, cuda_ops, num_kv_blocks=16)
+    greedy = SamplingParams(max_tokens=9, temperature=0.0)
+    rows = [Row(slot=0, blocks=scattered_blocks(4), prompt=prompt()[:9], params=greedy)]
+    generate(runner, rows, 1)
+    before = vars(cuda_device.transfers).copy()
+    generate(runner, rows, 3)
+    after = vars(cuda_device.transfers)
+    assert after["uploads"] - before["uploads"] == 3
+    assert after["downloads"] - before["downloads"] == 3
+
+
+def test_sampling_and_logprobs_agree_with_the_cpu(tmp_path: Path, cuda_device: CudaDevice, cuda_ops: CudaOps) -> None:
+    folder = build(TINY_MODELS["llama"], tmp_path)
+    settings = [
+        SamplingParams(max_tokens=9, temperature=0.0, logprobs=3),
+        SamplingParams(max_tokens=9, temperature=1.0, seed=4, top_p=0.9, logprobs=0),
+        SamplingParams(max_tokens=9, temperature=0.8, seed=5, top_k=7, repetition_penalty=1.4, min_tokens=4),
+        SamplingParams(max_tokens=9, temperature=0.0, logit_bias={9: 20.0, 8: 19.0}, presence_penalty=1.5),
+    ]
+    outputs = []
+    for device, ops in ((cuda_device, cuda_ops), (CPU, make_ops(CPU))):
+        config = EngineConfig(model=str(folder), **{**MODEST, "dtype": "float32", "num_kv_blocks": 16})
+        runner = ModelRunner(config, load_config(folder), device, ops)
+        rows = [
+            Row(slot=slot, blocks=scattered_blocks(4, first=4 * slot), prompt=prompt()[slot : slot + 9], params=params)
+            for slot, params in enumerate(settings)
+        ]
+        rows[2].suppressed = (2, 3)
+        logprobs = []
+        for _ in range(6):
+            result = runner.execute(step_batch(rows, BLOCK_SIZE))
+            assert result.logprobs is not None
+            logprobs += [found.logprob for found in result.logprobs[:2] if found is not None]
+            for row, token_id in zip(rows, result.token_ids.tolist(), strict=True):
+                row.output.append(token_id)
+        outputs.append(([row.output for row in rows], logprobs))
+    assert outputs[0][0] == outputs[1][0]
+    assert outputs[0][1] == pytest.approx(outputs[1][1], abs=1e-4)
+
+
+def test_the_kv_cache_takes_its_share_of_the_memory(tmp_path: Path, cuda_device: CudaDevice, cuda_ops: CudaOps) -> None:
+    llama = TINY_MODELS["llama"].config
+    folder = tmp_path / "wide"
+    folder.mkdir()
+    sizes = {"max_position_embeddings": 2**16, "num_hidden_layers": 32, "head_dim": 128, "num_key_value_heads": 4}
+    (folder / "config.json").write_text(json.dumps({**llama, **sizes}))
+    runner = make_runner(folder, cuda_device, cuda_ops, load_format="dummy", max_num_seqs=64)
+    share = int(0.2 * cuda_device.total_memory)
+    used = cuda_device.total_memory - cuda_device.free_memory()
+    assert 0.9 * share < used < 1.01 * share
+    assert runner.kv_cache_bytes > 0.5 * share

@@ -1,0 +1,268 @@
+"""Every CUDA operation but attention and sampling against its NumPy implementation.
+
+Outputs are NaN beforehand, so that an element that a kernel leaves out is found, and the number of
+host-device copies must stand still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import TesseraError
+from engine.ops.cpu import CpuOps
+from engine.ops.cuda import CudaOps
+from engine.ops.interface import Ops
+from engine.ops.make import make_ops
+from engine.tensor import CPU, Tensor, float16, float32, from_numpy
+from tests import reference
+from tests.gpu.conftest import NoTransfers
+from tests.op_cases import DTYPES, poisoned, random_array
+from tests.reference import assert_close
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = pytest.mark.gpu
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+NUM_ROWS = [0, 1, 2, 3, 4, 5, 7, 16, 17, 64, 129, 300]
+WIDTHS = [1, 8, 31, 64, 172, 1000, 4096]
+ROW_SHAPES = [(0, 8), (1, 1), (2, 8), (3, 31), (17, 64), (129, 172), (300, 1000), (7, 4096), (2, 12289)]
+
+# Applied to each implementation, its inputs as tensors of its device.
+Call = Callable[..., Tensor]
+
+
+@pytest.fixture
+def compare(cuda_ops: CudaOps, cpu_ops: CpuOps, no_transfers: NoTransfers) -> Callable[..., None]:
+    def run(call: Call, dtype: np.dtype[Any], *arrays: Array, floor: float = 1.0) -> None:
+        """call(ops, out, *inputs) on both devices gives the same; in the inputs as well, if it writes there."""
+        expected_inputs = [from_numpy(array, CPU) for array in arrays]
+        expected = call(cpu_ops, None, *expected_inputs)
+        inputs = [from_numpy(array, cuda_ops.device) for array in arrays]
+        out = poisoned(expected.shape, expected.dtype, cuda_ops.device)
+        with no_transfers():
+            assert call(cuda_ops, out, *inputs) is out
+        assert_close(out.numpy(), expected.numpy(), dtype, floor=floor)
+        for actual_input, expected_input in zip(inputs, expected_inputs, strict=True):
+            assert_close(actual_input.numpy(), expected_input.numpy(), dtype)
+
+    return run
+
+
+def test_make_ops_takes_the_kernels_for_a_cuda_device(cuda_ops: CudaOps) -> None:
+    made = make_ops(cuda_ops.device)
+    assert isinstance(made, CudaOps)
+    assert made.device is cuda_ops.device
+
+
+# -- linear ---------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=2)
+def matrix(seed: int, rows: int, columns: int, dtype: np.dtype[Any]) -> Array:
+    return np.random.default_rng(seed).standard_normal((rows, columns), np.float32).astype(dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("n", WIDTHS)
+@pytest.mark.parametrize("k", WIDTHS)
+def test_matmul(
+    k: int, n: int, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps, no_transfers: NoTransfers
+) -> None:
+    x, weight = matrix(1, NUM_ROWS[-1], k, dtype), matrix(2, n, k, dtype)
+    bias = random_array(3, (n,), dtype)
+    plain = cpu_ops.matmul(from_numpy(x, CPU), from_numpy(weight, CPU), out=poisoned((len(x), n), float32, CPU)).numpy()
+    device_x, device_weight, device_bias = (from_numpy(array, cuda_ops.device) for array in (x, weight, bias))
+    for m in NUM_ROWS:
+        out, logits = (poisoned((m, n), kind, cuda_ops.device) for kind in (dtype, float32))
+        with no_transfers():
+            cuda_ops.matmul(device_x[:m], device_weight, device_bias, out=out)
+            cuda_ops.matmul(device_x[:m], device_weight, out=logits)
+        assert_close(out.numpy(), plain[:m] + bias.astype(np.float32), dtype)
+        # A float32 result of 16-bit inputs is never rounded to 16 bits.
+        assert_close(logits.numpy(), plain[:m], float32)
+
+
+@dtypes
+def test_matmul_of_rows_that_start_anywhere(dtype: np.dtype[Any], compare: Callable[..., None]) -> None:
+    """Rows of 24 elements sliced from a tensor start at multiples of 16 bytes, rows of 25 do not."""
+    for k in (24, 25):
+        for m in (1, 3, 40):
+            compare(
+                lambda ops, out, x, w: ops.matmul(x[1:], w[1:], out=out),
+                dtype,
+                random_array(4, (m + 1, k), dtype),
+                random_array(5, (34, k), dtype),
+            )
+
+
+@dtypes
+def test_a_row_of_a_small_matmul_does_not_depend_on_the_others(dtype: np.dtype[Any], cuda_ops: CudaOps) -> None:
+    x, weight = (from_numpy(random_array(seed, (300, 512), dtype), cuda_ops.device) for seed in (6, 7))
+    alone = cuda_ops.matmul(x[:1], weight).numpy()
+    for m in (2, 3, 4):
+        np.testing.assert_array_equal(cuda_ops.matmul(x[:m], weight).numpy()[:1], alone)
+
+
+@dtypes
+@pytest.mark.parametrize("m", [3, 40, 150])
+def test_matmul_keeps_a_broken_row_to_itself(m: int, dtype: np.dtype[Any], cuda_ops: CudaOps) -> None:
+    x, weight = random_array(8, (m, 64), dtype), random_array(9, (50, 64), dtype)
+    broken = x.copy()
+    broken[1] = np.nan
+    result = cuda_ops.matmul(from_numpy(broken, cuda_ops.device), from_numpy(weight, cuda_ops.device)).numpy()
+    assert np.isnan(result[1].astype(np.float32)).all()
+    sound = [0, *range(2, m)]
+    assert_close(result[sound], reference.matmul(x, weight)[sound], dtype)
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+@dtypes
+@pytest.mark.parametrize("shape", ROW_SHAPES)
+def test_norms(shape: tuple[int, int], dtype: np.dtype[Any], compare: Callable[..., None]) -> None:
+    x, residual = random_array(1, shape, dtype, 3), random_array(2, shape, dtype)
+    weight, bias = random_array(3, shape[1:], dtype), random_array(4, shape[1:], dtype)
+    compare(lambda ops, out, x, w: ops.rmsnorm(x, w, 1e-5, out=out), dtype, x, weight, floor=0.01)
+    compare(lambda ops, out, x, r, w: ops.add_rmsnorm(x, r, w, 1e-6, out=out), dtype, x, residual, weight)
+    compare(lambda ops, out, x, w, b: ops.layernorm(x, w, b, 1e-5, out=out), dtype, x, weight, bias)
+    compare(lambda ops, out, x, w: ops.layernorm(x, w, None, 1e-5, out=out), dtype, x, weight)
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [*ROW_SHAPES, (3, 151936)])
+def test_softmax(shape: tuple[int, int], dtype: np.dtype[Any], compare: Callable[..., None]) -> None:
+    x = random_array(5, shape, dtype, 6)
+    compare(lambda ops, out, x: ops.softmax(x, out=out), float32, x, floor=0.001)
+    compare(lambda ops, out, x: ops.softmax(x, log=True, out=out), float32, x)
+
+
+def test_softmax_of_huge_and_excluded_logits(cuda_ops: CudaOps) -> None:
+    x = from_numpy(np.array([[3e38, 3e38, -3e38], [-np.inf, 2, 2]], np.float32), cuda_ops.device)
+    np.testing.assert_allclose(cuda_ops.softmax(x).numpy(), [[0.5, 0.5, 0], [0, 0.5, 0.5]], rtol=1e-6)
+
+
+@dtypes
+@pytest.mark.parametrize("shape", ROW_SHAPES)
+def test_activations(shape: tuple[int, int], dtype: np.dtype[Any], compare: Callable[..., None]) -> None:
+    x, pair = random_array(6, shape, dtype, 3), random_array(7, (shape[0], 2 * shape[1]), dtype, 5)
+    compare(lambda ops, out, x: ops.silu_mul(x, out=out), dtype, pair, floor=0.001)
+    compare(lambda ops, out, x: ops.gelu(x, tanh=True, out=out), dtype, x, floor=0.01)
+    compare(lambda ops, out, x: ops.gelu(x, tanh=False, out=out), dtype, x, floor=0.01)
+
+
+def test_activations_of_extreme_values(cuda_ops: CudaOps) -> None:
+    pair = np.array([[-1e30, 1e30, 0.0, np.inf, 1, 1, 1, 1]], np.float32)
+    result = cuda_ops.silu_mul(from_numpy(pair, cuda_ops.device)).numpy()
+    np.testing.assert_array_equal(result, np.array([[0, 1e30, 0, np.inf]], np.float32))
+    x = from_numpy(np.array([-1e30, 1e30, 0, np.inf], np.float32), cuda_ops.device)
+    for tanh in (True, False):
+        result = cuda_ops.gelu(x, tanh=tanh).numpy()
+        np.testing.assert_array_equal(result, np.array([0, 1e30, 0, np.inf], np.float32))
+
+
+# -- elementwise ----------------------------------------------------------------------------------
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [(0, 8), (1,), (7,), (3, 5, 7), (129, 65), (300, 1024)])
+def test_elementwise(shape: tuple[int, ...], dtype: np.dtype[Any], compare: Callable[..., None]) -> None:
+    a, b = random_array(8, shape, dtype), random_array(9, shape, dtype)
+    compare(lambda ops, out, a, b: ops.add(a, b, out=out), dtype, a, b, floor=0.001)
+    compare(lambda ops, out, a, b: ops.mul(a, b, out=out), dtype, a, b, floor=0.001)
+    compare(lambda ops, out, a: ops.scale(a, -0.37, out=out), dtype, a, floor=0.001)
+
+
+@dtypes
+def test_elementwise_on_rows_that_start_anywhere(dtype: np.dtype[Any], compare: Callable[..., None]) -> None:
+    a, b = random_array(10, (40, 33), dtype), random_array(11, (40, 33), dtype)
+    compare(lambda ops, out, a, b: ops.add(a[1:], b[:39], out=out), dtype, a, b, floor=0.001)
+    compare(lambda ops, out, a, b: ops.mul(a[3:], b[2:39], out=out), dtype, a, b, floor=0.001)
+
+
+@dtypes
+def test_in_place(dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    x, other = random_array(12, (37, 65), dtype), random_array(13, (37, 65), dtype)
+    calls: list[Callable[[Ops, Tensor, Tensor], Tensor]] = [
+        lambda ops, t, b: ops.add(t, b, out=t),
+        lambda ops, t, b: ops.mul(t, b, out=t),
+        lambda ops, t, b: ops.scale(t, 1.7, out=t),
+    ]
+    for call in calls:
+        expected = call(cpu_ops, from_numpy(x, CPU), from_numpy(other, CPU))
+        place = from_numpy(x, cuda_ops.device)
+        assert call(cuda_ops, place, from_numpy(other, cuda_ops.device)) is place
+        assert_close(place.numpy(), expected.numpy(), dtype)
+
+
+@pytest.mark.parametrize("source", DTYPES, ids=str)
+@pytest.mark.parametrize("target", DTYPES, ids=str)
+def test_copy_converts_with_one_rounding(
+    source: np.dtype[Any], target: np.dtype[Any], cuda_ops: CudaOps, no_transfers: NoTransfers
+) -> None:
+    for shape in ((0, 3), (1,), (5, 33), (64, 1024)):
+        x = random_array(14, shape, source)
+        out, original = poisoned(shape, target, cuda_ops.device), from_numpy(x, cuda_ops.device)
+        with no_transfers():
+            assert cuda_ops.copy(original, out) is out
+        np.testing.assert_array_equal(out.numpy(), x.astype(float32).astype(target))
+
+
+def test_copy_of_integers_and_of_values_too_large_for_the_target(cuda_ops: CudaOps) -> None:
+    ids = np.arange(7, dtype=np.int32)
+    out = cuda_ops.copy(from_numpy(ids, cuda_ops.device), from_numpy(ids * 0, cuda_ops.device))
+    np.testing.assert_array_equal(out.numpy(), ids)
+    large = from_numpy(np.array([1e30, -1e30, np.nan], np.float32), cuda_ops.device)
+    out = cuda_ops.copy(large, poisoned((3,), float16, cuda_ops.device))
+    np.testing.assert_array_equal(out.numpy(), np.array([np.inf, -np.inf, np.nan], np.float16))
+
+
+@dtypes
+@pytest.mark.parametrize("width", [1, 9, 64, 1000])
+def test_embedding(width: int, dtype: np.dtype[Any], cuda_ops: CudaOps, no_transfers: NoTransfers) -> None:
+    table = random_array(15, (20, width), dtype)
+    ids = np.array([3, 19, 0, -1, 20, 2**31 - 1, -(2**31), 3], np.int32)
+    expected = np.where(((ids >= 0) & (ids < 20))[:, None], table[ids.clip(0, 19)], dtype.type(0))
+    out = poisoned(expected.shape, dtype, cuda_ops.device)
+    device_ids, device_table = (from_numpy(array, cuda_ops.device) for array in (ids, table))
+    with no_transfers():
+        cuda_ops.embedding(device_ids, device_table, out=out)
+    np.testing.assert_array_equal(out.numpy(), expected)
+    assert cuda_ops.embedding(device_ids[:0], device_table).shape == (0, width)
+
+
+@dtypes
+@pytest.mark.parametrize(("size", "seed"), [(1, 0), (6, 5), (1003, 2**40 + 17), (300_001, 2**64 - 1)])
+def test_fill_normal(size: int, seed: int, dtype: np.dtype[Any], compare: Callable[..., None]) -> None:
+    def fill(ops: Ops, out: Tensor | None) -> Tensor:
+        target = out or poisoned((size,), dtype, ops.device)
+        return ops.fill_normal(target, std=0.3, mean=-2.0, seed=seed)
+
+    compare(fill, dtype)
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+def test_tensors_on_two_devices_are_refused_by_name(cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    here = from_numpy(random_array(16, (4, 6)), CPU)
+    there = here.to(cuda_ops.device)
+    calls: list[Callable[[Ops, Tensor, Tensor], Tensor]] = [
+        lambda ops, own, far: ops.matmul(own, far),
+        lambda ops, own, far: ops.rmsnorm(own, far[0], 1e-6),
+        lambda ops, own, far: ops.add(own, far),
+        lambda ops, own, far: ops.copy(own, far),
+        lambda ops, own, far: ops.softmax(own, out=far),
+        lambda ops, own, far: ops.silu_mul(far),
+    ]
+    for call in calls:
+        with pytest.raises(TesseraError, match=r"on cpu, but .* on cuda:0"):
+            call(cuda_ops, there, here)
+        with pytest.raises(TesseraError, match=r"on cuda:0, but .* on cpu"):
+            call(cpu_ops, here, there)

@@ -1,0 +1,272 @@
+"""The sampling kernels against the NumPy implementation."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.device import CudaDevice
+from engine.ops.cpu import CpuOps
+from engine.ops.cpu.philox import keys_of_seeds, philox4x32_10
+from engine.ops.cuda import CudaOps
+from engine.ops.interface import Ops, SamplingMetadata
+from engine.tensor import CPU, Device, from_numpy
+from tests.sampling_cases import KEPT, SlotTables, int32s, kept_tokens, log_of, make_metadata, make_state, softmax
+
+pytestmark = pytest.mark.gpu
+
+Array = np.ndarray[Any, Any]
+SEED = 20261121
+VOCAB_SIZES = (1, 2, 31, 512, 32000, 151936)
+ROWS = (0, 1, 3, 64)
+SCORE_TOLERANCE = 1e-4
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    print(f"seed {SEED}")
+    return np.random.default_rng(SEED)
+
+
+def varied_logits(rng: np.random.Generator, rows: int, vocab_size: int) -> Array:
+    """Every shape of row that the filters tell apart: spread, peaked, flat, clustered, tied, partly impossible."""
+    logits = np.empty((rows, vocab_size), np.float32)
+    shapes = ["spread", "peaked", "flat", "clustered", "close", "tied", "holes"]
+    for i in range(rows):
+        shape = shapes[i % len(shapes)]
+        row = rng.normal(0, 3, vocab_size)
+        if shape == "peaked":
+            row[rng.integers(vocab_size)] += 25
+        elif shape == "flat":
+            row[:] = rng.normal()
+        elif shape == "clustered":  # all in a few bins of the first round
+            row *= 1e-3
+        elif shape == "close":  # all in one bin of the second round
+            row *= 1e-6
+        elif shape == "tied":
+            row = np.round(row)
+        elif shape == "holes":
+            row[rng.random(vocab_size) < 0.5] = -np.inf
+            row[rng.integers(vocab_size)] = 1.0
+        logits[i] = row
+    return logits
+
+
+def varied_settings(rng: np.random.Generator, rows: int) -> dict[str, Any]:
+    return {
+        "seeds": rng.integers(0, 2**64, rows, dtype=np.uint64),
+        "positions": rng.integers(0, 2**20, rows),
+        "temperature": rng.choice([0.0, 1e-4, 0.7, 1.0, 2.0], rows, p=[0.1, 0.1, 0.3, 0.3, 0.2]),
+        "top_k": rng.choice([0, 1, 2, 20, 5000, 2**31 - 1], rows),
+        "top_p": rng.choice([1.0, 0.95, 0.5, 1e-6], rows),
+        "min_p": rng.choice([0.0, 0.0, 0.01, 0.3, 1.0], rows),
+    }
+
+
+def sample(ops: Ops, logits: Array, device: Device, filtered: bool, **settings: Any) -> Array:
+    metadata = make_metadata(device, len(logits), **settings)
+    return ops.sample(from_numpy(logits, device), metadata, filtered=filtered).numpy()
+
+
+def assert_sound_choice(token: int, best: int, logits: Array, metadata: SamplingMetadata, row: int) -> None:
+    """Another token than the CPU's is right only within rounding: of its score, or of the filters' limits."""
+    assert 0 <= token < len(logits)
+    temperature, top_p, min_p = (
+        float(getattr(metadata, name).numpy()[row]) for name in ("temperature", "top_p", "min_p")
+    )
+    top_k = int(metadata.top_k.numpy()[row])
+    probabilities = softmax(logits, temperature).tolist()
+    assert token in kept_tokens(probabilities, top_k, top_p, min_p, slack=1e-5)
+    groups = np.arange((len(logits) + 3) // 4)
+    counter = np.zeros((len(groups), 4), np.uint32)
+    counter[:, 0] = groups
+    counter[:, 1] = metadata.positions.numpy()[row]
+    words = philox4x32_10(counter, keys_of_seeds(metadata.seeds.numpy()[row])).reshape(-1)[: len(logits)]
+    noise = -np.log(-np.log(((words >> 9) + 0.5) * 2.0**-23))
+    scores = (logits.astype(np.float64) - float(logits.max())) / temperature + noise
+    certain = kept_tokens(probabilities, top_k, top_p, min_p, slack=-1e-5)
+    assert scores[token] >= scores[sorted(certain)].max() - SCORE_TOLERANCE
+    print(f"row {row}: {token} instead of {best}, within rounding")
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("filtered", [False, True])
+def test_samples_as_numpy(
+    cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator, vocab_size: int, rows: int, filtered: bool
+) -> None:
+    logits = varied_logits(rng, rows, vocab_size)
+    settings = varied_settings(rng, rows)
+    if not filtered:
+        settings = {name: settings[name] for name in ("seeds", "positions", "temperature")}
+    expected = sample(CpuOps(), logits, CPU, filtered, **settings)
+    tokens = sample(cuda_ops, logits, cuda_device, filtered, **settings)
+    assert tokens.shape == (rows,)
+    metadata = make_metadata(CPU, rows, **settings)
+    for i in np.flatnonzero(tokens != expected):
+        assert_sound_choice(int(tokens[i]), int(expected[i]), logits[i], metadata, i)
+
+
+def test_filters_of_a_large_flat_row(cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator) -> None:
+    """More candidates than the kernel lists in shared memory."""
+    rows, vocab_size = 9, 151936
+    logits = rng.normal(0, 0.5, (rows, vocab_size)).astype(np.float32)
+    logits[-1] = 2.5
+    settings = {
+        "seeds": np.arange(rows),
+        "top_k": [0, 50000, 100000, 0, 4096, 4097, 150000, 1, 77],
+        "top_p": [0.9, 1.0, 0.8, 0.999, 1.0, 1.0, 0.9, 0.5, 0.5],
+        "min_p": [0.0, 0.0, 0.001, 0.1, 0.0, 0.0, 0.1, 0.0, 0.0],
+    }
+    expected = sample(CpuOps(), logits, CPU, True, **settings)
+    tokens = sample(cuda_ops, logits, cuda_device, True, **settings)
+    metadata = make_metadata(CPU, rows, **settings)
+    for i in np.flatnonzero(tokens != expected):
+        assert_sound_choice(int(tokens[i]), int(expected[i]), logits[i], metadata, i)
+
+
+@pytest.mark.parametrize(("probabilities", "settings", "kept"), [c[1:] for c in KEPT], ids=[c[0] for c in KEPT])
+def test_kept_tokens(
+    cuda_ops: CudaOps, cuda_device: CudaDevice, probabilities: list[float], settings: dict[str, Any], kept: set[int]
+) -> None:
+    logits = np.tile(log_of(probabilities), (600, 1))
+    tokens = sample(cuda_ops, logits, cuda_device, True, positions=np.arange(600), **settings)
+    assert set(tokens.tolist()) == kept
+
+
+@pytest.mark.parametrize("vocab_size", [31, 32000])
+def test_a_row_alone_chooses_as_in_any_batch(
+    cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator, vocab_size: int
+) -> None:
+    rows = 130  # split otherwise than one row
+    logits = varied_logits(rng, rows, vocab_size)
+    settings = varied_settings(rng, rows)
+    together = sample(cuda_ops, logits, cuda_device, True, **settings)
+    assert (sample(cuda_ops, logits, cuda_device, True, **settings) == together).all()
+    for i in range(0, rows, 7):
+        alone = {name: values[i] for name, values in settings.items()}
+        assert sample(cuda_ops, logits[[i]], cuda_device, True, **alone).tolist() == [together[i]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("vocab_size", [50, 32000])
+def test_rows_without_a_finite_maximum_fail_alone(
+    cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator, temperature: float, vocab_size: int
+) -> None:
+    logits = rng.normal(0, 1, (6, vocab_size)).astype(np.float32)
+    settings = {"seeds": np.arange(6), "temperature": temperature, "top_p": 0.9}
+    sound = sample(cuda_ops, logits, cuda_device, True, **settings)
+    logits[1, -1] = np.nan
+    logits[2, 0] = np.inf
+    logits[3] = -np.inf
+    logits[4, 0] = -np.nan
+    tokens = sample(cuda_ops, logits, cuda_device, True, **settings)
+    assert tokens.tolist() == [sound[0], -1, -1, -1, -1, sound[5]]
+
+
+def test_greedy_takes_the_lowest_of_the_best(cuda_ops: CudaOps, cuda_device: CudaDevice) -> None:
+    logits = np.array([[1, 3, 3, 2], [-5, -6, -5, -7], [-0.0, 0.0, -1, 0], [-np.inf, -np.inf, -1e38, -np.inf]])
+    tokens = sample(cuda_ops, logits.astype(np.float32), cuda_device, False, temperature=0.0)
+    assert tokens.tolist() == [1, 0, 0, 2]
+
+
+def test_padding_rows_are_left_out(cuda_ops: CudaOps, cuda_device: CudaDevice) -> None:
+    metadata = make_metadata(
+        cuda_device, 3, slots=[0, -1, 1], temperature=[0.0, 0.0, 1.0], min_tokens=5, presence_penalty=1.0
+    )
+    logits = from_numpy(np.array([[1, 2], [3, 4], [-np.inf, 5]], np.float32), cuda_device)
+    state = make_state(cuda_device, [SlotTables({}, [])] * 2, 2)
+    tokens = cuda_ops.sample(logits, metadata, filtered=True)
+    assert tokens.numpy().tolist() == [1, -1, 1]
+    before = state.token_state.numpy()
+    cuda_ops.record_tokens(state, metadata.slots, tokens)
+    assert (state.token_state.numpy() - before).tolist() == [[0, 1], [0, 1]]
+    cuda_ops.adjust_logits(logits, state, metadata)
+    assert logits.numpy()[1].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+@pytest.mark.parametrize("rows", ROWS)
+def test_state_and_adjustment_as_numpy(
+    cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator, vocab_size: int, rows: int
+) -> None:
+    num_slots = rows + 2
+    tables = []
+    for _ in range(num_slots):
+        ids = rng.permutation(vocab_size)
+        bias = {int(i): float(v) for i, v in zip(ids[:9], rng.normal(0, 20, 9), strict=False)}
+        tables.append(SlotTables(bias, [int(i) for i in ids[6:12]]))
+    prompts = [rng.integers(-1, vocab_size + 1, rng.integers(0, 3000)) for _ in range(num_slots)]
+    outputs = [rng.integers(-1, min(vocab_size, 50) + 1, rng.integers(0, 1000)) for _ in range(num_slots)]
+    settings: dict[str, Any] = {
+        "slots": rng.permutation(num_slots)[:rows],
+        "num_output_tokens": rng.integers(0, 4, rows),
+        "min_tokens": rng.integers(0, 4, rows),
+        "repetition_penalty": rng.choice(np.float32([1.0, 0.5, 1.7]), rows),
+        "presence_penalty": rng.choice(np.float32([0.0, -1.5, 2.0]), rows),
+        "frequency_penalty": rng.choice(np.float32([0.0, 0.25, -2.0]), rows),
+    }
+    logits = rng.normal(0, 5, (rows, vocab_size)).astype(np.float32)
+    token_ids = rng.integers(-1, vocab_size, rows)
+
+    states, adjusted = [], []
+    implementations: list[tuple[Ops, Device]] = [(CpuOps(), CPU), (cuda_ops, cuda_device)]
+    for ops, device in implementations:
+        state = make_state(device, tables, vocab_size)
+        for slot in range(num_slots):
+            ops.reset_slot(state, slot, int32s(device, prompts[slot]), int32s(device, outputs[slot]))
+        metadata = make_metadata(device, rows, **settings)
+        tensor = from_numpy(logits, device)
+        ops.adjust_logits(tensor, state, metadata)
+        ops.record_tokens(state, metadata.slots, int32s(device, token_ids))
+        states.append(state.token_state.numpy())
+        adjusted.append(tensor.numpy())
+    assert (states[0] == states[1]).all()
+    np.testing.assert_allclose(adjusted[1], adjusted[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("k", [0, 1, 20, 64])
+def test_logprobs_as_numpy(
+    cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator, vocab_size: int, rows: int, k: int
+) -> None:
+    k = min(k, vocab_size)
+    logits = varied_logits(rng, rows, vocab_size)
+    token_ids = rng.integers(0, vocab_size, rows)
+    expected = CpuOps().top_logprobs(from_numpy(logits, CPU), int32s(CPU, token_ids), k)
+    results = cuda_ops.top_logprobs(from_numpy(logits, cuda_device), int32s(cuda_device, token_ids), k)
+    for result, reference in zip(results, expected, strict=True):
+        assert result.shape == reference.shape
+        if result.dtype == np.int32:
+            assert (result.numpy() == reference.numpy()).all()
+        else:
+            np.testing.assert_allclose(result.numpy(), reference.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_logprobs_survive_rows_that_failed(cuda_ops: CudaOps, cuda_device: CudaDevice) -> None:
+    logits = np.zeros((4, 8), np.float32)
+    logits[0] = np.nan
+    logits[1] = -np.inf
+    logits[2, 0] = np.nan
+    results = cuda_ops.top_logprobs(from_numpy(logits, cuda_device), int32s(cuda_device, [-1, -1, 8, 5]), 8)
+    chosen, rank, top_ids, top_logprobs = (result.numpy() for result in results)
+    assert np.isnan(chosen[:3]).all()
+    assert rank.tolist() == [0, 0, 0, 1]
+    assert top_ids[3].tolist() == list(range(8))
+    np.testing.assert_allclose(top_logprobs[3], -np.log(8), rtol=1e-6)
+
+
+def test_nothing_crosses_between_host_and_device(cuda_ops: CudaOps, cuda_device: CudaDevice) -> None:
+    metadata = make_metadata(cuda_device, 2, top_k=3, min_tokens=1)
+    state = make_state(cuda_device, [SlotTables({3: 1.0}, [4])] * 2, 100)
+    logits = from_numpy(np.zeros((2, 100), np.float32), cuda_device)
+    before = copy(cuda_device.transfers)
+    cuda_ops.adjust_logits(logits, state, metadata)
+    tokens = cuda_ops.sample(logits, metadata, filtered=True)
+    cuda_ops.record_tokens(state, metadata.slots, tokens)
+    cuda_ops.top_logprobs(logits, tokens, 5)
+    assert cuda_device.transfers == before

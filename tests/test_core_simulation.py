@@ -1,0 +1,91 @@
+"""Hundreds of small random worlds: whatever comes, every request ends once, and no block is lost.
+
+The test id is the seed, so a failure can be repeated with `pytest -k "[SEED]"`.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.errors import ContextLengthError, QueueFullError
+from tests.fake_runner import CLIENT, EOS, NON_FINITE, Harness, generate
+
+MAX_MODEL_LEN = 48
+
+
+def make_engine(rng: random.Random, max_queue_len: int) -> Harness:
+    max_num_seqs = rng.randint(1, 6)
+    return Harness(
+        num_blocks=rng.randint(3, 30),
+        block_size=rng.choice([2, 4, 8]),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=rng.choice([max_num_seqs, max_num_seqs + 3, 24, 100]),
+        max_queue_len=max_queue_len,
+        max_model_len=MAX_MODEL_LEN,
+        prefix_caching=rng.random() < 0.8,
+    )
+
+
+def make_prompt(rng: random.Random, prefixes: list[list[int]]) -> list[int]:
+    tail = [rng.randrange(1, NON_FINITE) for _ in range(rng.randint(1, 12))]
+    if rng.random() < 0.1:
+        return [NON_FINITE, *tail]
+    prefix = rng.choice(prefixes)
+    return prefix[: rng.randint(0, len(prefix))] + tail * rng.choice([1, 1, 1, 4])
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_every_request_ends_once_with_the_tokens_it_gives_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    max_queue_len = rng.randint(1, 8)
+    engine = make_engine(rng, max_queue_len)
+    prefixes = [[rng.randrange(1, NON_FINITE) for _ in range(20)] for _ in range(3)]
+    context = min(MAX_MODEL_LEN, engine.core.block_manager.num_blocks * engine.core.block_manager.block_size)
+    expected: dict[str, tuple[list[int], str]] = {}
+    aborted: set[str] = set()
+    num_requests, most_steps = rng.randint(5, 25), 0
+    for index in range(num_requests):
+        name, prompt, max_tokens = f"r{index}", make_prompt(rng, prefixes), rng.randint(1, 30)
+        stop_ids = frozenset(rng.sample(range(1, NON_FINITE), rng.choice([0, 0, 5])))
+        min_tokens = rng.choice([0, 0, rng.randint(0, max_tokens)])
+        try:
+            engine.add(
+                name,
+                prompt,
+                max_tokens,
+                priority=rng.choice([0, 0, 0, -1, 1]),
+                cache_salt=rng.choice(["", "", "alice", "bob"]),
+                stop_token_ids=tuple(stop_ids),
+                min_tokens=min_tokens,
+            )
+        except ContextLengthError:
+            assert len(prompt) >= context
+        except QueueFullError:
+            assert engine.core.stats().num_waiting >= max_queue_len
+        else:
+            limit = min(max_tokens, context - len(prompt))
+            expected[name] = generate(prompt, limit, stop_ids={EOS, *stop_ids}, min_tokens=min_tokens)
+            most_steps += len(prompt) + limit
+        for _ in range(rng.choice([0, 0, 1, 2, 5])):
+            engine.step()
+        if expected and rng.random() < 0.15:
+            victim = rng.choice(sorted(expected))
+            engine.core.abort([victim], CLIENT)
+            if victim not in engine.finish_reasons:
+                aborted.add(victim)
+            engine.check_blocks()
+    # The first in order advances in every step and, now that nobody arrives, is never preempted.
+    engine.run(max_steps=most_steps)
+
+    for name, (token_ids, finish_reason) in expected.items():
+        if name in aborted:
+            assert name not in engine.finish_reasons
+            assert engine.token_ids[name] == token_ids[: len(engine.token_ids[name])]
+        else:
+            assert (engine.token_ids[name], engine.finish_reasons[name]) == (token_ids, finish_reason)
+    assert engine.finish_reasons.keys() == expected.keys() - aborted
+    stats = engine.core.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
+    assert sum(engine.core.metrics.num_finished.values()) == len(expected)
