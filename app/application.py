@@ -16,6 +16,8 @@ from app.service import Service
 from app.settings import AppSettings
 from engine.client import EngineClient
 
+ROUTES = (chat, completions, models, tokenize, health)
+
 
 def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     """All routes over one engine. The caller starts and closes `client`.
@@ -40,7 +42,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.service = service
-    for routes in (chat, completions, models, tokenize, health):
+    for routes in ROUTES:
         app.include_router(routes.router)
     install_error_handlers(app)
     app.add_middleware(AuthMiddleware, api_keys=settings.api_keys)

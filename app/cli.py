@@ -56,7 +56,8 @@ class ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from app.objects import VERSION
 
-        parser.exit(0, f"tessera {VERSION}\n")
+        print(f"tessera {VERSION}")
+        parser.exit()
 
 
 def build_parser() -> Parser:

@@ -161,21 +161,18 @@ class Generation:
         )
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Deltas of all choices in order of arrival. However it ends, no sequence is left in the engine.
+        """Deltas of all choices in order of arrival. Whoever reads them calls `abort` in the end.
 
         Raises:
-            RequestError: the engine failed one of the sequences; the others are aborted.
+            RequestError: the engine failed one of the sequences.
         """
-        try:
-            source = self._merged() if len(self.choices) > 1 else _follow(self.choices[0], self.streams[0])
-            async with aclosing(source):
-                async for delta in source:
-                    yield delta
-        finally:
-            await self.abort()
+        source = self._merged() if len(self.choices) > 1 else _follow(self.choices[0], self.streams[0])
+        async with aclosing(source):
+            async for delta in source:
+                yield delta
 
     async def abort(self) -> None:
-        """Stop every sequence that has not ended by itself."""
+        """Stop every sequence that has not ended by itself; harmless when all have."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

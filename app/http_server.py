@@ -1,48 +1,18 @@
-"""The HTTP side of one app process: a listening socket, and uvicorn on it."""
+"""The HTTP side of one app process: uvicorn on a listening socket."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import socket
 from collections.abc import Iterator
 
 import uvicorn
 
 from app.application import create_app
+from app.listener import BACKLOG
 from app.settings import AppSettings
 from engine.client import EngineClient
-from engine.errors import ConfigError
 
-BACKLOG = 2048
 KEEP_ALIVE = 75  # seconds an idle connection is kept, longer than clients usually do
-
-_REASONS = {
-    errno.EADDRINUSE: "another program already listens there; choose another --port",
-    errno.EADDRNOTAVAIL: "this machine does not have that address; choose another --host",
-    errno.EACCES: "that port is not allowed to this user; choose a --port above 1023",
-}
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError where that cannot be."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (socket.gaierror, UnicodeError):
-        raise ConfigError(f"--host {host} is not an address, nor a name that has one") from None
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        reason = _REASONS.get(error.errno or 0, error.strerror)
-        raise ConfigError(f"cannot listen on {host} port {port}: {reason}") from None
-    return listener
 
 
 class HttpServer(uvicorn.Server):

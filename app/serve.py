@@ -12,12 +12,11 @@ from pathlib import Path
 
 import uvloop
 
-from app.chat_template import load_chat_template
-from app.http_server import HttpServer, listen
+from app.listener import listen
 from app.logs import configure_logging
 from app.settings import AppSettings
 from app.start_report import StartReport
-from app.worker import WorkerLaunch, WorkerPool
+from app.worker_pool import WorkerLaunch, WorkerPool
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -79,8 +78,11 @@ class Server:
             WorkerLaunch(str(run_dir), self._listener.fileno(), options.drain_timeout, options.app),
         )
         self._supervisor.start()
+        await asyncio.sleep(0)  # the engine process starts, and loads while this one imports the rest
         await client.start()
         try:
+            from app.http_server import HttpServer
+
             self._http = HttpServer(client, options.app, options.drain_timeout)
             return await self._serve()
         finally:
@@ -112,6 +114,8 @@ class Server:
                 logger.critical("%s; the server ends", error)
                 exit_code = 1
             else:
+                from app.chat_template import load_chat_template
+
                 app = self._options.app
                 template = load_chat_template(Path(app.model_folder), app.chat_template, {})
                 self._report.show_ready(info, app, self._url, has_template=template is not None)

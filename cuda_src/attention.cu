@@ -22,20 +22,19 @@ __device__ __forceinline__ int find_row(const int* cu_seqlens_q, int num_seqs, i
   return low;
 }
 
-// out = softmax over the visible keys of (q . k * scale), times v; 2^x with log2(e) in the scale; running maximum
-// and sum as in "Online normalizer calculation for softmax" (Milakov and Gimelshein 2018).
+// out = softmax over the visible keys of (q . k * scale), times v; 2^x with log2(e) in the scale; running
+// maximum and sum as in "Online normalizer calculation for softmax" (Milakov and Gimelshein 2018).
 //
 // Tokens after the last row, and rows without context, give zeros.
 //
-// q [num_tokens, num_heads * head_dim] T; key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim] T;
-// block_tables [num_seqs, block_table_width] int; cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs] int;
-// out [num_tokens, num_heads * head_dim] T. head_dim <= 256. scale_log2 = scale * log2(e).
-// Layout: row-major; keys are read in 16-byte vectors where head_dim and the addresses allow.
-// Grid: (num_tokens, num_heads); block: 128 threads; static shared memory.
-// Unit of work: one block a query token's head. Its warps take every fourth 32 keys; a lane computes one key's
-// score, then every 32nd element of the output.
+// q [num_tokens, num_heads * head_dim] T; key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim]
+// T; block_tables [num_seqs, block_table_width] int; cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs]
+// int; out [num_tokens, num_heads * head_dim] T. head_dim <= 256. scale_log2 = scale * log2(e). Layout:
+// row-major; keys are read in 16-byte vectors where head_dim and the addresses allow. Grid: (num_tokens,
+// num_heads); block: 128 threads; static shared memory. Unit of work: one block a query token's head. Its
+// warps take every fourth 32 keys; a lane computes one key's score, then every 32nd element of the output.
 template <typename T>
-__global__ void __launch_bounds__(WARP_SIZE* WARPS)
+__global__ void __launch_bounds__(32 * WARPS)
     paged_attention_kernel(const T* __restrict__ q, const T* __restrict__ key_cache,
                            const T* __restrict__ value_cache, const int* __restrict__ block_tables,
                            const int* __restrict__ cu_seqlens_q, const int* __restrict__ context_lens,
@@ -59,7 +58,8 @@ __global__ void __launch_bounds__(WARP_SIZE* WARPS)
   const int* const block_table = block_tables + static_cast<long long>(row) * block_table_width;
   const long long query_offset = (static_cast<long long>(token) * num_heads + head) * head_dim;
 
-  for (int d = threadIdx.x; d < head_dim; d += blockDim.x) query[d] = to_float(q[query_offset + d]) * scale_log2;
+  for (int d = threadIdx.x; d < head_dim; d += blockDim.x)
+    query[d] = to_float(q[query_offset + d]) * scale_log2;
   __syncthreads();
 
   const bool vectors = head_dim % VECTOR == 0 && is_aligned(key_cache);
@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(WARP_SIZE* WARPS)
     long long offset = 0;
     float score = MINUS_INFINITY;
     if (is_visible(key, position, sliding_window)) {
-      offset = static_cast<long long>(cache_row(block_table, key, kv_head, num_kv_heads, block_size)) * head_dim;
+      offset =
+          static_cast<long long>(cache_row(block_table, key, kv_head, num_kv_heads, block_size)) * head_dim;
       const T* const k = key_cache + offset;
       score = 0.0f;
       if (vectors) {
@@ -102,7 +103,8 @@ __global__ void __launch_bounds__(WARP_SIZE* WARPS)
 #pragma unroll
       for (int i = 0; i < MAX_PER_LANE; ++i) {
         const int d = i * WARP_SIZE + lane;
-        if (d < head_dim) weighted[i] = fmaf(other_weight, to_float(value_cache[other_offset + d]), weighted[i]);
+        if (d < head_dim)
+          weighted[i] = fmaf(other_weight, to_float(value_cache[other_offset + d]), weighted[i]);
       }
     }
   }

@@ -4,11 +4,11 @@
 #include "copy.cuh"
 #include "mma.cuh"
 
-constexpr int WARP_KEYS = 16;   // keys that a warp handles at a time
+constexpr int WARP_KEYS = 16;  // keys that a warp handles at a time
 constexpr int COMBINE_THREADS = 128;
 
-// How a row's keys are divided. It depends on the row's own length, the window and two constants of the server,
-// so a row's result does not depend on the other rows.
+// How a row's keys are divided. It depends on the row's own length, the window and two constants of the
+// server, so a row's result does not depend on the other rows.
 struct Splits {
   int first_key;  // a multiple of WARP_KEYS, not after the oldest visible key
   int size;       // keys a split, a multiple of WARP_KEYS
@@ -24,25 +24,24 @@ __device__ __forceinline__ Splits find_splits(int context_len, int sliding_windo
   return {first_key, size, max(ceil_div(num_keys, size), 1)};
 }
 
-// out = softmax over the visible keys of (q . k * scale), times v, for rows with one query. With more than one
-// split, each split's normalised output and the log2 of its sum go to partial_out and partial_lse
-// (paged_attention_combine_kernel merges them); else straight to out. Rows without context, and the tokens after
-// the last row, give zeros.
+// out = softmax over the visible keys of (q . k * scale), times v, for rows with one query. With more than
+// one split, each split's normalised output and the log2 of its sum go to partial_out and partial_lse
+// (paged_attention_combine_kernel merges them); else straight to out. Rows without context, and the tokens
+// after the last row, give zeros.
 //
-// q [num_tokens, num_heads * HEAD_DIM] T; key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] T;
-// block_tables [num_seqs, block_table_width] int; cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs] int;
-// out [num_tokens, num_heads * HEAD_DIM] T; partial_out [num_seqs, num_heads, splits, HEAD_DIM] float and
-// partial_lse [num_seqs, num_heads, splits] float, or null in a grid of one split.
-// scale_log2 = scale * log2(e), positive.
-// Layout: row-major, q, out and the caches 16-byte aligned; num_heads = group * num_kv_heads.
-// Grid: (num_kv_heads * ceil(group / 16), num_seqs + 1, splits), splits at least the largest row's count; block:
-// 32 * WARPS threads; shared: WARPS * STAGES * 2 * 16 * (HEAD_DIM + 8) * sizeof(T). Rows of shared memory are
-// padded by 16 bytes, so that eight of them fill all banks.
-// Unit of work: a block a split of a key/value head's keys, all of its query heads (padded to 16, the rows of the
-// tensor cores' tile) together. Warps take 16 keys at a time in turn, each with its own ring of STAGES copies,
-// and meet only at the end.
+// q [num_tokens, num_heads * HEAD_DIM] T; key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM]
+// T; block_tables [num_seqs, block_table_width] int; cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs]
+// int; out [num_tokens, num_heads * HEAD_DIM] T; partial_out [num_seqs, num_heads, splits, HEAD_DIM] float
+// and partial_lse [num_seqs, num_heads, splits] float, or null in a grid of one split. scale_log2 = scale *
+// log2(e), positive. Layout: row-major, q, out and the caches 16-byte aligned; num_heads = group *
+// num_kv_heads. Grid: (num_kv_heads * ceil(group / 16), num_seqs + 1, splits), splits at least the largest
+// row's count; block: 32 * WARPS threads; shared: WARPS * STAGES * 2 * 16 * (HEAD_DIM + 8) * sizeof(T). Rows
+// of shared memory are padded by 16 bytes, so that eight of them fill all banks. Unit of work: a block a
+// split of a key/value head's keys, all of its query heads (padded to 16, the rows of the tensor cores' tile)
+// together. Warps take 16 keys at a time in turn, each with its own ring of STAGES copies, and meet only at
+// the end.
 template <typename T, int HEAD_DIM, int WARPS, int STAGES>
-__global__ void __launch_bounds__(WARP_SIZE* WARPS)
+__global__ void __launch_bounds__(32 * WARPS)
     paged_attention_decode_kernel(const T* __restrict__ q, const T* __restrict__ key_cache,
                                   const T* __restrict__ value_cache, const int* __restrict__ block_tables,
                                   const int* __restrict__ cu_seqlens_q, const int* __restrict__ context_lens,
@@ -234,16 +233,15 @@ __global__ void __launch_bounds__(WARP_SIZE* WARPS)
     if (splits.count == 1) {
       out[(static_cast<long long>(token) * num_heads + head0 + head) * HEAD_DIM + d] = from_float<T>(value);
     } else {
-      const long long partial =
-          (static_cast<long long>(row) * num_heads + head0 + head) * gridDim.z + split;
+      const long long partial = (static_cast<long long>(row) * num_heads + head0 + head) * gridDim.z + split;
       partial_out[partial * HEAD_DIM + d] = value;
       if (d == 0) partial_lse[partial] = sum == 0.0f ? MINUS_INFINITY : maximum + log2f(sum);
     }
   }
 }
 
-// out = sum over splits s of partial_out[s] * 2^partial_lse[s], over the sum of 2^partial_lse[s], for rows with one
-// query and more than one split.
+// out = sum over splits s of partial_out[s] * 2^partial_lse[s], over the sum of 2^partial_lse[s], for rows
+// with one query and more than one split.
 //
 // partial_out [num_seqs, num_heads, splits, head_dim] float; partial_lse [num_seqs, num_heads, splits] float;
 // cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs] int; out [num_tokens, num_heads * head_dim] T.
@@ -252,7 +250,8 @@ __global__ void __launch_bounds__(WARP_SIZE* WARPS)
 // Unit of work: one block a row's head, a thread every 128th element.
 template <typename T>
 __global__ void __launch_bounds__(COMBINE_THREADS)
-    paged_attention_combine_kernel(const float* __restrict__ partial_out, const float* __restrict__ partial_lse,
+    paged_attention_combine_kernel(const float* __restrict__ partial_out,
+                                   const float* __restrict__ partial_lse,
                                    const int* __restrict__ cu_seqlens_q, const int* __restrict__ context_lens,
                                    T* __restrict__ out, int head_dim, int splits, int sliding_window,
                                    int min_split_keys, int max_splits) {

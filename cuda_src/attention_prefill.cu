@@ -13,8 +13,8 @@ struct QueryTile {
 };
 
 // Every lane of a warp must call; all get the result.
-__device__ __forceinline__ QueryTile find_query_tile(const int* cu_seqlens_q, int num_seqs, int tile, int group,
-                                                     int tile_queries) {
+__device__ __forceinline__ QueryTile find_query_tile(const int* cu_seqlens_q, int num_seqs, int tile,
+                                                     int group, int tile_queries) {
   const int lane = threadIdx.x % WARP_SIZE;
   int tiles_before = 0;
   for (int row0 = 0; row0 < num_seqs; row0 += WARP_SIZE) {
@@ -38,21 +38,21 @@ __device__ __forceinline__ QueryTile find_query_tile(const int* cu_seqlens_q, in
   return {-1, 0};
 }
 
-// out = softmax over the visible keys of (q . k * scale), times v, for rows with two or more queries, in one pass
-// over the keys (FlashAttention-2, Dao 2023). Weights are rounded to T before they meet v.
+// out = softmax over the visible keys of (q . k * scale), times v, for rows with two or more queries, in one
+// pass over the keys (FlashAttention-2, Dao 2023). Weights are rounded to T before they meet v.
 //
-// q [num_tokens, num_heads * HEAD_DIM] T; key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] T;
-// block_tables [num_seqs, block_table_width] int; cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs] int;
-// out [num_tokens, num_heads * HEAD_DIM] T. scale_log2 = scale * log2(e), positive.
-// Layout: row-major, q and the caches 16-byte aligned; num_heads = group * num_kv_heads. The group's heads of
-// consecutive tokens are the consecutive rows of a tile, so that they share its keys.
-// Grid: (at least the number of tiles, num_kv_heads), tiles of 64 * ROW_TILES rows, later tiles first since they
-// see more keys; block: 128 threads; shared: (64 * ROW_TILES + 2 * TILE_KEYS) * (HEAD_DIM + 8) * sizeof(T) +
-// 8 * TILE_KEYS bytes. Rows of shared memory are padded by 16 bytes, so that eight of them fill all banks.
-// Unit of work: a block a tile of queries, a warp 16 * ROW_TILES rows of it. Key tiles begin at multiples of
-// TILE_KEYS, so a query's result depends on its own row alone, and not on how its prompt was cut into chunks.
+// q [num_tokens, num_heads * HEAD_DIM] T; key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM]
+// T; block_tables [num_seqs, block_table_width] int; cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs]
+// int; out [num_tokens, num_heads * HEAD_DIM] T. scale_log2 = scale * log2(e), positive. Layout: row-major, q
+// and the caches 16-byte aligned; num_heads = group * num_kv_heads. The group's heads of consecutive tokens
+// are the consecutive rows of a tile, so that they share its keys. Grid: (at least the number of tiles,
+// num_kv_heads), tiles of 64 * ROW_TILES rows, later tiles first since they see more keys; block: 128
+// threads; shared: (64 * ROW_TILES + 2 * TILE_KEYS) * (HEAD_DIM + 8) * sizeof(T) + 8 * TILE_KEYS bytes. Rows
+// of shared memory are padded by 16 bytes, so that eight of them fill all banks. Unit of work: a block a tile
+// of queries, a warp 16 * ROW_TILES rows of it. Key tiles begin at multiples of TILE_KEYS, so a query's
+// result depends on its own row alone, and not on how its prompt was cut into chunks.
 template <typename T, int HEAD_DIM, int ROW_TILES, int TILE_KEYS>
-__global__ void __launch_bounds__(WARP_SIZE* WARPS)
+__global__ void __launch_bounds__(32 * WARPS)
     paged_attention_prefill_kernel(const T* __restrict__ q, const T* __restrict__ key_cache,
                                    const T* __restrict__ value_cache, const int* __restrict__ block_tables,
                                    const int* __restrict__ cu_seqlens_q, const int* __restrict__ context_lens,
@@ -117,7 +117,8 @@ __global__ void __launch_bounds__(WARP_SIZE* WARPS)
     const int m = (i * THREADS + threadIdx.x) / SEGMENTS;
     const int segment = (i * THREADS + threadIdx.x) % SEGMENTS;
     const bool valid = m < num_rows;
-    copy_async_16(tile_q + m * PITCH + segment * SEGMENT, q + (valid ? row_offset(m) : 0) + segment * SEGMENT, valid);
+    copy_async_16(tile_q + m * PITCH + segment * SEGMENT, q + (valid ? row_offset(m) : 0) + segment * SEGMENT,
+                  valid);
   }
   __syncthreads();
   if (key_begin < key_end) load_keys(tile_k, key_cache, key_rows);
@@ -254,8 +255,7 @@ __global__ void __launch_bounds__(WARP_SIZE* WARPS)
       T* const to = out + row_offset(m) + lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < HEAD_DIM / 8; ++n) {
-        const unsigned pair =
-            pack<T>(outputs[i][n][h * 2] * inverse, outputs[i][n][h * 2 + 1] * inverse);
+        const unsigned pair = pack<T>(outputs[i][n][h * 2] * inverse, outputs[i][n][h * 2 + 1] * inverse);
         *reinterpret_cast<unsigned*>(to + n * 8) = pair;
       }
     }

@@ -6,8 +6,8 @@
 
 constexpr int TILE_ROWS_IN_L2 = 8;  // rows of tiles that share each tile of the weight while it is in L2
 
-// Index of a 16-byte segment in a tile of shared memory. The column is XORed with the row so that the 8 rows an
-// ldmatrix phase reads, and the segments a copy writes, fall into different banks.
+// Index of a 16-byte segment in a tile of shared memory. The column is XORed with the row so that the 8 rows
+// an ldmatrix phase reads, and the segments a copy writes, fall into different banks.
 template <int SEGMENTS_PER_ROW>
 __device__ __forceinline__ int swizzled(int row, int segment) {
   const int mask = SEGMENTS_PER_ROW >= 8 ? row & 7 : (row >> 1) & 3;
@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
   const int row0 = (group_begin + in_group % group_rows) * TILE_M;
   const int column0 = in_group / group_rows * TILE_N;
 
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % WARP_SIZE;
+  const int warp = threadIdx.x / WARP_SIZE;
   const int warp_m = warp % WARPS_M;
   const int warp_n = warp / WARPS_M % WARPS_N;
   const int warp_k = warp / (WARPS_M * WARPS_N);
@@ -115,12 +115,14 @@ __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
     const int segment = (warp_k * STEPS + step) * 2;
 #pragma unroll
     for (int i = 0; i < MMAS_M; ++i) {
-      ldmatrix_x4(a[set][i], tile_x + swizzled<SEGMENTS_PER_ROW>(row_a + i * 16, segment + lane / 16) * SEGMENT);
+      ldmatrix_x4(a[set][i],
+                  tile_x + swizzled<SEGMENTS_PER_ROW>(row_a + i * 16, segment + lane / 16) * SEGMENT);
     }
 #pragma unroll
     for (int j = 0; j < MMAS_N; j += 2) {
       unsigned r[4];
-      ldmatrix_x4(r, tile_weight + swizzled<SEGMENTS_PER_ROW>(row_b + j * 8, segment + lane / 8 % 2) * SEGMENT);
+      ldmatrix_x4(r,
+                  tile_weight + swizzled<SEGMENTS_PER_ROW>(row_b + j * 8, segment + lane / 8 % 2) * SEGMENT);
       b[set][j][0] = r[0];
       b[set][j][1] = r[1];
       b[set][j + 1][0] = r[2];

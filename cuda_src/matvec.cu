@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(32 * WARPS)
   constexpr int UNROLL = ROWS >= 4 ? 2 : 4;
   static_assert(ROWS >= 1 && ROWS <= 4, "more rows than 4 are the tensor cores' work");
 
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % WARP_SIZE;
+  const int warp = threadIdx.x / WARP_SIZE;
   const int part = warp % warps_per_output;
   const int column = (blockIdx.x * WARPS + warp) / warps_per_output;
   const bool column_valid = column < out_features;

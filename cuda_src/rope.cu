@@ -4,8 +4,8 @@
 
 constexpr int WARPS = 4;
 
-// Element i of a head: y[i] = x[i] / sqrt(mean(x^2) + eps) * norm[i] for query and key heads that have a norm,
-// else x[i]. Then, with half = rotary_dim / 2 and i < half, for query and key heads:
+// Element i of a head: y[i] = x[i] / sqrt(mean(x^2) + eps) * norm[i] for query and key heads that have a
+// norm, else x[i]. Then, with half = rotary_dim / 2 and i < half, for query and key heads:
 //   z[i] = y[i] * cos[i] - y[i + half] * sin[i],  z[i + half] = y[i + half] * cos[i] + y[i] * sin[i];
 // elements from rotary_dim on, and value heads, stay as they are.
 //
@@ -18,12 +18,13 @@ constexpr int WARPS = 4;
 // Grid: ceil(num_tokens * (num_heads + 2 * num_kv_heads) / 4); block: 128 threads; no shared memory.
 // Unit of work: one warp a head of a token.
 template <typename T, int VECTOR>
-__global__ void __launch_bounds__(WARP_SIZE* WARPS)
-    rope_and_store_kernel(const T* __restrict__ qkv, const T* __restrict__ q_norm, const T* __restrict__ k_norm,
-                          const float* __restrict__ cos_sin, const int* __restrict__ positions,
-                          const int* __restrict__ slot_mapping, T* __restrict__ key_cache,
-                          T* __restrict__ value_cache, T* __restrict__ out, int num_tokens, int num_heads,
-                          int num_kv_heads, int head_dim, int rotary_dim, int block_size, float eps) {
+__global__ void __launch_bounds__(32 * WARPS)
+    rope_and_store_kernel(const T* __restrict__ qkv, const T* __restrict__ q_norm,
+                          const T* __restrict__ k_norm, const float* __restrict__ cos_sin,
+                          const int* __restrict__ positions, const int* __restrict__ slot_mapping,
+                          T* __restrict__ key_cache, T* __restrict__ value_cache, T* __restrict__ out,
+                          int num_tokens, int num_heads, int num_kv_heads, int head_dim, int rotary_dim,
+                          int block_size, float eps) {
   ASSERT_ELEMENT(T);
   static_assert(VECTOR == 1 || VECTOR == 2, "a lane moves one or two elements at a time");
   using Elements = Vec<T, VECTOR>;
@@ -76,7 +77,8 @@ __global__ void __launch_bounds__(WARP_SIZE* WARPS)
 
   const int rotated = is_value ? 0 : rotary_dim;
   const int half = rotated / 2;
-  const float* const cosines = cos_sin + static_cast<long long>(rotated > 0 ? positions[token] : 0) * rotary_dim;
+  const float* const cosines =
+      cos_sin + static_cast<long long>(rotated > 0 ? positions[token] : 0) * rotary_dim;
   for (int i = lane * VECTOR; i < half; i += WARP_SIZE * VECTOR) {
     const Floats a = normalised(i);
     const Floats b = normalised(i + half);

@@ -310,6 +310,8 @@ class EngineClient:
             self._engine_lost()
 
     def _watch_connection(self) -> None:
+        if self._monitor.closed:
+            return
         with contextlib.suppress(zmq.Again):
             self._monitor.recv_multipart(zmq.NOBLOCK)
             self._engine_lost()

@@ -273,7 +273,7 @@ def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> n
         chosen = float32
     elif chosen == float32:
         chosen = bfloat16
-    return chosen or bfloat16
+    return bfloat16 if chosen is None else chosen
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -83,7 +83,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
+    # Compared before isfinite: an integer beyond float's range would make that overflow.
+    if not (low <= value <= high) or not math.isfinite(value) or (open_low and value == low):
         lower = f"greater than {low}" if open_low else f"at least {low}"
         raise InvalidRequestError(f"{name} must be {lower} and at most {high}, not {value}", param=name)
 

@@ -100,10 +100,8 @@ class Scheduler:
         sequences: list[Sequence] = []
         counts: list[int] = []
         preempted: list[Sequence] = []
-        admitted: list[Sequence] = []
         budget = self._schedule_running(sequences, counts, preempted)
-        if not preempted:
-            admitted = self._admit_waiting(sequences, counts, budget, now)
+        admitted = self._admit_waiting(sequences, counts, budget, now)
         if not sequences:
             return None
         step = self._slots.gather(sequences, counts, admitted)
@@ -288,7 +286,7 @@ class SlotTable:
             input_ids=input_ids,
             positions=positions,
             slot_mapping=blocks * np.int32(self._block_size) + positions % self._block_size,
-            block_tables=np.take(self._block_tables[:, :table_width], slots, axis=0),
+            block_tables=self._block_tables[slots, :table_width],
             cu_seqlens_q=cu_seqlens_q,
             context_lens=context_lens,
             logits_indices=cu_seqlens_q[1:][sampled_rows] - 1,

@@ -89,6 +89,7 @@ class FakeClient:
         self.script = script
         self.hang = hang
         self.submissions: list[Submission] = []
+        self.submitted = threading.Event()
 
     def health(self) -> tuple[bool, str]:
         return self.well, "the engine is ready" if self.well else "the engine is starting"
@@ -106,6 +107,7 @@ class FakeClient:
             raise EngineUnavailableError("the engine is starting; please try again later")
         submission = Submission(prompt_token_ids, params, priority, cache_salt)
         self.submissions.append(submission)
+        self.submitted.set()
         return FakeStream(submission, self.script(submission), hang=self.hang)
 
     async def metrics(self) -> bytes:

@@ -236,7 +236,7 @@ class Harness:
         )
         assert all(blocks.is_published(block) for block in cached)
         assert not any(blocks.is_published(block) for block in free)
-        assert not any(sequence.block_table for sequence in scheduler.waiting)
+        assert not any(sequence.block_table or sequence.num_computed_tokens for sequence in scheduler.waiting)
         salts: dict[int, bytes] = {}
         for sequence in scheduler.running:
             for block in sequence.block_table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -61,10 +62,15 @@ def settings_for(folder: Path, **changes: Any) -> AppSettings:
     return AppSettings(**{"model_folder": str(folder), "served_model_names": ("tiny",), **changes})
 
 
-def http_client(client: FakeClient, settings: AppSettings, **options: Any) -> httpx.AsyncClient:
-    """In this event loop, without sockets. Answers are whole: use `serve` to see them stream."""
-    transport = httpx.ASGITransport(create_app(client, settings), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://tiny", **options)
+def call(client: FakeClient, settings: AppSettings, method: str, path: str, **options: Any) -> httpx.Response:
+    """One request without sockets. Streamed answers come whole: use `serve` to see them flow."""
+
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(client, settings), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://tiny") as http:
+            return await http.request(method, path, **options)
+
+    return asyncio.run(send())
 
 
 @contextmanager

@@ -20,12 +20,15 @@ TOLERANCES = {
 }
 
 
-def assert_close(actual: Array, expected: Array, dtype: np.dtype[Any], *, floor: float = 1.0) -> None:
+def assert_close(
+    actual: Array, expected: Array, dtype: np.dtype[Any], *, floor: float = 1.0, typical: float = 0.0
+) -> None:
     """Every element within the dtype's relative tolerance of what is expected.
 
-    The error of an element is relative to the larger of its own expected size and `floor` times the
-    largest in its row (last axis): 1 for sums, where cancellation leaves errors of the terms' size,
-    less for results of single elements. NaN never passes; infinities must agree.
+    The error of an element is relative to the largest of its own expected size, `floor` times the
+    largest in its row (last axis; 1 for sums, where cancellation leaves errors of the terms' size, less
+    for results of single elements) and `typical`, the size that results have in general. NaN never
+    passes; infinities must agree.
     """
     actual, expected = actual.astype(np.float64), expected.astype(np.float64)
     assert actual.shape == expected.shape, f"{actual.shape} is not {expected.shape}"
@@ -35,7 +38,7 @@ def assert_close(actual: Array, expected: Array, dtype: np.dtype[Any], *, floor:
     np.testing.assert_array_equal(actual[~finite], expected[~finite])
     assert np.isfinite(actual[finite]).all(), f"{(~np.isfinite(actual[finite])).sum()} elements are not finite"
     size = np.where(finite, np.abs(expected), 0)
-    scale = np.maximum(size, floor * size.max(axis=-1, keepdims=True)) if size.ndim else size
+    scale = np.maximum(np.maximum(size, floor * size.max(axis=-1, keepdims=True)), typical)
     error = np.where(finite, np.abs(actual - np.where(finite, expected, 0)), 0)
     excess = error - TOLERANCES[np.dtype(dtype)] * scale
     worst = np.unravel_index(int(excess.argmax()), excess.shape)

@@ -192,6 +192,20 @@ def test_withdrawn_blocks_are_never_shared_again_nor_what_came_after_them() -> N
     assert manager.num_used_blocks == 0
 
 
+def test_who_shared_a_withdrawn_block_does_not_publish_it_again() -> None:
+    manager = BlockManager(16, BLOCK_SIZE)
+    failing, _ = start(manager, [*tokens(2), 50])
+    follower = make_sequence([*tokens(2), 60, 61, 62, 63, 64])
+    manager.share(follower, manager.match_prefix(follower))
+    assert follower.block_table == failing.block_table[:2]
+    manager.release(failing, withdraw=True)
+    assert manager.allocate(follower, 13)
+    manager.publish(follower, 13)
+    assert not any(manager.is_published(block) for block in follower.block_table)
+    manager.release(follower)
+    assert len(manager.free_blocks) == 16
+
+
 def test_a_failing_sequence_withdraws_blocks_that_wait_in_the_cache() -> None:
     manager = BlockManager(8, BLOCK_SIZE)
     manager.release(start(manager, [*tokens(2), 50])[0])

@@ -199,5 +199,5 @@ def test_where_templates_are_looked_for(tmp_path: Path) -> None:
 
 
 def test_missing_override_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--chat-template .*nothing.jinja cannot be read"):
+    with pytest.raises(ConfigError, match=r"--chat-template .*nothing\.jinja cannot be read"):
         load_chat_template(tmp_path, str(tmp_path / "nothing.jinja"), {})

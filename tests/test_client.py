@@ -147,8 +147,9 @@ def test_an_abandoned_request_is_aborted(how: str) -> None:
                 consumer.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await consumer
-            del stream
-            gc.collect()
+            elif how == "drop":
+                del stream
+                gc.collect()
             await until_idle(client)
             assert not client._inboxes
             await count(client, 5, 5)
@@ -361,6 +362,19 @@ def test_stop_ends_an_engine_that_does_not_listen() -> None:
             await supervisor.stop(timeout=0.1)
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
+
+    run(scenario())
+
+
+def test_the_working_folder_cannot_replace_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for package in ("engine", "tests"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    monkeypatch.chdir(tmp_path)
+
+    async def scenario() -> None:
+        async with engine() as (supervisor, _):
+            assert (await supervisor.wait_started()).architecture == "StubForCausalLM"
 
     run(scenario())
 

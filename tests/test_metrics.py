@@ -130,4 +130,5 @@ def test_how_requests_ended_and_preemptions_are_counted() -> None:
     reasons = {reason: samples["tessera:request_success_total", reason] for reason in ("abort", "error", "length")}
     assert reasons == {"abort": 1, "error": 1, "length": 2}
     assert samples["tessera:num_preemptions_total", ""] >= 1
+    assert samples["tessera:prefix_cache_queries_total", ""] == 2 + 7 + 4 + 4, "a request counts once"
     assert samples["tessera:e2e_request_latency_seconds_count", ""] == 2, "only those that ended by themselves"

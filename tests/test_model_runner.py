@@ -11,8 +11,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.model_runner import ModelRunner
-from engine.models.config import load_config
+from engine.model_runner import ModelRunner, resolve_dtype
+from engine.models.config import load_config, parse_config
 from engine.models.kv_cache import block_bytes
 from engine.ops.make import make_ops
 from engine.sampling_params import SamplingParams
@@ -310,6 +310,23 @@ def test_dtype_on_the_cpu(make_runner: MakeRunner, asked: str, expected: str) ->
     assert runner.dtype == expected
     assert {tensor.dtype.name for tensor in runner.decoder.weights.tensors()} == {expected}
     assert generate(runner, [row(0, prompt()[:5])], 2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "expected"),
+    [
+        ("auto", "float16", "float16"),
+        ("auto", "bfloat16", "bfloat16"),
+        ("auto", "float32", "bfloat16"),
+        ("auto", None, "bfloat16"),
+        ("float32", "float16", "float32"),
+        ("float16", "float32", "float16"),
+    ],
+)
+def test_dtype_on_other_devices(asked: str, stored: str | None, expected: str) -> None:
+    elsewhere: Any = object()
+    model = parse_config({**TINY_MODELS["llama"].config, "torch_dtype": stored}, {})
+    assert resolve_dtype(EngineConfig(model="x", dtype=asked), model, elsewhere).name == expected  # type: ignore[arg-type]
 
 
 def test_kv_cache_is_no_larger_than_asked_nor_than_useful(make_runner: MakeRunner, folder: Path) -> None:

@@ -160,16 +160,46 @@ def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
 
 
 def test_a_waiting_sequence_needs_room_for_its_length_and_a_spare_block_for_each_running_one() -> None:
+    for num_blocks, admitted in ((9, ["first"]), (10, ["first", "second"])):
+        steps = Steps(num_blocks=num_blocks)
+        first = steps.add("first", 16)
+        steps.step()
+        steps.add("second", 16)
+        assert list(steps.step()) == admitted
+        assert len(first.block_table) == 5
+
+
+def test_nobody_overtakes_the_head_of_the_queue() -> None:
     steps = Steps(num_blocks=8)
     first = steps.add("first", 16)
     steps.step()
-    assert len(first.block_table) == 4
     steps.add("second", 16)
-    assert list(steps.step()) == ["first"]
     steps.add("third", 1)
-    assert list(steps.step()) == ["first"], "nobody overtakes the head of the queue"
+    assert list(steps.step()) == ["first"]
+    assert list(steps.step()) == ["first"]
     steps.scheduler.finish(first, "stop")
     assert list(steps.step()) == ["second", "third"]
+
+
+def test_those_behind_a_head_that_found_no_room_go_on_when_it_is_aborted() -> None:
+    steps = Steps(num_blocks=8)
+    steps.add("first", 16)
+    steps.step()
+    second = steps.add("second", 16)
+    steps.add("third", 1)
+    assert list(steps.step()) == ["first"]
+    steps.scheduler.finish(second, "abort")
+    assert list(steps.step()) == ["first", "third"]
+
+
+def test_a_more_urgent_request_goes_before_a_head_that_found_no_room() -> None:
+    steps = Steps(num_blocks=8)
+    steps.add("first", 16)
+    steps.step()
+    steps.add("second", 16)
+    assert list(steps.step()) == ["first"]
+    steps.add("urgent", 1, priority=-1)
+    assert list(steps.step()) == ["first", "urgent"]
 
 
 def test_the_prefix_cache_spares_tokens() -> None:

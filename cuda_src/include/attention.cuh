@@ -5,14 +5,15 @@
 
 constexpr float MINUS_INFINITY = -FLOAT_INFINITY;
 
-// Index, in rows of head_dim elements, of a key (or value) in a cache [blocks, num_kv_heads, block_size, head_dim].
+// Index, in rows of head_dim elements, of a key (or value) in a cache [blocks, num_kv_heads, block_size,
+// head_dim].
 __device__ __forceinline__ int cache_row(const int* block_table, int key, int kv_head, int num_kv_heads,
                                          int block_size) {
   return (block_table[key / block_size] * num_kv_heads + kv_head) * block_size + key % block_size;
 }
 
-// The factor that takes an exponential relative to `maximum` to one relative to a new maximum: 2^(difference),
-// 0 where nothing has been seen yet.
+// The factor that takes an exponential relative to `maximum` to one relative to a new maximum:
+// 2^(difference), 0 where nothing has been seen yet.
 __device__ __forceinline__ float rescale_factor(float maximum, float new_maximum) {
   return maximum == MINUS_INFINITY ? 0.0f : exp2f(maximum - new_maximum);
 }

@@ -1,12 +1,14 @@
-// Memory instructions beyond plain loads and stores: asynchronous copies to shared memory (sm_80 and later) and
-// loads that leave no trace in L1.
+// Memory instructions beyond plain loads and stores: asynchronous copies to shared memory (sm_80 and later)
+// and loads that leave no trace in L1.
 #pragma once
 
-// Start copying 16 bytes, both addresses 16-byte aligned; where not `valid` write zeros and read nothing.
+// Start copying 16 bytes, both addresses 16-byte aligned; where not `valid` write zeros and read nothing. The
+// rest of the 128-byte line is fetched into L2, since neighbours want it soon.
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global, bool valid) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(bytes)
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address), "l"(global),
+               "r"(bytes)
                : "memory");
 }
 

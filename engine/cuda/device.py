@@ -156,7 +156,9 @@ class CudaDevice(Device):
             yield lambda: graphs[0]
         except BaseException:
             self._captured = None
-            driver.cuStreamEndCapture(self.stream)  # what was recorded is of no use, nor is a second error
+            status, recorded = driver.cuStreamEndCapture(self.stream)
+            if not status:  # else the error at hand has ended the recording, and a second one says nothing
+                driver.cuGraphDestroy(recorded)
             raise
         allocations, self._captured = self._captured, None
         recorded = check(driver.cuStreamEndCapture, self.stream)

@@ -31,7 +31,7 @@ WEATHER = {
 }
 CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": {"place": "Zürich"}}}
 
-ONE_TURN = [{"role": "user", "content": "Say <hi> & 你好 \"now\"\n"}]
+ONE_TURN = [{"role": "user", "content": 'Say <hi> & 你好 "now"\n'}]
 WITH_SYSTEM = [{"role": "system", "content": "Be brief. /no_think"}, *ONE_TURN]
 MULTI_TURN = [
     {"role": "system", "content": "You are terse."},

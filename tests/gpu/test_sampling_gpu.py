@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from engine.cuda.device import CudaDevice
 from engine.ops.cpu import CpuOps
 from engine.ops.cpu.philox import keys_of_seeds, philox4x32_10
-from engine.ops.cuda import CudaOps
 from engine.ops.interface import Ops, SamplingMetadata
 from engine.tensor import CPU, Device, from_numpy
+from tests.gpu.conftest import NoTransfers
 from tests.sampling_cases import KEPT, SlotTables, int32s, kept_tokens, log_of, make_metadata, make_state, softmax
+
+if TYPE_CHECKING:
+    from engine.cuda.device import CudaDevice
+    from engine.ops.cuda import CudaOps
 
 pytestmark = pytest.mark.gpu
 
@@ -181,7 +183,7 @@ def test_padding_rows_are_left_out(cuda_ops: CudaOps, cuda_device: CudaDevice) -
     state = make_state(cuda_device, [SlotTables({}, [])] * 2, 2)
     tokens = cuda_ops.sample(logits, metadata, filtered=True)
     assert tokens.numpy().tolist() == [1, -1, 1]
-    before = state.token_state.numpy()
+    before = state.token_state.numpy().copy()
     cuda_ops.record_tokens(state, metadata.slots, tokens)
     assert (state.token_state.numpy() - before).tolist() == [[0, 1], [0, 1]]
     cuda_ops.adjust_logits(logits, state, metadata)
@@ -260,13 +262,16 @@ def test_logprobs_survive_rows_that_failed(cuda_ops: CudaOps, cuda_device: CudaD
     np.testing.assert_allclose(top_logprobs[3], -np.log(8), rtol=1e-6)
 
 
-def test_nothing_crosses_between_host_and_device(cuda_ops: CudaOps, cuda_device: CudaDevice) -> None:
+def test_nothing_crosses_between_host_and_device(
+    cuda_ops: CudaOps, cuda_device: CudaDevice, no_transfers: NoTransfers
+) -> None:
     metadata = make_metadata(cuda_device, 2, top_k=3, min_tokens=1)
     state = make_state(cuda_device, [SlotTables({3: 1.0}, [4])] * 2, 100)
     logits = from_numpy(np.zeros((2, 100), np.float32), cuda_device)
-    before = copy(cuda_device.transfers)
-    cuda_ops.adjust_logits(logits, state, metadata)
-    tokens = cuda_ops.sample(logits, metadata, filtered=True)
-    cuda_ops.record_tokens(state, metadata.slots, tokens)
-    cuda_ops.top_logprobs(logits, tokens, 5)
-    assert cuda_device.transfers == before
+    prompt, output = int32s(cuda_device, [1, 2]), int32s(cuda_device, [])
+    with no_transfers():
+        cuda_ops.reset_slot(state, 1, prompt, output)
+        cuda_ops.adjust_logits(logits, state, metadata)
+        tokens = cuda_ops.sample(logits, metadata, filtered=True)
+        cuda_ops.record_tokens(state, metadata.slots, tokens)
+        cuda_ops.top_logprobs(logits, tokens, 5)

@@ -105,7 +105,7 @@ def _capitalised(text: str) -> str:
 
 
 def memory(rng: Random, split: Split) -> Conversation:
-    """One to three facts, none to two other turns between, one question; one in eight is about an untold fact."""
+    """One to three facts, none to two other turns between, one question; one in five is about an untold fact."""
     conversation = Conversation("memory")
     told = [(kind, kind.draw(rng, split)) for kind in rng.sample(_MEMORIES, rng.randint(1, 3))]
     turns: list[Callable[[], None]] = []
@@ -126,7 +126,7 @@ def memory(rng: Random, split: Split) -> Conversation:
     for turn in turns:
         turn()
     kind, value = rng.choice(told)
-    if rng.random() < 1 / 8:
+    if rng.random() < 1 / 5:
         untold = rng.choice([other for other in _MEMORIES if other not in [known for known, _ in told]])
         return conversation.user(_capitalised(untold.ask.say(rng, split))).assistant(NOT_TOLD)
     conversation.user(_capitalised(kind.ask.say(rng, split)))

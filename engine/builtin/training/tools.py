@@ -163,7 +163,11 @@ TOOLS = (
         ("turn_on", "switch_on", "start_device", "activate"),
         "Turn on a device in a room",
         {"device": _thing, "room": _place},
-        ("turn on the {device} in the {room}", "switch on the {room} {device}", "start the {device} of the {room}"),
+        (
+            "turn on the {device} in the {room}",
+            "in the {room} switch on the {device}",
+            "start the {device} of the {room}",
+        ),
         {"status": _one_of(["on", "ready"])},
         "The {device} in the {room} is {status}.",
     ),

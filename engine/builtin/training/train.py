@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -162,12 +163,14 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     return (x.mT if tall else x).float()
 
 
-def tokens_of(tokenizer: Tokenizer, pieces: list[tuple[str, bool]]) -> tuple[list[int], list[bool]]:
+def tokens_of(
+    tokenizer: Tokenizer, pieces: list[tuple[str, bool]], of_prompt: Tokenizer | None = None
+) -> tuple[list[int], list[bool]]:
     """Ids and, for each, whether it is part of an answer. Pieces are cut where tokens cannot cross."""
     ids: list[int] = []
     counted: list[bool] = []
     for text, answer in pieces:
-        piece = tokenizer.encode(text, add_special_tokens=False).ids
+        piece = (tokenizer if answer else of_prompt or tokenizer).encode(text, add_special_tokens=False).ids
         ids += piece
         counted += [answer] * len(piece)
     return ids, counted
@@ -182,13 +185,19 @@ class Rows(torch.utils.data.IterableDataset[tuple[np.ndarray, np.ndarray]]):
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         worker = torch.utils.data.get_worker_info()
         tokenizer = Tokenizer.from_file(str(self.tokenizer_file))
+        # Prompts are spelt in many ways (BPE dropout, Provilkov et al. 2020), answers in one: so every token's
+        # spelling is learnt, and words never seen are taken apart as familiar ones are.
+        rough = Tokenizer.from_file(str(self.tokenizer_file))
+        rough.model.dropout = 0.15
         stream = conversations(self.seed * 1000 + worker.id, "train")
+        worker_rng = Random(self.seed * 1000 + worker.id)
         ids: list[int] = []
         targets: list[int] = []
         size = self.length * self.rows
         while True:
             while len(ids) <= size:
-                piece, counted = tokens_of(tokenizer, render(next(stream)))
+                of_prompt = rough if worker_rng.random() < 0.5 else tokenizer
+                piece, counted = tokens_of(tokenizer, render(next(stream)), of_prompt)
                 ids += [END_OF_TEXT, *piece]
                 targets += [IGNORED] + [i if c else IGNORED for i, c in zip(piece, counted, strict=True)]
             yield (
@@ -276,7 +285,7 @@ def save(model: nn.Module, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=10000)
     parser.add_argument("--rows", type=int, default=128, help="rows a step")
     parser.add_argument("--length", type=int, default=1024, help="tokens a row")
     parser.add_argument("--muon-lr", type=float, default=0.02)

@@ -67,13 +67,21 @@ TOPICS = (
 ).split()
 NOUNS = sorted({*OBJECTS, *ANIMALS, *FOODS, *PLACES, *JOBS})
 
-_ONSETS = "b bl br c cl cr d dr f fl fr g gl gr h j k l m n p pl pr qu r s sh sk sl sm sn sp st t th tr v w y z".split()
-_VOWELS = "a e i o u ai ea ee oa oo ou".split()
-_CODAS = ["", "", "", "b", "ck", "d", "g", "l", "ll", "m", "n", "nd", "ng", "nt", "p", "r", "rd", "s", "st", "t", "x"]
+_ONSETS = (
+    "b bl br c ch cl cr d dr dw f fl fr g gl gr h j k kn l m n p ph pl pr qu r s sc sh sk sl sm sn sp squ st str sw t th "
+    "thr tr tw v w wh wr x y z"
+).split()
+_VOWELS = "a e i o u y a e i o u ai au aw ay ea ee ei eu ew ey ia ie io oa oi oo ou ow oy ua ue ui".split()
+_CODAS = [""] * 12 + (
+    "b bb bs c ce ch ck ct d dd de dge f ff ft g ge gh gs k ke ks l ld le lf lk ll lm lp ls lt m mb mp ms n nce nch nd ne "
+    "ng nk ns nt p pe pp ps pt r rb rd re rf rg rk rl rm rn rp rs rt rth s se sh sk sm sp ss st t te th ts tt v ve w x y z"
+).split()
 
 
 def pseudo_word(rng: Random) -> str:
     """A pronounceable word that most likely is none."""
+    if rng.random() < 0.15:
+        return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 8)))
     syllables = rng.choice((1, 2, 2, 2, 3))
     return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(syllables))
 

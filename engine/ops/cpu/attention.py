@@ -180,13 +180,9 @@ class PagedAttention:
         """queries [R, Hkv, G, D] over the positions begins..ends - 1 of block_tables [R, W]."""
         keys = self._gather("keys", self.key_cache, block_tables)
         values = self._gather("values", self.value_cache, block_tables)
-        # Slots that hold no key of the row may hold anything, NaN included.
-        for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
-            keys[row, :, end:] = 0
+        # What follows a row's last token may be anything; NaN would survive even a weight of 0.
+        for row, end in enumerate(ends.tolist()):
             values[row, :, end:] = 0
-            if begin:
-                keys[row, :, :begin] = 0
-                values[row, :, :begin] = 0
         positions = np.arange(keys.shape[2])
         hidden = (positions < begins[:, None]) | (positions >= ends[:, None])
         scores = self._scores(queries * self.scale, keys)

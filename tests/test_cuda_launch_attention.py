@@ -1,0 +1,211 @@
+"""What the matrix products and attention would launch, on a device that only writes it down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from engine.cuda.kernel import KernelSpec, LaunchConfig
+from engine.ops.cuda import CudaOps, attention, linear
+from engine.ops.cuda.types import ceil_div
+from engine.ops.interface import AttentionMetadata
+from engine.tensor import Buffer, CpuDevice, Tensor, bfloat16, empty, float16, float32, int32
+
+SMALLEST_SHARED_BYTES = 99 << 10  # what a block may use on sm_86, 89 and 120
+LARGEST_GRID = (2**31 - 1, 65535, 65535)
+SEED = 20261121
+
+
+@dataclass
+class Launch:
+    spec: KernelSpec
+    template: tuple[str, ...]
+    config: LaunchConfig
+    arguments: tuple[object, ...]
+
+
+class WritingDevice(CpuDevice):
+    name = "cuda:0"
+
+    def __init__(self, multiprocessors: int = 132) -> None:
+        self.multiprocessors = multiprocessors
+        self.launches: list[Launch] = []
+        self.allocated: list[int] = []
+
+    def allocate(self, nbytes: int) -> Buffer:
+        self.allocated.append(nbytes)
+        return Buffer(self, 1 << 20, nbytes, None)
+
+    def launch(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig, *arguments: object) -> None:
+        self.launches.append(Launch(spec, template, config, arguments))
+
+
+def check_launch(launch: Launch, compiled: set[tuple[KernelSpec, tuple[str, ...]]]) -> None:
+    assert (launch.spec, launch.template) in compiled, f"{launch.spec.name} {launch.template} is not compiled ahead"
+    assert len(launch.arguments) == len(launch.spec.parameters)
+    assert launch.config.shared_bytes <= SMALLEST_SHARED_BYTES
+    assert all(1 <= size <= most for size, most in zip(launch.config.grid, LARGEST_GRID, strict=True))
+
+
+def attention_step(
+    device: WritingDevice,
+    query_lens: list[int],
+    context_lens: list[int],
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+) -> tuple[Tensor, Tensor, AttentionMetadata]:
+    num_tokens, num_seqs = sum(query_lens), len(query_lens)
+    block_size = 16
+    width = -(-max(context_lens) // block_size)
+    metadata = AttentionMetadata(
+        positions=empty((num_tokens,), int32, device),
+        slot_mapping=empty((num_tokens,), int32, device),
+        block_tables=empty((num_seqs, width), int32, device),
+        cu_seqlens_q=empty((num_seqs + 1,), int32, device),
+        context_lens=empty((num_seqs,), int32, device),
+        max_seqlen_q=max(query_lens),
+        max_context_len=max(context_lens),
+    )
+    q = empty((num_tokens, num_heads * head_dim), bfloat16, device)
+    return q, empty((64, num_kv_heads, block_size, head_dim), bfloat16, device), metadata
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(float32, "float"), (float16, "__half"), (bfloat16, "__nv_bfloat16")])
+def test_every_matmul_is_compiled_ahead_and_covers_its_result(dtype: np.dtype[np.generic], name: str) -> None:
+    compiled = set(linear.instantiations((name,)))
+    rng = np.random.default_rng(SEED)
+    print(f"seed {SEED}")
+    sides = [1, 2, 3, 4, 5, 16, 17, 64, 100, 128, 129, 256, 1024, 8192, 28672, 151936]
+    for _ in range(400):
+        num_rows, out_features = (int(side) for side in rng.choice(sides, 2))
+        in_features = int(rng.choice([1, 7, 8, 64, 100, 1024, 14336]))
+        device = WritingDevice(int(rng.choice([24, 84, 132, 170])))
+        ops = CudaOps(device)  # type: ignore[arg-type]
+        x, weight = empty((num_rows, in_features), dtype, device), empty((out_features, in_features), dtype, device)
+        out = empty((num_rows, out_features), dtype if rng.random() < 0.5 else float32, device)
+        ops.matmul(x, weight, None, out)
+        (launch,) = device.launches
+        check_launch(launch, compiled)
+        if launch.spec is linear.MATMUL:
+            sizes = dict(zip(linear.MATMUL.template, launch.template, strict=True))
+            covered = launch.config.grid[0] * int(sizes["TILE_M"]) * int(sizes["TILE_N"])
+            assert covered >= num_rows * out_features
+            assert (sizes["ALIGNED"] == "true") == (in_features % 8 == 0 and out_features % 2 == 0)
+        elif launch.spec is linear.MATVEC:
+            assert num_rows <= int(launch.template[2])
+            assert launch.config.grid[0] * linear.MATVEC_WARPS >= out_features * int(str(launch.arguments[-1]))
+
+
+def test_unaligned_inputs_take_the_kernel_without_wide_copies() -> None:
+    device = WritingDevice()
+    ops = CudaOps(device)  # type: ignore[arg-type]
+    x = Tensor(Buffer(device, 1 << 20, 4096, None), (8, 64), bfloat16, offset=2)
+    ops.matmul(x, empty((64, 64), bfloat16, device))
+    assert device.launches[0].template[-1] == "false"
+
+
+def test_order_of_sums_for_a_few_rows_does_not_depend_on_their_number() -> None:
+    orders = set()
+    for num_rows in range(1, linear.MATVEC_ROWS[-1] + 1):
+        device = WritingDevice()
+        CudaOps(device).matmul(  # type: ignore[arg-type]
+            empty((num_rows, 4096), bfloat16, device), empty((1024, 4096), bfloat16, device)
+        )
+        (launch,) = device.launches
+        orders.add((launch.spec.name, launch.config.grid, launch.arguments[-1]))
+    assert len(orders) == 1
+
+
+def test_wide_tiles_for_many_rows_and_flat_ones_for_few() -> None:
+    assert linear.choose_tile(8192, 4096, 132) is linear.LARGE
+    assert linear.choose_tile(64, 4096, 132) is linear.NARROW
+    assert linear.choose_tile(8, 4096, 132) is linear.SKINNY
+    assert linear.choose_tile(256, 1024, 132).blocks(256, 1024) >= 64, "half of the device must not idle"
+
+
+@pytest.mark.parametrize("head_dim", [16, 20, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dtype", [float32, bfloat16])
+def test_every_attention_launch_is_compiled_ahead(head_dim: int, dtype: np.dtype[np.generic]) -> None:
+    compiled = set(attention.instantiations(("float" if dtype == float32 else "__nv_bfloat16",)))
+    device = WritingDevice()
+    ops = CudaOps(device)  # type: ignore[arg-type]
+    for query_lens, context_lens in (([1, 1], [5, 4000]), ([300, 1], [300, 9]), ([1], [0])):
+        q, cache, metadata = attention_step(device, query_lens, context_lens, 8, 2, head_dim)
+        q, cache = empty(q.shape, dtype, device), empty(cache.shape, dtype, device)
+        ops.paged_attention(q, cache, cache, metadata, scale=0.1)
+        ops.rope_and_store(
+            empty((2, 12 * head_dim), dtype, device), cache, cache, metadata_of(device), None, num_heads=8
+        )
+    for launch in device.launches:
+        check_launch(launch, compiled)
+    used = {launch.spec for launch in device.launches}
+    on_tensor_cores = dtype == bfloat16 and head_dim in attention.HEAD_DIMS
+    assert (attention.PAGED_ATTENTION_DECODE in used) == on_tensor_cores
+    assert (attention.PAGED_ATTENTION in used) != on_tensor_cores
+
+
+def metadata_of(device: WritingDevice) -> AttentionMetadata:
+    return attention_step(device, [2], [2], 8, 2, 64)[2]
+
+
+def test_prefill_grid_has_a_block_for_every_tile() -> None:
+    rng = np.random.default_rng(SEED)
+    print(f"seed {SEED}")
+    for shape in attention.HEAD_SHAPES.values():
+        for _ in range(300):
+            num_kv_heads, group = int(rng.integers(1, 5)), int(rng.integers(1, 9))
+            query_lens = rng.integers(0, 400, int(rng.integers(1, 9)))
+            tiles = sum(-(-int(count) * group // shape.tile_rows) for count in query_lens if count > 1)
+            num_tokens, num_seqs = int(query_lens.sum()), len(query_lens)
+            config = attention.prefill_config(shape, num_tokens, num_seqs, group * num_kv_heads, num_kv_heads)
+            assert tiles <= config.grid[0] <= tiles + num_seqs + 1
+            assert config.grid[1] == num_kv_heads
+
+
+def splits_of_row(context_len: int, window: int, max_splits: int) -> int:
+    """As `find_splits` in attention_decode.cu counts them."""
+    tile = attention.DECODE_TILE_KEYS
+    num_keys = context_len - max(context_len - window, 0) // tile * tile
+    even = ceil_div(ceil_div(num_keys, max_splits), tile) * tile
+    return max(ceil_div(num_keys, max(even, attention.MIN_SPLIT_KEYS)), 1)
+
+
+@pytest.mark.parametrize("window", [attention.NO_WINDOW, 1, 250, 600, 4096])
+@pytest.mark.parametrize("max_splits", [1, 8, 31, 32])
+def test_decode_grid_has_a_block_for_every_split(window: int, max_splits: int) -> None:
+    for longest in (0, 1, 256, 257, 5000, 8192, 131072):
+        splits = attention.decode_splits(longest, window, max_splits)
+        for context_len in {*range(0, longest, max(longest // 97, 1)), longest}:
+            assert splits_of_row(context_len, window, max_splits) <= splits
+
+
+def test_decode_grid_depends_on_the_maxima_alone() -> None:
+    grids = set()
+    for context_lens in ([1000, 3], [1000, 1000], [7, 1000]):
+        device = WritingDevice()
+        q, cache, metadata = attention_step(device, [1, 1], context_lens, 8, 2, 128)
+        CudaOps(device).paged_attention(q, cache, cache, metadata, scale=0.1)  # type: ignore[arg-type]
+        grids.add(tuple(launch.config for launch in device.launches))
+    assert len(grids) == 1
+
+
+def test_nothing_is_allocated_after_reserving() -> None:
+    device = WritingDevice()
+    ops = CudaOps(device)  # type: ignore[arg-type]
+    ops.reserve_attention(64, 32, 128)
+    reserved = list(device.allocated)
+    assert 0 < sum(reserved) <= attention.RESERVED_BYTES
+    for num_seqs, context_len in ((1, 131072), (64, 131072), (3, 17)):
+        q, cache, metadata = attention_step(device, [1] * num_seqs, [context_len] * num_seqs, 32, 8, 128)
+        device.allocated.clear()
+        ops.paged_attention(q, cache, cache, metadata, scale=0.1, out=q)
+        assert not device.allocated
+    assert any(launch.spec is attention.PAGED_ATTENTION_COMBINE for launch in device.launches)
+
+
+def test_partial_results_fit_even_for_very_many_sequences() -> None:
+    assert attention.reserved_splits(1, 1, 64) == attention.MAX_SPLITS
+    assert attention.reserved_splits(4096, 64, 128) == attention.MIN_RESERVED_SPLITS

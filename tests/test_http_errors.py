@@ -1,0 +1,434 @@
+"""WIRE points 9, 14, 17 and 18 and the HTTP rows of the fault list: what a wrong request gets."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.application import create_app
+from app.settings import AppSettings
+from engine.errors import ConfigError, ContextLengthError, QueueFullError
+from tests.fake_client import FakeClient, always, play
+from tests.http_fixtures import call, ids, settings_for, write_model_folder
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "tiny", "prompt": "hi"}
+PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
+HELLO = play(ids("hello"), finish="length")
+LEAKS = re.compile(r"Traceback|site-packages|\.py\b|0x[0-9a-f]{6}|pydantic|/tmp/")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AppSettings:
+    return settings_for(write_model_folder(tmp_path))
+
+
+def post(settings: AppSettings, path: str, body: Any, **options: Any) -> httpx.Response:
+    client = FakeClient(always(HELLO))
+    response = call(client, settings, "POST", path, json=body, **options)
+    if response.status_code >= 400:
+        assert not client.submissions, "the engine was asked before the request was checked"
+    return response
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error object, checked for its four fields and for what must not be in it."""
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"].startswith("req_")
+    assert set(response.json()) == {"error"}
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert error["code"] is None or isinstance(error["code"], str)
+    assert not LEAKS.search(response.text), response.text
+    return error
+
+
+WRONG_IN_BOTH: list[tuple[str, Any, str]] = [
+    ("model", None, "model"),
+    ("model", 3, "model"),
+    ("temperature", 2.5, "temperature"),
+    ("temperature", -0.1, "temperature"),
+    ("temperature", "warm", "temperature"),
+    ("temperature", True, "temperature"),
+    ("top_p", 0, "top_p"),
+    ("top_p", 1.01, "top_p"),
+    ("min_p", -1, "min_p"),
+    ("top_k", -2, "top_k"),
+    ("top_k", 1.5, "top_k"),
+    ("repetition_penalty", 0, "repetition_penalty"),
+    ("presence_penalty", 3, "presence_penalty"),
+    ("frequency_penalty", -3, "frequency_penalty"),
+    ("max_tokens", 0, "max_tokens"),
+    ("max_tokens", 2**31, "max_tokens"),
+    ("max_tokens", 2**63, "max_tokens"),
+    ("max_tokens", "5", "max_tokens"),
+    ("min_tokens", -1, "min_tokens"),
+    ("min_tokens", 4096, "min_tokens"),
+    ("n", 0, "n"),
+    ("n", 129, "n"),
+    ("n", True, "n"),
+    ("seed", 2**64, "seed"),
+    ("seed", 1.5, "seed"),
+    ("stop", ["a"] * 5, "stop"),
+    ("stop", [""], "stop"),
+    ("stop", [1], "stop"),
+    ("stop", "x" * 257, "stop"),
+    ("stop_token_ids", [-1], "stop_token_ids"),
+    ("stop_token_ids", [512], "stop_token_ids"),
+    ("stop_token_ids", [2**31], "stop_token_ids"),
+    ("stop_token_ids", [2**63], "stop_token_ids"),
+    ("stop_token_ids", ["a"], "stop_token_ids[0]"),
+    ("stop_token_ids", [1] * 129, "stop_token_ids"),
+    ("logit_bias", {"-1": 1}, "logit_bias"),
+    ("logit_bias", {"512": 1}, "logit_bias"),
+    ("logit_bias", {str(2**31): 1}, "logit_bias"),
+    ("logit_bias", {str(2**63): 1}, "logit_bias"),
+    ("logit_bias", {"x": 1}, "logit_bias"),
+    ("logit_bias", {"1": 101}, "logit_bias"),
+    ("logit_bias", {"1": "a"}, "logit_bias"),
+    ("logit_bias", {str(i): 1 for i in range(1025)}, "logit_bias"),
+    ("logit_bias", [1], "logit_bias"),
+    ("stream", "yes", "stream"),
+    ("stream_options", {"include_usage": 1}, "stream_options"),
+    ("priority", 2**40, "priority"),
+    ("cache_salt", "", "cache_salt"),
+    ("cache_salt", "x" * 257, "cache_salt"),
+    ("truncate_prompt_tokens", 0, "truncate_prompt_tokens"),
+    ("truncate_prompt_tokens", -2, "truncate_prompt_tokens"),
+    ("user", "x" * 1025, "user"),
+    ("skip_special_tokens", 1, "skip_special_tokens"),
+    # Known elsewhere, not supported here: refused and never ignored.
+    ("response_format", {"type": "json_object"}, "response_format"),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, "response_format"),
+    ("structured_outputs", {"regex": "a"}, "structured_outputs"),
+    ("guided_json", {}, "guided_json"),
+    ("prompt_logprobs", 1, "prompt_logprobs"),
+    ("allowed_token_ids", [-1], "allowed_token_ids"),
+    ("bad_words", ["x"], "bad_words"),
+    ("service_tier", "flex", "service_tier"),
+    ("use_beam_search", True, "use_beam_search"),
+]
+WRONG_IN_CHAT: list[tuple[str, Any, str]] = [
+    ("messages", None, "messages"),
+    ("messages", [], "messages"),
+    ("messages", "hi", "messages"),
+    ("messages", ["hi"], "messages[0]"),
+    ("messages", [{"content": "x"}], "messages[0].role"),
+    ("messages", [{"role": "robot", "content": "x"}], "messages[0].role"),
+    ("messages", [{"role": "user"}], "messages[0].content"),
+    ("messages", [{"role": "user", "content": None}], "messages[0].content"),
+    ("messages", [{"role": "user", "content": 5}], "messages[0].content"),
+    ("messages", [{"role": "assistant", "content": None}], "messages[0].content"),
+    ("messages", [{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
+    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content"),
+    ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
+    ("messages", [{"role": "user", "content": "x" * 5000}], "messages"),
+    ("max_completion_tokens", 0, "max_completion_tokens"),
+    ("max_completion_tokens", 127, "max_completion_tokens"),
+    ("logprobs", 3, "logprobs"),
+    ("top_logprobs", 21, "top_logprobs"),
+    ("top_logprobs", 2, "top_logprobs"),
+    ("metadata", {"a": 1}, "metadata.a"),
+    ("metadata", {str(i): "x" for i in range(17)}, "metadata"),
+    ("chat_template_kwargs", {"messages": []}, "chat_template_kwargs"),
+    ("chat_template_kwargs", {"chat_template": "x"}, "chat_template_kwargs"),
+    ("chat_template", "{{ 1 }}", "chat_template"),
+    ("continue_final_message", True, "continue_final_message"),
+    ("tools", [{"type": "function", "function": {"name": "f"}}], "tools"),
+    ("tool_choice", "required", "tool_choice"),
+    ("functions", [{"name": "f"}], "functions"),
+    ("modalities", ["text", "audio"], "modalities"),
+    ("audio", {"voice": "x"}, "audio"),
+    ("prediction", {"type": "content", "content": "x"}, "prediction"),
+    ("reasoning_effort", "low", "reasoning_effort"),
+    ("web_search_options", {}, "web_search_options"),
+]
+WRONG_IN_COMPLETIONS: list[tuple[str, Any, str]] = [
+    ("prompt", None, "prompt"),
+    ("prompt", "", "prompt"),
+    ("prompt", [], "prompt"),
+    ("prompt", [""], "prompt"),
+    ("prompt", [[]], "prompt"),
+    ("prompt", [1, "a"], "prompt"),
+    ("prompt", [True], "prompt"),
+    ("prompt", {"a": 1}, "prompt"),
+    ("prompt", [-1], "prompt"),
+    ("prompt", [512], "prompt"),
+    ("prompt", [2**31], "prompt"),
+    ("prompt", [2**63], "prompt"),
+    ("prompt", [[5], [5, -1]], "prompt"),
+    ("prompt", ["a"] * 2049, "prompt"),
+    ("prompt", ["a"] * 1025, "n"),
+    ("logprobs", 21, "logprobs"),
+    ("logprobs", True, "logprobs"),
+    ("best_of", 2, "best_of"),
+    ("suffix", "end", "suffix"),
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("field", "value", "param"), WRONG_IN_BOTH, ids=str)
+def test_wire_9_wrong_fields_name_themselves(
+    settings: AppSettings, path: str, field: str, value: Any, param: str
+) -> None:
+    check_refused(settings, path, field, value, param)
+
+
+@pytest.mark.parametrize(("field", "value", "param"), WRONG_IN_CHAT, ids=str)
+def test_wire_9_wrong_fields_of_chat(settings: AppSettings, field: str, value: Any, param: str) -> None:
+    check_refused(settings, "/v1/chat/completions", field, value, param)
+
+
+@pytest.mark.parametrize(("field", "value", "param"), WRONG_IN_COMPLETIONS, ids=str)
+def test_wire_9_wrong_fields_of_completions(settings: AppSettings, field: str, value: Any, param: str) -> None:
+    check_refused(settings, "/v1/completions", field, value, param)
+
+
+def check_refused(settings: AppSettings, path: str, field: str, value: Any, param: str) -> None:
+    body = {**PATHS[path], field: value}
+    if field == "stream_options":
+        body["stream"] = True
+    response = post(settings, path, body)
+    assert response.status_code == 400, response.text
+    error = error_of(response)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"].startswith(param)
+    assert error["message"].count("\n") == 0
+    assert len(error["message"]) < 300
+
+
+NEUTRAL: dict[str, Any] = {
+    "unheard_of": {"a": 1},
+    "response_format": {"type": "text"},
+    "service_tier": "auto",
+    "user": "me",
+    "prompt_cache_key": "k",
+    "safety_identifier": "s",
+    "stop": [],
+    "logit_bias": None,
+    "stream_options": None,
+    "temperature": 1e-4,
+    "top_p": 1e-4,
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("field", NEUTRAL)
+def test_wire_17_unknown_and_harmless_fields_are_accepted(settings: AppSettings, path: str, field: str) -> None:
+    assert post(settings, path, {**PATHS[path], field: NEUTRAL[field]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"store": True, "metadata": {"a": "b"}}, {"tools": [], "tool_choice": "auto"}, {"modalities": ["text"]}],
+    ids=str,
+)
+def test_harmless_fields_of_chat_are_accepted(settings: AppSettings, fields: dict[str, Any]) -> None:
+    assert post(settings, "/v1/chat/completions", {**CHAT, **fields}).status_code == 200
+
+
+def test_unknown_model(settings: AppSettings) -> None:
+    for path, body in PATHS.items():
+        response = post(settings, path, {**body, "model": "gpt-4"})
+        assert response.status_code == 404
+        assert error_of(response)["code"] == "model_not_found"
+    assert error_of(call(FakeClient(always(HELLO)), settings, "GET", "/v1/models/gpt-4"))["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {**TEXT, "prompt": [5] * 128},
+        {**TEXT, "prompt": [5] * 100, "max_tokens": 29},
+        {**TEXT, "prompt": "x" * 5000},
+        {**TEXT, "prompt": "x y" * 100},
+    ],
+)
+def test_too_long_a_prompt(settings: AppSettings, body: dict[str, Any]) -> None:
+    response = post(settings, "/v1/completions", body)
+    assert response.status_code == 400
+    assert error_of(response)["code"] == "context_length_exceeded"
+
+
+def test_prompt_and_answer_may_fill_the_context_exactly(settings: AppSettings) -> None:
+    assert post(settings, "/v1/completions", {**TEXT, "prompt": [5] * 100, "max_tokens": 28}).status_code == 200
+
+
+def test_echo_of_token_ids_outside_the_vocabulary(settings: AppSettings) -> None:
+    response = post(settings, "/v1/completions", {**TEXT, "prompt": [2**62], "echo": True})
+    assert error_of(response)["param"] == "prompt"
+
+
+def test_queue_full_says_when_to_come_back(settings: AppSettings) -> None:
+    for body in (TEXT, {**TEXT, "stream": True}):
+        client = FakeClient(always([QueueFullError("full", retry_after=7)]))
+        response = call(client, settings, "POST", "/v1/completions", json=body)
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "7"
+        assert error_of(response)["code"] == "queue_full"
+
+
+def test_engine_not_ready(settings: AppSettings) -> None:
+    client = FakeClient(always(HELLO))
+    client.well = False
+    starting = FakeClient(always(HELLO), info=None)
+    for engine in (client, starting):
+        response = call(engine, settings, "POST", "/v1/completions", json=TEXT)
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) > 0
+        assert error_of(response)["code"] == "engine_unavailable"
+
+
+def test_the_engines_own_refusal_keeps_its_status(settings: AppSettings) -> None:
+    client = FakeClient(always([ContextLengthError("too long", param="prompt")]))
+    response = call(client, settings, "POST", "/v1/completions", json=TEXT)
+    assert response.status_code == 400
+    assert error_of(response)["code"] == "context_length_exceeded"
+
+
+def test_no_chat_template(tmp_path: Path) -> None:
+    settings = settings_for(write_model_folder(tmp_path, template=None))
+    response = post(settings, "/v1/chat/completions", CHAT)
+    assert response.status_code == 400
+    message = error_of(response)["message"]
+    assert "/v1/completions" in message
+    assert "--chat-template" in message
+
+
+def test_the_templates_message_is_the_errors_message(tmp_path: Path) -> None:
+    settings = settings_for(write_model_folder(tmp_path, template="{{ raise_exception('users first') }}"))
+    response = post(settings, "/v1/chat/completions", CHAT)
+    assert response.status_code == 400
+    assert "users first" in error_of(response)["message"]
+
+
+def test_endless_template_is_a_400(tmp_path: Path) -> None:
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    settings = settings_for(write_model_folder(tmp_path, template=endless), template_timeout=0.01)
+    response = post(settings, "/v1/chat/completions", CHAT)
+    assert response.status_code == 400
+    assert "takes too long" in error_of(response)["message"]
+
+
+def test_too_many_prompts_in_preparation(tmp_path: Path) -> None:
+    settings = settings_for(write_model_folder(tmp_path), max_text_jobs=1)
+    app = create_app(FakeClient(always(HELLO)), settings)
+    workers = app.state.service.workers
+    assert workers._places.acquire(blocking=False)
+    transport = httpx.ASGITransport(app)
+
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://tiny") as http:
+            return await http.post("/v1/chat/completions", json=CHAT)
+
+    assert asyncio.run(send()).status_code == 429
+    workers._places.release()
+    for _ in range(3):
+        assert asyncio.run(send()).status_code == 200, "a finished job gives its place back"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b'{"model": "tiny", "prompt": "x", "temperature": NaN}',
+        b'{"model": "tiny", "prompt": "x", "temperature": Infinity}',
+        b'{"model": "tiny", "prompt": "x", "temperature": 1e999}',
+        b'{"model": "tiny", "prompt": "\xff"}',
+        b'{"model": "tiny", "prompt": "\\ud800"}',
+        b'{"a": ' * 65 + b"1" + b"}" * 65,
+        b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=lambda content: str(content[-60:]),
+)
+def test_bodies_that_are_not_sound_json(settings: AppSettings, content: bytes) -> None:
+    client = FakeClient(always(HELLO))
+    headers = {"content-type": "application/json"}
+    for path in (*PATHS, "/tokenize", "/detokenize"):
+        response = call(client, settings, "POST", path, content=content, headers=headers)
+        assert response.status_code == 400
+        assert error_of(response)["code"] == "invalid_json"
+
+
+def test_deep_but_accepted_json(settings: AppSettings) -> None:
+    nested: Any = 1
+    for _ in range(60):
+        nested = [nested]
+    assert post(settings, "/v1/completions", {**TEXT, "ignored": nested}).status_code == 200
+
+
+def test_other_media_types_are_refused(settings: AppSettings) -> None:
+    client = FakeClient(always(HELLO))
+    for media_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        headers = {"content-type": media_type}
+        response = call(client, settings, "POST", "/v1/completions", content=b"{}", headers=headers)
+        assert response.status_code == 415
+        error_of(response)
+
+
+def test_large_bodies_are_refused(tmp_path: Path) -> None:
+    settings = settings_for(write_model_folder(tmp_path), max_body_bytes=1000)
+    client = FakeClient(always(HELLO))
+    headers = {"content-type": "application/json"}
+
+    async def chunked() -> Any:
+        for _ in range(11):
+            yield b" " * 100
+
+    for content in (b" " * 1001, chunked()):
+        response = call(client, settings, "POST", "/v1/completions", content=content, headers=headers)
+        assert response.status_code == 413
+        assert error_of(response)["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)])
+def test_routes_that_are_not_there(settings: AppSettings, method: str, path: str, status: int) -> None:
+    response = call(FakeClient(always(HELLO)), settings, method, path)
+    assert response.status_code == status
+    assert error_of(response)["type"] == "invalid_request_error"
+    assert ("allow" in response.headers) == (status == 405)
+
+
+def test_a_fault_of_the_server_shows_nothing_of_it(settings: AppSettings, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(submission: Any) -> Any:
+        raise ZeroDivisionError("secret path /srv/x.py")
+
+    response = call(FakeClient(broken), settings, "POST", "/v1/completions", json=TEXT)
+    assert response.status_code == 500
+    assert error_of(response)["code"] == "internal_error"
+    assert "secret" not in response.text
+    assert response.headers["x-request-id"] in caplog.text
+
+
+def test_wire_18_request_ids(settings: AppSettings) -> None:
+    client = FakeClient(always(HELLO))
+    seen = set()
+    for path in ("/health", "/v1/models", "/nowhere", "/metrics"):
+        response = call(client, settings, "GET", path, headers={"x-request-id": "mine"})
+        assert response.headers["x-client-request-id"] == "mine"
+        seen.add(response.headers["x-request-id"])
+    assert len(seen) == 4
+    assert "mine" not in seen
+    for hostile in (b"a\tb", b"x" * 513, b""):
+        response = call(client, settings, "GET", "/health", headers={b"x-request-id": hostile})
+        assert "x-client-request-id" not in response.headers
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"temperature": 9.0}, {"top_p": "high"}, {"repetition_penalty": 0}],
+    ids=str,
+)
+def test_unusable_generation_config_ends_the_start(tmp_path: Path, config: dict[str, Any]) -> None:
+    folder = write_model_folder(tmp_path, **config)
+    with pytest.raises(ConfigError, match=r"generation_config\.json"):
+        call(FakeClient(always(HELLO)), settings_for(folder), "GET", "/health")
