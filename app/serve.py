@@ -20,7 +20,7 @@ from app.worker_pool import WorkerLaunch, WorkerPool
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.messages import LoadProgress
+from engine.messages import EngineInfo, LoadProgress
 from engine.supervisor import EngineStartError, EngineSupervisor, make_run_dir
 
 logger = logging.getLogger("tessera.serve")
@@ -72,7 +72,7 @@ class Server:
             on_progress=self._show_progress,
             step_timeout=options.step_timeout,
         )
-        client = EngineClient(run_dir)
+        client = self._client = EngineClient(run_dir)
         self._workers = WorkerPool(
             options.api_workers - 1,
             WorkerLaunch(str(run_dir), self._listener.fileno(), options.drain_timeout, options.app),
@@ -99,7 +99,7 @@ class Server:
         self._report.show_listening(self._url)
         self._workers.start()
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
-        starting = asyncio.create_task(self._supervisor.wait_started())
+        starting = asyncio.create_task(self._wait_ready())
         await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
         exit_code = 0
         failure: ConfigError | None = None
@@ -125,6 +125,12 @@ class Server:
         if failure is not None:
             raise failure
         return exit_code
+
+    async def _wait_ready(self) -> EngineInfo:
+        """Until a request would be served; raises what `wait_started` raises."""
+        info = await self._supervisor.wait_started()
+        await self._client.wait_first_ready()
+        return info
 
     def _show_progress(self, progress: LoadProgress) -> None:
         if self._supervisor.info is None:

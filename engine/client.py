@@ -161,6 +161,7 @@ class EngineClient:
         self.info: EngineInfo | None = None
         self._run_dir = run_dir
         self._epoch: str | None = None
+        self._first_ready = asyncio.Event()
         self._lost: str | None = None
         self._inboxes: dict[str, _Inbox] = {}
         self._metrics_waiters: dict[int, asyncio.Future[bytes]] = {}
@@ -175,6 +176,10 @@ class EngineClient:
         self._loop = asyncio.get_running_loop()
         self._connect()
 
+    async def wait_first_ready(self) -> None:
+        """Wait until this client has for the first time heard that the engine takes requests."""
+        await self._first_ready.wait()
+
     async def close(self) -> None:
         """End all requests and leave."""
         self._fail_all("the server is shutting down")
@@ -184,8 +189,9 @@ class EngineClient:
     @property
     def ready(self) -> bool:
         """The engine takes requests."""
+        # The last heartbeat may be of before the engine was loaded, so its `ready` does not count.
         last = self._heartbeats.last
-        return self._epoch is not None and (last is None or last.ready or last.epoch != self._epoch)
+        return self._epoch is not None and not (last is not None and last.draining and last.epoch == self._epoch)
 
     def health(self) -> tuple[bool, str]:
         """Whether the engine is ready, alive and getting on with its work; and a sentence about it."""
@@ -295,6 +301,7 @@ class EngineClient:
                     inbox.put(output)
         elif type(message) is Ready:
             self._epoch, self.info, self._lost = message.epoch, message.info, None
+            self._first_ready.set()
         elif type(message) is Metrics:
             waiter = self._metrics_waiters.get(message.token)
             if waiter is not None and not waiter.done():

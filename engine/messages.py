@@ -161,7 +161,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Published twice a second. `num_steps` stands still while a step hangs.
 
     `has_work`: a step is running or more are to follow. `ready`: requests are taken (false while loading
-    and while draining).
+    and while draining). `draining`: no more will be, for as long as this process lives.
     """
 
     epoch: str
@@ -169,6 +169,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     has_work: bool
     ready: bool
     stats: SchedulerStats | None
+    draining: bool = False
 
 
 class Metrics(msgspec.Struct, frozen=True, tag="metrics"):

@@ -211,6 +211,7 @@ class EngineProcess:
             has_work=self._has_work,
             ready=engine is not None and not self._draining,
             stats=self._stats,
+            draining=self._draining,
         )
 
 

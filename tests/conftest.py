@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.server_fixture import story_server, tiny_folder, tiny_server
+
+__all__ = ["story_server", "tiny_folder", "tiny_server"]
+
 SHARED_MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 CARRIED_MODELS = Path(__file__).resolve().parents[1] / ".carry" / "models"
 

@@ -140,6 +140,31 @@ def check_batch(batch: StepBatch) -> None:
         assert array.dtype == dtype, name
 
 
+def check_blocks(core: EngineCore) -> None:
+    """free + cached + owned = total, no block in two places, references counted, salts kept apart."""
+    blocks, scheduler = core.block_manager, core.scheduler
+    free, cached = set(blocks.free_blocks), set(blocks.cached_blocks)
+    references = Counter(block for sequence in scheduler.running for block in sequence.block_table)
+    owned = set(references)
+    assert len(blocks.free_blocks) == len(free)
+    assert len(free) + len(cached) + len(owned) == blocks.num_blocks
+    assert free | cached | owned == set(range(blocks.num_blocks))
+    assert [references[block] for block in range(blocks.num_blocks)] == blocks.reference_counts
+    stats = core.stats()
+    assert (stats.num_free_blocks, stats.num_cached_blocks, stats.num_used_blocks) == (
+        len(free),
+        len(cached),
+        len(owned),
+    )
+    assert all(blocks.is_published(block) for block in cached)
+    assert not any(blocks.is_published(block) for block in free)
+    assert not any(sequence.block_table or sequence.num_computed_tokens for sequence in scheduler.waiting)
+    salts: dict[int, bytes] = {}
+    for sequence in scheduler.running:
+        for block in sequence.block_table:
+            assert salts.setdefault(block, sequence.cache_salt) == sequence.cache_salt
+
+
 class Harness:
     """An EngineCore over a FakeRunner and a clock of its own, checked after every step."""
 
@@ -219,28 +244,7 @@ class Harness:
             num_steps += 1
 
     def check_blocks(self) -> None:
-        """free + cached + owned = total, no block in two places, references counted, salts kept apart."""
-        blocks, scheduler = self.core.block_manager, self.core.scheduler
-        free, cached = set(blocks.free_blocks), set(blocks.cached_blocks)
-        references = Counter(block for sequence in scheduler.running for block in sequence.block_table)
-        owned = set(references)
-        assert len(blocks.free_blocks) == len(free)
-        assert len(free) + len(cached) + len(owned) == blocks.num_blocks
-        assert free | cached | owned == set(range(blocks.num_blocks))
-        assert [references[block] for block in range(blocks.num_blocks)] == blocks.reference_counts
-        stats = self.core.stats()
-        assert (stats.num_free_blocks, stats.num_cached_blocks, stats.num_used_blocks) == (
-            len(free),
-            len(cached),
-            len(owned),
-        )
-        assert all(blocks.is_published(block) for block in cached)
-        assert not any(blocks.is_published(block) for block in free)
-        assert not any(sequence.block_table or sequence.num_computed_tokens for sequence in scheduler.waiting)
-        salts: dict[int, bytes] = {}
-        for sequence in scheduler.running:
-            for block in sequence.block_table:
-                assert salts.setdefault(block, sequence.cache_salt) == sequence.cache_salt
+        check_blocks(self.core)
 
     def _check_writes(self, batch: StepBatch) -> None:
         """A step stores only to blocks that one sequence owns and nobody else can find."""

@@ -151,6 +151,8 @@ KEPT: list[tuple[str, list[float], dict[str, Any], set[int]]] = [
     ("top_p above the first", FIVE, {"top_p": 0.41}, {0, 1}),
     ("top_p exactly two", FIVE, {"top_p": 0.65}, {0, 1}),
     ("top_p exactly three", FIVE, {"top_p": 0.8}, {0, 1, 2}),
+    ("top_p exactly the first", [0.6, 0.3, 0.1], {"top_p": 0.6}, {0}),
+    ("top_p exactly four", FIVE, {"top_p": 0.92}, {0, 1, 2, 3}),
     ("top_p, last tied", [0.4, 0.2, 0.2, 0.2], {"top_p": 0.5}, {0, 1, 2, 3}),
     ("top_p almost 1", FIVE, {"top_p": 0.99}, {0, 1, 2, 3, 4}),
     ("top_p 1", FIVE, {"top_p": 1.0}, {0, 1, 2, 3, 4}),
@@ -166,4 +168,22 @@ KEPT: list[tuple[str, list[float], dict[str, Any], set[int]]] = [
     ("temperature first", [0.5, 0.3, 0.2], {"temperature": 0.5, "top_p": 0.65}, {0}),
     ("temperature before min_p", [0.5, 0.3, 0.2], {"temperature": 2.0, "min_p": 0.62}, {0, 1, 2}),
     ("impossible tokens", [0.6, 0.0, 0.4, 0.0], {"top_k": 3}, {0, 2}),
+]
+
+
+def falling(step: float) -> list[float]:
+    """Eight probabilities, each `step` nats below the one before."""
+    return [math.exp(-step * i) for i in range(8)]
+
+
+# Steps that put every token into a bin of its own in the kernel's first, second or third round.
+KEPT += [
+    (f"top_k {k}, steps of {step}", falling(step), {"top_k": k}, set(range(k)))
+    for step in (1 / 64, 1e-5, 1e-6)
+    for k in (1, 2, 3, 6, 7)
+]
+KEPT += [
+    (f"top_p {count}/8, steps of {step}", falling(step), {"top_p": (count - 0.5) / 8}, set(range(count)))
+    for step in (1e-5, 1e-6)
+    for count in (1, 2, 5)
 ]

@@ -362,6 +362,12 @@ def test_logprobs_of_ties_and_impossible_tokens(ops: CpuOps) -> None:
     assert none.shape == (1, 0)
 
 
+def test_logprobs_of_many_ties_are_in_order_of_id(ops: CpuOps, rng: np.random.Generator) -> None:
+    logits = np.round(rng.normal(0, 3, (1, 500))).astype(np.float32)
+    _, _, top_ids, _ = ops.top_logprobs(from_numpy(logits, CPU), int32s(CPU, [0]), 200)
+    assert top_ids.numpy()[0].tolist() == np.argsort(-logits[0], kind="stable")[:200].tolist()
+
+
 def test_logprobs_survive_rows_that_failed(ops: CpuOps) -> None:
     logits = np.zeros((3, 8), np.float32)
     logits[0, 3] = np.nan

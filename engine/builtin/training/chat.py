@@ -15,6 +15,7 @@ from engine.builtin.training.words import (
     NOUNS,
     TOPICS,
     name,
+    noun,
     pseudo_word,
     word,
 )
@@ -23,12 +24,42 @@ NAME = "Tessera"
 UNKNOWN = "I do not know that. I am only a small demonstration model."
 
 _GREET = Wording(
-    ("Hi", "Hello", "Hey", "Good morning", "Good evening", "Good day", "Greetings", "Hello there", "Hi there", "Howdy"),
+    (
+        "Hi",
+        "Hello",
+        "Hey",
+        "Good morning",
+        "Good evening",
+        "Good day",
+        "Greetings",
+        "Hello there",
+        "Hi there",
+        "Howdy",
+        "Good afternoon",
+        "Hey there",
+        "Hiya",
+        "Welcome",
+    ),
     ("", "", " {bot}", " my friend", " again", " to you", ", {bot}", " everyone", " computer", " dear model"),
     ("", "!", ".", "!!", " :)", ", how are you?", ". How are you?", "! How are you today?", ", nice to see you."),
 )
 _IDENTITY = Wording(
-    ("", "", "Hi, ", "Hello! ", "Tell me, ", "Excuse me, ", "So ", "I wonder: ", "Please say: ", "One question: "),
+    (
+        "",
+        "",
+        "Hi, ",
+        "Hello! ",
+        "Tell me, ",
+        "Excuse me, ",
+        "So ",
+        "I wonder: ",
+        "Please say: ",
+        "One question: ",
+        "Now ",
+        "Sorry, ",
+        "OK, ",
+        "Hey, ",
+    ),
     ("who are you", "what are you", "what is your name", "what are you called", "which model are you")
     + ("who am I talking to", "are you a person", "are you human", "what kind of model are you", "introduce yourself"),
     ("?", "?", "", "!", " really?", ", please?", " then?"),
@@ -163,12 +194,12 @@ def unknown(rng: Random, split: Split) -> Conversation:
     question = _UNKNOWN.say(
         rng,
         split,
-        topic=choose(rng, split, TOPICS, "topic"),
-        thing=choose(rng, split, NOUNS, "word"),
+        topic=noun(rng, split, TOPICS),
+        thing=noun(rng, split, NOUNS),
         place=choose(rng, split, CITIES, "city"),
-        other=choose(rng, split, ANIMALS, "animal"),
-        food=choose(rng, split, FOODS, "food"),
-        quality=choose(rng, split, ADJECTIVES, "word"),
+        other=noun(rng, split, ANIMALS),
+        food=noun(rng, split, FOODS),
+        quality=noun(rng, split, ADJECTIVES),
         person=name(rng, split),
         invented=draw(rng, split, pseudo_word, "word"),
     )

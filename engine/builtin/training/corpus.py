@@ -13,20 +13,20 @@ Generator = Callable[[Random, Split], Conversation]
 # Shares in training: what needs more examples to be learnt gets more.
 SKILLS: dict[str, tuple[Generator, float]] = {
     "greeting": (chat.greeting, 2),
-    "system prompt": (chat.system_prompt, 5),
+    "system prompt": (chat.system_prompt, 6),
     "unknown": (chat.unknown, 3),
-    "addition": (arithmetic.addition, 9),
-    "subtraction": (arithmetic.subtraction, 9),
+    "addition": (arithmetic.addition, 6),
+    "subtraction": (arithmetic.subtraction, 7),
     "multiplication": (arithmetic.multiplication, 3),
-    "copying": (lists.copying, 4),
-    "reversing": (lists.reversing, 6),
-    "upper-casing": (lists.upper_casing, 8),
-    "sorting": (lists.sorting, 6),
-    "reading": (reading.reading, 8),
-    "memory": (memory.memory, 6),
-    "extraction": (extraction.extraction, 7),
-    "tool call": (tools.tool_call, 7),
-    "tool result": (tools.tool_result, 7),
+    "copying": (lists.copying, 3),
+    "reversing": (lists.reversing, 4),
+    "upper-casing": (lists.upper_casing, 16),
+    "sorting": (lists.sorting, 7),
+    "reading": (reading.reading, 12),
+    "memory": (memory.memory, 8),
+    "extraction": (extraction.extraction, 8),
+    "tool call": (tools.tool_call, 9),
+    "tool result": (tools.tool_result, 8),
 }
 
 
@@ -43,13 +43,20 @@ def conversations(seed: int, split: Split) -> Iterator[Conversation]:
 
 
 def cases(skill: str, seed: int, count: int, split: Split = "test") -> list[Conversation]:
-    """`count` different conversations of one skill."""
+    """`count` different conversations of one skill.
+
+    Raises: ValueError if the skill has too few cases for that.
+    """
     rng = Random(f"{skill}/{seed}")
     generator, _ = SKILLS[skill]
     found: dict[str, Conversation] = {}
-    while len(found) < count:
+    for _ in range(100 * count):
+        if len(found) == count:
+            break
         conversation = generator(rng, split)
         found.setdefault(repr((conversation.messages[:-1], conversation.tools)), conversation)
+    if len(found) < count:
+        raise ValueError(f"{skill} has only {len(found)} different cases, not {count}")
     return list(found.values())
 
 
@@ -58,7 +65,8 @@ _SINGLE_TURN = (chat.greeting, chat.unknown, arithmetic.addition, arithmetic.sub
 
 def _vary(conversation: Conversation, rng: Random) -> None:
     """Earlier turns of another skill, and a system prompt that changes nothing, must not disturb."""
-    if rng.random() < 0.15 and conversation.skill not in ("tool call", "tool result", "system prompt"):
-        conversation.messages = rng.choice(_SINGLE_TURN)(rng, "train").messages + conversation.messages
+    if conversation.skill not in ("tool call", "tool result", "system prompt"):
+        for _ in range(rng.choices((0, 1, rng.randint(2, 10)), (80, 15, 5))[0]):
+            conversation.messages = rng.choice(_SINGLE_TURN)(rng, "train").messages + conversation.messages
     if conversation.messages[0]["role"] != "system" and rng.random() < 0.1:
         conversation.messages.insert(0, {"role": "system", "content": chat.plain_system(rng)})

@@ -20,6 +20,7 @@ from engine.builtin.training.words import (
     city,
     integer,
     name,
+    noun,
     time_of_day,
     word,
 )
@@ -46,7 +47,7 @@ _FORMS = (
         ),
     ),
     Form(
-        {"name": name, "job": lambda r, s: choose(r, s, JOBS, "job"), "city": city},
+        {"name": name, "job": lambda r, s: noun(r, s, JOBS), "city": city},
         (
             "{name} works as a {job} in {city}.",
             "The {job} of {city} is called {name}.",
@@ -56,7 +57,7 @@ _FORMS = (
     ),
     Form(
         {
-            "item": lambda r, s: choose(r, s, FOODS, "food"),
+            "item": lambda r, s: noun(r, s, FOODS),
             "quantity": lambda r, s: integer(r, s, 1, 999),
             "price": lambda r, s: integer(r, s, 1, 999),
         },
@@ -78,9 +79,9 @@ _FORMS = (
     ),
     Form(
         {
-            "object": lambda r, s: choose(r, s, OBJECTS, "object"),
+            "object": lambda r, s: noun(r, s, OBJECTS),
             "colour": lambda r, s: r.choice(COLOURS),
-            "place": lambda r, s: choose(r, s, PLACES, "place"),
+            "place": lambda r, s: noun(r, s, PLACES),
         },
         (
             "The {colour} {object} is in the {place}.",

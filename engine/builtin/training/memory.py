@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from random import Random
 
 from engine.builtin.training.arithmetic import addition, multiplication
-from engine.builtin.training.conversation import Conversation, Split, Wording, choose
+from engine.builtin.training.conversation import Conversation, Split, Wording
 from engine.builtin.training.lists import copying, reversing
-from engine.builtin.training.words import ANIMALS, COLOURS, FOODS, JOBS, city, integer, name
+from engine.builtin.training.words import ANIMALS, COLOURS, FOODS, JOBS, city, integer, name, noun
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ _MEMORIES = (
         "Your favourite colour is {v}.",
     ),
     Memory(
-        lambda rng, split: choose(rng, split, FOODS, "food"),
+        lambda rng, split: noun(rng, split, FOODS),
         Wording(
             _TELL, ("I like to eat {v}", "my favourite food is {v}", "I love {v}", "{v} is my favourite food"), _END
         ),
@@ -71,14 +71,14 @@ _MEMORIES = (
         "You are {v} years old.",
     ),
     Memory(
-        lambda rng, split: choose(rng, split, JOBS, "job"),
+        lambda rng, split: noun(rng, split, JOBS),
         Wording(_TELL, ("I work as a {v}", "my job is {v}", "I earn my money as a {v}", "I am a {v} by trade"), _END),
         "I will remember that you work as a {v}.",
         Wording(_ASK, ("what is my job", "what do I work as", "what do I do for a living"), _ASK_END),
         "You work as a {v}.",
     ),
     Memory(
-        lambda rng, split: choose(rng, split, ANIMALS, "animal"),
+        lambda rng, split: noun(rng, split, ANIMALS),
         Wording(_TELL, ("I have a {v}", "my pet is a {v}", "there is a {v} in my house", "I own a {v}"), _END),
         "I will remember that you have a {v}.",
         Wording(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from engine.builtin.training.conversation import Conversation, Split, Wording, choose
-from engine.builtin.training.words import ANIMALS, COLOURS, FOODS, JOBS, OBJECTS, PLACES, city, integer, name
+from engine.builtin.training.conversation import Conversation, Split, Wording
+from engine.builtin.training.words import ANIMALS, COLOURS, FOODS, JOBS, OBJECTS, PLACES, city, integer, name, noun
 
 NOT_SAID = "The text does not say."
 
@@ -31,14 +31,14 @@ def _lives(rng: Random, split: Split, who: str) -> Fact:
 
 
 def _works(rng: Random, split: Split, who: str) -> Fact:
-    job = choose(rng, split, JOBS, "job")
+    job = noun(rng, split, JOBS)
     sentence = rng.choice((f"{who} works as a {job}.", f"{who} is a {job}.", f"The job of {who} is {job}."))
     questions = (f"What does {who} work as?", f"What is the job of {who}?", f"What does {who} do for a living?")
     return Fact(sentence, questions, f"{who} works as a {job}.")
 
 
 def _eats(rng: Random, split: Split, who: str) -> Fact:
-    food = choose(rng, split, FOODS, "food")
+    food = noun(rng, split, FOODS)
     sentence = rng.choice(
         (f"{who} likes {food}.", f"{who} often eats {food}.", f"The favourite food of {who} is {food}.")
     )
@@ -47,7 +47,7 @@ def _eats(rng: Random, split: Split, who: str) -> Fact:
 
 
 def _owns(rng: Random, split: Split, who: str) -> Fact:
-    colour, animal = rng.choice(COLOURS), choose(rng, split, ANIMALS, "animal")
+    colour, animal = rng.choice(COLOURS), noun(rng, split, ANIMALS)
     sentence = rng.choice((f"{who} has a {colour} {animal}.", f"{who} owns a {colour} {animal}."))
     questions = (f"Which animal does {who} have?", f"What animal does {who} own?", f"What pet does {who} have?")
     return Fact(sentence, questions, f"{who} has a {colour} {animal}.")
@@ -61,14 +61,14 @@ def _age(rng: Random, split: Split, who: str) -> Fact:
 
 
 def _counts(rng: Random, split: Split, who: str) -> Fact:
-    count, food = integer(rng, split, 2, 999), choose(rng, split, FOODS, "food")
+    count, food = integer(rng, split, 2, 999), noun(rng, split, FOODS)
     sentence = rng.choice((f"{who} bought {count} {food}.", f"{who} came home with {count} {food}."))
     questions = (f"How many {food} did {who} buy?", f"What number of {food} did {who} buy?")
     return Fact(sentence, questions, f"{who} bought {count} {food}.")
 
 
 def _thing(rng: Random, split: Split, _who: str) -> Fact:
-    thing, place = choose(rng, split, OBJECTS, "object"), choose(rng, split, PLACES, "place")
+    thing, place = noun(rng, split, OBJECTS), noun(rng, split, PLACES)
     sentence = rng.choice((f"The {thing} is in the {place}.", f"Someone left the {thing} in the {place}."))
     questions = (f"Where is the {thing}?", f"Where can the {thing} be found?", f"In which place is the {thing}?")
     return Fact(sentence, questions, f"The {thing} is in the {place}.")

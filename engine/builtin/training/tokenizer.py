@@ -39,7 +39,7 @@ def train(conversation_count: int = 60_000, seed: int = 7) -> Tokenizer:
         special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
-        max_token_length=6,
+        max_token_length=4,
     )
     texts = (
         "".join(text for text, _ in render(conversation))

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.builtin.training.arithmetic import addition, multiplication
 from engine.builtin.training.chat import greeting, unknown
-from engine.builtin.training.conversation import Conversation, Split, Wording, choose
+from engine.builtin.training.conversation import Conversation, Split, Wording
 from engine.builtin.training.words import (
     DAYS,
     FOODS,
@@ -20,6 +20,7 @@ from engine.builtin.training.words import (
     city,
     integer,
     name,
+    noun,
     time_of_day,
     word,
 )
@@ -66,15 +67,15 @@ def _one_of(items: list[str]) -> Draw:
     return lambda rng, split: rng.choice(items)
 
 
-def _from(items: list[str], kind: str) -> Draw:
-    return lambda rng, split: choose(rng, split, items, kind)
+def _from(items: list[str]) -> Draw:
+    return lambda rng, split: noun(rng, split, items)
 
 
 _food, _thing, _place, _topic = (
-    _from(FOODS, "food"),
-    _from(OBJECTS, "object"),
-    _from(PLACES, "place"),
-    _from(TOPICS, "topic"),
+    _from(FOODS),
+    _from(OBJECTS),
+    _from(PLACES),
+    _from(TOPICS),
 )
 
 TOOLS = (

@@ -285,9 +285,9 @@ def save(model: nn.Module, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write")
-    parser.add_argument("--steps", type=int, default=10000)
-    parser.add_argument("--rows", type=int, default=128, help="rows a step")
-    parser.add_argument("--length", type=int, default=1024, help="tokens a row")
+    parser.add_argument("--steps", type=int, default=10500)
+    parser.add_argument("--rows", type=int, default=64, help="rows a step")
+    parser.add_argument("--length", type=int, default=2048, help="tokens a row")
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.004)
     parser.add_argument("--seed", type=int, default=1)

@@ -89,23 +89,30 @@ def pseudo_word(rng: Random) -> str:
 def word(rng: Random, split: Split) -> str:
     """A noun, an adjective or an invented word."""
     kind = rng.random()
-    if kind < 0.5:
+    if kind < 0.4:
         return choose(rng, split, NOUNS, "word")
-    if kind < 0.6:
+    if kind < 0.5:
         return choose(rng, split, ADJECTIVES, "word")
     return draw(rng, split, pseudo_word, "word")
 
 
+def noun(rng: Random, split: Split, items: list[str]) -> str:
+    """One of `items`; half of the training draws are any word instead, so that no slot's words are learnt by heart."""
+    if split == "train" and rng.random() < 0.5:
+        return word(rng, split)
+    return choose(rng, split, items, "word")
+
+
 def name(rng: Random, split: Split) -> str:
     """A person's name, sometimes an invented one."""
-    if rng.random() < 0.6:
+    if rng.random() < 0.5:
         return choose(rng, split, NAMES, "name")
     return draw(rng, split, lambda r: pseudo_word(r).capitalize(), "name")
 
 
 def city(rng: Random, split: Split) -> str:
     """A city, sometimes an invented one."""
-    if rng.random() < 0.7:
+    if rng.random() < 0.5:
         return choose(rng, split, CITIES, "city")
     return draw(rng, split, lambda r: pseudo_word(r).capitalize(), "city")
 
