@@ -7,7 +7,7 @@ constexpr int BLOCK_SIZE = 256;
 constexpr unsigned IN_PROMPT_BIT = 0x80000000u;
 
 // logits += bias; then -inf at suppressed ids while num_output_tokens < min_tokens; then, for tokens seen,
-// logits = (logit > 0 ? logit / repetition : logit * repetition) - (frequency * count + presence * (count > 0))
+// logits = (logit > 0 ? logit / repetition : logit * repetition) - frequency * count - presence * (count > 0)
 //
 // logits [num_rows, vocab_size] float, in place; token_state [num_slots, vocab_size] uint32;
 // bias_token_ids [num_slots, max_bias] int32, distinct in a row; bias_values [num_slots, max_bias] float;

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.single_blas_thread  # noqa: F401 (it must come before NumPy)
 from tests.server_fixture import story_server, tiny_folder, tiny_server
 
 __all__ = ["story_server", "tiny_folder", "tiny_server"]

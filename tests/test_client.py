@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.client import EngineClient, RequestStream, _merge, error_of
@@ -25,7 +26,7 @@ from engine.errors import (
     QueueFullError,
     RequestError,
 )
-from engine.messages import LoadProgress, RequestOutput, TokenLogprobs
+from engine.messages import Heartbeat, LoadProgress, RequestOutput, TokenLogprobs
 from engine.process import refused
 from engine.sampling_params import SamplingParams
 from engine.supervisor import EngineStartError, EngineState, EngineSupervisor, make_run_dir
@@ -96,6 +97,22 @@ def test_streams_of_concurrent_requests() -> None:
             assert client.info == supervisor.info
             assert supervisor.state is EngineState.READY
             assert (await client.metrics()).startswith(b"stub_steps_total ")
+
+    run(scenario())
+
+
+def test_a_heartbeat_of_the_loading_does_not_outlast_it() -> None:
+    """The last heartbeat may be half a second older than the news that the engine is loaded."""
+
+    async def scenario() -> None:
+        async with engine() as (_, client):
+            await client.wait_first_ready()
+            assert client._epoch is not None
+            loading = Heartbeat(client._epoch, num_steps=0, has_work=False, ready=False, stats=None)
+            client._heartbeats.last = loading
+            assert client.ready
+            client._heartbeats.last = msgspec.structs.replace(loading, draining=True)
+            assert not client.ready
 
     run(scenario())
 

@@ -42,7 +42,7 @@ def mixed_requests(server: Server) -> list[dict[str, Any]]:
     for index in range(NUM_REQUESTS):
         token_ids = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, 60))]
         sampling = {"temperature": 1.0, "seed": index} if index % 3 == 2 else {}
-        requests.append(server.body(token_ids, rng.randint(12, 60), cache_salt=f"alone {index}", **sampling))
+        requests.append(server.body(token_ids, rng.randint(8, 40), cache_salt=f"alone {index}", **sampling))
     return requests
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from engine.ops.cpu import CpuOps
 from engine.ops.cpu.philox import philox4x32_10
+from engine.ops.cuda.sampling import RANDOM_GROUP, split_config, split_vocab
 from engine.ops.interface import SamplingMetadata
 from engine.tensor import CPU, from_numpy
 from tests.sampling_cases import (
@@ -376,3 +377,15 @@ def test_logprobs_survive_rows_that_failed(ops: CpuOps) -> None:
     assert np.isnan(chosen.numpy()[:2]).all()
     assert rank.numpy().tolist() == [0, 0, 1]
     np.testing.assert_allclose(top_logprobs.numpy()[2], -math.log(8), rtol=1e-6)
+
+
+# ---- launches -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64, 1024, 5000])
+@pytest.mark.parametrize("vocab_size", [1, 2, 31, 4097, 32000, 151936, 262145])
+def test_chunks_cover_the_vocabulary_once(rows: int, vocab_size: int) -> None:
+    split = split_vocab(rows, vocab_size)
+    assert split.chunk_size % RANDOM_GROUP == 0
+    assert (split.num_splits - 1) * split.chunk_size < vocab_size <= split.num_splits * split.chunk_size
+    assert split_config(rows, split).grid == (split.num_splits, rows, 1)

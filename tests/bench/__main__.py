@@ -1,0 +1,90 @@
+"""`make bench-gpu`: kernels, then loads over HTTP; a table at the end and JSON in --output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench import serve
+from tests.bench.models import CONFIGS
+
+
+def kernel_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="Kernels (bf16)")
+    for column in ("kernel", "shape", "us", "GB/s", "TFLOP/s", "reference us", "reference / ours"):
+        table.add_column(column, justify="left" if column in ("kernel", "shape") else "right")
+    for row in rows:
+        reference = row["reference_us"]
+        table.add_row(
+            row["kernel"],
+            row["shape"],
+            f"{row['us']:.1f}",
+            f"{row['GB/s']:.0f}",
+            f"{row['TFLOP/s']:.0f}" if row["TFLOP/s"] else "",
+            f"{reference:.1f}" if reference else "",
+            f"{reference / row['us']:.2f}" if reference else "",
+        )
+    return table
+
+
+def load_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="Loads over HTTP (streamed, greedy, bf16, random weights)")
+    for column in (
+        "model",
+        "streams",
+        "in/out",
+        "tok/s",
+        "TTFT ms",
+        "TPOT ms",
+        "P99 ITL ms",
+        "share of floor",
+        "ready s",
+    ):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for row in rows:
+        table.add_row(
+            row["model"],
+            str(row["concurrency"]),
+            f"{row['input_len']}/{row['output_len']}",
+            f"{row['output_throughput']:.0f}",
+            f"{row['median_ttft_ms']:.1f}",
+            f"{row['median_tpot_ms']:.2f}",
+            f"{row['p99_itl_ms']:.2f}",
+            f"{row['weight_read_share']:.0%}",
+            f"{row['ready_seconds']:.1f}",
+        )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--only", choices=("kernels", "loads"), help="half of it")
+    parser.add_argument("--model", action="append", choices=tuple(CONFIGS), help="of the loads (default: all)")
+    parser.add_argument("--no-reference", action="store_true", help="do not time PyTorch beside")
+    parser.add_argument("--output", type=Path, default=Path(".out"), help="folder for JSON and logs (%(default)s)")
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    console = Console(width=130)
+    figures: dict[str, Any] = {}
+    if options.only != "loads":
+        from tests.bench import kernels
+
+        figures["kernels"] = kernels.run(with_reference=not options.no_reference)
+        console.print(kernel_table(figures["kernels"]))
+    if options.only != "kernels":
+        figures["loads"] = []
+        with tempfile.TemporaryDirectory() as work:
+            for name in options.model or CONFIGS:
+                figures["loads"] += serve.measure(name, serve.BASE_LINE, Path(work), options.output)
+        console.print(load_table(figures["loads"]))
+    (options.output / "bench.json").write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Microseconds of each kernel on the shapes that matter, beside PyTorch's where that is installed.
+
+Each figure is the mean over a replayed graph of calls that rotate through enough copies of the weights to
+find the L2 cache cold, as a decode step does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from engine.cuda.device import CudaDevice
+from engine.ops.cuda import CudaOps
+from engine.ops.interface import AttentionMetadata
+from engine.tensor import Tensor, bfloat16, empty, float32, from_numpy
+
+COLD_BYTES = 300 << 20  # several times the L2
+CALLS = 20
+REPLAYS = 5
+SHAPES = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (1024, 4096), (1024, 6144), (3072, 1024))
+HEADS = ((4096, 128256), (1024, 151936))
+ROWS = (1, 4, 16, 64, 256, 1024, 4096)
+
+Row = dict[str, Any]
+
+
+def measure(device: CudaDevice, calls: list[Callable[[], object]]) -> float:
+    """Microseconds a call takes when all of `calls` are replayed as one graph."""
+    for call in calls[:2]:
+        call()
+    with device.capture() as finish:
+        for call in calls:
+            call()
+    graph = finish()
+    graph.launch()
+    start, end = device.event(timing=True), device.event(timing=True)
+    start.record()
+    for _ in range(REPLAYS):
+        graph.launch()
+    end.record()
+    end.synchronize()
+    return float(end.milliseconds_since(start)) * 1e3 / REPLAYS / len(calls)
+
+
+def _random(ops: CudaOps, *shape: int) -> Tensor:
+    return ops.fill_normal(empty(shape, bfloat16, ops.device), std=0.05, seed=math.prod(shape))
+
+
+def matmuls(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) -> Iterator[Row]:
+    for k, n in (*SHAPES, *HEADS):
+        copies = max(1, min(CALLS, COLD_BYTES // (2 * k * n)))
+        weights = [_random(ops, n, k) for _ in range(copies)]
+        head = (k, n) in HEADS
+        for m in ROWS:
+            if head and m > 256:
+                continue
+            x = _random(ops, m, k)
+            out = empty((m, n), float32 if head else bfloat16, device)
+            calls = [lambda w=weights[i % copies], x=x, out=out: ops.matmul(x, w, out=out) for i in range(CALLS)]
+            microseconds = measure(device, calls)
+            moved = 2 * (k * n + m * k) + out.nbytes
+            yield {
+                "kernel": "matmul",
+                "shape": f"{m} x {k} x {n}",
+                "us": microseconds,
+                "GB/s": moved / microseconds / 1e3,
+                "TFLOP/s": 2 * m * k * n / microseconds / 1e6,
+                "reference_us": reference.matmul(m, k, n, copies) if reference else None,
+            }
+
+
+def attention(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) -> Iterator[Row]:
+    ops.reserve_attention(256, 32, 128)
+    for heads, kv_heads in ((16, 8), (32, 8)):
+        for rows, queries, context in (
+            (1, 1, 384), (16, 1, 640), (64, 1, 640), (256, 1, 640), (1, 1, 8192), (16, 1, 8192), (1, 512, 512),
+            (1, 4096, 4096), (1, 8192, 8192),
+        ):  # fmt: skip
+            microseconds = _attention(ops, device, heads, kv_heads, rows, queries, context)
+            pairs = rows * (queries * context - queries * (queries - 1) // 2)
+            prefill = queries > 1
+            yield {
+                "kernel": "attention prefill" if prefill else "attention decode",
+                "shape": f"{rows} x {queries} of {context}, heads {heads}/{kv_heads}",
+                "us": microseconds,
+                "GB/s": 4 * rows * context * kv_heads * 128 / microseconds / 1e3,
+                "TFLOP/s": 4 * pairs * heads * 128 / microseconds / 1e6,
+                "reference_us": reference.attention(heads, kv_heads, rows, queries, context) if reference else None,
+            }
+
+
+def _attention(
+    ops: CudaOps, device: CudaDevice, heads: int, kv_heads: int, rows: int, queries: int, context: int
+) -> float:
+    block_size = 16
+    per_row = -(-context // block_size)
+    cache_shape = (rows * per_row, kv_heads, block_size, 128)
+    keys, values = _random(ops, *cache_shape), _random(ops, *cache_shape)
+    tables = np.random.default_rng(0).permutation(rows * per_row).astype(np.int32).reshape(rows, per_row)
+    tokens = rows * queries
+    metadata = AttentionMetadata(
+        positions=from_numpy(np.tile(np.arange(context - queries, context, dtype=np.int32), rows), device),
+        slot_mapping=from_numpy(np.full(tokens, -1, np.int32), device),
+        block_tables=from_numpy(tables, device),
+        cu_seqlens_q=from_numpy(np.arange(rows + 1, dtype=np.int32) * queries, device),
+        context_lens=from_numpy(np.full(rows, context, np.int32), device),
+        max_seqlen_q=queries,
+        max_context_len=context,
+    )
+    q, out = _random(ops, tokens, heads * 128), empty((tokens, heads * 128), bfloat16, device)
+
+    def call() -> None:
+        ops.paged_attention(q, keys, values, metadata, scale=128**-0.5, out=out)
+
+    return measure(device, [call] * (CALLS if queries == 1 else 3))
+
+
+def small(ops: CudaOps, device: CudaDevice) -> Iterator[Row]:
+    """Memory-bound kernels at one and many rows."""
+    for hidden in (1024, 4096):
+        weight = _random(ops, hidden)
+        for rows in (1, 64, 4096):
+            x, residual, out = _random(ops, rows, hidden), _random(ops, rows, hidden), _random(ops, rows, hidden)
+            gate_up, act = _random(ops, rows, 6 * hidden), _random(ops, rows, 3 * hidden)
+            calls: dict[str, tuple[Callable[[], object], int]] = {
+                "add_rmsnorm": (
+                    lambda x=x, r=residual, w=weight, o=out: ops.add_rmsnorm(x, r, w, 1e-6, o),
+                    4 * x.nbytes,
+                ),
+                "silu_mul": (lambda g=gate_up, o=act: ops.silu_mul(g, o), gate_up.nbytes + act.nbytes),
+            }
+            for name, (call, moved) in calls.items():
+                microseconds = measure(device, [call] * CALLS)
+                yield {
+                    "kernel": name,
+                    "shape": f"{rows} x {hidden}",
+                    "us": microseconds,
+                    "GB/s": moved / microseconds / 1e3,
+                    "TFLOP/s": None,
+                    "reference_us": None,
+                }
+
+
+class TorchReference:
+    """cuBLAS and SDPA through PyTorch, timed the same way."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+
+    def _measure(self, calls: list[Callable[[], object]]) -> float:
+        torch = self.torch
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for call in calls[:2]:
+                call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+        graph.replay()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(REPLAYS):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3 / REPLAYS / len(calls)
+
+    def _random(self, *shape: int) -> Any:
+        return self.torch.randn(*shape, device="cuda", dtype=self.torch.bfloat16) * 0.05
+
+    def matmul(self, m: int, k: int, n: int, copies: int) -> float:
+        weights = [self._random(n, k) for _ in range(copies)]
+        x = self._random(m, k)
+        linear = self.torch.nn.functional.linear
+        return self._measure([lambda w=weights[i % copies]: linear(x, w) for i in range(CALLS)])
+
+    def attention(self, heads: int, kv_heads: int, rows: int, queries: int, context: int) -> float:
+        q = self._random(rows, heads, queries, 128)
+        k, v = (self._random(rows, kv_heads, context, 128) for _ in range(2))
+        sdpa = self.torch.nn.functional.scaled_dot_product_attention
+        causal = queries > 1
+        return self._measure([lambda: sdpa(q, k, v, is_causal=causal, enable_gqa=True)] * (3 if causal else CALLS))
+
+
+def run(with_reference: bool = True) -> list[Row]:
+    device = CudaDevice()
+    ops = CudaOps(device)
+    ops.compile(bfloat16)
+    reference = None
+    if with_reference:
+        try:
+            reference = TorchReference()
+        except ImportError:
+            print("PyTorch is not installed: no cuBLAS and SDPA figures beside ours")
+    return [*matmuls(ops, device, reference), *attention(ops, device, reference), *small(ops, device)]
