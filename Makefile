@@ -4,14 +4,16 @@ BIN := .venv/bin
 MODEL ?=
 ARGS ?=
 
-.PHONY: serve test check format test-gpu bench-gpu clean
+.PHONY: serve test check format eval test-gpu bench-gpu clean
 
 serve: .venv/.runtime
-	@test -n "$(MODEL)" || { echo "usage: make serve MODEL=path-or-hub-id [ARGS='--port 8123']" >&2; exit 2; }
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+eval: .venv/.dev
+	$(BIN)/python -m tests.evaluation $(ARGS)
 
 check: .venv/.dev
 	$(BIN)/ruff check .

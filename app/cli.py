@@ -68,7 +68,7 @@ def build_parser() -> Parser:
         "serve",
         help="serve a model over HTTP",
         description="Serve a model over HTTP, in the way of the OpenAI API.",
-        usage="tessera serve MODEL [options]",
+        usage="tessera serve [MODEL] [options]",
         epilog="Example: tessera serve Qwen/Qwen3-0.6B --port 8123",
     )
     serve.set_defaults(run=serve_command)
@@ -84,8 +84,9 @@ def _add_model_options(serve: argparse.ArgumentParser) -> None:
     group.add_argument(
         "model",
         metavar="MODEL",
+        nargs="?",
         help="folder with config.json, tokenizer.json and *.safetensors, or a hub id ORGANISATION/NAME[@REVISION], "
-        "which is downloaded once",
+        "which is downloaded once (default: the small demonstration model that comes with Tessera)",
     )
     group.add_argument(
         "--served-model-name",
@@ -242,7 +243,7 @@ def _add_http_options(serve: argparse.ArgumentParser) -> None:
 
 def serve_command(options: argparse.Namespace) -> int:
     # Imported only here, so that --help and wrong options are answered at once.
-    from app.hub import find_model
+    from app.hub import builtin_model, find_model
     from app.serve import ServerOptions, run_server
     from app.settings import AppSettings
 
@@ -250,7 +251,7 @@ def serve_command(options: argparse.Namespace) -> int:
     config.verify()  # before the model is looked for: a download is long to wait for
     chat_template = _existing_file("--chat-template", options.chat_template)
     api_keys = _api_keys(options.api_key)
-    model = find_model(options.model)
+    model = find_model(options.model) if options.model else builtin_model()
     names = tuple(options.served_model_name or [model.name])
     return run_server(
         ServerOptions(
@@ -274,7 +275,7 @@ def serve_command(options: argparse.Namespace) -> int:
 
 def _engine_config(options: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
-        model=options.model,
+        model=options.model or "",
         device=options.device,
         dtype=options.dtype,
         max_model_len=options.max_model_len,

@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import engine
 from engine.errors import ConfigError, ModelError
 
 HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 WANTED_FILES = ["*.safetensors", "*.json", "*.jinja"]  # nothing that runs code: no .bin, .pt, .py
+BUILTIN_MODEL = "tessera-builtin"
 UNWANTED_FILES = ["*/*.safetensors", "*/*.json", "consolidated*.safetensors"]  # weights a second time
 
 
@@ -18,6 +20,11 @@ class ModelFolder(NamedTuple):
 
     path: Path
     name: str
+
+
+def builtin_model() -> ModelFolder:
+    """The small demonstration model that comes with the installation."""
+    return ModelFolder(Path(engine.__file__).parent / "builtin", BUILTIN_MODEL)
 
 
 def find_model(model: str) -> ModelFolder:

@@ -82,7 +82,8 @@ class Tensor:
     def __post_init__(self) -> None:
         if self.offset < 0 or self.offset + self.nbytes > self.buffer.nbytes:
             raise TesseraError(
-                f"tensor {self.shape} {self.dtype} at offset {self.offset} exceeds its buffer of {self.buffer.nbytes} bytes"
+                f"tensor {self.shape} {self.dtype} at offset {self.offset} "
+                f"exceeds its buffer of {self.buffer.nbytes} bytes"
             )
 
     @property

@@ -190,7 +190,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "sentence"),
     [
         ([], "required: COMMAND"),
-        (["serve"], "required: MODEL"),
         (["train"], "invalid choice: 'train'"),
         (["serve", "{model}", "--prot", "1"], "unrecognized arguments: --prot 1"),
         (["serve", "{model}", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),

@@ -38,12 +38,13 @@ BASE_LINE = (Load(1, 128, 256, 4), Load(16, 512, 256, 32), Load(64, 512, 256, 12
 
 
 @contextlib.contextmanager
-def server(folder: Path, log: Path, *arguments: str) -> Iterator[tuple[str, float]]:
-    """Start `tessera serve`; -> its URL and the seconds from the command to readiness."""
+def server(folder: Path | None, log: Path, *arguments: str) -> Iterator[tuple[str, float]]:
+    """Start `tessera serve` (the built-in model without a folder); -> its URL and the seconds until it was ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "app.cli", "serve", str(folder), "--port", str(port), *arguments]
+    model = [str(folder)] if folder else []
+    command = [sys.executable, "-m", "app.cli", "serve", *model, "--port", str(port), *arguments]
     start = time.perf_counter()
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=os.environ)

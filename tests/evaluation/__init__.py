@@ -1,0 +1,1 @@
+"""How right the built-in model's answers are, asked over HTTP."""

@@ -1,0 +1,87 @@
+"""`make eval`: exact match on held-out cases of every skill, over HTTP, as a table.
+
+Without --base-url a server with the built-in model is started on a free port of 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from engine.builtin.training.conversation import Conversation
+from engine.builtin.training.corpus import SKILLS, cases
+from tests.bench.serve import server
+from tests.evaluation.judge import is_right, request_of
+
+
+async def evaluate(
+    base_url: str, model: str, count: int, concurrency: int
+) -> dict[str, list[tuple[Conversation, Any]]]:
+    """The wrong answers of each skill, with the case they belong to."""
+    wrong: dict[str, list[tuple[Conversation, Any]]] = {skill: [] for skill in SKILLS}
+    gate = asyncio.Semaphore(concurrency)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("held-out cases", total=count * len(SKILLS))
+        async with httpx.AsyncClient(base_url=base_url, timeout=300) as http:
+
+            async def ask(case: Conversation) -> None:
+                async with gate:
+                    response = await http.post("/v1/chat/completions", json=request_of(case, model))
+                response.raise_for_status()
+                answer = response.json()["choices"][0]["message"]
+                if not is_right(case, answer):
+                    wrong[case.skill].append((case, answer))
+                progress.advance(task)
+
+            await asyncio.gather(*(ask(case) for skill in SKILLS for case in cases(skill, seed=1, count=count)))
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.evaluation", description=__doc__)
+    parser.add_argument("--base-url", help="a running server (default: start one)")
+    parser.add_argument("--count", type=int, default=200, help="cases a skill (%(default)s)")
+    parser.add_argument("--concurrency", type=int, default=32, help="requests at once (%(default)s)")
+    parser.add_argument("--device", default="auto", help="of the server that is started (%(default)s)")
+    parser.add_argument("--show", type=int, default=0, metavar="N", help="print N wrong answers of each skill")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the shares as JSON")
+    options = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        if options.base_url is None:
+            log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "server.log"
+            options.base_url, _ = stack.enter_context(server(None, log, "--device", options.device))
+        listed = httpx.get(f"{options.base_url}/v1/models", timeout=30).raise_for_status().json()
+        model = listed["data"][0]["id"]
+        start = time.perf_counter()
+        wrong = asyncio.run(evaluate(options.base_url, model, options.count, options.concurrency))
+        seconds = time.perf_counter() - start
+    shares = {skill: 1 - len(found) / options.count for skill, found in wrong.items()}
+    table = Table(title=f"{model}: exact match on {options.count} held-out cases a skill ({seconds:.0f} s)")
+    table.add_column("skill")
+    table.add_column("right", justify="right")
+    for skill, share in shares.items():
+        table.add_row(skill, f"{share:.1%}")
+    Console().print(table)
+    for skill, found in wrong.items():
+        for case, answer in found[: options.show]:
+            print(json.dumps({"skill": skill, "messages": case.messages, "answer": answer}, ensure_ascii=False))
+    if options.output:
+        options.output.write_text(json.dumps(shares, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
