@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -23,12 +24,15 @@ from engine.models.weights import Weights, dummy_weights, load_weights, num_weig
 from engine.ops.interface import AttentionMetadata, Ops, SamplingMetadata
 from engine.tensor import CpuDevice, Device, Tensor, bfloat16, empty, float32, from_numpy, int32
 
+logger = logging.getLogger(__name__)
+
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
 GIB = 2**30
 # On a GPU whatever is free caches prefixes, but the host keeps a record of every block: no more than
 # this many sequences of full length, unless more of them may run.
 MOST_CACHED_SEQS = 32
+MIN_DERIVED_LEN = 256  # a context that is shortened to what memory holds is of no use below this
 
 
 class ModelRunner:
@@ -243,7 +247,10 @@ class ModelRunner:
         return tables + per_token + per_row
 
     def _num_blocks_that_fit(self) -> int:
-        """Raises: ConfigError if a sequence of full length does not fit, saying what would."""
+        """Lowers max_model_len to what fits, where the user left it open.
+
+        Raises: ConfigError if a sequence of the length asked for does not fit, saying what would.
+        """
         per_block = block_bytes(self.model, self.block_size, self._dtype)
         if isinstance(self.device, CpuDevice):
             option = "--cpu-kv-cache-gib"
@@ -257,6 +264,16 @@ class ModelRunner:
         if num_blocks >= self._blocks_per_seq():
             return num_blocks
         room = max(num_blocks, 0) * self.block_size
+        if self.config.max_model_len is None and room >= MIN_DERIVED_LEN:
+            logger.warning(
+                "the KV cache has memory for %d tokens, so that is the longest context, not the model's %d; "
+                "a larger %s makes room for more",
+                room,
+                self.max_model_len,
+                option,
+            )
+            self.max_model_len = room
+            return num_blocks
         remedy = f"pass --max-model-len {room} or less, or a larger {option}" if room else f"pass a larger {option}"
         raise ConfigError(
             f"the KV cache has memory for {room} tokens ({max(budget, 0) / GIB:.2f} GiB), "

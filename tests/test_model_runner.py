@@ -346,6 +346,16 @@ def test_a_kv_cache_too_small_for_one_sequence_says_what_fits(make_runner: MakeR
     assert make_runner(cpu_kv_cache_gib=gib, max_model_len=40).max_model_len == 40
 
 
+def test_the_models_own_length_gives_way_to_what_memory_holds(
+    make_runner: MakeRunner, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.model_runner.MIN_DERIVED_LEN", 16)
+    gib = 5.5 * block_bytes(load_config(folder), BLOCK_SIZE, float32) / 2**30
+    assert make_runner(cpu_kv_cache_gib=gib).max_model_len == 40
+    with pytest.raises(ConfigError, match="one sequence may have 64"):
+        make_runner(cpu_kv_cache_gib=gib, max_model_len=64)
+
+
 def test_max_model_len_beyond_the_model_is_refused(make_runner: MakeRunner, folder: Path) -> None:
     with pytest.raises(ConfigError, match="--max-model-len 65 is beyond the 64 positions"):
         make_runner(max_model_len=65)
