@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import tests.single_blas_thread  # noqa: F401 (it must come before NumPy)
-from tests.server_fixture import story_server, tiny_folder, tiny_server
+from tests.server_fixture import builtin_server, story_server, tiny_folder, tiny_server
 
-__all__ = ["story_server", "tiny_folder", "tiny_server"]
+__all__ = ["builtin_server", "story_server", "tiny_folder", "tiny_server"]
 
 SHARED_MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 CARRIED_MODELS = Path(__file__).resolve().parents[1] / ".carry" / "models"

@@ -25,6 +25,7 @@ import httpx
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from app.hub import BUILTIN_MODEL
 from tests.tiny_models import TINY_MODELS, VOCAB_SIZE, build
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -221,16 +222,17 @@ async def stream_answer(client: httpx.AsyncClient, body: dict[str, Any], begun: 
 
 
 @contextlib.contextmanager
-def running_server(folder: Path, log_file: Path, *arguments: str) -> Iterator[Server]:
-    """`tessera serve FOLDER` in float32 on the CPU, ready, until the end of the block."""
-    command = [sys.executable, "-m", "app.cli", "serve", str(folder), "--device", "cpu", "--dtype", "float32"]
+def running_server(folder: Path | None, log_file: Path, *arguments: str) -> Iterator[Server]:
+    """`tessera serve [FOLDER]` in float32 on the CPU, ready, until the end of the block."""
+    model = [str(folder)] if folder else []
+    command = [sys.executable, "-m", "app.cli", "serve", *model, "--device", "cpu", "--dtype", "float32"]
     environment = {name: value for name, value in os.environ.items() if name != "TESSERA_API_KEY"}
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             [*command, "--port", "0", *arguments], cwd=ROOT, stdout=log, stderr=log, env=environment
         )
     try:
-        server = Server(process, folder.name, log_file)
+        server = Server(process, folder.name if folder else BUILTIN_MODEL, log_file)
         yield server
         server.http.close()
     finally:
@@ -259,4 +261,11 @@ def story_server(shared_models: Path, tmp_path_factory: pytest.TempPathFactory) 
     """stories260K, a model that was really trained."""
     log_file = tmp_path_factory.mktemp("logs") / "stories.log"
     with running_server(shared_models / "stories260K", log_file) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def builtin_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The built-in model, started as a new user does: no model named."""
+    with running_server(None, tmp_path_factory.mktemp("builtin") / "log") as server:
         yield server

@@ -34,7 +34,10 @@ _SORT = Wording(
 def _items(rng: Random, split: Split, *, numbers: bool) -> list[str]:
     count = rng.randint(2, 6)
     if numbers:
-        return [str(integer(rng, split, 0, 999)) for _ in range(count)]
+        numbers_drawn = [str(integer(rng, split, 0, 999)) for _ in range(count)]
+        if rng.random() < 0.2:  # equal ones
+            numbers_drawn = rng.choices(numbers_drawn, k=count)
+        return numbers_drawn
     return [word(rng, split) for _ in range(count)]
 
 

@@ -105,7 +105,7 @@ def _capitalised(text: str) -> str:
 
 
 def memory(rng: Random, split: Split) -> Conversation:
-    """One to three facts, none to two other turns between, one question; one in five is about an untold fact."""
+    """One to three facts, few or (seldom) many other turns between, one question; one in three is about an untold fact."""
     conversation = Conversation("memory")
     told = [(kind, kind.draw(rng, split)) for kind in rng.sample(_MEMORIES, rng.randint(1, 3))]
     turns: list[Callable[[], None]] = []
@@ -116,7 +116,7 @@ def memory(rng: Random, split: Split) -> Conversation:
             conversation.assistant(kind.acknowledge.format(v=value))
 
         turns.append(tell)
-    for _ in range(rng.randint(0, 2)):
+    for _ in range(rng.choices((0, 1, 2, rng.randint(3, 16)), (32, 32, 31, 5))[0]):
 
         def talk() -> None:
             conversation.messages += rng.choice(_SMALL_TALK)(rng, split).messages
@@ -126,7 +126,7 @@ def memory(rng: Random, split: Split) -> Conversation:
     for turn in turns:
         turn()
     kind, value = rng.choice(told)
-    if rng.random() < 1 / 5:
+    if rng.random() < 1 / 3:
         untold = rng.choice([other for other in _MEMORIES if other not in [known for known, _ in told]])
         return conversation.user(_capitalised(untold.ask.say(rng, split))).assistant(NOT_TOLD)
     conversation.user(_capitalised(kind.ask.say(rng, split)))

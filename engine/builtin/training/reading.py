@@ -94,7 +94,7 @@ _PROMPT = Wording(
 
 
 def reading(rng: Random, split: Split) -> Conversation:
-    """Three to six facts about two or three people and things, one question; one in six has no answer."""
+    """Three to six facts about two or three people and things, one question; one in three has no answer."""
     people = list({name(rng, split): None for _ in range(rng.randint(2, 3))})
     facts: dict[tuple[object, str], Fact] = {}
     for _ in range(rng.randint(3, 6)):
@@ -105,7 +105,7 @@ def reading(rng: Random, split: Split) -> Conversation:
     chosen = rng.choice(list(facts.values()))
     asked, answer = rng.choice(chosen.questions), chosen.answer
     texts = [fact.sentence for fact in facts.values()]
-    if rng.random() < 1 / 6 and len(texts) > 1:
+    if rng.random() < 1 / 3 and len(texts) > 1:
         texts.remove(chosen.sentence)
         answer = NOT_SAID
     rng.shuffle(texts)

@@ -285,7 +285,7 @@ def save(model: nn.Module, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write")
-    parser.add_argument("--steps", type=int, default=10500)
+    parser.add_argument("--steps", type=int, default=9500)
     parser.add_argument("--rows", type=int, default=64, help="rows a step")
     parser.add_argument("--length", type=int, default=2048, help="tokens a row")
     parser.add_argument("--muon-lr", type=float, default=0.02)
