@@ -10,7 +10,7 @@ serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
 
 test: .venv/.dev
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" --numprocesses 2 --dist loadfile $(ARGS)
 
 eval: .venv/.dev
 	$(BIN)/python -m tests.evaluation $(ARGS)

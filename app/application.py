@@ -6,17 +6,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from app.auth import AuthMiddleware
+from app.embeddings import Embeddings
 from app.errors import install_error_handlers
 from app.middleware import RequestIdMiddleware
 from app.objects import VERSION
-from app.routes import chat, completions, health, models, tokenize
+from app.routes import chat, completions, description, embeddings, health, messages, models, responses, tokenize
 from app.service import Service
 from app.settings import AppSettings
 from engine.client import EngineClient
 
-ROUTES = (chat, completions, models, tokenize, health)
+ROUTES = (chat, completions, responses, messages, embeddings, models, tokenize, health, description)
 
 
 def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
@@ -37,14 +39,23 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         version=VERSION,
         docs_url=None,  # both load scripts from elsewhere
         redoc_url=None,
-        openapi_url=None,  # bodies are read by app.body, which FastAPI's description does not know
+        openapi_url=None,  # app.routes.description has it: bodies are read by app.body, unknown to FastAPI
         redirect_slashes=False,
         lifespan=lifespan,
     )
     app.state.service = service
+    app.state.embeddings = Embeddings(service)
     for routes in ROUTES:
         app.include_router(routes.router)
     install_error_handlers(app)
     app.add_middleware(AuthMiddleware, api_keys=settings.api_keys)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,  # outside of AuthMiddleware: browsers ask beforehand, and without a key
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "request-id", "retry-after"),
+        )
     app.add_middleware(RequestIdMiddleware)  # added last, so it is outermost
     return app

@@ -27,21 +27,30 @@ class AuthMiddleware:
             try:
                 tenant = self._tenant(scope)
             except AuthenticationError as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
             scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)
 
     def _tenant(self, scope: Scope) -> str:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), None)
-        if given is None:
+        given = _given_keys(scope)
+        if not given:
             raise AuthenticationError("No API key was given: send it as 'Authorization: Bearer KEY'.")
-        scheme, _, key = given.partition(b" ")
-        digest = _digest(key.strip())
-        known = sum([hmac.compare_digest(digest, accepted) for accepted in self._digests])
-        if scheme.lower() != b"bearer" or not known:
-            raise AuthenticationError("The API key is not valid.")
-        return hashlib.sha256(b"tenant" + digest).hexdigest()
+        for key in given:
+            digest = _digest(key)
+            if sum([hmac.compare_digest(digest, accepted) for accepted in self._digests]):
+                return hashlib.sha256(b"tenant" + digest).hexdigest()
+        raise AuthenticationError("The API key is not valid.")
+
+
+def _given_keys(scope: Scope) -> list[bytes]:
+    """From the first `Authorization: Bearer KEY` and the first `x-api-key: KEY`, which Anthropic's clients send."""
+    headers = dict(reversed(scope["headers"]))
+    keys = [headers[b"x-api-key"]] if b"x-api-key" in headers else []
+    if b"authorization" in headers:
+        scheme, _, key = headers[b"authorization"].partition(b" ")
+        keys.append(key.strip() if scheme.lower() == b"bearer" else b"")
+    return keys
 
 
 def _digest(key: bytes) -> bytes:

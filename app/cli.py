@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import math
-import os
-import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 import msgspec
 
-from engine.config import BLOCK_SIZES, DEVICE_DEFAULTS, DeviceName, DTypeName, EngineConfig, LoadFormat
+from app.api_keys import VARIABLE as API_KEY_VARIABLE
+from app.api_keys import gather_api_keys
+from app.option_types import integer, metric_name, number, origin
+from app.settings import MAX_STORED_RESPONSES, ReasoningParserName, ToolParserName
+from engine.config import BLOCK_SIZES, DEVICE_DEFAULTS, DeviceName, DTypeName, EngineConfig, LoadFormat, PoolingName
 from engine.errors import ConfigError
 
 EXIT_WRONG_USE = 2
 EXIT_INTERRUPTED = 130
-API_KEY_VARIABLE = "TESSERA_API_KEY"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,6 +73,7 @@ def build_parser() -> Parser:
     )
     serve.set_defaults(run=serve_command)
     _add_model_options(serve)
+    _add_embedding_options(serve)
     _add_device_options(serve)
     _add_scheduling_options(serve)
     _add_http_options(serve)
@@ -100,6 +101,19 @@ def _add_model_options(serve: argparse.ArgumentParser) -> None:
         help="Jinja file that replaces the model's own chat template",
     )
     group.add_argument(
+        "--tool-call-parser",
+        choices=get_args(ToolParserName),
+        default="auto",
+        help="how the model writes tool calls; auto: as its chat template shows (default: %(default)s)",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        choices=get_args(ReasoningParserName),
+        default="auto",
+        help="think: tell <think>...</think> from the answer; auto: if the chat template knows these tags "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
         "--max-model-len",
         metavar="TOKENS",
         type=integer(1, 2**31 - 1),
@@ -110,6 +124,23 @@ def _add_model_options(serve: argparse.ArgumentParser) -> None:
         choices=get_args(LoadFormat),
         default="auto",
         help="auto: read the weights; dummy: make random ones from config.json, for benchmarks (default: %(default)s)",
+    )
+
+
+def _add_embedding_options(serve: argparse.ArgumentParser) -> None:
+    group = serve.add_argument_group("embeddings")
+    group.add_argument(
+        "--embedding-model",
+        metavar="MODEL",
+        help="folder or hub id of a text encoder (BertModel) that makes embeddings beside the model, under its own "
+        "name (default: none; an encoder given as MODEL is served alone)",
+    )
+    group.add_argument(
+        "--pooling",
+        choices=get_args(PoolingName),
+        default="auto",
+        help="how token vectors become an embedding; auto: as the model's folder says, else mean for an encoder and "
+        "last for a decoder (default: %(default)s)",
     )
 
 
@@ -208,14 +239,27 @@ def _add_http_options(serve: argparse.ArgumentParser) -> None:
         metavar="KEY",
         action="append",
         help="key that requests must bear; may be given several times, and other users of this machine may see it "
-        f"here, so better set {API_KEY_VARIABLE} (default: none, open to all)",
+        f"here, so better use --api-key-file or set {API_KEY_VARIABLE} (default: none, open to all)",
+    )
+    group.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="file with further keys, one a line; empty lines and lines that begin with # are skipped",
+    )
+    group.add_argument(
+        "--cors-origin",
+        metavar="ORIGIN",
+        action="append",
+        type=origin,
+        help="origin whose pages may call the server from a browser, as https://example.org, or * for all; may be "
+        "given several times (default: none)",
     )
     group.add_argument(
         "--api-workers",
         metavar="N",
         type=integer(1, 64),
         default=1,
-        help="processes that speak HTTP (default: %(default)s)",
+        help="processes that speak HTTP; more than one keep no answers of /v1/responses (default: %(default)s)",
     )
     group.add_argument(
         "--request-timeout",
@@ -250,19 +294,33 @@ def serve_command(options: argparse.Namespace) -> int:
     config = _engine_config(options)
     config.verify()  # before the model is looked for: a download is long to wait for
     chat_template = _existing_file("--chat-template", options.chat_template)
-    api_keys = _api_keys(options.api_key)
+    api_keys = gather_api_keys(options.api_key, options.api_key_file)
     model = find_model(options.model) if options.model else builtin_model()
     names = tuple(options.served_model_name or [model.name])
+    embedding = find_model(options.embedding_model) if options.embedding_model else None
+    if embedding is not None and embedding.name in names:
+        raise ConfigError(f"--embedding-model and the model are both called {embedding.name}: see --served-model-name")
     return run_server(
         ServerOptions(
-            engine=msgspec.structs.replace(config, model=str(model.path), served_name=names[0]),
+            engine=msgspec.structs.replace(
+                config,
+                model=str(model.path),
+                served_name=names[0],
+                embedding_model=str(embedding.path) if embedding is not None else "",
+            ),
             app=AppSettings(
                 model_folder=str(model.path),
                 served_model_names=names,
                 api_keys=api_keys,
                 chat_template=chat_template,
+                tool_call_parser=options.tool_call_parser,
+                reasoning_parser=options.reasoning_parser,
+                embedding_folder=str(embedding.path) if embedding is not None else None,
+                embedding_model_names=(embedding.name,) if embedding is not None else (),
                 metrics_prefix=options.metrics_prefix,
                 request_timeout=options.request_timeout,
+                cors_origins=tuple(options.cors_origin or ()),
+                max_stored_responses=MAX_STORED_RESPONSES if options.api_workers == 1 else 0,  # one store a process
             ),
             host=options.host,
             port=options.port,
@@ -288,16 +346,8 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
         num_kv_blocks=options.num_kv_blocks,
         load_format=options.load_format,
         prefix_caching=not options.no_prefix_caching,
+        pooling=options.pooling,
     )
-
-
-def _api_keys(given: list[str] | None) -> tuple[str, ...]:
-    if given is None:
-        key = os.environ.get(API_KEY_VARIABLE, "")
-        return (key,) if key else ()
-    if not all(given):
-        raise ConfigError("--api-key must not be empty: leave it away to serve without keys")
-    return tuple(given)
 
 
 def _existing_file(option: str, path: str | None) -> str | None:
@@ -306,43 +356,6 @@ def _existing_file(option: str, path: str | None) -> str | None:
     if not Path(path).is_file():
         raise ConfigError(f"{option}: there is no file {path}")
     return str(Path(path).resolve())
-
-
-def integer(low: int, high: int) -> Callable[[str], int]:
-    """An argparse type: a whole number from `low` to `high`."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {low} to {high}, not {text!r}")
-        return value
-
-    return parse
-
-
-def number(low: float, high: float) -> Callable[[str], float]:
-    """An argparse type: a number from `low` to `high`."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high:  # false for nan
-            raise argparse.ArgumentTypeError(f"must be a number from {low:g} to {high:g}, not {text!r}")
-        return value
-
-    return parse
-
-
-def metric_name(text: str) -> str:
-    """An argparse type: what Prometheus accepts as the beginning of a metric's name."""
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
-        raise argparse.ArgumentTypeError(f"must be letters, digits and _, not beginning with a digit, not {text!r}")
-    return text
 
 
 if __name__ == "__main__":

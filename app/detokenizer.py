@@ -23,13 +23,16 @@ class Detokenizer(Protocol):
 class TokenBytes(dict[int, bytes]):
     """Bytes of each token id as a detokenizer shows them, looked up once per id."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool, markers: frozenset[str] = frozenset()
+    ) -> None:
         super().__init__()
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._markers = markers
 
     def __missing__(self, token_id: int) -> bytes:
-        skipped = self._skip_special_tokens and self._tokenizer.is_special(token_id)
+        skipped = self._skip_special_tokens and _is_skipped(self._tokenizer, token_id, self._markers)
         raw = self[token_id] = b"" if skipped else self._tokenizer.token_bytes(token_id)
         return raw
 
@@ -56,13 +59,29 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """For any other decoder: decode a short window with and without the new tokens, give out the difference."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool, markers: frozenset[str] = frozenset()
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._markers = markers if skip_special_tokens else frozenset()
         self._shown: list[int] = []
         self._pending: list[int] = []
 
     def feed(self, token_ids: list[int]) -> str:
+        return self._feed_around_markers(token_ids) if self._markers else self._feed(token_ids)
+
+    def _feed_around_markers(self, token_ids: list[int]) -> str:
+        """The decoder would skip markers with all other special tokens, so they are put in by hand."""
+        text = ""
+        for token_id in token_ids:
+            if self._tokenizer.is_special(token_id) and self._tokenizer.token_string(token_id) in self._markers:
+                text += self.flush() + self._tokenizer.token_string(token_id)
+            else:
+                text += self._feed([token_id])
+        return text
+
+    def _feed(self, token_ids: list[int]) -> str:
         self._pending += token_ids
         text = self._new_text()
         if text.endswith("\ufffd") and len(self._pending) < MAX_WINDOW:
@@ -72,7 +91,7 @@ class WindowDetokenizer:
 
     def flush(self) -> str:
         text = self._new_text()
-        self._pending = []
+        self._shown, self._pending = self._pending, []
         return text
 
     def _new_text(self) -> str:
@@ -88,13 +107,21 @@ class DetokenizerFactory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._tables = {skip: TokenBytes(tokenizer, skip_special_tokens=skip) for skip in (False, True)}
+        self._tables: dict[tuple[bool, frozenset[str]], TokenBytes] = {}
 
-    def make(self, *, skip_special_tokens: bool, at_start: bool) -> Detokenizer:
-        """`at_start`: the answer is a text of its own, not the continuation of a prompt's text."""
+    def make(self, *, skip_special_tokens: bool, at_start: bool, markers: frozenset[str] = frozenset()) -> Detokenizer:
+        """
+        Args:
+            at_start: the answer is a text of its own, not the continuation of a prompt's text.
+            markers: special tokens that are shown where others are skipped.
+        """
         if self._tokenizer.spelling == "other":
-            return WindowDetokenizer(self._tokenizer, skip_special_tokens=skip_special_tokens)
-        return ByteDetokenizer(
-            self._tables[skip_special_tokens],
-            strip_leading_space=at_start and self._tokenizer.strips_leading_space,
-        )
+            return WindowDetokenizer(self._tokenizer, skip_special_tokens=skip_special_tokens, markers=markers)
+        key = skip_special_tokens, markers
+        if key not in self._tables:
+            self._tables[key] = TokenBytes(self._tokenizer, skip_special_tokens=skip_special_tokens, markers=markers)
+        return ByteDetokenizer(self._tables[key], strip_leading_space=at_start and self._tokenizer.strips_leading_space)
+
+
+def _is_skipped(tokenizer: Tokenizer, token_id: int, markers: frozenset[str]) -> bool:
+    return tokenizer.is_special(token_id) and tokenizer.token_string(token_id) not in markers

@@ -13,6 +13,16 @@ from starlette.responses import Response
 from engine.errors import EngineError, EngineUnavailableError, InvalidRequestError, QueueFullError, RequestError
 
 UNAVAILABLE_RETRY_AFTER = 2  # seconds
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class PayloadTooLargeError(InvalidRequestError):
@@ -60,8 +70,18 @@ def error_object(error: RequestError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
-def error_response(error: RequestError) -> Response:
-    """The answer to a request that fails before anything was sent."""
+def anthropic_error_object(error: RequestError) -> dict[str, Any]:
+    """Anthropic's form, which its clients expect on its paths."""
+    kind = ANTHROPIC_ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def is_anthropic_path(path: str) -> bool:
+    return path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
+
+
+def error_response(error: RequestError, path: str = "") -> Response:
+    """The answer to a request that fails before anything was sent, in the form of the API that `path` is of."""
     headers = {}
     if isinstance(error, QueueFullError):
         headers["retry-after"] = str(error.retry_after)
@@ -71,12 +91,13 @@ def error_response(error: RequestError) -> Response:
         headers["www-authenticate"] = "Bearer"
     elif isinstance(error, (PayloadTooLargeError, BodyTimeoutError)):
         headers["connection"] = "close"
-    return Response(orjson.dumps(error_object(error)), error.status, headers, "application/json")
+    content = anthropic_error_object(error) if is_anthropic_path(path) else error_object(error)
+    return Response(orjson.dumps(content), error.status, headers, "application/json")
 
 
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -90,7 +111,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     else:
         failure = RequestError(HTTPStatus(error.status_code).phrase)
     failure.status = error.status_code
-    response = error_response(failure)
+    response = error_response(failure, request.url.path)
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
     return response

@@ -11,8 +11,9 @@ import orjson
 
 from app.errors import error_object
 from app.generation import Delta, Generation
-from app.objects import AnswerHead, chat_logprobs, completion_logprobs, usage_object
+from app.objects import AnswerHead, chat_delta, chat_logprobs, completion_logprobs, usage_object
 from app.tokenizer import Tokenizer
+from app.tools.parts import Part
 from engine.errors import RequestError
 
 DONE = b"data: [DONE]\n\n"
@@ -100,12 +101,14 @@ class ChatFrames:
         return b"".join(frames)
 
     def delta(self, delta: Delta) -> bytes:
-        if delta.finish_reason is None and self._plain:
+        if delta.finish_reason is None and self._plain and delta.parts is None:
             text = orjson.dumps(delta.text)
             return self._writer.chunk(self._starts[delta.index] + text + b'},"logprobs":null,"finish_reason":null}')
         frames = b""
-        if delta.text or not self._plain:
-            frames = self._writer.chunk(orjson.dumps(self._choice(delta)))
+        if delta.parts is not None:
+            frames = self._parts(delta, delta.parts)
+        elif delta.text or not self._plain:
+            frames = self._writer.chunk(orjson.dumps(self._choice(delta, {"content": delta.text})))
         if delta.finish_reason is not None:
             end = {"index": delta.index, "delta": {}, "logprobs": None, "finish_reason": delta.finish_reason}
             frames += self._writer.chunk(orjson.dumps(end))
@@ -114,11 +117,23 @@ class ChatFrames:
     def closing(self) -> bytes:
         return self._writer.closing()
 
-    def _choice(self, delta: Delta) -> dict[str, Any]:
+    def _parts(self, delta: Delta, parts: list[Part]) -> bytes:
+        """A chunk for each part; the first brings the tokens and log-probabilities of all."""
+        contents = [chat_delta(part) for part in parts]
+        frames = b""
+        if not self._plain:
+            first = contents.pop(0) if contents else {}
+            frames = self._writer.chunk(orjson.dumps(self._choice(delta, first)))
+        for content in contents:
+            choice = {"index": delta.index, "delta": content, "logprobs": None, "finish_reason": None}
+            frames += self._writer.chunk(orjson.dumps(choice))
+        return frames
+
+    def _choice(self, delta: Delta, content: dict[str, Any]) -> dict[str, Any]:
         logprobs = None
         if self._num_logprobs is not None:
             logprobs = chat_logprobs(delta.entries, self._tokenizer, self._num_logprobs)
-        choice: dict[str, Any] = {"index": delta.index, "delta": {"content": delta.text}, "logprobs": logprobs}
+        choice: dict[str, Any] = {"index": delta.index, "delta": content, "logprobs": logprobs}
         choice["finish_reason"] = None
         if self._prompt_token_ids is not None:
             choice["token_ids"] = delta.token_ids

@@ -8,13 +8,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
+from app.answer_reader import AnswerReader
 from app.detokenizer import Detokenizer
 from app.stop_strings import StopMatcher
+from app.tools.parts import Content, Part
 from engine.client import RequestStream
 from engine.errors import EngineUnavailableError
 from engine.messages import RequestOutput, TokenLogprobs
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(slots=True)
@@ -27,13 +29,23 @@ class TokenEntry:
 
 @dataclass(slots=True)
 class Delta:
-    """What one choice gained: text that is final, the tokens and log-probabilities that go with it."""
+    """What one choice gained: text that is final, the tokens and log-probabilities that go with it.
+
+    `parts` is the text as a reader understood it; None where the answer has no reader.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     entries: list[TokenEntry]
     finish_reason: FinishReason | None
+    parts: list[Part] | None = None
+
+    def read_parts(self) -> list[Part]:
+        """The parts, of an answer without a reader all text."""
+        if self.parts is not None:
+            return self.parts
+        return [Content(self.text)] if self.text else []
 
 
 @dataclass(slots=True)
@@ -53,6 +65,7 @@ class Usage:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
+    num_reasoning_tokens: int = 0
 
 
 class Choice:
@@ -60,22 +73,38 @@ class Choice:
 
     Attributes:
         num_tokens: tokens generated, up to and with the one that ended the text.
+        num_reasoning_tokens: those of them that the model thought aloud.
         finish_reason: set once the text is complete, by the engine or by a stop string.
     """
 
-    def __init__(self, index: int, detokenizer: Detokenizer, options: TextOptions, *, text_offset: int = 0) -> None:
+    def __init__(
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        options: TextOptions,
+        *,
+        text_offset: int = 0,
+        reader: AnswerReader | None = None,
+    ) -> None:
         self.index = index
         self.num_tokens = 0
+        self.num_reasoning_tokens = 0
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self._detokenizer = detokenizer
         self._options = options
         self._matcher = StopMatcher(options.stops, include_stop=options.include_stop)
-        self._by_token = bool(options.stops) or options.wants_logprobs
+        self._reader = reader
+        self._by_token = bool(options.stops) or options.wants_logprobs or reader is not None
         self._num_chars = text_offset  # of all text so far, held back or not
         self._num_shown = text_offset
         self._token_ids: list[int] = []
         self._entries: list[TokenEntry] = []
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._matcher.found
 
     def advance(self, output: RequestOutput) -> Delta | None:
         """Take one engine output; None while no character became whole.
@@ -92,16 +121,36 @@ class Choice:
         hidden = reason == "stop" and not self._options.include_stop and token_ids[-1:] == [output.stop_token_id]
         text = self._feed_tokens(output, hidden) if self._by_token else self._feed_all(token_ids, hidden)
         if reason is not None and not self._matcher.stopped:
-            text += self._take(self._detokenizer.flush()) + self._matcher.flush()
-        if self._matcher.stopped:
+            rest = self._take(self._detokenizer.flush()) + self._matcher.flush()
+            text += rest
+            if self._reader is not None:
+                self._reader.feed(rest)
+        if self._ended_by_text:
             self.finish_reason = "stop"
         elif reason is not None:
             self.finish_reason = reason
-        if not text and self.finish_reason is None:
-            return None
         self._num_shown += len(text)
+        parts = self._read_parts() if self._reader is not None else None
+        if self.finish_reason is None and not (text if parts is None else parts):
+            return None
         shown_ids, self._token_ids = self._token_ids, []
-        return Delta(self.index, text, shown_ids, self._release_entries(), self.finish_reason)
+        return Delta(self.index, text, shown_ids, self._release_entries(), self._reported_reason, parts)
+
+    @property
+    def _ended_by_text(self) -> bool:
+        return self._matcher.stopped or (self._reader is not None and self._reader.complete)
+
+    @property
+    def _reported_reason(self) -> FinishReason | None:
+        if self.finish_reason == "stop" and self._reader is not None and self._reader.ends_with_calls:
+            return "tool_calls"
+        return self.finish_reason
+
+    def _read_parts(self) -> list[Part]:
+        assert self._reader is not None
+        if self.finish_reason is not None:
+            self._reader.finish(cut=self.finish_reason == "length")
+        return self._reader.take()
 
     def _feed_all(self, token_ids: list[int], hidden: bool) -> str:
         self.num_tokens += len(token_ids)
@@ -118,8 +167,13 @@ class Choice:
                 break
             if output.logprobs is not None:
                 self._entries.append(TokenEntry(output.logprobs[position], self._num_chars))
-            shown += self._take(self._detokenizer.feed([token_id]))
-            if self._matcher.stopped:
+            text = self._take(self._detokenizer.feed([token_id]))
+            shown += text
+            if self._reader is not None:
+                was_thinking = self._reader.thinking
+                self._reader.feed(text)
+                self.num_reasoning_tokens += was_thinking or self._reader.thinking
+            if self._ended_by_text:
                 break
         return shown
 
@@ -158,6 +212,7 @@ class Generation:
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=sum(choice.num_cached_tokens for choice in self.choices[:: self.choices_per_prompt]),
             num_completion_tokens=sum(choice.num_tokens for choice in self.choices),
+            num_reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices),
         )
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:

@@ -12,7 +12,8 @@ from engine.errors import ConfigError, ModelError
 HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 WANTED_FILES = ["*.safetensors", "*.json", "*.jinja"]  # nothing that runs code: no .bin, .pt, .py
 BUILTIN_MODEL = "tessera-builtin"
-UNWANTED_FILES = ["*/*.safetensors", "*/*.json", "consolidated*.safetensors"]  # weights a second time
+# Weights a second time; but folders that begin with a digit, such as 1_Pooling, belong to an embedding model.
+UNWANTED_FILES = ["*/*.safetensors", "[!0-9]*/*.json", "consolidated*.safetensors"]
 
 
 class ModelFolder(NamedTuple):

@@ -7,7 +7,7 @@ import secrets
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import InternalError, error_response
+from app.errors import InternalError, error_response, is_anthropic_path
 
 logger = logging.getLogger("tessera.app")
 
@@ -26,6 +26,8 @@ class RequestIdMiddleware:
             return
         request_id = f"req_{secrets.token_hex(16)}"
         headers = [(b"x-request-id", request_id.encode()), *_echoed_client_id(scope)]
+        if is_anthropic_path(scope["path"]):
+            headers.append((b"request-id", request_id.encode()))
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -41,7 +43,7 @@ class RequestIdMiddleware:
             logger.exception("%s: %s %s failed", request_id, scope["method"], scope["path"])
             if started:
                 raise
-            await error_response(InternalError())(scope, receive, send_with_id)
+            await error_response(InternalError(), scope["path"])(scope, receive, send_with_id)
 
 
 def _echoed_client_id(scope: Scope) -> list[tuple[bytes, bytes]]:

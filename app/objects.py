@@ -12,6 +12,7 @@ from typing import Any
 
 from app.generation import TokenEntry, Usage
 from app.tokenizer import Tokenizer, printable_token
+from app.tools.parts import CallArguments, CallStart, Content, Part, Reasoning
 from engine.messages import EngineInfo
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this for an impossible token
@@ -59,12 +60,59 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens, "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": usage.num_reasoning_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
         },
     }
+
+
+def chat_message(text: str, parts: Sequence[Part] | None) -> dict[str, Any]:
+    """`message` of a chat choice. `parts` is the text as it was read; None where it is all content."""
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+    if parts is None:
+        return message
+    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    content = "".join(part.text for part in parts if isinstance(part, Content))
+    calls = tool_calls(parts)
+    message["content"] = content or (None if calls or reasoning else "")
+    if reasoning:
+        message["reasoning"] = message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def tool_calls(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """The calls of an answer, each with its arguments whole."""
+    starts = [part for part in parts if isinstance(part, CallStart)]
+    arguments: list[list[str]] = [[] for _ in starts]
+    for part in parts:
+        if isinstance(part, CallArguments):
+            arguments[part.index].append(part.text)
+    return [
+        {
+            "id": start.id,
+            "type": "function",
+            "function": {"name": start.name, "arguments": "".join(arguments[start.index])},
+        }
+        for start in starts
+    ]
+
+
+def chat_delta(part: Part) -> dict[str, Any]:
+    """`delta` of a chat chunk."""
+    if isinstance(part, Content):
+        return {"content": part.text}
+    if isinstance(part, Reasoning):
+        return {"reasoning": part.text, "reasoning_content": part.text}
+    call: dict[str, Any] = {"index": part.index}
+    if isinstance(part, CallStart):
+        call |= {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": ""}}
+    else:
+        call["function"] = {"arguments": part.text}
+    return {"tool_calls": [call]}
 
 
 def chat_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer, num_top: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from app.protocol.common import GenerationRequest
 from app.tokenizer import load_json
 from engine.errors import ContextLengthError, InvalidRequestError, ModelError
 from engine.messages import EngineInfo
-from engine.sampling_params import MAX_SEED, SamplingParams
+from engine.sampling_params import MAX_SEED, Grammar, SamplingParams
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,9 +75,13 @@ def check_prompt(token_ids: list[int], info: EngineInfo, param: str) -> None:
 
 
 def sampling_params(
-    request: GenerationRequest, num_prompt_tokens: int, info: EngineInfo, defaults: SamplingDefaults
+    request: GenerationRequest,
+    num_prompt_tokens: int,
+    info: EngineInfo,
+    defaults: SamplingDefaults,
+    grammar: Grammar | None = None,
 ) -> list[SamplingParams]:
-    """Parameters of each of the prompt's `n` answers; they differ in their seeds.
+    """Parameters of each of the prompt's `n` answers, which match `grammar`; they differ in their seeds.
 
     Raises:
         InvalidRequestError: a field is out of range, or prompt and answer exceed the context.
@@ -109,6 +113,8 @@ def sampling_params(
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         logprobs=request.num_logprobs,
+        grammar=grammar,
+        allowed_token_ids=request.allowed_token_ids or None,
     )
     base.verify(info.vocab_size)
     return [msgspec.structs.replace(base, seed=_seed(request.seed, index)) for index in range(request.num_choices)]

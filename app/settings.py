@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+ToolParserName = Literal["auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "none"]
+ReasoningParserName = Literal["auto", "think", "none"]
+
+MAX_STORED_RESPONSES = 1024
 
 
 class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,6 +20,10 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
         served_model_names: names that requests may use; answers carry the name that was asked for.
         api_keys: accepted bearer keys; empty leaves every route open.
         chat_template: path of a Jinja file that replaces the model's own template, or None.
+        tool_call_parser: name of the format of tool calls; auto finds it in the chat template.
+        reasoning_parser: whether reasoning is told from the answer: auto (by the chat template), think or none.
+        embedding_folder: local folder of the encoder that makes embeddings beside the model, or None.
+        embedding_model_names: names of that encoder.
         metrics_prefix: prefix of every metric's name on /metrics, without the colon.
         max_body_bytes: larger request bodies are refused with 413.
         body_timeout: a request body that takes longer to arrive is refused with 408.
@@ -22,6 +33,9 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
         text_threads: threads that render templates and encode long texts.
         max_text_jobs: most renderings and encodings waiting for those threads; beyond it 429.
         max_choices: most sequences of one request, prompts times n.
+        max_stored_responses: most answers of /v1/responses that are kept per API key; 0 keeps none.
+        max_stored_bytes: and the most memory that they take.
+        cors_origins: origins whose pages may call this server from a browser; empty allows none.
         share_prefix_cache: whether holders of different API keys share cached prompt prefixes.
     """
 
@@ -29,6 +43,10 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
     served_model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
     chat_template: str | None = None
+    tool_call_parser: ToolParserName = "auto"
+    reasoning_parser: ReasoningParserName = "auto"
+    embedding_folder: str | None = None
+    embedding_model_names: tuple[str, ...] = ()
     metrics_prefix: str = "tessera"
     max_body_bytes: int = 16 * 2**20
     body_timeout: float = 60.0
@@ -38,4 +56,7 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
     text_threads: int = 2
     max_text_jobs: int = 512
     max_choices: int = 1024
+    max_stored_responses: int = MAX_STORED_RESPONSES
+    max_stored_bytes: int = 64 * 2**20
+    cors_origins: tuple[str, ...] = ()
     share_prefix_cache: bool = False

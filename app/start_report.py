@@ -45,7 +45,8 @@ class StartReport:
         for name, value in _facts(info, settings).items():
             self._line(f"  {name:<12}{value}")
         self._line(f"Ready on {url}  Try:")
-        self._line(f"  {curl_line(settings, url, has_template=has_template)}")
+        line = curl_line(settings, url, has_template=has_template) if info.generates else embed_line(settings, url)
+        self._line(f"  {line}")
 
     def show(self, sentence: str) -> None:
         self._line(sentence)
@@ -79,17 +80,22 @@ class StartReport:
         self._console.print(Text(text))
 
 
+def embed_line(settings: AppSettings, url: str) -> str:
+    """As `curl_line`, for a model that makes embeddings only."""
+    return _curl(settings, url + "/v1/embeddings", {"input": "Once upon a time"})
+
+
 def curl_line(settings: AppSettings, url: str, *, has_template: bool) -> str:
     """A request that can be pasted into a shell."""
-    body: dict[str, object] = {"model": settings.served_model_names[0]}
     if has_template:
-        path = "/v1/chat/completions"
-        body["messages"] = [{"role": "user", "content": "Hello!"}]
-    else:
-        path = "/v1/completions"
-        body["prompt"] = "Once upon a time"
-    body["max_tokens"] = 64
-    words = ["curl", shlex.quote(url + path), "-H", shlex.quote("Content-Type: application/json")]
+        messages = [{"role": "user", "content": "Hello!"}]
+        return _curl(settings, url + "/v1/chat/completions", {"messages": messages, "max_tokens": 64})
+    return _curl(settings, url + "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 64})
+
+
+def _curl(settings: AppSettings, url: str, fields: dict[str, object]) -> str:
+    body = {"model": settings.served_model_names[0], **fields}
+    words = ["curl", shlex.quote(url), "-H", shlex.quote("Content-Type: application/json")]
     if settings.api_keys:
         words += ["-H", '"Authorization: Bearer $TESSERA_API_KEY"']
     return " ".join([*words, "-d", shlex.quote(json.dumps(body))])
@@ -97,16 +103,27 @@ def curl_line(settings: AppSettings, url: str, *, has_template: bool) -> str:
 
 def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
     names = ", ".join(settings.served_model_names)
-    return {
+    num_tokens = info.num_kv_blocks * info.block_size
+    kv_cache = (
+        f"{info.num_kv_blocks} blocks of {info.block_size} tokens, {num_tokens} tokens in all, "
+        f"{si(info.kv_cache_bytes)}B"
+    )
+    facts = {
         "model": f"{names} ({info.architecture}, {si(info.num_parameters)} parameters)",
         "device": f"{info.device}, {info.device_name}: {info.device_reason}",
         "dtype": f"{info.dtype}, {si(info.weight_bytes)}B of weights",
-        "KV cache": f"{info.num_kv_blocks} blocks of {info.block_size} tokens, "
-        f"{info.num_kv_blocks * info.block_size} tokens in all, {si(info.kv_cache_bytes)}B",
+        **({"KV cache": kv_cache} if info.generates else {}),
         "context": f"{info.max_model_len} tokens",
         "step": f"at most {info.max_num_seqs} sequences and {info.max_num_batched_tokens} tokens",
         "loaded in": f"{info.load_seconds:.1f} s",
     }
+    for embedding in info.embeddings:
+        beside = f"{', '.join(settings.embedding_model_names)}, " if embedding.role == "beside" else ""
+        facts["embeddings" if embedding.role == "main" else "beside it"] = (
+            f"{beside}{embedding.dimension} dimensions, {embedding.pooling} pooling, "
+            f"of at most {embedding.max_input_tokens} tokens"
+        )
+    return facts
 
 
 def si(value: float) -> str:

@@ -13,6 +13,7 @@ class StopMatcher:
 
     Attributes:
         stopped: a stop string was found; what followed it is dropped.
+        found: the stop string that was found.
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool) -> None:
@@ -20,6 +21,7 @@ class StopMatcher:
         self._include_stop = include_stop
         self._held = ""
         self.stopped = False
+        self.found: str | None = None
 
     @property
     def holding(self) -> bool:
@@ -33,6 +35,7 @@ class StopMatcher:
             self.stopped = True
             self._held = ""
             start, end = match
+            self.found = text[start:end]
             return text[:end] if self._include_stop else text[:start]
         keep = self._partial_match(text)
         self._held = text[keep:]

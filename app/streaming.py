@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -58,11 +58,20 @@ async def _disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """A streamed answer. It waits for the first output, so that a refusal still gets its own HTTP status."""
 
-    def __init__(self, generation: Generation, frames: Frames, settings: AppSettings) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        frames: Frames,
+        settings: AppSettings,
+        *,
+        failure: Callable[[RequestError], bytes] = error_frames,
+    ) -> None:
+        """`failure` writes the last frames of an answer that breaks off on its way."""
         super().__init__(media_type="text/event-stream")
         self._generation = generation
         self._frames = frames
         self._settings = settings
+        self._failure = failure
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,11 +108,11 @@ class EventStream(Response):
 
     async def _fail(self, error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
         if self._started:
-            last = send({"type": "http.response.body", "body": error_frames(error), "more_body": False})
+            last = send({"type": "http.response.body", "body": self._failure(error), "more_body": False})
             with contextlib.suppress(asyncio.TimeoutError):  # the reader has stalled as well
                 await asyncio.wait_for(last, self._settings.stall_timeout)
         else:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
 
 
 class _PatientSend:

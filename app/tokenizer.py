@@ -32,6 +32,8 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
+    def encode_beginning(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]: ...
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
@@ -113,6 +115,14 @@ class HuggingFaceTokenizer:
         ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
+    def encode_beginning(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
+        """As much of the text as `max_tokens` hold, special tokens included; never fewer than these."""
+        encoding = self._inner.encode_batch_fast([text], add_special_tokens=False)[0]
+        num_special = self._inner.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0
+        encoding.truncate(max(max_tokens - num_special, 0))
+        ids: list[int] = self._inner.post_process(encoding, None, add_special_tokens).ids
+        return ids
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return self._inner.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
@@ -156,6 +166,9 @@ class IdTokenizer:
             "This model has no tokenizer.json: send the prompt to /v1/completions as a list of token ids.",
             param="prompt",
         )
+
+    def encode_beginning(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
+        return self.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return "".join(map(self.token_string, token_ids))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Int32Array: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
 Float32Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+UInt32Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
 UInt64Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
 
@@ -58,6 +59,14 @@ class SamplingBatch:
 
 
 @dataclass
+class TokenMask:
+    """Which tokens the rows that are constrained may choose; M of the S sampled rows."""
+
+    rows: Int32Array  # [M] among the sampled rows
+    words: UInt32Array  # [M, ceil(V / 32)] bit id % 32 of word id // 32: the token may be chosen
+
+
+@dataclass
 class StepBatch:
     """One step's work. Sequences are rows; a row's tokens are consecutive in the token arrays."""
 
@@ -70,6 +79,7 @@ class StepBatch:
     logits_indices: Int32Array  # [S] token whose hidden state is projected and sampled
     sampling: SamplingBatch
     slot_inits: list[SlotInit] = field(default_factory=list)
+    token_mask: TokenMask | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -89,7 +99,7 @@ class StepResult:
     """What a step sampled.
 
     Attributes:
-        token_ids: [S]; -1 where the row's logits were not finite.
+        token_ids: [S]; -1 where the row's logits were not finite, or its mask left nothing to choose.
         logprobs: per sampled row, or None where not asked for; None altogether if no row asked.
     """
 

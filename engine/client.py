@@ -14,8 +14,10 @@ import time
 import uuid
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TypeAlias
 
 import msgspec
+import numpy as np
 import zmq
 
 from engine.errors import (
@@ -29,8 +31,11 @@ from engine.errors import (
 from engine.heartbeat import HeartbeatReceiver
 from engine.messages import (
     AbortRequests,
+    AddEmbedding,
     AddRequest,
     ClientMessage,
+    EmbedderRole,
+    EmbeddingOutput,
     EngineInfo,
     EngineMessage,
     GetMetrics,
@@ -45,6 +50,8 @@ from engine.messages import (
 from engine.sampling_params import SamplingParams
 
 logger = logging.getLogger("tessera.client")
+
+Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
 MAX_SILENCE = 3.0  # seconds without a heartbeat until the engine counts as not well
 STALL_LIMITS = {"cuda": 30.0, "cpu": 300.0}  # seconds for one step until the engine counts as stuck
@@ -164,6 +171,7 @@ class EngineClient:
         self._first_ready = asyncio.Event()
         self._lost: str | None = None
         self._inboxes: dict[str, _Inbox] = {}
+        self._embedding_waiters: dict[str, asyncio.Future[bytes]] = {}
         self._metrics_waiters: dict[int, asyncio.Future[bytes]] = {}
         self._counter = itertools.count()
         self._id_prefix = uuid.uuid4().hex[:12]
@@ -230,6 +238,28 @@ class EngineClient:
         self._inboxes[request_id] = inbox
         self._send(AddRequest(request_id, prompt_token_ids, params, time.monotonic(), priority, cache_salt))
         return RequestStream(self, request_id, inbox)
+
+    async def embed(self, inputs: list[list[int]], *, role: EmbedderRole = "main") -> Vectors:
+        """Embeddings [inputs, dimension] of unit length. Cancelling it stops the work.
+
+        Raises:
+            RequestError: an input is wrong or too long, too many requests wait, or the engine is not there.
+        """
+        well, reason = self.health()
+        if not well:
+            raise EngineUnavailableError(f"{reason}; please try again later")
+        request_id = f"{self._id_prefix}-{next(self._counter)}"
+        waiter = self._embedding_waiters[request_id] = self._loop.create_future()
+        self._send(AddEmbedding(request_id, inputs, role))
+        try:
+            vectors = await waiter
+        except asyncio.CancelledError:
+            if request_id in self._embedding_waiters:
+                self._send(AbortRequests([request_id]))
+            raise
+        finally:
+            self._embedding_waiters.pop(request_id, None)
+        return np.frombuffer(vectors, "<f4").reshape(len(inputs), -1)
 
     async def metrics(self) -> bytes:
         """The engine's metrics in Prometheus text format.
@@ -299,6 +329,13 @@ class EngineClient:
                     if output.finish_reason is not None:
                         del inboxes[request_id]
                     inbox.put(output)
+        elif type(message) is EmbeddingOutput:
+            embedding_waiter = self._embedding_waiters.get(message.request_id)
+            if embedding_waiter is not None and not embedding_waiter.done():
+                if message.refusal is not None:
+                    embedding_waiter.set_exception(error_of(message.refusal))
+                else:
+                    embedding_waiter.set_result(message.vectors)
         elif type(message) is Ready:
             self._epoch, self.info, self._lost = message.epoch, message.info, None
             self._first_ready.set()
@@ -342,6 +379,10 @@ class EngineClient:
         inboxes, self._inboxes = self._inboxes, {}
         for inbox in inboxes.values():
             inbox.fail(EngineError(reason, code="engine_died"))
+        embeddings, self._embedding_waiters = self._embedding_waiters, {}
+        for embedding in embeddings.values():
+            if not embedding.done():
+                embedding.set_exception(EngineError(reason, code="engine_died"))
         for waiter in self._metrics_waiters.values():
             if not waiter.done():
                 waiter.set_exception(EngineUnavailableError(reason))

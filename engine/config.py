@@ -11,6 +11,7 @@ from engine.errors import ConfigError
 DeviceName = Literal["auto", "cuda", "cpu"]
 DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
 LoadFormat = Literal["auto", "dummy"]
+PoolingName = Literal["auto", "mean", "last", "cls"]
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 DEVICE_DEFAULTS = {"cuda": (256, 8192), "cpu": (64, 1024)}  # max_num_seqs, max_num_batched_tokens
@@ -37,6 +38,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         load_format: `dummy` makes random weights on the device from config.json alone.
         prefix_caching: reuse the KV blocks of equal prompt prefixes.
         seed: base for requests without a seed of their own; None draws one from the system.
+        embedding_model: path of the folder of an encoder that makes embeddings beside the model; empty: none.
+        pooling: how token vectors become an embedding, of `embedding_model` where there is one; `auto` is what
+            the folder says, else the mean for an encoder and the last token for a decoder.
     """
 
     model: str
@@ -54,6 +58,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     load_format: LoadFormat = "auto"
     prefix_caching: bool = True
     seed: int | None = None
+    embedding_model: str = ""
+    pooling: PoolingName = "auto"
 
     def verify(self) -> None:
         """Raise ConfigError naming the first option whose value cannot work."""

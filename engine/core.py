@@ -12,14 +12,17 @@ from typing import Protocol
 from engine.batch import StepBatch, StepResult
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
-from engine.errors import ContextLengthError, EngineError, InvalidRequestError, QueueFullError
-from engine.messages import AddRequest, FinishReason, RequestOutput, SchedulerStats
+from engine.constraint import GrammarConstraint, TokenConstraint, advance_constraints
+from engine.errors import ContextLengthError, EngineError, InvalidRequestError, QueueFullError, RequestError
+from engine.grammar import GrammarCompiler, PendingGrammar
+from engine.messages import AddRequest, FinishReason, RequestOutput, SchedulerStats, refused
 from engine.metrics import EngineMetrics
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.sequence import ClientId, Sequence, SequenceStatus
 
 MAX_RETRY_AFTER = 60  # seconds
 THROUGHPUT_WINDOW = 64  # finished requests that the recent throughput is taken from
+GRAMMAR_WAIT = 0.002  # seconds that a step without other work waits for a grammar
 
 
 class Runner(Protocol):
@@ -32,8 +35,9 @@ class EngineCore:
     """Add and abort requests between steps; each `step()` moves all of them forward.
 
     `config` has its device defaults filled in. `num_kv_blocks` blocks of `config.block_size` tokens are
-    what `runner` has room for. Every accepted request ends with exactly one output that has a
-    finish_reason, except where it is aborted: then nothing more is said of it.
+    what `runner` has room for. `grammars` is None where no tokenizer can tell what tokens spell. Every
+    accepted request ends with exactly one output that has a finish_reason, except where it is aborted:
+    then nothing more is said of it.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class EngineCore:
         max_model_len: int,
         num_kv_blocks: int,
         eos_token_ids: Iterable[int],
+        grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.monotonic,
         metrics: EngineMetrics | None = None,
     ) -> None:
@@ -65,16 +70,25 @@ class EngineCore:
         self._max_queue_len = config.max_queue_len
         self._eos_token_ids = tuple(eos_token_ids)
         self._clock = clock
+        self._grammars = grammars
         self._sequences: dict[tuple[ClientId, str], Sequence] = {}
+        self._compiling: dict[Sequence, PendingGrammar] = {}  # they join the scheduler's queue afterwards
+        self._refusals: defaultdict[ClientId, list[RequestOutput]] = defaultdict(list)
         self._num_arrivals = 0
         self._finish_times: deque[float] = deque(maxlen=THROUGHPUT_WINDOW)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_unfinished
+        return self.scheduler.has_unfinished or bool(self._compiling or self._refusals)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.scheduler.waiting) + len(self._compiling)
 
     def stats(self) -> SchedulerStats:
-        return self.scheduler.stats()
+        stats = self.scheduler.stats()
+        stats.num_waiting = self.num_waiting
+        return stats
 
     def render_metrics(self) -> bytes:
         """Prometheus text format."""
@@ -89,9 +103,9 @@ class EngineCore:
             QueueFullError: as many requests wait as may.
         """
         self._verify(request, client)
-        if len(self.scheduler.waiting) >= self._max_queue_len:
+        if self.num_waiting >= self._max_queue_len:
             raise QueueFullError(
-                f"{len(self.scheduler.waiting)} requests are waiting already, and no more may; try again later",
+                f"{self.num_waiting} requests are waiting already, and no more may; try again later",
                 retry_after=self._estimate_retry_after(),
             )
         sequence = Sequence.from_request(
@@ -103,6 +117,12 @@ class EngineCore:
         )
         self._num_arrivals += 1
         self._sequences[client, request.request_id] = sequence
+        params = request.sampling_params
+        if params.grammar is not None and self._grammars is not None:
+            self._compiling[sequence] = self._grammars.submit(params.grammar)
+            return
+        if params.allowed_token_ids is not None:
+            sequence.constraint = TokenConstraint(params, self._vocab_size)
         self.scheduler.add(sequence)
 
     def abort(self, request_ids: list[str], client: ClientId) -> None:
@@ -118,13 +138,18 @@ class EngineCore:
         An exception of the runner passes through, and the engine is of no use afterwards.
         """
         step = self.schedule()
-        if step is None:
-            return {}
-        return self.postprocess(step, self._runner.execute(step.batch))
+        if step is not None:
+            return self.postprocess(step, self._runner.execute(step.batch))
+        if self._compiling and not self._refusals and self._grammars is not None:
+            self._grammars.wait(list(self._compiling.values()), GRAMMAR_WAIT)
+        return self._take_refusals()
 
     def schedule(self) -> ScheduledStep | None:
-        """Decide the next step and count its tokens as computed; None if there is no work."""
-        step = self.scheduler.schedule(self._clock())
+        """Decide the next step and count its tokens as computed; None if there is nothing to compute."""
+        now = self._clock()
+        for sequence in [each for each, pending in self._compiling.items() if pending.ready]:
+            self._constrain(sequence, now)
+        step = self.scheduler.schedule(now)
         if step is not None:
             self.metrics.record_scheduled(step.batch.num_tokens, step.admitted, len(step.preempted))
         return step
@@ -133,18 +158,23 @@ class EngineCore:
         """Append what an executed step sampled and end the sequences that are done with it."""
         assert len(result.token_ids) == len(step.sampled), "one token for each sampled row"
         now = self._clock()
-        outputs: defaultdict[ClientId, list[RequestOutput]] = defaultdict(list)
+        outputs = self._take_refusals()
         token_ids: list[int] = result.token_ids.tolist()
         if token_ids and min(token_ids) < 0:
             self._fail_rows_without_token(step, token_ids, outputs, now)
         self.scheduler.publish(step)
         self.scheduler.record_sampled(step, result.token_ids)
+        self._advance_constraints(step, token_ids)
 
         num_tokens = 0
         token_gaps: list[float] = []
         all_logprobs = result.logprobs or repeat(None)
         for sequence, token_id, logprobs in zip(step.sampled, token_ids, all_logprobs, strict=False):
             if sequence.status is SequenceStatus.FINISHED:
+                continue
+            if sequence.constraint is not None and sequence.constraint.error is not None:
+                error = InvalidRequestError(sequence.constraint.error, param=sequence.constraint.param)
+                self._fail(sequence, error, outputs, now)
                 continue
             num_tokens += 1
             if sequence.last_token_time is None:
@@ -159,7 +189,7 @@ class EngineCore:
                 [token_id],
                 None if logprobs is None else [logprobs],
                 finish_reason,
-                token_id if finish_reason == "stop" else None,
+                token_id if finish_reason == "stop" and token_id in sequence.stop_token_ids else None,
                 sequence.num_cached_tokens,
             )
             outputs[sequence.client].append(output)
@@ -169,6 +199,35 @@ class EngineCore:
         self.num_steps += 1
         return outputs
 
+    def _constrain(self, sequence: Sequence, now: float) -> None:
+        """Let a sequence whose grammar is ready into the queue, or refuse it if the grammar is wrong."""
+        pending = self._compiling.pop(sequence)
+        try:
+            sequence.constraint = GrammarConstraint(
+                sequence.params, pending.result(), vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids
+            )
+        except InvalidRequestError as error:
+            self._fail(sequence, error, self._refusals, now)
+        else:
+            self.scheduler.add(sequence)
+
+    def _take_refusals(self) -> defaultdict[ClientId, list[RequestOutput]]:
+        refusals, self._refusals = self._refusals, defaultdict(list)
+        return refusals
+
+    def _advance_constraints(self, step: ScheduledStep, token_ids: list[int]) -> None:
+        """Let grammars follow the tokens that were sampled, before anybody asks what may come next."""
+        if step.batch.token_mask is None or self._grammars is None:
+            return
+        followed = [
+            (sequence.constraint, token_id)
+            for sequence, token_id in zip(step.sampled, token_ids, strict=True)
+            if isinstance(sequence.constraint, GrammarConstraint) and not sequence.is_finished
+        ]
+        if followed:
+            constraints, chosen = zip(*followed, strict=True)
+            advance_constraints(constraints, chosen, self._grammars)
+
     def _fail_rows_without_token(
         self,
         step: ScheduledStep,
@@ -176,25 +235,28 @@ class EngineCore:
         outputs: defaultdict[ClientId, list[RequestOutput]],
         now: float,
     ) -> None:
-        """End each sequence whose logits were not finite, before any of its blocks can be shared."""
-        error = EngineError("the model's output for this request was not finite, so it cannot be continued")
+        """End each sequence that got no token, before any of its blocks can be shared."""
         for sequence, token_id in zip(step.sampled, token_ids, strict=True):
             if token_id >= 0 or sequence.is_finished:
                 continue
-            output = RequestOutput(
-                sequence.request_id,
-                [],
-                finish_reason="error",
-                num_cached_tokens=sequence.num_cached_tokens,
-                error=error.message,
-                error_code=error.code,
-                error_status=error.status,
-                error_type=error.type,
+            error: RequestError = EngineError(
+                "the model's output for this request was not finite, so it cannot be continued"
             )
-            outputs[sequence.client].append(output)
-            self._finish(sequence, "error", now)
+            if sequence.constraint is not None:
+                param = sequence.constraint.param
+                error = InvalidRequestError(f"{param} and the request's other fields leave no token", param=param)
+            self._fail(sequence, error, outputs, now)
+
+    def _fail(
+        self, sequence: Sequence, error: RequestError, outputs: dict[ClientId, list[RequestOutput]], now: float
+    ) -> None:
+        output = refused(sequence.request_id, error)
+        output.num_cached_tokens = sequence.num_cached_tokens
+        outputs[sequence.client].append(output)
+        self._finish(sequence, "error", now)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        self._compiling.pop(sequence, None)
         self.scheduler.finish(sequence, reason)
         del self._sequences[sequence.client, sequence.request_id]
         self._finish_times.append(now)
@@ -213,6 +275,9 @@ class EngineCore:
                 f"the prompt has token id {wrong}, but ids go from 0 to {self._vocab_size - 1}", param="prompt"
             )
         request.sampling_params.verify(self._vocab_size)
+        grammar = request.sampling_params.grammar
+        if grammar is not None and self._grammars is None:
+            raise InvalidRequestError(f"{grammar.param} is not supported by this model", param=grammar.param)
 
     def _verify_length(self, num_prompt_tokens: int) -> None:
         if num_prompt_tokens < self._max_context:
@@ -232,4 +297,4 @@ class EngineCore:
             return 1
         elapsed = self._clock() - self._finish_times[0]
         seconds_per_request = elapsed / len(self._finish_times)
-        return min(max(math.ceil(len(self.scheduler.waiting) * seconds_per_request), 1), MAX_RETRY_AFTER)
+        return min(max(math.ceil(self.num_waiting * seconds_per_request), 1), MAX_RETRY_AFTER)

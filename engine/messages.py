@@ -12,8 +12,10 @@ from typing import Literal
 
 import msgspec
 
+from engine.errors import QueueFullError, RequestError
 from engine.sampling_params import SamplingParams
 
+EmbedderRole = Literal["main", "beside"]  # the served model itself, or the encoder beside it
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -46,6 +48,14 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     cache_salt: str = ""
 
 
+class AddEmbedding(msgspec.Struct, frozen=True, tag="embed"):
+    """Embed these inputs, each a list of token ids. `request_id` is unique among this client's live requests."""
+
+    request_id: str
+    inputs: list[list[int]]
+    role: EmbedderRole = "main"
+
+
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     """Stop these requests now and free what they hold; unknown ids are ignored."""
 
@@ -62,7 +72,19 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Take no new requests, finish the running and waiting ones, then exit with code 0."""
 
 
-ClientMessage = Hello | AddRequest | AbortRequests | GetMetrics | Drain
+ClientMessage = Hello | AddRequest | AddEmbedding | AbortRequests | GetMetrics | Drain
+
+
+class EmbeddingInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One model that makes embeddings; `matryoshka_dimensions` are the lengths it may be cut to, None for none."""
+
+    role: EmbedderRole
+    architecture: str
+    pooling: str
+    dimension: int
+    vocab_size: int
+    max_input_tokens: int
+    matryoshka_dimensions: tuple[int, ...] | None = None
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +106,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int
     eos_token_ids: tuple[int, ...]
     load_seconds: float
+    generates: bool = True  # False: an encoder, which makes embeddings only
+    embeddings: tuple[EmbeddingInfo, ...] = ()
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="progress"):
@@ -140,6 +164,14 @@ class RequestOutput(msgspec.Struct, array_like=True):
     retry_after: int | None = None
 
 
+class EmbeddingOutput(msgspec.Struct, frozen=True, tag="embedding"):
+    """The answer to AddEmbedding: little-endian float32 [inputs, dimension], or why there is none."""
+
+    request_id: str
+    vectors: bytes = b""
+    refusal: RequestOutput | None = None
+
+
 class SchedulerStats(msgspec.Struct, array_like=True):
     """Gauges of the moment."""
 
@@ -180,4 +212,19 @@ class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
 
 
 EngineReport = LoadProgress | Ready | StartFailed
-EngineMessage = Ready | StepOutputs | Metrics
+EngineMessage = Ready | StepOutputs | EmbeddingOutput | Metrics
+
+
+def refused(request_id: str, error: RequestError) -> RequestOutput:
+    """The only output of a request that was not accepted."""
+    return RequestOutput(
+        request_id=request_id,
+        token_ids=[],
+        finish_reason="error",
+        error=error.message,
+        error_code=error.code,
+        error_status=error.status,
+        error_param=error.param,
+        error_type=error.type,
+        retry_after=error.retry_after if isinstance(error, QueueFullError) else None,
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.batch import SamplingBatch, StepBatch, StepResult
+from engine.batch import SamplingBatch, StepBatch, StepResult, TokenMask
 from engine.config import EngineConfig
 from engine.errors import ConfigError, OutOfMemoryError
 from engine.messages import TokenLogprobs
@@ -21,7 +21,8 @@ from engine.models.rope import cos_sin_table
 from engine.models.sampling_slots import SamplingSlots
 from engine.models.step_upload import StepUpload, aligned
 from engine.models.weights import Weights, dummy_weights, load_weights, num_weight_bytes
-from engine.ops.interface import AttentionMetadata, Ops, SamplingMetadata
+from engine.ops.interface import AttentionMetadata, Ops
+from engine.ops.sampling_interface import SamplingMetadata
 from engine.tensor import CpuDevice, Device, Tensor, bfloat16, empty, float32, from_numpy, int32
 
 logger = logging.getLogger(__name__)
@@ -97,6 +98,11 @@ class ModelRunner:
         if not isinstance(device, CpuDevice):
             self.warm_up()
 
+    @property
+    def buffers(self) -> StepBuffers:
+        """Free between two steps."""
+        return self._buffers
+
     # -- a step ---------------------------------------------------------------------------------
 
     def execute(self, batch: StepBatch) -> StepResult:
@@ -123,26 +129,35 @@ class ModelRunner:
         )
         metadata = SamplingMetadata(**{f.name: put(getattr(sampling, f.name)) for f in fields(SamplingMetadata)})
         logprob_rows = put(wants_logprobs)
+        mask = batch.token_mask
+        masked = None if mask is None else (put(mask.words), put(mask.rows))
         self._upload.submit()
 
         logits = self.decoder.forward(input_ids, attention, logits_indices, self._buffers)
         if not batch.num_sampled:
             return StepResult(np.empty(0, np.int32))
         raw_logits = logits
-        if len(wants_logprobs) and (sampling.needs_adjustment or len(wants_logprobs) < batch.num_sampled):
+        changed = sampling.needs_adjustment or masked is not None
+        if len(wants_logprobs) and (changed or len(wants_logprobs) < batch.num_sampled):
             raw_logits = self.ops.embedding(logprob_rows, logits, out=self._raw_logits[: len(wants_logprobs)])
-        token_ids = self._choose(logits, metadata, sampling)
+        token_ids = self._choose(logits, metadata, sampling, masked)
         if not len(wants_logprobs):
             return StepResult(token_ids)
         return StepResult(token_ids, self._logprobs(raw_logits, wants_logprobs, token_ids, sampling))
 
     def _choose(
-        self, logits: Tensor, metadata: SamplingMetadata, sampling: SamplingBatch
+        self,
+        logits: Tensor,
+        metadata: SamplingMetadata,
+        sampling: SamplingBatch,
+        masked: tuple[Tensor, Tensor] | None,
     ) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Token ids [S]."""
+        """Token ids [S]; `masked` are the words of a `TokenMask` and its rows."""
         ops, state = self.ops, self._slots.state
         if sampling.needs_adjustment:
             ops.adjust_logits(logits, state, metadata)
+        if masked is not None:
+            ops.apply_token_mask(logits, *masked)
         sampled = self._sampled[: logits.shape[0]]
         ops.sample(logits, metadata, filtered=sampling.needs_filter, out=sampled)
         if _any_penalties(sampling):
@@ -232,8 +247,14 @@ class ModelRunner:
             context_lens=zero,
             logits_indices=zero,
             sampling=sampling,
+            token_mask=TokenMask(nowhere, np.zeros((1, self._mask_words), np.uint32)),
         )
         self.execute(padding)
+
+    @property
+    def _mask_words(self) -> int:
+        """Words of a row of a `TokenMask`."""
+        return -(-self.model.vocab_size // 32)
 
     def _blocks_per_seq(self) -> int:
         return -(-self.max_model_len // self.block_size)
@@ -243,8 +264,9 @@ class ModelRunner:
         rows, tokens = self.config.max_num_seqs, self.max_num_tokens
         tables = aligned(rows * self._blocks_per_seq() * int32.itemsize)
         per_token = 3 * aligned(tokens * int32.itemsize)
-        per_row = (len(fields(SamplingMetadata)) + 5) * aligned((rows + 1) * np.dtype(np.uint64).itemsize)
-        return tables + per_token + per_row
+        per_row = (len(fields(SamplingMetadata)) + 6) * aligned((rows + 1) * np.dtype(np.uint64).itemsize)
+        masks = aligned(rows * self._mask_words * np.dtype(np.uint32).itemsize)
+        return tables + per_token + per_row + masks
 
     def _num_blocks_that_fit(self) -> int:
         """Lowers max_model_len to what fits, where the user left it open.

@@ -17,7 +17,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -25,13 +25,16 @@ import msgspec
 import zmq
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineError, EngineUnavailableError, QueueFullError, RequestError
+from engine.errors import ConfigError, EngineError, EngineUnavailableError, InvalidRequestError, RequestError
 from engine.heartbeat import INTERVAL, HeartbeatSender
 from engine.messages import (
     AbortRequests,
+    AddEmbedding,
     AddRequest,
     ClientMessage,
     Drain,
+    EmbedderRole,
+    EmbeddingOutput,
     EngineInfo,
     EngineMessage,
     EngineReport,
@@ -45,6 +48,7 @@ from engine.messages import (
     SchedulerStats,
     StartFailed,
     StepOutputs,
+    refused,
     request_address,
 )
 
@@ -67,11 +71,32 @@ class Core(Protocol):
     def stats(self) -> SchedulerStats: ...
 
 
+class Embedding(Protocol):
+    """What this process needs of an Embedder."""
+
+    @property
+    def has_work(self) -> bool: ...
+    @property
+    def num_steps(self) -> int: ...
+    def add(self, request: AddEmbedding, client: bytes) -> None: ...
+    def abort(self, request_ids: list[str], client: bytes) -> None: ...
+    def step(self, *, busy: bool) -> list[tuple[bytes, EmbeddingOutput]]: ...
+
+
 @dataclass(frozen=True)
 class LoadedEngine:
     core: Core
     info: EngineInfo
     render_metrics: Callable[[], bytes]
+    embedders: Mapping[EmbedderRole, Embedding] = field(default_factory=dict)
+
+    @property
+    def has_work(self) -> bool:
+        return self.core.has_work or any(embedder.has_work for embedder in self.embedders.values())
+
+    @property
+    def num_steps(self) -> int:
+        return self.core.num_steps + sum(embedder.num_steps for embedder in self.embedders.values())
 
 
 Progress: TypeAlias = Callable[[str, int, int], None]  # stage, done, total
@@ -114,7 +139,7 @@ class EngineProcess:
         poller.register(self._router, zmq.POLLIN)
         poller.register(wake_up, zmq.POLLIN)
         while True:
-            self._has_work = core.has_work
+            self._has_work = engine.has_work
             self._refresh_stats(core)
             if not self._has_work:
                 if self._draining:
@@ -126,6 +151,15 @@ class EngineProcess:
                 self._has_work = True
                 for client, outputs in core.step().items():
                     self._send_outputs(core, client, outputs)
+            self._embed(engine)
+
+    def _embed(self, engine: LoadedEngine) -> None:
+        """One pass of each embedder that has work, between two steps of the core."""
+        for embedder in engine.embedders.values():
+            if embedder.has_work:
+                self._has_work = True
+                for client, output in embedder.step(busy=engine.core.has_work):
+                    self._send(client, output)
 
     def _drain_on_sigterm(self) -> socket.socket:
         """Let SIGTERM start a drain; -> a socket that becomes readable when a signal arrives."""
@@ -160,8 +194,12 @@ class EngineProcess:
         match message:
             case AddRequest():
                 self._add(core, client, message)
+            case AddEmbedding():
+                self._add_embedding(client, message)
             case AbortRequests():
                 core.abort(message.request_ids, client)
+                for embedder in self._engine.embedders.values():
+                    embedder.abort(message.request_ids, client)
             case GetMetrics():
                 self._send(client, Metrics(message.token, self._engine.render_metrics()))
             case Hello():
@@ -182,6 +220,23 @@ class EngineProcess:
         else:
             return
         self._send(client, StepOutputs(self.epoch, [refused(request.request_id, refusal)]))
+
+    def _add_embedding(self, client: bytes, request: AddEmbedding) -> None:
+        assert self._engine is not None
+        try:
+            if self._draining:
+                raise EngineUnavailableError("the engine is shutting down and takes no new requests")
+            if request.role not in self._engine.embedders:
+                raise InvalidRequestError("this model makes no embeddings", param="model")
+            self._engine.embedders[request.role].add(request, client)
+        except RequestError as error:
+            refusal = error
+        except Exception:
+            logger.exception("request %s was refused by a fault", request.request_id)
+            refusal = EngineError("the engine failed to take this request")
+        else:
+            return
+        self._send(client, EmbeddingOutput(request.request_id, refusal=refused(request.request_id, refusal)))
 
     def _send_outputs(self, core: Core, client: bytes, outputs: list[RequestOutput]) -> None:
         if not self._send(client, StepOutputs(self.epoch, outputs)):
@@ -207,27 +262,12 @@ class EngineProcess:
         engine = self._engine
         return Heartbeat(
             epoch=self.epoch,
-            num_steps=engine.core.num_steps if engine is not None else 0,
+            num_steps=engine.num_steps if engine is not None else 0,
             has_work=self._has_work,
             ready=engine is not None and not self._draining,
             stats=self._stats,
             draining=self._draining,
         )
-
-
-def refused(request_id: str, error: RequestError) -> RequestOutput:
-    """The only output of a request that was not accepted."""
-    return RequestOutput(
-        request_id=request_id,
-        token_ids=[],
-        finish_reason="error",
-        error=error.message,
-        error_code=error.code,
-        error_status=error.status,
-        error_param=error.param,
-        error_type=error.type,
-        retry_after=error.retry_after if isinstance(error, QueueFullError) else None,
-    )
 
 
 def serve(load: Loader) -> int:
@@ -272,6 +312,8 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     # Imported only here: what does not load must still be able to report why.
     from engine.core import EngineCore
     from engine.devices import select_device
+    from engine.embedding_engine import EmbeddingEngine
+    from engine.grammar import GrammarCompiler
     from engine.metrics import EngineMetrics
     from engine.model_runner import ModelRunner
     from engine.models.config import load_config
@@ -283,7 +325,15 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     device, device_reason = select_device(config.device)
     config = config.with_device_defaults("cpu" if device.name == "cpu" else "cuda")
     config.verify()
-    runner = ModelRunner(config, model, device, make_ops(device), progress)
+    ops = make_ops(device)
+    embedding = EmbeddingEngine(config)
+    if model.is_encoder:
+        encoder_core, info = embedding.load_alone(model, ops, device_reason, progress)
+        return LoadedEngine(encoder_core, info, embedding.render_metrics, embedding.embedders)
+    grammars = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)  # reads its tokenizer meanwhile
+    embedding.load_beside(ops, progress)  # before the KV cache takes what memory is left
+    runner = ModelRunner(config, model, device, ops, progress)
+    embedding.add_decoder(model, runner)
     core = EngineCore(
         config,
         runner,
@@ -291,6 +341,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         max_model_len=runner.max_model_len,
         num_kv_blocks=runner.num_kv_blocks,
         eos_token_ids=model.eos_token_ids,
+        grammars=grammars,
         metrics=EngineMetrics(config.served_name or folder.name),
     )
     info = EngineInfo(
@@ -310,8 +361,13 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         num_parameters=runner.num_parameters,
         eos_token_ids=model.eos_token_ids,
         load_seconds=time.monotonic() - start,
+        embeddings=embedding.infos,
     )
-    return LoadedEngine(core, info, core.render_metrics)
+
+    def render_metrics() -> bytes:
+        return core.render_metrics() + embedding.render_metrics()
+
+    return LoadedEngine(core, info, render_metrics, embedding.embedders)
 
 
 def _read_line(fd: int) -> bytes:

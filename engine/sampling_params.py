@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
@@ -12,13 +13,47 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_SEED = 2**64 - 1
+MAX_GRAMMAR_LENGTH = 2**18
+MAX_ALLOWED_TOKEN_IDS = 2**16
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf"]
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an answer must match from its first token to its last.
+
+    Attributes:
+        kind: how `text` is to be read: `json_schema`, a schema as JSON; `json_object`, any object,
+            the text is empty; `regex`, in Rust's syntax, matching the whole answer; `choice`, a JSON list
+            of strings; `lark`, a grammar in llguidance's dialect of Lark; `gbnf`, one in llama.cpp's notation.
+        text: at most MAX_GRAMMAR_LENGTH characters.
+        param: the request field that it comes from, for errors.
+        start_token_id: it holds from after this token (the end of a section of reasoning), which must
+            come before the answer may end; None: from the start.
+    """
+
+    kind: GrammarKind
+    text: str = ""
+    param: str = "response_format"
+    start_token_id: int | None = None
+
+    def verify(self, vocab_size: int) -> None:
+        """Raise InvalidRequestError for a text that is too long or a token that does not exist."""
+        if len(self.text) > MAX_GRAMMAR_LENGTH:
+            raise InvalidRequestError(
+                f"{self.param} has {len(self.text)} characters of grammar, but may have at most {MAX_GRAMMAR_LENGTH}",
+                param=self.param,
+            )
+        if self.start_token_id is not None:
+            _token_id(self.param, self.start_token_id, vocab_size)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling settings of one sequence, complete: every default has been filled in.
 
     Order of application to a row of logits: `logit_bias`; stop ids suppressed until `min_tokens`;
-    repetition, frequency and presence penalties; temperature; min_p; top_k; top_p.
+    repetition, frequency and presence penalties; tokens that `grammar` or `allowed_token_ids` exclude;
+    temperature; min_p; top_k; top_p.
 
     Attributes:
         max_tokens: most tokens to generate.
@@ -34,6 +69,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         stop_token_ids: end the sequence with `stop`; the model's own end ids are added by the engine.
         ignore_eos: the model's own end ids do not end the sequence.
         logprobs: number of alternatives to report per token; None reports nothing, 0 the token's own.
+        grammar: what the answer must match; once nothing can follow, the sequence ends with `stop`, whatever
+            `min_tokens` and `ignore_eos` say.
+        allowed_token_ids: no other ids can be chosen; None allows all.
     """
 
     max_tokens: int
@@ -50,6 +88,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    grammar: Grammar | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
 
     @property
     def greedy(self) -> bool:
@@ -80,6 +120,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             _in_range("logit_bias", bias, -100.0, 100.0)
         for token_id in self.stop_token_ids:
             _token_id("stop_token_ids", token_id, vocab_size)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
+            _at_most("allowed_token_ids", len(self.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS)
+            for token_id in self.allowed_token_ids:
+                _token_id("allowed_token_ids", token_id, vocab_size)
+        if self.grammar is not None:
+            self.grammar.verify(vocab_size)
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

@@ -10,13 +10,14 @@ gives up its own, so the first always progresses and with it, in the end, everyo
 
 from __future__ import annotations
 
+import contextlib
 from bisect import insort
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 import numpy as np
 
-from engine.batch import Int32Array, SamplingBatch, SlotInit, StepBatch
+from engine.batch import Int32Array, SamplingBatch, SlotInit, StepBatch, TokenMask
 from engine.block_manager import BlockManager
 from engine.messages import FinishReason, SchedulerStats
 from engine.sequence import Sequence, SequenceStatus
@@ -86,7 +87,8 @@ class Scheduler:
         if sequence.is_running:
             self._leave(sequence, withdraw=reason == "error")
         else:
-            self.waiting.remove(sequence)
+            with contextlib.suppress(ValueError):  # its grammar is still being compiled
+                self.waiting.remove(sequence)
             self._admission_is_blocked = False
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
@@ -228,6 +230,7 @@ class SlotTable:
         self._num_prompt_tokens = np.zeros(num_slots, np.int32)
         self._is_adjusted = np.zeros(num_slots, np.bool_)
         self._is_filtered = np.zeros(num_slots, np.bool_)
+        self._is_constrained = np.zeros(num_slots, np.bool_)
 
     def enter(self, sequence: Sequence) -> None:
         slot = sequence.slot = self._free_slots.pop()
@@ -246,6 +249,7 @@ class SlotTable:
         self._num_prompt_tokens[slot] = sequence.num_prompt_tokens
         self._is_adjusted[slot] = params.has_penalties or bool(params.logit_bias)
         self._is_filtered[slot] = not params.greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+        self._is_constrained[slot] = sequence.constraint is not None
         self.write_blocks(sequence, 0)
 
     def leave(self, sequence: Sequence) -> None:
@@ -281,6 +285,7 @@ class SlotTable:
             chunk = sequences[row].token_ids[starts[row] : context_lens[row]]
             input_ids[cu_seqlens_q[row] : cu_seqlens_q[row + 1]] = chunk
 
+        sampled = [sequences[row] for row in sampled_rows.tolist()]
         filled_rows = np.flatnonzero(context_lens // self._block_size > starts // self._block_size)
         batch = StepBatch(
             input_ids=input_ids,
@@ -292,15 +297,22 @@ class SlotTable:
             logits_indices=cu_seqlens_q[1:][sampled_rows] - 1,
             sampling=self._gather_sampling(slots[sampled_rows], context_lens[sampled_rows]),
             slot_inits=[_slot_init(sequence) for sequence in admitted],
+            token_mask=self._gather_masks(slots[sampled_rows], sampled),
         )
         return ScheduledStep(
             batch=batch,
             sequences=sequences,
             num_scheduled_tokens=num_scheduled,
-            sampled=[sequences[row] for row in sampled_rows.tolist()],
+            sampled=sampled,
             filled=[(sequences[row], int(context_lens[row])) for row in filled_rows.tolist()],
             admitted=admitted,
         )
+
+    def _gather_masks(self, slots: Int32Array, sampled: list[Sequence]) -> TokenMask | None:
+        rows = np.flatnonzero(self._is_constrained[slots])
+        constraints = [sampled[row].constraint for row in rows.tolist()]
+        words = [constraint.mask for constraint in constraints if constraint is not None]
+        return TokenMask(rows.astype(np.int32), np.stack(words)) if words else None
 
     def _gather_sampling(self, slots: Int32Array, positions: Int32Array) -> SamplingBatch:
         num_output_tokens = positions - self._num_prompt_tokens[slots]

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from engine.constraint import TokenConstraint
 from engine.messages import AddRequest, FinishReason
 from engine.sampling_params import SamplingParams
 
@@ -37,6 +38,7 @@ class Sequence:
         block_digests: chained hashes of the first full blocks; kept by the block manager.
         num_published_blocks: blocks of the table that were offered to the prefix cache or came from it.
         slot: row of the scheduler's arrays while running, else -1.
+        constraint: on the tokens that may be chosen; in step with `token_ids`, also through preemptions.
     """
 
     request_id: str
@@ -59,6 +61,7 @@ class Sequence:
     block_digests: list[bytes] = field(default_factory=list)
     num_published_blocks: int = 0
     slot: int = -1
+    constraint: TokenConstraint | None = None
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
@@ -129,6 +132,8 @@ class Sequence:
         token_ids = self.token_ids
         token_ids.append(token_id)
         if token_id in self.stop_token_ids and self.num_output_tokens > self.params.min_tokens:
+            return "stop"
+        if self.constraint is not None and self.constraint.is_complete:
             return "stop"
         if len(token_ids) >= self.max_num_tokens:
             return "length"

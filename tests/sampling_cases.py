@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.ops.interface import SamplingMetadata, SamplingState
+from engine.ops.sampling_interface import SamplingMetadata, SamplingState
 from engine.tensor import Device, Tensor, from_numpy
 
 DEFAULTS: dict[str, tuple[Any, Any]] = {

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -274,7 +275,7 @@ def test_options_reach_the_engine_and_the_app(parsed: Callable[..., ServerOption
         *("--api-workers", "4", "--served-model-name", "x", "--served-model-name", "y", "--load-format", "dummy"),
         *("--chat-template", str(model / "config.json"), "--max-queue-len", "7", "--num-kv-blocks", "9"),
         *("--no-prefix-caching", "--step-timeout", "5", "--drain-timeout", "6", "--metrics-prefix", "vllm"),
-        *("--request-timeout", "8"),
+        *("--request-timeout", "8", "--tool-call-parser", "mistral", "--reasoning-parser", "think"),
     )
     engine, app = full.engine, full.app
     assert (engine.device, engine.dtype, engine.load_format, engine.prefix_caching) == (
@@ -288,6 +289,8 @@ def test_options_reach_the_engine_and_the_app(parsed: Callable[..., ServerOption
     assert (engine.max_queue_len, engine.num_kv_blocks, engine.served_name) == (7, 9, "x")
     assert (app.api_keys, app.served_model_names, app.metrics_prefix) == (("a", "b"), ("x", "y"), "vllm")
     assert (app.chat_template, app.request_timeout) == (str(model / "config.json"), 8.0)
+    assert (app.tool_call_parser, app.reasoning_parser) == ("mistral", "think")
+    assert (plain.app.tool_call_parser, plain.app.reasoning_parser) == ("auto", "auto")
     assert (full.host, full.port, full.api_workers, full.drain_timeout, full.step_timeout) == ("::1", 1234, 4, 6, 5.0)
 
 
@@ -304,8 +307,15 @@ def test_the_key_may_come_from_the_environment(
 # -- whole servers --------------------------------------------------------------------------------
 
 
-def test_a_server_from_start_to_stop(serve: Any, tmp_path: Path) -> None:
-    served = serve("--api-key", "secret", TMPDIR=str(tmp_path))
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder of its own whose path leaves room for a socket's name, which tmp_path's may not."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        yield Path(folder)
+
+
+def test_a_server_from_start_to_stop(serve: Any, short_path: Path) -> None:
+    served = serve("--api-key", "secret", TMPDIR=str(short_path))
     served.until_ready()
     for fact in (
         r"  model +tiny \(LlamaForCausalLM, [\d.]+ k parameters\)",
@@ -320,11 +330,11 @@ def test_a_server_from_start_to_stop(serve: Any, tmp_path: Path) -> None:
     environment = {**os.environ, "TESSERA_API_KEY": "secret"}
     answer = subprocess.run(curl, shell=True, env=environment, capture_output=True, check=True, timeout=DEADLINE)
     assert json.loads(answer.stdout)["object"] == "text_completion"
-    assert list(tmp_path.glob("tessera-*"))
+    assert list(short_path.glob("tessera-*"))
     served.process.send_signal(signal.SIGTERM)
     assert served.end() == 0
     assert "Traceback" not in served.log
-    assert not list(tmp_path.glob("tessera-*"))
+    assert not list(short_path.glob("tessera-*"))
 
 
 def test_sigterm_lets_the_requests_of_all_app_processes_finish(serve: Any) -> None:
@@ -382,8 +392,8 @@ def test_a_killed_engine_ends_requests_with_an_error_and_comes_back(serve: Any) 
     assert served.children()["engine.process"] != engine
 
 
-def test_app_processes_are_replaced_and_none_outlives_the_server(serve: Any, tmp_path: Path) -> None:
-    served = serve("--api-workers", "2", TMPDIR=str(tmp_path))
+def test_app_processes_are_replaced_and_none_outlives_the_server(serve: Any, short_path: Path) -> None:
+    served = serve("--api-workers", "2", TMPDIR=str(short_path))
     served.until_ready()
     worker = served.children()["app.worker"]
     os.kill(worker, signal.SIGKILL)
@@ -396,7 +406,7 @@ def test_app_processes_are_replaced_and_none_outlives_the_server(serve: Any, tmp
     assert set(children) == {"engine.process", "app.worker"}
     served.process.kill()
     served.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children.values()))
-    assert not list(tmp_path.glob("tessera-*"))
+    assert not list(short_path.glob("tessera-*"))
 
 
 @pytest.mark.parametrize(

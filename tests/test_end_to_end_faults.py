@@ -242,7 +242,7 @@ KINDS: dict[str, tuple[dict[str, list[Any]], dict[str, list[Any]]]] = {
             **WRONG,
             "messages": [[], None, "Hello", [{"role": "judge", "content": "a"}], [{"role": "user"}]],
             "top_logprobs": [21, -1],
-            "response_format": [{"type": "json_object"}],
+            "response_format": [{"type": "xml"}],
         },
     ),
 }

@@ -30,6 +30,7 @@ FILES = {
     "pytorch_model.bin": b"a pickle",
     "modeling_custom.py": b"raise SystemExit",
     "consolidated.safetensors": b"the weights once more",
+    "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
     "onnx/config.json": b"{}",
     "onnx/model.safetensors": b"the weights once more",
     "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
@@ -41,6 +42,7 @@ WANTED = {
     "model-00002-of-00002.safetensors",
     "tokenizer.json",
     "chat_template.jinja",
+    "1_Pooling/config.json",
     "additional_chat_templates/tool_use.jinja",
 }
 PROGRAM = """

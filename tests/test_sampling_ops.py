@@ -11,7 +11,7 @@ import pytest
 from engine.ops.cpu import CpuOps
 from engine.ops.cpu.philox import philox4x32_10
 from engine.ops.cuda.sampling import RANDOM_GROUP, split_config, split_vocab
-from engine.ops.interface import SamplingMetadata
+from engine.ops.sampling_interface import SamplingMetadata
 from engine.tensor import CPU, from_numpy
 from tests.sampling_cases import (
     KEPT,

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool
 
-from app.protocol.common import MAX_INT32, MAX_NAME, GenerationRequest, Off, RequestModel
-from app.protocol.fields import integer, wrong
+from app.protocol.common import MAX_INT32, MAX_NAME, GenerationRequest, Metadata, Off, RequestModel
+from app.protocol.fields import integer
+from app.protocol.text_parts import TextContent, text_of
+from app.protocol.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_tool_choice
 from engine.errors import InvalidRequestError
 from engine.sampling_params import MAX_LOGPROBS
 
 MAX_MESSAGES = 16384
-MAX_PARTS = 1024
 MAX_TOOL_CALLS = 128
+TEXT_KEYS = {"text": "text", "refusal": "refusal"}
 
 
 def _content(value: Any) -> str | None:
-    """Text as it is, text parts joined by line ends; other parts are refused and nothing is fetched."""
-    if value is None or type(value) is str:
-        return value
-    if type(value) is not list or len(value) > MAX_PARTS:
-        raise wrong(f"must be a string or a list of at most {MAX_PARTS} text parts")
-    texts = []
-    for part in value:
-        kind = part.get("type") if type(part) is dict else None
-        if kind not in ("text", "refusal"):
-            shown = kind[:40] if type(kind) is str else "unknown"
-            raise wrong(f"has a part of type '{shown}', but this model reads text parts only")
-        text = part.get(kind)
-        if type(text) is not str:
-            raise wrong(f"has a {kind} part whose '{kind}' is not a string")
-        texts.append(text)
-    return "\n".join(texts)
+    return None if value is None else text_of(value, TEXT_KEYS)
 
 
 class ToolCallFunction(BaseModel):
@@ -70,7 +57,7 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, PlainValidator(_content)] = None
+    content: Annotated[str | None, PlainValidator(_content, json_schema_input_type=TextContent | None)] = None
     name: str | None = Field(default=None, max_length=MAX_NAME)
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_TOOL_CALLS)
     tool_call_id: str | None = Field(default=None, max_length=MAX_NAME)
@@ -80,20 +67,25 @@ class ChatMessage(BaseModel):
 
     def check(self, path: str) -> None:
         """Raise InvalidRequestError naming what this role needs and does not have."""
-        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal is not None)):
+        has_other = self.tool_calls or self.refusal is not None or self.thoughts is not None
+        if self.content is None and not (self.role == "assistant" and has_other):
             raise InvalidRequestError(f"{path}.content is required.", param=f"{path}.content")
         if self.role == "tool" and self.tool_call_id is None:
             raise InvalidRequestError(
                 f"{path}.tool_call_id is required in a message of role 'tool'.", param=f"{path}.tool_call_id"
             )
 
+    @property
+    def thoughts(self) -> str | None:
+        """What the model thought aloud before this message, under either of its names."""
+        return self.reasoning_content if self.reasoning_content is not None else self.reasoning
+
     def for_template(self) -> dict[str, Any]:
         """As a dict with only the keys that are set, because templates test for them."""
         content = self.content if self.content is not None else self.refusal or ""
         message: dict[str, Any] = {"role": self.role, "content": content}
-        reasoning = self.reasoning_content if self.reasoning_content is not None else self.reasoning
-        if reasoning is not None:
-            message["reasoning_content"] = message["reasoning"] = message["thinking"] = reasoning
+        if self.thoughts is not None:
+            message["reasoning_content"] = message["reasoning"] = message["thinking"] = self.thoughts
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.tool_call_id is not None:
@@ -110,6 +102,7 @@ class ConversationFields(RequestModel):
     add_generation_prompt: StrictBool | None = None
     continue_final_message: Off = False
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=64)
+    tools: Tools | None = None
 
     def check_conversation(self) -> None:
         for index, message in enumerate(self.messages):
@@ -125,6 +118,11 @@ class ConversationFields(RequestModel):
                     "continue_final_message needs a last message of role 'assistant' with content.",
                     param="continue_final_message",
                 )
+
+    @property
+    def shown_tools(self) -> Sequence[Tool]:
+        """The tools that the model gets to see."""
+        return self.tools or ()
 
     @property
     def opens_answer(self) -> bool:
@@ -143,8 +141,6 @@ CHAT_REFUSED: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "reasoning_effort": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -158,11 +154,10 @@ class ChatCompletionRequest(ConversationFields, GenerationRequest):
     max_completion_tokens: int | None = integer(1, MAX_INT32, "The newer name of max_tokens; goes before it.")
     logprobs: Off = False
     top_logprobs: int | None = integer(0, MAX_LOGPROBS, "Alternatives to report per token; needs logprobs.")
+    tool_choice: ToolChoiceField = None
     parallel_tool_calls: StrictBool | None = None
     store: StrictBool | None = None
-    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = Field(
-        default=None, max_length=16
-    )
+    metadata: Metadata | None = None
 
     @property
     def token_limit(self) -> tuple[int | None, str]:
@@ -171,11 +166,20 @@ class ChatCompletionRequest(ConversationFields, GenerationRequest):
         return super().token_limit
 
     @property
+    def choice_of_tools(self) -> ToolChoice:
+        return self.tool_choice or ToolChoice(mode="auto")
+
+    @property
+    def shown_tools(self) -> Sequence[Tool]:
+        return self.tools if self.tools and self.choice_of_tools.mode != "none" else ()
+
+    @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def check(self) -> None:
         super().check()
         self.check_conversation()
+        check_tool_choice(self.tool_choice, self.tools or ())
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")

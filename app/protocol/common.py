@@ -7,8 +7,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
-from app.protocol.fields import MAX_CHOICES, LogitBias, Stops, StopTokenIds, integer, number
+from app.protocol.fields import MAX_CHOICES, AllowedTokenIds, LogitBias, Stops, StopTokenIds, integer, number
+from app.protocol.structured import ResponseFormat, StructuredOutputs
+from app.structured import format_grammar, structured_outputs_grammar
 from engine.errors import InvalidRequestError
+from engine.sampling_params import Grammar
 
 MAX_INT32 = 2**31 - 1
 MAX_NAME = 256
@@ -41,9 +44,12 @@ def _true_for_null(value: Any) -> Any:
     return True if value is None else value
 
 
-Off = Annotated[StrictBool, BeforeValidator(_false_for_null)]
-On = Annotated[StrictBool, BeforeValidator(_true_for_null)]
+Off = Annotated[StrictBool, BeforeValidator(_false_for_null, json_schema_input_type=bool | None)]
+On = Annotated[StrictBool, BeforeValidator(_true_for_null, json_schema_input_type=bool | None)]
 Label = Annotated[str, Field(max_length=1024)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
 
 
 class StreamOptions(BaseModel):
@@ -55,28 +61,9 @@ class StreamOptions(BaseModel):
     include_obfuscation: Off = False
 
 
-class GenerationRequest(RequestModel):
-    """Fields of both kinds of completion. None means that the model's own default applies."""
+class SamplingFields(RequestModel):
+    """How tokens are chosen and when they end, on every path. None means that the model's own default applies."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "allowed_token_ids": ([],),
-        "bad_words": ([],),
-        "early_stopping": (False,),
-        "guided_choice": (),
-        "guided_grammar": (),
-        "guided_json": (),
-        "guided_regex": (),
-        "length_penalty": (1.0, 1),
-        "logits_processors": ([],),
-        "prompt_logprobs": (),
-        "response_format": ({"type": "text"},),
-        "service_tier": ("auto", "default"),
-        "structured_outputs": (),
-        "use_beam_search": (False,),
-    }
-
-    model: str = Field(max_length=MAX_NAME)
-    max_tokens: int | None = integer(1, MAX_INT32, "Most tokens to generate; the rest of the context if omitted.")
     min_tokens: int | None = integer(0, MAX_INT32, "No end of text and no stop before this many tokens.")
     temperature: float | None = number(0, 2, "0 is greedy.")
     top_p: float | None = number(0, 1, "Nucleus sampling; 1 is off.", open_low=True)
@@ -87,21 +74,51 @@ class GenerationRequest(RequestModel):
     frequency_penalty: float | None = number(-2, 2, "Per occurrence in the answer.")
     logit_bias: LogitBias = {}
     seed: int | None = integer(-(2**63), 2**64 - 1, "Equal seeds give equal answers; choice i takes seed + i.")
-    n: int | None = integer(1, MAX_CHOICES, "Answers per prompt.")
     stop: Stops = ()
     stop_token_ids: StopTokenIds = ()
     include_stop_str_in_output: Off = False
     ignore_eos: Off = False
     skip_special_tokens: On = True
-    stream: Off = False
-    stream_options: StreamOptions | None = None
     priority: int | None = integer(-(2**31), MAX_INT32, "Lower runs first.")
     cache_salt: str | None = Field(
         default=None, min_length=1, max_length=MAX_NAME, description="Prompt prefixes are shared between equal salts."
     )
+    allowed_token_ids: AllowedTokenIds = ()
+    structured_outputs: StructuredOutputs | None = Field(
+        default=None, description="A form of the answer beyond what the API itself has for it; only one may be given."
+    )
+
+
+class GenerationRequest(SamplingFields):
+    """Fields of both kinds of completion.
+
+    `format_param` is what the request itself calls its `response_format`.
+    """
+
+    format_param: ClassVar[str] = "response_format"
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "bad_words": ([],),
+        "early_stopping": (False,),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "length_penalty": (1.0, 1),
+        "logits_processors": ([],),
+        "prompt_logprobs": (),
+        "service_tier": ("auto", "default"),
+        "use_beam_search": (False,),
+    }
+
+    model: str = Field(max_length=MAX_NAME)
+    max_tokens: int | None = integer(1, MAX_INT32, "Most tokens to generate; the rest of the context if omitted.")
+    n: int | None = integer(1, MAX_CHOICES, "Answers per prompt.")
+    stream: Off = False
+    stream_options: StreamOptions | None = None
     truncate_prompt_tokens: int | None = integer(
         -1, MAX_INT32, "Keep only this many tokens of the prompt's end; -1 as many as the context holds."
     )
+    response_format: ResponseFormat | None = Field(default=None, description="The form that the answer has.")
     return_token_ids: Off = False
     add_special_tokens: StrictBool | None = None
     user: Label | None = None
@@ -131,8 +148,19 @@ class GenerationRequest(RequestModel):
         """Alternatives to report per token; None reports nothing."""
         raise NotImplementedError
 
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must match; raises InvalidRequestError for one that is asked for wrongly."""
+        if self.structured_outputs is not None:
+            return structured_outputs_grammar(self.structured_outputs)
+        return format_grammar(self.response_format, self.format_param)
+
     def check(self) -> None:
         """Raise InvalidRequestError for fields that are sound alone but not together."""
+        if self.structured_outputs is not None and format_grammar(self.response_format) is not None:
+            raise InvalidRequestError(
+                "response_format and structured_outputs cannot both be given.", param="structured_outputs"
+            )
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options is only allowed when stream is true.", param="stream_options")
         if self.truncate_prompt_tokens == 0:

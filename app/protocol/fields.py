@@ -9,12 +9,13 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from engine.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from engine.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 
 MAX_STOPS = 4
 MAX_STOP_LENGTH = 256
 MAX_CHOICES = 128
 MAX_PROMPTS = 2048
+MAX_PROMPT_IDS = 2**22
 MAX_TOKEN_ID = 2**63
 
 _INTEGER = re.compile(r"-?\d{1,19}\Z")
@@ -70,6 +71,8 @@ def _prompts(value: Any) -> list[str | list[int]]:
             raise wrong("must be a string, a list of strings, a list of token ids or a list of such lists")
         if not prompt:
             raise wrong("must not be empty")
+        if type(prompt) is list and len(prompt) > MAX_PROMPT_IDS:
+            raise wrong(f"may have at most {MAX_PROMPT_IDS} token ids, not {len(prompt)}")
     return prompts
 
 
@@ -81,26 +84,58 @@ def _empty_for_null(value: Any) -> Any:
     return () if value is None else tuple(value) if type(value) is list else value
 
 
+# What the validators above accept, for the API's description.
+StopInput = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+StopsInput = StopInput | Annotated[list[StopInput], Field(max_length=MAX_STOPS)] | None
+LogitBiasInput = (
+    Annotated[
+        dict[Annotated[str, Field(pattern=r"^\d{1,19}$")], Annotated[float, Field(ge=-100, le=100)]],
+        Field(max_length=MAX_LOGIT_BIAS),
+    ]
+    | None
+)
+PromptText = Annotated[str, Field(min_length=1)]
+PromptIds = Annotated[
+    list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]], Field(min_length=1, max_length=MAX_PROMPT_IDS)
+]
+PromptsInput = (
+    PromptText
+    | PromptIds
+    | Annotated[list[PromptText], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[PromptIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+)
+
 Stops = Annotated[
     tuple[str, ...],
-    PlainValidator(_stops),
+    PlainValidator(_stops, json_schema_input_type=StopsInput),
     Field(description=f"A string or up to {MAX_STOPS} of them, 1 to {MAX_STOP_LENGTH} characters each."),
 ]
 LogitBias = Annotated[
     dict[int, float],
-    PlainValidator(_logit_bias),
+    PlainValidator(_logit_bias, json_schema_input_type=LogitBiasInput),
     Field(description=f"Token ids to addends from -100 to 100; at most {MAX_LOGIT_BIAS}."),
 ]
 Prompts = Annotated[
     list[Any],
-    PlainValidator(_prompts),
+    PlainValidator(_prompts, json_schema_input_type=PromptsInput),
     Field(description=f"Text, token ids, or a list of either; at most {MAX_PROMPTS} prompts."),
 ]
 TokenId = Annotated[int, Field(ge=-MAX_TOKEN_ID, le=MAX_TOKEN_ID)]
+StopTokenIdsInput = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None
+AllowedTokenIdsInput = Annotated[list[TokenId], Field(max_length=MAX_ALLOWED_TOKEN_IDS)] | None
 StopTokenIds = Annotated[
     tuple[TokenId, ...],
-    BeforeValidator(_empty_for_null),
-    Field(max_length=MAX_STOP_TOKEN_IDS, description=f"At most {MAX_STOP_TOKEN_IDS} ids of the vocabulary."),
+    Field(max_length=MAX_STOP_TOKEN_IDS),
+    BeforeValidator(_empty_for_null, json_schema_input_type=StopTokenIdsInput),
+    Field(description=f"At most {MAX_STOP_TOKEN_IDS} ids of the vocabulary."),
+]
+AllowedTokenIds = Annotated[
+    tuple[TokenId, ...],
+    Field(max_length=MAX_ALLOWED_TOKEN_IDS),
+    BeforeValidator(_empty_for_null, json_schema_input_type=AllowedTokenIdsInput),
+    Field(
+        description=f"At most {MAX_ALLOWED_TOKEN_IDS} ids of the vocabulary, the only ones to choose from; none: all.",
+    ),
 ]
 
 

@@ -25,6 +25,7 @@ _TYPES = {
     "model_type": "an object",
     "model_attributes_type": "an object",
     "finite_number": "a finite number",
+    "none_required": "null",
 }
 
 
@@ -64,6 +65,8 @@ def _complaint(error: ErrorDetails) -> str:
         return f"must be {_TYPES[kind]}"
     if kind == "literal_error":
         return f"must be one of {context['expected']}".replace(" or ", ", ")
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return f"must have one of the types {context.get('expected_tags', 'that are supported')}"
     bounds = {
         "greater_than_equal": "at least {ge}",
         "greater_than": "greater than {gt}",

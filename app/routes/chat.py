@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,7 +12,7 @@ from app.body import read_json_object
 from app.frames import ChatFrames
 from app.generation import Generation
 from app.json_response import json_response
-from app.objects import AnswerHead, chat_logprobs, usage_object
+from app.objects import AnswerHead, chat_logprobs, chat_message, usage_object
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.parse import parse_request
 from app.service import Answer, Service, service_of
@@ -27,10 +28,9 @@ async def create_chat_completion(http_request: Request) -> Response:
     request = parse_request(ChatCompletionRequest, body)
     request.check()
     service.check_model(request.model)
-    token_ids = await service.encode_chat(request, add_special_tokens=request.add_special_tokens or False)
-    token_ids = service.truncate(request, token_ids)
-    standalone = [not request.continue_final_message]
-    generation = service.start(http_request, request, [token_ids], param="messages", standalone=standalone)
+    prompt = await service.prepare_chat(request, add_special_tokens=request.add_special_tokens or False)
+    prompt = replace(prompt, token_ids=service.truncate(request, prompt.token_ids))
+    generation = service.start_chat(http_request, request, prompt)
     head = AnswerHead.new("chatcmpl", request.model, service.info)
     if request.stream:
         frames = ChatFrames(
@@ -40,11 +40,11 @@ async def create_chat_completion(http_request: Request) -> Response:
             usage=request.include_usage,
             continuous_usage=request.continuous_usage,
             num_logprobs=request.num_logprobs,
-            prompt_token_ids=token_ids if request.return_token_ids else None,
+            prompt_token_ids=prompt.token_ids if request.return_token_ids else None,
         )
         return EventStream(generation, frames, service.settings)
     answers = await service.finish(http_request, generation)
-    return json_response(_completion(service, request, head, generation, answers, token_ids))
+    return json_response(_completion(service, request, head, generation, answers, prompt.token_ids))
 
 
 def _completion(
@@ -69,7 +69,7 @@ def _choice(service: Service, request: ChatCompletionRequest, index: int, answer
         logprobs = chat_logprobs(answer.entries, service.tokenizer, request.num_logprobs)
     choice: dict[str, Any] = {
         "index": index,
-        "message": {"role": "assistant", "content": answer.text, "refusal": None, "annotations": []},
+        "message": chat_message(answer.text, answer.parts),
         "logprobs": logprobs,
         "finish_reason": answer.finish_reason,
     }

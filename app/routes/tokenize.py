@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from fastapi import APIRouter, Request
-from pydantic import Field
 from starlette.responses import Response
 
 from app.body import read_json_object
 from app.json_response import json_response
-from app.protocol.chat import ConversationFields
-from app.protocol.common import MAX_NAME, Off, On, RequestModel
-from app.protocol.fields import TokenId
 from app.protocol.parse import parse_request
+from app.protocol.tokenize import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 from app.service import Service, service_of
 
 router = APIRouter()
-
-MAX_TOKENS = 2**22
-
-
-class TokenizeTextRequest(RequestModel):
-    model: str | None = Field(default=None, max_length=MAX_NAME)
-    prompt: str
-    add_special_tokens: On = True
-    return_token_strs: Off = False
-
-
-class TokenizeChatRequest(ConversationFields):
-    model: str | None = Field(default=None, max_length=MAX_NAME)
-    add_special_tokens: Off = False
-    return_token_strs: Off = False
-
-
-class DetokenizeRequest(RequestModel):
-    model: str | None = Field(default=None, max_length=MAX_NAME)
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
 
 
 @router.post("/tokenize")

@@ -35,6 +35,8 @@ class Architecture:
         qk_norm: queries and keys pass an RMSNorm per head.
         qkv_bias, out_bias, mlp_bias: whether projections have one, or the config key that says so.
         transposed: projections are stored [in, out].
+        encoder: tokens see the whole text, norms come after the additions, and there is no head: it makes
+            embeddings, not text.
         rope_aliases: other names of rope types, to ours.
         rope_layers: which layers rotate queries and keys.
         windows: each layer's sliding window, None is full attention.
@@ -53,6 +55,7 @@ class Architecture:
     out_bias: bool | str = False
     mlp_bias: bool | str = False
     transposed: bool = False
+    encoder: bool = False
     rope_aliases: dict[str, str] = field(default_factory=dict)
     rope_layers: RopeRule = lambda config, num_layers: (True,) * num_layers
     windows: WindowRule = lambda config, rope_layers: (None,) * len(rope_layers)
@@ -156,6 +159,27 @@ GPT2_WEIGHTS: WeightNames = {
     "up_bias": ("h.{i}.mlp.c_fc.bias",),
     "down": ("h.{i}.mlp.c_proj.weight",),
     "down_bias": ("h.{i}.mlp.c_proj.bias",),
+}
+
+BERT_LAYER = "encoder.layer.{i}."
+BERT_WEIGHTS: WeightNames = {
+    "embedding": ("embeddings.word_embeddings.weight",),
+    "position_embedding": ("embeddings.position_embeddings.weight",),
+    "token_type_embedding": ("embeddings.token_type_embeddings.weight",),
+    "embedding_norm": ("embeddings.LayerNorm.weight",),
+    "embedding_norm_bias": ("embeddings.LayerNorm.bias",),
+    "qkv": tuple(BERT_LAYER + f"attention.self.{part}.weight" for part in ("query", "key", "value")),
+    "qkv_bias": tuple(BERT_LAYER + f"attention.self.{part}.bias" for part in ("query", "key", "value")),
+    "out": (BERT_LAYER + "attention.output.dense.weight",),
+    "out_bias": (BERT_LAYER + "attention.output.dense.bias",),
+    "input_norm": (BERT_LAYER + "attention.output.LayerNorm.weight",),
+    "input_norm_bias": (BERT_LAYER + "attention.output.LayerNorm.bias",),
+    "up": (BERT_LAYER + "intermediate.dense.weight",),
+    "up_bias": (BERT_LAYER + "intermediate.dense.bias",),
+    "down": (BERT_LAYER + "output.dense.weight",),
+    "down_bias": (BERT_LAYER + "output.dense.bias",),
+    "mlp_norm": (BERT_LAYER + "output.LayerNorm.weight",),
+    "mlp_norm_bias": (BERT_LAYER + "output.LayerNorm.bias",),
 }
 
 # -- the table ------------------------------------------------------------------------------------
@@ -271,5 +295,32 @@ ARCHITECTURES: dict[str, Architecture] = {
         transposed=True,
         rope_layers=lambda config, num_layers: (False,) * num_layers,
         ignored=(r".*h\.\d+\.attn\.(masked_)?bias",),
+    ),
+    "BertModel": Architecture(
+        weights=BERT_WEIGHTS,
+        prefixes=("", "bert."),
+        defaults={
+            "vocab_size": 30522,
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 512,
+            "type_vocab_size": 2,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-12,
+            "position_embedding_type": "absolute",
+            "tie_word_embeddings": True,
+        },
+        keys={"rms_norm_eps": "layer_norm_eps"},
+        norm="layernorm",
+        gated=False,
+        learned_positions=True,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        encoder=True,
+        rope_layers=lambda config, num_layers: (False,) * num_layers,
+        ignored=(r"(bert\.)?embeddings\.position_ids", r"(bert\.)?pooler\..*", r"cls\..*"),
     ),
 }

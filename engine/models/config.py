@@ -26,6 +26,9 @@ MAX_HEAD_DIM = 1024
 MAX_INTERMEDIATE = 2**20
 MAX_PARAMETERS = 10**13
 MAX_EOS_TOKEN_IDS = 64
+MAX_TOKEN_TYPES = 1024
+MAX_ENCODER_HEAD_DIM = 128
+MAX_MATRYOSHKA = 64
 
 Activation = Literal["silu_mul", "gelu_tanh", "gelu_erf"]
 
@@ -51,7 +54,7 @@ class LayerConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What the one decoder forward needs to know of a model.
+    """What the one decoder forward, and the one encoder forward, need to know of a model.
 
     Attributes:
         architecture: its name in config.json and in the table of architectures.
@@ -62,6 +65,8 @@ class ModelConfig:
         max_position_embeddings: context length that the model states.
         eos_token_ids: of config.json and generation_config.json together, ascending.
         torch_dtype: of the checkpoint; None where config.json does not say.
+        num_token_types: rows of an encoder's table of token types; 0 in a decoder.
+        matryoshka_dimensions: lengths to which the model's embeddings may be cut; None if to none.
     """
 
     architecture: str
@@ -87,6 +92,12 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     torch_dtype: np.dtype[Any] | None
+    num_token_types: int = 0
+    matryoshka_dimensions: tuple[int, ...] | None = None
+
+    @property
+    def is_encoder(self) -> bool:
+        return self.num_token_types > 0
 
     @property
     def num_layers(self) -> int:
@@ -164,6 +175,8 @@ def parse_config(
     inner = architecture.key("intermediate_size")
     optional_inner = architecture.learned_positions and not config.has(inner)
     max_positions = size("max_position_embeddings", MAX_POSITIONS)
+    if architecture.encoder:
+        _check_encoder(config, head_dim)
     rope_layers = architecture.rope_layers(config, num_layers)
     windows = architecture.windows(config, rope_layers)
     result = ModelConfig(
@@ -193,6 +206,8 @@ def parse_config(
         eos_token_ids=_eos_token_ids(config, Fields(generation_source, generation), vocab_size),
         bos_token_id=_bos_token_id(config, vocab_size),
         torch_dtype=_torch_dtype(config),
+        num_token_types=size("type_vocab_size", MAX_TOKEN_TYPES) if architecture.encoder else 0,
+        matryoshka_dimensions=_matryoshka_dimensions(config, hidden_size),
     )
     _check_size(result, source)
     return result
@@ -258,6 +273,26 @@ def _torch_dtype(config: Fields) -> np.dtype[Any] | None:
         return None
     dtype: np.dtype[Any] = config.choice(key, DTYPES)
     return dtype
+
+
+def _check_encoder(config: Fields, head_dim: int) -> None:
+    if config.raw("position_embedding_type") != "absolute":
+        config.refuse("position_embedding_type", '"absolute"')
+    if config.raw("is_decoder"):
+        config.refuse("is_decoder", "false: an encoder only makes embeddings")
+    if head_dim > MAX_ENCODER_HEAD_DIM:
+        raise ModelError(f"{config.source}: an encoder's heads have at most {MAX_ENCODER_HEAD_DIM} elements")
+
+
+def _matryoshka_dimensions(config: Fields, hidden_size: int) -> tuple[int, ...] | None:
+    """Those listed, or all where config.json says `is_matryoshka` alone."""
+    if config.has("matryoshka_dimensions"):
+        listed = config.raw("matryoshka_dimensions")
+        fits = isinstance(listed, list) and 0 < len(listed) <= MAX_MATRYOSHKA and all(map(is_integer, listed))
+        if not fits or not all(0 < dimension <= hidden_size for dimension in listed):
+            config.refuse("matryoshka_dimensions", f"a list of integers from 1 to {hidden_size}")
+        return tuple(sorted({*listed, hidden_size}))
+    return tuple(range(1, hidden_size + 1)) if config.raw("is_matryoshka") is True else None
 
 
 def _check_size(config: ModelConfig, source: str) -> None:

@@ -96,7 +96,25 @@ class Decoder:
         `logits_indices` [S] int32 among input_ids [T] int32. The result lives in `buffers` until
         the next step."""
         ops, weights = self.ops, self.weights
-        num_tokens, num_logits = input_ids.shape[0], logits_indices.shape[0]
+        num_logits = logits_indices.shape[0]
+        residual, update = self._layers(input_ids, metadata, buffers)
+        last_residual = ops.embedding(logits_indices, residual, out=buffers.last_residual[:num_logits])
+        last_update = ops.embedding(logits_indices, update, out=buffers.last_update[:num_logits])
+        last = buffers.last_normed[:num_logits]
+        self._add_and_norm(last_update, last_residual, weights.final_norm, weights.final_norm_bias, last)
+        return ops.matmul(last, weights.lm_head, out=buffers.logits[:num_logits])
+
+    def hidden_states(self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> Tensor:
+        """As `forward`, but the final norm's output [T, H] of every token instead of logits."""
+        residual, update = self._layers(input_ids, metadata, buffers)
+        hidden = buffers.normed[: input_ids.shape[0]]
+        self._add_and_norm(update, residual, self.weights.final_norm, self.weights.final_norm_bias, hidden)
+        return hidden
+
+    def _layers(self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> tuple[Tensor, Tensor]:
+        """The residual stream and the last layer's output, not yet added; both [T, H]."""
+        ops, weights = self.ops, self.weights
+        num_tokens = input_ids.shape[0]
         residual = ops.embedding(input_ids, weights.embedding, out=buffers.residual[:num_tokens])
         if weights.position_embedding is not None:
             position = ops.embedding(metadata.positions, weights.position_embedding, out=buffers.normed[:num_tokens])
@@ -109,11 +127,7 @@ class Decoder:
             self._add_and_norm(update, residual, layer.mlp_norm, layer.mlp_norm_bias, normed)
             update = self._mlp(layer, normed, buffers)
         assert update is not None, "a model has at least one layer"
-        last_residual = ops.embedding(logits_indices, residual, out=buffers.last_residual[:num_logits])
-        last_update = ops.embedding(logits_indices, update, out=buffers.last_update[:num_logits])
-        last = buffers.last_normed[:num_logits]
-        self._add_and_norm(last_update, last_residual, weights.final_norm, weights.final_norm_bias, last)
-        return ops.matmul(last, weights.lm_head, out=buffers.logits[:num_logits])
+        return residual, update
 
     def _add_and_norm(
         self, update: Tensor | None, residual: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from engine.models.config import MAX_EOS_TOKEN_IDS
-from engine.ops.interface import Ops, SamplingState
+from engine.ops.interface import Ops
+from engine.ops.sampling_interface import SamplingState
 from engine.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams
 from engine.tensor import Tensor, empty, float32, int32, uint32, zeros
 

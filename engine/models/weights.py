@@ -25,6 +25,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
 CHUNK_BYTES = 64 * 2**20
 DUMMY_STD = 0.02
+OUTER_NAME = "model."
 SOURCE_DTYPES = {"float64", "float32", "float16", "bfloat16"}
 
 
@@ -48,16 +49,10 @@ class LayerWeights:
     down_bias: Tensor | None = None  # [H]
 
 
-@dataclass(frozen=True)
-class Weights:
-    """All weights of a model; with a tied head `lm_head` is `embedding`."""
+class WeightSet:
+    """The fields of a model's weights: tensors, and one LayerWeights a layer."""
 
-    embedding: Tensor  # [V, H]
     layers: tuple[LayerWeights, ...]
-    final_norm: Tensor  # [H]
-    lm_head: Tensor  # [V, H]
-    position_embedding: Tensor | None = None  # [P, H]
-    final_norm_bias: Tensor | None = None  # [H]
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor once."""
@@ -73,6 +68,30 @@ class Weights:
     @property
     def num_parameters(self) -> int:
         return sum(tensor.size for tensor in self.tensors())
+
+
+@dataclass(frozen=True)
+class Weights(WeightSet):
+    """All weights of a decoder; with a tied head `lm_head` is `embedding`."""
+
+    embedding: Tensor  # [V, H]
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor  # [H]
+    lm_head: Tensor  # [V, H]
+    position_embedding: Tensor | None = None  # [P, H]
+    final_norm_bias: Tensor | None = None  # [H]
+
+
+@dataclass(frozen=True)
+class EncoderWeights(WeightSet):
+    """All weights of a text encoder; a layer's `input_norm` follows its attention, `mlp_norm` its MLP."""
+
+    embedding: Tensor  # [V, H]
+    position_embedding: Tensor  # [P, H]
+    token_type_embedding: Tensor  # [K, H]
+    embedding_norm: Tensor  # [H]
+    embedding_norm_bias: Tensor  # [H]
+    layers: tuple[LayerWeights, ...]
 
 
 def load_weights(
@@ -91,6 +110,14 @@ def load_weights(
     return _build(config, reader.read)
 
 
+def load_encoder_weights(
+    folder: Path, config: ModelConfig, dtype: np.dtype[Any], ops: Ops, progress: Progress | None = None
+) -> EncoderWeights:
+    """See `load_weights`."""
+    reader = _CheckpointReader(Checkpoint(folder), config, dtype, ops, progress)
+    return _build_encoder(config, reader.read)
+
+
 def dummy_weights(
     config: ModelConfig, dtype: np.dtype[Any], ops: Ops, *, seed: int = 0, progress: Progress | None = None
 ) -> Weights:
@@ -99,6 +126,21 @@ def dummy_weights(
 
     Raises: OutOfMemoryError.
     """
+    weights = _build(config, _dummy_maker(config, dtype, ops, seed, progress))
+    ops.device.synchronize()
+    return weights
+
+
+def dummy_encoder_weights(
+    config: ModelConfig, dtype: np.dtype[Any], ops: Ops, *, seed: int = 0, progress: Progress | None = None
+) -> EncoderWeights:
+    """See `dummy_weights`."""
+    weights = _build_encoder(config, _dummy_maker(config, dtype, ops, seed, progress))
+    ops.device.synchronize()
+    return weights
+
+
+def _dummy_maker(config: ModelConfig, dtype: np.dtype[Any], ops: Ops, seed: int, progress: Progress | None) -> Make:
     total = num_weight_bytes(config, dtype)
     done = made = 0
 
@@ -115,9 +157,7 @@ def dummy_weights(
             progress(done, total)
         return tensor
 
-    weights = _build(config, make)
-    ops.device.synchronize()
-    return weights
+    return make
 
 
 def num_weight_bytes(config: ModelConfig, dtype: np.dtype[Any]) -> int:
@@ -133,21 +173,35 @@ Make = Callable[[str, tuple[int, ...], int | None], Tensor]  # field, shape, lay
 
 
 def _build(config: ModelConfig, make: Make) -> Weights:
-    tensors = {field: make(field, shape, None) for field, shape in _model_shapes(config).items()}
+    tensors, layers = _make_all(config, make)
     tensors.setdefault("lm_head", tensors["embedding"])
+    return Weights(layers=layers, **tensors)
+
+
+def _build_encoder(config: ModelConfig, make: Make) -> EncoderWeights:
+    tensors, layers = _make_all(config, make)
+    return EncoderWeights(layers=layers, **tensors)
+
+
+def _make_all(config: ModelConfig, make: Make) -> tuple[dict[str, Tensor], tuple[LayerWeights, ...]]:
+    tensors = {field: make(field, shape, None) for field, shape in _model_shapes(config).items()}
     shapes = _layer_shapes(config)
     layers = tuple(
         LayerWeights(**{field: make(field, shape, layer) for field, shape in shapes.items()})
         for layer in range(config.num_layers)
     )
-    return Weights(layers=layers, **tensors)
+    return tensors, layers
 
 
 def _model_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden = config.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {"embedding": (config.vocab_size, hidden), "final_norm": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (config.vocab_size, hidden)}
     if config.learned_positions:
         shapes["position_embedding"] = (config.max_position_embeddings, hidden)
+    if config.is_encoder:
+        shapes["token_type_embedding"] = (config.num_token_types, hidden)
+        return shapes | {"embedding_norm": (hidden,), "embedding_norm_bias": (hidden,)}
+    shapes["final_norm"] = (hidden,)
     if config.norm == "layernorm":
         shapes["final_norm_bias"] = (hidden,)
     if not config.tie_word_embeddings:
@@ -210,6 +264,9 @@ class _CheckpointReader:
         first = self.architecture.weights["embedding"][0]
         prefixes = self.architecture.prefixes
         self.prefix = next((prefix for prefix in prefixes if prefix + first in checkpoint.names), prefixes[0])
+        # Embedding models are saved without their head, and with it goes the outermost name.
+        bare = first not in checkpoint.names and first.removeprefix(OUTER_NAME) in checkpoint.names
+        self.dropped = OUTER_NAME if bare else ""
         self.total = num_weight_bytes(config, dtype)
         self.done = 0
         self._verify_names()
@@ -261,7 +318,8 @@ class _CheckpointReader:
 
     def _names(self, field: str, layer: int | None) -> tuple[str, ...]:
         prefix = "" if field == "lm_head" else self.prefix
-        return tuple(prefix + name.format(i=layer) for name in self.architecture.weights[field])
+        names = (name.format(i=layer).removeprefix(self.dropped) for name in self.architecture.weights[field])
+        return tuple(prefix + name for name in names)
 
     def _verify_names(self) -> None:
         expected = {name for field in _model_shapes(self.config) for name in self._names(field, None)}
@@ -271,7 +329,7 @@ class _CheckpointReader:
         if missing:
             raise ModelError(f"{self.checkpoint.folder} lacks {_some(missing)}, which config.json calls for")
         ignored = re.compile("|".join(f"(?:{pattern})" for pattern in self.architecture.ignored))
-        tied = set(self.architecture.weights["lm_head"]) if self.config.tie_word_embeddings else set()
+        tied = set(self.architecture.weights.get("lm_head", ())) if self.config.tie_word_embeddings else set()
         unexpected = {name for name in self.checkpoint.names - expected - tied if not ignored.fullmatch(name)}
         if unexpected:
             raise ModelError(f"{self.checkpoint.folder} has {_some(unexpected)}, which config.json has no place for")

@@ -11,14 +11,13 @@ heads, Hkv key/value heads. Only leading dimensions may be 0, and then nothing i
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any
 
-import numpy as np
-
-from engine.errors import TesseraError
-from engine.tensor import FLOAT_DTYPES, Device, Tensor, empty, float32, int32, uint32, uint64
+from engine.ops.checks import require as _require
+from engine.ops.encoder_interface import EncoderOps
+from engine.ops.sampling_interface import SamplingOps
+from engine.tensor import FLOAT_DTYPES, Tensor, float32, int32
 
 
 @dataclass(frozen=True)
@@ -38,46 +37,8 @@ class AttentionMetadata:
     max_context_len: int
 
 
-@dataclass(frozen=True)
-class SamplingMetadata:
-    """Per sampled row, on the device; names and meanings as in `engine.batch.SamplingBatch`."""
-
-    slots: Tensor  # [S] int32
-    num_output_tokens: Tensor  # [S] int32
-    positions: Tensor  # [S] int32
-    seeds: Tensor  # [S] uint64
-    temperature: Tensor  # [S] float32
-    top_k: Tensor  # [S] int32
-    top_p: Tensor  # [S] float32
-    min_p: Tensor  # [S] float32
-    repetition_penalty: Tensor  # [S] float32
-    presence_penalty: Tensor  # [S] float32
-    frequency_penalty: Tensor  # [S] float32
-    min_tokens: Tensor  # [S] int32
-
-
-@dataclass(frozen=True)
-class SamplingState:
-    """What sampling remembers of each sequence, by slot; N slots, on the device.
-
-    `token_state`: bit 31 says that the token is in the prompt, the lower bits count it in the output.
-    """
-
-    token_state: Tensor  # [N, V] uint32
-    bias_token_ids: Tensor  # [N, MAX_LOGIT_BIAS] int32
-    bias_values: Tensor  # [N, MAX_LOGIT_BIAS] float32
-    bias_counts: Tensor  # [N] int32
-    suppressed_token_ids: Tensor  # [N, MAX_SUPPRESSED] int32
-    suppressed_counts: Tensor  # [N] int32
-
-
-IN_PROMPT_BIT = np.uint32(1 << 31)
-
-
-class Ops(ABC):
+class Ops(EncoderOps, SamplingOps):
     """See the module's description; `out` may be given to write into memory made beforehand."""
-
-    device: Device
 
     # -- linear ---------------------------------------------------------------------------------
 
@@ -278,97 +239,6 @@ class Ops(ABC):
             self._fill_normal(out, mean, std, seed)
         return out
 
-    # -- sampling -------------------------------------------------------------------------------
-
-    def reset_slot(self, state: SamplingState, slot: int, prompt_token_ids: Tensor, output_token_ids: Tensor) -> None:
-        """Make `state.token_state[slot]` describe these tokens ([n] int32 each) and nothing else."""
-        self._check(ids=prompt_token_ids, output=output_token_ids, token_state=state.token_state)
-        self._reset_slot(state, slot, prompt_token_ids, output_token_ids)
-
-    def adjust_logits(self, logits: Tensor, state: SamplingState, metadata: SamplingMetadata) -> None:
-        """Bias, suppression until min_tokens, and penalties, in place on logits [S, V] float32.
-
-        bias is added; suppressed ids become -inf while num_output_tokens < min_tokens; tokens in
-        prompt or output have positive logits divided, others multiplied by repetition_penalty; then
-        frequency_penalty * count + presence_penalty * (count > 0) is subtracted.
-        """
-        self._check(logits=logits, token_state=state.token_state, slots=metadata.slots)
-        _require(logits.ndim == 2 and logits.dtype == float32, "adjust_logits", logits)
-        _require(state.token_state.shape[1] == logits.shape[1], "adjust_logits", logits, state.token_state)
-        if logits.size:
-            self._adjust_logits(logits, state, metadata)
-
-    def sample(
-        self, logits: Tensor, metadata: SamplingMetadata, *, filtered: bool, out: Tensor | None = None
-    ) -> Tensor:
-        """One token id per row of logits [S, V] float32 -> [S] int32; -1 where a row has NaN or no
-        finite maximum.
-
-        temperature 0: argmax, the lowest id on ties. Else the argmax over the kept tokens of
-        logit / temperature - log(-log(u)), u uniform in (0, 1) from Philox4x32-10 (Salmon et al.
-        2011) with key = seed (low word, high word) and counter = (id // 4, position, 0, 0), word
-        id % 4, u = ((word >> 9) + 0.5) * 2^-23 (Gumbel 1954; a row's choice depends on nothing but its
-        own logits, seed and position). Kept, with p = softmax(logit / temperature): those with
-        p >= min_p * max(p); of these the top_k most probable (all ties of the k-th); of these,
-        renormalised, the smallest set of the most probable reaching top_p (all ties of the last).
-        `filtered` False promises that no row uses top_k, top_p or min_p.
-        """
-        self._check(logits=logits, seeds=metadata.seeds, out=out)
-        _require(logits.ndim == 2 and logits.dtype == float32, "sample", logits)
-        _require(
-            metadata.seeds.dtype == uint64 and metadata.seeds.shape == logits.shape[:1],
-            "sample",
-            metadata.seeds,
-        )
-        out = self._out(out, logits.shape[:1], int32)
-        if logits.size:
-            self._sample(logits, metadata, filtered, out)
-        return out
-
-    def record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None:
-        """Count the sampled token_ids [S] in token_state[slots]; ids of -1 are skipped."""
-        self._check(token_state=state.token_state, slots=slots, token_ids=token_ids)
-        _require(slots.shape == token_ids.shape and state.token_state.dtype == uint32, "record_tokens", slots)
-        if slots.size:
-            self._record_tokens(state, slots, token_ids)
-
-    def top_logprobs(self, logits: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Log-softmax of logits [S, V] float32 at token_ids [S] and at the k most probable tokens.
-
-        -> chosen [S] float32, rank [S] int32 (1 is the most probable), top_ids [S, k] int32 in order
-        of falling probability (lowest id first on ties), top_logprobs [S, k] float32.
-        """
-        self._check(logits=logits, token_ids=token_ids)
-        _require(logits.ndim == 2 and logits.dtype == float32 and 0 <= k <= logits.shape[1], "top_logprobs", logits)
-        rows = logits.shape[0]
-        chosen = empty((rows,), float32, self.device)
-        rank = empty((rows,), int32, self.device)
-        top_ids = empty((rows, k), int32, self.device)
-        top_values = empty((rows, k), float32, self.device)
-        if rows:
-            self._top_logprobs(logits, token_ids, chosen, rank, top_ids, top_values)
-        return chosen, rank, top_ids, top_values
-
-    # -- checks ---------------------------------------------------------------------------------
-
-    def _check(self, **tensors: Tensor | None) -> None:
-        for name, tensor in tensors.items():
-            if tensor is not None and tensor.device is not self.device:
-                raise TesseraError(f"{name} is on {tensor.device}, but this operation runs on {self.device}")
-
-    def _out(
-        self,
-        out: Tensor | None,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        also: np.dtype[Any] | None = None,
-    ) -> Tensor:
-        if out is None:
-            return empty(shape, dtype, self.device)
-        if out.shape != shape or out.dtype not in (dtype, also or dtype):
-            raise TesseraError(f"out is {out.shape} {out.dtype}, but the result is {shape} {dtype}")
-        return out
-
     def _binary(self, name: str, a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
         self._check(a=a, b=b, out=out)
         _require(a.shape == b.shape and a.dtype == b.dtype, name, a, b)
@@ -430,26 +300,3 @@ class Ops(ABC):
     def _embedding(self, ids: Tensor, table: Tensor, out: Tensor) -> None: ...
     @abstractmethod
     def _fill_normal(self, out: Tensor, mean: float, std: float, seed: int) -> None: ...
-    @abstractmethod
-    def _reset_slot(self, state: SamplingState, slot: int, prompt: Tensor, output: Tensor) -> None: ...
-    @abstractmethod
-    def _adjust_logits(self, logits: Tensor, state: SamplingState, metadata: SamplingMetadata) -> None: ...
-    @abstractmethod
-    def _sample(self, logits: Tensor, metadata: SamplingMetadata, filtered: bool, out: Tensor) -> None: ...
-    @abstractmethod
-    def _record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None: ...
-    @abstractmethod
-    def _top_logprobs(
-        self,
-        logits: Tensor,
-        token_ids: Tensor,
-        chosen: Tensor,
-        rank: Tensor,
-        top_ids: Tensor,
-        top_values: Tensor,
-    ) -> None: ...
-
-
-def _require(condition: bool, what: str, *tensors: Tensor) -> None:
-    if not condition:
-        raise TesseraError(f"{what}: shapes or dtypes do not fit: {', '.join(map(repr, tensors))}")

@@ -9,7 +9,8 @@ import pytest
 
 from engine.ops.cpu import CpuOps
 from engine.ops.cpu.philox import keys_of_seeds, philox4x32_10
-from engine.ops.interface import Ops, SamplingMetadata
+from engine.ops.interface import Ops
+from engine.ops.sampling_interface import SamplingMetadata
 from engine.tensor import CPU, Device, from_numpy
 from tests.gpu.conftest import NoTransfers
 from tests.sampling_cases import KEPT, SlotTables, int32s, kept_tokens, log_of, make_metadata, make_state, softmax

@@ -1,4 +1,4 @@
-"""Choosing tokens on the CPU: penalties, filters, Gumbel noise, log-probabilities.
+"""Choosing tokens on the CPU: penalties, masks, filters, Gumbel noise, log-probabilities.
 
 Tokens are compared by their distance from the most probable one, (max - logit) / temperature, which
 is what a row of probabilities comes down to: p = exp(-distance) / sum. Filters see distances in whole
@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.ops.cpu.philox import keys_of_seeds, philox4x32_10
-from engine.ops.interface import IN_PROMPT_BIT, Ops, SamplingMetadata, SamplingState
+from engine.ops.interface import Ops
+from engine.ops.sampling_interface import IN_PROMPT_BIT, SamplingMetadata, SamplingState
 from engine.tensor import Tensor
 
 Int32Array: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
@@ -63,6 +64,13 @@ class SamplingOps(Ops):
             if penalised[i]:
                 token_state = state.token_state.numpy()[slots[i]]
                 _penalise(row, token_state, repetition_penalty[i], presence_penalty[i], frequency_penalty[i])
+
+    def _apply_token_mask(self, logits: Tensor, words: Tensor, rows: Tensor) -> None:
+        all_logits = logits.numpy()
+        allowed = np.unpackbits(words.numpy().view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+        for row, may_be_chosen in zip(rows.numpy().tolist(), allowed.view(np.bool_), strict=True):
+            if row >= 0:
+                all_logits[row, ~may_be_chosen] = -np.inf
 
     def _sample(self, logits: Tensor, metadata: SamplingMetadata, filtered: bool, out: Tensor) -> None:
         rows, token_ids = logits.numpy(), out.numpy()

@@ -11,6 +11,7 @@ from engine.cuda.device import CudaDevice
 from engine.ops.cuda.activation import ActivationOps
 from engine.ops.cuda.attention import AttentionOps
 from engine.ops.cuda.elementwise import ElementwiseOps
+from engine.ops.cuda.encoder import EncoderOps
 from engine.ops.cuda.linear import LinearOps
 from engine.ops.cuda.norm import NormOps
 from engine.ops.cuda.random import RandomOps
@@ -20,16 +21,24 @@ from engine.ops.cuda.softmax import SoftmaxOps
 from engine.ops.cuda.types import cuda_type
 
 
-class CudaOps(LinearOps, AttentionOps, NormOps, ActivationOps, ElementwiseOps, SoftmaxOps, RandomOps, SamplingOps):
+class CudaOps(
+    LinearOps, AttentionOps, NormOps, ActivationOps, ElementwiseOps, SoftmaxOps, RandomOps, SamplingOps, EncoderOps
+):
     """All operations on one CUDA device; see `engine.ops.interface.Ops`."""
 
     def __init__(self, device: CudaDevice) -> None:
         self.device = device
 
-    def compile(self, dtype: np.dtype[Any], progress: Callable[[int, int], None] | None = None) -> None:
+    def compile(
+        self,
+        dtype: np.dtype[Any],
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        encoder_only: bool = False,
+    ) -> None:
         """Compile beforehand all that a model in `dtype` launches; `progress` is told (done, total).
 
         What is not compiled here is compiled when it is first used. Raises: CompileError.
         """
-        pairs = all_instantiations((cuda_type(dtype),))
+        pairs = all_instantiations((cuda_type(dtype),), encoder_only=encoder_only)
         self.device.compile([pair for pair in pairs if pair[0].supports(self.device.arch)], progress)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from engine.cuda.kernel import Instantiation, KernelSpec
-from engine.ops.cuda import activation, attention, elementwise, linear, norm, random, sampling, softmax
+from engine.ops.cuda import activation, attention, elementwise, encoder, linear, norm, random, sampling, softmax
 
-GROUPS = (linear, attention, norm, activation, elementwise, softmax, random, sampling)
+GROUPS = (linear, attention, norm, activation, elementwise, softmax, random, sampling, encoder)
+ENCODER_GROUPS = (linear, norm, activation, elementwise, encoder)  # all that a text encoder launches
 
 
 def all_specs() -> tuple[KernelSpec, ...]:
@@ -13,6 +14,7 @@ def all_specs() -> tuple[KernelSpec, ...]:
     return tuple(spec for group in GROUPS for spec in group.SPECS)
 
 
-def all_instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+def all_instantiations(dtypes: tuple[str, ...], *, encoder_only: bool = False) -> list[Instantiation]:
     """Every kernel that the operations can launch for elements of these C types ('float', '__nv_bfloat16')."""
-    return [pair for group in GROUPS for pair in group.instantiations(dtypes)]
+    groups = ENCODER_GROUPS if encoder_only else GROUPS
+    return [pair for group in groups for pair in group.instantiations(dtypes)]

@@ -1,4 +1,4 @@
-"""Penalties, filters, choice of tokens and log-probabilities, all on logits in float32."""
+"""Penalties, masks, filters, choice of tokens and log-probabilities, all on logits in float32."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import NamedTuple
 from engine.cuda.device import CudaDevice
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from engine.ops.cuda.types import WARP_SIZE, ceil_div
-from engine.ops.interface import Ops, SamplingMetadata, SamplingState
+from engine.ops.interface import Ops
+from engine.ops.sampling_interface import SamplingMetadata, SamplingState
 from engine.tensor import Tensor, empty, uint32, uint64
 
 ADJUST_LOGITS = KernelSpec(
@@ -59,6 +60,18 @@ RECORD_TOKENS = KernelSpec(
         ("num_rows", "int32"),
         ("num_slots", "int32"),
         ("vocab_size", "int32"),
+    ),
+)
+APPLY_TOKEN_MASK = KernelSpec(
+    file="token_mask.cu",
+    name="apply_token_mask_kernel",
+    template=(),
+    parameters=(
+        ("logits", "pointer"),
+        ("words", "pointer"),
+        ("rows", "pointer"),
+        ("vocab_size", "int32"),
+        ("chunk_size", "int32"),
     ),
 )
 ROW_MAXIMUM = KernelSpec(
@@ -140,6 +153,7 @@ SPECS = (
     ADJUST_LOGITS,
     RESET_SLOT,
     RECORD_TOKENS,
+    APPLY_TOKEN_MASK,
     ROW_MAXIMUM,
     TOKEN_FILTER,
     GUMBEL_CHOICE,
@@ -240,6 +254,13 @@ class SamplingOps(Ops):
             state.bias_token_ids.shape[1],
             state.suppressed_token_ids.shape[1],
             split.chunk_size,
+        )
+
+    def _apply_token_mask(self, logits: Tensor, words: Tensor, rows: Tensor) -> None:
+        vocab_size = logits.shape[1]
+        split = split_vocab(rows.size, vocab_size)
+        self.device.launch(
+            APPLY_TOKEN_MASK, (), split_config(rows.size, split), logits, words, rows, vocab_size, split.chunk_size
         )
 
     def _sample(self, logits: Tensor, metadata: SamplingMetadata, filtered: bool, out: Tensor) -> None:

@@ -1,0 +1,31 @@
+"""The bodies of POST /tokenize and POST /detokenize."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from app.protocol.chat import ConversationFields
+from app.protocol.common import MAX_NAME, Off, On, RequestModel
+from app.protocol.fields import TokenId
+
+MAX_TOKENS = 2**22
+
+
+class TokenizeTextRequest(RequestModel):
+    model: str | None = Field(default=None, max_length=MAX_NAME)
+    prompt: str
+    add_special_tokens: On = True
+    return_token_strs: Off = False
+
+
+class TokenizeChatRequest(ConversationFields):
+    model: str | None = Field(default=None, max_length=MAX_NAME)
+    add_special_tokens: Off = False
+    return_token_strs: Off = False
+
+
+class DetokenizeRequest(RequestModel):
+    model: str | None = Field(default=None, max_length=MAX_NAME)
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]

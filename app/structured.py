@@ -1,0 +1,60 @@
+"""From what a request says about its answer's form to the engine's grammars."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from app.protocol.structured import JsonSchemaFormat, PlainFormat, StructuredOutputs
+from engine.errors import InvalidRequestError
+from engine.sampling_params import Grammar
+
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_SPECS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+def schema_grammar(schema: dict[str, Any], param: str) -> Grammar:
+    """JSON that satisfies a schema; `param` is the request field that it comes from."""
+    return Grammar("json_schema", orjson.dumps(schema).decode(), param)
+
+
+def format_grammar(form: PlainFormat | JsonSchemaFormat | None, param: str = "response_format") -> Grammar | None:
+    """Of a `response_format`; None where any text will do."""
+    if form is None or form.type == "text":
+        return None
+    if isinstance(form, JsonSchemaFormat):
+        return schema_grammar(form.json_schema.definition, param)
+    return Grammar("json_object", param=param)
+
+
+def structured_outputs_grammar(spec: StructuredOutputs) -> Grammar:
+    """Raises: InvalidRequestError unless it says exactly one thing."""
+    param = "structured_outputs"
+    given: dict[str, Any] = {"json": spec.json_, "json_object": spec.json_object or None}
+    given |= {"regex": spec.regex, "choice": spec.choice, "grammar": spec.grammar}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        raise InvalidRequestError(f"{param} must have exactly one of {', '.join(_SPECS)}.", param=param)
+    if spec.json_ is not None:
+        return schema_grammar(_schema_object(spec.json_, f"{param}.json"), param)
+    if spec.regex is not None:
+        return Grammar("regex", spec.regex, param)
+    if spec.choice is not None:
+        return Grammar("choice", orjson.dumps(spec.choice).decode(), param)
+    if spec.grammar is not None:
+        return Grammar("gbnf" if _GBNF_RULE.search(spec.grammar) else "lark", spec.grammar, param)
+    return Grammar("json_object", param=param)
+
+
+def _schema_object(given: dict[str, Any] | str, param: str) -> dict[str, Any]:
+    if isinstance(given, dict):
+        return given
+    try:
+        schema = orjson.loads(given)
+    except orjson.JSONDecodeError:
+        schema = None
+    if type(schema) is not dict:
+        raise InvalidRequestError(f"{param} must be a JSON schema: an object, or its text.", param=param)
+    return schema

@@ -1,0 +1,70 @@
+"""What `tool_choice`, strict functions and an answer's form together demand of an answer, as one grammar."""
+
+from __future__ import annotations
+
+import json
+
+from app.protocol.chat import ChatCompletionRequest
+from app.reasoning import ReasoningStart
+from app.tools.formats import ToolFormat
+from app.tools.grammar import (
+    CONTENT_SPACE,
+    ESCAPED_SLASH,
+    CallableFunction,
+    TokenIdOf,
+    calls_grammar,
+    json_expression,
+    literal,
+    text_and_calls_grammar,
+)
+from engine.errors import InvalidRequestError
+from engine.sampling_params import Grammar
+
+
+def tool_grammar(
+    request: ChatCompletionRequest, form: ToolFormat, reasoning: ReasoningStart, token_id_of: TokenIdOf
+) -> Grammar | None:
+    """The grammar that makes calls certain, or right; None where the request leaves it to the model.
+
+    Raises:
+        InvalidRequestError: the answer's form cannot be combined with tools.
+    """
+    choice = request.choice_of_tools
+    functions = [
+        CallableFunction(tool.function.name, tool.function.parameters, tool.function.strict is True)
+        for tool in request.shown_tools
+        if choice.name in (None, tool.function.name)
+    ]
+    several = request.parallel_tool_calls is not False and choice.mode != "function"
+    if not functions:
+        return None
+    if choice.forced:
+        text = calls_grammar(form.syntax, functions, token_id_of, several=several, reasoning=reasoning)
+    elif (content := request.grammar) is not None:
+        text = calls_grammar(
+            form.syntax,
+            functions,
+            token_id_of,
+            several=several,
+            reasoning=reasoning,
+            otherwise=_expression(content),
+        )
+    elif any(function.strict for function in functions) and form.opener_is_token(token_id_of):
+        text = text_and_calls_grammar(form.syntax, functions, token_id_of, several=several, reasoning=reasoning)
+    else:
+        return None
+    return Grammar("lark", text, "tools")
+
+
+def _expression(grammar: Grammar) -> str:
+    """A grammar as an expression of Lark."""
+    if grammar.kind in ("json_schema", "json_object"):
+        return json_expression(json.loads(grammar.text or '{"type": "object"}'), strict=True, space=CONTENT_SPACE)
+    if grammar.kind == "choice":
+        return f"({' | '.join(map(literal, json.loads(grammar.text)))})"
+    if grammar.kind == "regex":
+        return f"/{grammar.text.replace('/', ESCAPED_SLASH)}/"
+    raise InvalidRequestError(
+        f"{grammar.param} cannot be a grammar while tools may be called: set tool_choice to none or required.",
+        param=grammar.param,
+    )

@@ -1,0 +1,61 @@
+"""The formats of tool calls, and which of them a model's chat template teaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from app.settings import ToolParserName
+from app.tools import grammar
+from app.tools.hermes import HermesParser
+from app.tools.llama import LlamaParser
+from app.tools.mistral import ARGUMENTS, MistralParser
+from app.tools.parser import ToolParser
+from app.tools.qwen_coder import QwenCoderParser
+from engine.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """A format's two sides: reading calls, and a grammar that lets nothing else be written."""
+
+    parser: type[ToolParser]
+    syntax: grammar.CallSyntax
+
+    def opener_is_token(self, token_id_of: grammar.TokenIdOf) -> bool:
+        """Whether each call must begin with a token that other text cannot have."""
+        return not self.parser.reads_bare_calls and token_id_of(self.parser.openers[0]) is not None
+
+
+FORMATS: Mapping[ToolParserName, ToolFormat] = {
+    "hermes": ToolFormat(HermesParser, grammar.HERMES),
+    "qwen3_coder": ToolFormat(QwenCoderParser, grammar.QWEN_CODER),
+    "llama3_json": ToolFormat(LlamaParser, grammar.LLAMA),
+    "mistral": ToolFormat(MistralParser, grammar.MISTRAL_LIST),
+}
+_MISTRAL_MARKED = ToolFormat(MistralParser, grammar.MISTRAL_MARKED)
+
+# What a template writes where it explains or repeats calls. The first match wins: Qwen3-Coder too has <tool_call>.
+_TRAITS: tuple[tuple[str, ToolParserName], ...] = (
+    ("<parameter=", "qwen3_coder"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<tool_call>", "hermes"),
+    ("<|python_tag|>", "llama3_json"),
+    ('"parameters": ', "llama3_json"),
+)
+
+
+def choose_format(choice: ToolParserName, templates: Iterable[str]) -> ToolFormat | None:
+    """The format that was asked for; with `auto` the one that the templates show, None where they show none.
+
+    Raises:
+        ConfigError: a format was asked for, but the templates show no tools to the model.
+    """
+    sources = [source for source in templates if "tools" in source]
+    if choice == "auto":
+        choice = next((name for trait, name in _TRAITS if any(trait in source for source in sources)), "none")
+    elif choice != "none" and not sources:
+        raise ConfigError(f"--tool-call-parser {choice}: the model has no chat template that shows tools to it")
+    if choice == "mistral" and any(ARGUMENTS in source for source in sources):
+        return _MISTRAL_MARKED
+    return FORMATS.get(choice)

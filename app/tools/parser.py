@@ -1,0 +1,185 @@
+"""The frame of every tool parser: text goes in as it comes, parts come out, each character looked at once."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from app.tools.call_object import Call, CallObject
+from app.tools.json_value import SPACE
+from app.tools.parts import Part, PartWriter, new_call_id
+
+ToolSchemas = Mapping[str, Mapping[str, Any]]  # parameters by the function's name
+
+State = Callable[[str, int], int]
+
+
+class ToolParser(ABC):
+    """Reads one answer. The outcome does not depend on how the text was cut into pieces.
+
+    A state is a method that reads on from a position and returns the first position it did not read;
+    it may keep the text's end back in `_held` where that could be the beginning of a marker.
+
+    Attributes:
+        openers: texts that may begin a call.
+        reads_bare_calls: calls need none of the openers.
+        markers: all texts that the format is made of; those that are special tokens must reach the parser.
+        complete: as many calls as asked for are whole; what follows is not read.
+    """
+
+    openers: ClassVar[tuple[str, ...]]
+    reads_bare_calls: ClassVar[bool] = False
+    markers: ClassVar[tuple[str, ...]]
+
+    def __init__(self, tools: ToolSchemas, *, max_calls: int | None = None) -> None:
+        self.complete = False
+        self._tools = tools
+        self._max_calls = max_calls
+        self._writer = PartWriter()
+        self._state: State = self._content
+        self._held = ""
+        self._find_opener = re.compile("|".join(map(re.escape, self.openers))).search
+
+    @property
+    def num_calls(self) -> int:
+        return self._writer.num_calls
+
+    def feed(self, text: str) -> None:
+        text = self._held + text
+        self._held = ""
+        position = 0
+        while position < len(text) and not self.complete:
+            position = self._state(text, position)
+
+    def finish(self, *, cut: bool) -> None:
+        """No more text comes; `cut` where the model was not done with it."""
+        if not self.complete:
+            self._end(cut)
+        self._writer.finish()
+
+    def take(self) -> list[Part]:
+        """The parts since the last time."""
+        return self._writer.take()
+
+    @abstractmethod
+    def _open(self, opener: str) -> None:
+        """Enter the state that follows one of the openers."""
+
+    @abstractmethod
+    def _end(self, cut: bool) -> None:
+        """Give out what is held back, and what was begun and is no call, as content."""
+
+    def _content(self, text: str, position: int) -> int:
+        found = self._find_opener(text, position)
+        if found is None:
+            end = len(text) - self._hold_prefix(text, position, self.openers)
+            self._writer.content(text[position:end])
+            return len(text)
+        self._writer.content(text[position : found.start()])
+        self._open(found.group())
+        return found.end()
+
+    def _hold_prefix(self, text: str, position: int, literals: tuple[str, ...]) -> int:
+        """Keep back the text's end if it may begin one of the literals; -> its length."""
+        longest = min(max(map(len, literals)) - 1, len(text) - position)
+        for length in range(longest, 0, -1):
+            ending = text[-length:]
+            if any(literal.startswith(ending) for literal in literals):
+                self._held = ending
+                return length
+        return 0
+
+    def _read_literal(self, text: str, position: int, literals: tuple[str, ...]) -> tuple[str | None, int]:
+        """One of the literals and its end. While one may still be coming, None with the text's end (which is held)."""
+        for literal in literals:
+            if text.startswith(literal, position):
+                return literal, position + len(literal)
+        rest = text[position : position + max(map(len, literals))]
+        if any(len(rest) < len(literal) and literal.startswith(rest) for literal in literals):
+            self._held = rest
+            return None, len(text)
+        return None, position
+
+    def _call_ended(self) -> None:
+        self.complete = self.num_calls == self._max_calls
+
+
+class JsonCallParser(ToolParser):
+    """For formats whose calls are JSON objects with a name and arguments.
+
+    Attributes:
+        end_marker: where broken arguments end; they are given out up to there.
+    """
+
+    end_marker: ClassVar[str]
+
+    def __init__(self, tools: ToolSchemas, *, max_calls: int | None = None) -> None:
+        super().__init__(tools, max_calls=max_calls)
+        self._source: list[str] = []
+        self._call: Call = self._new_call()
+
+    @abstractmethod
+    def _after(self, text: str, position: int) -> int:
+        """The state after a whole call."""
+
+    def _new_call(self) -> CallObject:
+        return CallObject(self._writer, self._accepts, new_id=self._new_id)
+
+    def _accepts(self, name: str) -> bool:
+        """Functions that are not offered are called as well: their callers can tell the model so."""
+        return True
+
+    def _new_id(self) -> str:
+        return new_call_id()
+
+    def _open(self, opener: str) -> None:
+        self._source = [opener]
+        self._call = self._new_call()
+        self._state = self._in_call
+
+    def _in_call(self, text: str, position: int) -> int:
+        call = self._call
+        end = call.feed(text, position)
+        if not call.begun:
+            self._source.append(text[position:end])
+        if call.failed:
+            self._give_up()
+        elif call.broken:
+            self._state = self._in_broken_arguments
+        elif call.done:
+            self._state = self._after
+            self._call_ended()
+        return end
+
+    def _in_broken_arguments(self, text: str, position: int) -> int:
+        found = text.find(self.end_marker, position)
+        if found < 0:
+            end = len(text) - self._hold_prefix(text, position, (self.end_marker,))
+            self._writer.arguments(text[position:end])
+            return len(text)
+        self._writer.arguments(text[position:found])
+        self._state = self._after
+        self._call_ended()
+        return found
+
+    def _give_up(self) -> None:
+        """What looked like a call is content."""
+        self._writer.content("".join(self._source))
+        self._source = []
+        self._state = self._content
+
+    def _end(self, cut: bool) -> None:
+        if self._state == self._in_call and not self._call.begun:
+            self._give_up()
+        elif self._state == self._in_broken_arguments:
+            self._writer.arguments(self._held)
+        if self._state == self._content:
+            self._writer.content(self._held)
+
+
+def skip_space(text: str, position: int) -> int:
+    found = SPACE.match(text, position)
+    assert found is not None
+    return found.end()

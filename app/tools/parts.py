@@ -1,0 +1,103 @@
+"""What an answer is made of once it has been read: text, reasoning, and calls with their arguments."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TypeAlias
+
+
+@dataclass(slots=True, frozen=True)
+class Content:
+    """Text for the user."""
+
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class Reasoning:
+    """What the model thought aloud."""
+
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class CallStart:
+    """The beginning of call number `index` of this answer; its arguments follow."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(slots=True, frozen=True)
+class CallArguments:
+    """A piece of the JSON text of a call's arguments."""
+
+    index: int
+    text: str
+
+
+Part: TypeAlias = Content | Reasoning | CallStart | CallArguments
+
+
+CONTENT = -1
+
+
+def new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+class PartWriter:
+    """Collects an answer's parts. White space around calls is layout and not content.
+
+    Attributes:
+        num_calls: calls begun so far.
+    """
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self._pieces: list[CallStart | tuple[int, str]] = []  # CONTENT or the call's index, and text
+        self._space: list[str] = []
+
+    def content(self, text: str) -> None:
+        body = text.rstrip()
+        if body:
+            self._pieces += [(CONTENT, space) for space in self._space]
+            self._pieces.append((CONTENT, body))
+            self._space.clear()
+        if len(body) < len(text):
+            self._space.append(text[len(body) :])
+
+    def begin_call(self, name: str, call_id: str) -> None:
+        self._space.clear()
+        self._pieces.append(CallStart(self.num_calls, call_id, name))
+        self.num_calls += 1
+
+    def arguments(self, text: str) -> None:
+        if text:
+            self._pieces.append((self.num_calls - 1, text))
+
+    def finish(self) -> None:
+        """No more text comes."""
+        if self.num_calls == 0:
+            self._pieces += [(CONTENT, space) for space in self._space]
+        self._space.clear()
+
+    def take(self) -> list[Part]:
+        """The parts since the last time, neighbours of one kind joined."""
+        pieces, self._pieces = self._pieces, []
+        return [_join(list(group)) for _, group in groupby(pieces, _kind)]
+
+
+def _kind(piece: CallStart | tuple[int, str]) -> object:
+    return piece if isinstance(piece, CallStart) else piece[0]
+
+
+def _join(pieces: list[CallStart | tuple[int, str]]) -> Part:
+    first = pieces[0]
+    if isinstance(first, CallStart):
+        return first
+    text = "".join(piece[1] for piece in pieces if not isinstance(piece, CallStart))
+    return Content(text) if first[0] == CONTENT else CallArguments(first[0], text)

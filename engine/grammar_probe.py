@@ -1,0 +1,72 @@
+"""Tries grammars out in a process of its own: `python -m engine.grammar_probe`, lines of JSON in and out.
+
+Compiling some grammars takes exponential time or memory, in code that can neither be interrupted nor
+survive a failed allocation. So each is compiled here first, with a vocabulary of single bytes: what ends
+this process would have ended the engine. Exit by SIGPROF: too long; by SIGABRT or SIGSEGV: too large.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+
+import llguidance
+import msgspec
+
+MAX_CPU_SECONDS = 1.0
+MAX_MEMORY = 2**30  # bytes of address space
+
+
+class ProbeSettings(msgspec.Struct, frozen=True):
+    """The first line: how many token ids there are, and which of them grammars may name as special tokens."""
+
+    vocab_size: int
+    special_tokens: dict[int, str]
+
+
+class ByteVocabulary:
+    """What llguidance needs of a tokenizer; ids without a byte and without a name are never produced."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, settings: ProbeSettings) -> None:
+        special = settings.special_tokens
+        end = max(settings.vocab_size, 256 + len(special))
+        plain = (token_id for token_id in range(end) if token_id not in special)
+        self._id_of_byte = [next(plain) for _ in range(256)]
+        self.bos_token_id: int | None = None
+        self.eos_token_id = end
+        self.special_token_ids = [*special, end]
+        self.tokens = [b""] * (end + 1)
+        self.tokens[end] = b"<end of answer>"
+        for token_id, name in special.items():
+            self.tokens[token_id] = name.encode()
+        for byte, token_id in enumerate(self._id_of_byte):
+            self.tokens[token_id] = bytes([byte])
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return [self._id_of_byte[byte] for byte in (text.encode() if isinstance(text, str) else text)]
+
+
+def main() -> None:
+    """Answer each grammar, a JSON string, with its error, another one that is empty where all is well."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProbeSettings)
+    tokenizer = llguidance.LLTokenizer(ByteVocabulary(settings), slices=[])  # type: ignore[arg-type]
+    limits = llguidance.LLParserLimits(verbose_errors=False)
+    for line in sys.stdin.buffer:
+        grammar = msgspec.json.decode(line, type=str)
+        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)
+        matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        error = matcher.get_error()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.buffer.write(msgspec.json.encode(error) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

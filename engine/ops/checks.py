@@ -1,0 +1,41 @@
+"""What every operation checks of its tensors before it touches them."""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import Any
+
+import numpy as np
+
+from engine.errors import TesseraError
+from engine.tensor import Device, Tensor, empty
+
+
+class CheckedOps(ABC):
+    """Base of the groups of operations; all tensors of a call live on `device`."""
+
+    device: Device
+
+    def _check(self, **tensors: Tensor | None) -> None:
+        for name, tensor in tensors.items():
+            if tensor is not None and tensor.device is not self.device:
+                raise TesseraError(f"{name} is on {tensor.device}, but this operation runs on {self.device}")
+
+    def _out(
+        self,
+        out: Tensor | None,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        also: np.dtype[Any] | None = None,
+    ) -> Tensor:
+        if out is None:
+            return empty(shape, dtype, self.device)
+        if out.shape != shape or out.dtype not in (dtype, also or dtype):
+            raise TesseraError(f"out is {out.shape} {out.dtype}, but the result is {shape} {dtype}")
+        return out
+
+
+def require(condition: bool, what: str, *tensors: Tensor) -> None:
+    """Raise TesseraError naming the tensors unless `condition` holds."""
+    if not condition:
+        raise TesseraError(f"{what}: shapes or dtypes do not fit: {', '.join(map(repr, tensors))}")

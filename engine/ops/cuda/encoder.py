@@ -1,0 +1,83 @@
+"""Attention in which every token of a text sees all of it, and means over segments of rows."""
+
+from __future__ import annotations
+
+import math
+
+from engine.cuda.device import CudaDevice
+from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from engine.errors import TesseraError
+from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
+from engine.ops.interface import Ops
+from engine.tensor import Tensor
+
+BIDIRECTIONAL_ATTENTION = KernelSpec(
+    file="attention_bidirectional.cu",
+    name="bidirectional_attention_kernel",
+    template=("T",),
+    parameters=(
+        ("qkv", "pointer"),
+        ("cu_seqlens", "pointer"),
+        ("out", "pointer"),
+        ("num_seqs", "int32"),
+        ("num_heads", "int32"),
+        ("head_dim", "int32"),
+        ("scale_log2", "float32"),
+    ),
+)
+SEGMENT_MEAN = KernelSpec(
+    file="segment_mean.cu",
+    name="segment_mean_kernel",
+    template=("T",),
+    parameters=(
+        ("x", "pointer"),
+        ("begins", "pointer"),
+        ("ends", "pointer"),
+        ("out", "pointer"),
+        ("hidden", "int32"),
+    ),
+)
+SPECS = (BIDIRECTIONAL_ATTENTION, SEGMENT_MEAN)
+
+# As in cuda_src/attention_bidirectional.cu.
+QUERIES = 8
+MAX_HEAD_DIM = 128
+
+MEAN_BLOCK = 128
+
+
+def attention_config(num_seqs: int, num_heads: int, max_seqlen: int) -> LaunchConfig:
+    """A block for QUERIES queries of one head of one text."""
+    return LaunchConfig((num_seqs, ceil_div(max_seqlen, QUERIES), num_heads), (QUERIES * WARP_SIZE, 1, 1))
+
+
+def segment_mean_config(num_segments: int, hidden: int) -> LaunchConfig:
+    """A thread for one element of one segment's mean."""
+    return LaunchConfig((num_segments, ceil_div(hidden, MEAN_BLOCK), 1), (MEAN_BLOCK, 1, 1))
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that these operations launch for elements of these C types."""
+    return [(spec, (dtype,)) for spec in SPECS for dtype in dtypes]
+
+
+class EncoderOps(Ops):
+    device: CudaDevice
+
+    def _bidirectional_attention(
+        self, qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, num_heads: int, scale: float, out: Tensor
+    ) -> None:
+        head_dim = out.shape[1] // num_heads
+        if head_dim > MAX_HEAD_DIM:
+            raise TesseraError(f"bidirectional attention has heads of at most {MAX_HEAD_DIM} elements, not {head_dim}")
+        num_seqs = cu_seqlens.shape[0] - 1
+        config = attention_config(num_seqs, num_heads, max_seqlen)
+        sizes = (num_seqs, num_heads, head_dim)
+        template = (cuda_type(qkv.dtype),)
+        scale_log2 = scale * math.log2(math.e)
+        self.device.launch(BIDIRECTIONAL_ATTENTION, template, config, qkv, cu_seqlens, out, *sizes, scale_log2)
+
+    def _segment_mean(self, x: Tensor, begins: Tensor, ends: Tensor, out: Tensor) -> None:
+        num_segments, hidden = out.shape
+        config = segment_mean_config(num_segments, hidden)
+        self.device.launch(SEGMENT_MEAN, (cuda_type(x.dtype),), config, x, begins, ends, out, hidden)

@@ -1,0 +1,180 @@
+"""Reasoning is told from the answer, however the text is cut, and models without think tags are left alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from app.reasoning import ReasoningSplitter, reasoning_start, thinks_aloud
+from app.settings import AppSettings
+from tests.fake_client import FakeClient, always, play
+from tests.http_fixtures import TEMPLATE, call, events, ids, settings_for, write_model_folder
+
+SEED = 20
+CHAT: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+# Like Qwen3's: the model opens the section itself, unless thinking is turned off.
+THINKING = TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+# Like Qwen3-Thinking's: the prompt opens it.
+OPENED = TEMPLATE + "<think>\n{# </think> #}"
+
+CASES = [
+    (False, "<think>\nhm\n</think>\n\nHello", "hm", "Hello"),
+    (False, "\n<think>hm</think>Hello", "hm", "Hello"),
+    (False, "<think>\n\n</think>\n\nHello", "", "Hello"),
+    (False, "Hello <think>x</think>", "", "Hello <think>x</think>"),
+    (False, "  Hello\n", "", "  Hello\n"),
+    (False, "<thin air", "", "<thin air"),
+    (False, "", "", ""),
+    (False, "<think>a </th b\n\n c</think>  d", "a </th b\n\n c", "  d"),
+    (False, "<think>and so on", "and so on", ""),
+    (True, "hm\n</think>\n\nHello", "hm", "Hello"),
+    (True, "<think>\nhm</think>Hello", "hm", "Hello"),
+    (True, "hm</think>a</think>b", "hm", "a</think>b"),
+    (True, "and so on </th", "and so on </th", ""),
+    (True, "</think>Hello", "", "Hello"),
+]
+
+
+def split(opened: bool, pieces: list[str]) -> tuple[str, str]:
+    splitter = ReasoningSplitter(opened=opened)
+    results = [*(splitter.feed(piece) for piece in pieces), splitter.flush()]
+    return "".join(reasoning for reasoning, _ in results), "".join(answer for _, answer in results)
+
+
+@pytest.mark.parametrize(("opened", "text", "reasoning", "answer"), CASES)
+def test_splits_wherever_the_text_is_cut(opened: bool, text: str, reasoning: str, answer: str) -> None:
+    assert split(opened, [text]) == (reasoning, answer)
+    assert split(opened, list(text)) == (reasoning, answer)
+    rng = Random(SEED)
+    print("seed", SEED)
+    for _ in range(50):
+        ends = [0, *sorted(rng.choices(range(len(text) + 1), k=rng.randint(1, 6))), len(text)]
+        pieces = [text[start:end] for start, end in itertools.pairwise(ends)]
+        assert split(opened, pieces) == (reasoning, answer), pieces
+
+
+@pytest.mark.parametrize("repeated", ["</think", " \n", "<think>", "x"])
+def test_fault_splitting_takes_twice_the_time_for_twice_the_text(repeated: str) -> None:
+    def seconds(text: str) -> float:
+        start = time.process_time()
+        split(True, [text[position : position + 64] for position in range(0, len(text), 64)])
+        return time.process_time() - start
+
+    text = repeated * (2**20 // len(repeated))
+    whole = half = math.inf
+    for _ in range(6):  # the best of several, because other work on the machine only adds to a time
+        whole, half = min(whole, seconds(text)), min(half, seconds(text[: len(text) // 2]))
+        if whole < 2.5 * half:
+            return
+    assert whole < 2.5 * half
+
+
+def test_how_a_prompt_stands_to_reasoning() -> None:
+    assert reasoning_start("<|im_start|>assistant\n<think>\n", None) == "open"
+    assert reasoning_start("<|im_start|>assistant\n<think>\n\n</think>\n\n", None) == "none"
+    assert reasoning_start("what does <think> do?<|im_start|>assistant\n", None) == "possible"
+    assert reasoning_start("...", "<think>so far") == "open"
+    assert reasoning_start("...", "<think>x</think> so far") == "none"
+    assert reasoning_start("...", "so far") == "none"
+
+
+def test_auto_looks_for_the_tags_in_the_template() -> None:
+    assert thinks_aloud("auto", [THINKING])
+    assert not thinks_aloud("auto", [TEMPLATE])
+    assert thinks_aloud("think", [TEMPLATE])
+    assert not thinks_aloud("none", [THINKING])
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AppSettings:
+    return settings_for(write_model_folder(tmp_path, template=THINKING))
+
+
+def answer_of(settings: AppSettings, text: str, *, finish: str = "stop", **fields: Any) -> dict[str, Any]:
+    client = FakeClient(always(play([*ids(text), 0], finish=finish, stop_token_id=0)))
+    response = call(client, settings, "POST", "/v1/chat/completions", json={**CHAT, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()  # type: ignore[no-any-return]
+
+
+def chunks_of(settings: AppSettings, text: str, **fields: Any) -> list[dict[str, Any]]:
+    client = FakeClient(always(play([*ids(text), 0], stop_token_id=0)))
+    body = {**CHAT, "stream": True, **fields}
+    return events(call(client, settings, "POST", "/v1/chat/completions", json=body).content)
+
+
+def test_wire_16_reasoning_has_both_names_and_its_tokens_are_counted(settings: AppSettings) -> None:
+    answer = answer_of(settings, "<think>\nhm\n</think>\n\nHello")
+    message = answer["choices"][0]["message"]
+    assert message["reasoning"] == message["reasoning_content"] == "hm"
+    assert message["content"] == "Hello"
+    counted = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert counted == len(ids("\nhm\n</think>")) + 1, "from the whole opening tag to the whole closing one"
+    assert answer["usage"]["completion_tokens"] > counted
+
+
+def test_wire_16_reasoning_is_streamed(settings: AppSettings) -> None:
+    chunks = chunks_of(settings, "<think>\nhm, hm\n</think>\n\nHello", stream_options={"include_usage": True})
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    thoughts = [delta for delta in deltas if "reasoning" in delta]
+    assert len(thoughts) > 2
+    assert all(
+        delta == {"reasoning": delta["reasoning"], "reasoning_content": delta["reasoning"]} for delta in thoughts
+    )
+    assert "".join(delta["reasoning"] for delta in thoughts) == "hm, hm"
+    assert "".join(delta.get("content", "") for delta in deltas) == "Hello"
+    assert max(map(deltas.index, thoughts)) < min(i for i, delta in enumerate(deltas) if delta.get("content"))
+    assert chunks[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+def test_a_prompt_may_open_the_reasoning(tmp_path: Path) -> None:
+    settings = settings_for(write_model_folder(tmp_path, template=OPENED))
+    message = answer_of(settings, "hm</think>\n\nHello")["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("hm", "Hello")
+    cut = answer_of(settings, "hm and", finish="length")["choices"][0]
+    assert (cut["message"]["reasoning"], cut["message"]["content"]) == ("hm and", None)
+    assert cut["finish_reason"] == "length"
+
+
+def test_thinking_can_be_turned_off(settings: AppSettings) -> None:
+    client = FakeClient(always(play([*ids("Hello"), 0], stop_token_id=0)))
+    body = {**CHAT, "chat_template_kwargs": {"enable_thinking": False}}
+    message = call(client, settings, "POST", "/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert client.submissions[0].prompt[-len(ids("</think>\n\n")) :] == ids("</think>\n\n")
+    assert message["content"] == "Hello"
+    assert "reasoning" not in message
+
+
+def test_logprobs_and_token_ids_cover_reasoning_and_answer(settings: AppSettings) -> None:
+    text = "<think>hm</think>Hello"
+    client = FakeClient(always(play([*ids(text), 0], stop_token_id=0, logprobs=True)))
+    body = {**CHAT, "logprobs": True, "return_token_ids": True}
+    whole = call(client, settings, "POST", "/v1/chat/completions", json=body).json()["choices"][0]
+    assert "".join(entry["token"] for entry in whole["logprobs"]["content"]) == text
+    assert whole["token_ids"] == [*ids(text), 0]
+    streamed = call(client, settings, "POST", "/v1/chat/completions", json={**body, "stream": True})
+    choices = [chunk["choices"][0] for chunk in events(streamed.content)]
+    assert [i for choice in choices for i in choice.get("token_ids", [])] == [*ids(text), 0]
+    entries = [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+    assert "".join(entry["token"] for entry in entries) == text
+
+
+def test_models_without_think_tags_are_untouched(tmp_path: Path) -> None:
+    settings = settings_for(write_model_folder(tmp_path))
+    message = answer_of(settings, "<think>hm</think>Hello")["choices"][0]["message"]
+    assert message["content"] == "<think>hm</think>Hello"
+    assert set(message) == {"role", "content", "refusal", "annotations"}
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_wire_16_reasoning_is_accepted_back(settings: AppSettings, field: str) -> None:
+    messages = [*CHAT["messages"], {"role": "assistant", field: "hm"}, {"role": "user", "content": "so?"}]
+    assert answer_of(settings, "Hello", messages=messages)["choices"][0]["message"]["content"] == "Hello"

@@ -1,0 +1,106 @@
+"""schemathesis against /openapi.json: whatever is sent, no fault, and an answer of a shape that is described.
+
+The data is drawn from a fixed seed; more examples find more: TESSERA_FUZZ_EXAMPLES=1000.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from app.application import create_app
+from app.openapi_operations import OPERATIONS
+from app.protocol.common import MAX_NAME
+from tests.fake_client import FakeClient, Submission, play
+from tests.http_fixtures import ids
+from tests.surface_fixtures import CALL, ROOMY, tool_settings
+
+NUM_EXAMPLES = int(os.environ.get("TESSERA_FUZZ_EXAMPLES", "5"))
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+ANSWERS = ("hello wörld", f"<think>hm</think>so {CALL}", "", f"{CALL}{CALL}", "half of <tool_call>")
+
+
+def script(submission: Submission) -> Any:
+    """One of several answers, with what the request wants of it."""
+    token_ids = [*ids(ANSWERS[len(submission.prompt) % len(ANSWERS)]), 0][: submission.params.max_tokens]
+    finish = "stop" if token_ids[-1] == 0 else "length"
+    return play(token_ids, finish=finish, stop_token_id=0, logprobs=submission.params.logprobs is not None)
+
+
+@pytest.fixture(scope="module")
+def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.BaseSchema]:
+    app = create_app(FakeClient(script, info=ROOMY), tool_settings(tmp_path_factory.mktemp("model")))
+
+    async def without_lifespan(scope: Any, receive: Any, send: Any) -> None:
+        """Schemathesis ends an app's life before it tests it."""
+        if scope["type"] != "lifespan":
+            await app(scope, receive, send)
+            return
+        for phase in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{phase}.complete"})
+
+    yield schemathesis.openapi.from_asgi("/openapi.json", without_lifespan)
+    app.state.service.workers.close()
+
+
+def send(case: Case, checks: list[Any]) -> None:
+    """With the model's name made right, because by chance it never is."""
+    if isinstance(case.body, dict) and isinstance(case.body.get("model"), str) and len(case.body["model"]) <= MAX_NAME:
+        case.body["model"] = "tiny"
+    response = case.call()
+    case.validate_response(response, checks=checks)
+    assert "x-request-id" in response.headers
+
+
+def fits_after_all(case: Case, document: Any) -> bool:
+    """Whether a body that was made to break the description does not: what one form forbids, another may allow."""
+    described = case.operation.definition.raw["requestBody"]["content"]["application/json"]["schema"]
+    validator = jsonschema.Draft202012Validator({**described, "components": document["components"]})
+    return bool(validator.is_valid(case.body))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.id)
+def test_whatever_fits_the_description(schema: Any, operation: Any) -> None:
+    @settings(
+        max_examples=NUM_EXAMPLES if operation.bodies else 3,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=schema.find_operation_by_id(operation.id).as_strategy(generation_mode=GenerationMode.POSITIVE))
+    def check(case: Case) -> None:
+        send(case, CHECKS)
+
+    check()
+
+
+@pytest.mark.parametrize("operation", [one for one in OPERATIONS if one.bodies], ids=lambda operation: operation.id)
+def test_whatever_does_not_fit_the_description(schema: Any, operation: Any) -> None:
+    @settings(
+        max_examples=NUM_EXAMPLES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=schema.find_operation_by_id(operation.id).as_strategy(generation_mode=GenerationMode.NEGATIVE))
+    def check(case: Case) -> None:
+        send(case, CHECKS if fits_after_all(case, schema.raw_schema) else [*CHECKS, negative_data_rejection])
+
+    check()

@@ -1,0 +1,237 @@
+"""Tool calling over HTTP and through the official SDK: messages, streams, choices, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from msgspec.structs import replace
+from tokenizers import AddedToken
+
+from app.settings import AppSettings
+from tests.fake_client import INFO, FakeClient, always, play
+from tests.http_fixtures import (
+    TEMPLATE,
+    byte_level_tokenizer,
+    call,
+    events,
+    ids,
+    serve,
+    settings_for,
+    write_model_folder,
+)
+
+HERMES = "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}" + TEMPLATE
+MISTRAL = "{% if tools %}{{ tools | tojson }}[TOOL_CALLS]{% endif %}" + TEMPLATE
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+PING: dict[str, Any] = {"type": "function", "function": {"name": "ping"}}
+CHAT: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER, PING]}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+PARIS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+PONG = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
+
+
+def saying(text: str, *, finish: str = "stop") -> FakeClient:
+    """A model that says a text, and ends it itself unless it is cut."""
+    return playing(ids(text) if finish == "length" else [*ids(text), 0], finish)
+
+
+def playing(token_ids: list[int], finish: str = "stop") -> FakeClient:
+    outputs = play(token_ids, finish=finish, stop_token_id=0 if finish == "stop" else None)
+    return FakeClient(always(outputs), info=replace(INFO, max_model_len=2048))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AppSettings:
+    return settings_for(write_model_folder(tmp_path, template=HERMES))
+
+
+def post(client: FakeClient, settings: AppSettings, **fields: Any) -> Any:
+    response = call(client, settings, "POST", "/v1/chat/completions", json={**CHAT, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@contextmanager
+def sdk(client: FakeClient, settings: AppSettings) -> Iterator[openai.OpenAI]:
+    with (
+        serve(client, settings) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as api,
+    ):
+        yield api
+
+
+def test_sdk_calls(settings: AppSettings) -> None:
+    with sdk(saying(f"I look.\n{PARIS}\n{PONG}"), settings) as api:
+        choice = api.chat.completions.create(**CHAT).choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "I look."
+        first, second = choice.message.tool_calls or []
+        assert first.id.startswith("call_")
+        assert first.id != second.id
+        assert (first.type, first.function.name, first.function.arguments) == (
+            "function",
+            "weather",
+            '{"city": "Paris"}',
+        )
+        assert (second.function.name, second.function.arguments) == ("ping", "{}")
+
+
+def test_wire_7_sdk_streamed_calls(settings: AppSettings) -> None:
+    with sdk(saying(f"I look.\n{PARIS}\n{PONG}"), settings) as api:
+        chunks = [chunk.choices[0] for chunk in api.chat.completions.create(**CHAT, stream=True)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == "I look."
+    assert chunks[-1].finish_reason == "tool_calls"
+    deltas = [delta for chunk in chunks for delta in chunk.delta.tool_calls or []]
+    assert [delta.index for delta in deltas] == sorted(delta.index for delta in deltas)
+    for index, name, arguments in ((0, "weather", '{"city": "Paris"}'), (1, "ping", "{}")):
+        own = [delta for delta in deltas if delta.index == index]
+        assert own[0].id
+        assert own[0].id.startswith("call_")
+        assert own[0].type == "function"
+        assert own[0].function
+        assert (own[0].function.name, own[0].function.arguments) == (name, "")
+        rest = [delta.function for delta in own[1:] if delta.function]
+        assert all(delta.id is None and delta.type is None for delta in own[1:])
+        assert all(function.name is None for function in rest)
+        assert "".join(function.arguments or "" for function in rest) == arguments
+    assert len([delta for delta in deltas if delta.index == 0]) > 3, "arguments come in pieces"
+
+
+def test_sdk_stream_helper(settings: AppSettings) -> None:
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
+    fields = {**CHAT, "tools": [strict]}
+    with sdk(saying(PARIS), settings) as api, api.chat.completions.stream(**fields) as stream:
+        kinds = [event.type for event in stream]
+        message = stream.get_final_completion().choices[0].message
+    assert "tool_calls.function.arguments.delta" in kinds
+    assert kinds.count("tool_calls.function.arguments.done") == 1
+    assert message.tool_calls
+    assert message.tool_calls[0].function.parsed_arguments == {"city": "Paris"}
+
+
+def test_tools_reach_the_template_as_they_were_given(settings: AppSettings) -> None:
+    client = saying("ok")
+    post(client, settings)
+    prompt = ids(json.dumps([WEATHER, PING]))
+    assert client.submissions[0].prompt[: len(prompt)] == prompt
+    post(client, settings, tool_choice="none")
+    assert client.submissions[1].prompt[: len(prompt)] != prompt, "tools that may not be called are not shown"
+
+
+def test_without_tools_or_with_none_a_call_is_text(settings: AppSettings) -> None:
+    for fields in ({"tools": None}, {"tools": []}, {"tool_choice": "none"}):
+        choice = post(saying(PARIS), settings, **fields)["choices"][0]
+        assert choice["message"]["content"] == PARIS
+        assert choice["finish_reason"] == "stop"
+
+
+def test_no_call_no_fields(settings: AppSettings) -> None:
+    choice = post(saying("Sunny. "), settings)["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "Sunny. ", "refusal": None, "annotations": []}
+    assert choice["finish_reason"] == "stop"
+
+
+def test_malformed_calls_are_content(settings: AppSettings) -> None:
+    text = "<tool_call>{nothing}</tool_call>"
+    choice = post(saying(text), settings)["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
+
+
+def test_wire_8_a_call_cut_by_the_token_limit_reports_length(settings: AppSettings) -> None:
+    client = saying(PARIS[:60], finish="length")
+    choice = post(client, settings)["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert '{"city": "Paris"}'.startswith(choice["message"]["tool_calls"][0]["function"]["arguments"])
+    frames = call(client, settings, "POST", "/v1/chat/completions", json={**CHAT, "stream": True})
+    assert events(frames.content)[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
+def test_wire_8_forced_calls(settings: AppSettings, choice: Any, reason: str, stream: bool) -> None:
+    """OpenAI's API says `stop` for a function that the request named, `tool_calls` for a required call."""
+    client = saying(PARIS)
+    if stream:
+        body = {**CHAT, "tool_choice": choice, "stream": True}
+        frames = events(call(client, settings, "POST", "/v1/chat/completions", json=body).content)
+        assert frames[-1]["choices"][0]["finish_reason"] == reason
+    else:
+        answer = post(client, settings, tool_choice=choice)["choices"][0]
+        assert answer["finish_reason"] == reason
+        assert answer["message"]["content"] is None
+        assert answer["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    grammar = client.submissions[0].params.grammar
+    assert grammar is not None, "the engine sees to it that the call is made"
+    assert grammar.kind == "lark"
+
+
+def test_an_automatic_choice_is_not_forced(settings: AppSettings) -> None:
+    client = saying("ok")
+    post(client, settings, tool_choice="auto")
+    assert client.submissions[0].params.grammar is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_that_are_not_parallel_end_after_the_first(settings: AppSettings, stream: bool) -> None:
+    client = saying(PARIS + PONG)
+    body = {**CHAT, "parallel_tool_calls": False, "stream": stream}
+    response = call(client, settings, "POST", "/v1/chat/completions", json=body)
+    if stream:
+        deltas = [chunk["choices"][0]["delta"] for chunk in events(response.content)]
+        names = [c["function"].get("name") for delta in deltas for c in delta.get("tool_calls", [])]
+        assert [name for name in names if name] == ["weather"]
+    else:
+        choice = response.json()["choices"][0]
+        assert [made["function"]["name"] for made in choice["message"]["tool_calls"]] == ["weather"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert response.json()["usage"]["completion_tokens"] < len(ids(PARIS + PONG))
+    assert client.submissions[0].aborted.is_set(), "the engine does not go on"
+
+
+def test_each_of_several_answers_has_its_own_calls(settings: AppSettings) -> None:
+    choices = post(saying(PARIS), settings, n=3)["choices"]
+    assert len({choice["message"]["tool_calls"][0]["id"] for choice in choices}) == 3
+
+
+def test_special_tokens_reach_the_parser_and_others_stay_hidden(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, template=MISTRAL)
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_special_tokens([AddedToken("[TOOL_CALLS]", special=True), AddedToken("[OTHER]", special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = '[OTHER]On it.[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Paris"}}][OTHER]'
+    client = playing([*tokenizer.encode(text).ids, 0])
+    choice = post(client, settings_for(folder))["choices"][0]
+    assert choice["message"]["content"] == "On it."
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
+    plain = post(client, settings_for(folder), tools=None)["choices"][0]
+    assert "[TOOL_CALLS]" not in plain["message"]["content"]
+
+
+def test_models_whose_template_shows_no_tools_refuse_them(tmp_path: Path) -> None:
+    for template in (TEMPLATE, "{{ tools }}" + TEMPLATE):
+        settings = settings_for(write_model_folder(tmp_path, template=template))
+        response = call(saying("ok"), settings, "POST", "/v1/chat/completions", json=CHAT)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "tools"
+    settings = settings_for(tmp_path, tool_call_parser="hermes")
+    assert post(saying(PARIS), settings)["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_tokenize_counts_tools(settings: AppSettings) -> None:
+    def count(body: dict[str, Any]) -> int:
+        return int(call(saying("ok"), settings, "POST", "/tokenize", json=body).json()["count"])
+
+    assert count(CHAT) > count({**CHAT, "tools": None}) + len(ids(json.dumps([WEATHER, PING])))
