@@ -382,7 +382,7 @@ REFUSED: dict[str, tuple[Grammar, str]] = {
     "regex": (Grammar("regex", "(unclosed"), "unclosed"),
     "backreference": (Grammar("regex", r"(a)\1"), "backreferences"),
     "deep regex": (Grammar("regex", "(" * 100 + "a" + ")" * 100), f"at most {MAX_NESTING}"),
-    "huge regex": (Grammar("regex", r"\w?" * 4000), "make it smaller"),
+    "huge regex": (Grammar("regex", r"\w?" * 4000), "cannot be used"),
     "lark": (Grammar("lark", "start: missing"), "missing"),
     "lark syntax": (Grammar("lark", "start: ((("), "does not compile"),
     "unknown special token": (Grammar("lark", "start: <nonsense>"), "nonsense"),

@@ -159,6 +159,15 @@ def test_wire_8_a_call_cut_by_the_token_limit_reports_length(settings: AppSettin
     assert events(frames.content)[-1]["choices"][0]["finish_reason"] == "length"
 
 
+def test_a_cut_call_is_not_completed(tmp_path: Path) -> None:
+    template = "{% if tools %}<tool_call><function=f><parameter=p>{% endif %}" + TEMPLATE
+    settings = settings_for(write_model_folder(tmp_path, template=template))
+    text = "<tool_call><function=weather><parameter=city>Par"
+    for finish, arguments in (("length", '{"city": "Par'), ("stop", '{"city": "Par"}')):
+        made = post(saying(text, finish=finish), settings)["choices"][0]["message"]["tool_calls"][0]
+        assert made["function"] == {"name": "weather", "arguments": arguments}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
 def test_wire_8_forced_calls(settings: AppSettings, choice: Any, reason: str, stream: bool) -> None:

@@ -65,6 +65,7 @@ CASES: list[tuple[str, str, str | None, list[tuple[str, str]]]] = [
     ("hermes", f"<tool_call>{PARIS}</tool_call>", None, [CITY]),
     ("hermes", f"\n<tool_call>\n{PARIS}\n</tool_call>\n", None, [CITY]),
     ("hermes", f"I look. \n<tool_call>\n{PARIS}\n</tool_call>", "I look.", [CITY]),
+    ("hermes", f"Look: \n<tool_call>{PARIS}</tool_call> done", "Look: done", [CITY]),
     ("hermes", f"<tool_call>{PARIS}</tool_call>" * 3, None, [CITY] * 3),
     ("hermes", f"<tool_call>{PARIS}\n{PARIS}</tool_call> done", " done", [CITY] * 2),
     ("hermes", f"<tool_call>{PARIS}", None, [CITY]),
@@ -140,6 +141,7 @@ MALFORMED = [
     ("qwen3_coder", "<tool_call>\n<funct"),
     ("llama3_json", '{"name": "Bob", "age": 3}'),
     ("llama3_json", '{"name": "weather", "age": 3}'),
+    ("llama3_json", '{"name": "unheard_of", "parameters": {"city": "Paris"}}'),
     ("llama3_json", '{"name": "weather"}'),
     ("llama3_json", '{"answer": {"name": "weather", "parameters": {}}}'),
     ("llama3_json", f"Such as {LLAMA_PARIS}"),
@@ -298,7 +300,7 @@ HOSTILE = [
 ]
 
 
-NOTICEABLE = 0.01  # seconds; what a whole megabyte does not take longer for is not worth a comparison
+NOTICEABLE = 0.05  # seconds, much less than anything quadratic takes for these sizes
 
 
 def seconds(name: str, text: str, piece: int) -> float:
@@ -313,7 +315,7 @@ def seconds(name: str, text: str, piece: int) -> float:
     return time.process_time() - start
 
 
-@pytest.mark.parametrize(("piece", "size"), [(2**20, 2**20), (64, 2**18)])
+@pytest.mark.parametrize(("piece", "size"), [(2**20, 2**20), (16, 2**18)])
 @pytest.mark.parametrize(("name", "prefix", "repeated"), HOSTILE)
 def test_fault_tool_parsers_take_twice_the_time_for_twice_the_text(
     name: str, prefix: str, repeated: str, piece: int, size: int
