@@ -122,6 +122,7 @@ class ModelRunner:
             positions=put(batch.positions),
             slot_mapping=put(batch.slot_mapping),
             block_tables=put(batch.block_tables),
+            table_rows=put(np.arange(batch.num_seqs, dtype=np.int32)),
             cu_seqlens_q=put(batch.cu_seqlens_q),
             context_lens=put(batch.context_lens),
             max_seqlen_q=int(np.diff(batch.cu_seqlens_q).max(initial=0)),
@@ -264,7 +265,7 @@ class ModelRunner:
         rows, tokens = self.config.max_num_seqs, self.max_num_tokens
         tables = aligned(rows * self._blocks_per_seq() * int32.itemsize)
         per_token = 3 * aligned(tokens * int32.itemsize)
-        per_row = (len(fields(SamplingMetadata)) + 6) * aligned((rows + 1) * np.dtype(np.uint64).itemsize)
+        per_row = (len(fields(SamplingMetadata)) + 7) * aligned((rows + 1) * np.dtype(np.uint64).itemsize)
         masks = aligned(rows * self._mask_words * np.dtype(np.uint32).itemsize)
         return tables + per_token + per_row + masks
 

@@ -71,6 +71,7 @@ class DecoderHarness:
             positions=from_numpy(int32(positions), device),
             slot_mapping=from_numpy(int32(slots), device),
             block_tables=from_numpy(int32([blocks]), device),
+            table_rows=from_numpy(int32([0]), device),
             cu_seqlens_q=from_numpy(int32([0, len(token_ids)]), device),
             context_lens=from_numpy(int32([start + len(token_ids)]), device),
             max_seqlen_q=len(token_ids),

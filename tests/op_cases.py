@@ -98,7 +98,8 @@ class AttentionInputs:
         return AttentionMetadata(
             positions=from_numpy(self.positions, device),
             slot_mapping=from_numpy(self.slot_mapping, device),
-            block_tables=from_numpy(self.block_tables, device),
+            block_tables=from_numpy(np.ascontiguousarray(self.block_tables[::-1]), device),
+            table_rows=from_numpy(np.arange(len(self.block_tables), dtype=np.int32)[::-1].copy(), device),
             cu_seqlens_q=from_numpy(self.cu_seqlens_q, device),
             context_lens=from_numpy(self.context_lens, device),
             max_seqlen_q=int(np.diff(self.cu_seqlens_q).max(initial=0)),
