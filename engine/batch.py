@@ -74,6 +74,10 @@ class TableUpdates:
     columns: Int32Array  # [U]
     blocks: Int32Array  # [U]
 
+    def part(self, start: int, stop: int) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """Rows, columns and blocks of the entries start..stop - 1."""
+        return self.rows[start:stop], self.columns[start:stop], self.blocks[start:stop]
+
 
 @dataclass
 class StepBatch:

@@ -119,14 +119,12 @@ class ModelRunner:
         A constrained batch stops before the choice, and goes on with `sample`. A row whose logits are not
         finite gets the token id -1, and the others are not affected.
         """
-        if batch.table_updates is not None:
-            self._update_tables(batch.table_updates)
         for init in batch.slot_inits:
             self._sampler.enter(init)
         recorded = self._graphs.get(self._recorded_shape(batch))
         if recorded is not None:
             inputs, logits, graph = recorded
-            inputs.submit(batch)
+            self._submit(inputs, batch)
             graph.launch()
         else:
             inputs = self._inputs(
@@ -134,7 +132,7 @@ class ModelRunner:
                 max_seqlen_q=int(np.diff(batch.cu_seqlens_q).max(initial=0)),
                 max_context_len=int(batch.context_lens.max(initial=0)),
             )
-            inputs.submit(batch)
+            self._submit(inputs, batch)
             logits = self._forward(inputs)
         running = RunningStep(batch, inputs, logits)
         if not batch.is_constrained:
@@ -160,18 +158,22 @@ class ModelRunner:
 
     def _forward(self, inputs: StepInputs) -> Tensor:
         """Logits [S, V] float32 in the step's buffers."""
+        self.ops.scatter(self._block_tables, *inputs.updates)
         indices = None if inputs.shape.is_decode else inputs.logits_indices
         return self.decoder.forward(
             inputs.input_ids, inputs.attention, indices, self._buffers, sampled=self._sampler.newest
         )
 
-    def _update_tables(self, updates: TableUpdates) -> None:
-        for start in range(0, len(updates.rows), MAX_TABLE_UPDATES):
-            part = slice(start, start + MAX_TABLE_UPDATES)
-            put = self._table_upload.put
-            rows, columns, blocks = put(updates.rows[part]), put(updates.columns[part]), put(updates.blocks[part])
-            self._table_upload.submit()
-            self.ops.scatter(self._block_tables, rows, columns, blocks)
+    def _submit(self, inputs: StepInputs, batch: StepBatch) -> None:
+        """Send the batch to the device; table updates that the step has no room for go ahead of it."""
+        updates, room = batch.table_updates, inputs.shape.num_seqs
+        if updates is not None and len(updates.rows) > room:
+            for start in range(room, len(updates.rows), MAX_TABLE_UPDATES):
+                tensors = [self._table_upload.put(each) for each in updates.part(start, start + MAX_TABLE_UPDATES)]
+                self._table_upload.submit()
+                self.ops.scatter(self._block_tables, *tensors)
+            updates = TableUpdates(*updates.part(0, room))
+        inputs.submit(batch, updates)
 
     def _recorded_shape(self, batch: StepBatch) -> StepShape | None:
         """The smallest recorded shape that holds a batch of decodes; None for others."""

@@ -122,8 +122,10 @@ class Scheduler:
         for sequence, num_computed_tokens in step.filled:
             if sequence.is_running:
                 first = sequence.num_published_blocks
+                before = sequence.block_table[first:]
                 self.block_manager.publish(sequence, num_computed_tokens)
-                self._slots.write_blocks(sequence, first)
+                if sequence.block_table[first:] != before:  # the same tokens were in other blocks already
+                    self._slots.write_blocks(sequence, first)
 
     def _schedule_running(self, sequences: list[Sequence], counts: list[int], preempted: list[Sequence]) -> int:
         """-> the budget that is left; if any, every running sequence has caught up."""

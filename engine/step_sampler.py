@@ -104,7 +104,7 @@ class StepSampler:
             ops.apply_token_mask(logits, *masked)
         chosen = self._chosen[: logits.shape[0]]
         ops.sample(logits, metadata, filtered=filtered, out=chosen)
-        ops.scatter(self.newest.view(-1, 1), inputs.slots, None, chosen)
+        ops.scatter(self.newest.view(self.newest.size, 1), inputs.slots, None, chosen)
         if adjusted:
             ops.record_tokens(state, metadata.slots, chosen)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.batch import StepBatch
+from engine.batch import StepBatch, TableUpdates
 from engine.models.step_upload import StepUpload, aligned
 from engine.ops.interface import AttentionMetadata
 from engine.ops.sampling_interface import SamplingMetadata
@@ -16,14 +16,17 @@ from engine.tensor import Tensor, float32, int32, uint64
 
 Array = np.ndarray[Any, Any]
 
-SAMPLING_DTYPES = {
+SAMPLING_DTYPES: dict[str, np.dtype[Any]] = {
     "seeds": uint64,
     **dict.fromkeys(
         ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"), float32
     ),
 }
 # What a row of padding holds where it is not 0: it is stored nowhere and samples greedily for nobody.
-PADDING: dict[str, int] = {"slot_mapping": -1, "slots": -1, "top_p": 1, "repetition_penalty": 1}
+PADDING: dict[str, int] = {"slot_mapping": -1, "slots": -1, "rows": -1, "top_p": 1, "repetition_penalty": 1}
+
+
+NO_UPDATES = TableUpdates(*(np.empty(0, np.int32) for _ in fields(TableUpdates)))
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,9 @@ class StepInputs:
     """Where each array of a step of one shape lies in an upload.
 
     Attributes:
-        input_ids [T], logits_indices [S], slots [S], attention, sampling: tensors, valid once written
-            and submitted; attention's maxima are those given here.
+        input_ids [T], logits_indices [S], slots [S], attention, sampling: tensors, valid once
+            submitted; attention's maxima are those given here.
+        updates: the rows, columns and blocks [R] of as many of the batch's table updates.
         nbytes: of all arrays.
     """
 
@@ -60,13 +64,16 @@ class StepInputs:
     ) -> None:
         self.shape = shape
         self._upload = upload
-        self._places: list[tuple[str, int, int, np.dtype[Any]]] = []
-        self._views: dict[int, list[tuple[str, Array]]] = {}
+        self._places: list[tuple[str, str, int, int, np.dtype[Any]]] = []
+        self._views: dict[int, list[tuple[str, str, Array]]] = {}
         tensors: dict[str, Tensor] = {}
+        sampling: dict[str, Tensor] = {}
+        updates: dict[str, Tensor] = {}
+        groups = {"": tensors, "sampling": sampling, "table_updates": updates}
         offset = 0
-        for name, length, dtype in _arrays(shape):
-            self._places.append((name, offset, length, dtype))
-            tensors[name] = Tensor(upload.buffer, (length,), dtype, offset)
+        for group, name, length, dtype in _arrays(shape):
+            self._places.append((group, name, offset, length, dtype))
+            groups[group][name] = Tensor(upload.buffer, (length,), dtype, offset)
             offset = aligned(offset + length * dtype.itemsize)
         self.nbytes = offset
         self.input_ids = tensors["input_ids"]
@@ -81,20 +88,22 @@ class StepInputs:
             max_seqlen_q=max_seqlen_q,
             max_context_len=max_context_len,
         )
-        self.sampling = SamplingMetadata(**{field.name: tensors[field.name] for field in fields(SamplingMetadata)})
+        self.sampling = SamplingMetadata(**sampling)
         self.slots = self.sampling.slots
+        self.updates = updates["rows"], updates["columns"], updates["blocks"]
 
-    def submit(self, batch: StepBatch) -> None:
-        """Send the arrays of a batch of at most this shape to the device."""
+    def submit(self, batch: StepBatch, updates: TableUpdates | None) -> None:
+        """Send the arrays of a batch of at most this shape to the device, with at most R table updates."""
         number, stage = self._upload.stage()
         views = self._views.get(number)
         if views is None:
             views = self._views[number] = [
-                (name, stage[offset : offset + length * dtype.itemsize].view(dtype))
-                for name, offset, length, dtype in self._places
+                (group, name, stage[offset : offset + length * dtype.itemsize].view(dtype))
+                for group, name, offset, length, dtype in self._places
             ]
-        for name, view in views:
-            values = getattr(batch if name in BATCH_ARRAYS else batch.sampling, name)
+        sources = {"": batch, "sampling": batch.sampling, "table_updates": updates or NO_UPDATES}
+        for group, name, view in views:
+            values = getattr(sources[group], name)
             count = len(values)
             view[:count] = values
             if count < len(view):
@@ -109,23 +118,20 @@ class StepInputs:
         return starts
 
 
-BATCH_ARRAYS = frozenset(
-    ("input_ids", "positions", "slot_mapping", "table_rows", "cu_seqlens_q", "context_lens", "logits_indices")
-)
-
-
-def _arrays(shape: StepShape) -> Iterator[tuple[str, int, np.dtype[Any]]]:
-    """Names as in StepBatch and SamplingBatch, lengths and dtypes."""
+def _arrays(shape: StepShape) -> Iterator[tuple[str, str, int, np.dtype[Any]]]:
+    """What of a StepBatch they are a part of, names, lengths and dtypes."""
     for name in ("input_ids", "positions", "slot_mapping"):
-        yield name, shape.num_tokens, int32
-    yield "table_rows", shape.num_seqs, int32
-    yield "cu_seqlens_q", shape.num_seqs + 1, int32
-    yield "context_lens", shape.num_seqs, int32
-    yield "logits_indices", shape.num_sampled, int32
+        yield "", name, shape.num_tokens, int32
+    yield "", "table_rows", shape.num_seqs, int32
+    yield "", "cu_seqlens_q", shape.num_seqs + 1, int32
+    yield "", "context_lens", shape.num_seqs, int32
+    yield "", "logits_indices", shape.num_sampled, int32
     for field in fields(SamplingMetadata):
-        yield field.name, shape.num_sampled, SAMPLING_DTYPES.get(field.name, int32)
+        yield "sampling", field.name, shape.num_sampled, SAMPLING_DTYPES.get(field.name, int32)
+    for field in fields(TableUpdates):
+        yield "table_updates", field.name, shape.num_seqs, int32
 
 
 def inputs_bytes(shape: StepShape) -> int:
     """Memory that an upload of this shape takes."""
-    return sum(aligned(length * dtype.itemsize) for _, length, dtype in _arrays(shape))
+    return sum(aligned(length * dtype.itemsize) for _, _, length, dtype in _arrays(shape))
