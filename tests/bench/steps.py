@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-
 from engine.batch import StepBatch
 from engine.config import EngineConfig
 from engine.cuda.device import CudaDevice
