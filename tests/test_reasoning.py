@@ -105,12 +105,6 @@ def answer_of(settings: AppSettings, text: str, *, finish: str = "stop", **field
     return response.json()  # type: ignore[no-any-return]
 
 
-def chunks_of(settings: AppSettings, text: str, **fields: Any) -> list[dict[str, Any]]:
-    client = FakeClient(always(play([*ids(text), 0], stop_token_id=0)))
-    body = {**CHAT, "stream": True, **fields}
-    return events(call(client, settings, "POST", "/v1/chat/completions", json=body).content)
-
-
 def test_wire_16_reasoning_has_both_names_and_its_tokens_are_counted(settings: AppSettings) -> None:
     answer = answer_of(settings, "<think>\nhm\n</think>\n\nHello")
     message = answer["choices"][0]["message"]
@@ -119,21 +113,6 @@ def test_wire_16_reasoning_has_both_names_and_its_tokens_are_counted(settings: A
     counted = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
     assert counted == len(ids("\nhm\n</think>")) + 1, "from the whole opening tag to the whole closing one"
     assert answer["usage"]["completion_tokens"] > counted
-
-
-def test_wire_16_reasoning_is_streamed(settings: AppSettings) -> None:
-    chunks = chunks_of(settings, "<think>\nhm, hm\n</think>\n\nHello", stream_options={"include_usage": True})
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
-    assert deltas[0] == {"role": "assistant", "content": ""}
-    thoughts = [delta for delta in deltas if "reasoning" in delta]
-    assert len(thoughts) > 2
-    assert all(
-        delta == {"reasoning": delta["reasoning"], "reasoning_content": delta["reasoning"]} for delta in thoughts
-    )
-    assert "".join(delta["reasoning"] for delta in thoughts) == "hm, hm"
-    assert "".join(delta.get("content", "") for delta in deltas) == "Hello"
-    assert max(map(deltas.index, thoughts)) < min(i for i, delta in enumerate(deltas) if delta.get("content"))
-    assert chunks[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
 def test_a_prompt_may_open_the_reasoning(tmp_path: Path) -> None:

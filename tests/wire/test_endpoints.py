@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import openai
 import pytest
 
 from tests.server_fixture import DEADLINE, Server
+from tests.wire.points import COUNTERS, GAUGES, HISTOGRAMS
 
 MODEL = "tessera-builtin"
 ADD: Any = [{"role": "user", "content": "What is 2 + 3?"}]
@@ -79,35 +81,19 @@ def test_wire_endpoint_health_ready_and_version(builtin_server: Server) -> None:
     assert builtin_server.http.get("/version").json()["version"]
 
 
-GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-COUNTERS = (
-    "prompt_tokens",
-    "generation_tokens",
-    "prompt_tokens_cached",
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-    "num_preemptions",
-)
-HISTOGRAMS = (
-    "time_to_first_token_seconds",
-    "inter_token_latency_seconds",
-    "e2e_request_latency_seconds",
-    "request_queue_time_seconds",
-    "request_prefill_time_seconds",
-    "request_decode_time_seconds",
-    "request_prompt_tokens",
-    "request_generation_tokens",
-    "iteration_tokens_total",
-)
-
-
 def test_wire_endpoint_metrics(builtin_server: Server) -> None:
-    """Every name that dashboards read is there, and one request moves what it should."""
+    answer = builtin_server.http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "\ntessera:engine_up 1\n" in answer.text
+
+
+def test_wire_metrics_move_with_a_request(builtin_server: Server) -> None:
+    """Every name that dashboards read is declared as what it is, and one request moves what it should."""
     text = builtin_server.http.get("/metrics").text
-    for kind, names in (("gauge", GAUGES), ("counter", COUNTERS), ("histogram", HISTOGRAMS)):
-        for name in names:
-            declared = name if kind != "counter" else f"{name}_total"
-            assert f"# TYPE tessera:{declared} {kind}\n" in text or f"# TYPE tessera:{name} {kind}\n" in text, name
+    declared = dict(re.findall(r"^# TYPE tessera:(\S+) (\S+)$", text, re.MULTILINE))
+    assert {name: declared.get(name) for name in GAUGES} == dict.fromkeys(GAUGES, "gauge")
+    assert {name: declared.get(f"{name}_total") for name in COUNTERS} == dict.fromkeys(COUNTERS, "counter")
+    assert {name: declared.get(name) for name in HISTOGRAMS} == dict.fromkeys(HISTOGRAMS, "histogram")
     before = builtin_server.metrics()
     builtin_server.complete("2 + 3 =", 4)
     builtin_server.until_idle()

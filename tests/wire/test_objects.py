@@ -46,9 +46,7 @@ def said(content: Any, role: str = "user", **fields: Any) -> Any:
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_wire_8_finish_reason(
-    tool: Scripted, text: str, finish: str, choice: Any, reason: str, stream: bool
-) -> None:
+def test_wire_8_finish_reason(tool: Scripted, text: str, finish: str, choice: Any, reason: str, stream: bool) -> None:
     tool.says(text, finish=finish)
     answer: Any = tool.openai.chat.completions.create(**CHAT, tools=TOOLS, tool_choice=choice, stream=stream)
     if stream:

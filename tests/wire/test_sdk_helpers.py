@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal
 
 import anthropic
@@ -100,11 +101,11 @@ def test_chat_parse_gives_an_object_of_the_class(sdks: Sdks, beta: bool) -> None
 
 def test_chat_stream_parses_as_it_grows(sdks: Sdks) -> None:
     with sdks.openai.chat.completions.stream(**WHO, response_format=Person) as stream:
-        partial = [event.parsed for event in stream if event.type == "content.delta" and event.parsed]
+        seen = [event.parsed for event in stream if event.type == "content.delta" and event.parsed]
         parsed = stream.get_final_completion().choices[0].message.parsed
     assert isinstance(parsed, Person)
-    assert partial[-1] == parsed.model_dump()
-    assert len(partial) > 2
+    assert seen[-1] == parsed.model_dump()
+    assert len(seen) > 2
 
 
 def test_chat_parse_reads_tool_calls(sdks: Sdks) -> None:
@@ -142,12 +143,13 @@ def test_chat_stream_tells_two_calls_apart(tool: Scripted) -> None:
 @pytest.mark.parametrize("helper", ["parse", "stream"])
 def test_chat_helpers_raise_where_an_answer_was_cut(sdks: Sdks, helper: str) -> None:
     fields: Any = {**WHO, "response_format": Person, "max_completion_tokens": 2}
-    with pytest.raises(openai.LengthFinishReasonError):
-        if helper == "parse":
-            sdks.openai.chat.completions.parse(**fields)
+    with ExitStack() as stack:
+        if helper == "stream":
+            ask = stack.enter_context(sdks.openai.chat.completions.stream(**fields)).until_done
         else:
-            with sdks.openai.chat.completions.stream(**fields) as stream:
-                stream.until_done()
+            ask = partial(sdks.openai.chat.completions.parse, **fields)
+        with pytest.raises(openai.LengthFinishReasonError):
+            ask()
 
 
 def test_a_closed_stream_ends_the_work(plain: Scripted) -> None:
@@ -244,9 +246,7 @@ def test_messages_tool_runner_runs_the_tool_and_answers(tool: Scripted) -> None:
 def test_count_tokens_is_what_a_message_costs(sdks: Sdks) -> None:
     for messages in (ADD["messages"], WHO["messages"]):
         counted = sdks.anthropic.messages.count_tokens(model=MODEL, messages=messages, system="Be brief.")
-        usage = sdks.anthropic.messages.create(
-            model=MODEL, messages=messages, system="Be brief.", max_tokens=1
-        ).usage
+        usage = sdks.anthropic.messages.create(model=MODEL, messages=messages, system="Be brief.", max_tokens=1).usage
         assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
@@ -300,9 +300,7 @@ def refuses_twice(server: Scripted) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_429_is_retried_when_the_server_says(
-    plain: Scripted, stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_429_is_retried_when_the_server_says(plain: Scripted, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
     refuses_twice(plain)

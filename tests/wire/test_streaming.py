@@ -71,7 +71,9 @@ def test_wire_3_usage_chunk_is_last_and_others_have_null(plain: Scripted, kind: 
     assert all(chunk.usage is None and "usage" in chunk.model_fields_set for chunk in told), "null, not left out"
 
 
-@pytest.mark.parametrize("fields", [{}, {"stream_options": None}, {"stream_options": {"include_usage": False}}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{}, {"stream_options": None}, {"stream_options": {"include_usage": False}}], ids=str
+)
 @pytest.mark.parametrize("path", PATHS)
 def test_wire_3_no_usage_unless_asked_for(plain: Scripted, path: str, fields: Any) -> None:
     chunks = events(plain.http.post(path, json={**PATHS[path], "stream": True, **fields}).content)
