@@ -87,7 +87,7 @@ def test_a_slow_sender_is_turned_away(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_takes_too_long_ends(tmp_path: Path) -> None:
-    settings = settings_for(write_model_folder(tmp_path), request_timeout=1.0)
+    settings = settings_for(write_model_folder(tmp_path), request_timeout=0.4)
     client = FakeClient(always(play(ids("ab"), finish=None)), hang=True)
     with serve(client, settings) as url:
         whole = httpx.post(f"{url}/v1/completions", json=TEXT, timeout=PATIENCE)
