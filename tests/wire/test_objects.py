@@ -324,10 +324,12 @@ def test_wire_13_developer_is_system_and_content_has_its_forms(tool: Scripted) -
     )
 
 
-def test_wire_13_a_messages_own_answer_can_be_sent_back(tool: Scripted) -> None:
+@pytest.mark.parametrize("dumped", [False, True])
+def test_wire_13_an_answer_can_be_sent_back_as_it_came(tool: Scripted, dumped: bool) -> None:
     tool.says(f"<think>hm</think>I look.\n{CALL}")
-    message = tool.openai.chat.completions.create(**CHAT, tools=TOOLS).choices[0].message
-    (made,) = message.tool_calls or []
+    message: Any = tool.openai.chat.completions.create(**CHAT, tools=TOOLS).choices[0].message
+    (made,) = message.tool_calls
+    message = message.model_dump() if dumped else message  # with a null for every field that it does not have
     result: Any = {"role": "tool", "tool_call_id": made.id, "content": "rain"}
     tool.openai.chat.completions.create(model="tiny", messages=[*CHAT["messages"], message, result], tools=TOOLS)
     assert "<think>hm</think>I look.<tool_call>weather Köln</tool_call>" in tool.prompt
