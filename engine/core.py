@@ -84,7 +84,8 @@ class EngineCore:
             max_context=self._max_context,
         )
         self._runner = runner
-        self._in_flight: deque[tuple[ScheduledStep, Running]] = deque()
+        self._in_flight: deque[tuple[ScheduledStep, Running, float]] = deque()  # with the times of submission
+        self._last_finished = 0.0  # when the newest result came
         self._max_queue_len = config.max_queue_len
         self._eos_token_ids = tuple(eos_token_ids)
         self._clock = clock
@@ -163,7 +164,8 @@ class EngineCore:
         step = self.schedule()
         outputs = self._take_refusals()
         if step is not None:
-            in_flight.append((step, self._runner.start(step.batch)))
+            submitted = self._clock()
+            in_flight.append((step, self._runner.start(step.batch), submitted))
         if in_flight and (step is None or len(in_flight) > 1):
             self._finish_step(outputs)
         if step is not None:
@@ -177,8 +179,12 @@ class EngineCore:
 
     def _finish_step(self, outputs: Outputs) -> None:
         """Take the oldest step's result."""
-        step, running = self._in_flight.popleft()
-        self.postprocess(step, running.result(), outputs)
+        step, running, submitted = self._in_flight.popleft()
+        result = running.result()
+        now = self._clock()
+        self.scheduler.record_pace(step, now - max(submitted, self._last_finished))
+        self._last_finished = now
+        self.postprocess(step, result, outputs)
 
     def _token_mask(self, step: ScheduledStep) -> TokenMask | None:
         """Of the constrained rows whose sequences have not ended meanwhile."""

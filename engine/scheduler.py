@@ -21,8 +21,11 @@ from engine.batch import Int32Array, SamplingBatch, SlotInit, StepBatch, TableUp
 from engine.block_manager import BlockManager
 from engine.messages import FinishReason, SchedulerStats
 from engine.sequence import Sequence, SequenceStatus
+from engine.step_pace import StepPace
 
 _in_order = attrgetter("order")
+
+BACKLOG_SEQS = 256  # waiting sequences that are counted before each step
 
 
 @dataclass
@@ -65,6 +68,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._slots = SlotTable(max_num_seqs, block_manager.num_blocks_for(max_context), block_manager.block_size)
         self._admission_is_blocked = False
+        self._pace = StepPace()
 
     @property
     def has_unfinished(self) -> bool:
@@ -83,6 +87,10 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_in_order)
         self._admission_is_blocked = False
+
+    def record_pace(self, step: ScheduledStep, seconds: float) -> None:
+        """An executed step took `seconds`."""
+        self._pace.record(sum(count for count in step.num_scheduled_tokens if count > 1), seconds)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Take a sequence out; one that failed leaves nothing behind in the prefix cache."""
@@ -130,6 +138,7 @@ class Scheduler:
     def _schedule_running(self, sequences: list[Sequence], counts: list[int], preempted: list[Sequence]) -> int:
         """-> the budget that is left; if any, every running sequence has caught up."""
         budget = self.max_num_batched_tokens
+        prompt_budget = self._prompt_budget()
         block_size = self.block_manager.block_size
         running = self.running
         index = 0
@@ -143,7 +152,10 @@ class Scheduler:
             count = num_tokens - num_computed
             if count > 1:
                 # A long prompt leaves a token to each sequence behind it, so that those keep decoding.
-                count = min(count, budget - (len(running) - index))
+                count = min(count, budget - (len(running) - index), prompt_budget)
+                if count < 1:
+                    continue
+                prompt_budget -= count
             num_tokens = num_computed + count
             fits = num_tokens <= len(sequence.block_table) * block_size
             if not fits and not self._allocate(sequence, num_tokens, preempted):
@@ -151,7 +163,19 @@ class Scheduler:
             sequences.append(sequence)
             counts.append(count)
             budget -= count
-        return budget
+        return min(budget, prompt_budget)
+
+    def _prompt_budget(self) -> int:
+        """Tokens of prompts that the next step may take."""
+        most, num_decodes = self.max_num_batched_tokens, 0
+        backlog = sum(sequence.num_tokens for sequence in self.waiting[:BACKLOG_SEQS])
+        for sequence in self.running:
+            missing = sequence.num_tokens + sequence.num_pending_tokens - sequence.num_computed_tokens
+            if missing > 1:
+                backlog += missing
+            else:
+                num_decodes += 1
+        return self._pace.prompt_tokens(backlog, most) if num_decodes and backlog else most
 
     def _allocate(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
         """Get blocks for `num_tokens` tokens from whoever comes last; False if that is `sequence` itself."""
