@@ -85,11 +85,11 @@ class BlockManager:
     def match_prefix(self, sequence: Sequence) -> list[int]:
         """Published blocks that hold the beginning of `sequence`, which still takes no reference.
 
-        The last token is never among them: it must be computed to choose the next one.
+        At most `max_shared_tokens` of its tokens are among them.
         """
         if not self.prefix_caching:
             return []
-        num_blocks = (sequence.num_tokens - 1) // self.block_size
+        num_blocks = sequence.max_shared_tokens // self.block_size
         self._extend_digests(sequence, num_blocks)
         blocks: list[int] = []
         parent: PublishedBlock | None = None

@@ -17,6 +17,7 @@ from engine.errors import ContextLengthError, EngineError, InvalidRequestError, 
 from engine.grammar import GrammarCompiler, PendingGrammar
 from engine.messages import AddRequest, FinishReason, RequestOutput, SchedulerStats, refused
 from engine.metrics import EngineMetrics
+from engine.prompt_logprobs import keep_prompt_logprobs
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.sequence import ClientId, Sequence, SequenceStatus
 
@@ -164,6 +165,7 @@ class EngineCore:
             self._fail_rows_without_token(step, token_ids, outputs, now)
         self.scheduler.publish(step)
         self.scheduler.record_sampled(step, result.token_ids)
+        keep_prompt_logprobs(step.prompt_rows, result.prompt_logprobs)
         self._advance_constraints(step, token_ids)
 
         num_tokens = 0
@@ -191,7 +193,9 @@ class EngineCore:
                 finish_reason,
                 token_id if finish_reason == "stop" and token_id in sequence.stop_token_ids else None,
                 sequence.num_cached_tokens,
+                prompt_logprobs=sequence.prompt_logprobs,
             )
+            sequence.prompt_logprobs = None
             outputs[sequence.client].append(output)
             if finish_reason is not None:
                 self._finish(sequence, finish_reason, now)

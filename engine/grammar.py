@@ -165,8 +165,8 @@ class GrammarCompiler:
             probe.close()
 
     def _compile(self, job: _Job, grammar: Grammar) -> CompiledGrammar:
-        start = job.started_at = time.monotonic()
         tokenizer = self._tokenizer.result()
+        start = job.started_at = time.monotonic()  # reading the tokenizer is not the grammar's fault
         source = llguidance_source(grammar)
         self._probe(tokenizer).check(source)
         matcher = llguidance.LLMatcher(tokenizer.inner, source, log_level=0, limits=LIMITS)

@@ -17,6 +17,7 @@ from engine.messages import TokenLogprobs
 from engine.models.config import DTYPES, ModelConfig
 from engine.models.decoder import Decoder, StepBuffers
 from engine.models.kv_cache import KVCache, block_bytes
+from engine.models.prompt_logprobs import launch_prompt_logprobs, read_prompt_logprobs
 from engine.models.rope import cos_sin_table
 from engine.models.sampling_slots import SamplingSlots
 from engine.models.step_upload import StepUpload, aligned
@@ -131,19 +132,27 @@ class ModelRunner:
         logprob_rows = put(wants_logprobs)
         mask = batch.token_mask
         masked = None if mask is None else (put(mask.words), put(mask.rows))
+        prompt = batch.prompt_rows
+        prompt_ids = None if prompt is None else (put(prompt.token_indices), put(prompt.next_token_ids))
         self._upload.submit()
 
         logits = self.decoder.forward(input_ids, attention, logits_indices, self._buffers)
+        prompt_logprobs: list[TokenLogprobs] = []
+        if prompt is not None and prompt_ids is not None:
+            k = min(int(prompt.num_logprobs.max()), self.model.vocab_size)
+            pieces = launch_prompt_logprobs(self.decoder, self._buffers, *prompt_ids, k)
+            logits = self.decoder.project(logits_indices, self._buffers)
+            prompt_logprobs = read_prompt_logprobs(pieces, prompt.next_token_ids, prompt.num_logprobs)
         if not batch.num_sampled:
-            return StepResult(np.empty(0, np.int32))
+            return StepResult(np.empty(0, np.int32), None, prompt_logprobs)
         raw_logits = logits
         changed = sampling.needs_adjustment or masked is not None
         if len(wants_logprobs) and (changed or len(wants_logprobs) < batch.num_sampled):
             raw_logits = self.ops.embedding(logprob_rows, logits, out=self._raw_logits[: len(wants_logprobs)])
         token_ids = self._choose(logits, metadata, sampling, masked)
         if not len(wants_logprobs):
-            return StepResult(token_ids)
-        return StepResult(token_ids, self._logprobs(raw_logits, wants_logprobs, token_ids, sampling))
+            return StepResult(token_ids, None, prompt_logprobs)
+        return StepResult(token_ids, self._logprobs(raw_logits, wants_logprobs, token_ids, sampling), prompt_logprobs)
 
     def _choose(
         self,
@@ -263,7 +272,7 @@ class ModelRunner:
         """Of the largest step; arrays are those of `execute`."""
         rows, tokens = self.config.max_num_seqs, self.max_num_tokens
         tables = aligned(rows * self._blocks_per_seq() * int32.itemsize)
-        per_token = 3 * aligned(tokens * int32.itemsize)
+        per_token = 5 * aligned(tokens * int32.itemsize)
         per_row = (len(fields(SamplingMetadata)) + 6) * aligned((rows + 1) * np.dtype(np.uint64).itemsize)
         masks = aligned(rows * self._mask_words * np.dtype(np.uint32).itemsize)
         return tables + per_token + per_row + masks

@@ -69,6 +69,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         stop_token_ids: end the sequence with `stop`; the model's own end ids are added by the engine.
         ignore_eos: the model's own end ids do not end the sequence.
         logprobs: number of alternatives to report per token; None reports nothing, 0 the token's own.
+        prompt_logprobs: the same for the prompt's tokens, all but the first.
         grammar: what the answer must match; once nothing can follow, the sequence ends with `stop`, whatever
             `min_tokens` and `ignore_eos` say.
         allowed_token_ids: no other ids can be chosen; None allows all.
@@ -88,6 +89,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     allowed_token_ids: tuple[int, ...] | None = None
 
@@ -113,6 +115,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _in_range("seed", self.seed, 0, MAX_SEED)
         if self.logprobs is not None:
             _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
         _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
         for token_id, bias in self.logit_bias.items():

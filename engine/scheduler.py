@@ -20,6 +20,7 @@ import numpy as np
 from engine.batch import Int32Array, SamplingBatch, SlotInit, StepBatch, TokenMask
 from engine.block_manager import BlockManager
 from engine.messages import FinishReason, SchedulerStats
+from engine.prompt_logprobs import gather_prompt_rows
 from engine.sequence import Sequence, SequenceStatus
 
 _in_order = attrgetter("order")
@@ -35,6 +36,7 @@ class ScheduledStep:
         filled: those that fill a block, with their number of computed tokens after the step.
         admitted: those that enter with this step; also in `sequences`.
         preempted: those that lost their blocks and wait again.
+        prompt_rows: whose the batch's prompt rows are, and how many of each.
     """
 
     batch: StepBatch
@@ -44,6 +46,7 @@ class ScheduledStep:
     filled: list[tuple[Sequence, int]] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
+    prompt_rows: list[tuple[Sequence, int]] = field(default_factory=list)
 
 
 class Scheduler:
@@ -286,6 +289,8 @@ class SlotTable:
             input_ids[cu_seqlens_q[row] : cu_seqlens_q[row + 1]] = chunk
 
         sampled = [sequences[row] for row in sampled_rows.tolist()]
+        in_prompt = np.flatnonzero(starts < self._num_prompt_tokens[slots] - 1).tolist()
+        prompt_rows, askers = gather_prompt_rows(in_prompt, sequences, num_scheduled, cu_seqlens_q)
         filled_rows = np.flatnonzero(context_lens // self._block_size > starts // self._block_size)
         batch = StepBatch(
             input_ids=input_ids,
@@ -298,6 +303,7 @@ class SlotTable:
             sampling=self._gather_sampling(slots[sampled_rows], context_lens[sampled_rows]),
             slot_inits=[_slot_init(sequence) for sequence in admitted],
             token_mask=self._gather_masks(slots[sampled_rows], sampled),
+            prompt_rows=prompt_rows,
         )
         return ScheduledStep(
             batch=batch,
@@ -306,6 +312,7 @@ class SlotTable:
             sampled=sampled,
             filled=[(sequences[row], int(context_lens[row])) for row in filled_rows.tolist()],
             admitted=admitted,
+            prompt_rows=askers,
         )
 
     def _gather_masks(self, slots: Int32Array, sampled: list[Sequence]) -> TokenMask | None:

@@ -28,12 +28,14 @@ ALLOWED: dict[str, set[str]] = {
     "engine.constraint": FOUNDATION | {"engine.grammar"},
     "engine.sequence": FOUNDATION | {"engine.constraint"},
     "engine.block_manager": FOUNDATION | {"engine.sequence"},
-    "engine.scheduler": FOUNDATION | {"engine.sequence", "engine.block_manager", "engine.batch"},
+    "engine.scheduler": FOUNDATION
+    | {"engine.sequence", "engine.block_manager", "engine.batch", "engine.prompt_logprobs"},
     "engine.batch": FOUNDATION,
+    "engine.prompt_logprobs": FOUNDATION | {"engine.batch", "engine.sequence"},
     "engine.metrics": FOUNDATION | {"engine.sequence"},
     "engine.core": FOUNDATION
     | {"engine.scheduler", "engine.sequence", "engine.block_manager", "engine.batch", "engine.metrics"}
-    | {"engine.grammar", "engine.constraint"},
+    | {"engine.grammar", "engine.constraint", "engine.prompt_logprobs"},
     "engine.model_runner": FOUNDATION | {"engine.batch", "engine.models", "engine.ops", "engine.cuda"},
     "engine.embedding_runner": FOUNDATION | {"engine.models", "engine.ops"},
     "engine.embedder": FOUNDATION | {"engine.sequence"},

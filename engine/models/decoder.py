@@ -95,11 +95,16 @@ class Decoder:
         """Store this step's keys and values, return logits [S, V] float32 of the tokens chosen by
         `logits_indices` [S] int32 among input_ids [T] int32. The result lives in `buffers` until
         the next step."""
+        self._layers(input_ids, metadata, buffers)
+        return self.project(logits_indices, buffers)
+
+    def project(self, logits_indices: Tensor, buffers: StepBuffers) -> Tensor:
+        """Logits [S, V] float32 of tokens of the step that `buffers` is from, as `forward` gives them; they
+        take the place of the last ones."""
         ops, weights = self.ops, self.weights
         num_logits = logits_indices.shape[0]
-        residual, update = self._layers(input_ids, metadata, buffers)
-        last_residual = ops.embedding(logits_indices, residual, out=buffers.last_residual[:num_logits])
-        last_update = ops.embedding(logits_indices, update, out=buffers.last_update[:num_logits])
+        last_residual = ops.embedding(logits_indices, buffers.residual, out=buffers.last_residual[:num_logits])
+        last_update = ops.embedding(logits_indices, buffers.update, out=buffers.last_update[:num_logits])
         last = buffers.last_normed[:num_logits]
         self._add_and_norm(last_update, last_residual, weights.final_norm, weights.final_norm_bias, last)
         return ops.matmul(last, weights.lm_head, out=buffers.logits[:num_logits])
