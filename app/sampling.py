@@ -100,7 +100,7 @@ def sampling_params(
             f"min_tokens ({request.min_tokens}) must be at most {limit_name} ({max_tokens}).", param="min_tokens"
         )
     base = SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=max(max_tokens, 1),  # the prompt's logits come with a token, wanted or not
         min_tokens=request.min_tokens or 0,
         temperature=_either(request.temperature, defaults.temperature),
         top_k=max(0, request.top_k if request.top_k is not None else defaults.top_k),
@@ -113,11 +113,17 @@ def sampling_params(
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         logprobs=request.num_logprobs,
+        prompt_logprobs=request.num_prompt_logprobs,
         grammar=grammar,
         allowed_token_ids=request.allowed_token_ids or None,
     )
     base.verify(info.vocab_size)
-    return [msgspec.structs.replace(base, seed=_seed(request.seed, index)) for index in range(request.num_choices)]
+    # In a stream each choice brings its own copy, which goes out with its first token; otherwise one will do.
+    others = base if request.stream else msgspec.structs.replace(base, prompt_logprobs=None)
+    return [
+        msgspec.structs.replace(others if index else base, seed=_seed(request.seed, index))
+        for index in range(request.num_choices)
+    ]
 
 
 def _either(value: float | None, default: float) -> float:

@@ -16,6 +16,7 @@ from app.answer_reader import AnswerReader
 from app.chat_template import check_kwargs, load_chat_template
 from app.detokenizer import DetokenizerFactory
 from app.generation import Choice, Delta, FinishReason, Generation, TextOptions, TokenEntry
+from app.prompt_scores import token_offsets
 from app.protocol.chat import ChatCompletionRequest, ConversationFields
 from app.protocol.common import GenerationRequest
 from app.reasoning import END, ReasoningSplitter, ReasoningStart, reasoning_start, thinks_aloud
@@ -258,6 +259,7 @@ class Service:
             include_stop=request.include_stop_str_in_output,
             min_tokens=request.min_tokens or 0,
             wants_logprobs=request.num_logprobs is not None,
+            scores_only=request.token_limit[0] == 0,
         )
         salt = self._cache_salt(request, tenant_of(http_request))
         # A refusal on the way drops the streams made so far, which takes their requests back.
@@ -293,6 +295,10 @@ class Service:
         finally:
             await generation.abort()
         return answers
+
+    def token_offsets(self, token_ids: list[int], *, skip_special_tokens: bool) -> list[int]:
+        """Where each token's text begins in the text of all, in characters."""
+        return token_offsets(self._detokenizers.make(skip_special_tokens=skip_special_tokens, at_start=True), token_ids)
 
     def check_token_ids(self, token_ids: list[int], param: str) -> None:
         check_token_ids(token_ids, self.info, param)

@@ -11,7 +11,7 @@ from app.protocol.fields import MAX_CHOICES, AllowedTokenIds, LogitBias, Stops, 
 from app.protocol.structured import ResponseFormat, StructuredOutputs
 from app.structured import format_grammar, structured_outputs_grammar
 from engine.errors import InvalidRequestError
-from engine.sampling_params import Grammar
+from engine.sampling_params import MAX_LOGPROBS, Grammar
 
 MAX_INT32 = 2**31 - 1
 MAX_NAME = 256
@@ -105,7 +105,6 @@ class GenerationRequest(SamplingFields):
         "guided_regex": (),
         "length_penalty": (1.0, 1),
         "logits_processors": ([],),
-        "prompt_logprobs": (),
         "service_tier": ("auto", "default"),
         "use_beam_search": (False,),
     }
@@ -117,6 +116,9 @@ class GenerationRequest(SamplingFields):
     stream_options: StreamOptions | None = None
     truncate_prompt_tokens: int | None = integer(
         -1, MAX_INT32, "Keep only this many tokens of the prompt's end; -1 as many as the context holds."
+    )
+    prompt_logprobs: int | None = integer(
+        0, MAX_LOGPROBS, "Alternatives to report per token of the prompt; not with stream."
     )
     response_format: ResponseFormat | None = Field(default=None, description="The form that the answer has.")
     return_token_ids: Off = False
@@ -149,6 +151,11 @@ class GenerationRequest(SamplingFields):
         raise NotImplementedError
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the prompt's tokens."""
+        return self.prompt_logprobs
+
+    @property
     def grammar(self) -> Grammar | None:
         """What the answer must match; raises InvalidRequestError for one that is asked for wrongly."""
         if self.structured_outputs is not None:
@@ -163,6 +170,8 @@ class GenerationRequest(SamplingFields):
             )
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options is only allowed when stream is true.", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequestError("prompt_logprobs is not allowed when stream is true.", param="prompt_logprobs")
         if self.truncate_prompt_tokens == 0:
             raise InvalidRequestError(
                 "truncate_prompt_tokens must be -1 or at least 1, not 0.", param="truncate_prompt_tokens"

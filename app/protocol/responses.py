@@ -188,6 +188,7 @@ class ResponsesRequest(SamplingFields):
         "image": (),
         "moderation": (),
         "prompt": (),
+        "prompt_logprobs": (),
         "prompt_cache_options": (),
         "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),

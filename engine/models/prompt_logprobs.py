@@ -28,7 +28,9 @@ def launch_prompt_logprobs(
     return pieces
 
 
-def read_prompt_logprobs(pieces: Sequence[LogprobTensors], next_token_ids: Int32Array, counts: Int32Array) -> list[TokenLogprobs]:
+def read_prompt_logprobs(
+    pieces: Sequence[LogprobTensors], next_token_ids: Int32Array, counts: Int32Array
+) -> list[TokenLogprobs]:
     """One for each row, with as many alternatives as counts [P] says, once the device is done."""
     found: list[TokenLogprobs] = []
     for piece in pieces:
