@@ -19,9 +19,16 @@ from app.generation import Choice, Delta, FinishReason, Generation, TextOptions,
 from app.prompt_scores import token_offsets
 from app.protocol.chat import ChatCompletionRequest, ConversationFields
 from app.protocol.common import GenerationRequest
-from app.reasoning import END, ReasoningSplitter, ReasoningStart, reasoning_start, thinks_aloud
+from app.reasoning import BEGIN, END, ReasoningSplitter, ReasoningStart, reasoning_start, thinks_aloud
 from app.responses.store import ResponseStore
-from app.sampling import check_prompt, check_token_ids, load_sampling_defaults, sampling_params, truncate_prompt
+from app.sampling import (
+    bad_word_ids,
+    check_prompt,
+    check_token_ids,
+    load_sampling_defaults,
+    sampling_params,
+    truncate_prompt,
+)
 from app.settings import AppSettings
 from app.streaming import run_while_connected
 from app.text_workers import TextWorkers
@@ -207,16 +214,21 @@ class Service:
         return next((token_id for token_id in token_ids if self.tokenizer.token_string(token_id) == text), None)
 
     def _grammar_after_reasoning(self, request: ChatCompletionRequest, prompt: ChatPrompt) -> Grammar | None:
-        """The request's grammar, from the end of the reasoning on where the prompt has begun one."""
+        """The request's grammar, from the end of the reasoning on where the prompt has begun one or the model does."""
         grammar = request.grammar
-        if grammar is None or not prompt.opens_reasoning:
+        if grammar is None or prompt.reasoning == "none":
             return grammar
-        end = self.tokenizer.encode(END, add_special_tokens=False)
-        if len(end) != 1:
-            raise InvalidRequestError(
-                f"{grammar.param} cannot be used while this model reasons: turn its thinking off.", param=grammar.param
-            )
-        return msgspec.structs.replace(grammar, start_token_id=end[0])
+        begin, end = self._token_id_of(BEGIN), self._token_id_of(END)
+        if prompt.opens_reasoning:
+            if end is None:
+                raise InvalidRequestError(
+                    f"{grammar.param} cannot be used while this model reasons: turn its thinking off.",
+                    param=grammar.param,
+                )
+            return msgspec.structs.replace(grammar, start_token_id=end)
+        if begin is None or end is None:
+            return grammar
+        return msgspec.structs.replace(grammar, start_token_id=end, section_token_id=begin)
 
     def start(
         self,
@@ -253,7 +265,10 @@ class Service:
         for token_ids in prompts:
             check_prompt(token_ids, info, param)
         grammar = grammar if grammar is not None else request.grammar
-        prepared = [sampling_params(request, len(token_ids), info, self.defaults, grammar) for token_ids in prompts]
+        bad_words = bad_word_ids(request.bad_words, self.tokenizer)
+        prepared = [
+            sampling_params(request, len(token_ids), info, self.defaults, grammar, bad_words) for token_ids in prompts
+        ]
         options = TextOptions(
             stops=request.stop,
             include_stop=request.include_stop_str_in_output,

@@ -122,7 +122,7 @@ class EngineCore:
         if params.grammar is not None and self._grammars is not None:
             self._compiling[sequence] = self._grammars.submit(params.grammar)
             return
-        if params.allowed_token_ids is not None:
+        if params.allowed_token_ids is not None or params.bad_words:
             sequence.constraint = TokenConstraint(params, self._vocab_size)
         self.scheduler.add(sequence)
 
@@ -220,13 +220,13 @@ class EngineCore:
         return refusals
 
     def _advance_constraints(self, step: ScheduledStep, token_ids: list[int]) -> None:
-        """Let grammars follow the tokens that were sampled, before anybody asks what may come next."""
-        if step.batch.token_mask is None or self._grammars is None:
+        """Let constraints follow the tokens that were sampled, before anybody asks what may come next."""
+        if step.batch.token_mask is None:
             return
         followed = [
             (sequence.constraint, token_id)
             for sequence, token_id in zip(step.sampled, token_ids, strict=True)
-            if isinstance(sequence.constraint, GrammarConstraint) and not sequence.is_finished
+            if sequence.constraint is not None and not sequence.is_finished
         ]
         if followed:
             constraints, chosen = zip(*followed, strict=True)

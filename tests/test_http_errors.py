@@ -107,10 +107,8 @@ WRONG_IN_BOTH: list[tuple[str, Any, str]] = [
     ("response_format", {"type": "xml"}, "response_format"),
     ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}, "response_format"),
     ("structured_outputs", {"structural_tag": "{}"}, "structured_outputs"),
-    ("guided_json", {}, "guided_json"),
-    ("prompt_logprobs", 1, "prompt_logprobs"),
     ("allowed_token_ids", [-1], "allowed_token_ids"),
-    ("bad_words", ["x"], "bad_words"),
+    ("bad_words", [""], "bad_words"),
     ("service_tier", "flex", "service_tier"),
     ("use_beam_search", True, "use_beam_search"),
 ]

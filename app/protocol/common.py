@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
-from app.protocol.fields import MAX_CHOICES, AllowedTokenIds, LogitBias, Stops, StopTokenIds, integer, number
-from app.protocol.structured import ResponseFormat, StructuredOutputs
-from app.structured import format_grammar, structured_outputs_grammar
+from app.protocol.fields import MAX_CHOICES, AllowedTokenIds, BadWords, LogitBias, Stops, StopTokenIds, integer, number
+from app.protocol.structured import GuidedChoice, GuidedJson, GuidedText, ResponseFormat, StructuredOutputs
+from app.structured import format_grammar, guided_grammar, structured_outputs_grammar
 from engine.errors import InvalidRequestError
 from engine.sampling_params import MAX_LOGPROBS, Grammar
 
@@ -84,9 +84,14 @@ class SamplingFields(RequestModel):
         default=None, min_length=1, max_length=MAX_NAME, description="Prompt prefixes are shared between equal salts."
     )
     allowed_token_ids: AllowedTokenIds = ()
+    bad_words: BadWords = ()
     structured_outputs: StructuredOutputs | None = Field(
         default=None, description="A form of the answer beyond what the API itself has for it; only one may be given."
     )
+    guided_json: GuidedJson = None
+    guided_regex: GuidedText = None
+    guided_choice: GuidedChoice = None
+    guided_grammar: GuidedText = None
 
 
 class GenerationRequest(SamplingFields):
@@ -97,12 +102,9 @@ class GenerationRequest(SamplingFields):
 
     format_param: ClassVar[str] = "response_format"
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "bad_words": ([],),
         "early_stopping": (False,),
-        "guided_choice": (),
-        "guided_grammar": (),
-        "guided_json": (),
-        "guided_regex": (),
+        "guided_decoding_backend": (),
+        "guided_whitespace_pattern": (),
         "length_penalty": (1.0, 1),
         "logits_processors": ([],),
         "service_tier": ("auto", "default"),
@@ -158,16 +160,22 @@ class GenerationRequest(SamplingFields):
     @property
     def grammar(self) -> Grammar | None:
         """What the answer must match; raises InvalidRequestError for one that is asked for wrongly."""
+        return next(iter(self._grammars()), None)
+
+    def _grammars(self) -> list[Grammar]:
+        """Of each field that says what the answer must match; more than one is one too many."""
+        found = [format_grammar(self.response_format, self.format_param)]
         if self.structured_outputs is not None:
-            return structured_outputs_grammar(self.structured_outputs)
-        return format_grammar(self.response_format, self.format_param)
+            found.append(structured_outputs_grammar(self.structured_outputs))
+        for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
+            found.append(guided_grammar(name, getattr(self, name)))
+        return [grammar for grammar in found if grammar is not None]
 
     def check(self) -> None:
         """Raise InvalidRequestError for fields that are sound alone but not together."""
-        if self.structured_outputs is not None and format_grammar(self.response_format) is not None:
-            raise InvalidRequestError(
-                "response_format and structured_outputs cannot both be given.", param="structured_outputs"
-            )
+        params = [grammar.param for grammar in self._grammars()]
+        if len(params) > 1:
+            raise InvalidRequestError(f"{params[0]} and {params[1]} cannot both be given.", param=params[1])
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options is only allowed when stream is true.", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:

@@ -182,7 +182,6 @@ class ResponsesRequest(SamplingFields):
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "access_programs": (),
         "background": (False,),
-        "bad_words": ([],),
         "context_management": ([],),
         "conversation": (),
         "image": (),
