@@ -89,11 +89,10 @@ class BlockManager:
         """
         if not self.prefix_caching:
             return []
-        num_blocks = sequence.max_shared_tokens // self.block_size
-        self._extend_digests(sequence, num_blocks)
+        self._extend_digests(sequence, (sequence.num_tokens - 1) // self.block_size)
         blocks: list[int] = []
         parent: PublishedBlock | None = None
-        for index in range(num_blocks):
+        for index in range(sequence.max_shared_tokens // self.block_size):
             parent = self._find(sequence, index, parent)
             if parent is None:
                 break

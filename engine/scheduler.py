@@ -4,7 +4,8 @@ There are no prefill or decode phases: every sequence has `num_computed_tokens`,
 one token budget to let sequences catch up with their tokens. A decode catches up by one, a prompt by
 what the budget allows, a preempted sequence starts over. A sequence that has caught up is sampled.
 
-The sequences are served in order of (priority, arrival). When blocks run out the last running one
+The sequences are served in order of (priority, arrival); only those that wait for a prefix that an earlier
+one is computing let others go first. When blocks run out the last running one
 gives up its own, so the first always progresses and with it, in the end, everyone.
 """
 
@@ -20,6 +21,7 @@ import numpy as np
 from engine.batch import Int32Array, SamplingBatch, SlotInit, StepBatch, TokenMask
 from engine.block_manager import BlockManager
 from engine.messages import FinishReason, SchedulerStats
+from engine.prefixes_in_progress import PrefixesInProgress
 from engine.prompt_logprobs import gather_prompt_rows
 from engine.sequence import Sequence, SequenceStatus
 
@@ -65,6 +67,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._slots = SlotTable(max_num_seqs, block_manager.num_blocks_for(max_context), block_manager.block_size)
+        self._prefixes = PrefixesInProgress(block_manager.block_size)
         self._admission_is_blocked = False
 
     @property
@@ -122,6 +125,8 @@ class Scheduler:
                 first = sequence.num_published_blocks
                 self.block_manager.publish(sequence, num_computed_tokens)
                 self._slots.write_blocks(sequence, first)
+                if self._prefixes.publish(sequence, first, num_computed_tokens // self.block_manager.block_size):
+                    self._admission_is_blocked = False
 
     def record_sampled(self, step: ScheduledStep, token_ids: Int32Array) -> None:
         """Keep each sampled sequence's newest token as its next step's input."""
@@ -164,20 +169,28 @@ class Scheduler:
         return True
 
     def _admit_waiting(self, sequences: list[Sequence], counts: list[int], budget: int, now: float) -> list[Sequence]:
-        """Start waiting sequences, strictly in order, while their whole present length finds room."""
+        """Start waiting sequences in order, while their whole present length finds room."""
         admitted: list[Sequence] = []
         if self._admission_is_blocked:
             return admitted
         blocks = self.block_manager
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            sequence = self.waiting[0]
+        index = 0
+        while index < len(self.waiting) and budget > 0 and len(self.running) < self.max_num_seqs:
+            sequence = self.waiting[index]
+            if self._prefixes.waits(sequence):
+                index += 1
+                continue
             shared_blocks = blocks.match_prefix(sequence)
+            if self._prefixes.await_longest(sequence, len(shared_blocks)):
+                index += 1
+                continue
             # A spare block for each running sequence: without it the next step would preempt again.
             if not blocks.fits(sequence.num_tokens, shared_blocks, spare=len(self.running)):
                 self._admission_is_blocked = True
                 break
-            del self.waiting[0]
+            del self.waiting[index]
             blocks.share(sequence, shared_blocks)
+            self._prefixes.begin(sequence)
             sequence.num_computed_tokens = len(shared_blocks) * blocks.block_size
             if sequence.first_scheduled_time is None:
                 sequence.first_scheduled_time = now
@@ -205,6 +218,7 @@ class Scheduler:
     def _leave(self, sequence: Sequence, *, withdraw: bool = False) -> None:
         self.running.remove(sequence)
         self._slots.leave(sequence)
+        self._prefixes.leave(sequence)
         self.block_manager.release(sequence, withdraw=withdraw)
         self._admission_is_blocked = False
 

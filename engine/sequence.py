@@ -36,6 +36,7 @@ class Sequence:
         num_cached_tokens: tokens that the prefix cache spared when the sequence was first scheduled.
         block_table: KV blocks, in the order of their tokens.
         block_digests: chained hashes of the first full blocks; kept by the block manager.
+        awaited_digest: of the block that another is computing, at whose publication this one may enter.
         num_published_blocks: blocks of the table that were offered to the prefix cache or came from it.
         slot: row of the scheduler's arrays while running, else -1.
         num_prompt_logprobs: prompt tokens whose log-probability has been asked of a step, a preemption ago or not.
@@ -61,6 +62,7 @@ class Sequence:
     num_preemptions: int = 0
     block_table: list[int] = field(default_factory=list)
     block_digests: list[bytes] = field(default_factory=list)
+    awaited_digest: bytes | None = None
     num_published_blocks: int = 0
     slot: int = -1
     num_prompt_logprobs: int = 0

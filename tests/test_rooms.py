@@ -29,8 +29,10 @@ ALLOWED: dict[str, set[str]] = {
     "engine.sequence": FOUNDATION | {"engine.constraint"},
     "engine.block_manager": FOUNDATION | {"engine.sequence"},
     "engine.scheduler": FOUNDATION
-    | {"engine.sequence", "engine.block_manager", "engine.batch", "engine.prompt_logprobs"},
+    | {"engine.sequence", "engine.block_manager", "engine.batch", "engine.prompt_logprobs"}
+    | {"engine.prefixes_in_progress"},
     "engine.batch": FOUNDATION,
+    "engine.prefixes_in_progress": FOUNDATION | {"engine.sequence"},
     "engine.prompt_logprobs": FOUNDATION | {"engine.batch", "engine.sequence"},
     "engine.metrics": FOUNDATION | {"engine.sequence"},
     "engine.core": FOUNDATION

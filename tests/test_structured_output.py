@@ -328,7 +328,7 @@ def test_two_forms_of_one_answer_are_refused_by_both_names(first: str, second: s
 def test_responses_name_their_own_field_beside_an_older_one() -> None:
     body: dict[str, Any] = {"model": "m", "input": "Hi", "guided_regex": "a"}
     request = parse_request(ResponsesRequest, {**body, "text": {"format": {"type": "json_object"}}})
-    with pytest.raises(InvalidRequestError, match="text.format and guided_regex"):
+    with pytest.raises(InvalidRequestError, match=r"text\.format and guided_regex"):
         chat_request(request, []).check()
     grammar = chat_request(parse_request(ResponsesRequest, body), []).grammar
     assert grammar == Grammar("regex", "a", "guided_regex")
