@@ -45,12 +45,15 @@ def test_every_request_ends_once_with_the_tokens_it_gives_alone(seed: int) -> No
     engine = make_engine(rng, max_queue_len)
     prefixes = [[rng.randrange(1, NON_FINITE) for _ in range(20)] for _ in range(3)]
     context = min(MAX_MODEL_LEN, engine.core.block_manager.num_blocks * engine.core.block_manager.block_size)
+    prompts: list[list[int]] = []
     expected: dict[str, tuple[list[int], str]] = {}
     scores: dict[str, list[TokenLogprobs]] = {}
     aborted: set[str] = set()
     num_requests, most_steps = rng.randint(5, 25), 0
     for index in range(num_requests):
-        name, prompt, max_tokens = f"r{index}", make_prompt(rng, prefixes), rng.randint(1, 30)
+        name, max_tokens = f"r{index}", rng.randint(1, 30)
+        prompt = rng.choice(prompts) if prompts and rng.random() < 0.4 else make_prompt(rng, prefixes)
+        prompts.append(prompt)
         stop_ids = frozenset(rng.sample(range(1, NON_FINITE), rng.choice([0, 0, 5])))
         min_tokens = rng.choice([0, 0, rng.randint(0, max_tokens)])
         num_logprobs = rng.choice([None, None, None, 0, 2])
