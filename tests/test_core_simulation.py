@@ -45,15 +45,16 @@ def test_every_request_ends_once_with_the_tokens_it_gives_alone(seed: int) -> No
     engine = make_engine(rng, max_queue_len)
     prefixes = [[rng.randrange(1, NON_FINITE) for _ in range(20)] for _ in range(3)]
     context = min(MAX_MODEL_LEN, engine.core.block_manager.num_blocks * engine.core.block_manager.block_size)
-    prompts: list[list[int]] = []
+    prompt: list[int] = []
+    cache_salt = ""
     expected: dict[str, tuple[list[int], str]] = {}
     scores: dict[str, list[TokenLogprobs]] = {}
     aborted: set[str] = set()
     num_requests, most_steps = rng.randint(5, 25), 0
     for index in range(num_requests):
         name, max_tokens = f"r{index}", rng.randint(1, 30)
-        prompt = prompts[-1] if prompts and rng.random() < 0.4 else make_prompt(rng, prefixes)
-        prompts.append(prompt)
+        if not prompt or rng.random() < 0.6:  # else the same once more, at once if it comes to that
+            prompt, cache_salt = make_prompt(rng, prefixes), rng.choice(["", "", "alice", "bob"])
         stop_ids = frozenset(rng.sample(range(1, NON_FINITE), rng.choice([0, 0, 5])))
         min_tokens = rng.choice([0, 0, rng.randint(0, max_tokens)])
         num_logprobs = rng.choice([None, None, None, 0, 2])
@@ -63,7 +64,7 @@ def test_every_request_ends_once_with_the_tokens_it_gives_alone(seed: int) -> No
                 prompt,
                 max_tokens,
                 priority=rng.choice([0, 0, 0, -1, 1]),
-                cache_salt=rng.choice(["", "", "alice", "bob"]),
+                cache_salt=cache_salt,
                 stop_token_ids=tuple(stop_ids),
                 min_tokens=min_tokens,
                 prompt_logprobs=num_logprobs,
