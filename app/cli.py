@@ -14,7 +14,7 @@ import msgspec
 from app.api_keys import VARIABLE as API_KEY_VARIABLE
 from app.api_keys import gather_api_keys
 from app.option_types import integer, metric_name, number, origin
-from app.settings import MAX_STORED_RESPONSES, ReasoningParserName, ToolParserName
+from app.settings import ReasoningParserName, ToolParserName
 from engine.config import BLOCK_SIZES, DEVICE_DEFAULTS, DeviceName, DTypeName, EngineConfig, LoadFormat, PoolingName
 from engine.errors import ConfigError
 
@@ -259,7 +259,7 @@ def _add_http_options(serve: argparse.ArgumentParser) -> None:
         metavar="N",
         type=integer(1, 64),
         default=1,
-        help="processes that speak HTTP; more than one keep no answers of /v1/responses (default: %(default)s)",
+        help="processes that speak HTTP (default: %(default)s)",
     )
     group.add_argument(
         "--request-timeout",
@@ -320,7 +320,6 @@ def serve_command(options: argparse.Namespace) -> int:
                 metrics_prefix=options.metrics_prefix,
                 request_timeout=options.request_timeout,
                 cors_origins=tuple(options.cors_origin or ()),
-                max_stored_responses=MAX_STORED_RESPONSES if options.api_workers == 1 else 0,  # one store a process
             ),
             host=options.host,
             port=options.port,

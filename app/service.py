@@ -96,7 +96,7 @@ class Service:
         self.thinks_aloud = thinks_aloud(settings.reasoning_parser, sources)
         self.defaults = load_sampling_defaults(folder)
         self.workers = TextWorkers(settings.text_threads, settings.max_text_jobs)
-        self.responses = ResponseStore(settings.max_stored_responses, settings.max_stored_bytes)
+        self.responses = ResponseStore(settings.max_stored_responses, settings.max_stored_bytes, settings.response_file)
         config = folder / "config.json"
         self.created = int(config.stat().st_mtime if config.is_file() else time.time())
         self._detokenizers = DetokenizerFactory(self.tokenizer)

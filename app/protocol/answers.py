@@ -196,6 +196,22 @@ class ResponseAnswer(TypedDict):
     truncation: Literal["auto", "disabled"]
 
 
+class ListedItem(TypedDict):
+    """With what its type has besides."""
+
+    id: str
+    type: Literal["message", "function_call", "function_call_output", "reasoning"]
+    status: Literal["completed"]
+
+
+class InputItemList(TypedDict):
+    object: Literal["list"]
+    data: list[ListedItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class DeletedResponse(TypedDict):
     id: str
     object: Literal["response"]
