@@ -120,6 +120,13 @@ def _add_model_options(serve: argparse.ArgumentParser) -> None:
         help="longest prompt plus answer (default: the model's own)",
     )
     group.add_argument(
+        "--seed",
+        metavar="SEED",
+        type=integer(0, 2**63 - 1),
+        help="seed of requests that bring none: the same request then always has the same answer (default: another "
+        "for each answer)",
+    )
+    group.add_argument(
         "--load-format",
         choices=get_args(LoadFormat),
         default="auto",
@@ -317,6 +324,7 @@ def serve_command(options: argparse.Namespace) -> int:
                 reasoning_parser=options.reasoning_parser,
                 embedding_folder=str(embedding.path) if embedding is not None else None,
                 embedding_model_names=(embedding.name,) if embedding is not None else (),
+                seed=options.seed,
                 metrics_prefix=options.metrics_prefix,
                 request_timeout=options.request_timeout,
                 cors_origins=tuple(options.cors_origin or ()),
@@ -344,6 +352,7 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
         cpu_kv_cache_gib=options.cpu_kv_cache_gib,
         num_kv_blocks=options.num_kv_blocks,
         load_format=options.load_format,
+        seed=options.seed,
         prefix_caching=not options.no_prefix_caching,
         pooling=options.pooling,
     )

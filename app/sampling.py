@@ -98,9 +98,10 @@ def sampling_params(
     defaults: SamplingDefaults,
     grammar: Grammar | None = None,
     bad_words: tuple[tuple[int, ...], ...] = (),
+    default_seed: int | None = None,
 ) -> list[SamplingParams]:
     """Parameters of each of the prompt's `n` answers, which match `grammar` and have none of `bad_words`; they
-    differ in their seeds.
+    differ in their seeds, which begin with `default_seed` where the request has none.
 
     Raises:
         InvalidRequestError: a field is out of range, or prompt and answer exceed the context.
@@ -139,9 +140,10 @@ def sampling_params(
     )
     base.verify(info.vocab_size)
     # In a stream each choice brings its own copy, which goes out with its first token; otherwise one will do.
+    seed = default_seed if request.seed is None else request.seed
     others = base if request.stream else msgspec.structs.replace(base, prompt_logprobs=None)
     return [
-        msgspec.structs.replace(others if index else base, seed=_seed(request.seed, index))
+        msgspec.structs.replace(others if index else base, seed=_seed(seed, index))
         for index in range(request.num_choices)
     ]
 

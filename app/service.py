@@ -267,7 +267,10 @@ class Service:
         grammar = grammar if grammar is not None else request.grammar
         bad_words = bad_word_ids(request.bad_words, self.tokenizer)
         prepared = [
-            sampling_params(request, len(token_ids), info, self.defaults, grammar, bad_words) for token_ids in prompts
+            sampling_params(
+                request, len(token_ids), info, self.defaults, grammar, bad_words, default_seed=self.settings.seed
+            )
+            for token_ids in prompts
         ]
         options = TextOptions(
             stops=request.stop,

@@ -22,6 +22,7 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
         reasoning_parser: whether reasoning is told from the answer: auto (by the chat template), think or none.
         embedding_folder: local folder of the encoder that makes embeddings beside the model, or None.
         embedding_model_names: names of that encoder.
+        seed: of requests without one of their own; None draws one for each answer.
         metrics_prefix: prefix of every metric's name on /metrics, without the colon.
         max_body_bytes: larger request bodies are refused with 413.
         body_timeout: a request body that takes longer to arrive is refused with 408.
@@ -46,6 +47,7 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_parser: ReasoningParserName = "auto"
     embedding_folder: str | None = None
     embedding_model_names: tuple[str, ...] = ()
+    seed: int | None = None
     metrics_prefix: str = "tessera"
     max_body_bytes: int = 16 * 2**20
     body_timeout: float = 60.0

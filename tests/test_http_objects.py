@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from app.settings import AppSettings
@@ -116,6 +117,14 @@ def test_wire_4_choices_interleave(settings: AppSettings) -> None:
     assert texts == ["hello wörld"] * 3
     assert order != sorted(order), "all of one choice came before the next"
     assert sum(chunk["choices"][0]["finish_reason"] == "stop" for chunk in chunks) == 3
+
+
+def test_the_servers_seed_is_for_requests_without_one(settings: AppSettings) -> None:
+    client = FakeClient(always(HELLO))
+    settings = msgspec.structs.replace(settings, seed=7)
+    for body in ({"n": 2}, {"n": 2}, {"seed": 3}, {"seed": None}):
+        call(client, settings, "POST", "/v1/completions", json={**TEXT, **body})
+    assert [submission.params.seed for submission in client.submissions] == [7, 8, 7, 8, 3, 7]
 
 
 def test_seeds_of_choices_count_up(settings: AppSettings) -> None:
