@@ -151,6 +151,7 @@ WRONG_IN_CHAT: list[tuple[str, Any, str]] = [
     ("parallel_tool_calls", 1, "parallel_tool_calls"),
     ("function_call", {"name": "f"}, "function_call"),
     ("functions", [{"name": "f"}], "functions"),
+    ("store", True, "store"),
     ("modalities", ["text", "audio"], "modalities"),
     ("audio", {"voice": "x"}, "audio"),
     ("prediction", {"type": "content", "content": "x"}, "prediction"),
@@ -234,7 +235,7 @@ def test_wire_17_unknown_and_harmless_fields_are_accepted(settings: AppSettings,
 
 @pytest.mark.parametrize(
     "fields",
-    [{"store": True, "metadata": {"a": "b"}}, {"tools": [], "tool_choice": "auto"}, {"modalities": ["text"]}],
+    [{"store": False, "metadata": {"a": "b"}}, {"tools": [], "tool_choice": "auto"}, {"modalities": ["text"]}],
     ids=str,
 )
 def test_harmless_fields_of_chat_are_accepted(settings: AppSettings, fields: dict[str, Any]) -> None:

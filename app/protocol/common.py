@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StrictBool
 
-from app.protocol.fields import MAX_CHOICES, AllowedTokenIds, BadWords, LogitBias, Stops, StopTokenIds, integer, number
+from app.protocol.fields import (
+    MAX_CHOICES,
+    AllowedTokenIds,
+    BadWords,
+    LogitBias,
+    Stops,
+    StopTokenIds,
+    integer,
+    number,
+    wrong,
+)
 from app.protocol.structured import GuidedChoice, GuidedJson, GuidedText, ResponseFormat, StructuredOutputs
 from app.structured import format_grammar, guided_grammar, structured_outputs_grammar
 from engine.errors import InvalidRequestError
@@ -46,6 +56,14 @@ def _true_for_null(value: Any) -> Any:
 
 Off = Annotated[StrictBool, BeforeValidator(_false_for_null, json_schema_input_type=bool | None)]
 On = Annotated[StrictBool, BeforeValidator(_true_for_null, json_schema_input_type=bool | None)]
+
+
+def _false_or_null(value: Any) -> None:
+    if value is not None and value is not False:
+        raise wrong("is not supported by this server")
+
+
+NotSupported = Annotated[None, PlainValidator(_false_or_null, json_schema_input_type=Literal[False] | None)]
 Label = Annotated[str, Field(max_length=1024)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -58,7 +76,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     include_usage: Off = False
     continuous_usage_stats: Off = False
-    include_obfuscation: Off = False
+    include_obfuscation: NotSupported = None
 
 
 class SamplingFields(RequestModel):
@@ -103,12 +121,24 @@ class GenerationRequest(SamplingFields):
     format_param: ClassVar[str] = "response_format"
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "early_stopping": (False,),
+        "echo": (False,),
         "guided_decoding_backend": (),
         "guided_whitespace_pattern": (),
+        "include_reasoning": (True,),
+        "kv_transfer_params": (),
         "length_penalty": (1.0, 1),
         "logits_processors": ([],),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
+        "repetition_detection": (),
+        "request_id": (),
+        "return_tokens_as_token_ids": (False,),
         "service_tier": ("auto", "default"),
+        "spaces_between_special_tokens": (True,),
+        "structural_tag": (),
+        "thinking_token_budget": (),
         "use_beam_search": (False,),
+        "vllm_xargs": ({},),
     }
 
     model: str = Field(max_length=MAX_NAME)

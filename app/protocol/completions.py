@@ -14,7 +14,10 @@ from engine.sampling_params import MAX_LOGPROBS
 class CompletionRequest(GenerationRequest):
     """One or several prompts, `n` answers each; choices are numbered prompt by prompt."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**GenerationRequest.refused, "suffix": ("",)}
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **{name: neutral for name, neutral in GenerationRequest.refused.items() if name != "echo"},
+        "suffix": ("",),
+    }
 
     prompt: Prompts
     max_tokens: int | None = integer(
