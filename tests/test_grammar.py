@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from engine import grammar as grammar_module
 from engine.errors import InvalidRequestError
-from engine.grammar import MAX_CACHED, MAX_NESTING, GrammarCompiler
+from engine.grammar import MAX_CACHED, MAX_NESTING, GrammarCompiler, GrammarTokenizer, load_tokenizer
 from engine.messages import RequestOutput
 from engine.sampling_params import MAX_GRAMMAR_LENGTH, Grammar, SamplingParams
 from tests.grammar_harness import CLIENT, EOS, MODEL, VOCAB_SIZE, GrammarHarness, decode, encode, schema
@@ -487,6 +488,33 @@ def test_a_grammar_that_grows_too_complex_ends_its_request_alone(engine: Grammar
     assert answers["complex"].error is not None
     assert "complex" in answers["complex"].error
     assert answers["plain"].finish_reason == "length"
+
+
+def test_reading_the_tokenizer_is_not_counted_as_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no time at all to compile, a grammar still waits for the tokenizer, and only then is late."""
+    may_load = threading.Event()
+
+    def load_late(*arguments: Any) -> GrammarTokenizer:
+        assert may_load.wait(30)
+        return load_tokenizer(*arguments)
+
+    monkeypatch.setattr("engine.grammar.load_tokenizer", load_late)
+    monkeypatch.setattr("engine.grammar.COMPILE_LIMIT", -1.0)
+    compiler = GrammarCompiler(MODEL, VOCAB_SIZE, [EOS])
+    try:
+        pending = compiler.submit(Grammar("regex", "a+"))
+        for _ in range(3000):
+            if pending._job.future.running():
+                break
+            compiler.wait([pending], 0.01)
+        assert pending._job.future.running()
+        assert not pending.ready
+        may_load.set()
+        compiler.wait([pending], 30)
+        assert pending.result().matcher is not None
+    finally:
+        may_load.set()
+        compiler.close()
 
 
 def test_a_grammar_that_takes_too_long_is_refused_while_it_still_compiles(
