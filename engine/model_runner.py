@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from engine.batch import SamplingBatch, StepBatch, StepResult, TableUpdates, TokenMask
+from engine.batch import PromptRows, SamplingBatch, StepBatch, StepResult, TableUpdates, TokenMask
 from engine.config import EngineConfig
 from engine.errors import ConfigError, OutOfMemoryError
 from engine.models.config import DTYPES, ModelConfig
 from engine.models.decoder import Decoder, StepBuffers
 from engine.models.kv_cache import KVCache, block_bytes
+from engine.models.prompt_logprobs import LogprobTensors, launch_prompt_logprobs, read_prompt_logprobs
 from engine.models.rope import cos_sin_table
 from engine.models.step_inputs import StepInputs, StepShape, inputs_bytes
 from engine.models.step_upload import StepUpload, aligned
@@ -88,7 +89,8 @@ class ModelRunner:
         self._buffers = StepBuffers(model, self._dtype, device, max_tokens=self.max_num_tokens, max_logits=rows)
         self._sampler = StepSampler(self.ops, rows, model.vocab_size, self.max_model_len)
         self._upload = StepUpload(device, inputs_bytes(StepShape(self.max_num_tokens, rows, rows)))
-        self._table_upload = StepUpload(device, 3 * aligned(MAX_TABLE_UPDATES * int32.itemsize))
+        side_arrays = max(MAX_TABLE_UPDATES, self.max_num_tokens)
+        self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
         self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
         self._graphs: dict[StepShape | None, tuple[StepInputs, Tensor, Any]] = {}
         self._decode_sizes = decode_sizes(rows)
@@ -135,6 +137,9 @@ class ModelRunner:
             self._submit(inputs, batch)
             logits = self._forward(inputs)
         running = RunningStep(batch, inputs, logits)
+        if batch.prompt_rows is not None:
+            running.prompt_logprobs = self._score_prompts(batch.prompt_rows)
+            running.logits = self.decoder.project(inputs.logits_indices, self._buffers)
         if not batch.is_constrained:
             self.sample(running)
         return running
@@ -169,16 +174,24 @@ class ModelRunner:
         updates, room = batch.table_updates, inputs.shape.num_seqs
         if updates is not None and len(updates.rows) > room:
             for start in range(room, len(updates.rows), MAX_TABLE_UPDATES):
-                tensors = [self._table_upload.put(each) for each in updates.part(start, start + MAX_TABLE_UPDATES)]
-                self._table_upload.submit()
+                tensors = [self._side_upload.put(each) for each in updates.part(start, start + MAX_TABLE_UPDATES)]
+                self._side_upload.submit()
                 self.ops.scatter(self._block_tables, *tensors)
             updates = TableUpdates(*updates.part(0, room))
         inputs.submit(batch, updates)
 
+    def _score_prompts(self, rows: PromptRows) -> list[LogprobTensors]:
+        """Log-probabilities of prompts' tokens, right after the step's forward."""
+        token_indices = self._side_upload.put(rows.token_indices)
+        next_token_ids = self._side_upload.put(rows.next_token_ids)
+        self._side_upload.submit()
+        k = min(int(rows.num_logprobs.max()), self.model.vocab_size)
+        return launch_prompt_logprobs(self.decoder, self._buffers, token_indices, next_token_ids, k)
+
     def _recorded_shape(self, batch: StepBatch) -> StepShape | None:
         """The smallest recorded shape that holds a batch of decodes; None for others."""
         shape = StepShape.of(batch)
-        if not self._graphs or not shape.is_decode:
+        if not self._graphs or not shape.is_decode or batch.prompt_rows is not None:
             return None
         num_rows = next(rows for rows in self._decode_sizes if rows >= shape.num_seqs)
         return StepShape(num_rows, num_rows, num_rows)
@@ -301,13 +314,17 @@ class RunningStep:
     inputs: StepInputs
     logits: Tensor
     reply: Reply | None = None
+    prompt_logprobs: list[LogprobTensors] | None = None
 
     def result(self) -> StepResult:
         """Waits for the device. To be called once, in the order of the steps."""
-        if not self.batch.num_sampled:
-            return StepResult(np.empty(0, np.int32))
-        assert self.reply is not None, "a constrained step is sampled first"
-        return self.reply.result()
+        result = StepResult(np.empty(0, np.int32))
+        if self.batch.num_sampled:
+            assert self.reply is not None, "a constrained step is sampled first"
+            result = self.reply.result()
+        if self.prompt_logprobs is not None and (rows := self.batch.prompt_rows) is not None:
+            result.prompt_logprobs = read_prompt_logprobs(self.prompt_logprobs, rows.next_token_ids, rows.num_logprobs)
+        return result
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:

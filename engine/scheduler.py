@@ -4,7 +4,8 @@ There are no prefill or decode phases: every sequence has `num_computed_tokens`,
 one token budget to let sequences catch up with their tokens. A decode catches up by one, a prompt by
 what the budget allows, a preempted sequence starts over. A sequence that has caught up is sampled.
 
-The sequences are served in order of (priority, arrival). When blocks run out the last running one
+The sequences are served in order of (priority, arrival); only those that wait for a prefix that an earlier
+one is computing let others go first. When blocks run out the last running one
 gives up its own, so the first always progresses and with it, in the end, everyone.
 """
 
@@ -20,6 +21,8 @@ import numpy as np
 from engine.batch import Int32Array, SamplingBatch, SlotInit, StepBatch, TableUpdates
 from engine.block_manager import BlockManager
 from engine.messages import FinishReason, SchedulerStats
+from engine.prefixes_in_progress import PrefixesInProgress
+from engine.prompt_logprobs import gather_prompt_rows
 from engine.sequence import Sequence, SequenceStatus
 from engine.step_pace import StepPace
 
@@ -39,6 +42,7 @@ class ScheduledStep:
         admitted: those that enter with this step; also in `sequences`.
         constrained: the sampled rows that wait for a mask, with their sequences.
         preempted: those that lost their blocks and wait again.
+        prompt_rows: whose the batch's prompt rows are, and how many of each.
     """
 
     batch: StepBatch
@@ -49,6 +53,7 @@ class ScheduledStep:
     admitted: list[Sequence] = field(default_factory=list)
     constrained: list[tuple[int, Sequence]] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
+    prompt_rows: list[tuple[Sequence, int]] = field(default_factory=list)
 
 
 class Scheduler:
@@ -67,6 +72,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._slots = SlotTable(max_num_seqs, block_manager.num_blocks_for(max_context), block_manager.block_size)
+        self._prefixes = PrefixesInProgress(block_manager.block_size)
         self._admission_is_blocked = False
         self._pace = StepPace()
 
@@ -134,6 +140,8 @@ class Scheduler:
                 self.block_manager.publish(sequence, num_computed_tokens)
                 if sequence.block_table[first:] != before:  # the same tokens were in other blocks already
                     self._slots.write_blocks(sequence, first)
+                if self._prefixes.publish(sequence, first, num_computed_tokens // self.block_manager.block_size):
+                    self._admission_is_blocked = False
 
     def _schedule_running(self, sequences: list[Sequence], counts: list[int], preempted: list[Sequence]) -> int:
         """-> the budget that is left; if any, every running sequence has caught up."""
@@ -191,22 +199,30 @@ class Scheduler:
         return True
 
     def _admit_waiting(self, sequences: list[Sequence], counts: list[int], budget: int, now: float) -> list[Sequence]:
-        """Start waiting sequences, strictly in order, while their whole present length finds room."""
+        """Start waiting sequences in order, while their whole present length finds room."""
         admitted: list[Sequence] = []
         if self._admission_is_blocked:
             return admitted
         blocks = self.block_manager
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            sequence = self.waiting[0]
+        index = 0
+        while index < len(self.waiting) and budget > 0 and len(self.running) < self.max_num_seqs:
+            sequence = self.waiting[index]
             if sequence.num_pending_tokens:
                 break  # preempted while its newest token is on the way
+            if self._prefixes.waits(sequence):
+                index += 1
+                continue
             shared_blocks = blocks.match_prefix(sequence)
+            if self._prefixes.await_longest(sequence, len(shared_blocks)):
+                index += 1
+                continue
             # A spare block for each running sequence: without it the next step would preempt again.
             if not blocks.fits(sequence.num_tokens, shared_blocks, spare=len(self.running)):
                 self._admission_is_blocked = True
                 break
-            del self.waiting[0]
+            del self.waiting[index]
             blocks.share(sequence, shared_blocks)
+            self._prefixes.begin(sequence)
             sequence.num_computed_tokens = len(shared_blocks) * blocks.block_size
             if sequence.first_scheduled_time is None:
                 sequence.first_scheduled_time = now
@@ -234,6 +250,7 @@ class Scheduler:
     def _leave(self, sequence: Sequence, *, withdraw: bool = False) -> None:
         self.running.remove(sequence)
         self._slots.leave(sequence)
+        self._prefixes.leave(sequence)
         self.block_manager.release(sequence, withdraw=withdraw)
         self._admission_is_blocked = False
 
@@ -323,6 +340,8 @@ class SlotTable:
 
         sampled = [sequences[row] for row in sampled_rows.tolist()]
         constrained_rows = np.flatnonzero(self._is_constrained[slots[sampled_rows]]).tolist()
+        in_prompt = np.flatnonzero(starts < self._num_prompt_tokens[slots] - 1).tolist()
+        prompt_rows, askers = gather_prompt_rows(in_prompt, sequences, num_scheduled, cu_seqlens_q)
         filled_rows = np.flatnonzero(context_lens // self._block_size > starts // self._block_size)
         batch = StepBatch(
             input_ids=input_ids,
@@ -336,6 +355,7 @@ class SlotTable:
             slot_inits=[_slot_init(sequence) for sequence in admitted],
             table_updates=self._take_updates(sequences),
             is_constrained=bool(constrained_rows),
+            prompt_rows=prompt_rows,
         )
         return ScheduledStep(
             batch=batch,
@@ -345,6 +365,7 @@ class SlotTable:
             filled=[(sequences[row], int(context_lens[row])) for row in filled_rows.tolist()],
             admitted=admitted,
             constrained=[(row, sampled[row]) for row in constrained_rows],
+            prompt_rows=askers,
         )
 
     def _take_updates(self, sequences: list[Sequence]) -> TableUpdates | None:

@@ -109,10 +109,8 @@ WRONG_IN_BOTH: list[tuple[str, Any, str]] = [
     ("response_format", {"type": "xml"}, "response_format"),
     ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}, "response_format"),
     ("structured_outputs", {"structural_tag": "{}"}, "structured_outputs"),
-    ("guided_json", {}, "guided_json"),
-    ("prompt_logprobs", 1, "prompt_logprobs"),
     ("allowed_token_ids", [-1], "allowed_token_ids"),
-    ("bad_words", ["x"], "bad_words"),
+    ("bad_words", [""], "bad_words"),
     ("service_tier", "flex", "service_tier"),
     ("use_beam_search", True, "use_beam_search"),
 ]
@@ -155,6 +153,7 @@ WRONG_IN_CHAT: list[tuple[str, Any, str]] = [
     ("parallel_tool_calls", 1, "parallel_tool_calls"),
     ("function_call", {"name": "f"}, "function_call"),
     ("functions", [{"name": "f"}], "functions"),
+    ("store", True, "store"),
     ("modalities", ["text", "audio"], "modalities"),
     ("audio", {"voice": "x"}, "audio"),
     ("prediction", {"type": "content", "content": "x"}, "prediction"),
@@ -238,7 +237,7 @@ def test_wire_17_unknown_and_harmless_fields_are_accepted(settings: AppSettings,
 
 @pytest.mark.parametrize(
     "fields",
-    [{"store": True, "metadata": {"a": "b"}}, {"tools": [], "tool_choice": "auto"}, {"modalities": ["text"]}],
+    [{"store": False, "metadata": {"a": "b"}}, {"tools": [], "tool_choice": "auto"}, {"modalities": ["text"]}],
     ids=str,
 )
 def test_harmless_fields_of_chat_are_accepted(settings: AppSettings, fields: dict[str, Any]) -> None:

@@ -28,12 +28,17 @@ ALLOWED: dict[str, set[str]] = {
     "engine.constraint": FOUNDATION | {"engine.grammar"},
     "engine.sequence": FOUNDATION | {"engine.constraint"},
     "engine.block_manager": FOUNDATION | {"engine.sequence"},
-    "engine.scheduler": FOUNDATION | {"engine.sequence", "engine.block_manager", "engine.batch"},
+    "engine.scheduler": FOUNDATION
+    | {"engine.sequence", "engine.block_manager", "engine.batch", "engine.step_pace", "engine.prompt_logprobs"}
+    | {"engine.prefixes_in_progress"},
+    "engine.step_pace": set(),
     "engine.batch": FOUNDATION,
+    "engine.prefixes_in_progress": FOUNDATION | {"engine.sequence"},
+    "engine.prompt_logprobs": FOUNDATION | {"engine.batch", "engine.sequence"},
     "engine.metrics": FOUNDATION | {"engine.sequence"},
     "engine.core": FOUNDATION
     | {"engine.scheduler", "engine.sequence", "engine.block_manager", "engine.batch", "engine.metrics"}
-    | {"engine.grammar", "engine.constraint"},
+    | {"engine.grammar", "engine.constraint", "engine.prompt_logprobs"},
     "engine.step_sampler": FOUNDATION | {"engine.batch", "engine.models", "engine.ops"},
     "engine.model_runner": FOUNDATION
     | {"engine.batch", "engine.models", "engine.ops", "engine.cuda", "engine.step_sampler"},
