@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"engine.sequence", "engine.block_manager", "engine.batch", "engine.step_pace", "engine.prompt_logprobs"}
     | {"engine.prefixes_in_progress"},
     "engine.step_pace": set(),
+    "engine.recorded_steps": FOUNDATION | {"engine.batch", "engine.models"},
     "engine.batch": FOUNDATION,
     "engine.prefixes_in_progress": FOUNDATION | {"engine.sequence"},
     "engine.prompt_logprobs": FOUNDATION | {"engine.batch", "engine.sequence"},
@@ -41,7 +42,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"engine.grammar", "engine.constraint", "engine.prompt_logprobs"},
     "engine.step_sampler": FOUNDATION | {"engine.batch", "engine.models", "engine.ops"},
     "engine.model_runner": FOUNDATION
-    | {"engine.batch", "engine.models", "engine.ops", "engine.cuda", "engine.step_sampler"},
+    | {"engine.batch", "engine.models", "engine.ops", "engine.cuda", "engine.step_sampler"}
+    | {"engine.recorded_steps"},
     "engine.embedding_runner": FOUNDATION | {"engine.models", "engine.ops"},
     "engine.embedder": FOUNDATION | {"engine.sequence"},
     "engine.embedding_engine": FOUNDATION
