@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
@@ -16,8 +15,9 @@ from typing import Any
 
 import httpx
 
-from loadtest.__main__ import run
-from loadtest.workload import Workload
+from loadtest.arrival import Arrival
+from loadtest.run import run
+from loadtest.workload import RandomWorkload
 from tests.bench.models import decode_bytes, write_model
 
 READ_BANDWIDTH = 4.3e12  # bytes per second, measured on one H200; see PERF.md
@@ -80,10 +80,11 @@ def measure(name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *a
     log = log_folder / f"serve-{name}.log"
     with server(folder, log, "--load-format", "dummy", "--max-model-len", "9000", *arguments) as (url, ready_seconds):
         for load in loads:
-            warm_up = Workload(load.concurrency, load.input_len, min(load.output_len, 8), 100_000, seed=1)
-            asyncio.run(run(url, name, warm_up, load.concurrency, stream=True))
-            workload = Workload(load.num_prompts, load.input_len, load.output_len, 100_000, seed=2)
-            summary = asyncio.run(run(url, name, workload, load.concurrency, stream=True))
+            warm_up = RandomWorkload(load.concurrency, load.input_len, min(load.output_len, 8), 100_000, seed=1)
+            arrival = Arrival(max_concurrency=load.concurrency)
+            run(url, name, warm_up, arrival, stream=True)
+            workload = RandomWorkload(load.num_prompts, load.input_len, load.output_len, 100_000, seed=2)
+            summary = run(url, name, workload, arrival, stream=True)
             floor = decode_bytes(name) / READ_BANDWIDTH
             share = floor * 1e3 / summary["median_tpot_ms"] if summary["median_tpot_ms"] else 0.0
             rows.append(
