@@ -99,7 +99,7 @@ def test_only_the_driver_layer_imports_cuda(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)
-def test_nothing_deserialises_code(path: Path) -> None:
+def test_fault_deserialisation_nothing_deserialises_code(path: Path) -> None:
     tree = ast.parse(path.read_text())
     forbidden = FORBIDDEN_MODULES - ({"torch"} if module_name(path) == TRAINING_SCRIPT else set())
     assert not {name.split(".")[0] for name in imports_of(tree)} & forbidden
