@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_fault_chat_templates_sandbox_refuses(source: str) -> None:
         "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x | replace('a', 'aa') %}{% endfor %}",
         "{% set ns = namespace(x='aa') %}{% for i in range(40) %}{% set ns.x = ns.x.join([ns.x] * 9) %}{% endfor %}",
         "{% set ns = namespace(x=['a']) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = [ns.x] * 2 %}{% endfor %}{{ ns.x|tojson }}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = [n.x] * 2 %}{% endfor %}{{ n.x | tojson }}",
         "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}{% set ns.x = [ns.x] * 2 %}{% endfor %}{{ ns.x ~ '' }}",
         "{{ lipsum(n=10 ** 7) }}",
         "{{ 9 ** (9 ** 9) }}",
@@ -129,16 +130,30 @@ def test_fault_chat_templates_texts_of_requests_are_not_templates(settings: AppS
     assert longer == plain - len("hi") + len(text)
 
 
-def test_fault_chat_templates_render_in_bounded_time_off_the_event_loop(tmp_path: Path) -> None:
+def test_fault_chat_templates_render_in_bounded_time_off_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While one renders until its time is up, others are answered."""
     settings = settings_for(write_model_folder(tmp_path, template=ENDLESS), template_timeout=0.3)
     app = create_app(says("ok"), settings)
+    threads: list[int] = []
+    begun = threading.Event()
+    render = ChatTemplate.render
+
+    def watched(template: ChatTemplate, *args: Any, **options: Any) -> str:
+        threads.append(threading.get_ident())
+        begun.set()
+        return render(template, *args, **options)
+
+    monkeypatch.setattr(ChatTemplate, "render", watched)
 
     async def run() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tiny") as http:
             rendering = asyncio.create_task(http.post("/tokenize", json={"messages": USER}))
-            for _ in range(20):
-                assert (await http.get("/health")).status_code == 200
+            while not begun.is_set() and not rendering.done():
+                await asyncio.sleep(0)
+            assert threads != [threading.get_ident()], "the event loop's own thread renders"
+            assert (await http.get("/health")).status_code == 200
             assert not rendering.done()
             return await rendering
 
