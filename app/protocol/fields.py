@@ -61,6 +61,8 @@ def _logit_bias(value: Any) -> dict[int, float]:
 
 def _prompts(value: Any) -> list[str | list[int]]:
     """One or several prompts, each text or token ids, always as a list of prompts."""
+    if type(value) is list and len(value) > MAX_PROMPT_IDS:  # before each of them is looked at
+        raise wrong(f"may have at most {MAX_PROMPTS} prompts, or {MAX_PROMPT_IDS} token ids")
     if type(value) is str or (type(value) is list and value and _is_token_ids(value)):
         prompts = [value]
     elif type(value) is list and value:
