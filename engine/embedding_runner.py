@@ -58,7 +58,7 @@ class EmbeddingRunner(ABC):
     def _prepare(self, table_columns: int) -> None:
         """Memory for what a pass uploads and downloads; `table_columns` int32 beside the rest for each text."""
         tokens = 3 * aligned(self.max_num_tokens * int32.itemsize)
-        rows = 5 * aligned((self.max_num_inputs + 1) * int32.itemsize)
+        rows = 6 * aligned((self.max_num_inputs + 1) * int32.itemsize)
         tables = aligned(self.max_num_inputs * table_columns * int32.itemsize)
         self._upload = StepUpload(self._ops.device, tokens + rows + tables)
         self._pooled = empty((self.max_num_inputs, self.dimension), float32, self._ops.device)
@@ -194,6 +194,7 @@ class DecoderEmbeddingRunner(EmbeddingRunner):
             positions=put(positions),
             slot_mapping=put(slots.astype(np.int32)),
             block_tables=put(tables.astype(np.int32)),
+            table_rows=put(np.arange(len(lengths), dtype=np.int32)),
             cu_seqlens_q=put(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)),
             context_lens=put(lengths),
             max_seqlen_q=longest,

@@ -148,9 +148,11 @@ class GrammarCompiler:
             probe.close()
 
     def _compile(self, job: _Job, grammar: Grammar) -> CompiledGrammar:
-        start = job.started_at = time.monotonic()
         tokenizer = self._tokenizer.result()
-        source = self._probe(tokenizer).source_of(grammar)
+        probe = self._probe(tokenizer)
+        probe.wait_ready()
+        start = job.started_at = time.monotonic()  # what came before is not the grammar's fault
+        source = probe.source_of(grammar)
         matcher = llguidance.LLMatcher(tokenizer.inner, source, log_level=0, limits=LIMITS)
         _raise_error_of(matcher)
         first_mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
@@ -178,6 +180,11 @@ class GrammarProbe:
     def __init__(self, settings: bytes) -> None:
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
+
+    def wait_ready(self) -> None:
+        """Have the process running and past its start, which takes longer than most grammars do."""
+        if self._process is None:
+            self.source_of(Grammar("lark", 'start: "a"'))
 
     def source_of(self, grammar: Grammar) -> str:
         """The grammar in llguidance's own form.

@@ -64,6 +64,7 @@ def attention_step(
         positions=empty((num_tokens,), int32, device),
         slot_mapping=empty((num_tokens,), int32, device),
         block_tables=empty((num_seqs, width), int32, device),
+        table_rows=empty((num_seqs,), int32, device),
         cu_seqlens_q=empty((num_seqs + 1,), int32, device),
         context_lens=empty((num_seqs,), int32, device),
         max_seqlen_q=max(query_lens),

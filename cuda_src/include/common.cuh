@@ -17,6 +17,24 @@ __host__ __device__ constexpr auto ceil_div(A a, B b) -> decltype(a + b) {
   return (a + b - 1) / b;
 }
 
+// ---- order of kernels -----------------------------------------------------------------------------------
+
+// A kernel whose description says `overlaps` may start before the ones in front of it have ended. It calls
+// this in every thread before it reads or writes anything that they write or read; only weights may be
+// touched earlier. What they wrote is visible afterwards. Elsewhere, and below sm_90, it does nothing.
+__device__ __forceinline__ void wait_for_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The next kernel may start its preamble once every block has called this or has ended.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ---- element types --------------------------------------------------------------------------------------
 
 template <typename T>

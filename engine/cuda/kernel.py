@@ -46,6 +46,8 @@ class KernelSpec:
         parameters: names and types of its parameters in order, as in the source.
         min_arch: lowest compute capability times ten it compiles for (80, 90); `arch_specific`
             kernels (sm_90a) compile for that architecture only.
+        overlaps: the source calls `wait_for_earlier_kernels` before it touches what earlier kernels
+            write, so in a graph it may start while they end (programmatic dependent launch, sm_90 on).
     """
 
     file: str
@@ -54,6 +56,7 @@ class KernelSpec:
     parameters: tuple[tuple[str, ParameterType], ...]
     min_arch: int = 80
     arch_specific: bool = False
+    overlaps: bool = False
 
     def supports(self, arch: str) -> bool:
         """Whether it compiles for `arch` ('80', '90a')."""

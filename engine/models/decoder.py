@@ -29,14 +29,12 @@ class StepBuffers:
 
     residual: Tensor  # [T, H] the stream that layers add to
     normed: Tensor  # [T, H] a layer half's input
-    update: Tensor  # [T, H] a layer half's output, not yet added
     qkv: Tensor  # [T, (Hq + 2 Hkv) * D]
     queries: Tensor  # [T, Hq * D]
     attended: Tensor  # [T, Hq * D]
     up: Tensor  # [T, 2 I or I]
     activated: Tensor  # [T, I]
     last_residual: Tensor  # [S, H] rows that are projected to logits
-    last_update: Tensor  # [S, H]
     last_normed: Tensor  # [S, H]
     logits: Tensor  # [S, V] float32
 
@@ -58,10 +56,10 @@ def _layout(
     config: ModelConfig, dtype: np.dtype[Any], max_tokens: int, max_logits: int
 ) -> dict[str, tuple[tuple[int, int], np.dtype[Any], int]]:
     """Shape, dtype and offset of each buffer."""
-    tokens: dict[str, int] = dict.fromkeys(("residual", "normed", "update"), config.hidden_size)
+    tokens: dict[str, int] = dict.fromkeys(("residual", "normed"), config.hidden_size)
     attention = {"qkv": config.qkv_size, "queries": config.q_size, "attended": config.q_size}
     mlp = {"up": config.up_size, "activated": config.intermediate_size}
-    last: dict[str, int] = dict.fromkeys(("last_residual", "last_update", "last_normed"), config.hidden_size)
+    last: dict[str, int] = dict.fromkeys(("last_residual", "last_normed"), config.hidden_size)
     layout: dict[str, tuple[tuple[int, int], np.dtype[Any], int]] = {}
 
     def place(widths: dict[str, int], rows: int, kind: np.dtype[Any], offset: int) -> int:
@@ -90,97 +88,119 @@ class Decoder:
         self.cos_sin = cos_sin
 
     def forward(
-        self, input_ids: Tensor, metadata: AttentionMetadata, logits_indices: Tensor, buffers: StepBuffers
+        self,
+        input_ids: Tensor,
+        metadata: AttentionMetadata,
+        logits_indices: Tensor | None,
+        buffers: StepBuffers,
+        *,
+        sampled: Tensor | None = None,
     ) -> Tensor:
         """Store this step's keys and values, return logits [S, V] float32 of the tokens chosen by
-        `logits_indices` [S] int32 among input_ids [T] int32. The result lives in `buffers` until
-        the next step."""
-        ops, weights = self.ops, self.weights
-        num_logits = logits_indices.shape[0]
-        residual, update = self._layers(input_ids, metadata, buffers)
-        last_residual = ops.embedding(logits_indices, residual, out=buffers.last_residual[:num_logits])
-        last_update = ops.embedding(logits_indices, update, out=buffers.last_update[:num_logits])
-        last = buffers.last_normed[:num_logits]
-        self._add_and_norm(last_update, last_residual, weights.final_norm, weights.final_norm_bias, last)
-        return ops.matmul(last, weights.lm_head, out=buffers.logits[:num_logits])
+        `logits_indices` [S] int32 among input_ids [T] int32 (None: of all). A negative id -1 - n stands
+        for sampled[n]. The result lives in `buffers` until the next step."""
+        residual = self._layers(input_ids, metadata, buffers, sampled)
+        if logits_indices is None:
+            return self._logits(residual, buffers)
+        return self.project(logits_indices, buffers)
+
+    def project(self, logits_indices: Tensor, buffers: StepBuffers) -> Tensor:
+        """Logits [S, V] float32 of tokens of the step that `buffers` is from, as `forward` gives them; they
+        take the place of the last ones."""
+        chosen = buffers.last_residual[: logits_indices.shape[0]]
+        return self._logits(self.ops.embedding(logits_indices, buffers.residual, out=chosen), buffers)
+
+    def _logits(self, residual: Tensor, buffers: StepBuffers) -> Tensor:
+        """Of at most `max_logits` rows [S, H] of the residual stream -> [S, V] float32 in `buffers`."""
+        num_logits, weights = residual.shape[0], self.weights
+        normed = buffers.last_normed[:num_logits]
+        logits = buffers.logits[:num_logits]
+        return self._norm_matmul(
+            residual, weights.final_norm, weights.final_norm_bias, weights.lm_head, None, normed, logits
+        )
 
     def hidden_states(self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> Tensor:
         """As `forward`, but the final norm's output [T, H] of every token instead of logits."""
-        residual, update = self._layers(input_ids, metadata, buffers)
-        hidden = buffers.normed[: input_ids.shape[0]]
-        self._add_and_norm(update, residual, self.weights.final_norm, self.weights.final_norm_bias, hidden)
-        return hidden
+        residual, weights = self._layers(input_ids, metadata, buffers), self.weights
+        normed = buffers.normed[: input_ids.shape[0]]
+        if self.config.norm == "layernorm":
+            return self.ops.layernorm(
+                residual, weights.final_norm, weights.final_norm_bias, self.config.norm_eps, out=normed
+            )
+        return self.ops.rmsnorm(residual, weights.final_norm, self.config.norm_eps, out=normed)
 
-    def _layers(self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> tuple[Tensor, Tensor]:
-        """The residual stream and the last layer's output, not yet added; both [T, H]."""
+    def _layers(
+        self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers, sampled: Tensor | None = None
+    ) -> Tensor:
+        """The residual stream [T, H] after the last layer."""
         ops, weights = self.ops, self.weights
         num_tokens = input_ids.shape[0]
-        residual = ops.embedding(input_ids, weights.embedding, out=buffers.residual[:num_tokens])
+        residual = ops.embedding(input_ids, weights.embedding, out=buffers.residual[:num_tokens], sampled=sampled)
         if weights.position_embedding is not None:
             position = ops.embedding(metadata.positions, weights.position_embedding, out=buffers.normed[:num_tokens])
             ops.add(residual, position, out=residual)
-        update = None
         for index, layer in enumerate(weights.layers):
-            normed = buffers.normed[:num_tokens]
-            self._add_and_norm(update, residual, layer.input_norm, layer.input_norm_bias, normed)
-            update = self._attention(index, layer, normed, metadata, buffers)
-            self._add_and_norm(update, residual, layer.mlp_norm, layer.mlp_norm_bias, normed)
-            update = self._mlp(layer, normed, buffers)
-        assert update is not None, "a model has at least one layer"
-        return residual, update
+            self._attention(index, layer, residual, metadata, buffers)
+            self._mlp(layer, residual, buffers)
+        return residual
 
-    def _add_and_norm(
-        self, update: Tensor | None, residual: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
-    ) -> None:
-        """residual += update, out = norm(residual)."""
+    def _norm_matmul(
+        self,
+        x: Tensor,
+        norm: Tensor,
+        norm_bias: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        normed: Tensor,
+        out: Tensor,
+    ) -> Tensor:
+        """norm(x) times weight; `normed` is scratch."""
         ops, eps = self.ops, self.config.norm_eps
-        if self.config.norm == "layernorm":
-            if update is not None:
-                ops.add(residual, update, out=residual)
-            ops.layernorm(residual, weight, bias, eps, out=out)
-        elif update is None:
-            ops.rmsnorm(residual, weight, eps, out=out)
-        else:
-            ops.add_rmsnorm(update, residual, weight, eps, out=out)
+        if self.config.norm == "rmsnorm":
+            return ops.rmsnorm_matmul(x, norm, eps, weight, bias, normed=normed, out=out)
+        return ops.matmul(ops.layernorm(x, norm, norm_bias, eps, out=normed), weight, bias, out=out)
 
     def _attention(
-        self, index: int, layer: LayerWeights, x: Tensor, metadata: AttentionMetadata, buffers: StepBuffers
-    ) -> Tensor:
+        self, index: int, layer: LayerWeights, residual: Tensor, metadata: AttentionMetadata, buffers: StepBuffers
+    ) -> None:
+        """residual += the attention half of a layer."""
         ops, config = self.ops, self.config
         settings: LayerConfig = config.layers[index]
         keys, values = self.kv_cache.layers[index]
-        num_tokens = x.shape[0]
-        qkv = ops.matmul(x, layer.qkv, layer.qkv_bias, out=buffers.qkv[:num_tokens])
-        queries = ops.rope_and_store(
+        num_tokens = residual.shape[0]
+        normed, qkv = buffers.normed[:num_tokens], buffers.qkv[:num_tokens]
+        self._norm_matmul(residual, layer.input_norm, layer.input_norm_bias, layer.qkv, layer.qkv_bias, normed, qkv)
+        attended = ops.attention(
             qkv,
             keys,
             values,
             metadata,
             self.cos_sin if settings.rope else None,
             num_heads=config.num_heads,
+            scale=settings.attention_scale,
+            sliding_window=settings.sliding_window,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=config.norm_eps,
-            out=buffers.queries[:num_tokens],
-        )
-        attended = ops.paged_attention(
-            queries,
-            keys,
-            values,
-            metadata,
-            scale=settings.attention_scale,
-            sliding_window=settings.sliding_window,
+            queries=buffers.queries[:num_tokens],
             out=buffers.attended[:num_tokens],
         )
-        return ops.matmul(attended, layer.out, layer.out_bias, out=buffers.update[:num_tokens])
+        ops.matmul(attended, layer.out, layer.out_bias, out=residual, accumulate=True)
 
-    def _mlp(self, layer: LayerWeights, x: Tensor, buffers: StepBuffers) -> Tensor:
-        ops = self.ops
-        num_tokens = x.shape[0]
-        up = ops.matmul(x, layer.up, layer.up_bias, out=buffers.up[:num_tokens])
+    def _mlp(self, layer: LayerWeights, residual: Tensor, buffers: StepBuffers) -> None:
+        """residual += the MLP half of a layer."""
+        ops, config = self.ops, self.config
+        num_tokens = residual.shape[0]
+        normed, up = buffers.normed[:num_tokens], buffers.up[:num_tokens]
         activated = buffers.activated[:num_tokens]
-        if self.config.activation == "silu_mul":
-            ops.silu_mul(up, out=activated)
+        if config.activation == "silu_mul" and config.norm == "rmsnorm" and layer.up_bias is None:
+            ops.rmsnorm_matmul_silu_mul(
+                residual, layer.mlp_norm, config.norm_eps, layer.up, normed=normed, gate_up=up, out=activated
+            )
         else:
-            ops.gelu(up, tanh=self.config.activation == "gelu_tanh", out=activated)
-        return ops.matmul(activated, layer.down, layer.down_bias, out=buffers.update[:num_tokens])
+            self._norm_matmul(residual, layer.mlp_norm, layer.mlp_norm_bias, layer.up, layer.up_bias, normed, up)
+            if config.activation == "silu_mul":
+                ops.silu_mul(up, out=activated)
+            else:
+                ops.gelu(up, tanh=config.activation == "gelu_tanh", out=activated)
+        ops.matmul(activated, layer.down, layer.down_bias, out=residual, accumulate=True)

@@ -105,6 +105,7 @@ def _attention(
         positions=from_numpy(np.tile(np.arange(context - queries, context, dtype=np.int32), rows), device),
         slot_mapping=from_numpy(np.full(tokens, -1, np.int32), device),
         block_tables=from_numpy(tables, device),
+        table_rows=from_numpy(np.arange(rows, dtype=np.int32), device),
         cu_seqlens_q=from_numpy(np.arange(rows + 1, dtype=np.int32) * queries, device),
         context_lens=from_numpy(np.full(rows, context, np.int32), device),
         max_seqlen_q=queries,

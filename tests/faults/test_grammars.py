@@ -32,7 +32,7 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 @pytest.fixture
 def engine(compiler: GrammarCompiler) -> GrammarHarness:
-    return GrammarHarness(compiler)
+    return GrammarHarness(compiler, asynchronous=True)
 
 
 def nested_schema(levels: int) -> Any:

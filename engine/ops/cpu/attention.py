@@ -99,6 +99,7 @@ class PagedAttention:
         self.key_cache, self.value_cache = key_cache, value_cache
         self.num_kv_heads, self.block_size, self.head_dim = key_cache.shape[1:]
         self.block_tables = metadata.block_tables.numpy()
+        self.table_rows = metadata.table_rows.numpy()
         self.starts = metadata.cu_seqlens_q.numpy()
         self.context_lens = metadata.context_lens.numpy()
         self.scale = np.float32(scale)
@@ -164,7 +165,7 @@ class PagedAttention:
                 columns = first_blocks[part, None] + np.arange(width)
                 # Columns beyond a table's width are padding like any other.
                 columns = np.minimum(columns, self.block_tables.shape[1] - 1)
-                tables = self.block_tables[rows[part, None], columns]
+                tables = self.block_tables[self.table_rows[rows[part, None]], columns]
                 base = first_blocks[part] * self.block_size
                 out[tokens] = self._decode_group(queries[tokens], tables, begins[part] - base, ends[part] - base)
 
@@ -197,7 +198,7 @@ class PagedAttention:
         positions = np.arange(offset + start, context_len)
         visible = self._first_visible(positions)
         first_block = int(visible[0]) // self.block_size
-        table = self.block_tables[row, first_block : -(-context_len // self.block_size)]
+        table = self.block_tables[self.table_rows[row], first_block : -(-context_len // self.block_size)]
         keys = self._gather("keys", self.key_cache, table)
         values = self._gather("values", self.value_cache, table)
         base = first_block * self.block_size

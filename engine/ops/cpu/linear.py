@@ -17,9 +17,10 @@ WIDENED_ELEMENTS = 1 << 18
 
 
 class LinearOps(Ops):
-    def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None:
         rows = widen(x)
         weights = weight.numpy()
+        residual = widen(out).copy() if accumulate else None
         product = scratch(out)
         if weight.dtype == float32:
             _product(rows, weights, product)
@@ -30,6 +31,8 @@ class LinearOps(Ops):
                 _product(rows, widen_array(weights[piece]), product[:, piece])
         if bias is not None:
             product += widen(bias)
+        if residual is not None:
+            product += residual
         finish(out, product)
 
 
