@@ -34,7 +34,7 @@ def kernel_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def load_table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="Loads over HTTP (streamed, greedy, bf16, random weights)")
+    table = Table(title="Loads over HTTP (greedy, bf16, random weights)")
     for column in (
         "model",
         "streams",
@@ -51,7 +51,7 @@ def load_table(rows: list[dict[str, Any]]) -> Table:
         table.add_row(
             row["model"],
             str(row["concurrency"]),
-            f"{row['input_len']}/{row['output_len']}",
+            f"{row['input_len']}/{row['output_len']}{'' if row['stream'] else ' whole'}",
             f"{row['output_throughput']:.0f}",
             f"{row['median_ttft_ms']:.1f}",
             f"{row['median_tpot_ms']:.2f}",
@@ -66,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--only", choices=("kernels", "loads"), help="half of it")
     parser.add_argument("--model", action="append", choices=tuple(CONFIGS), help="of the loads (default: all)")
+    parser.add_argument("--sweep", action="store_true", help="of the loads: how cost grows with streams and lengths")
     parser.add_argument("--no-reference", action="store_true", help="do not time PyTorch beside")
     parser.add_argument("--output", type=Path, default=Path(".out"), help="folder for JSON and logs (%(default)s)")
     options = parser.parse_args()
@@ -79,9 +80,10 @@ def main() -> None:
         console.print(kernel_table(figures["kernels"]))
     if options.only != "kernels":
         figures["loads"] = []
+        loads = serve.SWEEP if options.sweep else serve.LOADS
         with tempfile.TemporaryDirectory() as work:
             for name in options.model or CONFIGS:
-                figures["loads"] += serve.measure(name, serve.BASE_LINE, Path(work), options.output)
+                figures["loads"] += serve.measure(name, loads, Path(work), options.output)
         console.print(load_table(figures["loads"]))
     (options.output / "bench.json").write_text(json.dumps(figures, indent=1))
 

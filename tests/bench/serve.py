@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
@@ -16,8 +15,9 @@ from typing import Any
 
 import httpx
 
-from loadtest.__main__ import run
-from loadtest.workload import Workload
+from loadtest.arrival import Arrival
+from loadtest.run import run
+from loadtest.workload import RandomWorkload
 from tests.bench.models import decode_bytes, write_model
 
 READ_BANDWIDTH = 4.3e12  # bytes per second, measured on one H200; see PERF.md
@@ -32,9 +32,22 @@ class Load:
     input_len: int
     output_len: int
     num_prompts: int
+    stream: bool = True
 
 
-BASE_LINE = (Load(1, 128, 256, 4), Load(16, 512, 256, 32), Load(64, 512, 256, 128), Load(1, 8000, 2, 3))
+LOADS = (
+    Load(1, 128, 256, 6),
+    Load(16, 512, 256, 64),
+    Load(64, 512, 256, 256),
+    Load(256, 512, 256, 768),
+    Load(256, 512, 256, 768, stream=False),
+    Load(1, 8000, 2, 5),
+)
+# How cost grows: streams at a usual length, then prompt lengths at one stream.
+SWEEP = (
+    *(Load(streams, 512, 128, max(3 * streams, 4)) for streams in (1, 4, 16, 64, 256, 512)),
+    *(Load(1, length, 16, 4) for length in (128, 512, 2048, 8192, 32768)),
+)
 
 
 @contextlib.contextmanager
@@ -75,15 +88,20 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, dea
 
 def measure(name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *arguments: str) -> list[dict[str, Any]]:
     """Serve benchmark model `name` with dummy weights and run each load after one short warm-up."""
+    max_model_len = str(max(load.input_len + load.output_len for load in loads) + 64)
     folder = write_model(work, name)
     rows = []
     log = log_folder / f"serve-{name}.log"
-    with server(folder, log, "--load-format", "dummy", "--max-model-len", "9000", *arguments) as (url, ready_seconds):
+    with server(folder, log, "--load-format", "dummy", "--max-model-len", max_model_len, *arguments) as (
+        url,
+        ready_seconds,
+    ):
         for load in loads:
-            warm_up = Workload(load.concurrency, load.input_len, min(load.output_len, 8), 100_000, seed=1)
-            asyncio.run(run(url, name, warm_up, load.concurrency, stream=True))
-            workload = Workload(load.num_prompts, load.input_len, load.output_len, 100_000, seed=2)
-            summary = asyncio.run(run(url, name, workload, load.concurrency, stream=True))
+            warm_up = RandomWorkload(load.concurrency, load.input_len, min(load.output_len, 8), 100_000, seed=1)
+            arrival = Arrival(max_concurrency=load.concurrency)
+            run(url, name, warm_up, arrival, stream=load.stream)
+            workload = RandomWorkload(load.num_prompts, load.input_len, load.output_len, 100_000, seed=2)
+            summary = run(url, name, workload, arrival, stream=load.stream)
             floor = decode_bytes(name) / READ_BANDWIDTH
             share = floor * 1e3 / summary["median_tpot_ms"] if summary["median_tpot_ms"] else 0.0
             rows.append(
@@ -92,6 +110,7 @@ def measure(name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *a
                     "concurrency": load.concurrency,
                     "input_len": load.input_len,
                     "output_len": load.output_len,
+                    "stream": load.stream,
                     "ready_seconds": ready_seconds,
                     "weight_read_share": share,
                     **summary,
