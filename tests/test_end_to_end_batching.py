@@ -249,7 +249,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-window", "smollm3", "gpt2"])
-def test_no_way_of_scheduling_changes_a_token(folders: dict[str, Path], name: str) -> None:
+def test_fault_batch_dependence_no_way_of_scheduling_changes_a_token(folders: dict[str, Path], name: str) -> None:
     """Small steps, few blocks, prefix cache or none: as many tokens, and the same, as each request alone."""
     folder, requests = folders[name], requests_of(seed=4)
     core = load_core(folder, num_kv_blocks=64, prefix_caching=False)
