@@ -17,7 +17,7 @@ from engine.sampling_params import SamplingParams
 from tests.fake_runner import check_blocks
 from tests.tiny_models import TINY_MODELS, VOCAB_SIZE, build
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda_device")]
 
 CLIENT = b"test"
 Requests = dict[str, tuple[list[int], SamplingParams]]
