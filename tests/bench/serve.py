@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,17 +53,30 @@ SWEEP = (
 )
 
 
+@dataclass(frozen=True)
+class Interference:
+    """Streams that decode while a long prompt arrives every second."""
+
+    streams: int = 16
+    output_len: int = 1024
+    prompt_len: int = 8000
+    num_prompts: int = 8
+
+
 @contextlib.contextmanager
-def server(folder: Path | None, log: Path, *arguments: str) -> Iterator[tuple[str, float]]:
+def server(
+    folder: Path | None, log: Path, *arguments: str, cache_dir: str | None = None
+) -> Iterator[tuple[str, float]]:
     """Start `tessera serve` (the built-in model without a folder); -> its URL and the seconds until it was ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     model = [str(folder)] if folder else []
     command = [sys.executable, "-m", "app.cli", "serve", *model, "--port", str(port), *arguments]
+    environment = {**os.environ, **({"TESSERA_CACHE_DIR": cache_dir} if cache_dir else {})}
     start = time.perf_counter()
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=os.environ)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
             url = f"http://127.0.0.1:{port}"
             _wait_until_ready(url, process, log, start + START_LIMIT)
@@ -117,3 +133,47 @@ def measure(name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *a
                 }
             )
     return rows
+
+
+def measure_start(name: str, work: Path, log_folder: Path) -> list[dict[str, Any]]:
+    """Seconds from the command to readiness and to the first token, first with no kernel cached, then with all."""
+    folder = write_model(work, name)
+    rows = []
+    with tempfile.TemporaryDirectory() as cache:
+        for cached in (False, True):
+            log = log_folder / f"start-{name}.log"
+            options = ("--load-format", "dummy", "--max-model-len", "9000")
+            start = time.perf_counter()
+            with server(folder, log, *options, cache_dir=cache) as (url, ready_seconds):
+                body = {"model": name, "prompt": [5] * 16, "max_tokens": 1, "ignore_eos": True}
+                httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status()
+                first_token = time.perf_counter() - start
+            rows.append({"model": name, "cached": cached, "ready_s": ready_seconds, "first_token_s": first_token})
+    return rows
+
+
+def measure_interference(name: str, work: Path, log_folder: Path) -> dict[str, Any]:
+    """What streams that decode notice of long prompts: their median and P99 inter-token latency in ms."""
+    case = Interference()
+    folder = write_model(work, name)
+    log = log_folder / f"interference-{name}.log"
+    with (
+        server(folder, log, "--load-format", "dummy", "--max-model-len", "9000") as (url, _),
+        ThreadPoolExecutor(2) as threads,
+    ):
+        for lengths in ((case.streams, 128, 64), (2, case.prompt_len, 2)):  # all shapes, and the pace of prompts
+            warm_up = RandomWorkload(*lengths, 100_000, seed=1)
+            run(url, name, warm_up, Arrival(max_concurrency=case.streams), stream=True)
+        decodes = RandomWorkload(case.streams, 128, case.output_len, 100_000, seed=2)
+        prompts = RandomWorkload(case.num_prompts, case.prompt_len, 2, 100_000, seed=3)
+        steady = threads.submit(run, url, name, decodes, Arrival(max_concurrency=case.streams), stream=True)
+        rate = Arrival(request_rate=1.0, burstiness=math.inf)
+        disturbing = threads.submit(run, url, name, prompts, rate, stream=True)
+        seen, long = steady.result(), disturbing.result()
+    return {
+        "model": name,
+        "median_itl_ms": seen["median_itl_ms"],
+        "p99_itl_ms": seen["p99_itl_ms"],
+        "ratio": seen["p99_itl_ms"] / seen["median_itl_ms"],
+        "long_prompt_ttft_ms": long["median_ttft_ms"],
+    }
