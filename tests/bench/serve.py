@@ -164,9 +164,11 @@ def measure_interference(name: str, work: Path, log_folder: Path) -> dict[str, A
         for lengths in ((case.streams, 128, 64), (2, case.prompt_len, 2)):  # all shapes, and the pace of prompts
             warm_up = RandomWorkload(*lengths, 100_000, seed=1)
             run(url, name, warm_up, Arrival(max_concurrency=case.streams), stream=True)
-        decodes = RandomWorkload(case.streams, 128, case.output_len, 100_000, seed=2)
+        rounds = 8 if decode_bytes(name) < 4e9 else 2  # several seconds
+        decodes = RandomWorkload(case.streams * rounds, 128, case.output_len, 100_000, seed=2)
         prompts = RandomWorkload(case.num_prompts, case.prompt_len, 2, 100_000, seed=3)
-        steady = threads.submit(run, url, name, decodes, Arrival(max_concurrency=case.streams), stream=True)
+        held = Arrival(max_concurrency=case.streams)
+        steady = threads.submit(run, url, name, decodes, held, stream=True)
         rate = Arrival(request_rate=1.0, burstiness=math.inf)
         disturbing = threads.submit(run, url, name, prompts, rate, stream=True)
         seen, long = steady.result(), disturbing.result()
