@@ -29,9 +29,10 @@ ALLOWED: dict[str, set[str]] = {
     "engine.constraint": FOUNDATION | {"engine.grammar"},
     "engine.sequence": FOUNDATION | {"engine.constraint"},
     "engine.block_manager": FOUNDATION | {"engine.sequence"},
+    "engine.slot_table": FOUNDATION | {"engine.sequence", "engine.batch", "engine.prompt_logprobs"},
     "engine.scheduler": FOUNDATION
-    | {"engine.sequence", "engine.block_manager", "engine.batch", "engine.step_pace", "engine.prompt_logprobs"}
-    | {"engine.prefixes_in_progress"},
+    | {"engine.sequence", "engine.block_manager", "engine.batch", "engine.prefixes_in_progress"}
+    | {"engine.slot_table", "engine.step_pace"},
     "engine.step_pace": set(),
     "engine.recorded_steps": FOUNDATION | {"engine.batch", "engine.models"},
     "engine.batch": FOUNDATION,
@@ -39,7 +40,14 @@ ALLOWED: dict[str, set[str]] = {
     "engine.prompt_logprobs": FOUNDATION | {"engine.batch", "engine.sequence"},
     "engine.metrics": FOUNDATION | {"engine.sequence"},
     "engine.core": FOUNDATION
-    | {"engine.scheduler", "engine.sequence", "engine.block_manager", "engine.batch", "engine.metrics"}
+    | {
+        "engine.scheduler",
+        "engine.slot_table",
+        "engine.sequence",
+        "engine.block_manager",
+        "engine.batch",
+        "engine.metrics",
+    }
     | {"engine.grammar", "engine.constraint", "engine.prompt_logprobs"},
     "engine.step_sampler": FOUNDATION | {"engine.batch", "engine.models", "engine.ops"},
     "engine.model_runner": FOUNDATION
