@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import signal
 import threading
 import time
 from collections.abc import Coroutine
@@ -72,8 +71,7 @@ class Counter(Protocol):
 
 
 def main(pipe: Connection, counter: Counter) -> None:
-    """Entry of the process. Ctrl-C is the parent's affair, which then asks this process to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Entry of the process. It is started deaf to Ctrl-C: that is the parent's affair, who then asks it to stop."""
     plan = msgspec.msgpack.decode(pipe.recv_bytes(), type=Plan)
     jobs = JobFile(plan.jobs, plan.offsets)
     result = _run(_ClientProcess(plan, jobs, counter, pipe).run())
