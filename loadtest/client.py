@@ -99,7 +99,7 @@ class Client:
             answer.fail(INTERRUPTED, "the load test was stopped")
             raise
         except httpx.ConnectError as error:
-            answer.fail("connection refused", str(error))
+            answer.fail("no connection", str(error))
         except httpx.HTTPError as error:
             answer.fail("connection broken", str(error))
         finally:

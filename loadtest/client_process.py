@@ -120,6 +120,7 @@ class _ClientProcess:
             await asyncio.wait(self._running)
         cpu = time.process_time() - cpu_before
         report.cancel()
+        self._send_progress()
         await self._client.close()
         if not work.cancelled():
             work.result()
@@ -155,9 +156,12 @@ class _ClientProcess:
     async def _report(self) -> None:
         while True:
             await asyncio.sleep(PROGRESS_INTERVAL)
-            client = self._client
-            progress = Progress(client.done, client.failed, client.output_tokens, len(self._running))
-            self._pipe.send_bytes(msgspec.msgpack.encode(progress))
+            self._send_progress()
+
+    def _send_progress(self) -> None:
+        client = self._client
+        progress = Progress(client.done, client.failed, client.output_tokens, len(self._running))
+        self._pipe.send_bytes(msgspec.msgpack.encode(progress))
 
     def _wait_for_stop(self, loop: asyncio.AbstractEventLoop, work: asyncio.Future[None]) -> None:
         with contextlib.suppress(EOFError, OSError):

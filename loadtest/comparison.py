@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from rich import box
 from rich.table import Table
 
 from loadtest.errors import UsageError
@@ -56,7 +57,7 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, float, 
 
 
 def comparison_table(old: dict[str, Any], new: dict[str, Any]) -> Table:
-    table = Table(title="Compared with the earlier run")
+    table = Table(title="Compared with the earlier run", box=box.SIMPLE)
     table.add_column()
     for column in ("earlier", "now", "now / earlier"):
         table.add_column(column, justify="right")

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
+from rich.console import Group
 from rich.table import Table
 
 from loadtest.sweep import Level
+
+MIN_WIDTH = 60  # characters
 
 
 def totals(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -43,26 +47,28 @@ def latency_rows(
     return [statistic.capitalize() for statistic in statistics], rows
 
 
-def summary_table(summary: dict[str, Any], metrics: Sequence[str], percentiles: Sequence[float]) -> Table:
-    columns, rows = latency_rows(summary, metrics, percentiles)
-    table = Table(title="Serving benchmark result")
-    table.add_column()
-    for column in columns:
-        table.add_column(column, justify="right")
+def summary_table(summary: dict[str, Any], metrics: Sequence[str], percentiles: Sequence[float]) -> Group:
+    """The single figures, and below them the latencies."""
+    figures = Table(title="Serving benchmark result", box=box.SIMPLE, show_header=False, min_width=MIN_WIDTH)
+    figures.add_column()
+    figures.add_column(justify="right")
     for name, value in totals(summary):
-        table.add_row(name, value)
-    table.add_section()
+        figures.add_row(name, value)
+    columns, rows = latency_rows(summary, metrics, percentiles)
+    latencies = Table(box=box.SIMPLE, min_width=MIN_WIDTH)
+    for index, column in enumerate(["", *columns]):
+        latencies.add_column(column, justify="right" if index else "left")
     for row in rows:
-        table.add_row(*row)
-    return table
+        latencies.add_row(*row)
+    return Group(figures, latencies) if rows else Group(figures)
 
 
 def sweep_table(levels: Sequence[Level]) -> Table:
     """The rates that were tried, ascending."""
-    table = Table(title="Request rates")
-    for column in ("req/s asked", "req/s done", "output tok/s", "median TTFT ms", "P99 TTFT ms", "median TPOT ms"):
+    table = Table(title="Request rates", box=box.SIMPLE)
+    for column in ("req/s asked", "done", "tok/s", "TTFT median", "P99", "TPOT median"):
         table.add_column(column, justify="right")
-    table.add_column("within the limits", justify="right")
+    table.add_column("within limits", justify="right")
     for level in sorted(levels, key=lambda level: level.request_rate):
         summary = level.summary
         table.add_row(
