@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 PRECISION = 0.08  # the search ends when its bounds are this close, relative to the upper one
 MAX_LEVELS = 10
-STEP_UP = 1.5
 
 
 @dataclass(frozen=True)
@@ -22,9 +20,10 @@ class Level:
 
 
 def search(measure: Callable[[float], dict[str, Any]], target: float) -> Iterator[Level]:
-    """Try rates: first the throughput at full load, from there upwards while they meet the target, then between.
+    """Try rates by bisection below the throughput at full load, which is measured first.
 
-    A run of few requests can bear a rate above that throughput for as long as it takes; the more requests, the less.
+    No rate above that throughput is tried: the server cannot sustain it, though a short run may end before its
+    growing queue breaks the limits.
 
     Args:
         measure: runs the load at a rate; -> its summary with `goodput_share`.
@@ -38,17 +37,16 @@ def search(measure: Callable[[float], dict[str, Any]], target: float) -> Iterato
     full = level(float("inf"))
     yield full
     rate = float(full.summary["request_throughput"])
-    low, high = 0.0, math.inf
+    low, high = 0.0, rate
     if rate == 0 or full.summary["interrupted"]:
         return
     for _ in range(MAX_LEVELS - 1):
         tried = level(rate)
         yield tried
         low, high = (rate, high) if tried.met else (low, rate)
-        narrow = high - low <= PRECISION * high
-        if tried.summary["interrupted"] or (full.met and tried.met) or (math.isfinite(high) and narrow):
+        if tried.summary["interrupted"] or high - low <= PRECISION * high:
             return
-        rate = (low + high) / 2 if math.isfinite(high) else rate * STEP_UP
+        rate = (low + high) / 2
 
 
 def best(levels: list[Level]) -> Level | None:
