@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def _add_server_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--base-url",
         metavar="URL",
+        type=_base_url,
         default="http://127.0.0.1:8000",
         help="server to drive, any with an OpenAI API (default: %(default)s)",
     )
@@ -233,6 +235,13 @@ def _number(low: float, high: float) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def _base_url(text: str) -> str:
+    """Without the /v1 that OpenAI's clients want at its end."""
+    if not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", text):
+        raise argparse.ArgumentTypeError(f"must begin with http:// or https:// and a host, not {text!r}")
+    return text.rstrip("/").removesuffix("/v1")
 
 
 def _pair(text: str) -> tuple[str, str]:

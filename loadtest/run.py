@@ -19,7 +19,7 @@ import msgspec
 from loadtest import client_process
 from loadtest.arrival import Arrival
 from loadtest.client import Target
-from loadtest.client_process import Plan, Progress, Result, Start
+from loadtest.client_process import Plan, Progress, Report, Result, Start
 from loadtest.ctrl_c import ctrl_c_ignored, on_ctrl_c
 from loadtest.form import Form
 from loadtest.jobs import write_jobs
@@ -161,7 +161,7 @@ class _Fleet:
     ) -> None:
         for pipe in wait([pipe for pipe in self._pipes if pipe not in results]):
             assert isinstance(pipe, Connection)
-            message = msgspec.msgpack.decode(self._receive(pipe), type=Progress | Result)
+            message = msgspec.msgpack.decode(self._receive(pipe), type=Report)
             if isinstance(message, Result):
                 results[pipe] = message
                 continue

@@ -93,7 +93,7 @@ def test_a_conversation_grows_by_the_answers(tmp_path: Path) -> None:
     output = tmp_path / "figures.json"
     with StubServer() as server:
         options = ("--num-prompts", "2", "--num-turns", "3", "--input-len", "4", "--output-len", "2")
-        assert bench(server.url, "--backend", "openai-chat", *options, "--output", str(output)) == 0
+        assert bench(f"{server.url}/v1/", "--backend", "openai-chat", *options, "--output", str(output)) == 0
     assert len(server.exchanges) == 6
     assert {exchange.path for exchange in server.exchanges} == {"/v1/chat/completions"}
     longest = max((exchange.body["messages"] for exchange in server.exchanges), key=len)

@@ -214,6 +214,7 @@ def test_a_busy_client_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--base-url", "localhost:8000"], "--base-url: must begin with http:// or https://"),
         (["--num-prompts", "0"], "--num-prompts: must be a whole number from 1"),
         (["--request-rate", "-1"], "--request-rate: must be a number from"),
         (["--goodput", "itl:30"], "must be one of ttft, tpot, e2el"),
