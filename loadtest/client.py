@@ -56,7 +56,13 @@ class Client:
         self._headers = httpx.Headers({**_HEADERS, **target.headers})
         self.done = 0
         self.failed = 0
-        self.output_tokens = 0
+        self._received = 0
+        self._open: set[Answer] = set()
+
+    @property
+    def output_tokens(self) -> int:
+        """Received so far, those of unfinished answers by their events."""
+        return self._received + sum(len(answer.token_times) for answer in self._open)
 
     async def run(self, job: Job) -> None:
         """The job's request, then one more for each further turn of the conversation."""
@@ -83,6 +89,7 @@ class Client:
 
     async def _send(self, body: bytes, *, keep_text: bool) -> Answer:
         answer = Answer(keep_text=keep_text)
+        self._open.add(answer)
         start = perf_counter()
         try:
             await asyncio.wait_for(self._exchange(body, answer), self._target.timeout)
@@ -92,7 +99,7 @@ class Client:
             answer.fail(INTERRUPTED, "the load test was stopped")
             raise
         except httpx.ConnectError as error:
-            answer.fail("connection refused", str(error))
+            answer.fail("no connection", str(error))
         except httpx.HTTPError as error:
             answer.fail("connection broken", str(error))
         finally:
@@ -119,6 +126,7 @@ class Client:
         end = perf_counter()
         times: array[float] = answer.token_times
         self._recorder.add(start, end, times, answer.input_tokens, answer.output_tokens, answer.error, answer.message)
+        self._open.discard(answer)
+        self._received += answer.output_tokens
         self.done += 1
         self.failed += answer.error is not None
-        self.output_tokens += answer.output_tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import signal
 import threading
 import time
 from collections.abc import Coroutine
@@ -72,8 +71,7 @@ class Counter(Protocol):
 
 
 def main(pipe: Connection, counter: Counter) -> None:
-    """Entry of the process. Ctrl-C is the parent's affair, which then asks this process to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Entry of the process. It is started deaf to Ctrl-C: that is the parent's affair, who then asks it to stop."""
     plan = msgspec.msgpack.decode(pipe.recv_bytes(), type=Plan)
     jobs = JobFile(plan.jobs, plan.offsets)
     result = _run(_ClientProcess(plan, jobs, counter, pipe).run())
@@ -122,6 +120,7 @@ class _ClientProcess:
             await asyncio.wait(self._running)
         cpu = time.process_time() - cpu_before
         report.cancel()
+        self._send_progress()
         await self._client.close()
         if not work.cancelled():
             work.result()
@@ -157,9 +156,12 @@ class _ClientProcess:
     async def _report(self) -> None:
         while True:
             await asyncio.sleep(PROGRESS_INTERVAL)
-            client = self._client
-            progress = Progress(client.done, client.failed, client.output_tokens, len(self._running))
-            self._pipe.send_bytes(msgspec.msgpack.encode(progress))
+            self._send_progress()
+
+    def _send_progress(self) -> None:
+        client = self._client
+        progress = Progress(client.done, client.failed, client.output_tokens, len(self._running))
+        self._pipe.send_bytes(msgspec.msgpack.encode(progress))
 
     def _wait_for_stop(self, loop: asyncio.AbstractEventLoop, work: asyncio.Future[None]) -> None:
         with contextlib.suppress(EOFError, OSError):

@@ -119,9 +119,16 @@ class Records:
 
     def gaps(self) -> npt.NDArray[np.float64]:
         """[gaps] seconds between neighbouring tokens of one answer, of the requests that went well."""
+        return np.asarray(np.diff(self.token_times)[self._within()])
+
+    def gap_ends(self) -> npt.NDArray[np.float64]:
+        """[gaps] when each of `gaps` ended."""
+        return self.token_times[1:][self._within()]
+
+    def _within(self) -> npt.NDArray[np.bool_]:
+        """[tokens - 1] whether a token and the next one belong to one answer that went well."""
         request = np.repeat(np.arange(len(self.start)), self.num_times)
-        inside = (request[1:] == request[:-1]) & self.ok[request[1:]]
-        return np.asarray(np.diff(self.token_times)[inside])
+        return np.asarray((request[1:] == request[:-1]) & self.ok[request[1:]])
 
 
 def _floats(parts: list[Columns], name: str) -> npt.NDArray[np.float64]:

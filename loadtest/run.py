@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import tempfile
@@ -18,7 +19,8 @@ import msgspec
 from loadtest import client_process
 from loadtest.arrival import Arrival
 from loadtest.client import Target
-from loadtest.client_process import Plan, Progress, Result, Start
+from loadtest.client_process import Plan, Progress, Report, Result, Start
+from loadtest.ctrl_c import ctrl_c_ignored, on_ctrl_c
 from loadtest.form import Form
 from loadtest.jobs import write_jobs
 from loadtest.records import Records
@@ -123,6 +125,7 @@ class _Fleet:
     def __init__(self, num_processes: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._counter = context.Value("q", 0)  # kept: its semaphore is named only until we let go of it
+        self._stopped = False
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         for index in range(num_processes):
@@ -130,7 +133,8 @@ class _Fleet:
             process = context.Process(
                 target=client_process.main, args=(theirs, self._counter), name=f"loadtest-{index}", daemon=True
             )
-            process.start()
+            with ctrl_c_ignored():
+                process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -146,26 +150,18 @@ class _Fleet:
             pipe.send_bytes(msgspec.msgpack.encode(Start(start)))
         results: dict[Connection, Result] = {}
         progress: dict[Connection, Progress] = {}
-        interrupted = False
-        while len(results) < len(self._pipes):
-            try:
+        with on_ctrl_c(self._stop):
+            while len(results) < len(self._pipes):
                 self._gather(results, progress, on_progress)
-            except KeyboardInterrupt:
-                if interrupted:
-                    raise
-                interrupted = True
-                for pipe in self._pipes:
-                    if pipe not in results:
-                        pipe.send_bytes(b"stop")
         records = Records.merge([results[pipe].records for pipe in self._pipes])
-        return Outcome(records, start, [results[pipe].cpu_share for pipe in self._pipes], interrupted)
+        return Outcome(records, start, [results[pipe].cpu_share for pipe in self._pipes], self._stopped)
 
     def _gather(
         self, results: dict[Connection, Result], progress: dict[Connection, Progress], on_progress: OnProgress
     ) -> None:
         for pipe in wait([pipe for pipe in self._pipes if pipe not in results]):
             assert isinstance(pipe, Connection)
-            message = msgspec.msgpack.decode(self._receive(pipe), type=Progress | Result)
+            message = msgspec.msgpack.decode(self._receive(pipe), type=Report)
             if isinstance(message, Result):
                 results[pipe] = message
                 continue
@@ -178,6 +174,12 @@ class _Fleet:
                     sum(part.running for part in progress.values()),
                 )
             )
+
+    def _stop(self) -> None:
+        self._stopped = True
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # this one has ended already
+                pipe.send_bytes(b"stop")
 
     def _receive(self, pipe: Connection) -> bytes:
         try:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from loadtest.records import Records
+
 if TYPE_CHECKING:
     from loadtest.run import Outcome
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
+GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+PERCENTILES = (90.0, 99.0)
 BUSY_CLIENT = 0.8  # share of one core above which a client process may delay what it measures
 
 
-def summarize(outcome: Outcome) -> dict[str, Any]:
-    """Totals, throughputs per second, and mean, median, std, p90, p99 of each latency in milliseconds.
+def summarize(
+    outcome: Outcome, goodput: Mapping[str, float] | None = None, percentiles: Sequence[float] = PERCENTILES
+) -> dict[str, Any]:
+    """Totals, throughputs per second, and mean, median, std and percentiles of each latency in milliseconds.
 
     TTFT: from sending a request to its first token. E2EL: to its last. TPOT: the time between these two over the
     tokens after the first. ITL: between neighbouring events of a stream. Tokens are those that the server's usage
@@ -23,42 +30,64 @@ def summarize(outcome: Outcome) -> dict[str, Any]:
     were not streamed have an E2EL alone; a latency without samples is 0.
 
     `client_cpu_share` is that of the busiest client process, as a share of one core.
+
+    Args:
+        goodput: most milliseconds by metric (ttft, tpot, e2el). The summary then has `request_goodput`, requests per
+            second that kept to all of them, and `goodput_share`, the share of all requests that did.
+        percentiles: beside P90 and P99.
     """
     records = outcome.records
     good = records.ok
     duration = float(records.end.max() - outcome.start) if len(records.end) else 0.0
     rate = 1 / duration if duration > 0 else 0.0
+    completed = int(good.sum())
     input_tokens = int(records.input_tokens[good].sum())
     output_tokens = int(records.output_tokens[good].sum())
     summary: dict[str, Any] = {
         "duration": duration,
-        "completed": int(good.sum()),
-        "failed": int((~good).sum()),
+        "completed": completed,
+        "failed": len(good) - completed,
         "errors": records.errors,
         "error_examples": records.examples,
         "interrupted": outcome.interrupted,
         "total_input_tokens": input_tokens,
         "total_output_tokens": output_tokens,
-        "request_throughput": int(good.sum()) * rate,
+        "request_throughput": completed * rate,
         "output_throughput": output_tokens * rate,
         "total_token_throughput": (input_tokens + output_tokens) * rate,
         "max_concurrent_requests": peak_concurrency(records.start, records.end),
         "client_processes": len(outcome.cpu_shares),
         "client_cpu_share": max(outcome.cpu_shares, default=0.0),
     }
-    for metric, seconds in latencies(outcome).items():
+    if goodput:
+        met = int(_meets(records, goodput).sum())
+        summary["request_goodput"] = met * rate
+        summary["goodput_share"] = met / max(len(good), 1)
+    for metric, seconds in latencies_of(records).items():
         milliseconds = seconds * 1e3 if len(seconds) else np.zeros(1)
         summary[f"mean_{metric}_ms"] = float(milliseconds.mean())
         summary[f"median_{metric}_ms"] = float(np.median(milliseconds))
         summary[f"std_{metric}_ms"] = float(milliseconds.std())
-        summary[f"p90_{metric}_ms"] = float(np.percentile(milliseconds, 90))
-        summary[f"p99_{metric}_ms"] = float(np.percentile(milliseconds, 99))
+        for percentile in sorted({*PERCENTILES, *percentiles}):
+            summary[f"p{percentile:g}_{metric}_ms"] = float(np.percentile(milliseconds, percentile))
     return summary
 
 
-def latencies(outcome: Outcome) -> dict[str, npt.NDArray[np.float64]]:
+def _meets(records: Records, goodput: Mapping[str, float]) -> npt.NDArray[np.bool_]:
+    """[requests] whether each went well and within the limits; a latency that a request has not cannot break one."""
+    seconds = {
+        "ttft": records.first - records.start,
+        "tpot": (records.end - records.first) / np.maximum(records.output_tokens - 1, 1),
+        "e2el": records.end - records.start,
+    }
+    meets = records.ok.copy()
+    for metric, limit in goodput.items():
+        meets &= ~(seconds[metric] * 1e3 > limit)
+    return meets
+
+
+def latencies_of(records: Records) -> dict[str, npt.NDArray[np.float64]]:
     """Seconds, by metric, of the requests that went well."""
-    records = outcome.records
     streamed = records.ok & ~np.isnan(records.first)
     several = streamed & (records.output_tokens > 1)
     return {

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 
 from loadtest.arrival import Arrival
+from loadtest.random_workload import RandomWorkload
 from loadtest.run import run
-from loadtest.workload import RandomWorkload
 from tests.bench.models import decode_bytes, write_model
 
 READ_BANDWIDTH = 4.3e12  # bytes per second, measured on one H200; see PERF.md
