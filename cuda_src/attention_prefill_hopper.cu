@@ -10,9 +10,9 @@ constexpr int GROUP_THREADS = 128;  // four warps that multiply together
 constexpr int GROUP_WARPS = GROUP_THREADS / WARP_SIZE;
 constexpr int GROUP_ROWS = 64;
 constexpr int TILE_KEYS = 128;
-constexpr int LINE = 64;         // elements of a swizzled line of 128 bytes
+constexpr int LINE = 64;          // elements of a swizzled line of 128 bytes
 constexpr int ATOM_BYTES = 1024;  // eight lines
-constexpr int SLOTS = 2;         // tiles of queries announced at a time
+constexpr int SLOTS = 2;          // tiles of queries announced at a time
 
 // Named barriers; 0 is __syncthreads.
 constexpr int TURN_BARRIER = 1;
@@ -67,8 +67,8 @@ __device__ __forceinline__ int count_tiles(const int* cu_seqlens_q, int num_seqs
   return __reduce_add_sync(FULL_WARP, tiles);
 }
 
-// The row of tile number `tile`, counted through all rows with two or more queries, and its number in the row.
-// Every lane of a warp must call; all get the result.
+// The row of tile number `tile`, counted through all rows with two or more queries, and its number in the
+// row. Every lane of a warp must call; all get the result.
 __device__ __forceinline__ int2 find_tile(const int* cu_seqlens_q, int num_seqs, int tile, int group,
                                           int tile_rows) {
   const int lane = threadIdx.x % WARP_SIZE;
@@ -149,29 +149,25 @@ struct Softmax {
 // [num_seqs] int; out [num_tokens, num_heads * HEAD_DIM] T. scale_log2 = scale * log2(e), positive. Layout:
 // row-major, q and out 16-byte aligned; num_heads = group * num_kv_heads; block_size = 8 n. The group's heads
 // of consecutive tokens are the consecutive rows of a tile, so that they share its keys. Grid: as many blocks
-// as run at a time; they take tiles of 64 * CONSUMERS rows of one of `heads_at_once` key/value heads until none
-// is left, later tiles first since they see more keys. Block: 128 * (CONSUMERS + 1) threads; shared: (64 *
-// CONSUMERS + 2 * STAGES * 128) * HEAD_DIM * sizeof(T) + 2048 bytes. Unit of work: a group of four warps holds
-// 64 rows of a tile; one more warp copies keys and values. A group multiplies while another one computes
-// weights; within a group the weights of a tile of keys are computed while the one before meets its values.
-// Tiles of keys are taken from the last to the first and begin at multiples of TILE_KEYS, so a query's result
-// depends on its own row alone, and not on how its prompt was cut into chunks.
+// as run at a time; they take tiles of 64 * CONSUMERS rows of one of `heads_at_once` key/value heads until
+// none is left, later tiles first since they see more keys. Block: 128 * (CONSUMERS + 1) threads; shared: (64
+// * CONSUMERS + 2 * STAGES * 128) * HEAD_DIM * sizeof(T) + 2048 bytes. Unit of work: a group of four warps
+// holds 64 rows of a tile; one more warp copies keys and values. A group multiplies while another one
+// computes weights; within a group the weights of a tile of keys are computed while the one before meets its
+// values. Tiles of keys are taken from the last to the first and begin at multiples of TILE_KEYS, so a
+// query's result depends on its own row alone, and not on how its prompt was cut into chunks.
 template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
-__global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1)
-    paged_attention_prefill_hopper_kernel(const __grid_constant__ TensorMap key_map,
-                                          const __grid_constant__ TensorMap value_map,
-                                          const T* __restrict__ q, const int* __restrict__ block_tables,
-                                          const int* __restrict__ table_rows,
-                                          const int* __restrict__ cu_seqlens_q,
-                                          const int* __restrict__ context_lens, T* __restrict__ out,
-                                          int num_seqs, int num_heads, int num_kv_heads, int block_size,
-                                          int piece, int block_table_width, int sliding_window,
-                                          int heads_at_once, float scale_log2) {
+__global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attention_prefill_hopper_kernel(
+    const __grid_constant__ TensorMap key_map, const __grid_constant__ TensorMap value_map,
+    const T* __restrict__ q, const int* __restrict__ block_tables, const int* __restrict__ table_rows,
+    const int* __restrict__ cu_seqlens_q, const int* __restrict__ context_lens, T* __restrict__ out,
+    int num_seqs, int num_heads, int num_kv_heads, int block_size, int piece, int block_table_width,
+    int sliding_window, int heads_at_once, float scale_log2) {
   constexpr int HALVES = HEAD_DIM / LINE;
   constexpr int TILE_ROWS = GROUP_ROWS * CONSUMERS;
   constexpr int GROUP_BYTES = GROUP_ROWS * HEAD_DIM * 2;
   constexpr int KEY_BYTES = TILE_KEYS * HEAD_DIM * 2;
-  constexpr int KEY_HALF = TILE_KEYS * LINE * 2;    // [HALVES][TILE_KEYS][LINE]
+  constexpr int KEY_HALF = TILE_KEYS * LINE * 2;     // [HALVES][TILE_KEYS][LINE]
   constexpr int QUERY_HALF = GROUP_ROWS * LINE * 2;  // [CONSUMERS][HALVES][GROUP_ROWS][LINE]
   static_assert(sizeof(T) == 2, "tensor-core attention takes bfloat16 or float16");
   static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "a row of keys is one or two swizzled lines");
@@ -216,6 +212,8 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1)
   if (warp < GROUP_WARPS) {
     decrease_registers<PRODUCER_REGISTERS>();
     if (warp != 0) return;
+
+    fence_async_global();  // keys and values were stored by ordinary instructions
 
     const int tiles_per_head = count_tiles(cu_seqlens_q, num_seqs, group, TILE_ROWS);
     const unsigned num_tiles = static_cast<unsigned>(tiles_per_head) * num_kv_heads;
@@ -478,7 +476,8 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1)
         T* const to = out + row_offset(tile, m) + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; ++n) {
-          const unsigned pair = pack<T>(outputs[n * 4 + h * 2] * inverse, outputs[n * 4 + h * 2 + 1] * inverse);
+          const unsigned pair =
+              pack<T>(outputs[n * 4 + h * 2] * inverse, outputs[n * 4 + h * 2 + 1] * inverse);
           *reinterpret_cast<unsigned*>(to + n * 8) = pair;
         }
       }

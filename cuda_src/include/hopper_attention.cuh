@@ -25,7 +25,8 @@ __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
 __device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, int column, int row,
                                          unsigned barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+      "%3}], "
       "[%4];" ::"r"(shared),
       "l"(&map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
@@ -76,6 +77,11 @@ __device__ __forceinline__ void named_barrier_arrive(int name, int threads) {
 // Order this thread's ordinary writes to shared memory before later asynchronous reads of it.
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Order what earlier kernels wrote to global memory before this thread's later copies.
+__device__ __forceinline__ void fence_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 // ---- registers ------------------------------------------------------------------------------------------
@@ -134,32 +140,32 @@ constexpr bool is_bfloat16 = false;
 template <>
 constexpr bool is_bfloat16<__nv_bfloat16> = true;
 
-// Accumulators below: of 64 rows a warp holds 16, and a lane of each 8 columns j, with g = lane / 4 and t = lane
-// % 4, d[4j] to d[4j+3] = {(g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1)}. Operands in registers are laid out
-// like mma.m16n8k16's.
+// Accumulators below: of 64 rows a warp holds 16, and a lane of each 8 columns j, with g = lane / 4 and t =
+// lane % 4, d[4j] to d[4j+3] = {(g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1)}. Operands in registers are laid
+// out like mma.m16n8k16's.
 
-#define ACCUMULATORS_8(i)                                                                               \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),           \
+#define ACCUMULATORS_8(i)                                                                     \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define ACCUMULATORS_32(i) \
   ACCUMULATORS_8(i), ACCUMULATORS_8(i + 8), ACCUMULATORS_8(i + 16), ACCUMULATORS_8(i + 24)
 
-#define ACCUMULATOR_NAMES_32 \
+#define ACCUMULATOR_NAMES_32                                                \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define ACCUMULATOR_NAMES_64 \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+#define ACCUMULATOR_NAMES_64                                                         \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
 
 // d[64 x 128] = or += a[64 x 16] b[16 x 128], both in shared memory with the reduced dimension contiguous.
-#define PRODUCT_SHARED(TYPE)                                                                          \
-  asm volatile(                                                                                       \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                                     \
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " ACCUMULATOR_NAMES_64            \
-      ", %64, %65, p, 1, 1, 0, 0;\n}"                                                                 \
-      : ACCUMULATORS_32(0), ACCUMULATORS_32(32)                                                       \
+#define PRODUCT_SHARED(TYPE)                                                                \
+  asm volatile(                                                                             \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                          \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " ACCUMULATOR_NAMES_64 \
+      ", %64, %65, p, 1, 1, 0, 0;\n}"                                                       \
+      : ACCUMULATORS_32(0), ACCUMULATORS_32(32)                                             \
       : "l"(a), "l"(b), "n"(ACCUMULATE ? 1 : 0))
 
 template <typename T, bool ACCUMULATE>
@@ -172,16 +178,20 @@ __device__ __forceinline__ void product_shared(float (&d)[64], unsigned long lon
 }
 
 // d[64 x N] += a[64 x 16] b[16 x N], a in registers, b in shared memory with N contiguous.
-#define PRODUCT_REGISTERS_64(TYPE)                                                                    \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " ACCUMULATOR_NAMES_32    \
-               ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"                                              \
-               : ACCUMULATORS_32(0)                                                                   \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-#define PRODUCT_REGISTERS_128(TYPE)                                                                   \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " ACCUMULATOR_NAMES_64   \
-               ", {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                              \
-               : ACCUMULATORS_32(0), ACCUMULATORS_32(32)                                              \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define PRODUCT_REGISTERS_64(TYPE)                                                         \
+  asm volatile(                                                                            \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"                                           \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " ACCUMULATOR_NAMES_32 \
+      ", {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"                                        \
+      : ACCUMULATORS_32(0)                                                                 \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define PRODUCT_REGISTERS_128(TYPE)                                                         \
+  asm volatile(                                                                             \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"                                            \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " " ACCUMULATOR_NAMES_64 \
+      ", {%64, %65, %66, %67}, %68, p, 1, 1, 1;\n}"                                         \
+      : ACCUMULATORS_32(0), ACCUMULATORS_32(32)                                             \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
 template <typename T>
 __device__ __forceinline__ void product_registers(float (&d)[32], const unsigned* a, unsigned long long b) {

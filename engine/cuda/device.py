@@ -216,7 +216,7 @@ class CudaDevice(Device):
         spec: KernelSpec,
         template: tuple[str, ...],
         config: LaunchConfig,
-        *arguments: Tensor | int | float | None,
+        *arguments: Tensor | int | float | bytes | None,
     ) -> None:
         """Submit a kernel; compiles it first if it is used for the first time.
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from engine.errors import DeviceError
 
-ParameterType = Literal["pointer", "int32", "int64", "uint32", "uint64", "float32"]
+ParameterType = Literal["pointer", "int32", "int64", "uint32", "uint64", "float32", "tensor_map"]
 
 STRUCT_CODES: dict[ParameterType, str] = {
     "pointer": "Q",
@@ -24,6 +24,7 @@ STRUCT_CODES: dict[ParameterType, str] = {
     "uint32": "I",
     "uint64": "Q",
     "float32": "f",
+    "tensor_map": "128s",  # as `tensor_map` makes them
 }
 
 
@@ -86,7 +87,7 @@ class Kernel:
     def __init__(self, spec: KernelSpec, function: Any) -> None:
         codes = [STRUCT_CODES[kind] for _, kind in spec.parameters]
         # A count of zero aligns to the type without taking room, which gives each argument's offset.
-        offsets = [struct.calcsize("@" + "".join(codes[:i]) + "0" + code) for i, code in enumerate(codes)]
+        offsets = [struct.calcsize("@" + "".join(codes[:i]) + "0" + code[-1]) for i, code in enumerate(codes)]
         packer = struct.Struct("@" + "".join(codes))
         self.spec = spec
         self.function = function
@@ -96,7 +97,7 @@ class Kernel:
         self._pack_into = packer.pack_into
         self.arguments_address = ctypes.addressof(self._pointers)
 
-    def set_arguments(self, values: Sequence[int | float]) -> None:
+    def set_arguments(self, values: Sequence[int | float | bytes]) -> None:
         """Write one launch's arguments, tensors already turned into pointers.
 
         Raises: DeviceError if number, type or range of the values do not fit the parameters.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from engine.cuda.device import CudaDevice
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from engine.errors import TesseraError
+from engine.ops.cuda.attention_prefill_hopper import launch_prefill
 from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
 from engine.ops.interface import AttentionMetadata, Ops
 from engine.tensor import Tensor, empty, float32
@@ -246,6 +247,7 @@ def partial_bytes(num_seqs: int, num_heads: int, head_dim: int, splits: int) -> 
 
 class AttentionOps(Ops):
     device: CudaDevice
+    hopper_prefill: bool = True
     _max_splits: int = MAX_SPLITS
     _partials: Tensor | None = None
 
@@ -334,7 +336,8 @@ class AttentionOps(Ops):
             self.device.launch(PAGED_ATTENTION, (dtype,), config, *inputs, out, num_seqs, *heads, *cache, scale_log2)
             return
 
-        if metadata.max_seqlen_q > 1:
+        prefill = (q, key_cache, value_cache, metadata, window, scale_log2, out)
+        if metadata.max_seqlen_q > 1 and not (self.hopper_prefill and launch_prefill(self.device, *prefill)):
             self.device.launch(
                 PAGED_ATTENTION_PREFILL,
                 (dtype, *shape.prefill_template),
