@@ -173,8 +173,8 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
   static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "a row of keys is one or two swizzled lines");
   static_assert(CONSUMERS == 2 || CONSUMERS == 3, "two or three groups share the registers");
   static_assert(STAGES >= 2, "a tile of keys is copied while another one is used");
-  constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 240 : 160;
-  constexpr int PRODUCER_REGISTERS = 32;
+  constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
+  constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
 
   extern __shared__ __align__(128) unsigned char unaligned_memory[];
   unsigned char* const memory = unaligned_memory + (-shared_address(unaligned_memory) & (ATOM_BYTES - 1));
