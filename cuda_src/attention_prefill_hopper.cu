@@ -12,13 +12,19 @@ constexpr int GROUP_ROWS = 64;
 constexpr int TILE_KEYS = 128;
 constexpr int LINE = 64;          // elements of a swizzled line of 128 bytes
 constexpr int ATOM_BYTES = 1024;  // eight lines
-constexpr int SLOTS = 2;          // tiles of queries announced at a time
+constexpr int SLOTS = 1;          // tiles of queries announced at a time
+constexpr bool WHOLE = true;
+
+// Warps of the group that does not multiply.
+constexpr int SCHEDULER_WARP = 0;
+constexpr int KEY_WARP = 1;
+constexpr int VALUE_WARP = 2;
 
 // Named barriers; 0 is __syncthreads.
 constexpr int TURN_BARRIER = 1;
 constexpr int GROUP_BARRIER = 4;
 
-// A tile of queries of one key/value head, as the copying warp announces it to the others.
+// A tile of queries of one key/value head, as the scheduling warp announces it to the others.
 struct alignas(16) QueryTile {
   int kv_head;  // -1: there are no more
   int first_token;
@@ -138,7 +144,33 @@ struct Softmax {
       sums[h] = sums[h] * factors[h] + (sum[0] + sum[1]);
     }
   }
+
+  // What makes weighted sums weighted means; 0 for rows that saw no key.
+  __device__ __forceinline__ void finish(float (&inverses)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum = sums[h];
+      sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+      sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+      inverses[h] = sum == 0.0f ? 0.0f : 1.0f / sum;
+    }
+  }
 };
+
+// Lane t of every four gets the four lanes' words number t, in their order.
+__device__ __forceinline__ void transpose_4x4(unsigned (&words)[4]) {
+  const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const unsigned other = __shfl_xor_sync(FULL_WARP, odd ? words[i] : words[i + 1], 1);
+    (odd ? words[i] : words[i + 1]) = other;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const unsigned other = __shfl_xor_sync(FULL_WARP, high ? words[i] : words[i + 2], 2);
+    (high ? words[i] : words[i + 2]) = other;
+  }
+}
 
 // out = softmax over the visible keys of (q . k * scale), times v, for rows with two or more queries, in one
 // pass over the keys (FlashAttention-3, Shah et al. 2024). Weights are rounded to T before they meet v.
@@ -165,21 +197,23 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
     int sliding_window, int heads_at_once, float scale_log2) {
   constexpr int HALVES = HEAD_DIM / LINE;
   constexpr int TILE_ROWS = GROUP_ROWS * CONSUMERS;
-  constexpr int GROUP_BYTES = GROUP_ROWS * HEAD_DIM * 2;
+  constexpr int QUERY_HALF = GROUP_ROWS * LINE * 2;  // [2][CONSUMERS][HALVES][GROUP_ROWS][LINE]
+  constexpr int GROUP_BYTES = HALVES * QUERY_HALF;
   constexpr int KEY_BYTES = TILE_KEYS * HEAD_DIM * 2;
-  constexpr int KEY_HALF = TILE_KEYS * LINE * 2;     // [HALVES][TILE_KEYS][LINE]
-  constexpr int QUERY_HALF = GROUP_ROWS * LINE * 2;  // [CONSUMERS][HALVES][GROUP_ROWS][LINE]
+  constexpr int KEY_HALF = WHOLE ? ATOM_BYTES : TILE_KEYS * LINE * 2;  // [TILE_KEYS / 8][HALVES][8][LINE]
+  constexpr int KEY_STEP = WHOLE ? ATOM_BYTES * HALVES : ATOM_BYTES;
   static_assert(sizeof(T) == 2, "tensor-core attention takes bfloat16 or float16");
   static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "a row of keys is one or two swizzled lines");
   static_assert(CONSUMERS == 2 || CONSUMERS == 3, "two or three groups share the registers");
   static_assert(STAGES >= 2, "a tile of keys is copied while another one is used");
+  // Together no more than the block has from its launch.
   constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
   constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
 
   extern __shared__ __align__(128) unsigned char unaligned_memory[];
   unsigned char* const memory = unaligned_memory + (-shared_address(unaligned_memory) & (ATOM_BYTES - 1));
   unsigned char* const tiles_q = memory;
-  unsigned char* const tiles_k = tiles_q + CONSUMERS * GROUP_BYTES;
+  unsigned char* const tiles_k = tiles_q + 2 * CONSUMERS * GROUP_BYTES;
   unsigned char* const tiles_v = tiles_k + STAGES * KEY_BYTES;
   __shared__ Barriers<STAGES> barriers;
   __shared__ QueryTile announced_tiles[SLOTS];
@@ -202,87 +236,115 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
     }
     for (int i = 0; i < SLOTS; ++i) {
       barrier_init(announced + i * 8, 1);
-      barrier_init(noted + i * 8, CONSUMERS * GROUP_WARPS);
+      barrier_init(noted + i * 8, CONSUMERS * GROUP_WARPS + 2);
     }
     barrier_init_fence();
   }
   __syncthreads();
   wait_for_earlier_kernels();
 
+  int announcement = 0;
+  auto take_tile = [&] {
+    const int slot = announcement % SLOTS;
+    barrier_wait(announced + slot * 8, announcement / SLOTS % 2);
+    const QueryTile tile = announced_tiles[slot];
+    __syncwarp();
+    if (lane == 0) barrier_arrive(noted + slot * 8);
+    ++announcement;
+    return tile;
+  };
+
   if (warp < GROUP_WARPS) {
     decrease_registers<PRODUCER_REGISTERS>();
-    if (warp != 0) return;
 
-    fence_async_global();  // keys and values were stored by ordinary instructions
-
-    const int tiles_per_head = count_tiles(cu_seqlens_q, num_seqs, group, TILE_ROWS);
-    const unsigned num_tiles = static_cast<unsigned>(tiles_per_head) * num_kv_heads;
-    const int piece_number = lane % 16, half = lane / 16;
-    const bool copies = piece_number < TILE_KEYS / piece && half < HALVES;
-    const unsigned piece_offset = half * KEY_HALF + piece_number * piece * LINE * 2;
-    unsigned number = blockIdx.x;
-    int step = 0;  // counts tiles of keys through all tiles of queries
-
-    for (int announcement = 0;; ++announcement) {
-      QueryTile tile;
-      tile.kv_head = -1;
-      if (number < num_tiles) {
-        const int heads0 = number / (tiles_per_head * heads_at_once) * heads_at_once;
-        const int heads = min(heads_at_once, num_kv_heads - heads0);
-        const int rest = number % (tiles_per_head * heads_at_once);
-        const int2 found =
-            find_tile(cu_seqlens_q, num_seqs, tiles_per_head - 1 - rest / heads, group, TILE_ROWS);
-        tile.row = found.x;
-        tile.kv_head = heads0 + rest % heads;
-        tile.first_token = cu_seqlens_q[found.x];
-        const int num_queries = cu_seqlens_q[found.x + 1] - tile.first_token;
-        tile.tile_row0 = found.y * TILE_ROWS;
-        tile.num_rows = min(num_queries * group - tile.tile_row0, TILE_ROWS);
-        tile.context_len = context_lens[found.x];
-        tile.first_position = tile.context_len - num_queries;
-      }
-      const int slot = announcement % SLOTS;
-      barrier_wait(noted + slot * 8, announcement / SLOTS % 2 ^ 1);
-      if (lane == 0) {
-        announced_tiles[slot] = tile;
-        barrier_arrive(announced + slot * 8);
-      }
-      if (tile.kv_head < 0) break;
-      // As many numbers are drawn as there are tiles, so that the counter ends where it began.
-      if (lane == 0) number = gridDim.x + atomicInc(&tiles_taken, num_tiles - 1);
-
-      const KeyRange keys = find_keys(tile, group, sliding_window);
-      const int* const block_table =
-          block_tables + static_cast<long long>(table_rows[tile.row]) * block_table_width;
-      auto find_piece = [&](int key0) {
-        const int key = key0 + piece_number * piece;
-        return copies && key < tile.context_len
-                   ? cache_row(block_table, key, tile.kv_head, num_kv_heads, block_size)
-                   : -1;
-      };
-      auto copy_keys = [&](const TensorMap& map, unsigned char* tiles, unsigned full, unsigned empty,
-                           int at_step, int cache_row) {
-        const int stage = at_step % STAGES;
-        const int pieces = __popc(__ballot_sync(FULL_WARP, cache_row >= 0));
-        barrier_wait(empty + stage * 8, at_step / STAGES % 2 ^ 1);
-        if (lane == 0) barrier_arrive_expecting(full + stage * 8, pieces * piece * LINE * 2);
-        __syncwarp();
-        if (cache_row >= 0) {
-          copy_box(shared_address(tiles) + stage * KEY_BYTES + piece_offset, map, half * LINE, cache_row,
-                   full + stage * 8);
+    if (warp == SCHEDULER_WARP) {
+      const int tiles_per_head = count_tiles(cu_seqlens_q, num_seqs, group, TILE_ROWS);
+      const unsigned num_tiles = static_cast<unsigned>(tiles_per_head) * num_kv_heads;
+      unsigned number = blockIdx.x;
+      while (true) {
+        QueryTile tile;
+        tile.kv_head = -1;
+        if (number < num_tiles) {
+          const int heads0 = number / (tiles_per_head * heads_at_once) * heads_at_once;
+          const int heads = min(heads_at_once, num_kv_heads - heads0);
+          const int rest = number % (tiles_per_head * heads_at_once);
+          const int2 found =
+              find_tile(cu_seqlens_q, num_seqs, tiles_per_head - 1 - rest / heads, group, TILE_ROWS);
+          tile.row = found.x;
+          tile.kv_head = heads0 + rest % heads;
+          tile.first_token = cu_seqlens_q[found.x];
+          const int num_queries = cu_seqlens_q[found.x + 1] - tile.first_token;
+          tile.tile_row0 = found.y * TILE_ROWS;
+          tile.num_rows = min(num_queries * group - tile.tile_row0, TILE_ROWS);
+          tile.context_len = context_lens[found.x];
+          tile.first_position = tile.context_len - num_queries;
         }
-      };
-
-      int key0 = keys.begin + (keys.tiles - 1) * TILE_KEYS;
-      int cache_row = keys.tiles > 0 ? find_piece(key0) : -1;
-      if (keys.tiles > 0) copy_keys(key_map, tiles_k, full_k, empty_k, step, cache_row);
-      for (int i = 0; i < keys.tiles; ++i, ++step, key0 -= TILE_KEYS) {
-        const int next_row = i + 1 < keys.tiles ? find_piece(key0 - TILE_KEYS) : -1;
-        if (i + 1 < keys.tiles) copy_keys(key_map, tiles_k, full_k, empty_k, step + 1, next_row);
-        copy_keys(value_map, tiles_v, full_v, empty_v, step, cache_row);
-        cache_row = next_row;
+        const int slot = announcement % SLOTS;
+        barrier_wait(noted + slot * 8, announcement / SLOTS % 2 ^ 1);
+        if (lane == 0) {
+          announced_tiles[slot] = tile;
+          barrier_arrive(announced + slot * 8);
+        }
+        if (tile.kv_head < 0) return;
+        ++announcement;
+        // The second tile is as short as the first one is long. After that as many numbers are drawn as there
+        // are tiles beyond the first of each block, so that the counter ends where it began.
+        if (announcement == 1) {
+          number = 2 * gridDim.x - 1 - blockIdx.x;
+        } else {
+          barrier_wait(noted + (announcement - 1) % SLOTS * 8, (announcement - 1) / SLOTS % 2);
+          if (lane == 0) number = 2 * gridDim.x + atomicInc(&tiles_taken, num_tiles - gridDim.x - 1);
+          number = __shfl_sync(FULL_WARP, number, 0);
+        }
       }
-      number = __shfl_sync(FULL_WARP, number, 0);
+    }
+
+    if (warp == KEY_WARP || warp == VALUE_WARP) {
+      fence_async_global();  // keys and values were stored by ordinary instructions
+      const TensorMap& map = warp == KEY_WARP ? key_map : value_map;
+      const unsigned tiles = shared_address(warp == KEY_WARP ? tiles_k : tiles_v);
+      const unsigned full = warp == KEY_WARP ? full_k : full_v;
+      const unsigned empty = warp == KEY_WARP ? empty_k : empty_v;
+      const int piece_number = WHOLE ? lane : lane % 16;
+      const int half = WHOLE ? 0 : lane / 16;
+      const bool copies = piece_number < TILE_KEYS / piece && half < HALVES;
+      const unsigned piece_offset = half * KEY_HALF + piece_number * piece / 8 * KEY_STEP;
+      const int piece_bytes = piece * (WHOLE ? HEAD_DIM : LINE) * 2;
+      int step = 0;  // counts tiles of keys through all tiles of queries
+      while (true) {
+        const QueryTile tile = take_tile();
+        if (tile.kv_head < 0) return;
+        const KeyRange keys = find_keys(tile, group, sliding_window);
+        if (keys.tiles == 0) continue;
+        const int* const block_table =
+            block_tables + static_cast<long long>(table_rows[tile.row]) * block_table_width;
+        auto find_piece = [&](int key0) {
+          const int key = key0 + piece_number * piece;
+          return copies && key < tile.context_len
+                     ? cache_row(block_table, key, tile.kv_head, num_kv_heads, block_size)
+                     : -1;
+        };
+        int key0 = keys.begin + (keys.tiles - 1) * TILE_KEYS;
+        int cache_row = find_piece(key0);
+        for (int i = 0; i < keys.tiles; ++i, ++step) {
+          key0 -= TILE_KEYS;
+          const int next_row = i + 1 < keys.tiles ? find_piece(key0) : -1;
+          const int stage = step % STAGES;
+          const int pieces = __popc(__ballot_sync(FULL_WARP, cache_row >= 0));
+          barrier_wait(empty + stage * 8, step / STAGES % 2 ^ 1);
+          if (lane == 0) barrier_arrive_expecting(full + stage * 8, pieces * piece_bytes);
+          __syncwarp();
+          if (cache_row >= 0) {
+            if (WHOLE) {
+              copy_box_4d(tiles + stage * KEY_BYTES + piece_offset, map, cache_row / 8, full + stage * 8);
+            } else {
+              copy_box(tiles + stage * KEY_BYTES + piece_offset, map, half * LINE, cache_row,
+                       full + stage * 8);
+            }
+          }
+          cache_row = next_row;
+        }
+      }
     }
     return;
   }
@@ -291,58 +353,58 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
   const int consumer = warp / GROUP_WARPS - 1;
   const int thread = threadIdx.x % GROUP_THREADS;
   const int group_row0 = consumer * GROUP_ROWS;
+  const int warp_row0 = group_row0 + warp % GROUP_WARPS * 16;
   const int turn = TURN_BARRIER + consumer;
   const int next_turn = TURN_BARRIER + (consumer + 1) % CONSUMERS;
   unsigned char* const tile_q = tiles_q + consumer * GROUP_BYTES;
 
-  // Where the group's row m of the tile begins in q and out.
+  // Where row m of the tile begins in q and out.
   auto row_offset = [&](const QueryTile& tile, int m) {
-    const int row = tile.tile_row0 + group_row0 + m;
+    const int row = tile.tile_row0 + m;
     const int token = tile.first_token + row / group;
     return (static_cast<long long>(token) * num_heads + tile.kv_head * group + row % group) * HEAD_DIM;
   };
-  auto load_queries = [&](const QueryTile& tile) {
+  auto load_queries = [&](const QueryTile& tile, int buffer) {
     constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
     constexpr int ROWS_AT_ONCE = GROUP_THREADS / SEGMENTS;
     const int segment = thread % SEGMENTS;
+    unsigned char* const to = tile_q + buffer * CONSUMERS * GROUP_BYTES + segment / 8 * QUERY_HALF;
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS / ROWS_AT_ONCE; ++i) {
       const int m = thread / SEGMENTS + i * ROWS_AT_ONCE;
       const bool valid = group_row0 + m < tile.num_rows;
-      copy_async_16(tile_q + segment / 8 * QUERY_HALF + m * LINE * 2 + (segment % 8 ^ m % 8) * 16,
-                    q + (valid ? row_offset(tile, m) : 0) + segment * SEGMENT, valid);
+      copy_async_16(to + m * LINE * 2 + (segment % 8 ^ m % 8) * 16,
+                    q + (valid ? row_offset(tile, group_row0 + m) : 0) + segment * SEGMENT, valid);
     }
     copy_async_commit();
   };
-  auto take_tile = [&](int announcement) {
-    const int slot = announcement % SLOTS;
-    barrier_wait(announced + slot * 8, announcement / SLOTS % 2);
-    const QueryTile tile = announced_tiles[slot];
-    __syncwarp();
-    if (lane == 0) barrier_arrive(noted + slot * 8);
-    return tile;
+  // Of all threads of the group, before it multiplies what they copied.
+  auto wait_for_queries = [&] {
+    copy_async_wait<0>();
+    fence_async_proxy();
+    named_barrier_wait(GROUP_BARRIER + consumer, GROUP_THREADS);
   };
   auto release = [&](unsigned empty, int stage) {
     if (lane == 0) barrier_arrive(empty + stage * 8);
   };
 
-  const unsigned long long queries = swizzled_matrix(shared_address(tile_q), 16, ATOM_BYTES);
-  const unsigned long long keys_0 = swizzled_matrix(shared_address(tiles_k), 16, ATOM_BYTES);
-  const unsigned long long values_0 = swizzled_matrix(shared_address(tiles_v), KEY_HALF, ATOM_BYTES);
+  const unsigned long long queries_0 = swizzled_matrix(shared_address(tile_q), 16, ATOM_BYTES);
+  const unsigned long long keys_0 = swizzled_matrix(shared_address(tiles_k), 16, KEY_STEP);
+  const unsigned long long values_0 = swizzled_matrix(shared_address(tiles_v), KEY_HALF, KEY_STEP);
   float scores[TILE_KEYS / 2] = {};
-  float outputs[HEAD_DIM / 2];
+  float outputs[HEAD_DIM / 2] = {};
   unsigned weights[TILE_KEYS / 4];
   Softmax softmax;
 
-  auto multiply_keys = [&](int stage) {
+  auto multiply_keys = [&](int buffer, int stage) {
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; d += 16) {
-      const unsigned long long a = queries + (d / LINE * QUERY_HALF + d % LINE * 2) / 16;
-      const unsigned long long b = keys_0 + (stage * KEY_BYTES + d / LINE * KEY_HALF + d % LINE * 2) / 16;
+      const int a = buffer * CONSUMERS * GROUP_BYTES + d / LINE * QUERY_HALF + d % LINE * 2;
+      const int b = stage * KEY_BYTES + d / LINE * KEY_HALF + d % LINE * 2;
       if (d == 0) {
-        product_shared<T, false>(scores, a, b);
+        product_shared<T, false>(scores, queries_0 + a / 16, keys_0 + b / 16);
       } else {
-        product_shared<T, true>(scores, a, b);
+        product_shared<T, true>(scores, queries_0 + a / 16, keys_0 + b / 16);
       }
     }
     product_commit();
@@ -350,138 +412,180 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
   auto multiply_values = [&](int stage) {
 #pragma unroll
     for (int k = 0; k < TILE_KEYS / 16; ++k) {
-      product_registers<T>(outputs, weights + k * 4, values_0 + (stage * KEY_BYTES + k * 16 * LINE * 2) / 16);
+      product_registers<T>(outputs, weights + k * 4, values_0 + (stage * KEY_BYTES + k * 2 * KEY_STEP) / 16);
     }
     product_commit();
   };
-
-  if (consumer == CONSUMERS - 1) named_barrier_arrive(TURN_BARRIER, 2 * GROUP_THREADS);
-  int step = 0;
-  int announcement = 0;
-  QueryTile tile = take_tile(announcement++);
-  if (tile.kv_head >= 0) load_queries(tile);
-
-  while (tile.kv_head >= 0) {
-    const KeyRange keys = find_keys(tile, group, sliding_window);
-    const int warp_row0 = tile.tile_row0 + group_row0 + warp % GROUP_WARPS * 16;
-    const int warp_first_position = tile.first_position + warp_row0 / group;
-    const int warp_last_position = tile.first_position + (warp_row0 + 15) / group;
-    int key0 = keys.begin + (keys.tiles - 1) * TILE_KEYS;
-
-    auto mask = [&] {
-      if (key0 + TILE_KEYS - 1 <= warp_first_position && key0 > warp_last_position - sliding_window) return;
+  auto mask = [&](const QueryTile& tile, int key0) {
+    const int row = tile.tile_row0 + warp_row0;
+    if (key0 + TILE_KEYS - 1 <= tile.first_position + row / group &&
+        key0 > tile.first_position + (row + 15) / group - sliding_window) {
+      return;
+    }
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int position = tile.first_position + (warp_row0 + h * 8 + lane / 4) / group;
+    for (int h = 0; h < 2; ++h) {
+      const int position = tile.first_position + (row + h * 8 + lane / 4) / group;
+      const int keys_before = position - key0 - lane % 4 * 2;
 #pragma unroll
-        for (int s = 0; s < TILE_KEYS / 4; ++s) {
-          const int key = key0 + s / 2 * 8 + lane % 4 * 2 + s % 2;
-          float& score = scores[s / 2 * 4 + h * 2 + s % 2];
-          if (!is_visible(key, position, sliding_window)) score = MINUS_INFINITY;
-        }
-      }
-    };
-    auto round_weights = [&] {
-#pragma unroll
-      for (int i = 0; i < TILE_KEYS / 4; ++i) weights[i] = pack<T>(scores[i * 2], scores[i * 2 + 1]);
-    };
-
-    softmax.clear();
-#pragma unroll
-    for (int i = 0; i < HEAD_DIM / 2; ++i) outputs[i] = 0.0f;
-    copy_async_wait<0>();
-    fence_async_proxy();
-    named_barrier_wait(GROUP_BARRIER + consumer, GROUP_THREADS);
-
-    if (keys.tiles > 0) {
-      barrier_wait(full_k + step % STAGES * 8, step / STAGES % 2);
-      pin(scores);
-      product_fence();
-      multiply_keys(step % STAGES);
-      product_wait<0>();
-      pin(scores);
-      release(empty_k, step % STAGES);
-      mask();
-      softmax.update(scores, scale_log2);
-      round_weights();
-
-      // Behind the row's last key there may be anything, even NaN, which no weight of 0 makes harmless.
-      const int num_values = tile.context_len - key0;
-      if (num_values < TILE_KEYS) {
-        barrier_wait(full_v + step % STAGES * 8, step / STAGES % 2);
-        unsigned char* const tile_v = tiles_v + step % STAGES * KEY_BYTES;
-        for (int i = num_values * 8 + thread; i < TILE_KEYS * 8; i += GROUP_THREADS) {
-#pragma unroll
-          for (int half = 0; half < HALVES; ++half) {
-            *reinterpret_cast<uint4*>(tile_v + half * KEY_HALF + i * 16) = uint4{0, 0, 0, 0};
-          }
-        }
-        fence_async_proxy();
-        named_barrier_wait(GROUP_BARRIER + consumer, GROUP_THREADS);
+      for (int s = 0; s < TILE_KEYS / 4; ++s) {
+        const bool visible =
+            static_cast<unsigned>(keys_before - (s / 2 * 8 + s % 2)) < static_cast<unsigned>(sliding_window);
+        if (!visible) scores[s / 2 * 4 + h * 2 + s % 2] = MINUS_INFINITY;
       }
     }
+  };
+  auto round_weights = [&] {
+#pragma unroll
+    for (int i = 0; i < TILE_KEYS / 4; ++i) weights[i] = pack<T>(scores[i * 2], scores[i * 2 + 1]);
+  };
+  // Behind a row's last key there may be anything, even NaN, which no weight of 0 makes harmless.
+  auto clear_values = [&](int stage, int num_values) {
+    unsigned char* const tile_v = tiles_v + stage * KEY_BYTES;
+    for (int i = num_values * 8 + thread; i < TILE_KEYS * 8; i += GROUP_THREADS) {
+#pragma unroll
+      for (int half = 0; half < HALVES; ++half) {
+        *reinterpret_cast<uint4*>(tile_v + i / 64 * KEY_STEP + half * KEY_HALF + i % 64 * 16) =
+            uint4{0, 0, 0, 0};
+      }
+    }
+    fence_async_proxy();
+    named_barrier_wait(GROUP_BARRIER + consumer, GROUP_THREADS);
+  };
+  // Four lanes share a row's eight columns; exchanged among them, each writes all of every fourth eight.
+  auto store_outputs = [&](const QueryTile& tile, const float (&inverses)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int m = warp_row0 + h * 8 + lane / 4;
+      T* const to = out + row_offset(tile, m) + lane % 4 * 8;
+#pragma unroll
+      for (int n = 0; n < HEAD_DIM / 8; n += 4) {
+        unsigned pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* const from = &outputs[(n + i) * 4 + h * 2];
+          pairs[i] = pack<T>(from[0] * inverses[h], from[1] * inverses[h]);
+        }
+        transpose_4x4(pairs);
+        if (m < tile.num_rows) {
+          *reinterpret_cast<uint4*>(to + n * 8) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
+        }
+      }
+    }
+  };
+  // The next tile with keys; those without have no outputs but zeros.
+  auto take_tile_with_keys = [&] {
+    while (true) {
+      const QueryTile tile = take_tile();
+      if (tile.kv_head < 0 || find_keys(tile, group, sliding_window).tiles > 0) return tile;
+      for (int i = thread; i < GROUP_ROWS * HEAD_DIM / SEGMENT; i += GROUP_THREADS) {
+        const int m = group_row0 + i / (HEAD_DIM / SEGMENT);
+        if (m < tile.num_rows) {
+          *reinterpret_cast<uint4*>(out + row_offset(tile, m) + i % (HEAD_DIM / SEGMENT) * SEGMENT) =
+              uint4{0, 0, 0, 0};
+        }
+      }
+    }
+  };
 
-    for (int i = 1; i < keys.tiles; ++i, ++step) {
-      const int stage = step % STAGES, next_stage = (step + 1) % STAGES;
-      key0 -= TILE_KEYS;
-      barrier_wait(full_k + next_stage * 8, (step + 1) / STAGES % 2);
-      named_barrier_wait(turn, 2 * GROUP_THREADS);
-      pin(scores);
-      pin(outputs);
-      pin(weights);
-      product_fence();
-      multiply_keys(next_stage);
+  if (consumer == CONSUMERS - 1) named_barrier_arrive(TURN_BARRIER, 2 * GROUP_THREADS);
+  QueryTile tile = take_tile_with_keys();
+  if (tile.kv_head < 0) return;
+  load_queries(tile, 0);
+  wait_for_queries();
+  KeyRange keys = find_keys(tile, group, sliding_window);
+  int tiles_left = keys.tiles - 1;  // of keys, behind the one whose scores are there
+  int step = 0;
+  int buffer = 0;
+  QueryTile next_tile;
+  bool has_taken = false;
+
+  softmax.clear();
+  barrier_wait(full_k, 0);
+  pin(scores);
+  product_fence();
+  multiply_keys(0, 0);
+  product_wait<0>();
+  pin(scores);
+  release(empty_k, 0);
+  mask(tile, keys.begin + tiles_left * TILE_KEYS);
+  softmax.update(scores, scale_log2);
+  round_weights();
+
+  // Each turn multiplies one tile's weights by its values, and computes the weights of the next one, which
+  // may be the first of the next tile of queries.
+  while (true) {
+    const int stage = step % STAGES, next_stage = (step + 1) % STAGES;
+    const int num_values = tile.context_len - (keys.begin + tiles_left * TILE_KEYS);
+    if (num_values < TILE_KEYS) {
       barrier_wait(full_v + stage * 8, step / STAGES % 2);
-      multiply_values(stage);
-      named_barrier_arrive(next_turn, 2 * GROUP_THREADS);
-      product_wait<1>();
-      pin(scores);
-      release(empty_k, next_stage);
-      mask();
-      softmax.update(scores, scale_log2);
-      product_wait<0>();
-      pin(outputs);
-      pin(weights);
-      release(empty_v, stage);
-      round_weights();
+      clear_values(stage, num_values);
+    }
+    if (tiles_left <= 1 && !has_taken) {
+      next_tile = take_tile_with_keys();
+      if (next_tile.kv_head >= 0) load_queries(next_tile, buffer ^ 1);
+      has_taken = true;
+    }
+    const bool is_last = tiles_left == 0;
+    if (is_last) {
+      if (next_tile.kv_head < 0) break;
+      wait_for_queries();
+      buffer ^= 1;
+      keys = find_keys(next_tile, group, sliding_window);
+      tiles_left = keys.tiles;
+    }
+    --tiles_left;
+    const int key0 = keys.begin + tiles_left * TILE_KEYS;
+
+    barrier_wait(full_k + next_stage * 8, (step + 1) / STAGES % 2);
+    named_barrier_wait(turn, 2 * GROUP_THREADS);
+    pin(scores);
+    pin(outputs);
+    pin(weights);
+    product_fence();
+    multiply_keys(buffer, next_stage);
+    barrier_wait(full_v + stage * 8, step / STAGES % 2);
+    product_fence();
+    multiply_values(stage);
+    named_barrier_arrive(next_turn, 2 * GROUP_THREADS);
+    product_wait<1>();
+    pin(scores);
+    release(empty_k, next_stage);
+
+    float inverses[2];
+    if (is_last) {
+      softmax.finish(inverses);
+      softmax.clear();
+      mask(next_tile, key0);
+    } else {
+      mask(tile, key0);
+    }
+    softmax.update(scores, scale_log2);
+    product_wait<0>();
+    pin(outputs);
+    pin(weights);
+    release(empty_v, stage);
+    round_weights();
+    if (is_last) {
+      store_outputs(tile, inverses);
+      tile = next_tile;
+      has_taken = false;
+#pragma unroll
+      for (int n = 0; n < HEAD_DIM / 2; ++n) outputs[n] = 0.0f;
+    } else if (__any_sync(FULL_WARP, softmax.factors[0] != 1.0f || softmax.factors[1] != 1.0f)) {
 #pragma unroll
       for (int n = 0; n < HEAD_DIM / 2; ++n) outputs[n] *= softmax.factors[n / 2 % 2];
     }
-
-    // The queries have met all keys, so their place is free for the next ones.
-    named_barrier_wait(GROUP_BARRIER + consumer, GROUP_THREADS);
-    const QueryTile next_tile = take_tile(announcement++);
-    if (next_tile.kv_head >= 0) load_queries(next_tile);
-
-    if (keys.tiles > 0) {
-      barrier_wait(full_v + step % STAGES * 8, step / STAGES % 2);
-      pin(outputs);
-      pin(weights);
-      product_fence();
-      multiply_values(step % STAGES);
-      product_wait<0>();
-      pin(outputs);
-      release(empty_v, step % STAGES);
-      ++step;
-    }
-
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float sum = softmax.sums[h];
-      sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-      sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-      const int m = warp % GROUP_WARPS * 16 + h * 8 + lane / 4;
-      if (group_row0 + m < tile.num_rows) {
-        T* const to = out + row_offset(tile, m) + lane % 4 * 2;
-#pragma unroll
-        for (int n = 0; n < HEAD_DIM / 8; ++n) {
-          const unsigned pair =
-              pack<T>(outputs[n * 4 + h * 2] * inverse, outputs[n * 4 + h * 2 + 1] * inverse);
-          *reinterpret_cast<unsigned*>(to + n * 8) = pair;
-        }
-      }
-    }
-    tile = next_tile;
+    ++step;
   }
+
+  barrier_wait(full_v + step % STAGES * 8, step / STAGES % 2);
+  pin(outputs);
+  pin(weights);
+  product_fence();
+  multiply_values(step % STAGES);
+  product_wait<0>();
+  pin(outputs);
+  float inverses[2];
+  softmax.finish(inverses);
+  store_outputs(tile, inverses);
 }

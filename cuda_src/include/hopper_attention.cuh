@@ -32,6 +32,16 @@ __device__ __forceinline__ void copy_box(unsigned shared, const TensorMap& map, 
       : "memory");
 }
 
+// The same with a map of [groups, lines of a row, 8, 64] elements: a box of whole groups of eight rows.
+__device__ __forceinline__ void copy_box_4d(unsigned shared, const TensorMap& map, int group,
+                                            unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, "
+      "%2, %3}], [%4];" ::"r"(shared),
+      "l"(&map), "r"(0), "r"(group), "r"(barrier)
+      : "memory");
+}
+
 // ---- barriers -------------------------------------------------------------------------------------------
 
 // A barrier's phase ends when `arrivals` have arrived and the expected bytes are there.

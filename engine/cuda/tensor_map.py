@@ -10,6 +10,7 @@ from engine.cuda.driver import check
 
 SWIZZLE_BYTES = 128
 ELEMENT_BYTES = 2
+WHOLE = True
 
 
 @lru_cache(maxsize=4096)
@@ -22,6 +23,23 @@ def tensor_map(pointer: int, shape: tuple[int, int], box_rows: int) -> bytes:
     Raises: DeviceError if the driver refuses, for example a pointer or a row not aligned to 16 bytes.
     """
     rows, columns = shape
+    if WHOLE:
+        lines = columns * 2 // 128
+        encoded = check(
+            driver.cuTensorMapEncodeTiled,
+            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT16,
+            4,
+            pointer,
+            [driver.cuuint64_t(size) for size in (64, 8, lines, rows // 8)],
+            [driver.cuuint64_t(size) for size in (columns * 2, 128, columns * 16)],
+            [driver.cuuint32_t(size) for size in (64, 8, lines, box_rows // 8)],
+            [driver.cuuint32_t(1)] * 4,
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        return b"".join(int(word).to_bytes(8, "little") for word in encoded.opaque)
     encoded = check(
         driver.cuTensorMapEncodeTiled,
         driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT16,

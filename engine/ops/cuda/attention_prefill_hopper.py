@@ -85,7 +85,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 def prefill_config(shape: HopperShape, num_tiles: int, multiprocessors: int) -> LaunchConfig:
     """A block for each multiprocessor, or for each of at most `num_tiles` tiles if they are fewer."""
-    rows = shape.tile_rows + 2 * shape.stages * TILE_KEYS
+    rows = 2 * (shape.tile_rows + shape.stages * TILE_KEYS)
     shared_bytes = rows * shape.head_dim * ELEMENT_BYTES + ALIGNMENT_BYTES
     grid = (min(multiprocessors, num_tiles), 1, 1)
     return LaunchConfig(grid, (GROUP_THREADS * (shape.consumers + 1), 1, 1), shared_bytes)
