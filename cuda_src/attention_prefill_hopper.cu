@@ -12,7 +12,7 @@ constexpr int GROUP_ROWS = 64;
 constexpr int TILE_KEYS = 128;
 constexpr int LINE = 64;          // elements of a swizzled line of 128 bytes
 constexpr int ATOM_BYTES = 1024;  // eight lines
-constexpr int SLOTS = 1;          // tiles of queries announced at a time
+constexpr int SLOTS = 2;          // tiles of queries announced at a time
 constexpr bool WHOLE = true;
 
 // Warps of the group that does not multiply.
@@ -34,6 +34,16 @@ struct alignas(16) QueryTile {
   int context_len;
   int row;
   int unused;
+};
+
+// Where a tile of queries is that a group has not taken, or that does not exist.
+constexpr int NOT_TAKEN = -1;
+constexpr int NONE = -2;
+
+// A query of a sequence, counted from the first of this step.
+struct QueryRow {
+  int token;
+  int head;  // of the key/value head's group
 };
 
 // Of what a block has not yet taken, the next tile. Every launch leaves 0.
@@ -221,7 +231,7 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
   const unsigned empty_k = shared_address(barriers.empty_k), empty_v = shared_address(barriers.empty_v);
   const unsigned announced = shared_address(barriers.announced), noted = shared_address(barriers.noted);
 
-  const int warp = threadIdx.x / WARP_SIZE;
+  const int warp = uniform(threadIdx.x / WARP_SIZE);
   const int lane = threadIdx.x % WARP_SIZE;
   const int group = num_heads / num_kv_heads;
 
@@ -243,15 +253,17 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
   __syncthreads();
   wait_for_earlier_kernels();
 
+  // The slot of the next tile; whoever takes it frees the slot when the tile is not looked at any more.
   int announcement = 0;
-  auto take_tile = [&] {
+  auto take_slot = [&] {
     const int slot = announcement % SLOTS;
     barrier_wait(announced + slot * 8, announcement / SLOTS % 2);
-    const QueryTile tile = announced_tiles[slot];
+    ++announcement;
+    return slot;
+  };
+  auto free_slot = [&](int slot) {
     __syncwarp();
     if (lane == 0) barrier_arrive(noted + slot * 8);
-    ++announcement;
-    return tile;
   };
 
   if (warp < GROUP_WARPS) {
@@ -292,7 +304,6 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
         if (announcement == 1) {
           number = 2 * gridDim.x - 1 - blockIdx.x;
         } else {
-          barrier_wait(noted + (announcement - 1) % SLOTS * 8, (announcement - 1) / SLOTS % 2);
           if (lane == 0) number = 2 * gridDim.x + atomicInc(&tiles_taken, num_tiles - gridDim.x - 1);
           number = __shfl_sync(FULL_WARP, number, 0);
         }
@@ -312,10 +323,11 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
       const int piece_bytes = piece * (WHOLE ? HEAD_DIM : LINE) * 2;
       int step = 0;  // counts tiles of keys through all tiles of queries
       while (true) {
-        const QueryTile tile = take_tile();
+        const int slot = take_slot();
+        const QueryTile tile = announced_tiles[slot];
+        free_slot(slot);
         if (tile.kv_head < 0) return;
         const KeyRange keys = find_keys(tile, group, sliding_window);
-        if (keys.tiles == 0) continue;
         const int* const block_table =
             block_tables + static_cast<long long>(table_rows[tile.row]) * block_table_width;
         auto find_piece = [&](int key0) {
@@ -325,7 +337,7 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
                      : -1;
         };
         int key0 = keys.begin + (keys.tiles - 1) * TILE_KEYS;
-        int cache_row = find_piece(key0);
+        int cache_row = keys.tiles > 0 ? find_piece(key0) : -1;
         for (int i = 0; i < keys.tiles; ++i, ++step) {
           key0 -= TILE_KEYS;
           const int next_row = i + 1 < keys.tiles ? find_piece(key0) : -1;
@@ -358,23 +370,38 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
   const int next_turn = TURN_BARRIER + (consumer + 1) % CONSUMERS;
   unsigned char* const tile_q = tiles_q + consumer * GROUP_BYTES;
 
-  // Where row m of the tile begins in q and out.
-  auto row_offset = [&](const QueryTile& tile, int m) {
+  // Row m of a tile is head m % group of its token m / group; where it begins in q and out.
+  auto find_row = [&](const QueryTile& tile, int m) {
     const int row = tile.tile_row0 + m;
-    const int token = tile.first_token + row / group;
-    return (static_cast<long long>(token) * num_heads + tile.kv_head * group + row % group) * HEAD_DIM;
+    return QueryRow{row / group, row % group};
   };
-  auto load_queries = [&](const QueryTile& tile, int buffer) {
+  auto skip_8 = [&](QueryRow& row) {
+    row.token += 8 / group;
+    row.head += 8 % group;
+    if (row.head >= group) {
+      row.head -= group;
+      ++row.token;
+    }
+  };
+  auto row_offset = [&](const QueryTile& tile, const QueryRow& row) {
+    const long long token = tile.first_token + row.token;
+    return (token * num_heads + tile.kv_head * group + row.head) * HEAD_DIM;
+  };
+  auto load_queries = [&](int slot, int buffer) {
     constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
     constexpr int ROWS_AT_ONCE = GROUP_THREADS / SEGMENTS;
+    static_assert(ROWS_AT_ONCE % 8 == 0, "a thread's rows are eights apart");
+    const QueryTile& tile = announced_tiles[slot];
     const int segment = thread % SEGMENTS;
     unsigned char* const to = tile_q + buffer * CONSUMERS * GROUP_BYTES + segment / 8 * QUERY_HALF;
+    QueryRow row = find_row(tile, group_row0 + thread / SEGMENTS);
 #pragma unroll
-    for (int i = 0; i < GROUP_ROWS / ROWS_AT_ONCE; ++i) {
-      const int m = thread / SEGMENTS + i * ROWS_AT_ONCE;
+    for (int m = thread / SEGMENTS; m < GROUP_ROWS; m += ROWS_AT_ONCE) {
       const bool valid = group_row0 + m < tile.num_rows;
       copy_async_16(to + m * LINE * 2 + (segment % 8 ^ m % 8) * 16,
-                    q + (valid ? row_offset(tile, group_row0 + m) : 0) + segment * SEGMENT, valid);
+                    q + (valid ? row_offset(tile, row) : 0) + segment * SEGMENT, valid);
+#pragma unroll
+      for (int i = 0; i < ROWS_AT_ONCE; i += 8) skip_8(row);
     }
     copy_async_commit();
   };
@@ -388,44 +415,59 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
     if (lane == 0) barrier_arrive(empty + stage * 8);
   };
 
-  const unsigned long long queries_0 = swizzled_matrix(shared_address(tile_q), 16, ATOM_BYTES);
-  const unsigned long long keys_0 = swizzled_matrix(shared_address(tiles_k), 16, KEY_STEP);
-  const unsigned long long values_0 = swizzled_matrix(shared_address(tiles_v), KEY_HALF, KEY_STEP);
+  const SwizzledMatrix queries(shared_address(tile_q), 16, ATOM_BYTES);
+  const SwizzledMatrix key_tiles(shared_address(tiles_k), 16, KEY_STEP);
+  const SwizzledMatrix value_tiles(shared_address(tiles_v), KEY_HALF, KEY_STEP);
   float scores[TILE_KEYS / 2] = {};
   float outputs[HEAD_DIM / 2] = {};
   unsigned weights[TILE_KEYS / 4];
   Softmax softmax;
+  float inverses[2];
 
   auto multiply_keys = [&](int buffer, int stage) {
+    const unsigned tile_a = uniform(buffer * CONSUMERS * GROUP_BYTES), tile_b = uniform(stage * KEY_BYTES);
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; d += 16) {
-      const int a = buffer * CONSUMERS * GROUP_BYTES + d / LINE * QUERY_HALF + d % LINE * 2;
-      const int b = stage * KEY_BYTES + d / LINE * KEY_HALF + d % LINE * 2;
+      const unsigned long long a = queries.at(tile_a + d / LINE * QUERY_HALF + d % LINE * 2);
+      const unsigned long long b = key_tiles.at(tile_b + d / LINE * KEY_HALF + d % LINE * 2);
       if (d == 0) {
-        product_shared<T, false>(scores, queries_0 + a / 16, keys_0 + b / 16);
+        product_shared<T, false>(scores, a, b);
       } else {
-        product_shared<T, true>(scores, queries_0 + a / 16, keys_0 + b / 16);
+        product_shared<T, true>(scores, a, b);
       }
     }
     product_commit();
   };
   auto multiply_values = [&](int stage) {
+    const unsigned tile_b = uniform(stage * KEY_BYTES);
 #pragma unroll
     for (int k = 0; k < TILE_KEYS / 16; ++k) {
-      product_registers<T>(outputs, weights + k * 4, values_0 + (stage * KEY_BYTES + k * 2 * KEY_STEP) / 16);
+      product_registers<T>(outputs, weights + k * 4, value_tiles.at(tile_b + k * 2 * KEY_STEP));
     }
     product_commit();
   };
-  auto mask = [&](const QueryTile& tile, int key0) {
-    const int row = tile.tile_row0 + warp_row0;
-    if (key0 + TILE_KEYS - 1 <= tile.first_position + row / group &&
-        key0 > tile.first_position + (row + 15) / group - sliding_window) {
-      return;
-    }
+  // Of the tile whose scores are being computed: its keys from key0 on are next, with tiles_left behind them.
+  int key0;
+  int tiles_left;
+  int positions[2];  // of the lane's two rows
+  int all_visible_from, all_visible_to;
+  auto begin_tile = [&](int slot) {
+    const QueryTile& tile = announced_tiles[slot];
+    const KeyRange keys = find_keys(tile, group, sliding_window);
+    tiles_left = uniform(keys.tiles);
+    key0 = uniform(keys.begin + keys.tiles * TILE_KEYS);
+    QueryRow row = find_row(tile, warp_row0 + lane / 4);
+    positions[0] = tile.first_position + row.token;
+    skip_8(row);
+    positions[1] = tile.first_position + row.token;
+    all_visible_from = __shfl_sync(FULL_WARP, positions[1], WARP_SIZE - 1) - sliding_window + 1;
+    all_visible_to = __shfl_sync(FULL_WARP, positions[0], 0) - TILE_KEYS + 1;
+  };
+  auto mask = [&] {
+    if (key0 >= all_visible_from && key0 <= all_visible_to) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int position = tile.first_position + (row + h * 8 + lane / 4) / group;
-      const int keys_before = position - key0 - lane % 4 * 2;
+      const int keys_before = positions[h] - key0 - lane % 4 * 2;
 #pragma unroll
       for (int s = 0; s < TILE_KEYS / 4; ++s) {
         const bool visible =
@@ -452,11 +494,12 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
     named_barrier_wait(GROUP_BARRIER + consumer, GROUP_THREADS);
   };
   // Four lanes share a row's eight columns; exchanged among them, each writes all of every fourth eight.
-  auto store_outputs = [&](const QueryTile& tile, const float (&inverses)[2]) {
+  auto store_outputs = [&](int slot) {
+    const QueryTile& tile = announced_tiles[slot];
+    QueryRow row = find_row(tile, warp_row0 + lane / 4);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int m = warp_row0 + h * 8 + lane / 4;
-      T* const to = out + row_offset(tile, m) + lane % 4 * 8;
+      T* const to = out + row_offset(tile, row) + lane % 4 * 8;
 #pragma unroll
       for (int n = 0; n < HEAD_DIM / 8; n += 4) {
         unsigned pairs[4];
@@ -466,38 +509,41 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
           pairs[i] = pack<T>(from[0] * inverses[h], from[1] * inverses[h]);
         }
         transpose_4x4(pairs);
-        if (m < tile.num_rows) {
+        if (warp_row0 + h * 8 + lane / 4 < tile.num_rows) {
           *reinterpret_cast<uint4*>(to + n * 8) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
         }
       }
+      skip_8(row);
     }
+    free_slot(slot);
   };
-  // The next tile with keys; those without have no outputs but zeros.
-  auto take_tile_with_keys = [&] {
+  // The next tile with keys, NONE behind the last; those without have no outputs but zeros.
+  auto take_slot_with_keys = [&]() -> int {
     while (true) {
-      const QueryTile tile = take_tile();
-      if (tile.kv_head < 0 || find_keys(tile, group, sliding_window).tiles > 0) return tile;
-      for (int i = thread; i < GROUP_ROWS * HEAD_DIM / SEGMENT; i += GROUP_THREADS) {
-        const int m = group_row0 + i / (HEAD_DIM / SEGMENT);
-        if (m < tile.num_rows) {
-          *reinterpret_cast<uint4*>(out + row_offset(tile, m) + i % (HEAD_DIM / SEGMENT) * SEGMENT) =
-              uint4{0, 0, 0, 0};
-        }
+      const int slot = take_slot();
+      const QueryTile& tile = announced_tiles[slot];
+      if (tile.kv_head < 0) return NONE;
+      if (uniform(find_keys(tile, group, sliding_window).tiles) > 0) return slot;
+      const int m = group_row0 + thread / 2;
+      if (m < tile.num_rows) {
+        T* const to = out + row_offset(tile, find_row(tile, m)) + thread % 2 * (HEAD_DIM / 2);
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i += SEGMENT) *reinterpret_cast<uint4*>(to + i) = uint4{0, 0, 0, 0};
       }
+      free_slot(slot);
     }
   };
 
   if (consumer == CONSUMERS - 1) named_barrier_arrive(TURN_BARRIER, 2 * GROUP_THREADS);
-  QueryTile tile = take_tile_with_keys();
-  if (tile.kv_head < 0) return;
-  load_queries(tile, 0);
-  wait_for_queries();
-  KeyRange keys = find_keys(tile, group, sliding_window);
-  int tiles_left = keys.tiles - 1;  // of keys, behind the one whose scores are there
+  int slot = take_slot_with_keys();
+  if (slot == NONE) return;
+  int next_slot = NOT_TAKEN;
   int step = 0;
   int buffer = 0;
-  QueryTile next_tile;
-  bool has_taken = false;
+  load_queries(slot, buffer);
+  begin_tile(slot);
+  int num_values = announced_tiles[slot].context_len - key0 + TILE_KEYS;
+  wait_for_queries();
 
   softmax.clear();
   barrier_wait(full_k, 0);
@@ -507,7 +553,9 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
   product_wait<0>();
   pin(scores);
   release(empty_k, 0);
-  mask(tile, keys.begin + tiles_left * TILE_KEYS);
+  key0 -= TILE_KEYS;
+  --tiles_left;
+  mask();
   softmax.update(scores, scale_log2);
   round_weights();
 
@@ -515,26 +563,25 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
   // may be the first of the next tile of queries.
   while (true) {
     const int stage = step % STAGES, next_stage = (step + 1) % STAGES;
-    const int num_values = tile.context_len - (keys.begin + tiles_left * TILE_KEYS);
     if (num_values < TILE_KEYS) {
       barrier_wait(full_v + stage * 8, step / STAGES % 2);
       clear_values(stage, num_values);
+      num_values = TILE_KEYS;
     }
-    if (tiles_left <= 1 && !has_taken) {
-      next_tile = take_tile_with_keys();
-      if (next_tile.kv_head >= 0) load_queries(next_tile, buffer ^ 1);
-      has_taken = true;
+    if (tiles_left <= 1 && next_slot == NOT_TAKEN) {
+      next_slot = take_slot_with_keys();
+      if (next_slot != NONE) load_queries(next_slot, buffer ^ 1);
     }
     const bool is_last = tiles_left == 0;
     if (is_last) {
-      if (next_tile.kv_head < 0) break;
+      if (next_slot == NONE) break;
       wait_for_queries();
       buffer ^= 1;
-      keys = find_keys(next_tile, group, sliding_window);
-      tiles_left = keys.tiles;
+      begin_tile(next_slot);
+      num_values = announced_tiles[next_slot].context_len - key0 + TILE_KEYS;
     }
+    key0 -= TILE_KEYS;
     --tiles_left;
-    const int key0 = keys.begin + tiles_left * TILE_KEYS;
 
     barrier_wait(full_k + next_stage * 8, (step + 1) / STAGES % 2);
     named_barrier_wait(turn, 2 * GROUP_THREADS);
@@ -551,27 +598,28 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
     pin(scores);
     release(empty_k, next_stage);
 
-    float inverses[2];
     if (is_last) {
       softmax.finish(inverses);
       softmax.clear();
-      mask(next_tile, key0);
-    } else {
-      mask(tile, key0);
     }
+    mask();
     softmax.update(scores, scale_log2);
+    // That the vote looks at the sums, which are never negative, keeps the exponentials from being computed
+    // only after the wait.
+    const bool rescales = __any_sync(FULL_WARP, softmax.factors[0] != 1.0f || softmax.factors[1] != 1.0f ||
+                                                    softmax.sums[0] < 0.0f || softmax.sums[1] < 0.0f);
     product_wait<0>();
     pin(outputs);
     pin(weights);
     release(empty_v, stage);
     round_weights();
     if (is_last) {
-      store_outputs(tile, inverses);
-      tile = next_tile;
-      has_taken = false;
+      store_outputs(slot);
+      slot = next_slot;
+      next_slot = NOT_TAKEN;
 #pragma unroll
       for (int n = 0; n < HEAD_DIM / 2; ++n) outputs[n] = 0.0f;
-    } else if (__any_sync(FULL_WARP, softmax.factors[0] != 1.0f || softmax.factors[1] != 1.0f)) {
+    } else if (rescales) {
 #pragma unroll
       for (int n = 0; n < HEAD_DIM / 2; ++n) outputs[n] *= softmax.factors[n / 2 % 2];
     }
@@ -585,7 +633,6 @@ __global__ void __launch_bounds__(GROUP_THREADS*(CONSUMERS + 1), 1) paged_attent
   multiply_values(step % STAGES);
   product_wait<0>();
   pin(outputs);
-  float inverses[2];
   softmax.finish(inverses);
-  store_outputs(tile, inverses);
+  store_outputs(slot);
 }

@@ -113,12 +113,21 @@ __device__ __forceinline__ void increase_registers() {
 // distances in bytes between atoms: of an operand whose reduced dimension is contiguous, `stride` along the
 // other dimension; of one whose other dimension is contiguous, `lead` along that and `stride` along the
 // reduced one.
-__device__ __forceinline__ unsigned long long swizzled_matrix(unsigned address, unsigned lead,
-                                                              unsigned stride) {
-  constexpr unsigned long long SWIZZLE_128 = 1ull << 62;
-  return SWIZZLE_128 | static_cast<unsigned long long>(stride >> 4) << 32 |
-         static_cast<unsigned long long>(lead >> 4) << 16 | (address & 0x3ffff) >> 4;
-}
+struct SwizzledMatrix {
+  unsigned low;
+  unsigned high;
+
+  __device__ __forceinline__ SwizzledMatrix(unsigned address, unsigned lead, unsigned stride)
+      : low((address & 0x3ffff) >> 4 | (lead >> 4) << 16), high(1u << 30 | stride >> 4) {}
+
+  // The operand that begins `bytes` further on.
+  __device__ __forceinline__ unsigned long long at(unsigned bytes) const {
+    return static_cast<unsigned long long>(high) << 32 | (low + bytes / 16);
+  }
+};
+
+// A value that all lanes of a warp have, as one that the compiler knows they share.
+__device__ __forceinline__ unsigned uniform(unsigned value) { return __shfl_sync(0xffffffffu, value, 0); }
 
 // Before the first product, and after ordinary instructions wrote to registers of a product.
 __device__ __forceinline__ void product_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
