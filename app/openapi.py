@@ -123,6 +123,9 @@ def _operation(operation: Operation, schemas: _Schemas, needs_key: bool) -> dict
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "description": meaning}
             for name, meaning in operation.parameters.items()
         ]
+        described["parameters"] += [
+            {"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()
+        ]
     if operation.bodies:
         described["requestBody"] = {
             "required": True,

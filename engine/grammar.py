@@ -165,10 +165,12 @@ class GrammarCompiler:
             probe.close()
 
     def _compile(self, job: _Job, grammar: Grammar) -> CompiledGrammar:
-        start = job.started_at = time.monotonic()
         tokenizer = self._tokenizer.result()
+        probe = self._probe(tokenizer)
+        probe.wait_ready()
+        start = job.started_at = time.monotonic()  # what came before is not the grammar's fault
         source = llguidance_source(grammar)
-        self._probe(tokenizer).check(source)
+        probe.check(source)
         matcher = llguidance.LLMatcher(tokenizer.inner, source, log_level=0, limits=LIMITS)
         _raise_error_of(matcher)
         first_mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
@@ -196,6 +198,11 @@ class GrammarProbe:
     def __init__(self, settings: bytes) -> None:
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
+
+    def wait_ready(self) -> None:
+        """Have the process running and past its start, which takes longer than most grammars do."""
+        if self._process is None:
+            self.check(llguidance.LLMatcher.grammar_from_lark('start: "a"'))
 
     def check(self, source: str) -> None:
         """Raises: GrammarError for one that is wrong, or needs too much time or memory."""

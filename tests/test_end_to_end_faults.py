@@ -176,13 +176,14 @@ SOUND: dict[str, list[Any]] = {
     "skip_special_tokens": [None, False],
     "return_token_ids": [None, True],
     "truncate_prompt_tokens": [None, 2, -1],
+    "prompt_logprobs": [None, 0, 2],
     "cache_salt": [None, "salt"],
     "priority": [None, -5],
 }
 WRONG: dict[str, list[Any]] = {
     "stream": ["yes", 1],
     "n": [0, 129, "2", 1.5, True],
-    "max_tokens": [0, -1, 2**31, "12"],
+    "max_tokens": [-1, 2**31, "12"],
     "min_tokens": [-1, 100],
     "temperature": [-0.1, 2.1, math.nan, math.inf, "0"],
     "top_p": [0, 1.1, math.nan],
@@ -197,6 +198,7 @@ WRONG: dict[str, list[Any]] = {
     "stop_token_ids": [[-1], [VOCAB_SIZE], [2**31], [2**63], "5"],
     "ignore_eos": ["true"],
     "truncate_prompt_tokens": [0, -2],
+    "prompt_logprobs": [-1, 21, True],
     "cache_salt": ["", 5],
     "priority": [2**31],
 }
@@ -280,8 +282,8 @@ def conflict(body: Mapping[str, Any]) -> str | None:
     """The parameter that a request of sound values is refused for."""
     if body["stream_options"] is not None and not body["stream"]:
         return "stream_options"
-    if body.get("echo") and body["logprobs"] is not None:
-        return "logprobs"
+    if body["prompt_logprobs"] is not None and body["stream"]:
+        return "prompt_logprobs"
     if body.get("top_logprobs") and not body["logprobs"]:
         return "top_logprobs"
     return None

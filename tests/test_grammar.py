@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from engine import grammar as grammar_module
 from engine.errors import InvalidRequestError
-from engine.grammar import MAX_CACHED, MAX_NESTING, GrammarCompiler
+from engine.grammar import MAX_CACHED, MAX_NESTING, GrammarCompiler, GrammarTokenizer, load_tokenizer
 from engine.messages import RequestOutput
 from engine.sampling_params import MAX_GRAMMAR_LENGTH, Grammar, SamplingParams
 from tests.grammar_harness import CLIENT, EOS, MODEL, VOCAB_SIZE, GrammarHarness, decode, encode, schema
@@ -28,9 +29,9 @@ def compiler() -> Iterator[GrammarCompiler]:
     compiler.close()
 
 
-@pytest.fixture
-def engine(compiler: GrammarCompiler) -> GrammarHarness:
-    return GrammarHarness(compiler)
+@pytest.fixture(params=[False, True], ids=["in_step", "one_ahead"])
+def engine(request: pytest.FixtureRequest, compiler: GrammarCompiler) -> GrammarHarness:
+    return GrammarHarness(compiler, asynchronous=request.param)
 
 
 # ---- what comes out -----------------------------------------------------------------------------
@@ -304,6 +305,51 @@ def test_a_grammar_may_begin_after_a_token(engine: GrammarHarness) -> None:
         assert re.fullmatch("[xy]{3}", decode(answer.token_ids[answer.token_ids.index(start) + 1 :]))
 
 
+def test_a_grammar_may_wait_for_the_end_of_a_section_that_the_answer_may_begin_with(engine: GrammarHarness) -> None:
+    """As reasoning that is up to the model: with `<` first anything up to `>`, else the grammar at once."""
+    begin, end = encode("<")[0], encode(">")[0]
+    allowed = (begin, end, EOS, *encode("x"), *encode("y"))
+    for seed in SEEDS:
+        grammar = Grammar("regex", "[xy]{3}", start_token_id=end, section_token_id=begin)
+        engine.add(str(seed), grammar, seed=seed, allowed_token_ids=allowed)
+    answers = engine.run().values()
+    texts = [decode(answer.token_ids).removesuffix("<|im_end|>") for answer in answers]
+    assert all(re.fullmatch(r"(<[<xy]*>)?[xy]{3}", text) for text in texts), texts
+    assert {text[0] == "<" for text in texts} == {True, False}
+    assert all(answer.finish_reason == "stop" for answer in answers)
+
+
+@pytest.mark.parametrize("grammar", [None, Grammar("regex", "[xyz]{120}")])
+def test_bad_words_do_not_come(engine: GrammarHarness, grammar: Grammar | None) -> None:
+    """Words of one, two and three tokens, also beginning within one another."""
+    x, y, z = (encode(letter)[0] for letter in "xyz")
+    words = ((x, x), (x, y, x), (z, z, z, y))
+    for seed in SEEDS:
+        engine.add(str(seed), grammar, seed=seed, allowed_token_ids=(x, y, z), bad_words=words)
+        engine.add(f"{seed} without z", grammar, seed=seed, allowed_token_ids=(x, y, z), bad_words=(*words, (z,)))
+    for name, answer in engine.run().items():
+        text = decode(answer.token_ids)
+        assert len(text) == (120 if grammar is not None else 256)
+        assert not re.search("xx|xyx|zzzy", text)
+        assert ("z" in text) == ("without" not in name)
+
+
+def test_bad_words_alone_leave_all_other_tokens(engine: GrammarHarness) -> None:
+    first = engine.answer(max_tokens=20, ignore_eos=True)
+    again = engine.answer(
+        max_tokens=20, ignore_eos=True, bad_words=((first.token_ids[4],), tuple(first.token_ids[8:10]))
+    )
+    assert again.token_ids[:4] == first.token_ids[:4]
+    assert first.token_ids[4] not in again.token_ids
+
+
+def test_bad_words_that_leave_nothing_say_so(engine: GrammarHarness) -> None:
+    answer = engine.answer(bad_words=((70,),), allowed_token_ids=(70,))
+    assert (answer.finish_reason, answer.error_status) == ("error", 400)
+    assert answer.error is not None
+    assert "allowed_token_ids" in answer.error
+
+
 # ---- in company ---------------------------------------------------------------------------------
 
 
@@ -444,6 +490,33 @@ def test_a_grammar_that_grows_too_complex_ends_its_request_alone(engine: Grammar
     assert answers["plain"].finish_reason == "length"
 
 
+def test_reading_the_tokenizer_is_not_counted_as_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no time at all to compile, a grammar still waits for the tokenizer, and only then is late."""
+    may_load = threading.Event()
+
+    def load_late(*arguments: Any) -> GrammarTokenizer:
+        assert may_load.wait(30)
+        return load_tokenizer(*arguments)
+
+    monkeypatch.setattr("engine.grammar.load_tokenizer", load_late)
+    monkeypatch.setattr("engine.grammar.COMPILE_LIMIT", -1.0)
+    compiler = GrammarCompiler(MODEL, VOCAB_SIZE, [EOS])
+    try:
+        pending = compiler.submit(Grammar("regex", "a+"))
+        for _ in range(3000):
+            if pending._job.future.running():
+                break
+            compiler.wait([pending], 0.01)
+        assert pending._job.future.running()
+        assert not pending.ready
+        may_load.set()
+        compiler.wait([pending], 30)
+        assert pending.result().matcher is not None
+    finally:
+        may_load.set()
+        compiler.close()
+
+
 def test_a_grammar_that_takes_too_long_is_refused_while_it_still_compiles(
     monkeypatch: pytest.MonkeyPatch, compiler: GrammarCompiler
 ) -> None:
@@ -480,7 +553,7 @@ def test_an_engine_without_grammars_refuses_them() -> None:
 
 
 def test_others_are_served_while_a_grammar_compiles(engine: GrammarHarness) -> None:
-    engine.add("slow", schema(exponential_schema("b")))
+    engine.add("slow", schema(exponential_schema(f"b{engine.runner.asynchronous}")))  # never compiled before
     engine.add("plain", max_tokens=3)
     assert engine.core.stats().num_waiting == 2
     while engine.answers["plain"].finish_reason is None:
@@ -493,7 +566,7 @@ def test_others_are_served_while_a_grammar_compiles(engine: GrammarHarness) -> N
 
 
 def test_a_request_can_be_aborted_while_its_grammar_compiles(engine: GrammarHarness) -> None:
-    engine.add("slow", schema(exponential_schema("b")))
+    engine.add("slow", schema(exponential_schema(f"b{engine.runner.asynchronous}")))  # never compiled before
     engine.core.abort(["slow"], CLIENT)
     assert not engine.core.has_work
     assert engine.answers["slow"].finish_reason is None

@@ -22,19 +22,28 @@ ALLOWED: dict[str, set[str]] = {
     "engine.ops.cuda": {"engine.cuda"},
     "engine.ops.make": {"engine.cuda"},
     "engine.devices": {"engine.errors", "engine.config", "engine.tensor", "engine.cuda"},
-    "engine.models": {*FOUNDATION, "engine.ops"},
+    "engine.models": {*FOUNDATION, "engine.ops", "engine.batch"},
     "engine.grammar_probe": set(),
     "engine.grammar": FOUNDATION | {"engine.grammar_probe"},
     "engine.constraint": FOUNDATION | {"engine.grammar"},
     "engine.sequence": FOUNDATION | {"engine.constraint"},
     "engine.block_manager": FOUNDATION | {"engine.sequence"},
-    "engine.scheduler": FOUNDATION | {"engine.sequence", "engine.block_manager", "engine.batch"},
+    "engine.scheduler": FOUNDATION
+    | {"engine.sequence", "engine.block_manager", "engine.batch", "engine.step_pace", "engine.prompt_logprobs"}
+    | {"engine.prefixes_in_progress"},
+    "engine.step_pace": set(),
+    "engine.recorded_steps": FOUNDATION | {"engine.batch", "engine.models"},
     "engine.batch": FOUNDATION,
+    "engine.prefixes_in_progress": FOUNDATION | {"engine.sequence"},
+    "engine.prompt_logprobs": FOUNDATION | {"engine.batch", "engine.sequence"},
     "engine.metrics": FOUNDATION | {"engine.sequence"},
     "engine.core": FOUNDATION
     | {"engine.scheduler", "engine.sequence", "engine.block_manager", "engine.batch", "engine.metrics"}
-    | {"engine.grammar", "engine.constraint"},
-    "engine.model_runner": FOUNDATION | {"engine.batch", "engine.models", "engine.ops", "engine.cuda"},
+    | {"engine.grammar", "engine.constraint", "engine.prompt_logprobs"},
+    "engine.step_sampler": FOUNDATION | {"engine.batch", "engine.models", "engine.ops"},
+    "engine.model_runner": FOUNDATION
+    | {"engine.batch", "engine.models", "engine.ops", "engine.cuda", "engine.step_sampler"}
+    | {"engine.recorded_steps"},
     "engine.embedding_runner": FOUNDATION | {"engine.models", "engine.ops"},
     "engine.embedder": FOUNDATION | {"engine.sequence"},
     "engine.embedding_engine": FOUNDATION

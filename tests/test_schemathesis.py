@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -25,6 +26,7 @@ from schemathesis.specs.openapi.checks import (
 from app.application import create_app
 from app.openapi_operations import OPERATIONS
 from app.protocol.common import MAX_NAME
+from engine.messages import TokenLogprobs
 from tests.fake_client import FakeClient, Submission, play
 from tests.http_fixtures import ids
 from tests.surface_fixtures import CALL, ROOMY, tool_settings
@@ -38,7 +40,11 @@ def script(submission: Submission) -> Any:
     """One of several answers, with what the request wants of it."""
     token_ids = [*ids(ANSWERS[len(submission.prompt) % len(ANSWERS)]), 0][: submission.params.max_tokens]
     finish = "stop" if token_ids[-1] == 0 else "length"
-    return play(token_ids, finish=finish, stop_token_id=0, logprobs=submission.params.logprobs is not None)
+    outputs = play(token_ids, finish=finish, stop_token_id=0, logprobs=submission.params.logprobs is not None)
+    if submission.params.prompt_logprobs is not None:
+        scores = [TokenLogprobs(token_id, -0.5, 1, [token_id], [-0.5]) for token_id in submission.prompt[1:]]
+        outputs[0] = msgspec.structs.replace(outputs[0], prompt_logprobs=scores)
+    return outputs
 
 
 @pytest.fixture(scope="module")

@@ -64,6 +64,8 @@ class ChatMessage(BaseModel):
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    audio: None = Field(default=None, description="Must be null: there is no audio here.")
+    function_call: None = Field(default=None, description="Must be null: the older form of `tool_calls`.")
 
     def check(self, path: str) -> None:
         """Raise InvalidRequestError naming what this role needs and does not have."""
@@ -141,6 +143,7 @@ CHAT_REFUSED: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "reasoning_effort": (),
+    "store": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -156,7 +159,6 @@ class ChatCompletionRequest(ConversationFields, GenerationRequest):
     top_logprobs: int | None = integer(0, MAX_LOGPROBS, "Alternatives to report per token; needs logprobs.")
     tool_choice: ToolChoiceField = None
     parallel_tool_calls: StrictBool | None = None
-    store: StrictBool | None = None
     metadata: Metadata | None = None
 
     @property

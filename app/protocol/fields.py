@@ -13,6 +13,8 @@ from engine.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_ST
 
 MAX_STOPS = 4
 MAX_STOP_LENGTH = 256
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
 MAX_CHOICES = 128
 MAX_PROMPTS = 2048
 MAX_PROMPT_IDS = 2**22
@@ -128,6 +130,16 @@ StopTokenIds = Annotated[
     Field(max_length=MAX_STOP_TOKEN_IDS),
     BeforeValidator(_empty_for_null, json_schema_input_type=StopTokenIdsInput),
     Field(description=f"At most {MAX_STOP_TOKEN_IDS} ids of the vocabulary."),
+]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
+BadWordsInput = Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None
+BadWords = Annotated[
+    tuple[BadWord, ...],
+    Field(max_length=MAX_BAD_WORDS),
+    BeforeValidator(_empty_for_null, json_schema_input_type=BadWordsInput),
+    Field(
+        description=f"Up to {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_CHARS} characters that the answer cannot have."
+    ),
 ]
 AllowedTokenIds = Annotated[
     tuple[TokenId, ...],

@@ -225,7 +225,7 @@ class MessagesRequest(MessagesPrompt, SamplingFields):
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **MessagesPrompt.refused,
-        "bad_words": ([],),
+        "prompt_logprobs": (),
         "response_format": ({"type": "text"},),
         "service_tier": ("auto", "standard_only"),
     }

@@ -47,6 +47,14 @@ class JsonSchemaFormat(BaseModel):
 ResponseFormat = Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
+Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_STRINGS), AfterValidator(_not_empty)]
+
+# The older names of what `structured_outputs` says.
+GuidedJson = Annotated[dict[str, Any] | str | None, Field(description="As structured_outputs.json.")]
+GuidedText = Annotated[str | None, Field(min_length=1, description="As in structured_outputs.")]
+GuidedChoice = Annotated[Choices | None, Field(description="As structured_outputs.choice.")]
+
+
 class StructuredOutputs(BaseModel):
     """Exactly one of `json`, `json_object`, `regex`, `choice` and `grammar`; the rest only as it is by default."""
 
@@ -56,9 +64,7 @@ class StructuredOutputs(BaseModel):
     )
     json_object: StrictBool | None = Field(default=None, description="true: any JSON object.")
     regex: str | None = Field(default=None, min_length=1, description="In Rust's syntax; matches the whole answer.")
-    choice: Annotated[list[str], AfterValidator(_not_empty)] | None = Field(
-        default=None, min_length=1, max_length=MAX_CHOICE_STRINGS, description="The answer is one of these."
-    )
+    choice: Choices | None = Field(default=None, description="The answer is one of these.")
     grammar: str | None = Field(
         default=None, min_length=1, description="In llguidance's dialect of Lark, or in GBNF (`root ::= ...`)."
     )
