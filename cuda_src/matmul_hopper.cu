@@ -13,7 +13,10 @@ constexpr int WGMMA_M = 64;
 constexpr int WGMMA_K = 16;
 constexpr int WARP_ROWS = 16;  // of a product, that one warp holds
 constexpr int MAX_STAGES = 8;
-constexpr int PAD = 8;  // elements after each staged row: 8 rows of 16 bytes fall into different banks
+constexpr int CHUNK_COLUMNS = 64;  // of a warp's rows, that pass through shared memory at a time
+constexpr int CHUNK_STRIDE = CHUNK_COLUMNS + 8;  // 8 rows of 16 bytes fall into different banks
+constexpr int CHUNK_SEGMENTS = WARP_ROWS * CHUNK_COLUMNS / SEGMENT / WARP_SIZE;  // of 16 bytes, for each lane
+constexpr int SPLIT_BATCH = 4;  // blocks of 8 columns whose sums a thread fetches at a time
 
 // The order in which clusters of blocks walk over the result.
 struct Walk {
@@ -29,6 +32,11 @@ struct Walk {
   }
 };
 
+// A barrier of the two warp groups that multiply.
+__device__ __forceinline__ void consumers_sync() {
+  asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");
+}
+
 // Four 8x8 matrices of 2-byte elements to shared memory, the counterpart of ldmatrix_x4.
 __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
@@ -42,14 +50,11 @@ __device__ __forceinline__ void store_16(unsigned address, const float* v) {
                : "memory");
 }
 
-__device__ __forceinline__ void add_from_block_16(float (&sums)[4], unsigned remote) {
-  float v[4];
+__device__ __forceinline__ void load_from_block_16(float (&v)[4], unsigned remote) {
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
                : "r"(remote)
                : "memory");
-#pragma unroll
-  for (int i = 0; i < 4; ++i) sums[i] += v[i];
 }
 
 // Four sums of a thread: gate becomes silu(gate) * up.
@@ -60,41 +65,115 @@ __device__ __forceinline__ void silu_mul_into(float* gate, const float* up) {
 
 // Four sums of a thread, two rows of a pair of columns, plus that pair of a bias.
 template <typename T>
-__device__ __forceinline__ void add_pair(float* sums, const T* bias) {
+__device__ __forceinline__ void add_bias(float* sums, const T* bias) {
   const Vec<T, 2> pair = Vec<T, 2>::load(bias);
 #pragma unroll
   for (int i = 0; i < 4; ++i) sums[i] += to_float(pair[i % 2]);
 }
 
-template <typename T>
-__device__ __forceinline__ void add_packed(float* sums, unsigned packed) {
-  const Vec<T, 2> pair = __builtin_bit_cast(Vec<T, 2>, packed);
-  sums[0] += to_float(pair[0]);
-  sums[1] += to_float(pair[1]);
-}
-
-// Where results go that do not leave through shared memory.
+// A warp's part of a tile of the result.
 template <typename T, typename Out>
-struct Results {
-  const T* bias;
-  Out* out;
-  int num_rows, columns;
+struct WarpTile {
+  const T* bias;  // at its first column, or null
+  Out* out;       // its first element
+  int rows, columns, row_stride;
   bool accumulate;
+  int lane;
 
-  // Four sums of a thread: rows `row` and `row` + 8, columns `column` and the next.
-  __device__ __forceinline__ void store(int row, int column, float* sums) const {
-    if (bias != nullptr) add_pair<T>(sums, bias + column);
+  // Segment i of CHUNK_SEGMENTS of this lane, in the CHUNK_COLUMNS columns from `first` on.
+  __device__ __forceinline__ int row(int i) const {
+    return (i * WARP_SIZE + lane) / (CHUNK_COLUMNS / SEGMENT);
+  }
+  __device__ __forceinline__ int column() const { return lane % (CHUNK_COLUMNS / SEGMENT) * SEGMENT; }
+  __device__ __forceinline__ bool has(int i, int first) const {
+    return row(i) < rows && first + column() < columns;
+  }
+  __device__ __forceinline__ Out* at(int i, int first) const {
+    return out + static_cast<long long>(row(i)) * row_stride + first + column();
+  }
+
+  __device__ __forceinline__ void load_chunk(uint4 (&segments)[CHUNK_SEGMENTS], int first) const {
+#pragma unroll
+    for (int i = 0; i < CHUNK_SEGMENTS; ++i) {
+      if (has(i, first)) segments[i] = *reinterpret_cast<const uint4*>(at(i, first));
+    }
+  }
+
+  // Columns from `first` on, 8 for each 4 sums, through this warp's `staging` [WARP_ROWS][CHUNK_STRIDE].
+  // `residual`: what load_chunk got, if `accumulate`; the next chunk's afterwards.
+  template <int COLUMNS>
+  __device__ __forceinline__ void store_chunk(float* sums, int first, T* staging,
+                                              uint4 (&residual)[CHUNK_SEGMENTS]) const {
+    T* const fragments = staging + lane % 16 * CHUNK_STRIDE + lane / 16 * 8;
+    if (bias != nullptr) {
+#pragma unroll
+      for (int j = 0; j < COLUMNS; j += 8) {
+        if (first + j < columns) add_bias(sums + j / 2, bias + first + j + lane % 4 * 2);
+      }
+    }
+    if (accumulate) {
+#pragma unroll
+      for (int i = 0; i < CHUNK_SEGMENTS; ++i) {
+        *reinterpret_cast<uint4*>(staging + row(i) * CHUNK_STRIDE + column()) = residual[i];
+      }
+      load_chunk(residual, first + CHUNK_COLUMNS);
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < COLUMNS; j += 16) {
+        unsigned packed[4];
+        ldmatrix_x4(packed, fragments + j);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const Vec<T, 2> pair = __builtin_bit_cast(Vec<T, 2>, packed[i]);
+          sums[j / 2 + i * 2] += to_float(pair.data[0]);
+          sums[j / 2 + i * 2 + 1] += to_float(pair.data[1]);
+        }
+      }
+      __syncwarp();
+    }
+#pragma unroll
+    for (int j = 0; j < COLUMNS; j += 16) {
+      unsigned packed[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) packed[i] = pack<T>(sums[j / 2 + i * 2], sums[j / 2 + i * 2 + 1]);
+      stmatrix_x4(fragments + j, packed);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < CHUNK_SEGMENTS; ++i) {
+      if (has(i, first)) {
+        *reinterpret_cast<uint4*>(at(i, first)) =
+            *reinterpret_cast<const uint4*>(staging + row(i) * CHUNK_STRIDE + column());
+      }
+    }
+    __syncwarp();
+  }
+
+  // Four sums of this lane, in the 8 columns from `column` on, straight from registers.
+  __device__ __forceinline__ bool has_pair(int i, int column) const {
+    return lane / 4 + i * 8 < rows && column < columns;
+  }
+  __device__ __forceinline__ Out* pair_at(int i, int column) const {
+    return out + static_cast<long long>(lane / 4 + i * 8) * row_stride + column + lane % 4 * 2;
+  }
+  __device__ __forceinline__ void load_pairs(Vec<Out, 2> (&before)[2], int column) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (row + i * 8 >= num_rows) continue;
-      Out* const to = out + static_cast<long long>(row + i * 8) * columns + column;
-      if (accumulate) {
-        const Vec<Out, 2> before = Vec<Out, 2>::load(to);
-        sums[i * 2] += to_float(before[0]);
-        sums[i * 2 + 1] += to_float(before[1]);
+      if (has_pair(i, column)) before[i] = Vec<Out, 2>::load(pair_at(i, column));
+    }
+  }
+  __device__ __forceinline__ void store_pairs(float* sums, int column, Vec<Out, 2> (&before)[2]) const {
+    if (bias != nullptr && column < columns) add_bias(sums, bias + column + lane % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (!has_pair(i, column)) continue;
+      Vec<Out, 2> pair;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float sum = sums[i * 2 + e];
+        pair[e] = from_float<Out>(accumulate ? to_float(before[i][e]) + sum : sum);
       }
-      const Vec<Out, 2> pair = {from_float<Out>(sums[i * 2]), from_float<Out>(sums[i * 2 + 1])};
-      pair.store(to);
+      pair.store(pair_at(i, column));
     }
   }
 };
@@ -135,11 +214,10 @@ __global__ void __launch_bounds__(384, 1)
   static_assert(HALF_N * TILE_K * sizeof(T) % SWIZZLE_REPEAT == 0, "boxes end where the swizzle repeats");
   constexpr int BLOCKS_N = WARPGROUP_N / 8;  // 8 columns of a thread's sums
   constexpr int HALF_BLOCKS = BLOCKS_N / 2;
-  constexpr int ROW_STRIDE = WARPGROUP_N + PAD;
   constexpr bool STAGED = sizeof(Out) == 2;  // results leave through shared memory, unless k is split
 
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  __shared__ Barrier full[MAX_STAGES], empty[MAX_STAGES], residual_full[CONSUMER_WARPS];
+  __shared__ Barrier full[MAX_STAGES], empty[MAX_STAGES];
   T* const ring = reinterpret_cast<T*>(shared_memory);
 
   const int sharers = cluster_m * cluster_n;
@@ -156,15 +234,16 @@ __global__ void __launch_bounds__(384, 1)
   const int first_step = split * steps / splits;
   const int num_steps = (split + 1) * steps / splits - first_step;
 
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == CONSUMERS) {
+    prefetch_map(x_map);
+    prefetch_map(weight_map);
     for (int i = 0; i < stages; ++i) {
       barrier_init(&full[i], 1);
       barrier_init(&empty[i], CONSUMER_WARPS * sharers);
     }
-    for (int i = 0; i < CONSUMER_WARPS; ++i) barrier_init(&residual_full[i], WARP_ROWS);
     barrier_init_done();
   }
-  if (cluster_size > 1) {
+  if (sharers > 1) {
     cluster_sync();
   } else {
     __syncthreads();
@@ -173,8 +252,6 @@ __global__ void __launch_bounds__(384, 1)
   if (threadIdx.x >= CONSUMERS) {
     give_registers<40>();
     if (threadIdx.x == CONSUMERS) {
-      prefetch_map(x_map);
-      prefetch_map(weight_map);
       const unsigned short both = 3u << (split * sharers);
       auto copy_half = [&](bool shared_by_two, T* to, const TensorMap& map, int row, int step,
                            Barrier* barrier) {
@@ -248,7 +325,7 @@ __global__ void __launch_bounds__(384, 1)
     const unsigned long long x_descriptor = operand_descriptor(ring + warpgroup_m * WGMMA_M * TILE_K);
     const unsigned long long weight_descriptor =
         operand_descriptor(ring + X_ELEMENTS + warpgroup_n * WARPGROUP_N * TILE_K);
-    T* const staged = ring + stages * STAGE_ELEMENTS + warp * WARP_ROWS * ROW_STRIDE;
+    T* const staging = ring + stages * STAGE_ELEMENTS + warp * WARP_ROWS * CHUNK_STRIDE;
     auto release = [&](int stage) {
       if (lane < sharers) {
         if (sharers == 1) {
@@ -262,34 +339,23 @@ __global__ void __launch_bounds__(384, 1)
     wait_for_earlier_kernels();
     int stage = 0;
     unsigned parity = 0;
-    unsigned residual_parity = 0;
     for (int index = first_place; index < places; index += stride) {
       const int2 cluster = walk.place(index);
-      const int row0 = (cluster.x * cluster_m + (cluster_m == 2 ? sharer : 0)) * TILE_M +
-                       warpgroup_m * WGMMA_M + warp % 4 * WARP_ROWS;
-      const int column0 =
-          ((cluster.y * cluster_n + (cluster_n == 2 ? sharer : 0)) * WARPGROUPS_N + warpgroup_n) *
-          warpgroup_columns;
-      const int columns = min(warpgroup_columns, out_columns - column0);
-      const bool has_row = lane < WARP_ROWS && row0 + lane < num_rows && columns > 0;
-      Out* const out_row = out + static_cast<long long>(row0 + lane) * out_columns + column0;
+      const int tile_m = cluster.x * cluster_m + (cluster_m == 2 ? sharer : 0);
+      const int tile_n = cluster.y * cluster_n + (cluster_n == 2 ? sharer : 0);
+      const int row0 = tile_m * TILE_M + warpgroup_m * WGMMA_M + warp % 4 * WARP_ROWS;
+      const int column0 = (tile_n * WARPGROUPS_N + warpgroup_n) * warpgroup_columns;
+      const WarpTile<T, Out> result = {bias == nullptr ? nullptr : bias + column0,
+                                       out + static_cast<long long>(row0) * out_columns + column0,
+                                       num_rows - row0,
+                                       min(warpgroup_columns, out_columns - column0),
+                                       out_columns,
+                                       accumulate != 0,
+                                       lane};
 
       float sums[WARPGROUP_N / 2];
       int previous = 0;
       for (int step = 0; step < num_steps; ++step) {
-        if constexpr (STAGED) {
-          // By now the tile before has left, and what is to be added can arrive in its place.
-          if (accumulate && splits == 1 && step == num_steps / 2) {
-            if (lane < WARP_ROWS) {
-              copy_out_wait_read();
-              barrier_arrive_expecting(&residual_full[warp], has_row ? columns * sizeof(T) : 0);
-              if (has_row) {
-                copy_bytes_in(staged + lane * ROW_STRIDE, out_row, columns * sizeof(T), &residual_full[warp]);
-              }
-            }
-            __syncwarp();
-          }
-        }
         barrier_wait(&full[stage], parity);
         const unsigned long long offset = stage * (STAGE_BYTES >> 4);
         wgmma_fence();
@@ -307,33 +373,58 @@ __global__ void __launch_bounds__(384, 1)
           parity ^= 1;
         }
       }
+      // What is to be added comes while the last products run, a chunk ahead of its use.
+      uint4 residual[CHUNK_SEGMENTS];
+      if constexpr (STAGED) {
+        if (accumulate && splits == 1) result.load_chunk(residual, 0);
+      }
       wgmma_wait<0>();
       release(previous);
 
-      const int pair = lane % 4 * 2;  // this thread's columns in a block of 8
       if (splits > 1) {
-        // Every block lays its sums where its ring was; then each adds up its share of the columns.
-        cluster_sync();  // no copy or product uses a ring any more
+        // Every block lays its sums where its ring was; then each adds up its share of the columns of each
+        // half.
+        consumers_sync();  // no copy or product uses the ring any more
         const unsigned slots = shared_address(shared_memory) + threadIdx.x * 16;
 #pragma unroll
         for (int j = 0; j < BLOCKS_N; ++j) store_16(slots + j * CONSUMERS * 16, sums + j * 4);
         cluster_sync();
-        const int share = HALF_BLOCKS / splits;
-        const Results<T, Out> results = {bias, out, num_rows, out_columns, accumulate != 0};
+        const int last = (split + 1) * HALF_BLOCKS / splits;
 #pragma unroll 1
-        for (int j = split * share; j < (split + 1) * share; ++j) {
-          float first[4] = {}, second[4] = {};  // of both halves
+        for (int first = split * HALF_BLOCKS / splits; first < last; first += SPLIT_BATCH) {
+          Vec<Out, 2> before[SPLIT_BATCH][2][2];
+          float totals[SPLIT_BATCH][2][4] = {};
+          if (accumulate) {
+#pragma unroll
+            for (int b = 0; b < SPLIT_BATCH; ++b) {
+              result.load_pairs(before[b][0], (first + b) * 8);
+              result.load_pairs(before[b][1], (first + b) * 8 + HALF_N);
+            }
+          }
+#pragma unroll 1
           for (int other = 0; other < splits; ++other) {
-            const unsigned from = address_in_block(slots + j * CONSUMERS * 16, other * sharers + sharer);
-            add_from_block_16(first, from);
-            add_from_block_16(second, from + HALF_BLOCKS * CONSUMERS * 16);
+            const unsigned from = address_in_block(slots, other * sharers + sharer);
+            float parts[SPLIT_BATCH][2][4];
+#pragma unroll
+            for (int b = 0; b < SPLIT_BATCH; ++b) {
+              const int j = min(first + b, last - 1);
+              load_from_block_16(parts[b][0], from + j * CONSUMERS * 16);
+              load_from_block_16(parts[b][1], from + (j + HALF_BLOCKS) * CONSUMERS * 16);
+            }
+#pragma unroll
+            for (int i = 0; i < SPLIT_BATCH * 8; ++i)
+              totals[i / 8][i / 4 % 2][i % 4] += parts[i / 8][i / 4 % 2][i % 4];
           }
-          if (silu_mul) {
-            silu_mul_into(first, second);
-          } else if (j * 8 + HALF_N < columns) {
-            results.store(row0 + lane / 4, column0 + HALF_N + j * 8 + pair, second);
+#pragma unroll
+          for (int b = 0; b < SPLIT_BATCH; ++b) {
+            if (first + b >= last) break;
+            if (silu_mul) {
+              silu_mul_into(totals[b][0], totals[b][1]);
+            } else {
+              result.store_pairs(totals[b][1], (first + b) * 8 + HALF_N, before[b][1]);
+            }
+            result.store_pairs(totals[b][0], (first + b) * 8, before[b][0]);
           }
-          if (j * 8 < columns) results.store(row0 + lane / 4, column0 + j * 8 + pair, first);
         }
         cluster_sync();  // the others have read this block's sums
         continue;
@@ -344,54 +435,29 @@ __global__ void __launch_bounds__(384, 1)
         for (int j = 0; j < HALF_BLOCKS; ++j) silu_mul_into(sums + j * 4, sums + (j + HALF_BLOCKS) * 4);
       }
       if constexpr (STAGED) {
-        if (bias != nullptr) {
 #pragma unroll
-          for (int j = 0; j < BLOCKS_N; ++j) {
-            if (j * 8 < columns) add_pair<T>(sums + j * 4, bias + column0 + j * 8 + pair);
+        for (int first = 0; first < WARPGROUP_N; first += CHUNK_COLUMNS) {
+          constexpr int REST = WARPGROUP_N % CHUNK_COLUMNS;
+          constexpr int WHOLE = WARPGROUP_N - REST;
+          if (first >= result.columns) break;
+          if (first < WHOLE) {
+            result.template store_chunk<CHUNK_COLUMNS>(sums + first / 2, first, staging, residual);
+          } else {
+            result.template store_chunk<REST>(sums + first / 2, first, staging, residual);
           }
         }
-        if (accumulate) {
-          barrier_wait(&residual_full[warp], residual_parity);
-          residual_parity ^= 1;
-        } else {
-          copy_out_wait_read();
-          __syncwarp();
-        }
-        T* const at = staged + lane % 16 * ROW_STRIDE + lane / 16 * 8;
-#pragma unroll
-        for (int j = 0; j < BLOCKS_N; j += 2) {
-          if (j * 8 < warpgroup_columns) {
-            if (accumulate) {
-              unsigned residual[4];
-              ldmatrix_x4(residual, at + j * 8);
-#pragma unroll
-              for (int i = 0; i < 4; ++i) add_packed<T>(sums + j * 4 + i * 2, residual[i]);
-            }
-            unsigned packed[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) packed[i] = pack<T>(sums[j * 4 + i * 2], sums[j * 4 + i * 2 + 1]);
-            stmatrix_x4(at + j * 8, packed);
-          }
-        }
-        fence_shared_for_async();
-        __syncwarp();
-        if (has_row) copy_bytes_out(out_row, staged + lane * ROW_STRIDE, columns * sizeof(T));
-        copy_out_commit();
       } else {
-        const int row = row0 + lane / 4;
-        Out* const to = out + static_cast<long long>(row) * out_columns + column0 + pair;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          if (row + i * 8 >= num_rows) continue;
 #pragma unroll
           for (int j = 0; j < BLOCKS_N; ++j) {
-            const Vec<Out, 2> results = {sums[j * 4 + i * 2], sums[j * 4 + i * 2 + 1]};
-            if (j * 8 < columns) results.store(to + i * 8ll * out_columns + j * 8);
+            const Vec<Out, 2> pair = {from_float<Out>(sums[j * 4 + i * 2]),
+                                      from_float<Out>(sums[j * 4 + i * 2 + 1])};
+            if (result.has_pair(i, j * 8)) pair.store(result.pair_at(i, j * 8));
           }
         }
       }
     }
-    copy_out_wait_read();
   }
   if (sharers > 1) cluster_sync();  // the other block may still copy and arrive here
 }

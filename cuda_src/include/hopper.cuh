@@ -41,7 +41,7 @@ __device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, unsigned ran
       "{\n"
       ".reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
       "}" ::"r"(shared_address(barrier)),
       "r"(rank)
       : "memory");
@@ -121,36 +121,6 @@ __device__ __forceinline__ void copy_box_to_blocks(void* shared, const TensorMap
       : "memory");
 }
 
-// `bytes` in a row, a multiple of 16, both addresses too.
-__device__ __forceinline__ void copy_bytes_in(void* shared, const void* global, unsigned bytes,
-                                              Barrier* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(shared)),
-      "l"(global), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
-}
-
-__device__ __forceinline__ void copy_bytes_out(void* global, const void* shared, unsigned bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
-               "r"(shared_address(shared)), "r"(bytes)
-               : "memory");
-}
-
-__device__ __forceinline__ void copy_out_commit() {
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// The shared memory of this thread's copies out has been read and may be written again.
-__device__ __forceinline__ void copy_out_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
-// This thread's plain stores to shared memory are seen by copies and products that start after a barrier.
-__device__ __forceinline__ void fence_shared_for_async() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 // What earlier kernels wrote with plain stores is seen by this thread's copies.
 __device__ __forceinline__ void fence_global_for_async() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
@@ -204,17 +174,22 @@ __device__ __forceinline__ void wgmma(float (&sums)[N / 2], unsigned long long a
 #define WGMMA_FLOATS_8(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), \
     "+f"(sums[i + 4]), "+f"(sums[i + 5]), "+f"(sums[i + 6]), "+f"(sums[i + 7])
 #define WGMMA_FLOATS_16(i) WGMMA_FLOATS_8(i), WGMMA_FLOATS_8(i + 8)
-#define WGMMA_FLOATS_32(i) WGMMA_FLOATS_16(i), WGMMA_FLOATS_16(i + 16)
-#define WGMMA_FLOATS_64 WGMMA_FLOATS_32(0), WGMMA_FLOATS_32(32)
-#define WGMMA_FLOATS_96 WGMMA_FLOATS_64, WGMMA_FLOATS_32(64)
+#define WGMMA_FLOATS_32 WGMMA_FLOATS_16(0), WGMMA_FLOATS_16(16)
+#define WGMMA_FLOATS_48 WGMMA_FLOATS_32, WGMMA_FLOATS_16(32)
+#define WGMMA_FLOATS_64 WGMMA_FLOATS_48, WGMMA_FLOATS_16(48)
+#define WGMMA_FLOATS_80 WGMMA_FLOATS_64, WGMMA_FLOATS_16(64)
+#define WGMMA_FLOATS_96 WGMMA_FLOATS_80, WGMMA_FLOATS_16(80)
 #define WGMMA_FLOATS_112 WGMMA_FLOATS_96, WGMMA_FLOATS_16(96)
-#define WGMMA_FLOATS_128 WGMMA_FLOATS_96, WGMMA_FLOATS_32(96)
-#define WGMMA_NAMES_64 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+#define WGMMA_FLOATS_128 WGMMA_FLOATS_112, WGMMA_FLOATS_16(112)
+#define WGMMA_NAMES_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" ", " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_NAMES_48 WGMMA_NAMES_32 ", " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define WGMMA_NAMES_64 WGMMA_NAMES_48 ", " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define WGMMA_NAMES_96 WGMMA_NAMES_64 ", " \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+#define WGMMA_NAMES_80 WGMMA_NAMES_64 ", " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define WGMMA_NAMES_96 WGMMA_NAMES_80 ", " \
     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define WGMMA_NAMES_112 WGMMA_NAMES_96 ", " \
     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
@@ -231,10 +206,13 @@ __device__ __forceinline__ void wgmma(float (&sums)[N / 2], unsigned long long a
                  : FLOATS                                                                                 \
                  : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                           \
   }
-#define DEFINE_WGMMA_SIZES(T, TYPE)                                                              \
-  DEFINE_WGMMA(T, TYPE, 128, WGMMA_FLOATS_64, WGMMA_NAMES_64, "%64", "%65", "%66")               \
-  DEFINE_WGMMA(T, TYPE, 192, WGMMA_FLOATS_96, WGMMA_NAMES_96, "%96", "%97", "%98")               \
-  DEFINE_WGMMA(T, TYPE, 224, WGMMA_FLOATS_112, WGMMA_NAMES_112, "%112", "%113", "%114")          \
+#define DEFINE_WGMMA_SIZES(T, TYPE) \
+  DEFINE_WGMMA(T, TYPE, 64, WGMMA_FLOATS_32, WGMMA_NAMES_32, "%32", "%33", "%34") \
+  DEFINE_WGMMA(T, TYPE, 96, WGMMA_FLOATS_48, WGMMA_NAMES_48, "%48", "%49", "%50") \
+  DEFINE_WGMMA(T, TYPE, 128, WGMMA_FLOATS_64, WGMMA_NAMES_64, "%64", "%65", "%66") \
+  DEFINE_WGMMA(T, TYPE, 160, WGMMA_FLOATS_80, WGMMA_NAMES_80, "%80", "%81", "%82") \
+  DEFINE_WGMMA(T, TYPE, 192, WGMMA_FLOATS_96, WGMMA_NAMES_96, "%96", "%97", "%98") \
+  DEFINE_WGMMA(T, TYPE, 224, WGMMA_FLOATS_112, WGMMA_NAMES_112, "%112", "%113", "%114") \
   DEFINE_WGMMA(T, TYPE, 256, WGMMA_FLOATS_128, WGMMA_NAMES_128, "%128", "%129", "%130")
 // clang-format on
 

@@ -45,8 +45,8 @@ TILE_K = 64
 CONSUMER_WARPS = 8
 BLOCK_THREADS = (CONSUMER_WARPS + 4) * WARP_SIZE
 MAX_STAGES = 8
-PAD = 8
 HALF_BYTES = 2
+STAGING_BYTES = CONSUMER_WARPS * 16 * (64 + 8) * HALF_BYTES
 
 BARRIER_BYTES = 1024  # static shared memory, up to where the ring may begin
 ROWS_IN_L2 = 2048
@@ -89,14 +89,12 @@ class Plan:
         """Clusters that cover the result."""
         return ceil_div(num_rows, self.tile_m * self.cluster_m) * ceil_div(out_features, self.tile_n * self.cluster_n)
 
-    def staged_bytes(self, out_itemsize: int) -> int:
+    def staging_bytes(self, out_itemsize: int) -> int:
         """Of results on their way out."""
-        if self.splits > 1 or out_itemsize > HALF_BYTES:
-            return 0
-        return self.tile_m * (2 // self.warpgroups_m) * (self.warpgroup_n + PAD) * HALF_BYTES
+        return STAGING_BYTES if self.splits == 1 and out_itemsize == HALF_BYTES else 0
 
     def stages(self, out_itemsize: int, max_shared_bytes: int) -> int:
-        room = max_shared_bytes - BARRIER_BYTES - self.staged_bytes(out_itemsize)
+        room = max_shared_bytes - BARRIER_BYTES - self.staging_bytes(out_itemsize)
         return min(MAX_STAGES, room // self.stage_bytes)
 
     @property
@@ -109,7 +107,7 @@ class Plan:
         places = self.places(num_rows, out_features)
         clusters = places if self.splits > 1 else min(places, multiprocessors // self.cluster)
         ring = self.stages(out_itemsize, max_shared_bytes) * self.stage_bytes
-        shared_bytes = ring + self.staged_bytes(out_itemsize)
+        shared_bytes = ring + self.staging_bytes(out_itemsize)
         return LaunchConfig((clusters * self.cluster, 1, 1), (BLOCK_THREADS, 1, 1), shared_bytes, self.cluster)
 
 
