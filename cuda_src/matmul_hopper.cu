@@ -16,7 +16,6 @@ constexpr int MAX_STAGES = 8;
 constexpr int CHUNK_COLUMNS = 64;  // of a warp's rows, that pass through shared memory at a time
 constexpr int CHUNK_STRIDE = CHUNK_COLUMNS + 8;  // 8 rows of 16 bytes fall into different banks
 constexpr int CHUNK_SEGMENTS = WARP_ROWS * CHUNK_COLUMNS / SEGMENT / WARP_SIZE;  // of 16 bytes, for each lane
-constexpr int SPLIT_BATCH = 4;  // blocks of 8 columns whose sums a thread fetches at a time
 
 // The order in which clusters of blocks walk over the result.
 struct Walk {
@@ -32,11 +31,6 @@ struct Walk {
   }
 };
 
-// A barrier of the two warp groups that multiply.
-__device__ __forceinline__ void consumers_sync() {
-  asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");
-}
-
 // Four 8x8 matrices of 2-byte elements to shared memory, the counterpart of ldmatrix_x4.
 __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
@@ -44,16 +38,9 @@ __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned (&r)[4]) {
                : "memory");
 }
 
-__device__ __forceinline__ void store_16(unsigned address, const float* v) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]),
-               "f"(v[3])
-               : "memory");
-}
-
-__device__ __forceinline__ void load_from_block_16(float (&v)[4], unsigned remote) {
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
-               : "r"(remote)
+__device__ __forceinline__ void store_to_block_16(unsigned remote, const float* v) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(v[0]), "f"(v[1]),
+               "f"(v[2]), "f"(v[3])
                : "memory");
 }
 
@@ -162,7 +149,7 @@ struct WarpTile {
       if (has_pair(i, column)) before[i] = Vec<Out, 2>::load(pair_at(i, column));
     }
   }
-  __device__ __forceinline__ void store_pairs(float* sums, int column, Vec<Out, 2> (&before)[2]) const {
+  __device__ __forceinline__ void store_pairs(float* sums, int column, const Vec<Out, 2> (&before)[2]) const {
     if (bias != nullptr && column < columns) add_bias(sums, bias + column + lane % 4 * 2);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -382,51 +369,54 @@ __global__ void __launch_bounds__(384, 1)
       release(previous);
 
       if (splits > 1) {
-        // Every block lays its sums where its ring was; then each adds up its share of the columns of each
-        // half.
-        consumers_sync();  // no copy or product uses the ring any more
+        // Each block finishes a share of the columns of each half: all send it their sums of these, which
+        // take the place of its ring as [splits][2][per_share][CONSUMERS][4].
+        const int per_share = ceil_div(HALF_BLOCKS, splits);
         const unsigned slots = shared_address(shared_memory) + threadIdx.x * 16;
+        constexpr int SLOT_BYTES = CONSUMERS * 16;
+        const int first = split * per_share;
+        const int count = min(per_share, HALF_BLOCKS - first);
+        Vec<Out, 2> before[2][2];  // what the next sums are added to, if `accumulate`
+        auto load_before = [&](int j) {
+          if (!accumulate || j >= count) return;
+          result.load_pairs(before[0], (first + j) * 8);
+          result.load_pairs(before[1], (first + j) * 8 + HALF_N);
+        };
+        load_before(0);
+        cluster_sync();  // no copy or product uses a ring any more
 #pragma unroll
-        for (int j = 0; j < BLOCKS_N; ++j) store_16(slots + j * CONSUMERS * 16, sums + j * 4);
-        cluster_sync();
-        const int last = (split + 1) * HALF_BLOCKS / splits;
-#pragma unroll 1
-        for (int first = split * HALF_BLOCKS / splits; first < last; first += SPLIT_BATCH) {
-          Vec<Out, 2> before[SPLIT_BATCH][2][2];
-          float totals[SPLIT_BATCH][2][4] = {};
-          if (accumulate) {
-#pragma unroll
-            for (int b = 0; b < SPLIT_BATCH; ++b) {
-              result.load_pairs(before[b][0], (first + b) * 8);
-              result.load_pairs(before[b][1], (first + b) * 8 + HALF_N);
-            }
-          }
-#pragma unroll 1
-          for (int other = 0; other < splits; ++other) {
-            const unsigned from = address_in_block(slots, other * sharers + sharer);
-            float parts[SPLIT_BATCH][2][4];
-#pragma unroll
-            for (int b = 0; b < SPLIT_BATCH; ++b) {
-              const int j = min(first + b, last - 1);
-              load_from_block_16(parts[b][0], from + j * CONSUMERS * 16);
-              load_from_block_16(parts[b][1], from + (j + HALF_BLOCKS) * CONSUMERS * 16);
-            }
-#pragma unroll
-            for (int i = 0; i < SPLIT_BATCH * 8; ++i)
-              totals[i / 8][i / 4 % 2][i % 4] += parts[i / 8][i / 4 % 2][i % 4];
-          }
-#pragma unroll
-          for (int b = 0; b < SPLIT_BATCH; ++b) {
-            if (first + b >= last) break;
-            if (silu_mul) {
-              silu_mul_into(totals[b][0], totals[b][1]);
-            } else {
-              result.store_pairs(totals[b][1], (first + b) * 8 + HALF_N, before[b][1]);
-            }
-            result.store_pairs(totals[b][0], (first + b) * 8, before[b][0]);
-          }
+        for (int j = 0; j < HALF_BLOCKS; ++j) {
+          const int owner = j / per_share;
+          const unsigned slot = slots + (split * 2 * per_share + j - owner * per_share) * SLOT_BYTES;
+          const unsigned to = address_in_block(slot, owner * sharers + sharer);
+          store_to_block_16(to, sums + j * 4);
+          store_to_block_16(to + per_share * SLOT_BYTES, sums + (j + HALF_BLOCKS) * 4);
         }
-        cluster_sync();  // the others have read this block's sums
+        cluster_sync();
+        const float4* const parts = reinterpret_cast<const float4*>(shared_memory) + threadIdx.x;
+#pragma unroll 1
+        for (int j = 0; j < count; ++j) {
+          const Vec<Out, 2> residual[2][2] = {{before[0][0], before[0][1]}, {before[1][0], before[1][1]}};
+          load_before(j + 1);
+          float totals[2][4] = {};
+#pragma unroll 4
+          for (int other = 0; other < splits; ++other) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const float4 part = parts[((other * 2 + half) * per_share + j) * CONSUMERS];
+              totals[half][0] += part.x;
+              totals[half][1] += part.y;
+              totals[half][2] += part.z;
+              totals[half][3] += part.w;
+            }
+          }
+          if (silu_mul) {
+            silu_mul_into(totals[0], totals[1]);
+          } else {
+            result.store_pairs(totals[1], (first + j) * 8 + HALF_N, residual[1]);
+          }
+          result.store_pairs(totals[0], (first + j) * 8, residual[0]);
+        }
         continue;
       }
 
