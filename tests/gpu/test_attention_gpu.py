@@ -15,6 +15,7 @@ import pytest
 from engine.errors import TesseraError
 from engine.ops.cpu import CpuOps
 from engine.ops.cuda import CudaOps
+from engine.ops.cuda import attention_prefill_hopper as prefill_hopper
 from engine.ops.interface import Ops
 from engine.tensor import CPU, Device, Tensor, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
@@ -36,6 +37,7 @@ def random_rows(seed: int, count: int, longest: int) -> tuple[tuple[int, int], .
 
 
 LONG = ((1, 5000), (1, 4097), (64, 5000), (1, 255), (1, 256), (1, 257), (200, 3000))
+PROMPTS = ((300, 300), (0, 0), (290, 411), (4, 0), (1, 77), (2, 129), (128, 128), (500, 1700))
 DECODE = tuple((1, int(length)) for length in np.random.default_rng(1).integers(1, 900, 64))
 
 LARGE_CASES = [
@@ -48,6 +50,10 @@ LARGE_CASES = [
     AttentionCase("decode_64_rows", DECODE, num_heads=16, num_kv_heads=4, head_dim=128),
     AttentionCase("head_dim_256", random_rows(4, 12, 600), head_dim=256),
     AttentionCase("group_32", random_rows(5, 12, 300), num_heads=32, num_kv_heads=1, head_dim=64),
+    AttentionCase("prompts_64", PROMPTS, num_heads=6, head_dim=64, block_size=24),
+    AttentionCase("prompts_128", PROMPTS, num_heads=8, head_dim=128, block_size=8, padding=3),
+    AttentionCase("prompts_128_window", PROMPTS, num_heads=3, num_kv_heads=1, head_dim=128, sliding_window=200),
+    AttentionCase("odd_blocks", PROMPTS, head_dim=128, block_size=20),
 ]
 EVERY_CASE = [
     replace(case, name=f"{case.name}_{dtype}", dtype=dtype)
@@ -81,6 +87,45 @@ def test_paged_attention(case: AttentionCase, cuda_ops: CudaOps, cpu_ops: CpuOps
     with no_transfers():
         cuda_ops.paged_attention(q, *caches, metadata, scale=case.scale, sliding_window=case.sliding_window, out=out)
     assert_close(out.numpy(), expected, case.dtype)
+
+
+@pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.name)
+def test_the_portable_kernel_and_that_of_sm_90a_agree(
+    case: AttentionCase, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cuda_ops.device.arch != "90a" or case.dtype == float32 or case.head_dim not in prefill_hopper.SHAPES:
+        pytest.skip("the same kernel")
+    inputs = AttentionInputs(case)
+    expected = attend(cuda_ops, inputs)
+    monkeypatch.setattr(cuda_ops, "hopper_prefill", False)
+    assert_close(attend(cuda_ops, inputs), expected, case.dtype)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_more_tiles_than_blocks_give_the_same_every_time(head_dim: int, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    """Which block takes which tile is not the same every time; the result is."""
+    rows = ((70, 70), (400, 900), (33, 33), (200, 200)) * 4
+    inputs = AttentionInputs(
+        AttentionCase("", rows, num_heads=16, num_kv_heads=16, head_dim=head_dim, dtype=bfloat16, sliding_window=300)
+    )
+    expected = attend(cuda_ops, inputs)
+    for _ in range(3):
+        np.testing.assert_array_equal(attend(cuda_ops, inputs), expected)
+    assert_close(expected, attend(cpu_ops, inputs), bfloat16)
+
+
+@pytest.mark.parametrize("sliding_window", [None, 150])
+def test_chunks_of_a_prefill_are_bit_for_bit_the_whole(sliding_window: int | None, cuda_ops: CudaOps) -> None:
+    case = AttentionCase("", ((500, 500),), head_dim=128, sliding_window=sliding_window, dtype=bfloat16)
+    whole = AttentionInputs(case)
+    expected = attend(cuda_ops, whole)
+    for chunk in (50, 100, 499):
+        for start in range(0, 500 - chunk + 1, chunk):
+            end = start + chunk
+            part = AttentionInputs(replace(case, rows=((end - start, end),)))
+            part.key_cache, part.value_cache = whole.key_cache, whole.value_cache
+            part.block_tables, part.q = whole.block_tables, whole.q[start:end]
+            np.testing.assert_array_equal(attend(cuda_ops, part), expected[start:end])
 
 
 def test_paged_attention_of_nothing(cuda_ops: CudaOps) -> None:

@@ -247,7 +247,7 @@ def partial_bytes(num_seqs: int, num_heads: int, head_dim: int, splits: int) -> 
 
 class AttentionOps(Ops):
     device: CudaDevice
-    hopper_prefill: bool = True
+    hopper_prefill: bool = True  # False: rows with two or more queries never take the kernel of sm_90a
     _max_splits: int = MAX_SPLITS
     _partials: Tensor | None = None
 

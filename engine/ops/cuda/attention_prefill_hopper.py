@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from engine.cuda.device import CudaDevice
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from engine.cuda.tensor_map import tensor_map
-from engine.ops.cuda.types import cuda_type
+from engine.cuda.tensor_map import row_groups_map
+from engine.ops.cuda.types import ceil_div, cuda_type
 from engine.ops.interface import AttentionMetadata
 from engine.tensor import Tensor
 
@@ -47,7 +47,7 @@ TILE_KEYS = 128
 MIN_PIECE = 8  # keys: what lies swizzled in shared memory
 ALIGNMENT_BYTES = 1024  # of the tiles in shared memory
 ELEMENT_BYTES = 2
-NEAR_BYTES = 32 << 20  # of keys and values: what the L2 keeps while tiles of queries pass over them
+NEAR_BYTES = 40 << 20  # of keys and values: what the L2 keeps while tiles of queries pass over them
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,7 @@ class HopperShape:
 
 
 SHAPES = {
-    shape.head_dim: shape
-    for shape in (HopperShape(64, consumers=3, stages=2), HopperShape(128, consumers=2, stages=2))
+    shape.head_dim: shape for shape in (HopperShape(64, consumers=3, stages=2), HopperShape(128, consumers=2, stages=2))
 }
 
 
@@ -100,7 +99,8 @@ def most_tiles(shape: HopperShape, num_tokens: int, num_seqs: int, num_heads: in
 def heads_at_once(num_keys: int, num_kv_heads: int, head_dim: int) -> int:
     """Heads whose keys and values are read at the same time; those of all together may not stay in the L2."""
     head_bytes = 2 * max(num_keys, 1) * head_dim * ELEMENT_BYTES
-    return min(max(NEAR_BYTES // head_bytes, 1), num_kv_heads)
+    parts = ceil_div(num_kv_heads, max(NEAR_BYTES // head_bytes, 1))
+    return ceil_div(num_kv_heads, parts)
 
 
 def launch_prefill(
@@ -123,16 +123,14 @@ def launch_prefill(
         return False
     num_seqs, num_heads = metadata.table_rows.shape[0], q.shape[1] // head_dim
     piece = math.gcd(block_size, TILE_KEYS)
-    cache_shape = (num_blocks * num_kv_heads * block_size, head_dim)
+    rows = num_blocks * num_kv_heads * block_size
     num_keys = min(metadata.max_context_len, metadata.max_seqlen_q + sliding_window)
     device.launch(
         PAGED_ATTENTION_PREFILL_HOPPER,
         (cuda_type(q.dtype), *shape.template),
-        prefill_config(
-            shape, most_tiles(shape, q.shape[0], num_seqs, num_heads, num_kv_heads), device.multiprocessors
-        ),
-        tensor_map(key_cache.pointer, cache_shape, piece),
-        tensor_map(value_cache.pointer, cache_shape, piece),
+        prefill_config(shape, most_tiles(shape, q.shape[0], num_seqs, num_heads, num_kv_heads), device.multiprocessors),
+        row_groups_map(key_cache.pointer, q.dtype, rows, head_dim, piece),
+        row_groups_map(value_cache.pointer, q.dtype, rows, head_dim, piece),
         q,
         metadata.block_tables,
         metadata.table_rows,
