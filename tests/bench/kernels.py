@@ -92,31 +92,78 @@ def attention(ops: CudaOps, device: CudaDevice, reference: TorchReference | None
             }
 
 
+def prefill_steps(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) -> Iterator[Row]:
+    """Chunks behind a cached context, sliding windows, prompts together, and a chunk beside decodes."""
+    ops.reserve_attention(256, 32, 128)
+    decodes = ((1, 640),) * 63
+    steps: tuple[tuple[str, tuple[tuple[int, int], ...], int | None], ...] = (
+        ("2048 of 8192", ((2048, 8192),), None),
+        ("512 of 32768", ((512, 32768),), None),
+        ("8192 of 8192, window 1024", ((8192, 8192),), 1024),
+        ("8192 of 8192, window 4096", ((8192, 8192),), 4096),
+        ("8 x 1024 of 1024", ((1024, 1024),) * 8, None),
+        ("32 x 128 of 128", ((128, 128),) * 32, None),
+        ("63 x 1 of 640", decodes, None),
+        ("8192 of 8192 and 63 x 1 of 640", ((8192, 8192), *decodes), None),
+    )
+    for heads, kv_heads in ((16, 8), (32, 8)):
+        for name, rows, window in steps:
+            microseconds = _paged_attention(ops, device, heads, kv_heads, rows, window)
+            visible = [
+                np.minimum(np.arange(context - queries, context) + 1, window or context) for queries, context in rows
+            ]
+            chunk = len(rows) == 1 and window is None
+            yield {
+                "kernel": "attention step",
+                "shape": f"{name}, heads {heads}/{kv_heads}",
+                "us": microseconds,
+                "GB/s": None,
+                "TFLOP/s": 4 * sum(int(keys.sum()) for keys in visible) * heads * 128 / microseconds / 1e6,
+                "reference_us": reference.chunk(heads, *rows[0]) if reference and chunk else None,
+            }
+
+
 def _attention(
     ops: CudaOps, device: CudaDevice, heads: int, kv_heads: int, rows: int, queries: int, context: int
 ) -> float:
+    return _paged_attention(ops, device, heads, kv_heads, ((queries, context),) * rows, None)
+
+
+def _paged_attention(
+    ops: CudaOps,
+    device: CudaDevice,
+    heads: int,
+    kv_heads: int,
+    rows: tuple[tuple[int, int], ...],
+    window: int | None,
+) -> float:
+    """`rows` are (queries, context length); their blocks of 16 tokens lie in random order."""
     block_size = 16
-    per_row = -(-context // block_size)
-    cache_shape = (rows * per_row, kv_heads, block_size, 128)
+    query_lens, context_lens = np.array(rows, np.int32).T
+    counts = -(-context_lens // block_size)
+    cache_shape = (int(counts.sum()), kv_heads, block_size, 128)
     keys, values = _random(ops, *cache_shape), _random(ops, *cache_shape)
-    tables = np.random.default_rng(0).permutation(rows * per_row).astype(np.int32).reshape(rows, per_row)
-    tokens = rows * queries
+    blocks = np.random.default_rng(0).permutation(int(counts.sum())).astype(np.int32)
+    tables = np.zeros((len(rows), int(counts.max())), np.int32)
+    for table, count, end in zip(tables, counts, np.cumsum(counts), strict=True):
+        table[:count] = blocks[end - count : end]
+    tokens = int(query_lens.sum())
     metadata = AttentionMetadata(
-        positions=from_numpy(np.tile(np.arange(context - queries, context, dtype=np.int32), rows), device),
+        positions=from_numpy(np.concatenate([np.arange(c - q, c, dtype=np.int32) for q, c in rows]), device),
         slot_mapping=from_numpy(np.full(tokens, -1, np.int32), device),
         block_tables=from_numpy(tables, device),
-        table_rows=from_numpy(np.arange(rows, dtype=np.int32), device),
-        cu_seqlens_q=from_numpy(np.arange(rows + 1, dtype=np.int32) * queries, device),
-        context_lens=from_numpy(np.full(rows, context, np.int32), device),
-        max_seqlen_q=queries,
-        max_context_len=context,
+        table_rows=from_numpy(np.arange(len(rows), dtype=np.int32), device),
+        cu_seqlens_q=from_numpy(np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32), device),
+        context_lens=from_numpy(context_lens.copy(), device),
+        max_seqlen_q=int(query_lens.max()),
+        max_context_len=int(context_lens.max()),
     )
     q, out = _random(ops, tokens, heads * 128), empty((tokens, heads * 128), bfloat16, device)
 
     def call() -> None:
-        ops.paged_attention(q, keys, values, metadata, scale=128**-0.5, out=out)
+        ops.paged_attention(q, keys, values, metadata, scale=128**-0.5, sliding_window=window, out=out)
 
-    return measure(device, [call] * (CALLS if queries == 1 else 3))
+    return measure(device, [call] * (CALLS if metadata.max_seqlen_q == 1 else 3))
 
 
 def small(ops: CudaOps, device: CudaDevice) -> Iterator[Row]:
@@ -150,6 +197,7 @@ class TorchReference:
 
     def __init__(self) -> None:
         import torch
+        import torch.nn.attention.bias
 
         self.torch = torch
 
@@ -189,6 +237,14 @@ class TorchReference:
         causal = queries > 1
         return self._measure([lambda: sdpa(q, k, v, is_causal=causal, enable_gqa=True)] * (3 if causal else CALLS))
 
+    def chunk(self, heads: int, queries: int, context: int) -> float:
+        """A chunk's queries behind a cached context; SDPA shares no heads there, so all have keys of their own."""
+        bias = self.torch.nn.attention.bias.causal_lower_right(queries, context)
+        q = self._random(1, heads, queries, 128)
+        k, v = (self._random(1, heads, context, 128) for _ in range(2))
+        sdpa = self.torch.nn.functional.scaled_dot_product_attention
+        return self._measure([lambda: sdpa(q, k, v, attn_mask=bias)] * 3)
+
 
 def run(with_reference: bool = True) -> list[Row]:
     device = CudaDevice()
@@ -200,4 +256,9 @@ def run(with_reference: bool = True) -> list[Row]:
             reference = TorchReference()
         except ImportError:
             print("PyTorch is not installed: no cuBLAS and SDPA figures beside ours")
-    return [*matmuls(ops, device, reference), *attention(ops, device, reference), *small(ops, device)]
+    return [
+        *matmuls(ops, device, reference),
+        *attention(ops, device, reference),
+        *prefill_steps(ops, device, reference),
+        *small(ops, device),
+    ]
