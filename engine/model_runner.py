@@ -211,7 +211,7 @@ class ModelRunner:
                 progress("kernels", done, total)
 
         assert isinstance(self.ops, CudaOps), f"no kernels for {self.device}"
-        self.ops.compile(self._dtype, report)
+        self.ops.compile(self._dtype, report, head_dim=self.model.head_dim)
         self.ops.reserve_attention(self.config.max_num_seqs, self.model.num_heads, self.model.head_dim)
 
     def warm_up(self) -> None:

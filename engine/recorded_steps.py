@@ -11,7 +11,7 @@ from engine.models.step_inputs import StepInputs, StepShape
 from engine.tensor import Tensor
 
 # Steps with prompts in them: beyond the largest, kernels take longer than launching them one by one.
-PROMPT_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+PROMPT_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 PROMPT_SEQS = (2, 8, 32, 128)
 
 MakeInputs = Callable[[StepShape, int], StepInputs]  # of a shape whose longest row has that many tokens

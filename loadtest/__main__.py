@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import orjson
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtest.client import RequestRecord, complete
-from loadtest.report import render, summarize
-from loadtest.workload import Workload
-
-
-async def run(base_url: str, model: str, workload: Workload, concurrency: int, *, stream: bool) -> dict[str, Any]:
-    """Keep `concurrency` requests under way until the workload is done; -> the summary."""
-    url = f"{base_url.rstrip('/')}/v1/completions"
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    records: list[RequestRecord] = []
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=_STDERR
-    ) as progress:
-        task = progress.add_task("requests", total=workload.num_prompts)
-        async with httpx.AsyncClient(timeout=None, limits=limits) as http:
-
-            async def worker(prompts: Iterator[list[int]]) -> None:
-                for prompt in prompts:
-                    records.append(await complete(http, url, model, prompt, workload.output_len, stream=stream))
-                    progress.advance(task)
-
-            shared = workload.prompts()
-            start = time.perf_counter()
-            await asyncio.gather(*(worker(shared) for _ in range(min(concurrency, workload.num_prompts))))
-            duration = time.perf_counter() - start
-    return summarize(records, duration)
-
-
-_STDERR = Console(stderr=True)
+from loadtest.arrival import Arrival
+from loadtest.report import render
+from loadtest.run import run
+from loadtest.summary import BUSY_CLIENT
+from loadtest.workload import RandomWorkload
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -64,18 +35,24 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     if options.vocab_size < 17:
         parser.error("--vocab-size must be at least 17")
-    workload = Workload(options.num_prompts, options.input_len, options.output_len, options.vocab_size, options.seed)
+    workload = RandomWorkload(
+        options.num_prompts, options.input_len, options.output_len, options.vocab_size, options.seed
+    )
     try:
         model = options.model or _first_model(options.base_url)
-        summary = asyncio.run(
-            run(options.base_url, model, workload, options.max_concurrency, stream=not options.no_stream)
-        )
+        arrival = Arrival(max_concurrency=options.max_concurrency)
+        summary = run(options.base_url, model, workload, arrival, stream=not options.no_stream)
     except httpx.HTTPError as error:
         print(f"cannot reach {options.base_url}: {error}", file=sys.stderr)
         return 1
     Console().print(render(summary))
     for message, count in summary["errors"].items():
         print(f"{count} x {message}", file=sys.stderr)
+    if summary["client_cpu_share"] > BUSY_CLIENT:
+        print(
+            f"a client process used {summary['client_cpu_share']:.0%} of a core: its times may be too long",
+            file=sys.stderr,
+        )
     if options.output:
         options.output.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     return 1 if summary["failed"] else 0

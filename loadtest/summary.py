@@ -1,0 +1,77 @@
+"""The field's figures of a run, under the field's names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from loadtest.run import Outcome
+
+METRICS = ("ttft", "tpot", "itl", "e2el")
+BUSY_CLIENT = 0.8  # share of one core above which a client process may delay what it measures
+
+
+def summarize(outcome: Outcome) -> dict[str, Any]:
+    """Totals, throughputs per second, and mean, median, std, p90, p99 of each latency in milliseconds.
+
+    TTFT: from sending a request to its first token. E2EL: to its last. TPOT: the time between these two over the
+    tokens after the first. ITL: between neighbouring events of a stream. Tokens are those that the server's usage
+    counts; failed requests count as failed and in nothing else. `duration` ends with the last answer. Answers that
+    were not streamed have an E2EL alone; a latency without samples is 0.
+
+    `client_cpu_share` is that of the busiest client process, as a share of one core.
+    """
+    records = outcome.records
+    good = records.ok
+    duration = float(records.end.max() - outcome.start) if len(records.end) else 0.0
+    rate = 1 / duration if duration > 0 else 0.0
+    input_tokens = int(records.input_tokens[good].sum())
+    output_tokens = int(records.output_tokens[good].sum())
+    summary: dict[str, Any] = {
+        "duration": duration,
+        "completed": int(good.sum()),
+        "failed": int((~good).sum()),
+        "errors": records.errors,
+        "error_examples": records.examples,
+        "interrupted": outcome.interrupted,
+        "total_input_tokens": input_tokens,
+        "total_output_tokens": output_tokens,
+        "request_throughput": int(good.sum()) * rate,
+        "output_throughput": output_tokens * rate,
+        "total_token_throughput": (input_tokens + output_tokens) * rate,
+        "max_concurrent_requests": peak_concurrency(records.start, records.end),
+        "client_processes": len(outcome.cpu_shares),
+        "client_cpu_share": max(outcome.cpu_shares, default=0.0),
+    }
+    for metric, seconds in latencies(outcome).items():
+        milliseconds = seconds * 1e3 if len(seconds) else np.zeros(1)
+        summary[f"mean_{metric}_ms"] = float(milliseconds.mean())
+        summary[f"median_{metric}_ms"] = float(np.median(milliseconds))
+        summary[f"std_{metric}_ms"] = float(milliseconds.std())
+        summary[f"p90_{metric}_ms"] = float(np.percentile(milliseconds, 90))
+        summary[f"p99_{metric}_ms"] = float(np.percentile(milliseconds, 99))
+    return summary
+
+
+def latencies(outcome: Outcome) -> dict[str, npt.NDArray[np.float64]]:
+    """Seconds, by metric, of the requests that went well."""
+    records = outcome.records
+    streamed = records.ok & ~np.isnan(records.first)
+    several = streamed & (records.output_tokens > 1)
+    return {
+        "ttft": (records.first - records.start)[streamed],
+        "tpot": ((records.end - records.first)[several]) / (records.output_tokens[several] - 1),
+        "itl": records.gaps(),
+        "e2el": (records.end - records.start)[records.ok],
+    }
+
+
+def peak_concurrency(start: npt.NDArray[np.float64], end: npt.NDArray[np.float64]) -> int:
+    """Most requests that were under way at one time."""
+    times = np.concatenate([end, start])  # an end counts before a start at the same time
+    steps = np.repeat([-1, 1], len(start))
+    running = np.cumsum(steps[np.argsort(times, kind="stable")])
+    return int(running.max(initial=0))
