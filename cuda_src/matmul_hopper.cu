@@ -32,6 +32,34 @@ struct Walk {
   }
 };
 
+// What a block does: places first_place, first_place + stride, ... and at each the same steps along k.
+struct Work {
+  int first_place, places, stride;
+  int first_step, num_steps;
+  int stages;
+  Barrier *full, *empty;
+};
+
+// Fill the ring step after step: copy(tile, column, stage) starts copies of `bytes`.
+template <typename TileAt, typename Copy>
+__device__ __forceinline__ void produce(const Work& work, const TileAt& tile_at, int bytes,
+                                        const Copy& copy) {
+  int stage = 0;
+  unsigned parity = 1;
+  for (int place = work.first_place; place < work.places; place += work.stride) {
+    const int2 tile = tile_at(place);
+    for (int step = 0; step < work.num_steps; ++step) {
+      barrier_wait(&work.empty[stage], parity);
+      barrier_arrive_expecting(&work.full[stage], bytes);
+      copy(tile, (work.first_step + step) * TILE_K, stage);
+      if (++stage == work.stages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+  }
+}
+
 // Four 8x8 matrices of 2-byte elements to shared memory, the counterpart of ldmatrix_x4.
 __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
@@ -229,27 +257,13 @@ __global__ void __launch_bounds__(384, 1)
         copy_box(to, map, row, column, barrier);
       }
     };
-    // Fill the ring step after step: copy_step(tile, column, slot, barrier) starts the copies of `bytes`.
-    auto produce = [&](int bytes, auto copy_step) {
-      int stage = 0;
-      unsigned parity = 1;
-      for (int index = first_place; index < places; index += stride) {
-        const int2 tile = tile_at(index);
-        for (int step = 0; step < num_steps; ++step) {
-          barrier_wait(&empty[stage], parity);
-          barrier_arrive_expecting(&full[stage], bytes);
-          copy_step(tile, (first_step + step) * TILE_K, ring + stage * STAGE_ELEMENTS, &full[stage]);
-          if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
-          }
-        }
-      }
-    };
+    const Work work = {first_place, places, stride, first_step, num_steps, stages, full, empty};
     if (threadIdx.x == CONSUMERS) {
       // Weights do not change: their copies need not wait for earlier kernels.
       const bool halves = silu_mul || cluster_m == 2;
-      produce(TILE_N * TILE_K * sizeof(T), [&](int2 tile, int column, T* slot, Barrier* barrier) {
+      produce(work, tile_at, TILE_N * TILE_K * sizeof(T), [&](int2 tile, int column, int stage) {
+        T* const slot = ring + stage * STAGE_ELEMENTS;
+        Barrier* const barrier = &full[stage];
 #pragma unroll
         for (int i = 0; i < WARPGROUPS_N; ++i) {
           T* const to = slot + X_ELEMENTS + i * WARPGROUP_N * TILE_K;
@@ -270,10 +284,10 @@ __global__ void __launch_bounds__(384, 1)
     } else if (threadIdx.x == CONSUMERS + WARP_SIZE) {
       wait_for_earlier_kernels();
       fence_global_for_async();
-      produce(X_ELEMENTS * sizeof(T), [&](int2 tile, int column, T* slot, Barrier* barrier) {
+      produce(work, tile_at, X_ELEMENTS * sizeof(T), [&](int2 tile, int column, int stage) {
         const int half = cluster_n == 2 ? sharer : 0;
-        copy(cluster_n == 2, slot + half * HALF_M * TILE_K, x_map, tile.x * TILE_M + half * HALF_M, column,
-             barrier);
+        copy(cluster_n == 2, ring + stage * STAGE_ELEMENTS + half * HALF_M * TILE_K, x_map,
+             tile.x * TILE_M + half * HALF_M, column, &full[stage]);
       });
     }
   } else {
