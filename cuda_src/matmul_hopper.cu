@@ -8,7 +8,8 @@
 constexpr int CONSUMER_WARPGROUPS = 2;
 constexpr int CONSUMER_WARPS = CONSUMER_WARPGROUPS * WARPGROUP_SIZE / WARP_SIZE;
 constexpr int CONSUMERS = CONSUMER_WARPGROUPS * WARPGROUP_SIZE;
-constexpr int TILE_K = 64;  // 2-byte elements in SWIZZLE_BYTES
+constexpr int PRODUCERS = 2;  // threads that copy: one the weight, one x
+constexpr int TILE_K = 64;    // 2-byte elements in SWIZZLE_BYTES
 constexpr int WGMMA_M = 64;
 constexpr int WGMMA_K = 16;
 constexpr int WARP_ROWS = 16;  // of a product, that one warp holds
@@ -31,16 +32,38 @@ struct Walk {
   }
 };
 
+// What a block does: places first_place, first_place + stride, ... and at each the same steps along k.
+struct Work {
+  int first_place, places, stride;
+  int first_step, num_steps;
+  int stages;
+  Barrier *full, *empty;
+};
+
+// Fill the ring step after step: copy(tile, column, stage) starts copies of `bytes`.
+template <typename TileAt, typename Copy>
+__device__ __forceinline__ void produce(const Work& work, const TileAt& tile_at, int bytes,
+                                        const Copy& copy) {
+  int stage = 0;
+  unsigned parity = 1;
+  for (int place = work.first_place; place < work.places; place += work.stride) {
+    const int2 tile = tile_at(place);
+    for (int step = 0; step < work.num_steps; ++step) {
+      barrier_wait(&work.empty[stage], parity);
+      barrier_arrive_expecting(&work.full[stage], bytes);
+      copy(tile, (work.first_step + step) * TILE_K, stage);
+      if (++stage == work.stages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+  }
+}
+
 // Four 8x8 matrices of 2-byte elements to shared memory, the counterpart of ldmatrix_x4.
 __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-
-__device__ __forceinline__ void store_to_block_16(unsigned remote, const float* v) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(v[0]), "f"(v[1]),
-               "f"(v[2]), "f"(v[3])
                : "memory");
 }
 
@@ -143,26 +166,6 @@ struct WarpTile {
   __device__ __forceinline__ Out* pair_at(int i, int column) const {
     return out + static_cast<long long>(lane / 4 + i * 8) * row_stride + column + lane % 4 * 2;
   }
-  __device__ __forceinline__ void load_pairs(Vec<Out, 2> (&before)[2], int column) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (has_pair(i, column)) before[i] = Vec<Out, 2>::load(pair_at(i, column));
-    }
-  }
-  __device__ __forceinline__ void store_pairs(float* sums, int column, const Vec<Out, 2> (&before)[2]) const {
-    if (bias != nullptr && column < columns) add_bias(sums, bias + column + lane % 4 * 2);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (!has_pair(i, column)) continue;
-      Vec<Out, 2> pair;
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float sum = sums[i * 2 + e];
-        pair[e] = from_float<Out>(accumulate ? to_float(before[i][e]) + sum : sum);
-      }
-      pair.store(pair_at(i, column));
-    }
-  }
 };
 
 // out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; if `silu_mul`,
@@ -204,7 +207,7 @@ __global__ void __launch_bounds__(384, 1)
   constexpr bool STAGED = sizeof(Out) == 2;  // results leave through shared memory, unless k is split
 
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  __shared__ Barrier full[MAX_STAGES], empty[MAX_STAGES];
+  __shared__ Barrier full[MAX_STAGES], empty[MAX_STAGES], received;
   T* const ring = reinterpret_cast<T*>(shared_memory);
 
   const int sharers = cluster_m * cluster_n;
@@ -221,13 +224,21 @@ __global__ void __launch_bounds__(384, 1)
   const int first_step = split * steps / splits;
   const int num_steps = (split + 1) * steps / splits - first_step;
 
+  // The (row, column) of this block's tile at a place.
+  auto tile_at = [&](int index) {
+    const int2 cluster = walk.place(index);
+    return make_int2(cluster.x * cluster_m + (cluster_m == 2 ? sharer : 0),
+                     cluster.y * cluster_n + (cluster_n == 2 ? sharer : 0));
+  };
+
   if (threadIdx.x == CONSUMERS) {
-    prefetch_map(x_map);
     prefetch_map(weight_map);
+    prefetch_map(x_map);
     for (int i = 0; i < stages; ++i) {
-      barrier_init(&full[i], 1);
+      barrier_init(&full[i], PRODUCERS);
       barrier_init(&empty[i], CONSUMER_WARPS * sharers);
     }
+    barrier_init(&received, 1);
     barrier_init_done();
   }
   if (sharers > 1) {
@@ -238,67 +249,46 @@ __global__ void __launch_bounds__(384, 1)
 
   if (threadIdx.x >= CONSUMERS) {
     give_registers<40>();
+    const unsigned short both = 3u << (split * sharers);
+    auto copy = [&](bool to_both, T* to, const TensorMap& map, int row, int column, Barrier* barrier) {
+      if (to_both) {
+        copy_box_to_blocks(to, map, row, column, barrier, both);
+      } else {
+        copy_box(to, map, row, column, barrier);
+      }
+    };
+    const Work work = {first_place, places, stride, first_step, num_steps, stages, full, empty};
     if (threadIdx.x == CONSUMERS) {
-      const unsigned short both = 3u << (split * sharers);
-      auto copy_half = [&](bool shared_by_two, T* to, const TensorMap& map, int row, int step,
-                           Barrier* barrier) {
-        const int column = (first_step + step) * TILE_K;
-        if (shared_by_two) {
-          copy_box_to_blocks(to, map, row, column, barrier, both);
-        } else {
-          copy_box(to, map, row, column, barrier);
-        }
-      };
-      auto copy_weight = [&](int2 tile, int step, int stage) {
-        barrier_arrive_expecting(&full[stage], STAGE_BYTES);
-        T* const to = ring + stage * STAGE_ELEMENTS + X_ELEMENTS;
+      // Weights do not change: their copies need not wait for earlier kernels.
+      const bool halves = silu_mul || cluster_m == 2;
+      produce(work, tile_at, TILE_N * TILE_K * sizeof(T), [&](int2 tile, int column, int stage) {
+        T* const slot = ring + stage * STAGE_ELEMENTS;
+        Barrier* const barrier = &full[stage];
 #pragma unroll
-        for (int i = 0; i < WARPGROUPS_N * 2; ++i) {
-          if (cluster_m == 2 && i % 2 != sharer) continue;
-          const int row = silu_mul ? i % 2 * (out_features / 2) + tile.y * (TILE_N / 2) + i / 2 * HALF_N
-                                   : tile.y * TILE_N + i * HALF_N;
-          copy_half(cluster_m == 2, to + i * HALF_N * TILE_K, weight_map, row, step, &full[stage]);
-        }
-      };
-      auto copy_x = [&](int2 tile, int step, int stage) {
-        T* const to = ring + stage * STAGE_ELEMENTS;
+        for (int i = 0; i < WARPGROUPS_N; ++i) {
+          T* const to = slot + X_ELEMENTS + i * WARPGROUP_N * TILE_K;
+          if (!halves) {
+            copy(false, to, weight_map, tile.y * TILE_N + i * WARPGROUP_N, column, barrier);
+            continue;
+          }
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if (cluster_n == 2 && i != sharer) continue;
-          copy_half(cluster_n == 2, to + i * HALF_M * TILE_K, x_map, tile.x * TILE_M + i * HALF_M, step,
-                    &full[stage]);
+          for (int half = 0; half < 2; ++half) {
+            if (cluster_m == 2 && half != sharer) continue;
+            const int row = silu_mul ? half * (out_features / 2) + tile.y * (TILE_N / 2) + i * HALF_N
+                                     : tile.y * TILE_N + i * WARPGROUP_N + half * HALF_N;
+            copy(cluster_m == 2, to + half * HALF_N * TILE_K, weight_map, row, column, barrier);
+          }
         }
-      };
-      auto tile_at = [&](int index) {
-        const int2 cluster = walk.place(index);
-        return make_int2(cluster.x * cluster_m + (cluster_m == 2 ? sharer : 0),
-                         cluster.y * cluster_n + (cluster_n == 2 ? sharer : 0));
-      };
-
-      // Weights do not change, so the ring's first may come before the earlier kernels end.
-      int ahead = min(stages, num_steps);
-      for (int i = 0; i < ahead; ++i) copy_weight(tile_at(first_place), i, i);
+      });
+      let_next_kernel_start();
+    } else if (threadIdx.x == CONSUMERS + WARP_SIZE) {
       wait_for_earlier_kernels();
       fence_global_for_async();
-      int stage = 0;
-      unsigned parity = 1;
-      for (int index = first_place; index < places; index += stride) {
-        const int2 tile = tile_at(index);
-        for (int step = 0; step < num_steps; ++step) {
-          if (ahead > 0) {
-            --ahead;
-          } else {
-            barrier_wait(&empty[stage], parity);
-            copy_weight(tile, step, stage);
-          }
-          copy_x(tile, step, stage);
-          if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
-          }
-        }
-      }
-      let_next_kernel_start();
+      produce(work, tile_at, X_ELEMENTS * sizeof(T), [&](int2 tile, int column, int stage) {
+        const int half = cluster_n == 2 ? sharer : 0;
+        copy(cluster_n == 2, ring + stage * STAGE_ELEMENTS + half * HALF_M * TILE_K, x_map,
+             tile.x * TILE_M + half * HALF_M, column, &full[stage]);
+      });
     }
   } else {
     take_registers<232>();
@@ -327,18 +317,16 @@ __global__ void __launch_bounds__(384, 1)
     int stage = 0;
     unsigned parity = 0;
     for (int index = first_place; index < places; index += stride) {
-      const int2 cluster = walk.place(index);
-      const int tile_m = cluster.x * cluster_m + (cluster_m == 2 ? sharer : 0);
-      const int tile_n = cluster.y * cluster_n + (cluster_n == 2 ? sharer : 0);
-      const int row0 = tile_m * TILE_M + warpgroup_m * WGMMA_M + warp % 4 * WARP_ROWS;
-      const int column0 = (tile_n * WARPGROUPS_N + warpgroup_n) * warpgroup_columns;
-      const WarpTile<T, Out> result = {bias == nullptr ? nullptr : bias + column0,
-                                       out + static_cast<long long>(row0) * out_columns + column0,
-                                       num_rows - row0,
-                                       min(warpgroup_columns, out_columns - column0),
-                                       out_columns,
-                                       accumulate != 0,
-                                       lane};
+      const int2 tile = tile_at(index);
+      const int row0 = tile.x * TILE_M + warpgroup_m * WGMMA_M + warp % 4 * WARP_ROWS;
+      const int column0 = (tile.y * WARPGROUPS_N + warpgroup_n) * warpgroup_columns;
+      WarpTile<T, Out> result = {bias == nullptr ? nullptr : bias + column0,
+                                 out + static_cast<long long>(row0) * out_columns + column0,
+                                 num_rows - row0,
+                                 min(warpgroup_columns, out_columns - column0),
+                                 out_columns,
+                                 accumulate != 0,
+                                 lane};
 
       float sums[WARPGROUP_N / 2];
       int previous = 0;
@@ -368,56 +356,68 @@ __global__ void __launch_bounds__(384, 1)
       wgmma_wait<0>();
       release(previous);
 
-      if (splits > 1) {
-        // Each block finishes a share of the columns of each half: all send it their sums of these, which
-        // take the place of its ring as [splits][2][per_share][CONSUMERS][4].
-        const int per_share = ceil_div(HALF_BLOCKS, splits);
-        const unsigned slots = shared_address(shared_memory) + threadIdx.x * 16;
-        constexpr int SLOT_BYTES = CONSUMERS * 16;
-        const int first = split * per_share;
-        const int count = min(per_share, HALF_BLOCKS - first);
-        Vec<Out, 2> before[2][2];  // what the next sums are added to, if `accumulate`
-        auto load_before = [&](int j) {
-          if (!accumulate || j >= count) return;
-          result.load_pairs(before[0], (first + j) * 8);
-          result.load_pairs(before[1], (first + j) * 8 + HALF_N);
-        };
-        load_before(0);
-        cluster_sync();  // no copy or product uses a ring any more
+      if constexpr (STAGED) {
+        if (splits > 1) {
+          // Each block finishes a share of the columns of each half: all send it their sums of these, which
+          // take the place of its ring as [splits][2][per_share][CONSUMERS][4].
+          constexpr int SLOT_BYTES = CONSUMERS * 16;
+          const int per_share = ceil_div(HALF_BLOCKS, splits);
+          const int first = split * per_share;
+          const int count = min(per_share, HALF_BLOCKS - first);
+          if (threadIdx.x == 0) {
+            barrier_arrive_expecting(&received, max(count, 0) * splits * 2 * SLOT_BYTES);
+          }
+          cluster_sync();  // no copy or product uses a ring any more
+          const unsigned slots = shared_address(shared_memory) + threadIdx.x * 16;
 #pragma unroll
-        for (int j = 0; j < HALF_BLOCKS; ++j) {
-          const int owner = j / per_share;
-          const unsigned slot = slots + (split * 2 * per_share + j - owner * per_share) * SLOT_BYTES;
-          const unsigned to = address_in_block(slot, owner * sharers + sharer);
-          store_to_block_16(to, sums + j * 4);
-          store_to_block_16(to + per_share * SLOT_BYTES, sums + (j + HALF_BLOCKS) * 4);
-        }
-        cluster_sync();
-        const float4* const parts = reinterpret_cast<const float4*>(shared_memory) + threadIdx.x;
+          for (int j = 0; j < HALF_BLOCKS; ++j) {
+            const int owner = j / per_share;
+            const unsigned slot = slots + (split * 2 * per_share + j - owner * per_share) * SLOT_BYTES;
+            const unsigned block = owner * sharers + sharer;
+            const unsigned to = address_in_block(slot, block);
+            const unsigned barrier = address_in_block(shared_address(&received), block);
+            send_to_block_16(to, sums + j * 4, barrier);
+            send_to_block_16(to + per_share * SLOT_BYTES, sums + (j + HALF_BLOCKS) * 4, barrier);
+          }
+          uint4 residuals[2][CHUNK_SEGMENTS];
+          WarpTile<T, Out> shares[2] = {result, result};
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            shares[half].columns = min(result.columns, half * HALF_N + (first + count) * 8);
+            if (accumulate) shares[half].load_chunk(residuals[half], half * HALF_N + first * 8);
+          }
+          constexpr int MAX_SHARE = ceil_div(HALF_BLOCKS, 4) * 2;  // whole stmatrix_x4 of a half by two
+          float totals[2][MAX_SHARE * 4] = {};
+          barrier_wait(&received, 0);
+          const float4* parts = reinterpret_cast<const float4*>(shared_memory) + threadIdx.x;
 #pragma unroll 1
-        for (int j = 0; j < count; ++j) {
-          const Vec<Out, 2> residual[2][2] = {{before[0][0], before[0][1]}, {before[1][0], before[1][1]}};
-          load_before(j + 1);
-          float totals[2][4] = {};
-#pragma unroll 4
           for (int other = 0; other < splits; ++other) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-              const float4 part = parts[((other * 2 + half) * per_share + j) * CONSUMERS];
-              totals[half][0] += part.x;
-              totals[half][1] += part.y;
-              totals[half][2] += part.z;
-              totals[half][3] += part.w;
+#pragma unroll
+              for (int j = 0; j < MAX_SHARE; ++j) {
+                if (j >= count) break;
+                const float4 part = parts[j * CONSUMERS];
+                totals[half][j * 4] += part.x;
+                totals[half][j * 4 + 1] += part.y;
+                totals[half][j * 4 + 2] += part.z;
+                totals[half][j * 4 + 3] += part.w;
+              }
+              parts += per_share * CONSUMERS;
             }
           }
           if (silu_mul) {
-            silu_mul_into(totals[0], totals[1]);
-          } else {
-            result.store_pairs(totals[1], (first + j) * 8 + HALF_N, residual[1]);
+#pragma unroll
+            for (int j = 0; j < MAX_SHARE; ++j) silu_mul_into(totals[0] + j * 4, totals[1] + j * 4);
           }
-          result.store_pairs(totals[0], (first + j) * 8, residual[0]);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if (half == 1 && silu_mul) break;
+            shares[half].template store_chunk<MAX_SHARE * 8>(totals[half], half * HALF_N + first * 8, staging,
+                                                             residuals[half]);
+          }
+          break;
         }
-        continue;
       }
 
       if (silu_mul) {

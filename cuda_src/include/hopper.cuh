@@ -87,6 +87,16 @@ __device__ __forceinline__ unsigned address_in_block(unsigned address, unsigned 
   return remote;
 }
 
+// Start storing 16 bytes to shared memory of another block, at an address_in_block; they count towards the
+// `barrier` there, another address_in_block.
+__device__ __forceinline__ void send_to_block_16(unsigned remote, const float* v, unsigned barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          remote),
+      "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)
+      : "memory");
+}
+
 // ---- copies ---------------------------------------------------------------------------------------------
 
 // What cuTensorMapEncodeTiled writes: base, shape and strides of a matrix and the box that a copy moves. A

@@ -91,7 +91,7 @@ class Plan:
 
     def staging_bytes(self, out_itemsize: int) -> int:
         """Of results on their way out."""
-        return STAGING_BYTES if self.splits == 1 and out_itemsize == HALF_BYTES else 0
+        return STAGING_BYTES if out_itemsize == HALF_BYTES else 0
 
     def stages(self, out_itemsize: int, max_shared_bytes: int) -> int:
         room = max_shared_bytes - BARRIER_BYTES - self.staging_bytes(out_itemsize)
@@ -131,8 +131,8 @@ def launch(
         MATMUL_HOPPER,
         plan.template(cuda_type(x.dtype), cuda_type(out.dtype)),
         config,
-        box_map(x, plan.tile_m // 2),
-        box_map(weight, plan.warpgroup_n // 2),
+        box_map(x, plan.tile_m // plan.cluster_n),
+        box_map(weight, plan.warpgroup_n // (2 if silu_mul or plan.cluster_m == 2 else 1)),
         bias,
         out,
         num_rows,
