@@ -24,7 +24,7 @@ __device__ Choice best_behind(const float* row_logits, int begin, int end, Choic
 //
 // logits [num_rows, vocab_size] float; token_ids, rank [num_rows] int32; chosen [num_rows] float;
 // top_ids [num_rows, num_top] int32, top_logprobs [num_rows, num_top] float, num_top <= vocab_size.
-// Grid: num_rows; block: 1024 threads; 8 KB of static shared memory.
+// Grid: (1, num_rows); block: 1024 threads; 8 KB of static shared memory.
 // Unit of work: one block a row. The best of each of 1024 segments is kept; one warp takes the best of
 // those num_top times and looks through its segment alone for the next.
 __global__ void __launch_bounds__(BLOCK_SIZE)
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
                         float* __restrict__ chosen, int* __restrict__ rank, int* __restrict__ top_ids,
                         float* __restrict__ top_logprobs, int vocab_size, int num_top) {
   __shared__ Choice segment_best[NUM_SEGMENTS];
-  const int row = blockIdx.x;
+  const int row = blockIdx.y;
   const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
   const float* const row_logits = logits + static_cast<long long>(row) * vocab_size;

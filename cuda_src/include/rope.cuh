@@ -22,6 +22,9 @@ __device__ __forceinline__ void norm_and_rotate(const T* x, const T* norm, const
   const int half = rotary_dim / 2;
   const int first = threadIdx.x % WARP_SIZE * VECTOR;
 
+  // A lane's places in a head: pairs at `pair_at(p)` and half a rotation after it, others at `other_at(p)`.
+  auto pair_at = [&](int p) { return first + p * STRIDE; };
+  auto other_at = [&](int p) { return rotary_dim + first + p * STRIDE; };
   Floats low[MAX_PAIRS], high[MAX_PAIRS], others[MAX_OTHERS];
   auto load = [](const T* from) {
     const Elements elements = Elements::load(from);
@@ -30,65 +33,71 @@ __device__ __forceinline__ void norm_and_rotate(const T* x, const T* norm, const
     for (int e = 0; e < VECTOR; ++e) floats[e] = to_float(elements[e]);
     return floats;
   };
-  auto for_each_pair = [&](auto visit) {
 #pragma unroll
-    for (int p = 0; p < MAX_PAIRS; ++p) {
-      if (first + p * STRIDE < half) visit(p, first + p * STRIDE);
-    }
-  };
-  auto for_each_other = [&](auto visit) {
+  for (int p = 0; p < MAX_PAIRS; ++p) {
+    if (pair_at(p) >= half) continue;
+    low[p] = load(x + pair_at(p));
+    high[p] = load(x + half + pair_at(p));
+  }
 #pragma unroll
-    for (int p = 0; p < MAX_OTHERS; ++p) {
-      const int i = rotary_dim + first + p * STRIDE;
-      if (i < head_dim) visit(p, i);
-    }
-  };
+  for (int p = 0; p < MAX_OTHERS; ++p) {
+    if (other_at(p) < head_dim) others[p] = load(x + other_at(p));
+  }
 
-  for_each_pair([&](int p, int i) {
-    low[p] = load(x + i);
-    high[p] = load(x + half + i);
-  });
-  for_each_other([&](int p, int i) { others[p] = load(x + i); });
   if (norm != nullptr) {
     float squares = 0.0f;
     auto square = [&](const Floats& y) {
 #pragma unroll
       for (int e = 0; e < VECTOR; ++e) squares = fmaf(y[e], y[e], squares);
     };
-    for_each_pair([&](int p, int) {
+#pragma unroll
+    for (int p = 0; p < MAX_PAIRS; ++p) {
+      if (pair_at(p) >= half) continue;
       square(low[p]);
       square(high[p]);
-    });
-    for_each_other([&](int p, int) { square(others[p]); });
+    }
+#pragma unroll
+    for (int p = 0; p < MAX_OTHERS; ++p) {
+      if (other_at(p) < head_dim) square(others[p]);
+    }
     const float inverse_rms = rsqrtf(warp_sum(squares) / head_dim + eps);
     auto scale = [&](Floats& y, int i) {
       const Floats weight = load(norm + i);
 #pragma unroll
       for (int e = 0; e < VECTOR; ++e) y[e] = y[e] * inverse_rms * weight[e];
     };
-    for_each_pair([&](int p, int i) {
-      scale(low[p], i);
-      scale(high[p], half + i);
-    });
-    for_each_other([&](int p, int i) { scale(others[p], i); });
+#pragma unroll
+    for (int p = 0; p < MAX_PAIRS; ++p) {
+      if (pair_at(p) >= half) continue;
+      scale(low[p], pair_at(p));
+      scale(high[p], half + pair_at(p));
+    }
+#pragma unroll
+    for (int p = 0; p < MAX_OTHERS; ++p) {
+      if (other_at(p) < head_dim) scale(others[p], other_at(p));
+    }
   }
 
-  for_each_pair([&](int p, int i) {
-    const Floats cosines = Floats::load(cos_sin + i);
-    const Floats sines = Floats::load(cos_sin + half + i);
+#pragma unroll
+  for (int p = 0; p < MAX_PAIRS; ++p) {
+    if (pair_at(p) >= half) continue;
+    const Floats cosines = Floats::load(cos_sin + pair_at(p));
+    const Floats sines = Floats::load(cos_sin + half + pair_at(p));
     Elements front, back;
 #pragma unroll
     for (int e = 0; e < VECTOR; ++e) {  // spelled out, so that no kernel fuses another product
       front[e] = from_float<T>(fmaf(low[p][e], cosines[e], -__fmul_rn(high[p][e], sines[e])));
       back[e] = from_float<T>(fmaf(high[p][e], cosines[e], __fmul_rn(low[p][e], sines[e])));
     }
-    store(i, front);
-    store(half + i, back);
-  });
-  for_each_other([&](int p, int i) {
+    store(pair_at(p), front);
+    store(half + pair_at(p), back);
+  }
+#pragma unroll
+  for (int p = 0; p < MAX_OTHERS; ++p) {
+    if (other_at(p) >= head_dim) continue;
     Elements rounded;
 #pragma unroll
     for (int e = 0; e < VECTOR; ++e) rounded[e] = from_float<T>(others[p][e]);
-    store(i, rounded);
-  });
+    store(other_at(p), rounded);
+  }
 }
