@@ -213,6 +213,11 @@ def _add_scheduling_options(serve: argparse.ArgumentParser) -> None:
         help="most requests waiting; further ones get status 429 (default: %(default)s)",
     )
     group.add_argument(
+        "--enforce-eager",
+        action="store_true",
+        help="launch decode steps kernel by kernel instead of replaying recorded graphs (slower; for debugging)",
+    )
+    group.add_argument(
         "--no-prefix-caching",
         action="store_true",
         help="compute equal beginnings of prompts anew each time",
@@ -346,6 +351,7 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
         num_kv_blocks=options.num_kv_blocks,
         load_format=options.load_format,
         prefix_caching=not options.no_prefix_caching,
+        cuda_graphs=not options.enforce_eager,
         pooling=options.pooling,
     )
 

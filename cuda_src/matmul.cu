@@ -44,7 +44,7 @@ __device__ __forceinline__ void load_tile(T* tile, const T* source, int row0, in
   }
 }
 
-// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n]
+// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if accumulate
 //
 // x [num_rows, in_features] T, weight [out_features, in_features] T, bias [out_features] T or null,
 // out [num_rows, out_features] Out (T or float); sums in float32.
@@ -59,7 +59,7 @@ template <typename T, typename Out, int TILE_M, int TILE_N, int TILE_K, int WARP
           int STAGES, bool ALIGNED>
 __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
     matmul_kernel(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
-                  Out* __restrict__ out, int num_rows, int out_features, int in_features) {
+                  Out* __restrict__ out, int num_rows, int out_features, int in_features, int accumulate) {
   constexpr int THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
   constexpr int SEGMENTS_PER_ROW = TILE_K / SEGMENT;
   constexpr int WARP_M = TILE_M / WARPS_M;
@@ -194,8 +194,12 @@ __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
       const int row = row0 + warp_m * WARP_M + i * 8 + lane / 4;
       if (row >= num_rows) continue;
       Out* const to = out + static_cast<long long>(row) * out_features + column;
-      const Vec<Out, 2> pair = {from_float<Out>(sums[i / 2][j][i % 2 * 2] + bias0),
-                                from_float<Out>(sums[i / 2][j][i % 2 * 2 + 1] + bias1)};
+      float values[2] = {sums[i / 2][j][i % 2 * 2] + bias0, sums[i / 2][j][i % 2 * 2 + 1] + bias1};
+      if (accumulate) {
+        values[0] += to_float(to[0]);
+        if (second) values[1] += to_float(to[1]);
+      }
+      const Vec<Out, 2> pair = {from_float<Out>(values[0]), from_float<Out>(values[1])};
       if constexpr (ALIGNED) {
         pair.store(to);
       } else {

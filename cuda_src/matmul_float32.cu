@@ -21,7 +21,7 @@ __device__ __forceinline__ float4 load_four(const float* source, int row, int nu
   return v;
 }
 
-// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n]
+// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if accumulate
 //
 // x [num_rows, in_features] float, weight [out_features, in_features] float, bias [out_features] float or
 // null, out [num_rows, out_features] float. Layout: row-major; 16-byte loads where in_features and both
@@ -33,7 +33,7 @@ template <int TILE>
 __global__ void __launch_bounds__(THREADS)
     matmul_float32_kernel(const float* __restrict__ x, const float* __restrict__ weight,
                           const float* __restrict__ bias, float* __restrict__ out, int num_rows,
-                          int out_features, int in_features) {
+                          int out_features, int in_features, int accumulate) {
   constexpr int GROUPS = TILE / (4 * THREADS_PER_SIDE);
   constexpr int LOADS = TILE * TILE_K / 4 / THREADS;
   static_assert(TILE % (4 * THREADS_PER_SIDE) == 0, "a thread owns whole groups of four rows and columns");
@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(THREADS)
       const int column = column0 + j / 4 * 4 * THREADS_PER_SIDE + thread_n * 4 + j % 4;
       if (column >= out_features) continue;
       const float offset = bias != nullptr ? bias[column] : 0.0f;
-      out[static_cast<long long>(row) * out_features + column] = sums[i][j] + offset;
+      float* const to = out + static_cast<long long>(row) * out_features + column;
+      *to = sums[i][j] + offset + (accumulate ? *to : 0.0f);
     }
   }
 }

@@ -5,7 +5,7 @@
 
 constexpr int WARPS = 4;
 
-// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n]
+// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if accumulate
 //
 // x [num_rows, in_features] T, weight [out_features, in_features] T, bias [out_features] T or null,
 // out [num_rows, out_features] Out (T or float); num_rows <= ROWS; sums in float32.
@@ -16,7 +16,7 @@ constexpr int WARPS = 4;
 template <typename T, typename Out, int ROWS>
 __global__ void __launch_bounds__(32 * WARPS)
     matvec_kernel(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
-                  Out* __restrict__ out, int num_rows, int out_features, int in_features,
+                  Out* __restrict__ out, int num_rows, int out_features, int in_features, int accumulate,
                   int warps_per_output) {
   constexpr int VECTOR = VECTOR_SIZE<T>;
   constexpr int UNROLL = ROWS >= 4 ? 2 : 4;
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(32 * WARPS)
   if (aligned) {
     using Vector = Vec<T, VECTOR>;
     const int num_vectors = in_features / VECTOR;
-    auto accumulate = [&](const uint4& raw, int v) {
+    auto add_products = [&](const uint4& raw, int v) {
       const Vector w = reinterpret_cast<const Vector&>(raw);
 #pragma unroll
       for (int m = 0; m < ROWS; ++m) {
@@ -57,9 +57,9 @@ __global__ void __launch_bounds__(32 * WARPS)
 #pragma unroll
       for (int u = 0; u < UNROLL; ++u) w[u] = load_once_16(weight_row + (v + u * stride) * VECTOR);
 #pragma unroll
-      for (int u = 0; u < UNROLL; ++u) accumulate(w[u], v + u * stride);
+      for (int u = 0; u < UNROLL; ++u) add_products(w[u], v + u * stride);
     }
-    for (; v < num_vectors; v += stride) accumulate(load_once_16(weight_row + v * VECTOR), v);
+    for (; v < num_vectors; v += stride) add_products(load_once_16(weight_row + v * VECTOR), v);
   } else {
     for (int k = first; k < in_features; k += stride) {
       const float w = to_float(weight_row[k]);
@@ -80,7 +80,8 @@ __global__ void __launch_bounds__(32 * WARPS)
 #pragma unroll
   for (int m = 0; m < ROWS; ++m) {
     for (int p = 1; p < warps_per_output; ++p) sums[m] += partial[m][warp + p];
-    if (m < num_rows)
-      out[static_cast<long long>(m) * out_features + column] = from_float<Out>(sums[m] + offset);
+    if (m >= num_rows) break;
+    Out* const to = out + static_cast<long long>(m) * out_features + column;
+    *to = from_float<Out>(sums[m] + offset + (accumulate ? to_float(*to) : 0.0f));
   }
 }

@@ -17,12 +17,15 @@ from operator import attrgetter
 
 import numpy as np
 
-from engine.batch import Int32Array, SamplingBatch, SlotInit, StepBatch, TokenMask
+from engine.batch import Int32Array, SamplingBatch, SlotInit, StepBatch, TableUpdates
 from engine.block_manager import BlockManager
 from engine.messages import FinishReason, SchedulerStats
 from engine.sequence import Sequence, SequenceStatus
+from engine.step_pace import StepPace
 
 _in_order = attrgetter("order")
+
+BACKLOG_SEQS = 256  # waiting sequences that are counted before each step
 
 
 @dataclass
@@ -34,6 +37,7 @@ class ScheduledStep:
         sampled: those that catch up with their tokens, in the order of the sampled rows.
         filled: those that fill a block, with their number of computed tokens after the step.
         admitted: those that enter with this step; also in `sequences`.
+        constrained: the sampled rows that wait for a mask, with their sequences.
         preempted: those that lost their blocks and wait again.
     """
 
@@ -43,6 +47,7 @@ class ScheduledStep:
     sampled: list[Sequence] = field(default_factory=list)
     filled: list[tuple[Sequence, int]] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
+    constrained: list[tuple[int, Sequence]] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 
 
@@ -63,6 +68,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._slots = SlotTable(max_num_seqs, block_manager.num_blocks_for(max_context), block_manager.block_size)
         self._admission_is_blocked = False
+        self._pace = StepPace()
 
     @property
     def has_unfinished(self) -> bool:
@@ -82,6 +88,10 @@ class Scheduler:
         insort(self.waiting, sequence, key=_in_order)
         self._admission_is_blocked = False
 
+    def record_pace(self, step: ScheduledStep, seconds: float) -> None:
+        """An executed step took `seconds`."""
+        self._pace.record(sum(count for count in step.num_scheduled_tokens if count > 1), seconds)
+
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Take a sequence out; one that failed leaves nothing behind in the prefix cache."""
         if sequence.is_running:
@@ -94,10 +104,11 @@ class Scheduler:
         sequence.finish_reason = reason
 
     def schedule(self, now: float) -> ScheduledStep | None:
-        """The next step, or None if there is no work.
+        """The next step, or None if there is nothing to compute.
 
-        The scheduled tokens count as computed from here on: blocks may be taken for what follows them
-        before the step has run, but only `publish` lets others share them.
+        It may follow steps whose tokens are not known yet. The scheduled tokens count as computed from
+        here on, and what they sample as pending: blocks may be taken for what follows before the step has
+        run, but only `publish` lets others share them.
         """
         sequences: list[Sequence] = []
         counts: list[int] = []
@@ -110,6 +121,8 @@ class Scheduler:
         step.preempted = preempted
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.num_computed_tokens += count
+        for sequence in step.sampled:
+            sequence.num_pending_tokens += 1
         return step
 
     def publish(self, step: ScheduledStep) -> None:
@@ -117,16 +130,15 @@ class Scheduler:
         for sequence, num_computed_tokens in step.filled:
             if sequence.is_running:
                 first = sequence.num_published_blocks
+                before = sequence.block_table[first:]
                 self.block_manager.publish(sequence, num_computed_tokens)
-                self._slots.write_blocks(sequence, first)
-
-    def record_sampled(self, step: ScheduledStep, token_ids: Int32Array) -> None:
-        """Keep each sampled sequence's newest token as its next step's input."""
-        self._slots.last_token_ids[step.batch.sampling.slots] = token_ids
+                if sequence.block_table[first:] != before:  # the same tokens were in other blocks already
+                    self._slots.write_blocks(sequence, first)
 
     def _schedule_running(self, sequences: list[Sequence], counts: list[int], preempted: list[Sequence]) -> int:
         """-> the budget that is left; if any, every running sequence has caught up."""
         budget = self.max_num_batched_tokens
+        prompt_budget = self._prompt_budget()
         block_size = self.block_manager.block_size
         running = self.running
         index = 0
@@ -134,10 +146,16 @@ class Scheduler:
             sequence = running[index]
             index += 1
             num_computed = sequence.num_computed_tokens
-            count = len(sequence.token_ids) - num_computed
+            num_tokens = len(sequence.token_ids) + sequence.num_pending_tokens
+            if num_tokens >= sequence.max_num_tokens and sequence.num_pending_tokens:
+                continue  # its last token is on the way
+            count = num_tokens - num_computed
             if count > 1:
                 # A long prompt leaves a token to each sequence behind it, so that those keep decoding.
-                count = min(count, budget - (len(running) - index))
+                count = min(count, budget - (len(running) - index), prompt_budget)
+                if count < 1:
+                    continue
+                prompt_budget -= count
             num_tokens = num_computed + count
             fits = num_tokens <= len(sequence.block_table) * block_size
             if not fits and not self._allocate(sequence, num_tokens, preempted):
@@ -145,7 +163,19 @@ class Scheduler:
             sequences.append(sequence)
             counts.append(count)
             budget -= count
-        return budget
+        return min(budget, prompt_budget)
+
+    def _prompt_budget(self) -> int:
+        """Tokens of prompts that the next step may take."""
+        most, num_decodes = self.max_num_batched_tokens, 0
+        backlog = sum(sequence.num_tokens for sequence in self.waiting[:BACKLOG_SEQS])
+        for sequence in self.running:
+            missing = sequence.num_tokens + sequence.num_pending_tokens - sequence.num_computed_tokens
+            if missing > 1:
+                backlog += missing
+            else:
+                num_decodes += 1
+        return self._pace.prompt_tokens(backlog, most) if num_decodes and backlog else most
 
     def _allocate(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
         """Get blocks for `num_tokens` tokens from whoever comes last; False if that is `sequence` itself."""
@@ -168,6 +198,8 @@ class Scheduler:
         blocks = self.block_manager
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
+            if sequence.num_pending_tokens:
+                break  # preempted while its newest token is on the way
             shared_blocks = blocks.match_prefix(sequence)
             # A spare block for each running sequence: without it the next step would preempt again.
             if not blocks.fits(sequence.num_tokens, shared_blocks, spare=len(self.running)):
@@ -216,7 +248,7 @@ class SlotTable:
         self._block_size = block_size
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._block_tables = np.zeros((num_slots, max_num_blocks), np.int32)
-        self.last_token_ids = np.zeros(num_slots, np.int32)
+        self._changed: dict[int, int] = {}  # slots whose table the runner does not know from this column on
         self._seeds = np.zeros(num_slots, np.uint64)
         self._temperature = np.zeros(num_slots, np.float32)
         self._top_k = np.zeros(num_slots, np.int32)
@@ -235,7 +267,6 @@ class SlotTable:
     def enter(self, sequence: Sequence) -> None:
         slot = sequence.slot = self._free_slots.pop()
         params = sequence.params
-        self.last_token_ids[slot] = sequence.token_ids[-1]
         self._seeds[slot] = params.seed
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
@@ -253,20 +284,24 @@ class SlotTable:
         self.write_blocks(sequence, 0)
 
     def leave(self, sequence: Sequence) -> None:
-        self._block_tables[sequence.slot, : len(sequence.block_table)] = 0
+        self._changed.pop(sequence.slot, None)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
 
     def write_blocks(self, sequence: Sequence, first: int) -> None:
         """Copy the sequence's block table from block `first` on."""
-        table = sequence.block_table
-        self._block_tables[sequence.slot, first : len(table)] = table[first:]
+        table, slot = sequence.block_table, sequence.slot
+        if first < len(table):
+            self._block_tables[slot, first : len(table)] = table[first:]
+            self._changed[slot] = min(first, self._changed.get(slot, first))
 
     def gather(self, sequences: list[Sequence], num_scheduled: list[int], admitted: list[Sequence]) -> ScheduledStep:
         num_rows = len(sequences)
         slots = np.fromiter([sequence.slot for sequence in sequences], np.int32, num_rows)
         starts = np.fromiter([sequence.num_computed_tokens for sequence in sequences], np.int32, num_rows)
-        num_tokens = np.fromiter([len(sequence.token_ids) for sequence in sequences], np.int32, num_rows)
+        num_tokens = np.fromiter(
+            [len(sequence.token_ids) + sequence.num_pending_tokens for sequence in sequences], np.int32, num_rows
+        )
         counts = np.fromiter(num_scheduled, np.int32, num_rows)
         context_lens = starts + counts
         cu_seqlens_q = np.zeros(num_rows + 1, np.int32)
@@ -277,27 +312,30 @@ class SlotTable:
         rows = np.repeat(np.arange(num_rows, dtype=np.int32), counts)
         positions = np.arange(len(rows), dtype=np.int32) + (starts - cu_seqlens_q[:-1])[rows]
         blocks = self._block_tables[slots[rows], positions // self._block_size]
-        table_width = -(-int(context_lens.max()) // self._block_size)
 
         input_ids = np.empty(len(rows), np.int32)
-        input_ids[cu_seqlens_q[1:] - 1] = self.last_token_ids[slots]
+        input_ids[cu_seqlens_q[1:] - 1] = [
+            -1 - sequence.slot if sequence.num_pending_tokens else sequence.token_ids[-1] for sequence in sequences
+        ]
         for row in np.flatnonzero((counts > 1) | ~has_caught_up).tolist():
             chunk = sequences[row].token_ids[starts[row] : context_lens[row]]
             input_ids[cu_seqlens_q[row] : cu_seqlens_q[row + 1]] = chunk
 
         sampled = [sequences[row] for row in sampled_rows.tolist()]
+        constrained_rows = np.flatnonzero(self._is_constrained[slots[sampled_rows]]).tolist()
         filled_rows = np.flatnonzero(context_lens // self._block_size > starts // self._block_size)
         batch = StepBatch(
             input_ids=input_ids,
             positions=positions,
             slot_mapping=blocks * np.int32(self._block_size) + positions % self._block_size,
-            block_tables=self._block_tables[slots, :table_width],
+            table_rows=slots,
             cu_seqlens_q=cu_seqlens_q,
             context_lens=context_lens,
             logits_indices=cu_seqlens_q[1:][sampled_rows] - 1,
             sampling=self._gather_sampling(slots[sampled_rows], context_lens[sampled_rows]),
             slot_inits=[_slot_init(sequence) for sequence in admitted],
-            token_mask=self._gather_masks(slots[sampled_rows], sampled),
+            table_updates=self._take_updates(sequences),
+            is_constrained=bool(constrained_rows),
         )
         return ScheduledStep(
             batch=batch,
@@ -306,13 +344,24 @@ class SlotTable:
             sampled=sampled,
             filled=[(sequences[row], int(context_lens[row])) for row in filled_rows.tolist()],
             admitted=admitted,
+            constrained=[(row, sampled[row]) for row in constrained_rows],
         )
 
-    def _gather_masks(self, slots: Int32Array, sampled: list[Sequence]) -> TokenMask | None:
-        rows = np.flatnonzero(self._is_constrained[slots])
-        constraints = [sampled[row].constraint for row in rows.tolist()]
-        words = [constraint.mask for constraint in constraints if constraint is not None]
-        return TokenMask(rows.astype(np.int32), np.stack(words)) if words else None
+    def _take_updates(self, sequences: list[Sequence]) -> TableUpdates | None:
+        """What the block tables of `sequences` have become since the runner was told."""
+        if not self._changed:
+            return None
+        pieces = [
+            (sequence.slot, first, len(sequence.block_table))
+            for sequence in sequences
+            if (first := self._changed.pop(sequence.slot, None)) is not None
+        ]
+        if not pieces:
+            return None
+        rows = np.repeat([slot for slot, _, _ in pieces], [stop - first for _, first, stop in pieces])
+        columns = np.concatenate([np.arange(first, stop) for _, first, stop in pieces])
+        blocks = self._block_tables[rows, columns]
+        return TableUpdates(rows.astype(np.int32), columns.astype(np.int32), blocks)
 
     def _gather_sampling(self, slots: Int32Array, positions: Int32Array) -> SamplingBatch:
         num_output_tokens = positions - self._num_prompt_tokens[slots]

@@ -31,8 +31,9 @@ class Sequence:
         max_num_tokens: the sequence ends at this length: prompt and `max_tokens`, or the whole context.
         stop_token_ids: ids that end the sequence: the model's own (unless ignored) and the request's.
         arrival_number: position in the order of arrival; breaks ties of equal priority.
-        num_computed_tokens: tokens whose keys and values are in the cache, or will be after the step
-            that is being executed.
+        num_computed_tokens: tokens whose keys and values are in the cache, or will be after the steps
+            that are being executed.
+        num_pending_tokens: tokens that steps being executed will append.
         num_cached_tokens: tokens that the prefix cache spared when the sequence was first scheduled.
         block_table: KV blocks, in the order of their tokens.
         block_digests: chained hashes of the first full blocks; kept by the block manager.
@@ -55,6 +56,7 @@ class Sequence:
 
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0
+    num_pending_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     block_table: list[int] = field(default_factory=list)

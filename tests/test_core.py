@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from typing import Any
 
 import pytest
 
 from engine.errors import ContextLengthError, InvalidRequestError, QueueFullError, RequestError
-from engine.messages import AddRequest
+from engine.messages import AddRequest, RequestOutput
 from engine.sampling_params import SamplingParams
 from tests.fake_runner import CLIENT, NON_FINITE, VOCAB_SIZE, Harness, generate
 
@@ -293,7 +294,7 @@ def test_a_fault_of_the_runner_passes_through(monkeypatch: pytest.MonkeyPatch) -
     def fail(batch: object) -> None:
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(engine.runner, "execute", fail)
+    monkeypatch.setattr(engine.runner, "start", fail)
     with pytest.raises(RuntimeError, match="device lost"):
         engine.step()
 
@@ -306,7 +307,8 @@ def test_a_request_aborted_while_its_step_runs_gets_no_token() -> None:
     assert step is not None
     result = engine.runner.execute(step.batch)
     engine.core.abort(["gone"], CLIENT)
-    outputs = engine.core.postprocess(step, result)
+    outputs: defaultdict[bytes, list[RequestOutput]] = defaultdict(list)
+    engine.core.postprocess(step, result, outputs)
     assert [output.request_id for output in outputs[CLIENT]] == ["stays"]
     engine.check_blocks()
     assert engine.core.stats().num_used_blocks == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.messages import AddRequest
+from engine.messages import AddRequest, RequestOutput
 from engine.process import load_engine
 from engine.sampling_params import SamplingParams
 from tests.fake_runner import check_blocks
@@ -229,7 +230,8 @@ def run_steps(core: EngineCore, requests: dict[str, tuple[list[int], SamplingPar
             continue
         trace.num_preemptions += len(step.preempted)
         trace.num_chunks += len(step.sequences) - len(step.sampled)
-        outputs = core.postprocess(step, core._runner.execute(step.batch))
+        outputs: defaultdict[bytes, list[RequestOutput]] = defaultdict(list)
+        core.postprocess(step, core._runner.start(step.batch).result(), outputs)
         check_blocks(core)
         for output in outputs.get(CLIENT, []):
             assert output.error is None

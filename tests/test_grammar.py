@@ -28,9 +28,9 @@ def compiler() -> Iterator[GrammarCompiler]:
     compiler.close()
 
 
-@pytest.fixture
-def engine(compiler: GrammarCompiler) -> GrammarHarness:
-    return GrammarHarness(compiler)
+@pytest.fixture(params=[False, True], ids=["in_step", "one_ahead"])
+def engine(request: pytest.FixtureRequest, compiler: GrammarCompiler) -> GrammarHarness:
+    return GrammarHarness(compiler, asynchronous=request.param)
 
 
 # ---- what comes out -----------------------------------------------------------------------------
@@ -480,7 +480,7 @@ def test_an_engine_without_grammars_refuses_them() -> None:
 
 
 def test_others_are_served_while_a_grammar_compiles(engine: GrammarHarness) -> None:
-    engine.add("slow", schema(exponential_schema("b")))
+    engine.add("slow", schema(exponential_schema(f"b{engine.runner.asynchronous}")))  # never compiled before
     engine.add("plain", max_tokens=3)
     assert engine.core.stats().num_waiting == 2
     while engine.answers["plain"].finish_reason is None:
@@ -493,7 +493,7 @@ def test_others_are_served_while_a_grammar_compiles(engine: GrammarHarness) -> N
 
 
 def test_a_request_can_be_aborted_while_its_grammar_compiles(engine: GrammarHarness) -> None:
-    engine.add("slow", schema(exponential_schema("b")))
+    engine.add("slow", schema(exponential_schema(f"b{engine.runner.asynchronous}")))  # never compiled before
     engine.core.abort(["slow"], CLIENT)
     assert not engine.core.has_work
     assert engine.answers["slow"].finish_reason is None

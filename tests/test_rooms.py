@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine.ops.cuda": {"engine.cuda"},
     "engine.ops.make": {"engine.cuda"},
     "engine.devices": {"engine.errors", "engine.config", "engine.tensor", "engine.cuda"},
-    "engine.models": {*FOUNDATION, "engine.ops"},
+    "engine.models": {*FOUNDATION, "engine.ops", "engine.batch"},
     "engine.grammar_probe": set(),
     "engine.grammar": FOUNDATION | {"engine.grammar_probe"},
     "engine.constraint": FOUNDATION | {"engine.grammar"},
@@ -34,7 +34,9 @@ ALLOWED: dict[str, set[str]] = {
     "engine.core": FOUNDATION
     | {"engine.scheduler", "engine.sequence", "engine.block_manager", "engine.batch", "engine.metrics"}
     | {"engine.grammar", "engine.constraint"},
-    "engine.model_runner": FOUNDATION | {"engine.batch", "engine.models", "engine.ops", "engine.cuda"},
+    "engine.step_sampler": FOUNDATION | {"engine.batch", "engine.models", "engine.ops"},
+    "engine.model_runner": FOUNDATION
+    | {"engine.batch", "engine.models", "engine.ops", "engine.cuda", "engine.step_sampler"},
     "engine.embedding_runner": FOUNDATION | {"engine.models", "engine.ops"},
     "engine.embedder": FOUNDATION | {"engine.sequence"},
     "engine.embedding_engine": FOUNDATION

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Literal
+from typing import Any
 
 import jsonschema
 import openai
 import pytest
-from pydantic import BaseModel, Field
 
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
@@ -61,7 +60,7 @@ def refusal(server: Server, path: str = "/v1/chat/completions", **fields: Any) -
 # ---- over HTTP ----------------------------------------------------------------------------------
 
 
-def test_answers_under_a_schema_validate_at_a_high_temperature(client: openai.OpenAI, builtin_server: Server) -> None:
+def test_wire_14_answers_validate_at_a_high_temperature(client: openai.OpenAI, builtin_server: Server) -> None:
     answer = client.chat.completions.create(
         model=builtin_server.model,
         messages=MESSAGES,
@@ -81,38 +80,7 @@ def test_answers_under_a_schema_validate_at_a_high_temperature(client: openai.Op
         assert all(entry.logprob <= 0 for entry in choice.logprobs.content)
 
 
-class Person(BaseModel):
-    name: str = Field(max_length=16)
-    mood: Literal["good", "bad"]
-
-
-def test_parse_gives_an_object_of_the_model_class(client: openai.OpenAI, builtin_server: Server) -> None:
-    answer = client.beta.chat.completions.parse(
-        model=builtin_server.model, messages=MESSAGES, response_format=Person, temperature=1.5, seed=1
-    )
-    person = answer.choices[0].message.parsed
-    assert isinstance(person, Person)
-    assert answer.choices[0].finish_reason == "stop"
-
-
-def test_parse_raises_where_the_answer_was_cut(client: openai.OpenAI, builtin_server: Server) -> None:
-    with pytest.raises(openai.LengthFinishReasonError):
-        client.beta.chat.completions.parse(
-            model=builtin_server.model, messages=MESSAGES, response_format=Person, max_completion_tokens=2
-        )
-
-
-def test_the_streaming_helper_parses_too(client: openai.OpenAI, builtin_server: Server) -> None:
-    with client.chat.completions.stream(
-        model=builtin_server.model, messages=MESSAGES, response_format=Person, temperature=1.5, seed=2
-    ) as stream:
-        kinds = {event.type for event in stream}
-        final = stream.get_final_completion()
-    assert {"content.delta", "content.done"} <= kinds
-    assert isinstance(final.choices[0].message.parsed, Person)
-
-
-def test_json_object(client: openai.OpenAI, builtin_server: Server) -> None:
+def test_wire_14_json_object(client: openai.OpenAI, builtin_server: Server) -> None:
     answer = client.chat.completions.create(
         model=builtin_server.model,
         messages=MESSAGES,
@@ -129,7 +97,7 @@ def test_json_object(client: openai.OpenAI, builtin_server: Server) -> None:
             assert isinstance(json.loads(choice.message.content), dict)
 
 
-def test_text_asks_for_nothing(client: openai.OpenAI, builtin_server: Server) -> None:
+def test_wire_14_text_asks_for_nothing(client: openai.OpenAI, builtin_server: Server) -> None:
     def text(**fields: Any) -> str | None:
         answer = client.chat.completions.create(
             model=builtin_server.model, messages=MESSAGES, temperature=0, max_completion_tokens=12, **fields
@@ -214,7 +182,7 @@ def nested(levels: int) -> dict[str, Any]:
     ],
     ids=["not", "uniqueItems", "regex", "huge regex", "lark", "long", "deep"],
 )
-def test_what_cannot_be_enforced_is_refused(
+def test_wire_14_what_cannot_be_enforced_is_refused(
     builtin_server: Server, fields: dict[str, Any], param: str | None, named: str, stream: bool
 ) -> None:
     error = refusal(builtin_server, stream=stream, **fields)

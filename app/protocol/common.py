@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
-from app.protocol.fields import MAX_CHOICES, AllowedTokenIds, LogitBias, Stops, StopTokenIds, integer, number
+from app.protocol.fields import MAX_CHOICES, AllowedTokenIds, LogitBias, Stops, StopTokenIds, integer, number, wrong
 from app.protocol.structured import ResponseFormat, StructuredOutputs
 from app.structured import format_grammar, structured_outputs_grammar
 from engine.errors import InvalidRequestError
@@ -52,13 +52,28 @@ Metadata = Annotated[
 ]
 
 
+def _not_true(value: Any) -> Any:
+    if value is True:
+        raise wrong("is not supported by this server and can only be false")
+    return value
+
+
+NotOffered = Annotated[Literal[False] | None, BeforeValidator(_not_true, json_schema_input_type=Literal[False] | None)]
+
+
 class StreamOptions(BaseModel):
-    """`include_usage`: a last chunk with the usage. `continuous_usage_stats`: the usage so far in every chunk."""
+    """`include_usage`: a last chunk with the usage. `continuous_usage_stats`: the usage so far in every chunk, too."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     include_usage: Off = False
     continuous_usage_stats: Off = False
-    include_obfuscation: Off = False
+    include_obfuscation: NotOffered = None
+
+    @model_validator(mode="after")
+    def _check(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise wrong("with continuous_usage_stats needs include_usage")
+        return self
 
 
 class SamplingFields(RequestModel):

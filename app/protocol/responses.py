@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, StrictBool, Tag
 
 from app.protocol.chat import MAX_MESSAGES
-from app.protocol.common import MAX_INT32, MAX_NAME, Label, Metadata, Off, SamplingFields
+from app.protocol.common import MAX_INT32, MAX_NAME, Label, Metadata, NotOffered, Off, SamplingFields
 from app.protocol.fields import integer, wrong
 from app.protocol.structured import JsonSchema, JsonSchemaFormat, PlainFormat
 from app.protocol.text_parts import MAX_PARTS, text_of
@@ -152,7 +152,7 @@ class TextConfig(BaseModel):
 
 class ResponseStreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    include_obfuscation: StrictBool | None = None
+    include_obfuscation: NotOffered = None
 
 
 class ReasoningConfig(BaseModel):

@@ -348,14 +348,34 @@ class Ops(EncoderOps, SamplingOps):
             self._copy(x, out)
         return out
 
-    def embedding(self, ids: Tensor, table: Tensor, out: Tensor | None = None) -> Tensor:
-        """Rows of table [V, H] chosen by ids [T] int32 -> [T, H]; an id outside 0..V-1 gives zeros."""
-        self._check(ids=ids, table=table, out=out)
+    def embedding(
+        self, ids: Tensor, table: Tensor, out: Tensor | None = None, *, sampled: Tensor | None = None
+    ) -> Tensor:
+        """Rows of table [V, H] chosen by ids [T] int32 -> [T, H]; an id outside 0..V-1 gives zeros.
+
+        With `sampled` [N] int32 a negative id -1 - n stands for sampled[n], which the host may not know yet.
+        """
+        self._check(ids=ids, table=table, out=out, sampled=sampled)
         _require(ids.ndim == 1 and ids.dtype == int32 and table.ndim == 2, "embedding", ids, table)
+        if sampled is not None:
+            _require(sampled.ndim == 1 and sampled.dtype == int32, "embedding", sampled)
         out = self._out(out, (ids.shape[0], table.shape[1]), table.dtype)
         if out.size:
-            self._embedding(ids, table, out)
+            self._embedding(ids, table, sampled, out)
         return out
+
+    def scatter(self, table: Tensor, rows: Tensor, columns: Tensor | None, values: Tensor) -> None:
+        """table[rows[i], columns[i]] = values[i]; table [N, W], the others [U], all int32.
+
+        No columns means column 0. A row below 0 is skipped; no place may be named twice.
+        """
+        self._check(table=table, rows=rows, columns=columns, values=values)
+        _require(table.ndim == 2 and table.dtype == rows.dtype == values.dtype == int32, "scatter", table, rows, values)
+        _require(rows.ndim == 1 and rows.shape == values.shape, "scatter", rows, values)
+        if columns is not None:
+            _require(columns.shape == rows.shape and columns.dtype == int32, "scatter", columns, rows)
+        if rows.size:
+            self._scatter(table, rows, columns, values)
 
     def fill_normal(self, out: Tensor, *, std: float, seed: int, mean: float = 0.0) -> Tensor:
         """Normal random numbers from Philox keyed by `seed` and element index (dummy weights)."""
@@ -460,6 +480,8 @@ class Ops(EncoderOps, SamplingOps):
     @abstractmethod
     def _copy(self, x: Tensor, out: Tensor) -> None: ...
     @abstractmethod
-    def _embedding(self, ids: Tensor, table: Tensor, out: Tensor) -> None: ...
+    def _embedding(self, ids: Tensor, table: Tensor, sampled: Tensor | None, out: Tensor) -> None: ...
+    @abstractmethod
+    def _scatter(self, table: Tensor, rows: Tensor, columns: Tensor | None, values: Tensor) -> None: ...
     @abstractmethod
     def _fill_normal(self, out: Tensor, mean: float, std: float, seed: int) -> None: ...

@@ -88,6 +88,54 @@ def test_matmul(
         assert_close(logits.numpy(), plain[:m], float32, typical=k**0.5)
 
 
+FUSED_ROWS = [1, 2, 3, 4, 8, 16, 33, 64, 130]
+FUSED_SHAPES = [(1, 2), (31, 8), (64, 64), (172, 34), (1000, 1000), (1024, 6144), (4096, 512), (12296, 64)]
+
+
+@dtypes
+@pytest.mark.parametrize(("k", "n"), FUSED_SHAPES)
+def test_fused_matmuls(k: int, n: int, dtype: np.dtype[Any], compare: Callable[..., None]) -> None:
+    """With the norm before it, the activation after it, and added to the residual stream."""
+    x, norm = matrix(10, FUSED_ROWS[-1], k, dtype), random_array(11, (k,), dtype)
+    weight, bias = (matrix(12, n, k, dtype) / k**0.5).astype(dtype), random_array(13, (n,), dtype)
+
+    def normed(ops: Ops, out: Tensor | None, x: Tensor, g: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return ops.rmsnorm_matmul(x, g, 1e-5, w, b, normed=poisoned(x.shape, dtype, ops.device), out=out)
+
+    def logits(ops: Ops, out: Tensor | None, x: Tensor, g: Tensor, w: Tensor) -> Tensor:
+        return normed(ops, out or poisoned((x.shape[0], n), float32, ops.device), x, g, w, None)
+
+    def activated(ops: Ops, out: Tensor | None, x: Tensor, w: Tensor) -> Tensor:
+        return ops.matmul_silu_mul(x, w, gate_up=poisoned((x.shape[0], n), dtype, ops.device), out=out)
+
+    def all_fused(ops: Ops, out: Tensor | None, x: Tensor, g: Tensor, w: Tensor) -> Tensor:
+        scratch = poisoned(x.shape, dtype, ops.device), poisoned((x.shape[0], n), dtype, ops.device)
+        return ops.rmsnorm_matmul_silu_mul(x, g, 1e-5, w, normed=scratch[0], gate_up=scratch[1], out=out)
+
+    for m in FUSED_ROWS:
+        compare(normed, dtype, x[:m], norm, weight, bias)
+        compare(logits, dtype, x[:m], norm, weight)
+        compare(activated, dtype, x[:m], weight)
+        compare(all_fused, dtype, x[:m], norm, weight)
+
+
+@dtypes
+@pytest.mark.parametrize(("k", "n"), FUSED_SHAPES)
+def test_matmul_adds_to_the_residual_stream(
+    k: int, n: int, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps, no_transfers: NoTransfers
+) -> None:
+    x, residual = matrix(10, FUSED_ROWS[-1], k, dtype), matrix(14, FUSED_ROWS[-1], n, dtype)
+    weight, bias = (matrix(12, n, k, dtype) / k**0.5).astype(dtype), random_array(13, (n,), dtype)
+    for m in FUSED_ROWS:
+        for kind in {dtype, float32}:
+            expected, actual = (from_numpy(residual[:m].astype(kind), ops.device) for ops in (cpu_ops, cuda_ops))
+            cpu_ops.matmul(*(from_numpy(array, CPU) for array in (x[:m], weight, bias)), expected, accumulate=True)
+            arguments = [from_numpy(array, cuda_ops.device) for array in (x[:m], weight, bias)]
+            with no_transfers():
+                cuda_ops.matmul(*arguments, actual, accumulate=True)
+            assert_close(actual.numpy(), expected.numpy(), kind)
+
+
 @dtypes
 def test_matmul_of_rows_that_start_anywhere(dtype: np.dtype[Any], compare: Callable[..., None]) -> None:
     """Rows of 24 elements sliced from a tensor start at multiples of 16 bytes, rows of 25 do not."""

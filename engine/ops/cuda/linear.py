@@ -39,6 +39,7 @@ MATMUL = KernelSpec(
         ("num_rows", "int32"),
         ("out_features", "int32"),
         ("in_features", "int32"),
+        ("accumulate", "int32"),
     ),
 )
 MATMUL_FLOAT32 = KernelSpec(
@@ -173,10 +174,10 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 class LinearOps(Ops):
     device: CudaDevice
 
-    def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None:
         num_rows, in_features = x.shape
         out_features = weight.shape[0]
-        sizes = (num_rows, out_features, in_features)
+        sizes = (num_rows, out_features, in_features, int(accumulate))
         multiprocessors = self.device.multiprocessors
         dtype, out_dtype = cuda_type(x.dtype), cuda_type(out.dtype)
         template: tuple[str, ...]
