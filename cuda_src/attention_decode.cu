@@ -8,13 +8,15 @@
 
 constexpr int WARP_KEYS = 16;   // keys that a warp handles at a time
 constexpr int GROUP_ROWS = 16;  // query heads of a key/value head that a block handles together
+constexpr int SPLIT_KEYS = 64;  // of which a split's size is a multiple
+constexpr int MAX_SPLITS = WARP_SIZE;
 constexpr int NO_KEY = -1;
 
 // How a row's keys are divided. It depends on the row's own length, the window and two constants of the
 // server, so a row's result does not depend on the other rows.
 struct Splits {
   int first_key;  // a multiple of WARP_KEYS, not after the oldest visible key
-  int size;       // keys a split, a multiple of WARP_KEYS
+  int size;       // keys a split, a multiple of SPLIT_KEYS
   int count;      // at least 1
 };
 
@@ -22,7 +24,7 @@ __device__ __forceinline__ Splits find_splits(int context_len, int sliding_windo
                                               int max_splits) {
   const int first_key = max(context_len - sliding_window, 0) / WARP_KEYS * WARP_KEYS;
   const int num_keys = context_len - first_key;
-  const int even = ceil_div(ceil_div(num_keys, max_splits), WARP_KEYS) * WARP_KEYS;
+  const int even = ceil_div(ceil_div(num_keys, max_splits), SPLIT_KEYS) * SPLIT_KEYS;
   const int size = max(even, min_split_keys);
   return {first_key, size, max(ceil_div(num_keys, size), 1)};
 }
@@ -41,15 +43,17 @@ __device__ __forceinline__ Splits find_splits(int context_len, int sliding_windo
 // context_lens [num_seqs] int; q_norm, k_norm, cos_sin, positions, slot_mapping, rotary_dim, eps: as
 // rope_and_store_kernel, FUSED alone; out [num_tokens, num_heads * HEAD_DIM] T; partial_out [num_seqs,
 // num_heads, max_splits, HEAD_DIM] float; partial_sums [num_seqs, num_heads, max_splits, 2] float; arrivals
-// [num_seqs, gridDim.x] unsigned, 0 before and after. scale_log2 = scale * log2(e), positive. max_splits <=
-// 32. Layout: row-major, q, out and the caches 16-byte aligned, norms and cos_sin to two elements; num_heads
-// = group * num_kv_heads, rotary_dim a multiple of 4. Only q, and without FUSED the cache, may be written by
-// a kernel of the same graph: all else is read before those have ended. Grid: (num_kv_heads * ceil(group /
-// 16), max(num_seqs, 1), any); block: 32 * WARPS threads; shared: (WARPS * STAGES * 2 + 1) * 16 * (HEAD_DIM +
-// 8) * sizeof(T) + 2 * HEAD_DIM * sizeof(T), rows padded by 16 bytes, so that eight of them fill all banks.
-// Unit of work: a block every gridDim.z-th split of a key/value head's keys, all of its query heads (padded
-// to 16, the rows of the tensor cores' tile) together; blocks beyond a row's splits end at once. Warps take
-// 16 keys at a time in turn, each with its own ring of STAGES copies, and meet only at the end of a split.
+// [num_seqs, gridDim.x] unsigned, 0 before and after. scale_log2 = scale * log2(e), positive; min_split_keys
+// a multiple of 64; max_splits <= 32. Layout: row-major, q, out and the caches 16-byte aligned, norms and
+// cos_sin to two elements; num_heads = group * num_kv_heads, rotary_dim a multiple of 4. Only q, and without
+// FUSED the cache, may be written by a kernel of the same graph that may not have ended: all else is read
+// ahead. Grid: (num_kv_heads * ceil(group / 16), max(num_seqs, 1), ceil(most splits of a row /
+// block_splits)); block: 32 * WARPS threads; shared: (WARPS * STAGES * 2 * 16 + min(group, 16)) *
+// (HEAD_DIM + 8) * sizeof(T) + 2 * HEAD_DIM * sizeof(T). Rows of shared memory are padded by 16 bytes, so
+// that eight of them fill all banks. Unit of work: a block block_splits consecutive splits of a key/value
+// head's keys, all of its query heads (padded to 16, the rows of the tensor cores' tile) together; blocks
+// beyond a row's splits end at once. Warps take 16 keys at a time in turn, each with its own ring of STAGES
+// copies that runs on across splits, and meet only at the end of a split.
 template <typename T, int HEAD_DIM, int WARPS, int STAGES, bool FUSED>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_decode_kernel(const T* __restrict__ q, T* key_cache, T* value_cache,
@@ -61,150 +65,169 @@ __global__ void __launch_bounds__(32 * WARPS)
                                   float* partial_out, float* partial_sums, unsigned* arrivals, int num_tokens,
                                   int num_seqs, int num_heads, int num_kv_heads, int rotary_dim,
                                   int block_size, int block_table_width, int sliding_window,
-                                  int min_split_keys, int max_splits, float eps, float scale_log2) {
+                                  int min_split_keys, int max_splits, int block_splits, float eps,
+                                  float scale_log2) {
+  constexpr int THREADS = WARP_SIZE * WARPS;
+  constexpr int STEP_KEYS = WARP_KEYS * WARPS;
   constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
   constexpr int PITCH = HEAD_DIM + SEGMENT;
   constexpr int MERGE_PITCH = HEAD_DIM + 8;
   constexpr int TILE_ELEMENTS = WARP_KEYS * PITCH;
   constexpr int FLOATS = 4;  // of an output that a thread handles at a time
+  constexpr int HEAD_FLOATS = HEAD_DIM / FLOATS;
   static_assert(sizeof(T) == 2, "tensor-core attention takes bfloat16 or float16");
   static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "head_dim must be a multiple of 16 and at most 256");
-  static_assert(STAGES * 2 * TILE_ELEMENTS * sizeof(T) >= GROUP_ROWS * MERGE_PITCH * sizeof(float),
-                "a warp's output must fit into its stages");
+  static_assert(2 * TILE_ELEMENTS * sizeof(T) >= GROUP_ROWS * MERGE_PITCH * sizeof(float),
+                "a warp's output must fit into a stage");
+  static_assert(SPLIT_KEYS % STEP_KEYS == 0, "all warps must end a split together");
+  using Transform = HeadTransform<HEAD_DIM, 2, T>;
 
   extern __shared__ __align__(128) unsigned char shared_memory[];
   __shared__ float warp_maxima[WARPS][GROUP_ROWS];
   __shared__ float warp_sums[WARPS][GROUP_ROWS];
+  __shared__ float split_weights[GROUP_ROWS][MAX_SPLITS];
   __shared__ bool is_last;
   T* const tiles = reinterpret_cast<T*>(shared_memory);
   T* const tile_q = tiles + WARPS * STAGES * 2 * TILE_ELEMENTS;
-  T* const newest = tile_q + GROUP_ROWS * PITCH;  // [2][HEAD_DIM]: key and value
 
   let_next_kernel_start();
   if (!FUSED) wait_for_earlier_kernels();
-  const int row = blockIdx.y;
-  const int token = row < num_seqs ? cu_seqlens_q[row] : 0;
-  const bool has_query = row < num_seqs && cu_seqlens_q[row + 1] - token == 1;
-  const int context_len = has_query ? context_lens[row] : 0;
-  const Splits splits = find_splits(context_len, sliding_window, min_split_keys, max_splits);
-  const int first_split = blockIdx.z;
-  if (first_split >= splits.count) return;
-  const int num_blocks = min(static_cast<int>(gridDim.z), splits.count);
-
   const int group = num_heads / num_kv_heads;
   const int kv_head = blockIdx.x % num_kv_heads;
   const int group_begin = blockIdx.x / num_kv_heads * GROUP_ROWS;
   const int head0 = kv_head * group + group_begin;
   const int num_group_heads = min(group - group_begin, GROUP_ROWS);
+  T* const newest = tile_q + num_group_heads * PITCH;  // [2][HEAD_DIM]: key and value
   const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
-  const int oldest_key = max(context_len - sliding_window, 0);
-
-  const int* const block_table =
-      context_len > 0 ? block_tables + static_cast<long long>(table_rows[row]) * block_table_width : nullptr;
-  const int slot = FUSED && context_len > 0 ? slot_mapping[token] : -1;
-  const int newest_key = slot >= 0 ? context_len - 1 : NO_KEY;  // the one that the cache does not have yet
-  const float* const angles = FUSED && context_len > 0 && rotary_dim > 0
-                                  ? cos_sin + static_cast<long long>(positions[token]) * rotary_dim
-                                  : nullptr;
-  if (FUSED) {
-    constexpr int LINE = 128;
-    if (threadIdx.x * LINE < rotary_dim * static_cast<int>(sizeof(float)) && angles != nullptr) {
-      prefetch_to_l2(angles + threadIdx.x * (LINE / sizeof(float)));
+  const int row = blockIdx.y;
+  auto clear = [&](int token) {
+    const Vec<T, SEGMENT> zeros = {};
+    for (int i = threadIdx.x; i < num_group_heads * SEGMENTS; i += THREADS) {
+      zeros.store(out + (static_cast<long long>(token) * num_heads + head0) * HEAD_DIM + i * SEGMENT);
     }
-    if (threadIdx.x * LINE < HEAD_DIM * static_cast<int>(sizeof(T))) {
-      if (q_norm != nullptr) prefetch_to_l2(q_norm + threadIdx.x * (LINE / sizeof(T)));
-      if (k_norm != nullptr) prefetch_to_l2(k_norm + threadIdx.x * (LINE / sizeof(T)));
-    }
+  };
+  auto clear_behind_rows = [&]() {
+    if (blockIdx.z != 0) return;
+    for (int token = cu_seqlens_q[num_seqs] + row; token < num_tokens; token += gridDim.y) clear(token);
+  };
+  if (num_seqs == 0) {
+    wait_for_earlier_kernels();
+    clear_behind_rows();
+    return;
   }
 
+  const int token = cu_seqlens_q[row];
+  const int next_token = cu_seqlens_q[row + 1];
+  const int context_len = context_lens[row];
+  const int table_row = table_rows[row];
+  const Splits splits = find_splits(context_len, sliding_window, min_split_keys, max_splits);
+  const int first_split = blockIdx.z * block_splits;
+  if (first_split >= splits.count) return;
+  if (next_token - token != 1 || context_len <= 0) {
+    wait_for_earlier_kernels();
+    if (next_token - token == 1) clear(token);
+    clear_behind_rows();
+    return;
+  }
+  const int end_split = min(first_split + block_splits, splits.count);
+  const int key_begin = splits.first_key + first_split * splits.size;
+  const int key_end = min(splits.first_key + end_split * splits.size, context_len);
+  const int oldest_key = max(context_len - sliding_window, 0);
+  const int slot = FUSED ? slot_mapping[token] : -1;
+  const int position = FUSED && rotary_dim > 0 ? positions[token] : 0;
+  const int newest_key = slot >= 0 ? context_len - 1 : NO_KEY;  // the one that the cache does not have yet
+  const int* const block_table = block_tables + static_cast<long long>(table_row) * block_table_width;
+
+  // A warp's i-th tile of keys is tile i * WARPS + warp of the block.
+  const int num_steps = ceil_div(key_end - key_begin, STEP_KEYS);
+  const int split_steps = splits.size / STEP_KEYS;
   T* const warp_tiles = tiles + warp * STAGES * 2 * TILE_ELEMENTS;
-  for (int split = first_split; split < splits.count; split += gridDim.z) {
-    const int key_begin = splits.first_key + split * splits.size;
-    const int key_end = min(key_begin + splits.size, context_len);
-    // A warp's i-th tile of keys is tile i * WARPS + warp of the split.
-    const int num_tiles = max(ceil_div(key_end - key_begin - warp * WARP_KEYS, WARPS * WARP_KEYS), 0);
-    auto tile_begin = [&](int i) { return key_begin + (i * WARPS + warp) * WARP_KEYS; };
-    auto find_key_row = [&](int i) {
-      const int key = tile_begin(i) + lane % WARP_KEYS;
-      const bool in_cache = key >= oldest_key && key < key_end && key != newest_key;
-      return in_cache ? cache_row(block_table, key, kv_head, num_kv_heads, block_size) : -1;
-    };
-    auto load_tile = [&](int i, int key_row) {
-      T* const tile_k = warp_tiles + i % STAGES * 2 * TILE_ELEMENTS;
+  auto tile_begin = [&](int i) { return key_begin + (i * WARPS + warp) * WARP_KEYS; };
+  auto find_key_row = [&](int i) {
+    const int key = tile_begin(i) + lane % WARP_KEYS;
+    const bool in_cache = key >= oldest_key && key < key_end && key != newest_key;
+    return in_cache ? cache_row(block_table, key, kv_head, num_kv_heads, block_size) : -1;
+  };
+  auto load_tile = [&](int i, int key_row) {
+    T* const tile_k = warp_tiles + i % STAGES * 2 * TILE_ELEMENTS;
 #pragma unroll
-      for (int s = 0; s < WARP_KEYS * SEGMENTS / WARP_SIZE; ++s) {
-        const int key = (s * WARP_SIZE + lane) / SEGMENTS;
-        const int segment = (s * WARP_SIZE + lane) % SEGMENTS;
-        const int source_row = __shfl_sync(FULL_WARP, key_row, key);
-        const bool valid = source_row >= 0;
-        const long long from = static_cast<long long>(max(source_row, 0)) * HEAD_DIM + segment * SEGMENT;
-        T* const to = tile_k + key * PITCH + segment * SEGMENT;
-        copy_async_16(to, key_cache + from, valid);
-        copy_async_16(to + TILE_ELEMENTS, value_cache + from, valid);
-      }
-    };
+    for (int s = 0; s < WARP_KEYS * SEGMENTS / WARP_SIZE; ++s) {
+      const int key = (s * WARP_SIZE + lane) / SEGMENTS;
+      const int segment = (s * WARP_SIZE + lane) % SEGMENTS;
+      const int source_row = __shfl_sync(FULL_WARP, key_row, key);
+      const bool valid = source_row >= 0;
+      const long long from = static_cast<long long>(max(source_row, 0)) * HEAD_DIM + segment * SEGMENT;
+      T* const to = tile_k + key * PITCH + segment * SEGMENT;
+      copy_async_16(to, key_cache + from, valid);
+      copy_async_16(to + TILE_ELEMENTS, value_cache + from, valid);
+    }
+  };
 
-    // The keys of earlier steps may be copied while the kernels in front of this one still run.
+  // The keys of earlier steps may be copied while the kernels in front of this one still run.
+  int key_rows[STAGES + 1];
 #pragma unroll
-    for (int i = 0; i < STAGES; ++i) {
-      if (i < num_tiles) load_tile(i, find_key_row(i));
-      copy_async_commit();
-    }
-    int next_row = find_key_row(STAGES);
+  for (int i = 0; i <= STAGES; ++i) key_rows[i] = find_key_row(i);
+#pragma unroll
+  for (int i = 0; i < STAGES; ++i) {
+    if (tile_begin(i) < key_end) load_tile(i, key_rows[i]);
+    copy_async_commit();
+  }
+  int next_row = key_rows[STAGES];
 
-    if (split == first_split) {
-      if (FUSED) wait_for_earlier_kernels();
-      if (first_split == 0) {
-        const Vec<T, SEGMENT> zeros = {};
-        for (int t = cu_seqlens_q[num_seqs] + row; t < num_tokens; t += gridDim.y) {
-          for (int i = threadIdx.x; i < num_group_heads * SEGMENTS; i += WARP_SIZE * WARPS) {
-            zeros.store(out + (static_cast<long long>(t) * num_heads + head0) * HEAD_DIM + i * SEGMENT);
-          }
-        }
+  if (FUSED) {
+    const bool has_newest = newest_key >= key_begin && newest_key < key_end;
+    const int num_items =
+        num_group_heads + (has_newest ? 2 : 0);  // queries, key, value: a warp each, in turn
+    const float* const angles =
+        rotary_dim > 0 ? cos_sin + static_cast<long long>(position) * rotary_dim : nullptr;
+    auto is_key = [&](int item) { return item == num_group_heads; };
+    auto is_value = [&](int item) { return item == num_group_heads + 1; };
+    auto transform_of = [&](int item) {
+      const T* const norm = is_value(item) ? nullptr : is_key(item) ? k_norm : q_norm;
+      return Transform(norm, angles, HEAD_DIM, is_value(item) ? 0 : rotary_dim, eps);
+    };
+    auto prepare = [&](const Transform& transform, int item) {
+      const T* const heads = q + static_cast<long long>(token) * (num_heads + 2 * num_kv_heads) * HEAD_DIM;
+      if (item < num_group_heads) {
+        transform(heads + (head0 + item) * HEAD_DIM,
+                  [&](int i, const Vec<T, 2>& z) { z.store(tile_q + item * PITCH + i); });
+        return;
       }
-      if (!has_query) return;
-      if (FUSED) {
-        const T* const heads = q + static_cast<long long>(token) * (num_heads + 2 * num_kv_heads) * HEAD_DIM;
-        const bool has_newest = newest_key >= 0 && (splits.count - 1 - first_split) % gridDim.z == 0;
-        for (int item = warp; item < num_group_heads + (has_newest ? 2 : 0); item += WARPS) {
-          if (item < num_group_heads) {
-            norm_and_rotate<HEAD_DIM, 2>(
-                heads + (head0 + item) * HEAD_DIM, q_norm, angles, HEAD_DIM,
-                angles != nullptr ? rotary_dim : 0, eps,
-                [&](int i, const Vec<T, 2>& z) { z.store(tile_q + item * PITCH + i); });
-          } else {
-            const bool is_key = item == num_group_heads;
-            const long long place =
-                (static_cast<long long>(slot / block_size) * num_kv_heads + kv_head) * block_size +
-                slot % block_size;
-            T* const stored = (is_key ? key_cache : value_cache) + place * HEAD_DIM;
-            norm_and_rotate<HEAD_DIM, 2>(
-                heads + (num_heads + (is_key ? 0 : num_kv_heads) + kv_head) * HEAD_DIM,
-                is_key ? k_norm : nullptr, angles, HEAD_DIM, is_key && angles != nullptr ? rotary_dim : 0,
-                eps, [&](int i, const Vec<T, 2>& z) {
-                  z.store(newest + (is_key ? 0 : HEAD_DIM) + i);
-                  if (group_begin == 0) z.store(stored + i);
-                });
-          }
-        }
-      } else {
-        const T* const queries = q + (static_cast<long long>(token) * num_heads + head0) * HEAD_DIM;
-        for (int i = threadIdx.x; i < num_group_heads * SEGMENTS; i += WARP_SIZE * WARPS) {
-          const Vec<T, SEGMENT> elements = Vec<T, SEGMENT>::load(queries + i * SEGMENT);
-          elements.store(tile_q + i / SEGMENTS * PITCH + i % SEGMENTS * SEGMENT);
-        }
-      }
-      __syncthreads();
+      const long long place =
+          (static_cast<long long>(slot / block_size) * num_kv_heads + kv_head) * block_size +
+          slot % block_size;
+      T* const stored = (is_key(item) ? key_cache : value_cache) + place * HEAD_DIM;
+      const int head = num_heads + (is_key(item) ? 0 : num_kv_heads) + kv_head;
+      transform(heads + head * HEAD_DIM, [&](int i, const Vec<T, 2>& z) {
+        z.store(newest + (is_key(item) ? 0 : HEAD_DIM) + i);
+        if (group_begin == 0) z.store(stored + i);
+      });
+    };
+    const Transform first = transform_of(warp);
+    wait_for_earlier_kernels();
+    if (warp < num_items) prepare(first, warp);
+    for (int item = warp + WARPS; item < num_items; item += WARPS) prepare(transform_of(item), item);
+  } else {
+    const T* const queries = q + (static_cast<long long>(token) * num_heads + head0) * HEAD_DIM;
+    for (int i = threadIdx.x; i < num_group_heads * SEGMENTS; i += THREADS) {
+      const Vec<T, SEGMENT> elements = Vec<T, SEGMENT>::load(queries + i * SEGMENT);
+      elements.store(tile_q + i / SEGMENTS * PITCH + i % SEGMENTS * SEGMENT);
     }
+  }
+  clear_behind_rows();
+  __syncthreads();
 
-    float outputs[HEAD_DIM / 8][4] = {};
-    float maxima[2] = {MINUS_INFINITY, MINUS_INFINITY};
-    float sums[2] = {};
-    for (int i = 0; i < num_tiles; ++i) {
-      copy_async_wait<STAGES - 1>();
-      __syncwarp();
+  float outputs[HEAD_DIM / 8][4] = {};
+  float maxima[2] = {MINUS_INFINITY, MINUS_INFINITY};
+  float sums[2] = {};
+  int split = first_split;
+  int steps_left = split_steps;
+  for (int i = 0; i < num_steps; ++i) {
+    copy_async_wait<STAGES - 1>();
+    __syncwarp();
 
+    if (tile_begin(i) < key_end) {
       T* const tile_k = warp_tiles + i % STAGES * 2 * TILE_ELEMENTS;
       T* const tile_v = tile_k + TILE_ELEMENTS;
       const int newest_place = newest_key - tile_begin(i);
@@ -220,7 +243,7 @@ __global__ void __launch_bounds__(32 * WARPS)
 #pragma unroll
       for (int d = 0; d < HEAD_DIM; d += 16) {
         unsigned a[4], b[4];
-        ldmatrix_x4(a, tile_q + lane % 16 * PITCH + d + lane / 16 * 8);
+        ldmatrix_x4(a, tile_q + min(lane % 16, num_group_heads - 1) * PITCH + d + lane / 16 * 8);
         ldmatrix_x4(b, tile_k + (lane % 8 + lane / 16 * 8) * PITCH + d + lane / 8 % 2 * 8);
         mma_m16n8k16<T>(scores[0], a, {b[0], b[1]});
         mma_m16n8k16<T>(scores[1], a, {b[2], b[3]});
@@ -265,105 +288,117 @@ __global__ void __launch_bounds__(32 * WARPS)
         mma_m16n8k16<T>(outputs[n + 1], weights, {b[2], b[3]});
       }
       __syncwarp();
-      if (i + STAGES < num_tiles) load_tile(i + STAGES, next_row);
-      copy_async_commit();
-      next_row = find_key_row(i + STAGES + 1);
     }
-
-    // Merge the warps through their own stages, which are no longer in use.
-    float* const merged = reinterpret_cast<float*>(shared_memory);
-    constexpr int MERGE_STRIDE = STAGES * 2 * TILE_ELEMENTS * sizeof(T) / sizeof(float);
+    if (--steps_left == 0 || i + 1 == num_steps) {
+      // The end of a split: merge the warps through the stages that they have just left.
+      float* const merged = reinterpret_cast<float*>(tiles + i % STAGES * 2 * TILE_ELEMENTS);
+      constexpr int MERGE_STRIDE = STAGES * 2 * TILE_ELEMENTS * sizeof(T) / sizeof(float);  // between warps
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int head = lane / 4 + h * 8;
-      float sum = sums[h];
-      sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-      sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-      if (lane % 4 == 0) {
-        warp_maxima[warp][head] = maxima[h];
-        warp_sums[warp][head] = sum;
+      for (int h = 0; h < 2; ++h) {
+        const int head = lane / 4 + h * 8;
+        float sum = sums[h];
+        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+        sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+        if (head < num_group_heads) {
+          if (lane % 4 == 0) {
+            warp_maxima[warp][head] = maxima[h];
+            warp_sums[warp][head] = sum;
+          }
+          float* const to = merged + warp * MERGE_STRIDE + head * MERGE_PITCH + lane % 4 * 2;
+#pragma unroll
+          for (int n = 0; n < HEAD_DIM / 8; ++n) {
+            *reinterpret_cast<float2*>(to + n * 8) = make_float2(outputs[n][h * 2], outputs[n][h * 2 + 1]);
+          }
+        }
+        maxima[h] = MINUS_INFINITY;
+        sums[h] = 0.0f;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; ++n) outputs[n][h * 2] = outputs[n][h * 2 + 1] = 0.0f;
       }
-      if (head < num_group_heads) {
-        float* const to = merged + warp * MERGE_STRIDE + head * MERGE_PITCH + lane % 4 * 2;
+      __syncthreads();
+      for (int item = threadIdx.x; item < num_group_heads * HEAD_FLOATS; item += THREADS) {
+        const int head = item / HEAD_FLOATS;
+        const int d = item % HEAD_FLOATS * FLOATS;
+        float maximum = MINUS_INFINITY;
 #pragma unroll
-        for (int n = 0; n < HEAD_DIM / 8; ++n) {
-          *reinterpret_cast<float2*>(to + n * 8) = make_float2(outputs[n][h * 2], outputs[n][h * 2 + 1]);
+        for (int w = 0; w < WARPS; ++w) maximum = fmaxf(maximum, warp_maxima[w][head]);
+        float sum = 0.0f;
+        Vec<float, FLOATS> values = {};
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+          const float factor = rescale_factor(warp_maxima[w][head], maximum);
+          sum = fmaf(warp_sums[w][head], factor, sum);
+          const auto part = Vec<float, FLOATS>::load(merged + w * MERGE_STRIDE + head * MERGE_PITCH + d);
+#pragma unroll
+          for (int e = 0; e < FLOATS; ++e) values[e] = fmaf(part[e], factor, values[e]);
+        }
+        if (splits.count == 1) {
+          Vec<T, FLOATS> rounded;
+#pragma unroll
+          for (int e = 0; e < FLOATS; ++e) rounded[e] = from_float<T>(values[e] / sum);
+          rounded.store(out + (static_cast<long long>(token) * num_heads + head0 + head) * HEAD_DIM + d);
+        } else {
+          const long long partial =
+              (static_cast<long long>(row) * num_heads + head0 + head) * max_splits + split;
+          values.store(partial_out + partial * HEAD_DIM + d);
+          if (d == 0) *reinterpret_cast<float2*>(partial_sums + partial * 2) = make_float2(maximum, sum);
         }
       }
+      __syncthreads();  // the stages are free, and all of the split's results are written
+      ++split;
+      steps_left = split_steps;
     }
-    __syncthreads();
-
-    for (int i = threadIdx.x; i < num_group_heads * HEAD_DIM / FLOATS; i += WARP_SIZE * WARPS) {
-      const int head = i / (HEAD_DIM / FLOATS);
-      const int d = i % (HEAD_DIM / FLOATS) * FLOATS;
-      float maximum = MINUS_INFINITY;
-#pragma unroll
-      for (int w = 0; w < WARPS; ++w) maximum = fmaxf(maximum, warp_maxima[w][head]);
-      float sum = 0.0f;
-      Vec<float, FLOATS> values = {};
-#pragma unroll
-      for (int w = 0; w < WARPS; ++w) {
-        const float factor = rescale_factor(warp_maxima[w][head], maximum);
-        sum = fmaf(warp_sums[w][head], factor, sum);
-        const auto part = Vec<float, FLOATS>::load(merged + w * MERGE_STRIDE + head * MERGE_PITCH + d);
-#pragma unroll
-        for (int e = 0; e < FLOATS; ++e) values[e] = fmaf(part[e], factor, values[e]);
-      }
-      if (splits.count == 1) {
-        Vec<T, FLOATS> rounded;
-#pragma unroll
-        for (int e = 0; e < FLOATS; ++e) rounded[e] = from_float<T>(sum == 0.0f ? 0.0f : values[e] / sum);
-        rounded.store(out + (static_cast<long long>(token) * num_heads + head0 + head) * HEAD_DIM + d);
-      } else {
-        const long long partial =
-            (static_cast<long long>(row) * num_heads + head0 + head) * max_splits + split;
-        values.store(partial_out + partial * HEAD_DIM + d);
-        if (d == 0) *reinterpret_cast<float2*>(partial_sums + partial * 2) = make_float2(maximum, sum);
-      }
-    }
-    __syncthreads();  // the stages are free, and all of the split's results are written
+    if (tile_begin(i + STAGES) < key_end) load_tile(i + STAGES, next_row);
+    copy_async_commit();
+    next_row = find_key_row(i + STAGES + 1);
   }
   if (splits.count == 1) return;
 
-  // The last block to arrive sees what the others have written, and leaves the counter at 0.
+  const int num_blocks = ceil_div(splits.count, block_splits);
   if (num_blocks > 1) {
     if (threadIdx.x == 0) {
-      __threadfence();
-      unsigned* const arrived = arrivals + static_cast<long long>(row) * gridDim.x + blockIdx.x;
-      is_last = atomicInc(arrived, num_blocks - 1) == num_blocks - 1;
-      __threadfence();
+      is_last = arrives_last(arrivals + static_cast<long long>(row) * gridDim.x + blockIdx.x, num_blocks);
     }
     __syncthreads();
     if (!is_last) return;
   }
 
-  // A warp a head: the lanes weigh a split each, then sum the splits' outputs in order.
+  // Merge the splits: a lane weighs one, then a thread sums a few elements over all of them, in order.
+  const long long first_partial = (static_cast<long long>(row) * num_heads + head0) * max_splits;
   for (int head = warp; head < num_group_heads; head += WARPS) {
-    const long long partial = (static_cast<long long>(row) * num_heads + head0 + head) * max_splits;
     float2 own = make_float2(MINUS_INFINITY, 0.0f);
-    if (lane < splits.count) own = __ldcg(reinterpret_cast<const float2*>(partial_sums) + partial + lane);
-    float weight = rescale_factor(own.x, warp_max(own.x));
-    weight /= warp_sum(own.y * weight);
-#pragma unroll
-    for (int d0 = 0; d0 < HEAD_DIM; d0 += WARP_SIZE * FLOATS) {
-      const int d = d0 + lane * FLOATS;
-      const bool is_element = d < HEAD_DIM;
-      float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-      for (int s = 0; s < splits.count; ++s) {
-        const float factor = __shfl_sync(FULL_WARP, weight, s);
-        if (!is_element) continue;
-        const float4 part =
-            __ldcg(reinterpret_cast<const float4*>(partial_out + (partial + s) * HEAD_DIM + d));
-        value.x = fmaf(part.x, factor, value.x);
-        value.y = fmaf(part.y, factor, value.y);
-        value.z = fmaf(part.z, factor, value.z);
-        value.w = fmaf(part.w, factor, value.w);
-      }
-      if (!is_element) continue;
-      const Vec<T, FLOATS> rounded = {from_float<T>(value.x), from_float<T>(value.y), from_float<T>(value.z),
-                                      from_float<T>(value.w)};
-      rounded.store(out + (static_cast<long long>(token) * num_heads + head0 + head) * HEAD_DIM + d);
+    if (lane < splits.count) {
+      own = __ldcg(reinterpret_cast<const float2*>(partial_sums) + first_partial + head * max_splits + lane);
     }
+    const float weight = rescale_factor(own.x, warp_max(own.x));
+    split_weights[head][lane] = weight / warp_sum(own.y * weight);
+  }
+  __syncthreads();
+  for (int item = threadIdx.x; item < num_group_heads * HEAD_FLOATS; item += THREADS) {
+    const int head = item / HEAD_FLOATS;
+    const int d = item % HEAD_FLOATS * FLOATS;
+    const float4* const parts = reinterpret_cast<const float4*>(
+        partial_out + (first_partial + static_cast<long long>(head) * max_splits) * HEAD_DIM + d);
+    float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    constexpr int LOADS = 8;  // in flight
+    for (int s0 = 0; s0 < splits.count; s0 += LOADS) {
+      float4 loaded[LOADS];
+#pragma unroll
+      for (int s = 0; s < LOADS; ++s) {
+        if (s0 + s < splits.count) loaded[s] = __ldcg(parts + (s0 + s) * HEAD_FLOATS);
+      }
+#pragma unroll
+      for (int s = 0; s < LOADS; ++s) {
+        if (s0 + s >= splits.count) continue;
+        const float factor = split_weights[head][s0 + s];
+        value.x = fmaf(loaded[s].x, factor, value.x);
+        value.y = fmaf(loaded[s].y, factor, value.y);
+        value.z = fmaf(loaded[s].z, factor, value.z);
+        value.w = fmaf(loaded[s].w, factor, value.w);
+      }
+    }
+    const Vec<T, FLOATS> rounded = {from_float<T>(value.x), from_float<T>(value.y), from_float<T>(value.z),
+                                    from_float<T>(value.w)};
+    rounded.store(out + (static_cast<long long>(token) * num_heads + head0 + head) * HEAD_DIM + d);
   }
 }

@@ -6,7 +6,7 @@
 constexpr int WARPS = 4;
 constexpr int MAX_HEAD_DIM = 256;
 
-// Query and key heads are normalised (where they have a norm) and rotated as norm_and_rotate says, value
+// Query and key heads are normalised (where they have a norm) and rotated as HeadTransform says, value
 // heads stay as they are; keys and values go to the cache, queries to out.
 //
 // qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] T: query, key, value heads of a token;
@@ -49,12 +49,13 @@ __global__ void __launch_bounds__(32 * WARPS)
   const float* const angles =
       rotated > 0 ? cos_sin + static_cast<long long>(positions[token]) * rotary_dim : nullptr;
 
+  const HeadTransform<MAX_HEAD_DIM, VECTOR, T> transform(is_query   ? q_norm
+                                                         : is_value ? nullptr
+                                                                    : k_norm,
+                                                         angles, head_dim, rotated, eps);
+
   wait_for_earlier_kernels();
   if (target == nullptr) return;
-  norm_and_rotate<MAX_HEAD_DIM, VECTOR>(qkv + static_cast<long long>(item) * head_dim,
-                                        is_query   ? q_norm
-                                        : is_value ? nullptr
-                                                   : k_norm,
-                                        angles, head_dim, rotated, eps,
-                                        [&](int i, const Vec<T, VECTOR>& z) { z.store(target + i); });
+  transform(qkv + static_cast<long long>(item) * head_dim,
+            [&](int i, const Vec<T, VECTOR>& z) { z.store(target + i); });
 }

@@ -171,9 +171,9 @@ def test_prefill_grid_has_a_block_for_every_tile() -> None:
 
 def splits_of_row(context_len: int, window: int, max_splits: int) -> int:
     """As `find_splits` in attention_decode.cu counts them."""
-    tile = attention_decode.WARP_KEYS
-    num_keys = context_len - max(context_len - window, 0) // tile * tile
-    even = ceil_div(ceil_div(num_keys, max_splits), tile) * tile
+    warp_keys, split_keys = attention_decode.WARP_KEYS, attention_decode.SPLIT_KEYS
+    num_keys = context_len - max(context_len - window, 0) // warp_keys * warp_keys
+    even = ceil_div(ceil_div(num_keys, max_splits), split_keys) * split_keys
     return max(ceil_div(num_keys, max(even, attention_decode.MIN_SPLIT_KEYS)), 1)
 
 
@@ -200,10 +200,14 @@ def test_a_decode_step_is_one_launch() -> None:
 
 
 def test_few_rows_have_a_block_for_each_split_and_many_share() -> None:
+    assert attention_decode.splits_per_block(1, 8) == 1
+    counts = [attention_decode.splits_per_block(rows, 8) for rows in (1, 16, 64, 256, 4096)]
+    assert counts == sorted(counts)
+    assert counts[-1] == attention_decode.MAX_SPLITS
     shape = attention_decode.DECODE_SHAPES[128]
-    for rows in (1, 16, 64, 256, 1024):
-        blocks = attention_decode.decode_config(shape, rows, 8, 32).grid[2]
-        assert blocks == 32 or 2000 < blocks * rows * 8 <= max(attention_decode.DECODE_BLOCKS, rows * 8)
+    for block_splits in counts:
+        blocks = attention_decode.decode_config(shape, 5, 16, 8, 31, block_splits).grid[2]
+        assert (blocks - 1) * block_splits < 31 <= blocks * block_splits
 
 
 def test_decode_grid_depends_on_the_maxima_alone() -> None:

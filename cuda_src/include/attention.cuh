@@ -22,3 +22,14 @@ __device__ __forceinline__ float rescale_factor(float maximum, float new_maximum
 __device__ __forceinline__ bool is_visible(int key, int position, int sliding_window) {
   return key <= position && key > position - sliding_window;
 }
+
+// Whether this is the last of `count` arrivals at a counter, which begins and ends at 0. What the callers
+// (and their blocks, before a barrier) have written, the last one sees.
+__device__ __forceinline__ bool arrives_last(unsigned* counter, unsigned count) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(count - 1)
+               : "memory");
+  return before == count - 1;
+}

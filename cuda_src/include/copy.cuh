@@ -30,8 +30,3 @@ __device__ __forceinline__ uint4 load_once_16(const void* global) {
                : "l"(global));
   return v;
 }
-
-// Have the line at `global` in L2 soon.
-__device__ __forceinline__ void prefetch_to_l2(const void* global) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
-}

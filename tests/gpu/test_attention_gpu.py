@@ -304,11 +304,13 @@ def test_one_kernel_is_bit_for_bit_the_two(case: AttentionCase, dtype: np.dtype[
         np.testing.assert_array_equal(bits(one), bits(two))
 
 
-@pytest.mark.parametrize("blocks", [1, 50])
-def test_the_number_of_blocks_changes_no_bit(blocks: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("splits_per_block", [2, 7, 32])
+def test_the_number_of_blocks_changes_no_bit(
+    splits_per_block: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = DecodeInputs.of(AttentionCase("", SINGLE, head_dim=128, dtype=bfloat16))
     expected = step.run(cuda_ops)
-    monkeypatch.setattr("engine.ops.cuda.attention_decode.DECODE_BLOCKS", blocks)
+    monkeypatch.setattr("engine.ops.cuda.attention_decode.splits_per_block", lambda *_: splits_per_block)
     for actual, want in zip(step.run(cuda_ops), expected, strict=True):
         np.testing.assert_array_equal(bits(actual), bits(want))
 

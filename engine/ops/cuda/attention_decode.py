@@ -42,6 +42,7 @@ PAGED_ATTENTION_DECODE = KernelSpec(
         ("sliding_window", "int32"),
         ("min_split_keys", "int32"),
         ("max_splits", "int32"),
+        ("block_splits", "int32"),
         ("eps", "float32"),
         ("scale_log2", "float32"),
     ),
@@ -52,12 +53,13 @@ SPECS = (PAGED_ATTENTION_DECODE,)
 # As in the kernel.
 GROUP_ROWS = 16  # query heads that a block handles
 WARP_KEYS = 16
+SPLIT_KEYS = 64
 PADDING = 8  # elements after each row of shared memory
 HALF_BYTES = 2
 
 MIN_SPLIT_KEYS = 64
 MAX_SPLITS = WARP_SIZE  # a lane weighs a split
-DECODE_BLOCKS = 4096  # enough to keep any GPU busy
+ROW_GROUPS_PER_SPLIT = 40
 MIN_RESERVED_SPLITS = 8
 RESERVED_BYTES = 128 << 20
 
@@ -111,19 +113,26 @@ def decode_splits(max_context_len: int, sliding_window: int, max_splits: int) ->
     return min(max(ceil_div(num_keys, MIN_SPLIT_KEYS), 1), max_splits)
 
 
+def splits_per_block(num_seqs: int, groups: int) -> int:
+    """1 while there are few rows, so that a row is done soon; with many, what a block begins with is done seldom."""
+    return min(ceil_div(num_seqs * groups, ROW_GROUPS_PER_SPLIT), MAX_SPLITS)
+
+
 def head_groups(num_heads: int, num_kv_heads: int) -> int:
     """Blocks of the decode kernel that share a row's split."""
     return num_kv_heads * ceil_div(num_heads // num_kv_heads, GROUP_ROWS)
 
 
-def decode_config(shape: DecodeShape, num_seqs: int, groups: int, splits: int) -> LaunchConfig:
-    """A block for each split while there are few rows; with many, a row's blocks take several splits each."""
-    rows = max(num_seqs, 1)
-    blocks = min(max(DECODE_BLOCKS // (groups * rows), 1), splits)
+def decode_config(
+    shape: DecodeShape, num_seqs: int, num_heads: int, num_kv_heads: int, splits: int, block_splits: int
+) -> LaunchConfig:
+    """Blocks for `splits` splits of every row, `block_splits` each."""
     pitch = (shape.head_dim + PADDING) * HALF_BYTES
-    tiles = shape.warps * shape.stages * 2 + 1
-    shared_bytes = tiles * WARP_KEYS * pitch + 2 * shape.head_dim * HALF_BYTES
-    return LaunchConfig((groups, rows, blocks), (shape.warps * WARP_SIZE, 1, 1), shared_bytes)
+    query_rows = min(num_heads // num_kv_heads, GROUP_ROWS)
+    rows = shape.warps * shape.stages * 2 * WARP_KEYS + query_rows
+    shared_bytes = rows * pitch + 2 * shape.head_dim * HALF_BYTES
+    grid = (head_groups(num_heads, num_kv_heads), max(num_seqs, 1), ceil_div(splits, block_splits))
+    return LaunchConfig(grid, (shape.warps * WARP_SIZE, 1, 1), shared_bytes)
 
 
 def reserved_splits(max_num_seqs: int, num_heads: int, head_dim: int) -> int:
@@ -181,13 +190,13 @@ class DecodeAttentionOps(Ops):
         _, num_kv_heads, block_size, head_dim = key_cache.shape
         shape = DECODE_SHAPES[head_dim]
         num_seqs, block_table_width = metadata.table_rows.shape[0], metadata.block_tables.shape[1]
-        groups = head_groups(num_heads, num_kv_heads)
+        block_splits = splits_per_block(num_seqs, head_groups(num_heads, num_kv_heads))
         splits = decode_splits(metadata.max_context_len, window, self._max_splits)
         cos_sin, q_norm, k_norm, eps = transform or HeadTransform()
         self.device.launch(
             PAGED_ATTENTION_DECODE,
             (cuda_type(q.dtype), *shape.template(fused=transform is not None)),
-            decode_config(shape, num_seqs, groups, splits),
+            decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, block_splits),
             q,
             key_cache,
             value_cache,
@@ -212,6 +221,7 @@ class DecodeAttentionOps(Ops):
             window,
             MIN_SPLIT_KEYS,
             self._max_splits,
+            block_splits,
             eps,
             scale_log2,
         )
