@@ -146,8 +146,9 @@ __global__ void __launch_bounds__(32 * WARPS)
   auto tile_begin = [&](int i) { return key_begin + (i * WARPS + warp) * WARP_KEYS; };
   auto find_key_row = [&](int i) {
     const int key = tile_begin(i) + lane % WARP_KEYS;
-    const bool in_cache = key >= oldest_key && key < key_end && key != newest_key;
-    return in_cache ? cache_row(block_table, key, kv_head, num_kv_heads, block_size) : -1;
+    const bool is_visible = key >= oldest_key && key < key_end;
+    const int key_row = is_visible ? cache_row(block_table, key, kv_head, num_kv_heads, block_size) : -1;
+    return key == newest_key ? -1 : key_row;
   };
   auto load_tile = [&](int i, int key_row) {
     T* const tile_k = warp_tiles + i % STAGES * 2 * TILE_ELEMENTS;

@@ -5,6 +5,7 @@
 
 constexpr int BLOCK_SIZE = 256;
 constexpr int STATES = 4;  // that a thread looks at together
+constexpr int LOADS = 4;   // of them, in flight per thread
 constexpr unsigned IN_PROMPT_BIT = 0x80000000u;
 
 // logits += bias; then -inf at suppressed ids while num_output_tokens < min_tokens; then, for tokens seen,
@@ -66,14 +67,21 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     row_logits[id] = repeated - (frequency * count + (count > 0.0f ? presence : 0.0f));
   };
   const bool aligned = is_aligned(row_states + begin);
-#pragma unroll 4
-  for (int id = begin + threadIdx.x * STATES; id < end; id += BLOCK_SIZE * STATES) {
-    if (aligned && id + STATES <= end) {
-      const auto states = Vec<unsigned, STATES>::load(row_states + id);
+  for (int first = begin + threadIdx.x * STATES; first < end; first += BLOCK_SIZE * STATES * LOADS) {
+    Vec<unsigned, STATES> states[LOADS] = {};
 #pragma unroll
-      for (int j = 0; j < STATES; ++j) penalise(id + j, states[j]);
-    } else {
-      for (int j = id; j < min(id + STATES, end); ++j) penalise(j, row_states[j]);
+    for (int i = 0; i < LOADS; ++i) {
+      const int id = first + i * BLOCK_SIZE * STATES;
+      if (aligned && id + STATES <= end) {
+        states[i] = Vec<unsigned, STATES>::load(row_states + id);
+      } else {
+        for (int j = 0; j < STATES; ++j) states[i][j] = id + j < end ? row_states[id + j] : 0;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+#pragma unroll
+      for (int j = 0; j < STATES; ++j) penalise(first + i * BLOCK_SIZE * STATES + j, states[i][j]);
     }
   }
 }

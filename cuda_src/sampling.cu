@@ -6,7 +6,7 @@
 #include "token_filter.cuh"
 
 constexpr int GROUP = 4;  // ids that share one call of the random generator
-constexpr int LOADS = 4;  // groups in flight per thread
+constexpr int LOADS = 5;  // groups in flight per thread
 constexpr int THREADS = 1024;
 constexpr int CLUSTER_BLOCKS = 8;
 constexpr int CLUSTER_THREADS = 512;
@@ -90,34 +90,59 @@ __device__ __forceinline__ Choice best_of_part(const Row& row) {
 
 // The best of the part's kept ids by noise - distance, where noise = -log(-log(u)) (Gumbel 1954), u = ((word
 // >> 9) + 0.5) / 2^23, word id % 4 of Philox4x32-10 with counter (id / 4, position, 0, 0) and the row's seed
-// as key; kept are keys up to `cutoff`.
-template <int NUM_THREADS>
-__device__ __forceinline__ Choice gumbel_choice(const Row& row, unsigned cutoff, unsigned long long seed,
-                                                unsigned position) {
-  const uint2 key = make_uint2(static_cast<unsigned>(seed), static_cast<unsigned>(seed >> 32));
-  Choice best = NO_CHOICE;
-  row.for_each_group<NUM_THREADS>([&](int id, const float (&values)[GROUP]) {
-    float distances[GROUP];
-    bool kept[GROUP];
-    bool any_kept = false;
+// as key; kept are keys up to `cutoff`. Scores are computed for those alone that can pass `best_score`,
+// shared memory with the best so far as the upper half of a Choice: -log(-log(u)) <= -log(1 - u).
+class GumbelChoice {
+ public:
+  __device__ __forceinline__ GumbelChoice(const Row& row, unsigned cutoff, unsigned long long seed,
+                                          unsigned position, unsigned* best_score)
+      : row_(row),
+        cutoff_(cutoff),
+        position_(position),
+        key_(make_uint2(static_cast<unsigned>(seed), static_cast<unsigned>(seed >> 32))),
+        inverse_temperature_(1.0f / row.temperature),
+        best_score_(best_score) {}
+
+  __device__ __forceinline__ void visit(int id, const float (&values)[GROUP]) {
+    float distances[GROUP];  // at most the real ones
+    bool any_within_reach = false;
 #pragma unroll
     for (int j = 0; j < GROUP; ++j) {
-      distances[j] = distance_of(values[j], row.maximum, row.temperature);
-      kept[j] = id + j < row.end && distances[j] < REACH && key_of(distances[j]) <= cutoff;
-      any_kept |= kept[j];
+      distances[j] = (row_.maximum - values[j]) * inverse_temperature_ * (1.0f - 0x1p-20f);
+      any_within_reach |= !(distances[j] >= REACH);
     }
-    if (!any_kept) return;
-    const uint4 random = philox4x32_10(make_uint4(id / GROUP, position, 0u, 0u), key);
+    if (!any_within_reach) return;
+    const uint4 random = philox4x32_10(make_uint4(id / GROUP, position_, 0u, 0u), key_);
     const unsigned words[GROUP] = {random.x, random.y, random.z, random.w};
+    const float threshold =
+        score_of(static_cast<Choice>(*static_cast<volatile unsigned*>(best_score_)) << 32);
 #pragma unroll
     for (int j = 0; j < GROUP; ++j) {
-      if (!kept[j]) continue;
+      constexpr float SLACK = 0x1p-10f;
+      const float complement = (8388607.5f - static_cast<float>(words[j] >> 9)) * 0x1p-23f;  // 1 - u, exact
+      const float bound = SLACK - __logf(complement) - distances[j];
+      if (bound < threshold || id + j >= row_.end) continue;
+      const float distance = distance_of(values[j], row_.maximum, row_.temperature);
+      if (!(distance < REACH) || key_of(distance) > cutoff_) continue;
       const float uniform = (static_cast<float>(words[j] >> 9) + 0.5f) * 0x1p-23f;
-      best = better(best, make_choice(-logf(-logf(uniform)) - distances[j], id + j));
+      const Choice choice = make_choice(-logf(-logf(uniform)) - distance, id + j);
+      if (choice <= best_) continue;
+      best_ = choice;
+      atomicMax(best_score_, static_cast<unsigned>(choice >> 32));
     }
-  });
-  return best;
-}
+  }
+
+  __device__ __forceinline__ Choice best() const { return best_; }
+
+ private:
+  const Row& row_;
+  unsigned cutoff_;
+  unsigned position_;
+  uint2 key_;
+  float inverse_temperature_;
+  unsigned* best_score_;
+  Choice best_ = NO_CHOICE;
+};
 
 // The best of all blocks' choices; `bests` is shared memory of its own for each call.
 template <int BLOCKS>
@@ -132,19 +157,19 @@ __device__ __forceinline__ Choice best_of_blocks(Choice best, Choice (&bests)[BL
   return best;
 }
 
-// `cached_keys`: shared memory for the keys of a block's part of the vocabulary, or null.
-template <int BLOCKS, int NUM_THREADS>
+// `cached_keys`: FILTERED alone; shared memory for the keys of a block's part of the vocabulary, or null.
+template <int BLOCKS, int NUM_THREADS, bool FILTERED>
 __device__ __forceinline__ void sample_row(const float* logits, const int* slots, const float* temperature,
                                            const int* top_k, const float* top_p, const float* min_p,
                                            const unsigned long long* seeds, const int* positions,
-                                           int* token_ids, int vocab_size, bool filtered,
-                                           unsigned* cached_keys) {
+                                           int* token_ids, int vocab_size, unsigned* cached_keys) {
   using Blocks = Cluster<BLOCKS>;
-  __shared__ TokenFilter<BLOCKS, NUM_THREADS> filter;
   __shared__ Choice bests[2][BLOCKS];
+  __shared__ unsigned best_score;
   const int row_index = blockIdx.y;
   let_next_kernel_start();
   Blocks::arrive();
+  if (threadIdx.x == 0) best_score = 0;
   wait_for_earlier_kernels();
   Blocks::wait();
   const bool reports = Blocks::rank() == 0 && threadIdx.x == 0;
@@ -163,8 +188,11 @@ __device__ __forceinline__ void sample_row(const float* logits, const int* slots
   row.maximum = score_of(best);
 
   if (isfinite(row.maximum) && row.temperature > 0.0f) {
+    const bool filters =
+        FILTERED && (min_p[row_index] > 0.0f || top_k[row_index] > 0 || top_p[row_index] < 1.0f);
     unsigned cutoff = LAST_KEY;
-    if (filtered && (min_p[row_index] > 0.0f || top_k[row_index] > 0 || top_p[row_index] < 1.0f)) {
+    if (filters) {
+      __shared__ TokenFilter<BLOCKS, NUM_THREADS> filter;
       if (cached_keys != nullptr) {
         row.for_each_group<NUM_THREADS>([&](int id, const float (&values)[GROUP]) {
           Vec<unsigned, GROUP> keys;
@@ -176,45 +204,59 @@ __device__ __forceinline__ void sample_row(const float* logits, const int* slots
       cutoff = filter.cutoff(RowKeys<NUM_THREADS>{row, cached_keys}, min_p[row_index], top_k[row_index],
                              top_p[row_index]);
     }
-    const Choice choice = gumbel_choice<NUM_THREADS>(row, cutoff, seeds[row_index], positions[row_index]);
-    best = best_of_blocks(choice, bests[1]);
+    GumbelChoice choice(row, cutoff, seeds[row_index], positions[row_index], &best_score);
+    if (filters && cached_keys != nullptr) {
+      for (int id = row.begin + threadIdx.x * GROUP; id < row.end; id += NUM_THREADS * GROUP) {
+        const auto keys = Vec<unsigned, GROUP>::load(cached_keys + (id - row.begin));
+        if (min(min(keys[0], keys[1]), min(keys[2], keys[3])) > cutoff) continue;
+        float values[GROUP];
+        load_floats(row.logits + id, row.end - id, values);
+        choice.visit(id, values);
+      }
+    } else {
+      row.for_each_group<NUM_THREADS>(
+          [&](int id, const float (&values)[GROUP]) { choice.visit(id, values); });
+    }
+    best = best_of_blocks(choice.best(), bests[1]);
   }
   if (reports) token_ids[row_index] = isfinite(row.maximum) ? token_of(best) : -1;
 }
 
 // token_ids[s] = a token of row s as Ops.sample defines it, -1 where the maximum is not finite or the row is
-// padding
+// padding. Not FILTERED promises that all filters are off.
 //
 // logits [num_rows, vocab_size] float; per row, [num_rows]: slots int32 (below 0: padding), temperature float
 // (0: greedy), top_k int32 (0: off), top_p float (1: off), min_p float (0: off), seeds uint64, positions
-// int32; token_ids [num_rows] int32. `filtered` 0 promises that all filters are off. Layout: row-major;
-// 16-byte loads where the row's address allows. Nothing depends on other rows, nor on the number of blocks.
-// Grid: (1, num_rows); block: 1024 threads; 17 KB of static shared memory. Unit of work: one block a row.
+// int32; token_ids [num_rows] int32. Layout: row-major; 16-byte loads where the row's address allows. Nothing
+// depends on other rows, nor on the number of blocks. Grid: (1, num_rows); block: 1024 threads; 9 KB of
+// static shared memory. Unit of work: one block a row.
+template <bool FILTERED>
 __global__ void __launch_bounds__(THREADS)
     sample_kernel(const float* __restrict__ logits, const int* __restrict__ slots,
                   const float* __restrict__ temperature, const int* __restrict__ top_k,
                   const float* __restrict__ top_p, const float* __restrict__ min_p,
                   const unsigned long long* __restrict__ seeds, const int* __restrict__ positions,
-                  int* __restrict__ token_ids, int vocab_size, int filtered) {
-  sample_row<1, THREADS>(logits, slots, temperature, top_k, top_p, min_p, seeds, positions, token_ids,
-                         vocab_size, filtered != 0, nullptr);
+                  int* __restrict__ token_ids, int vocab_size) {
+  sample_row<1, THREADS, FILTERED>(logits, slots, temperature, top_k, top_p, min_p, seeds, positions,
+                                   token_ids, vocab_size, nullptr);
 }
 
 #if __CUDA_ARCH__ >= 900
 
 // The same.
 //
-// Grid: (8, num_rows), eight blocks a cluster; block: 512 threads; shared: 4 bytes for each id of an eighth
-// of the vocabulary (in whole groups of 4) if filtered, and 17 KB of static. Unit of work: a cluster a row.
-__cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS)
+// Grid: (8, num_rows), eight blocks a cluster; block: 512 threads; shared: FILTERED, 4 bytes for each id of
+// an eighth of the vocabulary (in whole groups of 4), and 9 KB of static. Unit of work: a cluster a row.
+template <bool FILTERED>
+__cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS, 2)
     sample_cluster_kernel(const float* __restrict__ logits, const int* __restrict__ slots,
                           const float* __restrict__ temperature, const int* __restrict__ top_k,
                           const float* __restrict__ top_p, const float* __restrict__ min_p,
                           const unsigned long long* __restrict__ seeds, const int* __restrict__ positions,
-                          int* __restrict__ token_ids, int vocab_size, int filtered) {
+                          int* __restrict__ token_ids, int vocab_size) {
   extern __shared__ __align__(16) unsigned cached_keys[];
-  sample_row<CLUSTER_BLOCKS, CLUSTER_THREADS>(logits, slots, temperature, top_k, top_p, min_p, seeds,
-                                              positions, token_ids, vocab_size, filtered != 0, cached_keys);
+  sample_row<CLUSTER_BLOCKS, CLUSTER_THREADS, FILTERED>(logits, slots, temperature, top_k, top_p, min_p,
+                                                        seeds, positions, token_ids, vocab_size, cached_keys);
 }
 
 #endif

@@ -10,7 +10,7 @@ constexpr double MIN_P_SLACK = 0x1p-25;
 constexpr double TOP_P_SLACK = 0x1p-22;
 
 constexpr unsigned NO_KEY = 0xffffffffu;  // above those of distances below MAX_DISTANCE
-constexpr int BIN_BITS = 11;
+constexpr int BIN_BITS = 9;
 constexpr int NUM_BINS = 1 << BIN_BITS;
 
 // 64-bit sums made of 32-bit additions, which shared memory does at once; exact in any order.
@@ -24,6 +24,10 @@ struct Histogram {
     const unsigned carried = static_cast<unsigned>(amount >> 32) + (before + addend < before);
     if (carried != 0) atomicAdd(&high[bin], carried);
   }
+  __device__ __forceinline__ void clear(int bin) { low[bin] = high[bin] = 0; }
+  __device__ __forceinline__ unsigned long long at(int bin) const {
+    return static_cast<unsigned long long>(high[bin]) << 32 | low[bin];
+  }
 };
 
 // A row's filter in BLOCKS blocks of THREADS threads, each of which goes through its own part of the keys.
@@ -32,7 +36,8 @@ template <int BLOCKS, int THREADS>
 class TokenFilter {
  public:
   // Largest key kept by min_p (0: off), then top_k (0: off), then top_p (1: off), as Ops.sample defines them.
-  // for_each_key(visit) calls visit(key) for each key of the thread's share, NO_KEY where there is none.
+  // for_each_key(visit) calls visit(key) for each key of the thread's share, NO_KEY where there is none. Once
+  // a kernel; afterwards the blocks must meet once more before one of them ends.
   template <typename ForEachKey>
   __device__ unsigned cutoff(ForEachKey for_each_key, float min_p, int top_k, float top_p) {
     if (threadIdx.x == 0) {
@@ -41,15 +46,17 @@ class TokenFilter {
                                         : static_cast<double>(LAST_KEY);
       limit_ = steps < LAST_KEY ? static_cast<unsigned>(steps) : LAST_KEY;
     }
+    if (threadIdx.x < NUM_BINS) histograms_[0].clear(threadIdx.x);
     __syncthreads();
     unsigned limit = limit_;
+    int turn = 0;
     if (top_k > 0) {
-      limit = select<false>(for_each_key, limit, [&](unsigned long long count) {
+      limit = select<false>(for_each_key, limit, turn, [&](unsigned long long count) {
         return top_k < count ? static_cast<unsigned long long>(top_k) : 0ull;
       });
     }
     if (top_p < 1.0f) {
-      limit = select<true>(for_each_key, limit, [&](unsigned long long mass) {
+      limit = select<true>(for_each_key, limit, turn, [&](unsigned long long mass) {
         const double target = ceil(top_p * (1.0 - TOP_P_SLACK) * static_cast<double>(mass));
         return target < 1.0 ? 1ull : static_cast<unsigned long long>(target);
       });
@@ -60,74 +67,42 @@ class TokenFilter {
  private:
   using Blocks = Cluster<BLOCKS>;
   static constexpr int NUM_WARPS = THREADS / WARP_SIZE;
-  static constexpr int SLICE = NUM_BINS / BLOCKS;  // bins whose sums over all blocks one block makes
-  static constexpr int THREAD_BINS = SLICE > THREADS ? SLICE / THREADS : 1;
-  static_assert(THREADS % WARP_SIZE == 0 && (SLICE <= THREADS || SLICE % THREADS == 0),
-                "bins are divided evenly among blocks and threads");
+  static_assert(THREADS % WARP_SIZE == 0 && NUM_BINS <= THREADS, "a thread looks after one bin");
 
   // Least key such that the amounts of the keys up to it reach `target_of(amount of all)`; `limit` if that is
   // the whole or more. Amounts are masses or, not BY_MASS, ones. Keys above `limit` do not exist for it.
-  // Three rounds look at 11, 11 and 10 bits of the keys that share the bits found so far.
+  // Rounds look at 9, 9, 9 and 5 bits of the keys that share the bits found so far. Every block adds up all
+  // blocks' bins for itself, and so they meet but once a round.
   template <bool BY_MASS, typename ForEachKey, typename TargetOf>
-  __device__ unsigned select(ForEachKey for_each_key, unsigned limit, TargetOf target_of) {
+  __device__ unsigned select(ForEachKey for_each_key, unsigned limit, int& turn, TargetOf target_of) {
     unsigned base = 0;
     unsigned last = LAST_KEY;
     unsigned long long target = 0;
     for (int shift = 32 - BIN_BITS;; shift = max(shift - BIN_BITS, 0)) {
-      for (int i = threadIdx.x; i < NUM_BINS; i += THREADS) histogram_.low[i] = histogram_.high[i] = 0;
-      __syncthreads();
+      Histogram& histogram = histograms_[turn];
+      Histogram& next_histogram = histograms_[1 - turn];
+      turn = 1 - turn;
       const unsigned end = min(limit, last);
       for_each_key([&](unsigned key) {
         if (key != NO_KEY && key >= base && key <= end) {
-          histogram_.add((key - base) >> shift, BY_MASS ? mass_of(key) : 1);
+          histogram.add((key - base) >> shift, BY_MASS ? mass_of(key) : 1);
         }
       });
       Blocks::sync();
 
-      // This block's slice of the bins, summed over the blocks.
-      unsigned long long amounts[THREAD_BINS] = {};
-      unsigned long long own = 0;
-      const int first_bin = Blocks::rank() * SLICE + threadIdx.x * THREAD_BINS;
-      if (threadIdx.x * THREAD_BINS < SLICE) {
+      unsigned long long amount = 0;
+      if (threadIdx.x < NUM_BINS) {
 #pragma unroll
-        for (int b = 0; b < BLOCKS; ++b) {
-          const Histogram* const histogram = Blocks::at(&histogram_, b);
-#pragma unroll
-          for (int i = 0; i < THREAD_BINS; ++i) {
-            amounts[i] += static_cast<unsigned long long>(histogram->high[first_bin + i]) << 32 |
-                          histogram->low[first_bin + i];
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < THREAD_BINS; ++i) own += amounts[i];
+        for (int b = 0; b < BLOCKS; ++b) amount += Blocks::at(&histogram, b)->at(threadIdx.x);
+        next_histogram.clear(threadIdx.x);  // what the others wanted of it they have read
       }
-      unsigned long long through = inclusive_sum(own);
-      if (threadIdx.x < BLOCKS) Blocks::at(slice_sums_, threadIdx.x)[Blocks::rank()] = block_sum_;
-      Blocks::sync();
-      unsigned long long whole = 0;
-#pragma unroll
-      for (int b = 0; b < BLOCKS; ++b) {
-        if (b < Blocks::rank()) through += slice_sums_[b];
-        whole += slice_sums_[b];
+      const unsigned long long through = inclusive_sum(amount);
+      if (shift == 32 - BIN_BITS) target = target_of(whole_);
+      if (target > 0 && through - amount < target && target <= through) {
+        found_ = {through - amount, amount, static_cast<unsigned>(threadIdx.x)};
       }
-      if (shift == 32 - BIN_BITS) {
-        target = target_of(whole);
-        if (target == 0) return limit;
-      }
-
-      if (through - own < target && target <= through) {
-        unsigned long long before = through - own;
-#pragma unroll
-        for (int i = 0; i < THREAD_BINS; ++i) {
-          if (before < target && target <= before + amounts[i]) {
-            for (int b = 0; b < BLOCKS; ++b) {
-              *Blocks::at(&found_, b) = {before, amounts[i], static_cast<unsigned>(first_bin + i)};
-            }
-          }
-          before += amounts[i];
-        }
-      }
-      Blocks::sync();
+      __syncthreads();
+      if (target == 0) return limit;
       target -= found_.before;
       base += found_.bin << shift;
       last = base + ((1u << shift) - 1);
@@ -135,7 +110,7 @@ class TokenFilter {
     }
   }
 
-  // Of the block's threads up to and with this one; that of all goes to block_sum_.
+  // Of the block's threads up to and with this one; that of all goes to whole_.
   __device__ unsigned long long inclusive_sum(unsigned long long sum) {
     const int lane = threadIdx.x % WARP_SIZE;
     const int warp = threadIdx.x / WARP_SIZE;
@@ -150,7 +125,7 @@ class TokenFilter {
     for (int i = 0; i < NUM_WARPS; ++i) {
       if (i < warp) sum += warp_sums_[i];
     }
-    if (threadIdx.x == THREADS - 1) block_sum_ = sum;
+    if (threadIdx.x == THREADS - 1) whole_ = sum;
     __syncthreads();
     return sum;
   }
@@ -161,10 +136,9 @@ class TokenFilter {
     unsigned bin;
   };
 
-  Histogram histogram_;
+  Histogram histograms_[2];  // of this round, and cleared for the next
   unsigned long long warp_sums_[NUM_WARPS];
-  unsigned long long block_sum_;
-  unsigned long long slice_sums_[BLOCKS];
+  unsigned long long whole_;
   Found found_;
   unsigned limit_;
 };

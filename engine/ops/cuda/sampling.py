@@ -88,13 +88,18 @@ _SAMPLE_PARAMETERS: tuple[tuple[str, ParameterType], ...] = (
     ("positions", "pointer"),
     ("token_ids", "pointer"),
     ("vocab_size", "int32"),
-    ("filtered", "int32"),
 )
-SAMPLE = KernelSpec(file="sampling.cu", name="sample_kernel", template=(), parameters=_SAMPLE_PARAMETERS, overlaps=True)
+SAMPLE = KernelSpec(
+    file="sampling.cu",
+    name="sample_kernel",
+    template=("FILTERED",),
+    parameters=_SAMPLE_PARAMETERS,
+    overlaps=True,
+)
 SAMPLE_CLUSTER = KernelSpec(
     file="sampling.cu",
     name="sample_cluster_kernel",
-    template=(),
+    template=("FILTERED",),
     parameters=_SAMPLE_PARAMETERS,
     min_arch=90,
     overlaps=True,
@@ -130,7 +135,7 @@ ROW_BLOCK = 1024
 RANDOM_GROUP = 4
 CLUSTER_BLOCKS = 8
 CLUSTER_THREADS = 512
-SAMPLE_STATIC_BYTES = 18 << 10  # of shared memory that the kernel itself declares, rounded up
+SAMPLE_STATIC_BYTES = 10 << 10  # of shared memory that the kernel itself declares, rounded up
 
 SMALLEST_CHUNK = 4096
 MAX_SPLITS = 64
@@ -139,7 +144,10 @@ ENOUGH_BLOCKS = 1024  # to keep any GPU busy
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch; logits are float32 whatever the dtype of the model."""
-    return [(spec, ()) for spec in SPECS]
+    pairs: list[Instantiation] = []
+    for spec in SPECS:
+        pairs += [(spec, (filtered,)) for filtered in ("false", "true")] if spec.template else [(spec, ())]
+    return pairs
 
 
 class VocabSplit(NamedTuple):
@@ -240,7 +248,7 @@ class SamplingOps(Ops):
                 spec, config = SAMPLE_CLUSTER, in_cluster
         self.device.launch(
             spec,
-            (),
+            ("true" if filtered else "false",),
             config,
             logits,
             metadata.slots,
@@ -252,7 +260,6 @@ class SamplingOps(Ops):
             metadata.positions,
             out,
             vocab_size,
-            int(filtered),
         )
 
     def _record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None:
