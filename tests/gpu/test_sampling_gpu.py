@@ -291,7 +291,7 @@ def test_state_and_adjustment_as_numpy(
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("k", [0, 1, 20, 64])
+@pytest.mark.parametrize("k", [0, 1, 20, 64, 65])
 def test_logprobs_as_numpy(
     cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator, vocab_size: int, rows: int, k: int
 ) -> None:

@@ -104,20 +104,24 @@ SAMPLE_CLUSTER = KernelSpec(
     min_arch=90,
     overlaps=True,
 )
-TOP_LOGPROBS = KernelSpec(
+_LOGPROBS_PARAMETERS: tuple[tuple[str, ParameterType], ...] = (
+    ("logits", "pointer"),
+    ("token_ids", "pointer"),
+    ("chosen", "pointer"),
+    ("rank", "pointer"),
+    ("top_ids", "pointer"),
+    ("top_logprobs", "pointer"),
+    ("vocab_size", "int32"),
+    ("num_top", "int32"),
+)
+TOP_LOGPROBS = KernelSpec(file="logprobs.cu", name="top_logprobs_kernel", template=(), parameters=_LOGPROBS_PARAMETERS)
+TOP_LOGPROBS_CLUSTER = KernelSpec(
     file="logprobs.cu",
-    name="top_logprobs_kernel",
+    name="top_logprobs_cluster_kernel",
     template=(),
-    parameters=(
-        ("logits", "pointer"),
-        ("token_ids", "pointer"),
-        ("chosen", "pointer"),
-        ("rank", "pointer"),
-        ("top_ids", "pointer"),
-        ("top_logprobs", "pointer"),
-        ("vocab_size", "int32"),
-        ("num_top", "int32"),
-    ),
+    parameters=_LOGPROBS_PARAMETERS,
+    min_arch=90,
+    overlaps=True,
 )
 SPECS = (
     ADJUST_LOGITS,
@@ -127,6 +131,7 @@ SPECS = (
     SAMPLE,
     SAMPLE_CLUSTER,
     TOP_LOGPROBS,
+    TOP_LOGPROBS_CLUSTER,
 )
 
 # As in the kernels.
@@ -135,6 +140,7 @@ ROW_BLOCK = 1024
 RANDOM_GROUP = 4
 CLUSTER_BLOCKS = 8
 CLUSTER_THREADS = 512
+MAX_CLUSTER_TOP = 64
 SAMPLE_STATIC_BYTES = 10 << 10  # of shared memory that the kernel itself declares, rounded up
 
 SMALLEST_CHUNK = 4096
@@ -273,8 +279,8 @@ class SamplingOps(Ops):
         self, logits: Tensor, token_ids: Tensor, chosen: Tensor, rank: Tensor, top_ids: Tensor, top_values: Tensor
     ) -> None:
         rows, vocab_size = logits.shape
-        config = row_block_config(rows)
         num_top = top_ids.shape[1]
-        self.device.launch(
-            TOP_LOGPROBS, (), config, logits, token_ids, chosen, rank, top_ids, top_values, vocab_size, num_top
-        )
+        spec, config = TOP_LOGPROBS, row_block_config(rows)
+        if TOP_LOGPROBS_CLUSTER.supports(self.device.arch) and num_top <= MAX_CLUSTER_TOP:
+            spec, config = TOP_LOGPROBS_CLUSTER, LaunchConfig((CLUSTER_BLOCKS, rows, 1), (CLUSTER_THREADS, 1, 1))
+        self.device.launch(spec, (), config, logits, token_ids, chosen, rank, top_ids, top_values, vocab_size, num_top)
