@@ -54,3 +54,14 @@ __device__ __forceinline__ QueryTile find_query_tile(const int* cu_seqlens_q, in
   }
   return {-1, 0};
 }
+
+// Whether this is the last of `count` arrivals at a counter, which begins and ends at 0. What the callers
+// (and their blocks, before a barrier) have written, the last one sees.
+__device__ __forceinline__ bool arrives_last(unsigned* counter, unsigned count) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(count - 1)
+               : "memory");
+  return before == count - 1;
+}
