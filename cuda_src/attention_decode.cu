@@ -1,17 +1,22 @@
-// Paged attention on tensor cores for rows with one query, bound by reading keys and values once.
+// Paged attention on tensor cores for rows with one query, bound by reading keys and values once; where every
+// row of a step has one query, the step's norm, rotary embedding and KV store as well.
 
 #include "attention.cuh"
 #include "copy.cuh"
 #include "mma.cuh"
+#include "rope.cuh"
 
-constexpr int WARP_KEYS = 16;  // keys that a warp handles at a time
-constexpr int COMBINE_THREADS = 128;
+constexpr int WARP_KEYS = 16;   // keys that a warp handles at a time
+constexpr int GROUP_ROWS = 16;  // query heads of a key/value head that a block handles together
+constexpr int SPLIT_KEYS = 64;  // of which a split's size is a multiple
+constexpr int MAX_SPLITS = WARP_SIZE;
+constexpr int NO_KEY = -1;
 
 // How a row's keys are divided. It depends on the row's own length, the window and two constants of the
 // server, so a row's result does not depend on the other rows.
 struct Splits {
   int first_key;  // a multiple of WARP_KEYS, not after the oldest visible key
-  int size;       // keys a split, a multiple of WARP_KEYS
+  int size;       // keys a split, a multiple of SPLIT_KEYS
   int count;      // at least 1
 };
 
@@ -19,98 +24,131 @@ __device__ __forceinline__ Splits find_splits(int context_len, int sliding_windo
                                               int max_splits) {
   const int first_key = max(context_len - sliding_window, 0) / WARP_KEYS * WARP_KEYS;
   const int num_keys = context_len - first_key;
-  const int even = ceil_div(ceil_div(num_keys, max_splits), WARP_KEYS) * WARP_KEYS;
+  const int even = ceil_div(ceil_div(num_keys, max_splits), SPLIT_KEYS) * SPLIT_KEYS;
   const int size = max(even, min_split_keys);
   return {first_key, size, max(ceil_div(num_keys, size), 1)};
 }
 
-// out = softmax over the visible keys of (q . k * scale), times v, for rows with one query. With more than
-// one split, each split's normalised output and the log2 of its sum go to partial_out and partial_lse
-// (paged_attention_combine_kernel merges them); else straight to out. Rows without context, and the tokens
-// after the last row, give zeros.
+// out = softmax over the visible keys of (q . k * scale), times v, for rows with one query. Rows without
+// context, and the tokens after the last row, give zeros. FUSED: q and the newest key and value are made from
+// qkv as rope_and_store_kernel makes them, and the key and value are stored in the cache (unless the slot is
+// -1: then the cache has them); else q holds finished queries and the cache every key.
 //
-// q [num_tokens, num_heads * HEAD_DIM] T; key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM]
-// T; block_tables [*, block_table_width] int; table_rows [num_seqs] int, each row's place in block_tables;
-// cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs] int; out [num_tokens, num_heads * HEAD_DIM] T;
-// partial_out [num_seqs, num_heads, splits, HEAD_DIM] float and partial_lse [num_seqs, num_heads, splits]
-// float, or null in a grid of one split. scale_log2 = scale * log2(e), positive. Layout: row-major, q, out
-// and the caches 16-byte aligned; num_heads = group * num_kv_heads. Grid: (num_kv_heads * ceil(group / 16),
-// num_seqs + 1, splits), splits at least the largest row's count; block: 32 * WARPS threads; shared: WARPS *
-// STAGES * 2 * 16 * (HEAD_DIM + 8) * sizeof(T). Rows of shared memory are padded by 16 bytes, so that eight
-// of them fill all banks. Unit of work: a block a split of a key/value head's keys, all of its query heads
-// (padded to 16, the rows of the tensor cores' tile) together. Warps take 16 keys at a time in turn, each
-// with its own ring of STAGES copies, and meet only at the end.
-template <typename T, int HEAD_DIM, int WARPS, int STAGES>
+// With more than one split, every split's sum of weighted values, maximum and sum go to partial_out and
+// partial_sums, and the last of a row's blocks to arrive merges them, always in the same order.
+//
+// q [num_tokens, num_heads * HEAD_DIM] T, FUSED: [num_tokens, (num_heads + 2 * num_kv_heads) * HEAD_DIM];
+// key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] T; block_tables [*, block_table_width]
+// int; table_rows [num_seqs] int, each row's place in block_tables; cu_seqlens_q [num_seqs + 1] int;
+// context_lens [num_seqs] int; q_norm, k_norm, cos_sin, positions, slot_mapping, rotary_dim, eps: as
+// rope_and_store_kernel, FUSED alone; out [num_tokens, num_heads * HEAD_DIM] T; partial_out [num_seqs,
+// num_heads, max_splits, HEAD_DIM] float; partial_sums [num_seqs, num_heads, max_splits, 2] float; arrivals
+// [num_seqs, gridDim.x] unsigned, 0 before and after. scale_log2 = scale * log2(e), positive; min_split_keys
+// a multiple of 64; max_splits <= 32. Layout: row-major, q, out and the caches 16-byte aligned, norms and
+// cos_sin to two elements; num_heads = group * num_kv_heads, rotary_dim a multiple of 4. Only q, and without
+// FUSED the cache, may be written by a kernel of the same graph that may not have ended: all else is read
+// ahead. Grid: (num_kv_heads * ceil(group / 16), max(num_seqs, 1), ceil(most splits of a row /
+// block_splits)); block: 32 * WARPS threads; shared: (WARPS * STAGES * 2 * 16 + min(group, 16)) *
+// (HEAD_DIM + 8) * sizeof(T) + 2 * HEAD_DIM * sizeof(T). Rows of shared memory are padded by 16 bytes, so
+// that eight of them fill all banks. Unit of work: a block block_splits consecutive splits of a key/value
+// head's keys, all of its query heads (padded to 16, the rows of the tensor cores' tile) together; blocks
+// beyond a row's splits end at once. Warps take 16 keys at a time in turn, each with its own ring of STAGES
+// copies that runs on across splits, and meet only at the end of a split.
+template <typename T, int HEAD_DIM, int WARPS, int STAGES, bool FUSED>
 __global__ void __launch_bounds__(32 * WARPS)
-    paged_attention_decode_kernel(const T* __restrict__ q, const T* __restrict__ key_cache,
-                                  const T* __restrict__ value_cache, const int* __restrict__ block_tables,
-                                  const int* __restrict__ table_rows, const int* __restrict__ cu_seqlens_q,
-                                  const int* __restrict__ context_lens, T* __restrict__ out,
-                                  float* __restrict__ partial_out, float* __restrict__ partial_lse,
-                                  int num_tokens, int num_seqs, int num_heads, int num_kv_heads,
+    paged_attention_decode_kernel(const T* __restrict__ q, T* key_cache, T* value_cache,
+                                  const int* __restrict__ block_tables, const int* __restrict__ table_rows,
+                                  const int* __restrict__ cu_seqlens_q, const int* __restrict__ context_lens,
+                                  const T* __restrict__ q_norm, const T* __restrict__ k_norm,
+                                  const float* __restrict__ cos_sin, const int* __restrict__ positions,
+                                  const int* __restrict__ slot_mapping, T* __restrict__ out,
+                                  float* partial_out, float* partial_sums, unsigned* arrivals, int num_tokens,
+                                  int num_seqs, int num_heads, int num_kv_heads, int rotary_dim,
                                   int block_size, int block_table_width, int sliding_window,
-                                  int min_split_keys, int max_splits, float scale_log2) {
-  constexpr int GROUP_ROWS = 16;  // query heads of a key/value head that a block handles together
+                                  int min_split_keys, int max_splits, int block_splits, float eps,
+                                  float scale_log2) {
+  constexpr int THREADS = WARP_SIZE * WARPS;
+  constexpr int STEP_KEYS = WARP_KEYS * WARPS;
   constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
   constexpr int PITCH = HEAD_DIM + SEGMENT;
   constexpr int MERGE_PITCH = HEAD_DIM + 8;
   constexpr int TILE_ELEMENTS = WARP_KEYS * PITCH;
+  constexpr int FLOATS = 4;  // of an output that a thread handles at a time
+  constexpr int HEAD_FLOATS = HEAD_DIM / FLOATS;
   static_assert(sizeof(T) == 2, "tensor-core attention takes bfloat16 or float16");
   static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "head_dim must be a multiple of 16 and at most 256");
-  static_assert(STAGES * 2 * TILE_ELEMENTS * sizeof(T) >= GROUP_ROWS * MERGE_PITCH * sizeof(float),
-                "a warp's output must fit into its stages");
+  static_assert(2 * TILE_ELEMENTS * sizeof(T) >= GROUP_ROWS * MERGE_PITCH * sizeof(float),
+                "a warp's output must fit into a stage");
+  static_assert(SPLIT_KEYS % STEP_KEYS == 0, "all warps must end a split together");
+  using Transform = HeadTransform<HEAD_DIM, 2, T>;
 
   extern __shared__ __align__(128) unsigned char shared_memory[];
   __shared__ float warp_maxima[WARPS][GROUP_ROWS];
   __shared__ float warp_sums[WARPS][GROUP_ROWS];
+  __shared__ float split_weights[GROUP_ROWS][MAX_SPLITS];
+  __shared__ bool is_last;
+  T* const tiles = reinterpret_cast<T*>(shared_memory);
+  T* const tile_q = tiles + WARPS * STAGES * 2 * TILE_ELEMENTS;
 
-  const int row = blockIdx.y;
-  const int split = blockIdx.z;
-  const int token = cu_seqlens_q[row];
-  if (row == num_seqs) {
-    const long long begin = static_cast<long long>(token) * num_heads * HEAD_DIM;
-    const long long end = static_cast<long long>(num_tokens) * num_heads * HEAD_DIM;
-    const int thread = (split * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
-    const int num_threads = gridDim.z * gridDim.x * blockDim.x;
-    for (long long i = begin + thread; i < end; i += num_threads) out[i] = from_float<T>(0.0f);
-    return;
-  }
-  if (cu_seqlens_q[row + 1] - token != 1) return;
-  const int context_len = context_lens[row];
-  const Splits splits = find_splits(context_len, sliding_window, min_split_keys, max_splits);
-  if (split >= splits.count) return;
-  const int key_begin = splits.first_key + split * splits.size;
-  const int key_end = min(key_begin + splits.size, context_len);
-
+  let_next_kernel_start();
+  if (!FUSED) wait_for_earlier_kernels();
   const int group = num_heads / num_kv_heads;
   const int kv_head = blockIdx.x % num_kv_heads;
   const int group_begin = blockIdx.x / num_kv_heads * GROUP_ROWS;
   const int head0 = kv_head * group + group_begin;
   const int num_group_heads = min(group - group_begin, GROUP_ROWS);
+  T* const newest = tile_q + num_group_heads * PITCH;  // [2][HEAD_DIM]: key and value
   const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
-
-  // The queries as left operands, straight from memory.
-  unsigned queries[HEAD_DIM / 16][4];
-  const T* const q_row = q + (static_cast<long long>(token) * num_heads + head0) * HEAD_DIM;
-#pragma unroll
-  for (int d = 0; d < HEAD_DIM / 16; ++d) {
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int head = lane / 4 + r % 2 * 8;
-      const T* from = q_row + head * HEAD_DIM + d * 16 + r / 2 * 8 + lane % 4 * 2;
-      queries[d][r] = head < num_group_heads ? *reinterpret_cast<const unsigned*>(from) : 0;
+  const int row = blockIdx.y;
+  auto clear = [&](int token) {
+    const Vec<T, SEGMENT> zeros = {};
+    for (int i = threadIdx.x; i < num_group_heads * SEGMENTS; i += THREADS) {
+      zeros.store(out + (static_cast<long long>(token) * num_heads + head0) * HEAD_DIM + i * SEGMENT);
     }
+  };
+  auto clear_behind_rows = [&]() {
+    if (blockIdx.z != 0) return;
+    for (int token = cu_seqlens_q[num_seqs] + row; token < num_tokens; token += gridDim.y) clear(token);
+  };
+  if (num_seqs == 0) {
+    wait_for_earlier_kernels();
+    clear_behind_rows();
+    return;
   }
 
-  // A warp's i-th tile of keys is tile i * WARPS + warp of the split.
-  T* const warp_tiles = reinterpret_cast<T*>(shared_memory) + warp * STAGES * 2 * TILE_ELEMENTS;
-  const int* const block_table = block_tables + static_cast<long long>(table_rows[row]) * block_table_width;
-  const int num_tiles = max(ceil_div(key_end - key_begin - warp * WARP_KEYS, WARPS * WARP_KEYS), 0);
+  const int token = cu_seqlens_q[row];
+  const int next_token = cu_seqlens_q[row + 1];
+  const int context_len = context_lens[row];
+  const int table_row = table_rows[row];
+  const Splits splits = find_splits(context_len, sliding_window, min_split_keys, max_splits);
+  const int first_split = blockIdx.z * block_splits;
+  if (first_split >= splits.count) return;
+  if (next_token - token != 1 || context_len <= 0) {
+    wait_for_earlier_kernels();
+    if (next_token - token == 1) clear(token);
+    clear_behind_rows();
+    return;
+  }
+  const int end_split = min(first_split + block_splits, splits.count);
+  const int key_begin = splits.first_key + first_split * splits.size;
+  const int key_end = min(splits.first_key + end_split * splits.size, context_len);
+  const int oldest_key = max(context_len - sliding_window, 0);
+  const int slot = FUSED ? slot_mapping[token] : -1;
+  const int position = FUSED && rotary_dim > 0 ? positions[token] : 0;
+  const int newest_key = slot >= 0 ? context_len - 1 : NO_KEY;  // the one that the cache does not have yet
+  const int* const block_table = block_tables + static_cast<long long>(table_row) * block_table_width;
+
+  // A warp's i-th tile of keys is tile i * WARPS + warp of the block.
+  const int num_steps = ceil_div(key_end - key_begin, STEP_KEYS);
+  const int split_steps = splits.size / STEP_KEYS;
+  T* const warp_tiles = tiles + warp * STAGES * 2 * TILE_ELEMENTS;
   auto tile_begin = [&](int i) { return key_begin + (i * WARPS + warp) * WARP_KEYS; };
   auto find_key_row = [&](int i) {
     const int key = tile_begin(i) + lane % WARP_KEYS;
-    return key < key_end ? cache_row(block_table, key, kv_head, num_kv_heads, block_size) : -1;
+    const bool is_visible = key >= oldest_key && key < key_end;
+    const int key_row = is_visible ? cache_row(block_table, key, kv_head, num_kv_heads, block_size) : -1;
+    return key == newest_key ? -1 : key_row;
   };
   auto load_tile = [&](int i, int key_row) {
     T* const tile_k = warp_tiles + i % STAGES * 2 * TILE_ELEMENTS;
@@ -127,155 +165,241 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
   };
 
+  // The keys of earlier steps may be copied while the kernels in front of this one still run.
+  int key_rows[STAGES + 1];
+#pragma unroll
+  for (int i = 0; i <= STAGES; ++i) key_rows[i] = find_key_row(i);
+#pragma unroll
+  for (int i = 0; i < STAGES; ++i) {
+    if (tile_begin(i) < key_end) load_tile(i, key_rows[i]);
+    copy_async_commit();
+  }
+  int next_row = key_rows[STAGES];
+
+  if (FUSED) {
+    const bool has_newest = newest_key >= key_begin && newest_key < key_end;
+    const int num_items =
+        num_group_heads + (has_newest ? 2 : 0);  // queries, key, value: a warp each, in turn
+    const float* const angles =
+        rotary_dim > 0 ? cos_sin + static_cast<long long>(position) * rotary_dim : nullptr;
+    auto is_key = [&](int item) { return item == num_group_heads; };
+    auto is_value = [&](int item) { return item == num_group_heads + 1; };
+    auto transform_of = [&](int item) {
+      const T* const norm = is_value(item) ? nullptr : is_key(item) ? k_norm : q_norm;
+      return Transform(norm, angles, HEAD_DIM, is_value(item) ? 0 : rotary_dim, eps);
+    };
+    auto prepare = [&](const Transform& transform, int item) {
+      const T* const heads = q + static_cast<long long>(token) * (num_heads + 2 * num_kv_heads) * HEAD_DIM;
+      if (item < num_group_heads) {
+        transform(heads + (head0 + item) * HEAD_DIM,
+                  [&](int i, const Vec<T, 2>& z) { z.store(tile_q + item * PITCH + i); });
+        return;
+      }
+      const long long place =
+          (static_cast<long long>(slot / block_size) * num_kv_heads + kv_head) * block_size +
+          slot % block_size;
+      T* const stored = (is_key(item) ? key_cache : value_cache) + place * HEAD_DIM;
+      const int head = num_heads + (is_key(item) ? 0 : num_kv_heads) + kv_head;
+      transform(heads + head * HEAD_DIM, [&](int i, const Vec<T, 2>& z) {
+        z.store(newest + (is_key(item) ? 0 : HEAD_DIM) + i);
+        if (group_begin == 0) z.store(stored + i);
+      });
+    };
+    const Transform first = transform_of(warp);
+    wait_for_earlier_kernels();
+    if (warp < num_items) prepare(first, warp);
+    for (int item = warp + WARPS; item < num_items; item += WARPS) prepare(transform_of(item), item);
+  } else {
+    const T* const queries = q + (static_cast<long long>(token) * num_heads + head0) * HEAD_DIM;
+    for (int i = threadIdx.x; i < num_group_heads * SEGMENTS; i += THREADS) {
+      const Vec<T, SEGMENT> elements = Vec<T, SEGMENT>::load(queries + i * SEGMENT);
+      elements.store(tile_q + i / SEGMENTS * PITCH + i % SEGMENTS * SEGMENT);
+    }
+  }
+  clear_behind_rows();
+  __syncthreads();
+
   float outputs[HEAD_DIM / 8][4] = {};
   float maxima[2] = {MINUS_INFINITY, MINUS_INFINITY};
   float sums[2] = {};
-#pragma unroll
-  for (int i = 0; i < STAGES - 1; ++i) {
-    if (i < num_tiles) load_tile(i, find_key_row(i));
-    copy_async_commit();
-  }
-  int next_row = find_key_row(STAGES - 1);
-  for (int i = 0; i < num_tiles; ++i) {
-    if (i + STAGES - 1 < num_tiles) load_tile(i + STAGES - 1, next_row);
-    copy_async_commit();
-    next_row = find_key_row(i + STAGES);
+  int split = first_split;
+  int steps_left = split_steps;
+  for (int i = 0; i < num_steps; ++i) {
     copy_async_wait<STAGES - 1>();
     __syncwarp();
 
-    const T* const tile_k = warp_tiles + i % STAGES * 2 * TILE_ELEMENTS;
-    const T* const tile_v = tile_k + TILE_ELEMENTS;
-    float scores[2][4] = {};
-#pragma unroll
-    for (int d = 0; d < HEAD_DIM / 16; ++d) {
-      unsigned b[4];
-      ldmatrix_x4(b, tile_k + (lane % 8 + lane / 16 * 8) * PITCH + d * 16 + lane / 8 % 2 * 8);
-      mma_m16n8k16<T>(scores[0], queries[d], {b[0], b[1]});
-      mma_m16n8k16<T>(scores[1], queries[d], {b[2], b[3]});
-    }
+    if (tile_begin(i) < key_end) {
+      T* const tile_k = warp_tiles + i % STAGES * 2 * TILE_ELEMENTS;
+      T* const tile_v = tile_k + TILE_ELEMENTS;
+      const int newest_place = newest_key - tile_begin(i);
+      if (FUSED && newest_place >= 0 && newest_place < WARP_KEYS) {
+        for (int s = lane; s < 2 * SEGMENTS; s += WARP_SIZE) {
+          T* const to = (s < SEGMENTS ? tile_k : tile_v) + newest_place * PITCH + s % SEGMENTS * SEGMENT;
+          Vec<T, SEGMENT>::load(newest + s * SEGMENT).store(to);
+        }
+        __syncwarp();
+      }
 
-    unsigned weights[4];  // the scores' layout is that of a left operand
+      float scores[2][4] = {};
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float maximum = maxima[h];
-#pragma unroll
-      for (int s = 0; s < 4; ++s) {
-        float& score = scores[s / 2][h * 2 + s % 2];
-        const int key = tile_begin(i) + s / 2 * 8 + lane % 4 * 2 + s % 2;
-        // Keys after the split's end were not loaded; the first tile may begin before the window.
-        score = key < key_end && key >= context_len - sliding_window ? score * scale_log2 : MINUS_INFINITY;
-        maximum = fmaxf(maximum, score);
+      for (int d = 0; d < HEAD_DIM; d += 16) {
+        unsigned a[4], b[4];
+        ldmatrix_x4(a, tile_q + min(lane % 16, num_group_heads - 1) * PITCH + d + lane / 16 * 8);
+        ldmatrix_x4(b, tile_k + (lane % 8 + lane / 16 * 8) * PITCH + d + lane / 8 % 2 * 8);
+        mma_m16n8k16<T>(scores[0], a, {b[0], b[1]});
+        mma_m16n8k16<T>(scores[1], a, {b[2], b[3]});
       }
-      maximum = fmaxf(maximum, __shfl_xor_sync(FULL_WARP, maximum, 1));
-      maximum = fmaxf(maximum, __shfl_xor_sync(FULL_WARP, maximum, 2));
-      const float offset = maximum == MINUS_INFINITY ? 0.0f : maximum;
-      const float factor = exp2_fast(maxima[h] - offset);
-      maxima[h] = maximum;
-      sums[h] *= factor;
+
+      unsigned weights[4];  // the scores' layout is that of a left operand
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float first = exp2_fast(scores[j][h * 2] - offset);
-        const float second = exp2_fast(scores[j][h * 2 + 1] - offset);
-        sums[h] += first + second;
-        weights[j * 2 + h] = pack<T>(first, second);
+      for (int h = 0; h < 2; ++h) {
+        float maximum = maxima[h];
+#pragma unroll
+        for (int s = 0; s < 4; ++s) {
+          float& score = scores[s / 2][h * 2 + s % 2];
+          const int key = tile_begin(i) + s / 2 * 8 + lane % 4 * 2 + s % 2;
+          // Keys after the split's end and before the window were not loaded.
+          score = key < key_end && key >= oldest_key ? score * scale_log2 : MINUS_INFINITY;
+          maximum = fmaxf(maximum, score);
+        }
+        maximum = fmaxf(maximum, __shfl_xor_sync(FULL_WARP, maximum, 1));
+        maximum = fmaxf(maximum, __shfl_xor_sync(FULL_WARP, maximum, 2));
+        const float offset = maximum == MINUS_INFINITY ? 0.0f : maximum;
+        const float factor = exp2_fast(maxima[h] - offset);
+        maxima[h] = maximum;
+        sums[h] *= factor;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float first = exp2_fast(scores[j][h * 2] - offset);
+          const float second = exp2_fast(scores[j][h * 2 + 1] - offset);
+          sums[h] += first + second;
+          weights[j * 2 + h] = pack<T>(first, second);
+        }
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; ++n) {
+          outputs[n][h * 2] *= factor;
+          outputs[n][h * 2 + 1] *= factor;
+        }
       }
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM / 8; ++n) {
-        outputs[n][h * 2] *= factor;
-        outputs[n][h * 2 + 1] *= factor;
+      for (int n = 0; n < HEAD_DIM / 8; n += 2) {
+        unsigned b[4];
+        ldmatrix_x4_trans(b, tile_v + lane % 16 * PITCH + n * 8 + lane / 16 * 8);
+        mma_m16n8k16<T>(outputs[n], weights, {b[0], b[1]});
+        mma_m16n8k16<T>(outputs[n + 1], weights, {b[2], b[3]});
       }
+      __syncwarp();
     }
+    if (--steps_left == 0 || i + 1 == num_steps) {
+      // The end of a split: merge the warps through the stages that they have just left.
+      float* const merged = reinterpret_cast<float*>(tiles + i % STAGES * 2 * TILE_ELEMENTS);
+      constexpr int MERGE_STRIDE = STAGES * 2 * TILE_ELEMENTS * sizeof(T) / sizeof(float);  // between warps
 #pragma unroll
-    for (int n = 0; n < HEAD_DIM / 8; n += 2) {
-      unsigned b[4];
-      ldmatrix_x4_trans(b, tile_v + lane % 16 * PITCH + n * 8 + lane / 16 * 8);
-      mma_m16n8k16<T>(outputs[n], weights, {b[0], b[1]});
-      mma_m16n8k16<T>(outputs[n + 1], weights, {b[2], b[3]});
+      for (int h = 0; h < 2; ++h) {
+        const int head = lane / 4 + h * 8;
+        float sum = sums[h];
+        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+        sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+        if (head < num_group_heads) {
+          if (lane % 4 == 0) {
+            warp_maxima[warp][head] = maxima[h];
+            warp_sums[warp][head] = sum;
+          }
+          float* const to = merged + warp * MERGE_STRIDE + head * MERGE_PITCH + lane % 4 * 2;
+#pragma unroll
+          for (int n = 0; n < HEAD_DIM / 8; ++n) {
+            *reinterpret_cast<float2*>(to + n * 8) = make_float2(outputs[n][h * 2], outputs[n][h * 2 + 1]);
+          }
+        }
+        maxima[h] = MINUS_INFINITY;
+        sums[h] = 0.0f;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; ++n) outputs[n][h * 2] = outputs[n][h * 2 + 1] = 0.0f;
+      }
+      __syncthreads();
+      for (int item = threadIdx.x; item < num_group_heads * HEAD_FLOATS; item += THREADS) {
+        const int head = item / HEAD_FLOATS;
+        const int d = item % HEAD_FLOATS * FLOATS;
+        float maximum = MINUS_INFINITY;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) maximum = fmaxf(maximum, warp_maxima[w][head]);
+        float sum = 0.0f;
+        Vec<float, FLOATS> values = {};
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+          const float factor = rescale_factor(warp_maxima[w][head], maximum);
+          sum = fmaf(warp_sums[w][head], factor, sum);
+          const auto part = Vec<float, FLOATS>::load(merged + w * MERGE_STRIDE + head * MERGE_PITCH + d);
+#pragma unroll
+          for (int e = 0; e < FLOATS; ++e) values[e] = fmaf(part[e], factor, values[e]);
+        }
+        if (splits.count == 1) {
+          Vec<T, FLOATS> rounded;
+#pragma unroll
+          for (int e = 0; e < FLOATS; ++e) rounded[e] = from_float<T>(values[e] / sum);
+          rounded.store(out + (static_cast<long long>(token) * num_heads + head0 + head) * HEAD_DIM + d);
+        } else {
+          const long long partial =
+              (static_cast<long long>(row) * num_heads + head0 + head) * max_splits + split;
+          values.store(partial_out + partial * HEAD_DIM + d);
+          if (d == 0) *reinterpret_cast<float2*>(partial_sums + partial * 2) = make_float2(maximum, sum);
+        }
+      }
+      __syncthreads();  // the stages are free, and all of the split's results are written
+      ++split;
+      steps_left = split_steps;
     }
-    __syncwarp();  // the stage is free for the copy after next
+    if (tile_begin(i + STAGES) < key_end) load_tile(i + STAGES, next_row);
+    copy_async_commit();
+    next_row = find_key_row(i + STAGES + 1);
+  }
+  if (splits.count == 1) return;
+
+  const int num_blocks = ceil_div(splits.count, block_splits);
+  if (num_blocks > 1) {
+    if (threadIdx.x == 0) {
+      is_last = arrives_last(arrivals + static_cast<long long>(row) * gridDim.x + blockIdx.x, num_blocks);
+    }
+    __syncthreads();
+    if (!is_last) return;
   }
 
-  // Merge the warps through their own stages, which are no longer in use.
-  float* const merged = reinterpret_cast<float*>(shared_memory);
-  constexpr int MERGE_STRIDE = STAGES * 2 * TILE_ELEMENTS * sizeof(T) / sizeof(float);
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int head = lane / 4 + h * 8;
-    float sum = sums[h];
-    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-    sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-    if (lane % 4 == 0) {
-      warp_maxima[warp][head] = maxima[h];
-      warp_sums[warp][head] = sum;
+  // Merge the splits: a lane weighs one, then a thread sums a few elements over all of them, in order.
+  const long long first_partial = (static_cast<long long>(row) * num_heads + head0) * max_splits;
+  for (int head = warp; head < num_group_heads; head += WARPS) {
+    float2 own = make_float2(MINUS_INFINITY, 0.0f);
+    if (lane < splits.count) {
+      own = __ldcg(reinterpret_cast<const float2*>(partial_sums) + first_partial + head * max_splits + lane);
     }
-    float* const to = merged + warp * MERGE_STRIDE + head * MERGE_PITCH + lane % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < HEAD_DIM / 8; ++n) {
-      *reinterpret_cast<float2*>(to + n * 8) = make_float2(outputs[n][h * 2], outputs[n][h * 2 + 1]);
-    }
+    const float weight = rescale_factor(own.x, warp_max(own.x));
+    split_weights[head][lane] = weight / warp_sum(own.y * weight);
   }
   __syncthreads();
-
-  for (int i = threadIdx.x; i < num_group_heads * HEAD_DIM; i += WARP_SIZE * WARPS) {
-    const int head = i / HEAD_DIM;
-    const int d = i % HEAD_DIM;
-    float maximum = MINUS_INFINITY;
+  for (int item = threadIdx.x; item < num_group_heads * HEAD_FLOATS; item += THREADS) {
+    const int head = item / HEAD_FLOATS;
+    const int d = item % HEAD_FLOATS * FLOATS;
+    const float4* const parts = reinterpret_cast<const float4*>(
+        partial_out + (first_partial + static_cast<long long>(head) * max_splits) * HEAD_DIM + d);
+    float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    constexpr int LOADS = 8;  // in flight
+    for (int s0 = 0; s0 < splits.count; s0 += LOADS) {
+      float4 loaded[LOADS];
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) maximum = fmaxf(maximum, warp_maxima[w][head]);
-    float sum = 0.0f;
-    float value = 0.0f;
+      for (int s = 0; s < LOADS; ++s) {
+        if (s0 + s < splits.count) loaded[s] = __ldcg(parts + (s0 + s) * HEAD_FLOATS);
+      }
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) {
-      const float factor = rescale_factor(warp_maxima[w][head], maximum);
-      sum = fmaf(warp_sums[w][head], factor, sum);
-      value = fmaf(merged[w * MERGE_STRIDE + head * MERGE_PITCH + d], factor, value);
+      for (int s = 0; s < LOADS; ++s) {
+        if (s0 + s >= splits.count) continue;
+        const float factor = split_weights[head][s0 + s];
+        value.x = fmaf(loaded[s].x, factor, value.x);
+        value.y = fmaf(loaded[s].y, factor, value.y);
+        value.z = fmaf(loaded[s].z, factor, value.z);
+        value.w = fmaf(loaded[s].w, factor, value.w);
+      }
     }
-    value = sum == 0.0f ? 0.0f : value / sum;
-    if (splits.count == 1) {
-      out[(static_cast<long long>(token) * num_heads + head0 + head) * HEAD_DIM + d] = from_float<T>(value);
-    } else {
-      const long long partial = (static_cast<long long>(row) * num_heads + head0 + head) * gridDim.z + split;
-      partial_out[partial * HEAD_DIM + d] = value;
-      if (d == 0) partial_lse[partial] = sum == 0.0f ? MINUS_INFINITY : maximum + log2f(sum);
-    }
-  }
-}
-
-// out = sum over splits s of partial_out[s] * 2^partial_lse[s], over the sum of 2^partial_lse[s], for rows
-// with one query and more than one split.
-//
-// partial_out [num_seqs, num_heads, splits, head_dim] float; partial_lse [num_seqs, num_heads, splits] float;
-// cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs] int; out [num_tokens, num_heads * head_dim] T.
-// Layout: row-major; splits, sliding_window, min_split_keys and max_splits as given to the decode kernel.
-// Grid: (num_heads, num_seqs); block: 128 threads; no shared memory.
-// Unit of work: one block a row's head, a thread every 128th element.
-template <typename T>
-__global__ void __launch_bounds__(COMBINE_THREADS)
-    paged_attention_combine_kernel(const float* __restrict__ partial_out,
-                                   const float* __restrict__ partial_lse,
-                                   const int* __restrict__ cu_seqlens_q, const int* __restrict__ context_lens,
-                                   T* __restrict__ out, int head_dim, int splits, int sliding_window,
-                                   int min_split_keys, int max_splits) {
-  ASSERT_ELEMENT(T);
-  const int head = blockIdx.x;
-  const int num_heads = gridDim.x;
-  const int row = blockIdx.y;
-  const int token = cu_seqlens_q[row];
-  if (cu_seqlens_q[row + 1] - token != 1) return;
-  const int count = find_splits(context_lens[row], sliding_window, min_split_keys, max_splits).count;
-  if (count == 1) return;
-
-  const long long partial = (static_cast<long long>(row) * num_heads + head) * splits;
-  float maximum = MINUS_INFINITY;
-  for (int s = 0; s < count; ++s) maximum = fmaxf(maximum, partial_lse[partial + s]);
-  for (int d = threadIdx.x; d < head_dim; d += COMBINE_THREADS) {
-    float sum = 0.0f;
-    float value = 0.0f;
-    for (int s = 0; s < count; ++s) {
-      const float weight = rescale_factor(partial_lse[partial + s], maximum);
-      sum += weight;
-      value = fmaf(partial_out[(partial + s) * head_dim + d], weight, value);
-    }
-    out[(static_cast<long long>(token) * num_heads + head) * head_dim + d] = from_float<T>(value / sum);
+    const Vec<T, FLOATS> rounded = {from_float<T>(value.x), from_float<T>(value.y), from_float<T>(value.z),
+                                    from_float<T>(value.w)};
+    rounded.store(out + (static_cast<long long>(token) * num_heads + head0 + head) * HEAD_DIM + d);
   }
 }

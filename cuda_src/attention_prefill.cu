@@ -6,38 +6,6 @@
 
 constexpr int WARPS = 4;
 
-// A tile of queries: `tile` counts through all rows with two or more queries, in order.
-struct QueryTile {
-  int row;  // -1: there is no such tile
-  int tile_in_row;
-};
-
-// Every lane of a warp must call; all get the result.
-__device__ __forceinline__ QueryTile find_query_tile(const int* cu_seqlens_q, int num_seqs, int tile,
-                                                     int group, int tile_queries) {
-  const int lane = threadIdx.x % WARP_SIZE;
-  int tiles_before = 0;
-  for (int row0 = 0; row0 < num_seqs; row0 += WARP_SIZE) {
-    const int row = row0 + lane;
-    const int num_queries = row < num_seqs ? cu_seqlens_q[row + 1] - cu_seqlens_q[row] : 0;
-    const int tiles = num_queries > 1 ? ceil_div(num_queries * group, tile_queries) : 0;
-    int tiles_through = tiles;
-#pragma unroll
-    for (int offset = 1; offset < WARP_SIZE; offset *= 2) {
-      const int other = __shfl_up_sync(FULL_WARP, tiles_through, offset);
-      if (lane >= offset) tiles_through += other;
-    }
-    tiles_through += tiles_before;
-    const unsigned reached = __ballot_sync(FULL_WARP, tile < tiles_through);
-    if (reached != 0) {
-      const int found = __ffs(reached) - 1;
-      return {row0 + found, tile - __shfl_sync(FULL_WARP, tiles_through - tiles, found)};
-    }
-    tiles_before = __shfl_sync(FULL_WARP, tiles_through, WARP_SIZE - 1);
-  }
-  return {-1, 0};
-}
-
 // out = softmax over the visible keys of (q . k * scale), times v, for rows with two or more queries, in one
 // pass over the keys (FlashAttention-2, Dao 2023). Weights are rounded to T before they meet v.
 //

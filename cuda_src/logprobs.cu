@@ -1,12 +1,16 @@
 // Log-probabilities of chosen and of most probable tokens.
 
 #include "choice.cuh"
-#include "common.cuh"
+#include "cluster.cuh"
 
 constexpr int BLOCK_SIZE = 1024;
 constexpr int NUM_WARPS = BLOCK_SIZE / WARP_SIZE;
 constexpr int NUM_SEGMENTS = BLOCK_SIZE;
 constexpr int SEGMENTS_PER_WARP = NUM_SEGMENTS / NUM_WARPS;
+constexpr int CLUSTER_BLOCKS = 8;
+constexpr int CLUSTER_THREADS = 512;
+constexpr int CLUSTER_WARPS = CLUSTER_THREADS / WARP_SIZE;
+constexpr int MAX_CLUSTER_TOP = 64;
 
 // Best of the ids begin to end that are behind `previous`; by one warp, all lanes get it.
 __device__ Choice best_behind(const float* row_logits, int begin, int end, Choice previous) {
@@ -24,7 +28,7 @@ __device__ Choice best_behind(const float* row_logits, int begin, int end, Choic
 //
 // logits [num_rows, vocab_size] float; token_ids, rank [num_rows] int32; chosen [num_rows] float;
 // top_ids [num_rows, num_top] int32, top_logprobs [num_rows, num_top] float, num_top <= vocab_size.
-// Grid: num_rows; block: 1024 threads; 8 KB of static shared memory.
+// Grid: (1, num_rows); block: 1024 threads; 8 KB of static shared memory.
 // Unit of work: one block a row. The best of each of 1024 segments is kept; one warp takes the best of
 // those num_top times and looks through its segment alone for the next.
 __global__ void __launch_bounds__(BLOCK_SIZE)
@@ -32,7 +36,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
                         float* __restrict__ chosen, int* __restrict__ rank, int* __restrict__ top_ids,
                         float* __restrict__ top_logprobs, int vocab_size, int num_top) {
   __shared__ Choice segment_best[NUM_SEGMENTS];
-  const int row = blockIdx.x;
+  const int row = blockIdx.y;
   const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
   const float* const row_logits = logits + static_cast<long long>(row) * vocab_size;
@@ -79,3 +83,116 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     __syncwarp();
   }
 }
+
+#if __CUDA_ARCH__ >= 900
+
+// The same for num_top <= 64.
+//
+// Grid: (8, num_rows), eight blocks a cluster; block: 512 threads; 9 KB of static shared memory.
+// Unit of work: a cluster a row, a block an eighth of it in 512 segments. Each block finds the num_top best
+// of its own part; of all those, a token's place is the number of better ones.
+__cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS)
+    top_logprobs_cluster_kernel(const float* __restrict__ logits, const int* __restrict__ token_ids,
+                                float* __restrict__ chosen, int* __restrict__ rank, int* __restrict__ top_ids,
+                                float* __restrict__ top_logprobs, int vocab_size, int num_top) {
+  using Blocks = Cluster<CLUSTER_BLOCKS>;
+  struct PartSums {
+    float maximum;
+    float sum;  // of exp(logit - maximum)
+    float num_greater;
+  };
+  __shared__ Choice segment_best[CLUSTER_THREADS];
+  __shared__ Choice part_top[MAX_CLUSTER_TOP];
+  __shared__ Choice all_tops[CLUSTER_BLOCKS * MAX_CLUSTER_TOP];
+  __shared__ PartSums part_sums;
+  const int row = blockIdx.y;
+  const int lane = threadIdx.x % WARP_SIZE;
+  const int warp = threadIdx.x / WARP_SIZE;
+  const float* const row_logits = logits + static_cast<long long>(row) * vocab_size;
+  const int part = ceil_div(vocab_size, CLUSTER_BLOCKS);
+  const int part_begin = min(Blocks::rank() * part, vocab_size);
+  const int part_end = min(part_begin + part, vocab_size);
+  const int segment_size = ceil_div(part, CLUSTER_THREADS);
+  auto segment_begin = [&](int segment) { return min(part_begin + segment * segment_size, part_end); };
+  let_next_kernel_start();
+  wait_for_earlier_kernels();
+
+#pragma unroll 4
+  for (int i = 0; i < CLUSTER_THREADS / CLUSTER_WARPS; ++i) {
+    const int segment = warp * (CLUSTER_THREADS / CLUSTER_WARPS) + i;
+    const Choice best = best_behind(row_logits, segment_begin(segment), segment_begin(segment + 1), ~0ull);
+    if (lane == 0) segment_best[segment] = best;
+  }
+  __syncthreads();
+  const Choice part_best = block_best(segment_best[threadIdx.x]);
+  const float part_maximum = part_best == NO_CHOICE ? -FLOAT_INFINITY : score_of(part_best);
+
+  const int token_id = token_ids[row];
+  const bool known = token_id >= 0 && token_id < vocab_size;
+  const float token_logit = known ? row_logits[token_id] : 0.0f;
+  float sum = 0.0f;
+  float num_greater = 0.0f;  // exact: a vocabulary is smaller than 2^24
+  if (part_maximum != -FLOAT_INFINITY) {
+#pragma unroll 4
+    for (int id = part_begin + threadIdx.x; id < part_end; id += CLUSTER_THREADS) {
+      const float logit = row_logits[id];
+      sum += expf(logit - part_maximum);
+      num_greater += logit > token_logit ? 1.0f : 0.0f;
+    }
+  }
+  sum = block_sum(sum);
+  num_greater = block_sum(num_greater);
+  if (threadIdx.x == 0) part_sums = {part_maximum, sum, num_greater};
+
+  if (warp == 0) {
+    for (int i = 0; i < num_top; ++i) {
+      const Choice best = best_of(segment_best, CLUSTER_THREADS);
+      if (lane == 0) part_top[i] = best;
+      if (best == NO_CHOICE) continue;
+      const int segment = (token_of(best) - part_begin) / segment_size;
+      const Choice next = best_behind(row_logits, segment_begin(segment), segment_begin(segment + 1), best);
+      if (lane == 0) segment_best[segment] = next;
+      __syncwarp();
+    }
+  }
+  Blocks::sync();
+
+  if (Blocks::rank() == 0) {
+    for (int i = threadIdx.x; i < CLUSTER_BLOCKS * num_top; i += CLUSTER_THREADS) {
+      all_tops[i] = Blocks::at(part_top, i / num_top)[i % num_top];
+    }
+    float maximum = -FLOAT_INFINITY;
+    bool has_nan = false;
+    PartSums parts[CLUSTER_BLOCKS];
+#pragma unroll
+    for (int b = 0; b < CLUSTER_BLOCKS; ++b) {
+      parts[b] = *Blocks::at(&part_sums, b);
+      maximum = fmaxf(maximum, parts[b].maximum);
+      has_nan |= isnan(parts[b].maximum);
+    }
+    float total = 0.0f;
+    float total_greater = 0.0f;
+#pragma unroll
+    for (int b = 0; b < CLUSTER_BLOCKS; ++b) {
+      if (parts[b].maximum != -FLOAT_INFINITY) total += parts[b].sum * expf(parts[b].maximum - maximum);
+      total_greater += parts[b].num_greater;
+    }
+    const float log_sum = has_nan ? __int_as_float(0x7fc00000) : logf(total);
+    if (threadIdx.x == 0) {
+      chosen[row] = known ? token_logit - maximum - log_sum : __int_as_float(0x7fc00000);
+      rank[row] = known ? 1 + static_cast<int>(total_greater) : 0;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < CLUSTER_BLOCKS * num_top; i += CLUSTER_THREADS) {
+      const Choice own = all_tops[i];
+      int place = 0;
+      for (int j = 0; j < CLUSTER_BLOCKS * num_top; ++j) place += all_tops[j] > own;
+      if (own == NO_CHOICE || place >= num_top) continue;
+      top_ids[static_cast<long long>(row) * num_top + place] = token_of(own);
+      top_logprobs[static_cast<long long>(row) * num_top + place] = score_of(own) - maximum - log_sum;
+    }
+  }
+  Blocks::sync();  // no block's memory goes while another reads it
+}
+
+#endif

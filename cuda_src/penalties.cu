@@ -4,6 +4,8 @@
 #include "common.cuh"
 
 constexpr int BLOCK_SIZE = 256;
+constexpr int STATES = 4;  // that a thread looks at together
+constexpr int LOADS = 4;   // of them, in flight per thread
 constexpr unsigned IN_PROMPT_BIT = 0x80000000u;
 
 // logits += bias; then -inf at suppressed ids while num_output_tokens < min_tokens; then, for tokens seen,
@@ -14,8 +16,9 @@ constexpr unsigned IN_PROMPT_BIT = 0x80000000u;
 // bias_counts [num_slots] int32; suppressed_token_ids [num_slots, max_suppressed] int32;
 // suppressed_counts [num_slots] int32; per row, [num_rows]: slots int32 (below 0: skipped),
 // num_output_tokens int32, min_tokens int32, repetition_penalty, presence_penalty, frequency_penalty float.
-// Grid: (ceil(vocab_size / chunk_size), num_rows); block: 256 threads.
-// Unit of work: one block a chunk of ids, which it alone writes, so that its barriers order the three steps.
+// Layout: row-major; 16-byte loads of token states where the row's address allows; chunk_size a multiple
+// of 4. Grid: (ceil(vocab_size / chunk_size), num_rows); block: 256 threads. Unit of work: one block a chunk
+// of ids, which it alone writes, so that its barriers order the three steps.
 __global__ void __launch_bounds__(BLOCK_SIZE)
     adjust_logits_kernel(float* __restrict__ logits, const unsigned* __restrict__ token_state,
                          const int* __restrict__ bias_token_ids, const float* __restrict__ bias_values,
@@ -27,6 +30,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
                          const float* __restrict__ frequency_penalty, int vocab_size, int max_bias,
                          int max_suppressed, int chunk_size) {
   const int row = blockIdx.y;
+  let_next_kernel_start();
+  wait_for_earlier_kernels();
   const long long slot = slots[row];
   if (slot < 0) return;
   float* const row_logits = logits + static_cast<long long>(row) * vocab_size;
@@ -53,13 +58,31 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
   const float presence = presence_penalty[row];
   const float frequency = frequency_penalty[row];
   if (repetition == 1.0f && presence == 0.0f && frequency == 0.0f) return;
-  for (int id = begin + threadIdx.x; id < end; id += BLOCK_SIZE) {
-    const unsigned state = token_state[slot * vocab_size + id];
-    if (state == 0) continue;
+  const unsigned* const row_states = token_state + slot * vocab_size;
+  auto penalise = [&](int id, unsigned state) {
+    if (state == 0) return;
     const float logit = row_logits[id];
     const float count = static_cast<float>(state & ~IN_PROMPT_BIT);
     const float repeated = logit > 0.0f ? logit / repetition : logit * repetition;
     row_logits[id] = repeated - (frequency * count + (count > 0.0f ? presence : 0.0f));
+  };
+  const bool aligned = is_aligned(row_states + begin);
+  for (int first = begin + threadIdx.x * STATES; first < end; first += BLOCK_SIZE * STATES * LOADS) {
+    Vec<unsigned, STATES> states[LOADS] = {};
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const int id = first + i * BLOCK_SIZE * STATES;
+      if (aligned && id + STATES <= end) {
+        states[i] = Vec<unsigned, STATES>::load(row_states + id);
+      } else {
+        for (int j = 0; j < STATES; ++j) states[i][j] = id + j < end ? row_states[id + j] : 0;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+#pragma unroll
+      for (int j = 0; j < STATES; ++j) penalise(first + i * BLOCK_SIZE * STATES + j, states[i][j]);
+    }
   }
 }
 
@@ -95,6 +118,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     record_tokens_kernel(unsigned* __restrict__ token_state, const int* __restrict__ slots,
                          const int* __restrict__ token_ids, int num_rows, int num_slots, int vocab_size) {
   const int row = blockIdx.x * BLOCK_SIZE + threadIdx.x;
+  let_next_kernel_start();
+  wait_for_earlier_kernels();
   if (row >= num_rows) return;
   const int slot = slots[row];
   const int id = token_ids[row];

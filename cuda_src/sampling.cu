@@ -1,116 +1,262 @@
-// One token per row of logits. The vocabulary of a row is split over `num_splits` blocks, chunk_size ids
-// each: row_maximum_kernel, then (where a row may filter) token_filter.cu, then gumbel_choice_kernel, then
-// pick_token_kernel. Nothing depends on how a row was split, nor on other rows.
+// One token per row of logits: the most probable, or one by chance among those that the filters keep.
 
 #include "choice.cuh"
-#include "common.cuh"
-#include "distance.cuh"
+#include "cluster.cuh"
 #include "philox.cuh"
+#include "token_filter.cuh"
 
-constexpr int BLOCK_SIZE = 256;
 constexpr int GROUP = 4;  // ids that share one call of the random generator
+constexpr int LOADS = 5;  // groups in flight per thread
+constexpr int THREADS = 1024;
+constexpr int CLUSTER_BLOCKS = 8;
+constexpr int CLUSTER_THREADS = 512;
 
-// maxima[s, i] = best choice among the ids of chunk i, scored by logit; NaN wins
-//
-// logits [num_rows, vocab_size] float, slots [num_rows] int32 (below 0: padding, skipped),
-// maxima [num_rows, num_splits] Choice.
-// Layout: row-major; chunk_size a multiple of 4; 16-byte loads where the row's address allows.
-// Grid: (num_splits, num_rows); block: 256 threads. Unit of work: one block a chunk.
-__global__ void __launch_bounds__(BLOCK_SIZE)
-    row_maximum_kernel(const float* __restrict__ logits, const int* __restrict__ slots,
-                       unsigned long long* __restrict__ maxima, int vocab_size, int chunk_size) {
-  const int row = blockIdx.y;
-  if (slots[row] < 0) return;
-  const float* const row_logits = logits + static_cast<long long>(row) * vocab_size;
-  const int begin = blockIdx.x * chunk_size;
-  const int end = min(begin + chunk_size, vocab_size);
+// What a block knows of its row.
+struct Row {
+  const float* logits;
+  int begin;  // of the block's part of the vocabulary
+  int end;
+  float maximum;
+  float temperature;
 
-  Choice best = NO_CHOICE;
-#pragma unroll 4
-  for (int id = begin + threadIdx.x * GROUP; id < end; id += BLOCK_SIZE * GROUP) {
-    float values[GROUP];
-    load_floats(row_logits + id, end - id, values);
+  // visit(id, values of id to id + 3) for each group of the thread's share, in order; values from `end` on
+  // are anything.
+  template <int NUM_THREADS, typename Visit>
+  __device__ __forceinline__ void for_each_group(Visit visit) const {
+    constexpr int STRIDE = NUM_THREADS * GROUP;
+    for (int first = begin + threadIdx.x * GROUP; first < end; first += STRIDE * LOADS) {
+      float values[LOADS][GROUP];
 #pragma unroll
-    for (int j = 0; j < GROUP; ++j) {
-      if (id + j < end) best = better(best, make_choice(values[j], id + j));
+      for (int i = 0; i < LOADS; ++i) {
+        const int id = first + i * STRIDE;
+        load_floats(logits + id, end - id, values[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < LOADS; ++i) {
+        if (first + i * STRIDE < end) visit(first + i * STRIDE, values[i]);
+      }
     }
   }
-  best = block_best(best);
-  if (threadIdx.x == 0) maxima[static_cast<long long>(row) * gridDim.x + blockIdx.x] = best;
-}
 
-// choices[s, i] = best choice among the kept ids of chunk i, scored by noise - distance, where
-// noise = -log(-log(u)) (Gumbel 1954), u = ((word >> 9) + 0.5) / 2^23, word id % 4 of Philox4x32-10 with
-// counter (id / 4, position, 0, 0) and the row's seed as key; kept are keys up to cutoffs[s]
-//
-// logits [num_rows, vocab_size] float, slots [num_rows] int32, maxima [num_rows, num_splits] Choice,
-// cutoffs [num_rows] uint32 or null (all kept), temperature [num_rows] float (0: greedy, skipped),
-// seeds [num_rows] uint64, positions [num_rows] int32, choices [num_rows, num_splits] Choice.
-// Layout, grid, block and unit of work as row_maximum_kernel.
-__global__ void __launch_bounds__(BLOCK_SIZE)
-    gumbel_choice_kernel(const float* __restrict__ logits, const int* __restrict__ slots,
-                         const unsigned long long* __restrict__ maxima, const unsigned* __restrict__ cutoffs,
-                         const float* __restrict__ temperature, const unsigned long long* __restrict__ seeds,
-                         const int* __restrict__ positions, unsigned long long* __restrict__ choices,
-                         int vocab_size, int chunk_size) {
-  const int row = blockIdx.y;
-  const float row_temperature = temperature[row];
-  if (slots[row] < 0 || !(row_temperature > 0.0f)) return;
-  const float maximum = score_of(best_of(maxima + static_cast<long long>(row) * gridDim.x, gridDim.x));
-  if (!isfinite(maximum)) return;
-  const float* const row_logits = logits + static_cast<long long>(row) * vocab_size;
-  const unsigned cutoff = cutoffs == nullptr ? LAST_KEY : cutoffs[row];
-  const unsigned position = positions[row];
-  const uint2 key = make_uint2(static_cast<unsigned>(seeds[row]), static_cast<unsigned>(seeds[row] >> 32));
-  const int begin = blockIdx.x * chunk_size;
-  const int end = min(begin + chunk_size, vocab_size);
+  __device__ __forceinline__ unsigned key(float logit) const {
+    const float distance = distance_of(logit, maximum, temperature);
+    return distance < MAX_DISTANCE ? key_of(distance) : NO_KEY;
+  }
+};
 
-  Choice best = NO_CHOICE;
-  for (int id = begin + threadIdx.x * GROUP; id < end; id += BLOCK_SIZE * GROUP) {
-    float values[GROUP];
-    load_floats(row_logits + id, end - id, values);
-    bool kept[GROUP];
-    bool any_kept = false;
+// Calls visit(key) for each key of the thread's share of a part, NO_KEY where there is none.
+template <int NUM_THREADS>
+struct RowKeys {
+  const Row& row;
+  const unsigned* cached;  // by this thread itself, in shared memory; null: to be computed again
+
+  template <typename Visit>
+  __device__ __forceinline__ void operator()(Visit visit) const {
+    if (cached != nullptr) {
+      for (int i = threadIdx.x * GROUP; i < row.end - row.begin; i += NUM_THREADS * GROUP) {
+        const auto keys = Vec<unsigned, GROUP>::load(cached + i);
+#pragma unroll
+        for (int j = 0; j < GROUP; ++j) visit(keys[j]);
+      }
+    } else {
+      row.for_each_group<NUM_THREADS>([&](int id, const float (&values)[GROUP]) {
+#pragma unroll
+        for (int j = 0; j < GROUP; ++j) visit(id + j < row.end ? row.key(values[j]) : NO_KEY);
+      });
+    }
+  }
+};
+
+// The best choice of the part by logit; NaN wins.
+template <int NUM_THREADS>
+__device__ __forceinline__ Choice best_of_part(const Row& row) {
+  float best = -FLOAT_INFINITY;
+  int best_id = row.begin + threadIdx.x * GROUP;
+  bool has_nan = false;
+  row.for_each_group<NUM_THREADS>([&](int id, const float (&values)[GROUP]) {
 #pragma unroll
     for (int j = 0; j < GROUP; ++j) {
-      values[j] = distance_of(values[j], maximum, row_temperature);
-      kept[j] = id + j < end && values[j] < REACH && key_of(values[j]) <= cutoff;
-      any_kept |= kept[j];
+      if (id + j >= row.end) break;
+      has_nan |= isnan(values[j]);
+      if (values[j] > best) {
+        best = values[j];
+        best_id = id + j;
+      }
     }
-    if (!any_kept) continue;
-    const uint4 random = philox4x32_10(make_uint4(id / GROUP, position, 0u, 0u), key);
+  });
+  if (best_id >= row.end) return NO_CHOICE;
+  return make_choice(has_nan ? __int_as_float(0x7fc00000) : best, best_id);
+}
+
+// The best of the part's kept ids by noise - distance, where noise = -log(-log(u)) (Gumbel 1954), u = ((word
+// >> 9) + 0.5) / 2^23, word id % 4 of Philox4x32-10 with counter (id / 4, position, 0, 0) and the row's seed
+// as key; kept are keys up to `cutoff`. Scores are computed for those alone that can pass `best_score`,
+// shared memory with the best so far as the upper half of a Choice: -log(-log(u)) <= -log(1 - u).
+class GumbelChoice {
+ public:
+  __device__ __forceinline__ GumbelChoice(const Row& row, unsigned cutoff, unsigned long long seed,
+                                          unsigned position, unsigned* best_score)
+      : row_(row),
+        cutoff_(cutoff),
+        position_(position),
+        key_(make_uint2(static_cast<unsigned>(seed), static_cast<unsigned>(seed >> 32))),
+        inverse_temperature_(1.0f / row.temperature),
+        best_score_(best_score) {}
+
+  __device__ __forceinline__ void visit(int id, const float (&values)[GROUP]) {
+    float distances[GROUP];  // at most the real ones
+    bool any_within_reach = false;
+#pragma unroll
+    for (int j = 0; j < GROUP; ++j) {
+      distances[j] = (row_.maximum - values[j]) * inverse_temperature_ * (1.0f - 0x1p-20f);
+      any_within_reach |= !(distances[j] >= REACH);
+    }
+    if (!any_within_reach) return;
+    const uint4 random = philox4x32_10(make_uint4(id / GROUP, position_, 0u, 0u), key_);
     const unsigned words[GROUP] = {random.x, random.y, random.z, random.w};
+    const float threshold =
+        score_of(static_cast<Choice>(*static_cast<volatile unsigned*>(best_score_)) << 32);
 #pragma unroll
     for (int j = 0; j < GROUP; ++j) {
-      if (!kept[j]) continue;
+      constexpr float SLACK = 0x1p-10f;
+      const float complement = (8388607.5f - static_cast<float>(words[j] >> 9)) * 0x1p-23f;  // 1 - u, exact
+      const float bound = SLACK - __logf(complement) - distances[j];
+      if (bound < threshold || id + j >= row_.end) continue;
+      const float distance = distance_of(values[j], row_.maximum, row_.temperature);
+      if (!(distance < REACH) || key_of(distance) > cutoff_) continue;
       const float uniform = (static_cast<float>(words[j] >> 9) + 0.5f) * 0x1p-23f;
-      best = better(best, make_choice(-logf(-logf(uniform)) - values[j], id + j));
+      const Choice choice = make_choice(-logf(-logf(uniform)) - distance, id + j);
+      if (choice <= best_) continue;
+      best_ = choice;
+      atomicMax(best_score_, static_cast<unsigned>(choice >> 32));
     }
   }
+
+  __device__ __forceinline__ Choice best() const { return best_; }
+
+ private:
+  const Row& row_;
+  unsigned cutoff_;
+  unsigned position_;
+  uint2 key_;
+  float inverse_temperature_;
+  unsigned* best_score_;
+  Choice best_ = NO_CHOICE;
+};
+
+// The best of all blocks' choices; `bests` is shared memory of its own for each call.
+template <int BLOCKS>
+__device__ __forceinline__ Choice best_of_blocks(Choice best, Choice (&bests)[BLOCKS]) {
+  using Blocks = Cluster<BLOCKS>;
   best = block_best(best);
-  if (threadIdx.x == 0) choices[static_cast<long long>(row) * gridDim.x + blockIdx.x] = best;
+  if (BLOCKS == 1) return best;
+  if (threadIdx.x < BLOCKS) Blocks::at(bests, threadIdx.x)[Blocks::rank()] = best;
+  Blocks::sync();
+#pragma unroll
+  for (int b = 0; b < BLOCKS; ++b) best = better(best, bests[b]);
+  return best;
 }
 
-// token_ids[s] = id of the row's best choice; of its maximum where temperature is 0; -1 where the maximum
-// is not finite or the row is padding
-//
-// slots [num_rows] int32, maxima and choices [num_rows, num_splits] Choice, temperature [num_rows] float,
-// token_ids [num_rows] int32.
-// Grid: ceil(num_rows / 8); block: 256 threads. Unit of work: one warp a row.
-__global__ void __launch_bounds__(BLOCK_SIZE)
-    pick_token_kernel(const int* __restrict__ slots, const unsigned long long* __restrict__ maxima,
-                      const unsigned long long* __restrict__ choices, const float* __restrict__ temperature,
-                      int* __restrict__ token_ids, int num_rows, int num_splits) {
-  const int row = (blockIdx.x * BLOCK_SIZE + threadIdx.x) / WARP_SIZE;
-  if (row >= num_rows) return;
-  int token_id = -1;
-  if (slots[row] >= 0) {
-    const long long first = static_cast<long long>(row) * num_splits;
-    Choice best = best_of(maxima + first, num_splits);
-    if (isfinite(score_of(best))) {
-      if (temperature[row] > 0.0f) best = best_of(choices + first, num_splits);
-      token_id = token_of(best);
-    }
+// `cached_keys`: FILTERED alone; shared memory for the keys of a block's part of the vocabulary, or null.
+template <int BLOCKS, int NUM_THREADS, bool FILTERED>
+__device__ __forceinline__ void sample_row(const float* logits, const int* slots, const float* temperature,
+                                           const int* top_k, const float* top_p, const float* min_p,
+                                           const unsigned long long* seeds, const int* positions,
+                                           int* token_ids, int vocab_size, unsigned* cached_keys) {
+  using Blocks = Cluster<BLOCKS>;
+  __shared__ Choice bests[2][BLOCKS];
+  __shared__ unsigned best_score;
+  const int row_index = blockIdx.y;
+  let_next_kernel_start();
+  Blocks::arrive();
+  if (threadIdx.x == 0) best_score = 0;
+  wait_for_earlier_kernels();
+  Blocks::wait();
+  const bool reports = Blocks::rank() == 0 && threadIdx.x == 0;
+  if (slots[row_index] < 0) {
+    if (reports) token_ids[row_index] = -1;
+    return;
   }
-  if (threadIdx.x % WARP_SIZE == 0) token_ids[row] = token_id;
+
+  const int part = ceil_div(ceil_div(vocab_size, BLOCKS), GROUP) * GROUP;
+  Row row;
+  row.logits = logits + static_cast<long long>(row_index) * vocab_size;
+  row.begin = min(Blocks::rank() * part, vocab_size);
+  row.end = min(row.begin + part, vocab_size);
+  row.temperature = temperature[row_index];
+  Choice best = best_of_blocks(best_of_part<NUM_THREADS>(row), bests[0]);
+  row.maximum = score_of(best);
+
+  if (isfinite(row.maximum) && row.temperature > 0.0f) {
+    const bool filters =
+        FILTERED && (min_p[row_index] > 0.0f || top_k[row_index] > 0 || top_p[row_index] < 1.0f);
+    unsigned cutoff = LAST_KEY;
+    if (filters) {
+      __shared__ TokenFilter<BLOCKS, NUM_THREADS> filter;
+      if (cached_keys != nullptr) {
+        row.for_each_group<NUM_THREADS>([&](int id, const float (&values)[GROUP]) {
+          Vec<unsigned, GROUP> keys;
+#pragma unroll
+          for (int j = 0; j < GROUP; ++j) keys[j] = id + j < row.end ? row.key(values[j]) : NO_KEY;
+          keys.store(cached_keys + (id - row.begin));
+        });
+      }
+      cutoff = filter.cutoff(RowKeys<NUM_THREADS>{row, cached_keys}, min_p[row_index], top_k[row_index],
+                             top_p[row_index]);
+    }
+    GumbelChoice choice(row, cutoff, seeds[row_index], positions[row_index], &best_score);
+    if (filters && cached_keys != nullptr) {
+      for (int id = row.begin + threadIdx.x * GROUP; id < row.end; id += NUM_THREADS * GROUP) {
+        const auto keys = Vec<unsigned, GROUP>::load(cached_keys + (id - row.begin));
+        if (min(min(keys[0], keys[1]), min(keys[2], keys[3])) > cutoff) continue;
+        float values[GROUP];
+        load_floats(row.logits + id, row.end - id, values);
+        choice.visit(id, values);
+      }
+    } else {
+      row.for_each_group<NUM_THREADS>(
+          [&](int id, const float (&values)[GROUP]) { choice.visit(id, values); });
+    }
+    best = best_of_blocks(choice.best(), bests[1]);
+  }
+  if (reports) token_ids[row_index] = isfinite(row.maximum) ? token_of(best) : -1;
 }
+
+// token_ids[s] = a token of row s as Ops.sample defines it, -1 where the maximum is not finite or the row is
+// padding. Not FILTERED promises that all filters are off.
+//
+// logits [num_rows, vocab_size] float; per row, [num_rows]: slots int32 (below 0: padding), temperature float
+// (0: greedy), top_k int32 (0: off), top_p float (1: off), min_p float (0: off), seeds uint64, positions
+// int32; token_ids [num_rows] int32. Layout: row-major; 16-byte loads where the row's address allows. Nothing
+// depends on other rows, nor on the number of blocks. Grid: (1, num_rows); block: 1024 threads; 9 KB of
+// static shared memory. Unit of work: one block a row.
+template <bool FILTERED>
+__global__ void __launch_bounds__(THREADS)
+    sample_kernel(const float* __restrict__ logits, const int* __restrict__ slots,
+                  const float* __restrict__ temperature, const int* __restrict__ top_k,
+                  const float* __restrict__ top_p, const float* __restrict__ min_p,
+                  const unsigned long long* __restrict__ seeds, const int* __restrict__ positions,
+                  int* __restrict__ token_ids, int vocab_size) {
+  sample_row<1, THREADS, FILTERED>(logits, slots, temperature, top_k, top_p, min_p, seeds, positions,
+                                   token_ids, vocab_size, nullptr);
+}
+
+#if __CUDA_ARCH__ >= 900
+
+// The same.
+//
+// Grid: (8, num_rows), eight blocks a cluster; block: 512 threads; shared: FILTERED, 4 bytes for each id of
+// an eighth of the vocabulary (in whole groups of 4), and 9 KB of static. Unit of work: a cluster a row.
+template <bool FILTERED>
+__cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS, 2)
+    sample_cluster_kernel(const float* __restrict__ logits, const int* __restrict__ slots,
+                          const float* __restrict__ temperature, const int* __restrict__ top_k,
+                          const float* __restrict__ top_p, const float* __restrict__ min_p,
+                          const unsigned long long* __restrict__ seeds, const int* __restrict__ positions,
+                          int* __restrict__ token_ids, int vocab_size) {
+  extern __shared__ __align__(16) unsigned cached_keys[];
+  sample_row<CLUSTER_BLOCKS, CLUSTER_THREADS, FILTERED>(logits, slots, temperature, top_k, top_p, min_p,
+                                                        seeds, positions, token_ids, vocab_size, cached_keys);
+}
+
+#endif

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.cuda.kernel import KernelSpec, LaunchConfig
-from engine.ops.cuda import CudaOps, attention, linear
+from engine.ops.cuda import CudaOps, attention, attention_decode, linear
 from engine.ops.cuda.registry import all_instantiations
 from engine.ops.cuda.types import ceil_div
 from engine.ops.interface import AttentionMetadata
@@ -30,14 +30,18 @@ class Launch:
 class WritingDevice(CpuDevice):
     name = "cuda:0"
 
-    def __init__(self, multiprocessors: int = 132) -> None:
+    def __init__(self, multiprocessors: int = 132, arch: str = "80") -> None:
         self.multiprocessors = multiprocessors
+        self.arch = arch
         self.launches: list[Launch] = []
         self.allocated: list[int] = []
 
     def allocate(self, nbytes: int) -> Buffer:
         self.allocated.append(nbytes)
         return Buffer(self, 1 << 20, nbytes, None)
+
+    def fill_bytes(self, pointer: int, value: int, nbytes: int) -> None:
+        pass
 
     def launch(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig, *arguments: object) -> None:
         self.launches.append(Launch(spec, template, config, arguments))
@@ -145,7 +149,7 @@ def test_every_attention_launch_is_compiled_ahead(head_dim: int, dtype: np.dtype
         check_launch(launch, compiled)
     used = {launch.spec for launch in device.launches}
     on_tensor_cores = dtype == bfloat16 and head_dim in attention.HEAD_DIMS
-    assert (attention.PAGED_ATTENTION_DECODE in used) == on_tensor_cores
+    assert (attention_decode.PAGED_ATTENTION_DECODE in used) == on_tensor_cores
     assert (attention.PAGED_ATTENTION in used) != on_tensor_cores
 
 
@@ -169,19 +173,43 @@ def test_prefill_grid_has_a_block_for_every_tile() -> None:
 
 def splits_of_row(context_len: int, window: int, max_splits: int) -> int:
     """As `find_splits` in attention_decode.cu counts them."""
-    tile = attention.DECODE_TILE_KEYS
-    num_keys = context_len - max(context_len - window, 0) // tile * tile
-    even = ceil_div(ceil_div(num_keys, max_splits), tile) * tile
-    return max(ceil_div(num_keys, max(even, attention.MIN_SPLIT_KEYS)), 1)
+    warp_keys, split_keys = attention_decode.WARP_KEYS, attention_decode.SPLIT_KEYS
+    num_keys = context_len - max(context_len - window, 0) // warp_keys * warp_keys
+    even = ceil_div(ceil_div(num_keys, max_splits), split_keys) * split_keys
+    return max(ceil_div(num_keys, max(even, attention_decode.MIN_SPLIT_KEYS)), 1)
 
 
 @pytest.mark.parametrize("window", [attention.NO_WINDOW, 1, 250, 600, 4096])
 @pytest.mark.parametrize("max_splits", [1, 8, 31, 32])
-def test_decode_grid_has_a_block_for_every_split(window: int, max_splits: int) -> None:
-    for longest in (0, 1, 256, 257, 5000, 8192, 131072):
-        splits = attention.decode_splits(longest, window, max_splits)
+def test_no_row_has_more_splits_than_said(window: int, max_splits: int) -> None:
+    for longest in (0, 1, 64, 65, 5000, 8192, 131072):
+        splits = attention_decode.decode_splits(longest, window, max_splits)
         for context_len in {*range(0, longest, max(longest // 97, 1)), longest}:
             assert splits_of_row(context_len, window, max_splits) <= splits
+
+
+def test_a_decode_step_is_one_launch() -> None:
+    device = WritingDevice()
+    ops = CudaOps(device)  # type: ignore[arg-type]
+    for query_lens, launches in (([1, 1, 1], 1), ([1, 2], 3)):
+        q, cache, metadata = attention_step(device, query_lens, [500] * len(query_lens), 8, 2, 128)
+        qkv = empty((q.shape[0], 12 * 128), bfloat16, device)
+        device.launches.clear()
+        ops.attention(qkv, cache, cache, metadata, None, num_heads=8, scale=0.1, queries=q)
+        assert len(device.launches) == launches
+    for launch in device.launches:
+        check_launch(launch, set(attention.instantiations(("__nv_bfloat16",))))
+
+
+def test_few_rows_have_a_block_for_each_split_and_many_share() -> None:
+    assert attention_decode.splits_per_block(1, 8) == 1
+    counts = [attention_decode.splits_per_block(rows, 8) for rows in (1, 16, 64, 256, 4096)]
+    assert counts == sorted(counts)
+    assert counts[-1] == attention_decode.MAX_SPLITS
+    shape = attention_decode.DECODE_SHAPES[128]
+    for block_splits in counts:
+        blocks = attention_decode.decode_config(shape, 5, 16, 8, 31, block_splits).grid[2]
+        assert (blocks - 1) * block_splits < 31 <= blocks * block_splits
 
 
 def test_decode_grid_depends_on_the_maxima_alone() -> None:
@@ -199,18 +227,28 @@ def test_nothing_is_allocated_after_reserving() -> None:
     ops = CudaOps(device)  # type: ignore[arg-type]
     ops.reserve_attention(64, 32, 128)
     reserved = list(device.allocated)
-    assert 0 < sum(reserved) <= attention.RESERVED_BYTES
+    assert 0 < sum(reserved) <= attention_decode.RESERVED_BYTES + 64 * 32 * 4
     for num_seqs, context_len in ((1, 131072), (64, 131072), (3, 17)):
         q, cache, metadata = attention_step(device, [1] * num_seqs, [context_len] * num_seqs, 32, 8, 128)
         device.allocated.clear()
         ops.paged_attention(q, cache, cache, metadata, scale=0.1, out=q)
-        assert not device.allocated
-    assert any(launch.spec is attention.PAGED_ATTENTION_COMBINE for launch in device.launches)
+        ops.attention(
+            empty((num_seqs, 48 * 128), bfloat16, device),
+            cache,
+            cache,
+            metadata,
+            None,
+            num_heads=32,
+            scale=0.1,
+            queries=q,
+            out=q,
+        )
+        assert device.allocated == [num_seqs * 48 * 128 * 2], "more than qkv itself"
 
 
 def test_partial_results_fit_even_for_very_many_sequences() -> None:
-    assert attention.reserved_splits(1, 1, 64) == attention.MAX_SPLITS
-    assert attention.reserved_splits(4096, 64, 128) == attention.MIN_RESERVED_SPLITS
+    assert attention_decode.reserved_splits(1, 1, 64) == attention_decode.MAX_SPLITS
+    assert attention_decode.reserved_splits(4096, 64, 128) == attention_decode.MIN_RESERVED_SPLITS
 
 
 def test_a_model_compiles_attention_for_its_own_head_size_only() -> None:

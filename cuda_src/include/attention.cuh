@@ -22,3 +22,46 @@ __device__ __forceinline__ float rescale_factor(float maximum, float new_maximum
 __device__ __forceinline__ bool is_visible(int key, int position, int sliding_window) {
   return key <= position && key > position - sliding_window;
 }
+
+// A tile of queries: `tile` counts through all rows with two or more queries, in order.
+struct QueryTile {
+  int row;  // -1: there is no such tile
+  int tile_in_row;
+};
+
+// Every lane of a warp must call; all get the result.
+__device__ __forceinline__ QueryTile find_query_tile(const int* cu_seqlens_q, int num_seqs, int tile,
+                                                     int group, int tile_queries) {
+  const int lane = threadIdx.x % WARP_SIZE;
+  int tiles_before = 0;
+  for (int row0 = 0; row0 < num_seqs; row0 += WARP_SIZE) {
+    const int row = row0 + lane;
+    const int num_queries = row < num_seqs ? cu_seqlens_q[row + 1] - cu_seqlens_q[row] : 0;
+    const int tiles = num_queries > 1 ? ceil_div(num_queries * group, tile_queries) : 0;
+    int tiles_through = tiles;
+#pragma unroll
+    for (int offset = 1; offset < WARP_SIZE; offset *= 2) {
+      const int other = __shfl_up_sync(FULL_WARP, tiles_through, offset);
+      if (lane >= offset) tiles_through += other;
+    }
+    tiles_through += tiles_before;
+    const unsigned reached = __ballot_sync(FULL_WARP, tile < tiles_through);
+    if (reached != 0) {
+      const int found = __ffs(reached) - 1;
+      return {row0 + found, tile - __shfl_sync(FULL_WARP, tiles_through - tiles, found)};
+    }
+    tiles_before = __shfl_sync(FULL_WARP, tiles_through, WARP_SIZE - 1);
+  }
+  return {-1, 0};
+}
+
+// Whether this is the last of `count` arrivals at a counter, which begins and ends at 0. What the callers
+// (and their blocks, before a barrier) have written, the last one sees.
+__device__ __forceinline__ bool arrives_last(unsigned* counter, unsigned count) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(count - 1)
+               : "memory");
+  return before == count - 1;
+}

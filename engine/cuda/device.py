@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -217,11 +218,11 @@ class CudaDevice(Device):
         spec: KernelSpec,
         template: tuple[str, ...],
         config: LaunchConfig,
-        *arguments: Tensor | int | float | None,
+        *arguments: Tensor | int | float | bytes | None,
     ) -> None:
         """Submit a kernel; compiles it first if it is used for the first time.
 
-        Tensors (and None) become pointers; numbers fit the parameter's type. Tensors must live on
+        Tensors (and None) become pointers; numbers fit the parameter's type; maps are bytes. Tensors must live on
         this device, which the operations have checked.
 
         Raises: DeviceError if the arguments do not fit the description or the driver refuses.
@@ -238,9 +239,9 @@ class CudaDevice(Device):
         overlaps = spec.overlaps and self._captured is not None and self.compute_capability >= (9, 0)
         with self._lock:
             kernel.set_arguments(values)
-            if overlaps:
+            if overlaps or config.cluster > 1:
                 (status,) = driver.cuLaunchKernelEx(
-                    _overlapping(config, self.stream), kernel.function, kernel.arguments_address, 0
+                    _extended(config, overlaps, self.stream), kernel.function, kernel.arguments_address, 0
                 )
             else:
                 (status,) = driver.cuLaunchKernel(
@@ -264,17 +265,27 @@ class _CurrentContext(threading.local):
         self.handle = context
 
 
-def _overlapping(config: LaunchConfig, stream: Any) -> Any:
-    """The driver's form of a launch that may begin before the one in front of it has ended."""
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
+@lru_cache(maxsize=4096)
+def _extended(config: LaunchConfig, overlaps: bool, stream: Any) -> Any:
+    """The driver's form of a launch in clusters, or of one that may begin before the one in front of it has ended."""
+    attributes = []
+    if overlaps:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(attribute)
+    if config.cluster > 1:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        attribute.value.clusterDim.x = config.cluster
+        attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1
+        attributes.append(attribute)
     launch = driver.CUlaunchConfig()
     launch.gridDimX, launch.gridDimY, launch.gridDimZ = config.grid
     launch.blockDimX, launch.blockDimY, launch.blockDimZ = config.block
     launch.sharedMemBytes = config.shared_bytes
     launch.hStream = stream
-    launch.attrs, launch.numAttrs = [attribute], 1
+    launch.attrs, launch.numAttrs = attributes, len(attributes)
     return launch
 
 

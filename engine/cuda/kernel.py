@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from engine.errors import DeviceError
 
-ParameterType = Literal["pointer", "int32", "int64", "uint32", "uint64", "float32"]
+ParameterType = Literal["pointer", "int32", "int64", "uint32", "uint64", "float32", "tensor_map"]
 
 STRUCT_CODES: dict[ParameterType, str] = {
     "pointer": "Q",
@@ -24,15 +24,17 @@ STRUCT_CODES: dict[ParameterType, str] = {
     "uint32": "I",
     "uint64": "Q",
     "float32": "f",
+    "tensor_map": "128s",
 }
 
 
 class LaunchConfig(NamedTuple):
-    """Grid and block in (x, y, z), dynamic shared memory in bytes."""
+    """Grid and block in (x, y, z), dynamic shared memory in bytes, blocks along x that form a cluster (sm_90 on)."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int = 0
+    cluster: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +87,8 @@ class Kernel:
 
     def __init__(self, spec: KernelSpec, function: Any) -> None:
         codes = [STRUCT_CODES[kind] for _, kind in spec.parameters]
-        # A count of zero aligns to the type without taking room, which gives each argument's offset.
-        offsets = [struct.calcsize("@" + "".join(codes[:i]) + "0" + code) for i, code in enumerate(codes)]
+        # Padding comes before an argument, never after it, so each ends where those up to it do.
+        offsets = [struct.calcsize("@" + "".join(codes[: i + 1])) - struct.calcsize(codes[i]) for i in range(len(codes))]
         packer = struct.Struct("@" + "".join(codes))
         self.spec = spec
         self.function = function
@@ -96,8 +98,8 @@ class Kernel:
         self._pack_into = packer.pack_into
         self.arguments_address = ctypes.addressof(self._pointers)
 
-    def set_arguments(self, values: Sequence[int | float]) -> None:
-        """Write one launch's arguments, tensors already turned into pointers.
+    def set_arguments(self, values: Sequence[int | float | bytes]) -> None:
+        """Write one launch's arguments, tensors already turned into pointers and maps into bytes.
 
         Raises: DeviceError if number, type or range of the values do not fit the parameters.
         """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,14 @@ import numpy as np
 from engine.cuda.device import CudaDevice
 from engine.ops.cuda import CudaOps
 from engine.ops.interface import AttentionMetadata
-from engine.tensor import Tensor, bfloat16, empty, float32, from_numpy
+from engine.ops.sampling_interface import SamplingMetadata, SamplingState
+from engine.tensor import Tensor, bfloat16, empty, float32, from_numpy, int32, uint32
+from tests.sampling_cases import SlotTables, make_metadata, make_state
 
 COLD_BYTES = 300 << 20  # several times the L2
 CALLS = 20
 REPLAYS = 5
+LARGEST_CACHE = 64 * 8192  # tokens
 SHAPES = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (1024, 4096), (1024, 6144), (3072, 1024))
 HEADS = ((4096, 128256), (1024, 151936))
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
@@ -75,48 +79,189 @@ def matmuls(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) 
 def attention(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) -> Iterator[Row]:
     ops.reserve_attention(256, 32, 128)
     for heads, kv_heads in ((16, 8), (32, 8)):
-        for rows, queries, context in (
-            (1, 1, 384), (16, 1, 640), (64, 1, 640), (256, 1, 640), (1, 1, 8192), (16, 1, 8192), (1, 512, 512),
-            (1, 4096, 4096), (1, 8192, 8192),
-        ):  # fmt: skip
-            microseconds = _attention(ops, device, heads, kv_heads, rows, queries, context)
-            pairs = rows * (queries * context - queries * (queries - 1) // 2)
-            prefill = queries > 1
-            yield {
-                "kernel": "attention prefill" if prefill else "attention decode",
-                "shape": f"{rows} x {queries} of {context}, heads {heads}/{kv_heads}",
-                "us": microseconds,
-                "GB/s": 4 * rows * context * kv_heads * 128 / microseconds / 1e3,
-                "TFLOP/s": 4 * pairs * heads * 128 / microseconds / 1e6,
-                "reference_us": reference.attention(heads, kv_heads, rows, queries, context) if reference else None,
-            }
+        for rows in (1, 16, 64, 256):
+            for context in (384, 640, 2048, 8192):
+                if rows * context <= LARGEST_CACHE:
+                    yield _attention(ops, device, heads, kv_heads, rows, 1, context, reference)
+        for prompt in (512, 4096, 8192):
+            yield _attention(ops, device, heads, kv_heads, 1, prompt, prompt, reference)
 
 
 def _attention(
-    ops: CudaOps, device: CudaDevice, heads: int, kv_heads: int, rows: int, queries: int, context: int
-) -> float:
-    block_size = 16
+    ops: CudaOps,
+    device: CudaDevice,
+    heads: int,
+    kv_heads: int,
+    rows: int,
+    queries: int,
+    context: int,
+    reference: TorchReference | None,
+) -> Row:
+    """A decode with all that surrounds it in a layer: norms, rotation, KV store; a prefill alone."""
+    decodes = queries == 1
+    head_dim, block_size = 128, 16
     per_row = -(-context // block_size)
-    cache_shape = (rows * per_row, kv_heads, block_size, 128)
+    layer_bytes = 4 * rows * per_row * block_size * kv_heads * head_dim
+    layers = max(1, min(2 * CALLS, COLD_BYTES // layer_bytes)) if decodes else 1
+    cache_shape = (layers * rows * per_row, kv_heads, block_size, head_dim)
     keys, values = _random(ops, *cache_shape), _random(ops, *cache_shape)
-    tables = np.random.default_rng(0).permutation(rows * per_row).astype(np.int32).reshape(rows, per_row)
+    order = np.random.default_rng(0).permutation(layers * rows * per_row).astype(np.int32)
+    tables = order.reshape(layers, rows, per_row)
     tokens = rows * queries
+    qkv = _random(ops, tokens, (heads + 2 * kv_heads) * head_dim)
+    q, out = (_random(ops, tokens, heads * head_dim) for _ in range(2))
+    norm, cos_sin = _random(ops, head_dim), empty((context, head_dim), float32, device)
+    ops.fill_normal(cos_sin, std=1, seed=0)
+    slots = tables[:, :, -1] * block_size + (context - 1) % block_size
+    calls: list[Callable[[], object]] = []
+    for layer in range(layers):
+        metadata = AttentionMetadata(
+            positions=from_numpy(np.tile(np.arange(context - queries, context, dtype=np.int32), rows), device),
+            slot_mapping=from_numpy(slots[layer] if decodes else np.full(tokens, -1, np.int32), device),
+            block_tables=from_numpy(tables[layer], device),
+            table_rows=from_numpy(np.arange(rows, dtype=np.int32), device),
+            cu_seqlens_q=from_numpy(np.arange(rows + 1, dtype=np.int32) * queries, device),
+            context_lens=from_numpy(np.full(rows, context, np.int32), device),
+            max_seqlen_q=queries,
+            max_context_len=context,
+        )
+        attend: dict[str, Any] = {"scale": head_dim**-0.5, "out": out}
+        if decodes:
+            rope: dict[str, Any] = {"num_heads": heads, "q_norm": norm, "k_norm": norm, "queries": q}
+            calls.append(partial(ops.attention, qkv, keys, values, metadata, cos_sin, **rope, **attend))
+        else:
+            calls.append(partial(ops.paged_attention, q, keys, values, metadata, **attend))
+    microseconds = measure(device, calls * (-(-CALLS // layers) if decodes else 3))
+    pairs = rows * (queries * context - queries * (queries - 1) // 2)
+    return {
+        "kernel": "attention decode" if decodes else "attention prefill",
+        "shape": f"{rows} x {queries} of {context}, heads {heads}/{kv_heads}",
+        "us": microseconds,
+        "GB/s": 4 * rows * context * kv_heads * head_dim / microseconds / 1e3,
+        "TFLOP/s": 4 * pairs * heads * head_dim / microseconds / 1e6,
+        "reference_us": reference.attention(heads, kv_heads, rows, queries, context) if reference else None,
+    }
+
+
+def prefill_steps(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) -> Iterator[Row]:
+    """Chunks behind a cached context, sliding windows, prompts together, and a chunk beside decodes."""
+    ops.reserve_attention(256, 32, 128)
+    decodes = ((1, 640),) * 63
+    steps: tuple[tuple[str, tuple[tuple[int, int], ...], int | None], ...] = (
+        ("2048 of 8192", ((2048, 8192),), None),
+        ("512 of 32768", ((512, 32768),), None),
+        ("8192 of 8192, window 1024", ((8192, 8192),), 1024),
+        ("8192 of 8192, window 4096", ((8192, 8192),), 4096),
+        ("8 x 1024 of 1024", ((1024, 1024),) * 8, None),
+        ("32 x 128 of 128", ((128, 128),) * 32, None),
+        ("63 x 1 of 640", decodes, None),
+        ("8192 of 8192 and 63 x 1 of 640", ((8192, 8192), *decodes), None),
+    )
+    for heads, kv_heads in ((16, 8), (32, 8)):
+        for name, rows, window in steps:
+            microseconds = _step(ops, device, heads, kv_heads, rows, window)
+            visible = [
+                np.minimum(np.arange(context - queries, context) + 1, window or context) for queries, context in rows
+            ]
+            chunk = len(rows) == 1 and window is None
+            yield {
+                "kernel": "attention step",
+                "shape": f"{name}, heads {heads}/{kv_heads}",
+                "us": microseconds,
+                "GB/s": None,
+                "TFLOP/s": 4 * sum(int(keys.sum()) for keys in visible) * heads * 128 / microseconds / 1e6,
+                "reference_us": reference.chunk(heads, *rows[0]) if reference and chunk else None,
+            }
+
+
+def _step(
+    ops: CudaOps,
+    device: CudaDevice,
+    heads: int,
+    kv_heads: int,
+    rows: tuple[tuple[int, int], ...],
+    window: int | None,
+) -> float:
+    """`rows` are (queries, context length); their blocks of 16 tokens lie in random order."""
+    block_size = 16
+    query_lens, context_lens = np.array(rows, np.int32).T
+    counts = -(-context_lens // block_size)
+    cache_shape = (int(counts.sum()), kv_heads, block_size, 128)
+    keys, values = _random(ops, *cache_shape), _random(ops, *cache_shape)
+    blocks = np.random.default_rng(0).permutation(int(counts.sum())).astype(np.int32)
+    tables = np.zeros((len(rows), int(counts.max())), np.int32)
+    for table, count, end in zip(tables, counts, np.cumsum(counts), strict=True):
+        table[:count] = blocks[end - count : end]
+    tokens = int(query_lens.sum())
     metadata = AttentionMetadata(
-        positions=from_numpy(np.tile(np.arange(context - queries, context, dtype=np.int32), rows), device),
+        positions=from_numpy(np.concatenate([np.arange(c - q, c, dtype=np.int32) for q, c in rows]), device),
         slot_mapping=from_numpy(np.full(tokens, -1, np.int32), device),
         block_tables=from_numpy(tables, device),
-        table_rows=from_numpy(np.arange(rows, dtype=np.int32), device),
-        cu_seqlens_q=from_numpy(np.arange(rows + 1, dtype=np.int32) * queries, device),
-        context_lens=from_numpy(np.full(rows, context, np.int32), device),
-        max_seqlen_q=queries,
-        max_context_len=context,
+        table_rows=from_numpy(np.arange(len(rows), dtype=np.int32), device),
+        cu_seqlens_q=from_numpy(np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32), device),
+        context_lens=from_numpy(context_lens.copy(), device),
+        max_seqlen_q=int(query_lens.max()),
+        max_context_len=int(context_lens.max()),
     )
     q, out = _random(ops, tokens, heads * 128), empty((tokens, heads * 128), bfloat16, device)
 
     def call() -> None:
-        ops.paged_attention(q, keys, values, metadata, scale=128**-0.5, out=out)
+        ops.paged_attention(q, keys, values, metadata, scale=128**-0.5, sliding_window=window, out=out)
 
-    return measure(device, [call] * (CALLS if queries == 1 else 3))
+    return measure(device, [call] * (CALLS if metadata.max_seqlen_q == 1 else 3))
+
+
+def sampling(ops: CudaOps, device: CudaDevice) -> Iterator[Row]:
+    """A choice from logits that the head has just written, and all that parameters can ask for."""
+    vocab_size = 151936
+    logits = ops.fill_normal(empty((256, vocab_size), float32, device), std=3, seed=0)
+    words = empty((256, -(-vocab_size // 32)), uint32, device)
+    device.fill_bytes(words.pointer, 0x11, words.nbytes)
+    state = make_state(device, [SlotTables({1: 1.0, 2: -1.0}, [3])] * 256, vocab_size)
+    every: dict[str, Any] = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.01, "min_tokens": 1}
+    every |= {"repetition_penalty": 1.001, "presence_penalty": 1e-3, "frequency_penalty": 1e-3}
+    for rows in (1, 16, 64, 256):
+        part, masked = logits[:rows], from_numpy(np.arange(rows, dtype=np.int32), device)
+        out = empty((rows,), int32, device)
+        settings: dict[str, dict[str, Any]] = {
+            "greedy": {"temperature": 0.0},
+            "temperature": {},
+            "top_p": {"top_p": 0.95},
+            "top_k, top_p, min_p": {name: every[name] for name in ("temperature", "top_k", "top_p", "min_p")},
+            "everything": every,
+        }
+        for name, values in settings.items():
+            metadata = make_metadata(device, rows, seeds=np.arange(rows), **values)
+
+            changes = (state, words[:rows], masked) if name == "everything" else None
+            filtered = "top_p" in values
+            call = partial(_choose, ops, part, metadata, out, filtered, changes)
+            microseconds = measure(device, [call] * CALLS)
+            yield {
+                "kernel": "sample",
+                "shape": f"{rows} x {vocab_size}, {name}",
+                "us": microseconds,
+                "GB/s": part.nbytes / microseconds / 1e3,
+                "TFLOP/s": None,
+                "reference_us": None,
+            }
+
+
+def _choose(
+    ops: CudaOps,
+    logits: Tensor,
+    metadata: SamplingMetadata,
+    out: Tensor,
+    filtered: bool,
+    changes: tuple[SamplingState, Tensor, Tensor] | None,
+) -> None:
+    if changes is not None:
+        state, words, rows = changes
+        ops.adjust_logits(logits, state, metadata)
+        ops.apply_token_mask(logits, words, rows)
+    ops.sample(logits, metadata, filtered=filtered, out=out)
+    if changes is not None:
+        ops.record_tokens(changes[0], metadata.slots, out)
 
 
 def small(ops: CudaOps, device: CudaDevice) -> Iterator[Row]:
@@ -150,6 +295,7 @@ class TorchReference:
 
     def __init__(self) -> None:
         import torch
+        import torch.nn.attention.bias
 
         self.torch = torch
 
@@ -189,6 +335,14 @@ class TorchReference:
         causal = queries > 1
         return self._measure([lambda: sdpa(q, k, v, is_causal=causal, enable_gqa=True)] * (3 if causal else CALLS))
 
+    def chunk(self, heads: int, queries: int, context: int) -> float:
+        """A chunk's queries behind a cached context; SDPA shares no heads there, so all have keys of their own."""
+        bias = self.torch.nn.attention.bias.causal_lower_right(queries, context)
+        q = self._random(1, heads, queries, 128)
+        k, v = (self._random(1, heads, context, 128) for _ in range(2))
+        sdpa = self.torch.nn.functional.scaled_dot_product_attention
+        return self._measure([lambda: sdpa(q, k, v, attn_mask=bias)] * 3)
+
 
 def run(with_reference: bool = True) -> list[Row]:
     device = CudaDevice()
@@ -200,4 +354,10 @@ def run(with_reference: bool = True) -> list[Row]:
             reference = TorchReference()
         except ImportError:
             print("PyTorch is not installed: no cuBLAS and SDPA figures beside ours")
-    return [*matmuls(ops, device, reference), *attention(ops, device, reference), *small(ops, device)]
+    return [
+        *matmuls(ops, device, reference),
+        *attention(ops, device, reference),
+        *prefill_steps(ops, device, reference),
+        *sampling(ops, device),
+        *small(ops, device),
+    ]

@@ -6,7 +6,7 @@ copies must stand still.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 from engine.errors import TesseraError
 from engine.ops.cpu import CpuOps
 from engine.ops.cuda import CudaOps
+from engine.ops.cuda import attention_prefill_hopper as prefill_hopper
 from engine.ops.interface import Ops
 from engine.tensor import CPU, Device, Tensor, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
@@ -36,6 +37,7 @@ def random_rows(seed: int, count: int, longest: int) -> tuple[tuple[int, int], .
 
 
 LONG = ((1, 5000), (1, 4097), (64, 5000), (1, 255), (1, 256), (1, 257), (200, 3000))
+PROMPTS = ((300, 300), (0, 0), (290, 411), (4, 0), (1, 77), (2, 129), (128, 128), (500, 1700))
 DECODE = tuple((1, int(length)) for length in np.random.default_rng(1).integers(1, 900, 64))
 
 LARGE_CASES = [
@@ -48,6 +50,10 @@ LARGE_CASES = [
     AttentionCase("decode_64_rows", DECODE, num_heads=16, num_kv_heads=4, head_dim=128),
     AttentionCase("head_dim_256", random_rows(4, 12, 600), head_dim=256),
     AttentionCase("group_32", random_rows(5, 12, 300), num_heads=32, num_kv_heads=1, head_dim=64),
+    AttentionCase("prompts_64", PROMPTS, num_heads=6, head_dim=64, block_size=24),
+    AttentionCase("prompts_128", PROMPTS, num_heads=8, head_dim=128, block_size=8, padding=3),
+    AttentionCase("prompts_128_window", PROMPTS, num_heads=3, num_kv_heads=1, head_dim=128, sliding_window=200),
+    AttentionCase("odd_blocks", PROMPTS, head_dim=128, block_size=20),
 ]
 EVERY_CASE = [
     replace(case, name=f"{case.name}_{dtype}", dtype=dtype)
@@ -81,6 +87,45 @@ def test_paged_attention(case: AttentionCase, cuda_ops: CudaOps, cpu_ops: CpuOps
     with no_transfers():
         cuda_ops.paged_attention(q, *caches, metadata, scale=case.scale, sliding_window=case.sliding_window, out=out)
     assert_close(out.numpy(), expected, case.dtype)
+
+
+@pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.name)
+def test_the_portable_kernel_and_that_of_sm_90a_agree(
+    case: AttentionCase, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cuda_ops.device.arch != "90a" or case.dtype == float32 or case.head_dim not in prefill_hopper.SHAPES:
+        pytest.skip("the same kernel")
+    inputs = AttentionInputs(case)
+    expected = attend(cuda_ops, inputs)
+    monkeypatch.setattr(cuda_ops, "hopper_prefill", False)
+    assert_close(attend(cuda_ops, inputs), expected, case.dtype)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_more_tiles_than_blocks_give_the_same_every_time(head_dim: int, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    """Which block takes which tile is not the same every time; the result is."""
+    rows = ((70, 70), (400, 900), (33, 33), (200, 200)) * 4
+    inputs = AttentionInputs(
+        AttentionCase("", rows, num_heads=16, num_kv_heads=16, head_dim=head_dim, dtype=bfloat16, sliding_window=300)
+    )
+    expected = attend(cuda_ops, inputs)
+    for _ in range(3):
+        np.testing.assert_array_equal(attend(cuda_ops, inputs), expected)
+    assert_close(expected, attend(cpu_ops, inputs), bfloat16)
+
+
+@pytest.mark.parametrize("sliding_window", [None, 150])
+def test_chunks_of_a_prefill_are_bit_for_bit_the_whole(sliding_window: int | None, cuda_ops: CudaOps) -> None:
+    case = AttentionCase("", ((500, 500),), head_dim=128, sliding_window=sliding_window, dtype=bfloat16)
+    whole = AttentionInputs(case)
+    expected = attend(cuda_ops, whole)
+    for chunk in (50, 100, 499):
+        for start in range(0, 500 - chunk + 1, chunk):
+            end = start + chunk
+            part = AttentionInputs(replace(case, rows=((end - start, end),)))
+            part.key_cache, part.value_cache = whole.key_cache, whole.value_cache
+            part.block_tables, part.q = whole.block_tables, whole.q[start:end]
+            np.testing.assert_array_equal(attend(cuda_ops, part), expected[start:end])
 
 
 def test_paged_attention_of_nothing(cuda_ops: CudaOps) -> None:
@@ -201,6 +246,165 @@ def test_rope_and_store_of_nothing(cuda_ops: CudaOps) -> None:
     metadata = AttentionInputs(AttentionCase("", ())).metadata(cuda_ops.device)
     qkv = from_numpy(random_array(1, (0, 8 * 16)), cuda_ops.device)
     assert cuda_ops.rope_and_store(qkv, *caches, metadata, None, num_heads=4).shape == (0, 64)
+
+
+# -- a step of single queries, in one kernel ------------------------------------------------------
+
+SINGLE = ((1, 1), (1, 40), (1, 900), (1, 0), (1, 17), (1, 64), (1, 65), (1, 2500), (1, 128))
+DECODE_CASES = [
+    AttentionCase("plain", SINGLE, head_dim=128, num_heads=4, num_kv_heads=2),
+    AttentionCase("head_dim_64", SINGLE, head_dim=64, num_heads=8, num_kv_heads=2, padding=3),
+    AttentionCase("head_dim_96", SINGLE, head_dim=96, num_heads=3, num_kv_heads=3, block_size=32),
+    AttentionCase("head_dim_256", SINGLE, head_dim=256, num_heads=4, num_kv_heads=1),
+    AttentionCase("window", SINGLE, head_dim=128, sliding_window=77, block_size=8),
+    AttentionCase("window_of_one", SINGLE, head_dim=64, sliding_window=1),
+    AttentionCase("group_32", SINGLE, head_dim=64, num_heads=32, num_kv_heads=1),
+    AttentionCase("rows_without_queries", ((0, 30), *SINGLE, (0, 0)), head_dim=64, padding=2),
+    AttentionCase("only_padding", ((1, 0), (1, 0)), head_dim=64),
+    AttentionCase("general", SINGLE, head_dim=80),
+    AttentionCase("many_rows", DECODE, head_dim=128, num_heads=16, num_kv_heads=4),
+]
+
+
+@dataclass
+class DecodeInputs:
+    """A step as the layers have it: the newest token of a row is in `qkv` alone."""
+
+    inputs: AttentionInputs
+    qkv: Array
+    cos_sin: Array | None
+    norms: dict[str, Array]
+
+    @classmethod
+    def of(cls, case: AttentionCase, norms: str = "qk", rotary_dim: int | None = None) -> DecodeInputs:
+        inputs = AttentionInputs(case)
+        heads = case.num_heads + 2 * case.num_kv_heads
+        rotary_dim = case.head_dim if rotary_dim is None else rotary_dim
+        angles = np.random.default_rng(16).uniform(-3, 3, (2600, rotary_dim // 2))
+        cos_sin = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+        for slot in inputs.slot_mapping[inputs.slot_mapping >= 0].tolist():
+            for cache in (inputs.key_cache, inputs.value_cache):
+                cache[slot // case.block_size, :, slot % case.block_size] = np.nan
+        return cls(
+            inputs,
+            random_array(15, (len(inputs.q), heads * case.head_dim), case.dtype),
+            cos_sin if rotary_dim else None,
+            {f"{name}_norm": random_array(17, (case.head_dim,), case.dtype) for name in norms},
+        )
+
+    def rows(self, rows: slice) -> DecodeInputs:
+        """Some of the rows, all with one query each, over the same caches."""
+        whole, part = self.inputs, AttentionInputs(replace(self.inputs.case, rows=self.inputs.case.rows[rows]))
+        part.key_cache, part.value_cache = whole.key_cache, whole.value_cache
+        part.block_tables, part.slot_mapping = whole.block_tables[rows], whole.slot_mapping[rows]
+        return replace(self, inputs=part, qkv=self.qkv[rows])
+
+    def run(self, ops: Ops, *, fused: bool = True) -> tuple[Array, Array, Array]:
+        """Outputs, key cache and value cache."""
+        case, device = self.inputs.case, ops.device
+        caches, metadata = self.inputs.caches(device), self.inputs.metadata(device)
+        qkv = from_numpy(self.qkv, device)
+        cos_sin = None if self.cos_sin is None else from_numpy(self.cos_sin, device)
+        norms = {name: from_numpy(weight, device) for name, weight in self.norms.items()}
+        queries, out = (poisoned(self.inputs.q.shape, case.dtype, device) for _ in range(2))
+        attend: dict[str, Any] = {"scale": case.scale, "sliding_window": case.sliding_window, "out": out}
+        rope: dict[str, Any] = {"num_heads": case.num_heads, "eps": 1e-6, **norms}
+        if fused:
+            ops.attention(qkv, *caches, metadata, cos_sin, queries=queries, **rope, **attend)
+        else:
+            ops.rope_and_store(qkv, *caches, metadata, cos_sin, out=queries, **rope)
+            ops.paged_attention(queries, *caches, metadata, **attend)
+        return out.numpy(), caches[0].numpy(), caches[1].numpy()
+
+
+def bits(array: Array) -> Array:
+    return array.view(np.uint8)
+
+
+@dtypes
+@pytest.mark.parametrize("case", DECODE_CASES, ids=lambda case: case.name)
+def test_a_decode_step(case: AttentionCase, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    step = DecodeInputs.of(replace(case, dtype=dtype))
+    actual, expected = step.run(cuda_ops), step.run(cpu_ops)
+    assert_close(actual[0], expected[0], dtype)
+    for actual_cache, expected_cache in zip(actual[1:], expected[1:], strict=True):
+        assert_same_cache(actual_cache, expected_cache, dtype)
+
+
+@dtypes
+@pytest.mark.parametrize(("norms", "rotary_dim"), [("", None), ("q", 64), ("k", 16), ("qk", 0)])
+def test_a_decode_step_without_some_of_it(
+    norms: str, rotary_dim: int | None, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps
+) -> None:
+    step = DecodeInputs.of(AttentionCase("", SINGLE, head_dim=128, dtype=dtype), norms, rotary_dim)
+    assert_close(step.run(cuda_ops)[0], step.run(cpu_ops)[0], dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("case", DECODE_CASES, ids=lambda case: case.name)
+def test_one_kernel_is_bit_for_bit_the_two(case: AttentionCase, dtype: np.dtype[Any], cuda_ops: CudaOps) -> None:
+    """Else a row's tokens would depend on whether another row of its step is being prefilled."""
+    step = DecodeInputs.of(replace(case, dtype=dtype))
+    for one, two in zip(step.run(cuda_ops), step.run(cuda_ops, fused=False), strict=True):
+        np.testing.assert_array_equal(bits(one), bits(two))
+
+
+@pytest.mark.parametrize("splits_per_block", [2, 7, 32])
+def test_the_number_of_blocks_changes_no_bit(
+    splits_per_block: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = DecodeInputs.of(AttentionCase("", SINGLE, head_dim=128, dtype=bfloat16))
+    expected = step.run(cuda_ops)
+    monkeypatch.setattr("engine.ops.cuda.attention_decode.splits_per_block", lambda *_: splits_per_block)
+    for actual, want in zip(step.run(cuda_ops), expected, strict=True):
+        np.testing.assert_array_equal(bits(actual), bits(want))
+
+
+def test_a_row_of_a_decode_step_is_bit_for_bit_what_it_is_alone(cuda_ops: CudaOps) -> None:
+    step = DecodeInputs.of(AttentionCase("", DECODE, head_dim=128, num_heads=16, num_kv_heads=8, dtype=bfloat16))
+    expected = step.run(cuda_ops)[0]
+    for row in range(0, len(DECODE), 7):
+        np.testing.assert_array_equal(step.rows(slice(row, row + 1)).run(cuda_ops)[0], expected[row : row + 1])
+
+
+def test_a_graph_of_decode_steps_follows_the_lengths(cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    """Two layers a graph, so that kernels overlap; each replay finds the counters as the last one left them."""
+    case = AttentionCase("", ((1, 900), (1, 300), (1, 2500)), head_dim=128, dtype=bfloat16)
+    step = DecodeInputs.of(case)
+    device = cuda_ops.device
+    metadata, qkv = step.inputs.metadata(device), from_numpy(step.qkv, device)
+    assert step.cos_sin is not None
+    cos_sin = from_numpy(step.cos_sin, device)
+    layers = [step.inputs.caches(device) for _ in range(2)]
+    queries, *outs = (poisoned(step.inputs.q.shape, bfloat16, device) for _ in range(3))
+
+    def run() -> None:
+        for caches, out in zip(layers, outs, strict=True):
+            cuda_ops.attention(qkv, *caches, metadata, cos_sin, num_heads=4, scale=case.scale, queries=queries, out=out)
+
+    run()
+    with device.capture() as finish:
+        run()
+    graph = finish()
+    for lengths in ((900, 300, 2500), (0, 300, 70), (1, 0, 2499), (899, 17, 0)):
+        rows = tuple((1, length) for length in lengths)
+        shorter = DecodeInputs(AttentionInputs(replace(case, rows=rows)), step.qkv, step.cos_sin, {})
+        tables = np.zeros_like(step.inputs.block_tables)
+        tables[:, : shorter.inputs.block_tables.shape[1]] = shorter.inputs.block_tables
+        inputs = shorter.inputs
+        inputs.block_tables = tables
+        fresh = inputs.metadata(device)
+        for name in ("positions", "slot_mapping", "block_tables", "table_rows", "context_lens"):
+            getattr(metadata, name).upload(getattr(fresh, name).numpy())
+        for key_cache, value_cache in layers:
+            blocks = len(inputs.key_cache)
+            key_cache[:blocks].upload(inputs.key_cache)
+            value_cache[:blocks].upload(inputs.value_cache)
+        graph.launch()
+        device.synchronize()
+        expected = shorter.run(cpu_ops)[0]
+        for out in outs:
+            assert_close(out.numpy(), expected, bfloat16)
 
 
 def test_attention_refuses_inputs_of_another_device_or_dtype(cuda_ops: CudaOps) -> None:

@@ -154,6 +154,64 @@ def test_a_row_alone_chooses_as_in_any_batch(
         assert sample(cuda_ops, logits[[i]], cuda_device, True, **alone).tolist() == [together[i]]
 
 
+@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+@pytest.mark.parametrize("filtered", [False, True])
+def test_one_block_chooses_as_a_cluster(
+    cuda_ops: CudaOps,
+    cuda_device: CudaDevice,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    vocab_size: int,
+    filtered: bool,
+) -> None:
+    """What GPUs without clusters run gives the same tokens."""
+    rows = 21
+    logits = varied_logits(rng, rows, vocab_size)
+    settings = varied_settings(rng, rows)
+    if not filtered:
+        settings = {name: settings[name] for name in ("seeds", "positions", "temperature")}
+    expected = sample(cuda_ops, logits, cuda_device, filtered, **settings)
+    monkeypatch.setattr(cuda_device, "max_shared_bytes", 0)
+    assert (sample(cuda_ops, logits, cuda_device, filtered, **settings) == expected).all()
+
+
+def test_a_graph_chooses_from_what_the_logits_have_become(
+    cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator
+) -> None:
+    """Adjusted, chosen and recorded twice a graph, by kernels that overlap."""
+    rows, vocab_size = 5, 32000
+    settings = varied_settings(rng, rows) | {"presence_penalty": 0.5, "repetition_penalty": 1.3}
+    metadata = make_metadata(cuda_device, rows, **settings)
+    state = make_state(cuda_device, [SlotTables({3: 1.0}, [])] * rows, vocab_size)
+    tensors = [from_numpy(np.zeros((rows, vocab_size), np.float32), cuda_device) for _ in range(2)]
+    outs = [int32s(cuda_device, np.full(rows, -7)) for _ in range(2)]
+
+    def run() -> None:
+        for logits, out in zip(tensors, outs, strict=True):
+            cuda_ops.adjust_logits(logits, state, metadata)
+            cuda_ops.sample(logits, metadata, filtered=True, out=out)
+            cuda_ops.record_tokens(state, metadata.slots, out)
+
+    run()
+    with cuda_device.capture() as finish:
+        run()
+    graph = finish()
+    for _ in range(3):
+        before = state.token_state.numpy()
+        values = [varied_logits(rng, rows, vocab_size) for _ in range(2)]
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.upload(value)
+        graph.launch()
+        cuda_device.synchronize()
+        chosen = [out.numpy() for out in outs]
+        state.token_state.upload(before)
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.upload(value)
+        run()
+        for tokens, out in zip(chosen, outs, strict=True):
+            assert tokens.tolist() == out.numpy().tolist()
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("vocab_size", [50, 32000])
 def test_rows_without_a_finite_maximum_fail_alone(
@@ -233,7 +291,7 @@ def test_state_and_adjustment_as_numpy(
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("k", [0, 1, 20, 64])
+@pytest.mark.parametrize("k", [0, 1, 20, 64, 65])
 def test_logprobs_as_numpy(
     cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator, vocab_size: int, rows: int, k: int
 ) -> None:

@@ -1,8 +1,10 @@
 """Rotary embeddings with the KV store, and attention over the paged cache.
 
 16-bit dtypes with one of `HEAD_DIMS` run on tensor cores: rows with one query in the decode kernel,
-rows with more in the prefill kernel. Everything else runs in a general kernel. A row's result
-depends on nothing but the row, whatever is batched with it.
+rows with more in the prefill kernel. Everything else runs in a general kernel. A step in which no row
+has more than one query is one kernel altogether. A row's result depends on nothing but the row,
+whatever is batched with it: the decode kernel divides a context by its own length alone, and how many
+blocks share the parts decides who computes them, not what.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine.cuda.device import CudaDevice
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from engine.errors import TesseraError
-from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
-from engine.ops.interface import AttentionMetadata, Ops
-from engine.tensor import Tensor, empty, float32
+from engine.ops.cuda import attention_decode
+from engine.ops.cuda.attention_decode import DecodeAttentionOps, HeadTransform
+from engine.ops.cuda.attention_prefill_hopper import launch_prefill
+from engine.ops.cuda.types import ceil_div, cuda_type
+from engine.ops.interface import AttentionMetadata
+from engine.tensor import Tensor, float32
 
 ROPE_AND_STORE = KernelSpec(
     file="rope.cu",
@@ -39,6 +43,7 @@ ROPE_AND_STORE = KernelSpec(
         ("block_size", "int32"),
         ("eps", "float32"),
     ),
+    overlaps=True,
 )
 PAGED_ATTENTION = KernelSpec(
     file="attention.cu",
@@ -85,56 +90,11 @@ PAGED_ATTENTION_PREFILL = KernelSpec(
         ("scale_log2", "float32"),
     ),
 )
-PAGED_ATTENTION_DECODE = KernelSpec(
-    file="attention_decode.cu",
-    name="paged_attention_decode_kernel",
-    template=("T", "HEAD_DIM", "WARPS", "STAGES"),
-    parameters=(
-        ("q", "pointer"),
-        ("key_cache", "pointer"),
-        ("value_cache", "pointer"),
-        ("block_tables", "pointer"),
-        ("table_rows", "pointer"),
-        ("cu_seqlens_q", "pointer"),
-        ("context_lens", "pointer"),
-        ("out", "pointer"),
-        ("partial_out", "pointer"),
-        ("partial_lse", "pointer"),
-        ("num_tokens", "int32"),
-        ("num_seqs", "int32"),
-        ("num_heads", "int32"),
-        ("num_kv_heads", "int32"),
-        ("block_size", "int32"),
-        ("block_table_width", "int32"),
-        ("sliding_window", "int32"),
-        ("min_split_keys", "int32"),
-        ("max_splits", "int32"),
-        ("scale_log2", "float32"),
-    ),
-)
-PAGED_ATTENTION_COMBINE = KernelSpec(
-    file="attention_decode.cu",
-    name="paged_attention_combine_kernel",
-    template=("T",),
-    parameters=(
-        ("partial_out", "pointer"),
-        ("partial_lse", "pointer"),
-        ("cu_seqlens_q", "pointer"),
-        ("context_lens", "pointer"),
-        ("out", "pointer"),
-        ("head_dim", "int32"),
-        ("splits", "int32"),
-        ("sliding_window", "int32"),
-        ("min_split_keys", "int32"),
-        ("max_splits", "int32"),
-    ),
-)
 SPECS = (
+    *attention_decode.SPECS,
     ROPE_AND_STORE,
     PAGED_ATTENTION,
     PAGED_ATTENTION_PREFILL,
-    PAGED_ATTENTION_DECODE,
-    PAGED_ATTENTION_COMBINE,
 )
 
 MAX_HEAD_DIM = 256
@@ -144,13 +104,6 @@ HALF_BYTES = 2
 PADDING = 8  # elements after each row of shared memory
 NO_WINDOW = 1 << 30
 
-DECODE_GROUP = 16  # query heads that a decode block handles
-DECODE_TILE_KEYS = 16
-MIN_SPLIT_KEYS = 256
-MAX_SPLITS = 32
-MIN_RESERVED_SPLITS = 8
-RESERVED_BYTES = 128 << 20
-
 
 @dataclass(frozen=True)
 class HeadShape:
@@ -159,8 +112,6 @@ class HeadShape:
     head_dim: int
     row_tiles: int  # of 16 rows that a prefill warp holds
     tile_keys: int
-    decode_warps: int
-    decode_stages: int = 2
 
     @property
     def tile_rows(self) -> int:
@@ -170,18 +121,14 @@ class HeadShape:
     def prefill_template(self) -> tuple[str, ...]:
         return (str(self.head_dim), str(self.row_tiles), str(self.tile_keys))
 
-    @property
-    def decode_template(self) -> tuple[str, ...]:
-        return (str(self.head_dim), str(self.decode_warps), str(self.decode_stages))
-
 
 HEAD_SHAPES = {
     shape.head_dim: shape
     for shape in (
-        HeadShape(64, row_tiles=2, tile_keys=64, decode_warps=4),
-        HeadShape(96, row_tiles=2, tile_keys=64, decode_warps=4),
-        HeadShape(128, row_tiles=2, tile_keys=64, decode_warps=4),
-        HeadShape(256, row_tiles=1, tile_keys=32, decode_warps=2),
+        HeadShape(64, row_tiles=2, tile_keys=64),
+        HeadShape(96, row_tiles=2, tile_keys=64),
+        HeadShape(128, row_tiles=2, tile_keys=64),
+        HeadShape(256, row_tiles=1, tile_keys=32),
     )
 }
 HEAD_DIMS = tuple(HEAD_SHAPES)
@@ -194,11 +141,9 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
         pairs += [(ROPE_AND_STORE, (dtype, vector)) for vector in ("1", "2")]
         pairs.append((PAGED_ATTENTION, (dtype,)))
         if dtype != "float":
-            pairs.append((PAGED_ATTENTION_COMBINE, (dtype,)))
             for shape in HEAD_SHAPES.values():
                 pairs.append((PAGED_ATTENTION_PREFILL, (dtype, *shape.prefill_template)))
-                pairs.append((PAGED_ATTENTION_DECODE, (dtype, *shape.decode_template)))
-    return pairs
+    return pairs + attention_decode.instantiations(dtypes)
 
 
 def rope_config(num_tokens: int, num_heads: int, num_kv_heads: int) -> LaunchConfig:
@@ -215,54 +160,8 @@ def prefill_config(shape: HeadShape, num_tokens: int, num_seqs: int, num_heads: 
     return LaunchConfig((tiles, num_kv_heads, 1), BLOCK, shared_bytes)
 
 
-def decode_splits(max_context_len: int, sliding_window: int, max_splits: int) -> int:
-    """The most splits that a row of up to `max_context_len` keys is divided into."""
-    num_keys = min(max_context_len, sliding_window + DECODE_TILE_KEYS - 1)
-    return min(max(ceil_div(num_keys, MIN_SPLIT_KEYS), 1), max_splits)
-
-
-def decode_config(shape: HeadShape, num_seqs: int, num_heads: int, num_kv_heads: int, splits: int) -> LaunchConfig:
-    """The last row of blocks clears tokens that belong to no row."""
-    groups = num_kv_heads * ceil_div(num_heads // num_kv_heads, DECODE_GROUP)
-    tile_bytes = DECODE_TILE_KEYS * (shape.head_dim + PADDING) * HALF_BYTES
-    shared_bytes = shape.decode_warps * shape.decode_stages * 2 * tile_bytes
-    return LaunchConfig((groups, num_seqs + 1, splits), (shape.decode_warps * WARP_SIZE, 1, 1), shared_bytes)
-
-
-def combine_config(num_seqs: int, num_heads: int) -> LaunchConfig:
-    return LaunchConfig((num_heads, num_seqs, 1), BLOCK)
-
-
-def reserved_splits(max_num_seqs: int, num_heads: int, head_dim: int) -> int:
-    """The most splits whose partial results fit into RESERVED_BYTES, within bounds."""
-    fitting = RESERVED_BYTES // partial_bytes(max_num_seqs, num_heads, head_dim, 1)
-    return min(max(fitting, MIN_RESERVED_SPLITS), MAX_SPLITS)
-
-
-def partial_bytes(num_seqs: int, num_heads: int, head_dim: int, splits: int) -> int:
-    """Float32 outputs of all splits, and after them the logarithms of their sums."""
-    return num_seqs * num_heads * splits * (head_dim + 1) * float32.itemsize
-
-
-class AttentionOps(Ops):
-    device: CudaDevice
-    _max_splits: int = MAX_SPLITS
-    _partials: Tensor | None = None
-
-    def reserve_attention(self, max_num_seqs: int, num_heads: int, head_dim: int) -> None:
-        """Allocate what steps of up to `max_num_seqs` rows need, so that serving allocates nothing.
-
-        It also settles into how many parts a long context is divided, and so must come before the
-        first step. Raises: OutOfMemoryError.
-        """
-        if head_dim in HEAD_SHAPES:
-            self._max_splits = reserved_splits(max_num_seqs, num_heads, head_dim)
-            self._partial_memory(partial_bytes(max_num_seqs, num_heads, head_dim, self._max_splits))
-
-    def _partial_memory(self, nbytes: int) -> Tensor:
-        if self._partials is None or self._partials.nbytes < nbytes:
-            self._partials = empty((nbytes // float32.itemsize,), float32, self.device)
-        return self._partials
+class AttentionOps(DecodeAttentionOps):
+    hopper_prefill: bool = True  # False: rows with two or more queries never take the kernel of sm_90a
 
     def _rope_and_store(
         self,
@@ -279,9 +178,9 @@ class AttentionOps(Ops):
     ) -> None:
         _, num_kv_heads, block_size, head_dim = key_cache.shape
         rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
-        tensors = (qkv, q_norm, k_norm, key_cache, value_cache, out)
-        pairs = head_dim % 2 == 0 and rotary_dim % 4 == 0 and _aligned(2 * qkv.dtype.itemsize, *tensors)
-        pairs = pairs and _aligned(2 * float32.itemsize, cos_sin)
+        if head_dim > MAX_HEAD_DIM:
+            raise _head_too_large(head_dim)
+        pairs = _rotates_pairs(head_dim, cos_sin, qkv, q_norm, k_norm, key_cache, value_cache, out)
         self.device.launch(
             ROPE_AND_STORE,
             (cuda_type(qkv.dtype), "2" if pairs else "1"),
@@ -316,12 +215,10 @@ class AttentionOps(Ops):
     ) -> None:
         _, num_kv_heads, block_size, head_dim = key_cache.shape
         if head_dim > MAX_HEAD_DIM:
-            raise TesseraError(f"attention on CUDA takes heads of up to {MAX_HEAD_DIM} elements, not {head_dim}")
-        assert scale > 0, "the kernels find the maximum before they scale"
+            raise _head_too_large(head_dim)
         num_heads = q.shape[1] // head_dim
         num_seqs, block_table_width = metadata.table_rows.shape[0], metadata.block_tables.shape[1]
-        window = NO_WINDOW if sliding_window is None else min(sliding_window, NO_WINDOW)
-        scale_log2 = scale * math.log2(math.e)
+        scale_log2, window = _kernel_scale(scale), _kernel_window(sliding_window)
         dtype = cuda_type(q.dtype)
         rows = (metadata.block_tables, metadata.table_rows, metadata.cu_seqlens_q, metadata.context_lens)
         inputs = (q, key_cache, value_cache, *rows)
@@ -334,7 +231,8 @@ class AttentionOps(Ops):
             self.device.launch(PAGED_ATTENTION, (dtype,), config, *inputs, out, num_seqs, *heads, *cache, scale_log2)
             return
 
-        if metadata.max_seqlen_q > 1:
+        prefill = (q, key_cache, value_cache, metadata, window, scale_log2, out)
+        if metadata.max_seqlen_q > 1 and not (self.hopper_prefill and launch_prefill(self.device, *prefill)):
             self.device.launch(
                 PAGED_ATTENTION_PREFILL,
                 (dtype, *shape.prefill_template),
@@ -348,44 +246,59 @@ class AttentionOps(Ops):
                 scale_log2,
             )
 
-        splits = decode_splits(metadata.max_context_len, window, self._max_splits)
-        partial_out = partial_lse = 0
-        if splits > 1:
-            memory = self._partial_memory(partial_bytes(num_seqs, num_heads, head_dim, splits))
-            partial_out = memory.pointer
-            partial_lse = partial_out + num_seqs * num_heads * splits * head_dim * float32.itemsize
-        split = (MIN_SPLIT_KEYS, self._max_splits)
-        self.device.launch(
-            PAGED_ATTENTION_DECODE,
-            (dtype, *shape.decode_template),
-            decode_config(shape, num_seqs, num_heads, num_kv_heads, splits),
-            *inputs,
-            out,
-            partial_out,
-            partial_lse,
-            q.shape[0],
-            num_seqs,
-            num_heads,
-            num_kv_heads,
-            *cache,
-            *split,
-            scale_log2,
-        )
-        if splits > 1:
-            self.device.launch(
-                PAGED_ATTENTION_COMBINE,
-                (dtype,),
-                combine_config(num_seqs, num_heads),
-                partial_out,
-                partial_lse,
-                metadata.cu_seqlens_q,
-                metadata.context_lens,
-                out,
-                head_dim,
-                splits,
-                window,
-                *split,
-            )
+        self._decode(q, key_cache, value_cache, metadata, num_heads, scale_log2, window, out, None)
+
+    def _attention(
+        self,
+        qkv: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        cos_sin: Tensor | None,
+        num_heads: int,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        scale: float,
+        sliding_window: int | None,
+        queries: Tensor,
+        out: Tensor,
+    ) -> None:
+        rope = (cos_sin, num_heads, q_norm, k_norm, eps)
+        if (
+            metadata.max_seqlen_q > 1
+            or key_cache.shape[3] not in HEAD_SHAPES
+            or qkv.dtype == float32
+            or not _aligned(16, qkv, key_cache, value_cache, out)
+            or not _rotates_pairs(key_cache.shape[3], cos_sin, q_norm, k_norm)
+        ):
+            super()._attention(qkv, key_cache, value_cache, metadata, *rope, scale, sliding_window, queries, out)
+            return
+        transform = HeadTransform(cos_sin, q_norm, k_norm, eps)
+        scale_log2, window = _kernel_scale(scale), _kernel_window(sliding_window)
+        self._decode(qkv, key_cache, value_cache, metadata, num_heads, scale_log2, window, out, transform)
+
+
+def _head_too_large(head_dim: int) -> TesseraError:
+    return TesseraError(f"attention on CUDA takes heads of up to {MAX_HEAD_DIM} elements, not {head_dim}")
+
+
+def _kernel_scale(scale: float) -> float:
+    """The kernels compute powers of 2."""
+    assert scale > 0, "the kernels find the maximum before they scale"
+    return scale * math.log2(math.e)
+
+
+def _kernel_window(sliding_window: int | None) -> int:
+    return NO_WINDOW if sliding_window is None else min(sliding_window, NO_WINDOW)
+
+
+def _rotates_pairs(head_dim: int, cos_sin: Tensor | None, *tensors: Tensor | None) -> bool:
+    """Whether norms and rotation may take two elements at a time."""
+    rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
+    sizes = [2 * tensor.dtype.itemsize for tensor in tensors if tensor is not None]
+    aligned = _aligned(max(sizes, default=1), *tensors) and _aligned(2 * float32.itemsize, cos_sin)
+    return head_dim % 2 == 0 and rotary_dim % 4 == 0 and aligned
 
 
 def _aligned(nbytes: int, *tensors: Tensor | None) -> bool:

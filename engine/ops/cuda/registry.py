@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from engine.cuda.kernel import Instantiation, KernelSpec
 from engine.ops.cuda import activation, attention, elementwise, encoder, linear, norm, random, sampling, softmax
+from engine.ops.cuda import attention_prefill_hopper as prefill_hopper
 
-GROUPS = (linear, attention, norm, activation, elementwise, softmax, random, sampling, encoder)
+GROUPS = (linear, attention, prefill_hopper, norm, activation, elementwise, softmax, random, sampling, encoder)
 ENCODER_GROUPS = (linear, norm, activation, elementwise, encoder)  # all that a text encoder launches
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from engine.cuda.device import CudaDevice
-from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from engine.ops.cuda.types import WARP_SIZE, ceil_div
+from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig, ParameterType
+from engine.ops.cuda.types import ceil_div
 from engine.ops.interface import Ops
 from engine.ops.sampling_interface import SamplingMetadata, SamplingState
-from engine.tensor import Tensor, empty, uint32, uint64
+from engine.tensor import Tensor, uint32
 
 ADJUST_LOGITS = KernelSpec(
     file="penalties.cu",
@@ -34,6 +34,7 @@ ADJUST_LOGITS = KernelSpec(
         ("max_suppressed", "int32"),
         ("chunk_size", "int32"),
     ),
+    overlaps=True,
 )
 RESET_SLOT = KernelSpec(
     file="penalties.cu",
@@ -61,6 +62,7 @@ RECORD_TOKENS = KernelSpec(
         ("num_slots", "int32"),
         ("vocab_size", "int32"),
     ),
+    overlaps=True,
 )
 APPLY_TOKEN_MASK = KernelSpec(
     file="token_mask.cu",
@@ -73,98 +75,73 @@ APPLY_TOKEN_MASK = KernelSpec(
         ("vocab_size", "int32"),
         ("chunk_size", "int32"),
     ),
+    overlaps=True,
 )
-ROW_MAXIMUM = KernelSpec(
+_SAMPLE_PARAMETERS: tuple[tuple[str, ParameterType], ...] = (
+    ("logits", "pointer"),
+    ("slots", "pointer"),
+    ("temperature", "pointer"),
+    ("top_k", "pointer"),
+    ("top_p", "pointer"),
+    ("min_p", "pointer"),
+    ("seeds", "pointer"),
+    ("positions", "pointer"),
+    ("token_ids", "pointer"),
+    ("vocab_size", "int32"),
+)
+SAMPLE = KernelSpec(
     file="sampling.cu",
-    name="row_maximum_kernel",
-    template=(),
-    parameters=(
-        ("logits", "pointer"),
-        ("slots", "pointer"),
-        ("maxima", "pointer"),
-        ("vocab_size", "int32"),
-        ("chunk_size", "int32"),
-    ),
+    name="sample_kernel",
+    template=("FILTERED",),
+    parameters=_SAMPLE_PARAMETERS,
+    overlaps=True,
 )
-TOKEN_FILTER = KernelSpec(
-    file="token_filter.cu",
-    name="token_filter_kernel",
-    template=(),
-    parameters=(
-        ("logits", "pointer"),
-        ("slots", "pointer"),
-        ("maxima", "pointer"),
-        ("temperature", "pointer"),
-        ("top_k", "pointer"),
-        ("top_p", "pointer"),
-        ("min_p", "pointer"),
-        ("cutoffs", "pointer"),
-        ("vocab_size", "int32"),
-        ("num_splits", "int32"),
-    ),
-)
-GUMBEL_CHOICE = KernelSpec(
+SAMPLE_CLUSTER = KernelSpec(
     file="sampling.cu",
-    name="gumbel_choice_kernel",
-    template=(),
-    parameters=(
-        ("logits", "pointer"),
-        ("slots", "pointer"),
-        ("maxima", "pointer"),
-        ("cutoffs", "pointer"),
-        ("temperature", "pointer"),
-        ("seeds", "pointer"),
-        ("positions", "pointer"),
-        ("choices", "pointer"),
-        ("vocab_size", "int32"),
-        ("chunk_size", "int32"),
-    ),
+    name="sample_cluster_kernel",
+    template=("FILTERED",),
+    parameters=_SAMPLE_PARAMETERS,
+    min_arch=90,
+    overlaps=True,
 )
-PICK_TOKEN = KernelSpec(
-    file="sampling.cu",
-    name="pick_token_kernel",
-    template=(),
-    parameters=(
-        ("slots", "pointer"),
-        ("maxima", "pointer"),
-        ("choices", "pointer"),
-        ("temperature", "pointer"),
-        ("token_ids", "pointer"),
-        ("num_rows", "int32"),
-        ("num_splits", "int32"),
-    ),
+_LOGPROBS_PARAMETERS: tuple[tuple[str, ParameterType], ...] = (
+    ("logits", "pointer"),
+    ("token_ids", "pointer"),
+    ("chosen", "pointer"),
+    ("rank", "pointer"),
+    ("top_ids", "pointer"),
+    ("top_logprobs", "pointer"),
+    ("vocab_size", "int32"),
+    ("num_top", "int32"),
 )
-TOP_LOGPROBS = KernelSpec(
+TOP_LOGPROBS = KernelSpec(file="logprobs.cu", name="top_logprobs_kernel", template=(), parameters=_LOGPROBS_PARAMETERS)
+TOP_LOGPROBS_CLUSTER = KernelSpec(
     file="logprobs.cu",
-    name="top_logprobs_kernel",
+    name="top_logprobs_cluster_kernel",
     template=(),
-    parameters=(
-        ("logits", "pointer"),
-        ("token_ids", "pointer"),
-        ("chosen", "pointer"),
-        ("rank", "pointer"),
-        ("top_ids", "pointer"),
-        ("top_logprobs", "pointer"),
-        ("vocab_size", "int32"),
-        ("num_top", "int32"),
-    ),
+    parameters=_LOGPROBS_PARAMETERS,
+    min_arch=90,
+    overlaps=True,
 )
 SPECS = (
     ADJUST_LOGITS,
     RESET_SLOT,
     RECORD_TOKENS,
     APPLY_TOKEN_MASK,
-    ROW_MAXIMUM,
-    TOKEN_FILTER,
-    GUMBEL_CHOICE,
-    PICK_TOKEN,
+    SAMPLE,
+    SAMPLE_CLUSTER,
     TOP_LOGPROBS,
+    TOP_LOGPROBS_CLUSTER,
 )
 
 # As in the kernels.
 SPLIT_BLOCK = 256
 ROW_BLOCK = 1024
 RANDOM_GROUP = 4
+CLUSTER_BLOCKS = 8
+CLUSTER_THREADS = 512
+MAX_CLUSTER_TOP = 64
+SAMPLE_STATIC_BYTES = 10 << 10  # of shared memory that the kernel itself declares, rounded up
 
 SMALLEST_CHUNK = 4096
 MAX_SPLITS = 64
@@ -173,7 +150,10 @@ ENOUGH_BLOCKS = 1024  # to keep any GPU busy
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch; logits are float32 whatever the dtype of the model."""
-    return [(spec, ()) for spec in SPECS]
+    pairs: list[Instantiation] = []
+    for spec in SPECS:
+        pairs += [(spec, (filtered,)) for filtered in ("false", "true")] if spec.template else [(spec, ())]
+    return pairs
 
 
 class VocabSplit(NamedTuple):
@@ -197,12 +177,14 @@ def split_config(rows: int, split: VocabSplit) -> LaunchConfig:
 
 def row_block_config(rows: int) -> LaunchConfig:
     """One large block a row."""
-    return LaunchConfig((rows, 1, 1), (ROW_BLOCK, 1, 1))
+    return LaunchConfig((1, rows, 1), (ROW_BLOCK, 1, 1))
 
 
-def row_warp_config(rows: int) -> LaunchConfig:
-    """One warp a row."""
-    return LaunchConfig((ceil_div(rows * WARP_SIZE, SPLIT_BLOCK), 1, 1), (SPLIT_BLOCK, 1, 1))
+def cluster_config(rows: int, vocab_size: int, *, filtered: bool) -> LaunchConfig:
+    """A cluster a row; what filters need of its tokens is kept in shared memory."""
+    ids_per_block = ceil_div(ceil_div(vocab_size, CLUSTER_BLOCKS), RANDOM_GROUP) * RANDOM_GROUP
+    shared_bytes = ids_per_block * uint32.itemsize if filtered else 0
+    return LaunchConfig((CLUSTER_BLOCKS, rows, 1), (CLUSTER_THREADS, 1, 1), shared_bytes)
 
 
 def row_thread_config(rows: int) -> LaunchConfig:
@@ -265,47 +247,25 @@ class SamplingOps(Ops):
 
     def _sample(self, logits: Tensor, metadata: SamplingMetadata, filtered: bool, out: Tensor) -> None:
         rows, vocab_size = logits.shape
-        split = split_vocab(rows, vocab_size)
-        slots, temperature = metadata.slots, metadata.temperature
-        maxima = empty((rows, split.num_splits), uint64, self.device)
-        choices = empty((rows, split.num_splits), uint64, self.device)
-        cutoffs = empty((rows,), uint32, self.device) if filtered else None
-        chunked = split_config(rows, split)
-
-        self.device.launch(ROW_MAXIMUM, (), chunked, logits, slots, maxima, vocab_size, split.chunk_size)
-        if filtered:
-            self.device.launch(
-                TOKEN_FILTER,
-                (),
-                row_block_config(rows),
-                logits,
-                slots,
-                maxima,
-                temperature,
-                metadata.top_k,
-                metadata.top_p,
-                metadata.min_p,
-                cutoffs,
-                vocab_size,
-                split.num_splits,
-            )
+        spec, config = SAMPLE, row_block_config(rows)
+        if SAMPLE_CLUSTER.supports(self.device.arch):
+            in_cluster = cluster_config(rows, vocab_size, filtered=filtered)
+            if in_cluster.shared_bytes + SAMPLE_STATIC_BYTES <= self.device.max_shared_bytes:
+                spec, config = SAMPLE_CLUSTER, in_cluster
         self.device.launch(
-            GUMBEL_CHOICE,
-            (),
-            chunked,
+            spec,
+            ("true" if filtered else "false",),
+            config,
             logits,
-            slots,
-            maxima,
-            cutoffs,
-            temperature,
+            metadata.slots,
+            metadata.temperature,
+            metadata.top_k,
+            metadata.top_p,
+            metadata.min_p,
             metadata.seeds,
             metadata.positions,
-            choices,
+            out,
             vocab_size,
-            split.chunk_size,
-        )
-        self.device.launch(
-            PICK_TOKEN, (), row_warp_config(rows), slots, maxima, choices, temperature, out, rows, split.num_splits
         )
 
     def _record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None:
@@ -319,8 +279,8 @@ class SamplingOps(Ops):
         self, logits: Tensor, token_ids: Tensor, chosen: Tensor, rank: Tensor, top_ids: Tensor, top_values: Tensor
     ) -> None:
         rows, vocab_size = logits.shape
-        config = row_block_config(rows)
         num_top = top_ids.shape[1]
-        self.device.launch(
-            TOP_LOGPROBS, (), config, logits, token_ids, chosen, rank, top_ids, top_values, vocab_size, num_top
-        )
+        spec, config = TOP_LOGPROBS, row_block_config(rows)
+        if TOP_LOGPROBS_CLUSTER.supports(self.device.arch) and num_top <= MAX_CLUSTER_TOP:
+            spec, config = TOP_LOGPROBS_CLUSTER, LaunchConfig((CLUSTER_BLOCKS, rows, 1), (CLUSTER_THREADS, 1, 1))
+        self.device.launch(spec, (), config, logits, token_ids, chosen, rank, top_ids, top_values, vocab_size, num_top)

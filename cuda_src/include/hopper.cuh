@@ -1,0 +1,230 @@
+// Instructions of sm_90a, one function each: barriers in shared memory that count bytes, the copy engine,
+// clusters of blocks, and matrix products of a warp group of 128 threads (PTX ISA 8.0 and later).
+//
+// Rings of shared memory: a producer waits for a slot's `empty` barrier, announces the bytes to its `full`
+// barrier and starts the copies; consumers wait for `full`, use the slot and arrive at `empty`. A barrier's
+// phases alternate between parity 0 and 1; waiting for parity 1 on a fresh barrier returns at once.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+constexpr int WARPGROUP_SIZE = 128;
+constexpr int SWIZZLE_BYTES = 128;    // of a row in the operands' layout below
+constexpr int SWIZZLE_REPEAT = 1024;  // bytes of 8 rows: operands start at multiples of it
+
+using Barrier = unsigned long long;
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// ---- barriers -------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void barrier_init(Barrier* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
+}
+
+// After the thread's barrier_init calls, before a barrier among the threads (of the cluster) that use them.
+__device__ __forceinline__ void barrier_init_done() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Arrive at the same barrier of block `rank` of the cluster.
+__device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, unsigned rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
+// Arrive and let the phase wait for `bytes` more from the copy engine.
+__device__ __forceinline__ void barrier_arrive_expecting(Barrier* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+// Return once the phase of this parity has ended.
+__device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "wait:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra wait;\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// ---- clusters -------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of the cluster; shared memory written before is visible after.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// The address in block `rank` of what is at `address` here, both in shared memory.
+__device__ __forceinline__ unsigned address_in_block(unsigned address, unsigned rank) {
+  unsigned remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+
+// Start storing 16 bytes to shared memory of another block, at an address_in_block; they count towards the
+// `barrier` there, another address_in_block.
+__device__ __forceinline__ void send_to_block_16(unsigned remote, const float* v, unsigned barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          remote),
+      "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)
+      : "memory");
+}
+
+// ---- copies ---------------------------------------------------------------------------------------------
+
+// What cuTensorMapEncodeTiled writes: base, shape and strides of a matrix and the box that a copy moves. A
+// kernel takes it as `const __grid_constant__ TensorMap`.
+struct alignas(128) TensorMap {
+  unsigned long long opaque[16];
+};
+
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<unsigned long long>(&map)) : "memory");
+}
+
+// Start copying the box at (row, column) of the map's matrix to shared memory, zeros beyond the edges; its
+// bytes count towards `barrier`'s phase.
+__device__ __forceinline__ void copy_box(void* shared, const TensorMap& map, int row, int column,
+                                         Barrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+      "[%4];" ::"r"(shared_address(shared)),
+      "l"(reinterpret_cast<unsigned long long>(&map)), "r"(column), "r"(row), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// The same into every block of the cluster whose bit is set in `blocks`, and towards each one's barrier.
+__device__ __forceinline__ void copy_box_to_blocks(void* shared, const TensorMap& map, int row, int column,
+                                                   Barrier* barrier, unsigned short blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
+      "l"(reinterpret_cast<unsigned long long>(&map)), "r"(column), "r"(row), "r"(shared_address(barrier)),
+      "h"(blocks)
+      : "memory");
+}
+
+// What earlier kernels wrote with plain stores is seen by this thread's copies.
+__device__ __forceinline__ void fence_global_for_async() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// ---- registers ------------------------------------------------------------------------------------------
+
+// All warps of a warp group; a multiple of 8. The kernel must have a bound on its registers.
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// ---- products of a warp group ---------------------------------------------------------------------------
+
+// Where an operand lies: rows of 64 2-byte elements along k (128 bytes), 16-byte segments XORed with the row
+// modulo 8 (what a map with 128-byte swizzle writes), 8 rows after 8 rows; `shared` a multiple of 1024. The
+// operand 16 elements further along k is at descriptor + DESCRIPTOR_STEP_K.
+__device__ __forceinline__ unsigned long long operand_descriptor(const void* shared) {
+  constexpr unsigned long long SWIZZLE_128 = 1ull << 62;
+  constexpr unsigned long long REPEAT = static_cast<unsigned long long>(SWIZZLE_REPEAT >> 4) << 32;
+  return SWIZZLE_128 | REPEAT | (1ull << 16) | ((shared_address(shared) & 0x3ffff) >> 4);
+}
+constexpr unsigned long long DESCRIPTOR_STEP_K = 32 >> 4;
+
+// Before the first product, and before one whose registers were touched since.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Wait until at most PENDING of the youngest groups of products are unfinished.
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Start sums[64xN] = a[64x16] b[Nx16]^T, + sums where `add`. Warp w of the group has rows 16 w to 16 w + 15;
+// with g = lane / 4 and t = lane % 4, sums[4 j + i] is row g + i / 2 * 8, column 8 j + 2 t + i % 2.
+template <typename T, int N>
+__device__ __forceinline__ void wgmma(float (&sums)[N / 2], unsigned long long a, unsigned long long b,
+                                      bool add);
+
+// clang-format off
+#define WGMMA_FLOATS_8(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), \
+    "+f"(sums[i + 4]), "+f"(sums[i + 5]), "+f"(sums[i + 6]), "+f"(sums[i + 7])
+#define WGMMA_FLOATS_16(i) WGMMA_FLOATS_8(i), WGMMA_FLOATS_8(i + 8)
+#define WGMMA_FLOATS_32 WGMMA_FLOATS_16(0), WGMMA_FLOATS_16(16)
+#define WGMMA_FLOATS_48 WGMMA_FLOATS_32, WGMMA_FLOATS_16(32)
+#define WGMMA_FLOATS_64 WGMMA_FLOATS_48, WGMMA_FLOATS_16(48)
+#define WGMMA_FLOATS_80 WGMMA_FLOATS_64, WGMMA_FLOATS_16(64)
+#define WGMMA_FLOATS_96 WGMMA_FLOATS_80, WGMMA_FLOATS_16(80)
+#define WGMMA_FLOATS_112 WGMMA_FLOATS_96, WGMMA_FLOATS_16(96)
+#define WGMMA_FLOATS_128 WGMMA_FLOATS_112, WGMMA_FLOATS_16(112)
+#define WGMMA_NAMES_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" ", " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_NAMES_48 WGMMA_NAMES_32 ", " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define WGMMA_NAMES_64 WGMMA_NAMES_48 ", " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_NAMES_80 WGMMA_NAMES_64 ", " \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define WGMMA_NAMES_96 WGMMA_NAMES_80 ", " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define WGMMA_NAMES_112 WGMMA_NAMES_96 ", " \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define WGMMA_NAMES_128 WGMMA_NAMES_112 ", " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+#define DEFINE_WGMMA(T, TYPE, N, FLOATS, NAMES, A, B, ADD)                                                \
+  template <>                                                                                             \
+  __device__ __forceinline__ void wgmma<T, N>(float (&sums)[N / 2], unsigned long long a,                 \
+                                              unsigned long long b, bool add) {                           \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                     \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" NAMES "}, " A ", "  \
+                 B ", add, 1, 1, 0, 0;\n}"                                                                \
+                 : FLOATS                                                                                 \
+                 : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                           \
+  }
+#define DEFINE_WGMMA_SIZES(T, TYPE) \
+  DEFINE_WGMMA(T, TYPE, 64, WGMMA_FLOATS_32, WGMMA_NAMES_32, "%32", "%33", "%34") \
+  DEFINE_WGMMA(T, TYPE, 96, WGMMA_FLOATS_48, WGMMA_NAMES_48, "%48", "%49", "%50") \
+  DEFINE_WGMMA(T, TYPE, 128, WGMMA_FLOATS_64, WGMMA_NAMES_64, "%64", "%65", "%66") \
+  DEFINE_WGMMA(T, TYPE, 160, WGMMA_FLOATS_80, WGMMA_NAMES_80, "%80", "%81", "%82") \
+  DEFINE_WGMMA(T, TYPE, 192, WGMMA_FLOATS_96, WGMMA_NAMES_96, "%96", "%97", "%98") \
+  DEFINE_WGMMA(T, TYPE, 224, WGMMA_FLOATS_112, WGMMA_NAMES_112, "%112", "%113", "%114") \
+  DEFINE_WGMMA(T, TYPE, 256, WGMMA_FLOATS_128, WGMMA_NAMES_128, "%128", "%129", "%130")
+// clang-format on
+
+DEFINE_WGMMA_SIZES(__nv_bfloat16, "bf16")
+DEFINE_WGMMA_SIZES(__half, "f16")

@@ -1,0 +1,144 @@
+// min_p, top_k and top_p of a row as one number: the largest key (distance.cuh) that is kept. Without
+// sorting: keys are counted, or weighed, in bins; the bin with the last kept key is divided again.
+#pragma once
+
+#include "cluster.cuh"
+#include "distance.cuh"
+
+// As engine/ops/cpu/sampling.py: a p or a sum that rounds to the limit in float32 is within it.
+constexpr double MIN_P_SLACK = 0x1p-25;
+constexpr double TOP_P_SLACK = 0x1p-22;
+
+constexpr unsigned NO_KEY = 0xffffffffu;  // above those of distances below MAX_DISTANCE
+constexpr int BIN_BITS = 9;
+constexpr int NUM_BINS = 1 << BIN_BITS;
+
+// 64-bit sums made of 32-bit additions, which shared memory does at once; exact in any order.
+struct Histogram {
+  unsigned low[NUM_BINS];
+  unsigned high[NUM_BINS];
+
+  __device__ __forceinline__ void add(unsigned bin, unsigned long long amount) {
+    const unsigned addend = static_cast<unsigned>(amount);
+    const unsigned before = atomicAdd(&low[bin], addend);
+    const unsigned carried = static_cast<unsigned>(amount >> 32) + (before + addend < before);
+    if (carried != 0) atomicAdd(&high[bin], carried);
+  }
+  __device__ __forceinline__ void clear(int bin) { low[bin] = high[bin] = 0; }
+  __device__ __forceinline__ unsigned long long at(int bin) const {
+    return static_cast<unsigned long long>(high[bin]) << 32 | low[bin];
+  }
+};
+
+// A row's filter in BLOCKS blocks of THREADS threads, each of which goes through its own part of the keys.
+// Every block keeps one in shared memory; all threads of all blocks must call what follows.
+template <int BLOCKS, int THREADS>
+class TokenFilter {
+ public:
+  // Largest key kept by min_p (0: off), then top_k (0: off), then top_p (1: off), as Ops.sample defines them.
+  // for_each_key(visit) calls visit(key) for each key of the thread's share, NO_KEY where there is none. Once
+  // a kernel; afterwards the blocks must meet once more before one of them ends.
+  template <typename ForEachKey>
+  __device__ unsigned cutoff(ForEachKey for_each_key, float min_p, int top_k, float top_p) {
+    if (threadIdx.x == 0) {
+      // In double and by one thread: it must round as on the CPU, and most GPUs are slow at it.
+      const double steps = min_p > 0.0f ? (MIN_P_SLACK - log(static_cast<double>(min_p))) * KEY_STEPS
+                                        : static_cast<double>(LAST_KEY);
+      limit_ = steps < LAST_KEY ? static_cast<unsigned>(steps) : LAST_KEY;
+    }
+    if (threadIdx.x < NUM_BINS) histograms_[0].clear(threadIdx.x);
+    __syncthreads();
+    unsigned limit = limit_;
+    int turn = 0;
+    if (top_k > 0) {
+      limit = select<false>(for_each_key, limit, turn, [&](unsigned long long count) {
+        return top_k < count ? static_cast<unsigned long long>(top_k) : 0ull;
+      });
+    }
+    if (top_p < 1.0f) {
+      limit = select<true>(for_each_key, limit, turn, [&](unsigned long long mass) {
+        const double target = ceil(top_p * (1.0 - TOP_P_SLACK) * static_cast<double>(mass));
+        return target < 1.0 ? 1ull : static_cast<unsigned long long>(target);
+      });
+    }
+    return limit;
+  }
+
+ private:
+  using Blocks = Cluster<BLOCKS>;
+  static constexpr int NUM_WARPS = THREADS / WARP_SIZE;
+  static_assert(THREADS % WARP_SIZE == 0 && NUM_BINS <= THREADS, "a thread looks after one bin");
+
+  // Least key such that the amounts of the keys up to it reach `target_of(amount of all)`; `limit` if that is
+  // the whole or more. Amounts are masses or, not BY_MASS, ones. Keys above `limit` do not exist for it.
+  // Rounds look at 9, 9, 9 and 5 bits of the keys that share the bits found so far. Every block adds up all
+  // blocks' bins for itself, and so they meet but once a round.
+  template <bool BY_MASS, typename ForEachKey, typename TargetOf>
+  __device__ unsigned select(ForEachKey for_each_key, unsigned limit, int& turn, TargetOf target_of) {
+    unsigned base = 0;
+    unsigned last = LAST_KEY;
+    unsigned long long target = 0;
+    for (int shift = 32 - BIN_BITS;; shift = max(shift - BIN_BITS, 0)) {
+      Histogram& histogram = histograms_[turn];
+      Histogram& next_histogram = histograms_[1 - turn];
+      turn = 1 - turn;
+      const unsigned end = min(limit, last);
+      for_each_key([&](unsigned key) {
+        if (key != NO_KEY && key >= base && key <= end) {
+          histogram.add((key - base) >> shift, BY_MASS ? mass_of(key) : 1);
+        }
+      });
+      Blocks::sync();
+
+      unsigned long long amount = 0;
+      if (threadIdx.x < NUM_BINS) {
+#pragma unroll
+        for (int b = 0; b < BLOCKS; ++b) amount += Blocks::at(&histogram, b)->at(threadIdx.x);
+        next_histogram.clear(threadIdx.x);  // what the others wanted of it they have read
+      }
+      const unsigned long long through = inclusive_sum(amount);
+      if (shift == 32 - BIN_BITS) target = target_of(whole_);
+      if (target > 0 && through - amount < target && target <= through) {
+        found_ = {through - amount, amount, static_cast<unsigned>(threadIdx.x)};
+      }
+      __syncthreads();
+      if (target == 0) return limit;
+      target -= found_.before;
+      base += found_.bin << shift;
+      last = base + ((1u << shift) - 1);
+      if (shift == 0 || target == found_.amount) return min(last, limit);
+    }
+  }
+
+  // Of the block's threads up to and with this one; that of all goes to whole_.
+  __device__ unsigned long long inclusive_sum(unsigned long long sum) {
+    const int lane = threadIdx.x % WARP_SIZE;
+    const int warp = threadIdx.x / WARP_SIZE;
+#pragma unroll
+    for (int offset = 1; offset < WARP_SIZE; offset *= 2) {
+      const unsigned long long below = __shfl_up_sync(FULL_WARP, sum, offset);
+      if (lane >= offset) sum += below;
+    }
+    if (lane == WARP_SIZE - 1) warp_sums_[warp] = sum;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < NUM_WARPS; ++i) {
+      if (i < warp) sum += warp_sums_[i];
+    }
+    if (threadIdx.x == THREADS - 1) whole_ = sum;
+    __syncthreads();
+    return sum;
+  }
+
+  struct Found {
+    unsigned long long before;  // amount of the bins before
+    unsigned long long amount;
+    unsigned bin;
+  };
+
+  Histogram histograms_[2];  // of this round, and cleared for the next
+  unsigned long long warp_sums_[NUM_WARPS];
+  unsigned long long whole_;
+  Found found_;
+  unsigned limit_;
+};

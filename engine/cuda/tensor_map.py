@@ -1,0 +1,65 @@
+"""Maps that tell the copy engine of sm_90 what a matrix in memory looks like."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from engine.cuda.driver import check
+from engine.tensor import Tensor, bfloat16
+
+MAP_BYTES = 128
+SWIZZLE_BYTES = 128  # of a box's row; what `operand_descriptor` in cuda_src/include/hopper.cuh expects
+GROUP_ROWS = 8  # rows after which the swizzle repeats
+ALIGNMENT = 16  # of a matrix's address and of its rows
+
+
+def box_map(matrix: Tensor, box_rows: int) -> bytes:
+    """The map of a matrix of 16-bit floats that is copied in boxes of `box_rows` rows and 64 columns.
+
+    A box lies in shared memory row after row, its 16-byte segments XORed with the row modulo 8; what lies
+    outside the matrix reads as zeros. The columns must be a multiple of 8 and the address of 16.
+    """
+    rows, columns = matrix.shape
+    sizes, strides, box = (columns, rows), (columns * 2,), (SWIZZLE_BYTES // 2, box_rows)
+    return _encode(matrix.pointer, matrix.dtype == bfloat16, sizes, strides, box)
+
+
+def row_groups_map(pointer: int, dtype: np.dtype[Any], rows: int, columns: int, box_rows: int) -> bytes:
+    """The map of a matrix of 16-bit floats that is copied in boxes of `box_rows` whole rows, both multiples of 8.
+
+    A box's coordinates are (0, 0, 0, row / 8). In shared memory every eight rows are followed by the next
+    eight; of each eight the first 64 columns come first, as `box_map` has them, then the next 64. The
+    columns must be a multiple of 64 and the address of 16.
+    """
+    lines = columns * 2 // SWIZZLE_BYTES
+    sizes = (SWIZZLE_BYTES // 2, GROUP_ROWS, lines, rows // GROUP_ROWS)
+    strides = (columns * 2, SWIZZLE_BYTES, columns * 2 * GROUP_ROWS)
+    return _encode(pointer, dtype == bfloat16, sizes, strides, (*sizes[:3], box_rows // GROUP_ROWS))
+
+
+@lru_cache(maxsize=16384)
+def _encode(
+    pointer: int, is_bfloat16: bool, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+) -> bytes:
+    """Sizes and box in elements, strides in bytes, of all dimensions but the first; the innermost comes first."""
+    types = driver.CUtensorMapDataType
+    encoded = check(
+        driver.cuTensorMapEncodeTiled,
+        types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if is_bfloat16 else types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        len(sizes),
+        pointer,
+        [driver.cuuint64_t(size) for size in sizes],
+        [driver.cuuint64_t(stride) for stride in strides],
+        [driver.cuuint32_t(size) for size in box],
+        [driver.cuuint32_t(1)] * len(sizes),
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    return ctypes.string_at(int(encoded.getPtr()), MAP_BYTES)

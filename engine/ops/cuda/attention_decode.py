@@ -1,0 +1,227 @@
+"""Attention over the paged cache for rows with one query, 16-bit dtypes and the head sizes of `DECODE_SHAPES`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.cuda.device import CudaDevice
+from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
+from engine.ops.interface import AttentionMetadata, Ops
+from engine.tensor import Tensor, empty, float32, uint32
+
+PAGED_ATTENTION_DECODE = KernelSpec(
+    file="attention_decode.cu",
+    name="paged_attention_decode_kernel",
+    template=("T", "HEAD_DIM", "WARPS", "STAGES", "FUSED"),
+    parameters=(
+        ("q", "pointer"),
+        ("key_cache", "pointer"),
+        ("value_cache", "pointer"),
+        ("block_tables", "pointer"),
+        ("table_rows", "pointer"),
+        ("cu_seqlens_q", "pointer"),
+        ("context_lens", "pointer"),
+        ("q_norm", "pointer"),
+        ("k_norm", "pointer"),
+        ("cos_sin", "pointer"),
+        ("positions", "pointer"),
+        ("slot_mapping", "pointer"),
+        ("out", "pointer"),
+        ("partial_out", "pointer"),
+        ("partial_sums", "pointer"),
+        ("arrivals", "pointer"),
+        ("num_tokens", "int32"),
+        ("num_seqs", "int32"),
+        ("num_heads", "int32"),
+        ("num_kv_heads", "int32"),
+        ("rotary_dim", "int32"),
+        ("block_size", "int32"),
+        ("block_table_width", "int32"),
+        ("sliding_window", "int32"),
+        ("min_split_keys", "int32"),
+        ("max_splits", "int32"),
+        ("block_splits", "int32"),
+        ("eps", "float32"),
+        ("scale_log2", "float32"),
+    ),
+    overlaps=True,
+)
+SPECS = (PAGED_ATTENTION_DECODE,)
+
+# As in the kernel.
+GROUP_ROWS = 16  # query heads that a block handles
+WARP_KEYS = 16
+SPLIT_KEYS = 64
+PADDING = 8  # elements after each row of shared memory
+HALF_BYTES = 2
+
+MIN_SPLIT_KEYS = 64
+MAX_SPLITS = WARP_SIZE  # a lane weighs a split
+ROW_GROUPS_PER_SPLIT = 40
+MIN_RESERVED_SPLITS = 8
+RESERVED_BYTES = 128 << 20
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """How the kernel treats one head size."""
+
+    head_dim: int
+    warps: int
+    stages: int
+
+    def template(self, *, fused: bool) -> tuple[str, ...]:
+        return (str(self.head_dim), str(self.warps), str(self.stages), "true" if fused else "false")
+
+
+DECODE_SHAPES = {
+    shape.head_dim: shape
+    for shape in (
+        DecodeShape(64, warps=4, stages=2),
+        DecodeShape(96, warps=4, stages=2),
+        DecodeShape(128, warps=4, stages=2),
+        DecodeShape(256, warps=2, stages=2),
+    )
+}
+
+
+class HeadTransform(NamedTuple):
+    """What queries and keys go through before attention; see `Ops.rope_and_store`."""
+
+    cos_sin: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    eps: float = 0.0
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that is launched here for elements of these C types."""
+    return [
+        (PAGED_ATTENTION_DECODE, (dtype, *shape.template(fused=fused)))
+        for dtype in dtypes
+        if dtype != "float"
+        for shape in DECODE_SHAPES.values()
+        for fused in (False, True)
+    ]
+
+
+def decode_splits(max_context_len: int, sliding_window: int, max_splits: int) -> int:
+    """The most splits that a row of up to `max_context_len` keys is divided into."""
+    num_keys = min(max_context_len, sliding_window + WARP_KEYS - 1)
+    return min(max(ceil_div(num_keys, MIN_SPLIT_KEYS), 1), max_splits)
+
+
+def splits_per_block(num_seqs: int, groups: int) -> int:
+    """1 while there are few rows, so that a row is done soon; with many, what a block begins with is done seldom."""
+    return min(ceil_div(num_seqs * groups, ROW_GROUPS_PER_SPLIT), MAX_SPLITS)
+
+
+def head_groups(num_heads: int, num_kv_heads: int) -> int:
+    """Blocks of the decode kernel that share a row's split."""
+    return num_kv_heads * ceil_div(num_heads // num_kv_heads, GROUP_ROWS)
+
+
+def decode_config(
+    shape: DecodeShape, num_seqs: int, num_heads: int, num_kv_heads: int, splits: int, block_splits: int
+) -> LaunchConfig:
+    """Blocks for `splits` splits of every row, `block_splits` each."""
+    pitch = (shape.head_dim + PADDING) * HALF_BYTES
+    query_rows = min(num_heads // num_kv_heads, GROUP_ROWS)
+    rows = shape.warps * shape.stages * 2 * WARP_KEYS + query_rows
+    shared_bytes = rows * pitch + 2 * shape.head_dim * HALF_BYTES
+    grid = (head_groups(num_heads, num_kv_heads), max(num_seqs, 1), ceil_div(splits, block_splits))
+    return LaunchConfig(grid, (shape.warps * WARP_SIZE, 1, 1), shared_bytes)
+
+
+def reserved_splits(max_num_seqs: int, num_heads: int, head_dim: int) -> int:
+    """The most splits whose partial results fit into RESERVED_BYTES, within bounds."""
+    fitting = RESERVED_BYTES // partial_bytes(max_num_seqs, num_heads, head_dim, 1)
+    return min(max(fitting, MIN_RESERVED_SPLITS), MAX_SPLITS)
+
+
+def partial_bytes(num_seqs: int, num_heads: int, head_dim: int, splits: int) -> int:
+    """Float32 outputs of all splits, and after them their maxima and sums."""
+    return num_seqs * num_heads * splits * (head_dim + 2) * float32.itemsize
+
+
+class DecodeAttentionOps(Ops):
+    device: CudaDevice
+    _max_splits: int = MAX_SPLITS
+    _partials: Tensor | None = None
+    _arrivals: Tensor | None = None
+
+    def reserve_attention(self, max_num_seqs: int, num_heads: int, head_dim: int) -> None:
+        """Allocate what steps of up to `max_num_seqs` rows need, so that serving allocates nothing.
+
+        It also settles into how many parts a long context is divided, and so must come before the
+        first step. Raises: OutOfMemoryError.
+        """
+        if head_dim in DECODE_SHAPES:
+            self._max_splits = reserved_splits(max_num_seqs, num_heads, head_dim)
+            self._decode_memory(max_num_seqs, num_heads, head_dim)
+
+    def _decode_memory(self, num_seqs: int, num_heads: int, head_dim: int) -> tuple[int, int, int]:
+        """Where partial outputs, partial sums and counters of arrived blocks are, the counters 0."""
+        nbytes = partial_bytes(num_seqs, num_heads, head_dim, self._max_splits)
+        if self._partials is None or self._partials.nbytes < nbytes:
+            self._partials = empty((nbytes // float32.itemsize,), float32, self.device)
+        if self._arrivals is None or self._arrivals.size < num_seqs * num_heads:
+            self._arrivals = empty((num_seqs * num_heads,), uint32, self.device)
+            self.device.fill_bytes(self._arrivals.pointer, 0, self._arrivals.nbytes)
+        outputs = self._partials.pointer
+        sums = outputs + num_seqs * num_heads * self._max_splits * head_dim * float32.itemsize
+        return outputs, sums, self._arrivals.pointer
+
+    def _decode(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        num_heads: int,
+        scale_log2: float,
+        window: int,
+        out: Tensor,
+        transform: HeadTransform | None,
+    ) -> None:
+        """Rows with one query; `q` is qkv where a transform is still to be done, else finished queries."""
+        _, num_kv_heads, block_size, head_dim = key_cache.shape
+        shape = DECODE_SHAPES[head_dim]
+        num_seqs, block_table_width = metadata.table_rows.shape[0], metadata.block_tables.shape[1]
+        block_splits = splits_per_block(num_seqs, head_groups(num_heads, num_kv_heads))
+        splits = decode_splits(metadata.max_context_len, window, self._max_splits)
+        cos_sin, q_norm, k_norm, eps = transform or HeadTransform()
+        self.device.launch(
+            PAGED_ATTENTION_DECODE,
+            (cuda_type(q.dtype), *shape.template(fused=transform is not None)),
+            decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, block_splits),
+            q,
+            key_cache,
+            value_cache,
+            metadata.block_tables,
+            metadata.table_rows,
+            metadata.cu_seqlens_q,
+            metadata.context_lens,
+            q_norm,
+            k_norm,
+            cos_sin,
+            metadata.positions,
+            metadata.slot_mapping,
+            out,
+            *self._decode_memory(num_seqs, num_heads, head_dim),
+            q.shape[0],
+            num_seqs,
+            num_heads,
+            num_kv_heads,
+            0 if cos_sin is None else cos_sin.shape[1],
+            block_size,
+            block_table_width,
+            window,
+            MIN_SPLIT_KEYS,
+            self._max_splits,
+            block_splits,
+            eps,
+            scale_log2,
+        )
