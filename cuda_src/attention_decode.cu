@@ -7,10 +7,13 @@
 #include "rope.cuh"
 
 constexpr int WARP_KEYS = 16;   // keys that a warp handles at a time
-constexpr int GROUP_ROWS = 16;  // query heads of a key/value head that a block handles together
+constexpr int UNIT_KEYS = 8;    // keys that lie in one block of the cache
+constexpr int GROUP_ROWS = 8;   // query heads of a key/value head that a block handles together
 constexpr int SPLIT_KEYS = 64;  // of which a split's size is a multiple
 constexpr int MAX_SPLITS = WARP_SIZE;
 constexpr int NO_KEY = -1;
+constexpr float STALE_LOG2 =
+    8.0f;  // how far, in powers of 2, scores may pass the maximum they are relative to
 
 // How a row's keys are divided. It depends on the row's own length, the window and two constants of the
 // server, so a row's result does not depend on the other rows.
@@ -45,15 +48,15 @@ __device__ __forceinline__ Splits find_splits(int context_len, int sliding_windo
 // num_heads, max_splits, HEAD_DIM] float; partial_sums [num_seqs, num_heads, max_splits, 2] float; arrivals
 // [num_seqs, gridDim.x] unsigned, 0 before and after. scale_log2 = scale * log2(e), positive; min_split_keys
 // a multiple of 64; max_splits <= 32. Layout: row-major, q, out and the caches 16-byte aligned, norms and
-// cos_sin to two elements; num_heads = group * num_kv_heads, rotary_dim a multiple of 4. Only q, and without
-// FUSED the cache, may be written by a kernel of the same graph that may not have ended: all else is read
-// ahead. Grid: (num_kv_heads * ceil(group / 16), max(num_seqs, 1), ceil(most splits of a row /
-// block_splits)); block: 32 * WARPS threads; shared: (WARPS * STAGES * 2 * 16 + min(group, 16)) *
-// (HEAD_DIM + 8) * sizeof(T) + 2 * HEAD_DIM * sizeof(T). Rows of shared memory are padded by 16 bytes, so
-// that eight of them fill all banks. Unit of work: a block block_splits consecutive splits of a key/value
-// head's keys, all of its query heads (padded to 16, the rows of the tensor cores' tile) together; blocks
-// beyond a row's splits end at once. Warps take 16 keys at a time in turn, each with its own ring of STAGES
-// copies that runs on across splits, and meet only at the end of a split.
+// cos_sin to two elements; num_heads = group * num_kv_heads, rotary_dim a multiple of 4, block_size of 8.
+// Only q, and without FUSED the cache, may be written by a kernel of the same graph that may not have ended:
+// all else is read ahead. Grid: (num_kv_heads * ceil(group / 8), max(num_seqs, 1), ceil(most splits of a row
+// / block_splits)); block: 32 * WARPS threads; shared: (WARPS * STAGES * 2 * 16 + min(group, 8)) * (HEAD_DIM
+// + 8) * sizeof(T) + 2 * HEAD_DIM * sizeof(T). Rows of shared memory are padded by 16 bytes, so that eight of
+// them fill all banks. Unit of work: a block block_splits consecutive splits of a key/value head's keys, all
+// of its query heads (up to 8) together; blocks beyond a row's splits end at once. Warps take 16 keys at a
+// time in turn, each with its own ring of STAGES copies that runs on across splits, and meet only at the end
+// of a split.
 template <typename T, int HEAD_DIM, int WARPS, int STAGES, bool FUSED>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_decode_kernel(const T* __restrict__ q, T* key_cache, T* value_cache,
@@ -71,7 +74,7 @@ __global__ void __launch_bounds__(32 * WARPS)
   constexpr int STEP_KEYS = WARP_KEYS * WARPS;
   constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
   constexpr int PITCH = HEAD_DIM + SEGMENT;
-  constexpr int MERGE_PITCH = HEAD_DIM + 8;
+  constexpr int MERGE_PITCH = HEAD_DIM + 4;
   constexpr int TILE_ELEMENTS = WARP_KEYS * PITCH;
   constexpr int FLOATS = 4;  // of an output that a thread handles at a time
   constexpr int HEAD_FLOATS = HEAD_DIM / FLOATS;
@@ -137,44 +140,53 @@ __global__ void __launch_bounds__(32 * WARPS)
   const int slot = FUSED ? slot_mapping[token] : -1;
   const int position = FUSED && rotary_dim > 0 ? positions[token] : 0;
   const int newest_key = slot >= 0 ? context_len - 1 : NO_KEY;  // the one that the cache does not have yet
+  const int cached_end = min(key_end, slot >= 0 ? context_len - 1 : context_len);
   const int* const block_table = block_tables + static_cast<long long>(table_row) * block_table_width;
 
-  // A warp's i-th tile of keys is tile i * WARPS + warp of the block.
+  // A warp's i-th tile of keys is tile i * WARPS + warp of the block. Its two units lie somewhere in the
+  // cache.
   const int num_steps = ceil_div(key_end - key_begin, STEP_KEYS);
   const int split_steps = splits.size / STEP_KEYS;
   T* const warp_tiles = tiles + warp * STAGES * 2 * TILE_ELEMENTS;
   auto tile_begin = [&](int i) { return key_begin + (i * WARPS + warp) * WARP_KEYS; };
-  auto find_key_row = [&](int i) {
-    const int key = tile_begin(i) + lane % WARP_KEYS;
-    const bool is_visible = key >= oldest_key && key < key_end;
-    const int key_row = is_visible ? cache_row(block_table, key, kv_head, num_kv_heads, block_size) : -1;
-    return key == newest_key ? -1 : key_row;
+  auto find_unit_row = [&](int i) {  // by lanes 0 and 1
+    const int key = tile_begin(i) + lane * UNIT_KEYS;
+    return lane < WARP_KEYS / UNIT_KEYS && key < key_end
+               ? cache_row(block_table, key, kv_head, num_kv_heads, block_size)
+               : 0;
   };
-  auto load_tile = [&](int i, int key_row) {
+  auto load_tile = [&](int i, int unit_row) {
+    constexpr int UNIT_COPIES = UNIT_KEYS * SEGMENTS / WARP_SIZE;
     T* const tile_k = warp_tiles + i % STAGES * 2 * TILE_ELEMENTS;
+    const int begin = tile_begin(i);
+    const bool is_whole = begin >= oldest_key && begin + WARP_KEYS <= cached_end;
 #pragma unroll
-    for (int s = 0; s < WARP_KEYS * SEGMENTS / WARP_SIZE; ++s) {
-      const int key = (s * WARP_SIZE + lane) / SEGMENTS;
-      const int segment = (s * WARP_SIZE + lane) % SEGMENTS;
-      const int source_row = __shfl_sync(FULL_WARP, key_row, key);
-      const bool valid = source_row >= 0;
-      const long long from = static_cast<long long>(max(source_row, 0)) * HEAD_DIM + segment * SEGMENT;
-      T* const to = tile_k + key * PITCH + segment * SEGMENT;
-      copy_async_16(to, key_cache + from, valid);
-      copy_async_16(to + TILE_ELEMENTS, value_cache + from, valid);
+    for (int u = 0; u < WARP_KEYS / UNIT_KEYS; ++u) {
+      const long long first =
+          static_cast<long long>(__shfl_sync(FULL_WARP, unit_row, u)) * HEAD_DIM + lane * SEGMENT;
+#pragma unroll
+      for (int c = 0; c < UNIT_COPIES; ++c) {
+        const int key = u * UNIT_KEYS + (c * WARP_SIZE + lane) / SEGMENTS;
+        const int segment = (c * WARP_SIZE + lane) % SEGMENTS;
+        const bool valid = is_whole || (begin + key >= oldest_key && begin + key < cached_end);
+        const long long from = valid ? first + c * WARP_SIZE * SEGMENT : 0;
+        T* const to = tile_k + key * PITCH + segment * SEGMENT;
+        copy_async_16(to, key_cache + from, valid);
+        copy_async_16(to + TILE_ELEMENTS, value_cache + from, valid);
+      }
     }
   };
 
   // The keys of earlier steps may be copied while the kernels in front of this one still run.
-  int key_rows[STAGES + 1];
+  int unit_rows[STAGES + 1];
 #pragma unroll
-  for (int i = 0; i <= STAGES; ++i) key_rows[i] = find_key_row(i);
+  for (int i = 0; i <= STAGES; ++i) unit_rows[i] = find_unit_row(i);
 #pragma unroll
   for (int i = 0; i < STAGES; ++i) {
-    if (tile_begin(i) < key_end) load_tile(i, key_rows[i]);
+    if (tile_begin(i) < key_end) load_tile(i, unit_rows[i]);
     copy_async_commit();
   }
-  int next_row = key_rows[STAGES];
+  int next_row = unit_rows[STAGES];
 
   if (FUSED) {
     const bool has_newest = newest_key >= key_begin && newest_key < key_end;
@@ -219,9 +231,21 @@ __global__ void __launch_bounds__(32 * WARPS)
   clear_behind_rows();
   __syncthreads();
 
-  float outputs[HEAD_DIM / 8][4] = {};
-  float maxima[2] = {MINUS_INFINITY, MINUS_INFINITY};
-  float sums[2] = {};
+  // Of a matrix's rows and columns a lane holds those numbered by lane / 4 and lane % 4 (mma.cuh). Queries
+  // are a left operand whose rows 8 to 15 are zeros: scores have a row a head, a column a key. Outputs have a
+  // row an element and a column a head, so that there is room for 8 heads and no more.
+  unsigned queries[HEAD_DIM / 16][2];
+#pragma unroll
+  for (int d = 0; d < HEAD_DIM / 16; ++d) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const T* const from = tile_q + lane / 4 * PITCH + d * 16 + r * 8 + lane % 4 * 2;
+      queries[d][r] = lane / 4 < num_group_heads ? *reinterpret_cast<const unsigned*>(from) : 0;
+    }
+  }
+  float outputs[HEAD_DIM / 16][4] = {};
+  float maximum = MINUS_INFINITY;  // of head lane / 4, or somewhat less
+  float sum = 0.0f;                // of head lane / 4, this lane's keys
   int split = first_split;
   int steps_left = split_steps;
   for (int i = 0; i < num_steps; ++i) {
@@ -240,53 +264,59 @@ __global__ void __launch_bounds__(32 * WARPS)
         __syncwarp();
       }
 
-      float scores[2][4] = {};
+      float scores[2][2][4] = {};  // keys 0 to 7 and 8 to 15, each in two sums
 #pragma unroll
-      for (int d = 0; d < HEAD_DIM; d += 16) {
-        unsigned a[4], b[4];
-        ldmatrix_x4(a, tile_q + min(lane % 16, num_group_heads - 1) * PITCH + d + lane / 16 * 8);
-        ldmatrix_x4(b, tile_k + (lane % 8 + lane / 16 * 8) * PITCH + d + lane / 8 % 2 * 8);
-        mma_m16n8k16<T>(scores[0], a, {b[0], b[1]});
-        mma_m16n8k16<T>(scores[1], a, {b[2], b[3]});
+      for (int d = 0; d < HEAD_DIM / 16; ++d) {
+        const unsigned a[4] = {queries[d][0], 0u, queries[d][1], 0u};
+        unsigned b[4];
+        ldmatrix_x4(b, tile_k + (lane % 8 + lane / 16 * 8) * PITCH + d * 16 + lane / 8 % 2 * 8);
+        mma_m16n8k16<T>(scores[0][d % 2], a, {b[0], b[1]});
+        mma_m16n8k16<T>(scores[1][d % 2], a, {b[2], b[3]});
       }
-
-      unsigned weights[4];  // the scores' layout is that of a left operand
+      float score[4];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float maximum = maxima[h];
+      for (int s = 0; s < 4; ++s) {
+        score[s] = (scores[s / 2][0][s % 2] + scores[s / 2][1][s % 2]) * scale_log2;
+      }
+      if (tile_begin(i) < oldest_key || tile_begin(i) + WARP_KEYS > key_end) {
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
-          float& score = scores[s / 2][h * 2 + s % 2];
           const int key = tile_begin(i) + s / 2 * 8 + lane % 4 * 2 + s % 2;
-          // Keys after the split's end and before the window were not loaded.
-          score = key < key_end && key >= oldest_key ? score * scale_log2 : MINUS_INFINITY;
-          maximum = fmaxf(maximum, score);
-        }
-        maximum = fmaxf(maximum, __shfl_xor_sync(FULL_WARP, maximum, 1));
-        maximum = fmaxf(maximum, __shfl_xor_sync(FULL_WARP, maximum, 2));
-        const float offset = maximum == MINUS_INFINITY ? 0.0f : maximum;
-        const float factor = exp2_fast(maxima[h] - offset);
-        maxima[h] = maximum;
-        sums[h] *= factor;
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const float first = exp2_fast(scores[j][h * 2] - offset);
-          const float second = exp2_fast(scores[j][h * 2 + 1] - offset);
-          sums[h] += first + second;
-          weights[j * 2 + h] = pack<T>(first, second);
-        }
-#pragma unroll
-        for (int n = 0; n < HEAD_DIM / 8; ++n) {
-          outputs[n][h * 2] *= factor;
-          outputs[n][h * 2 + 1] *= factor;
+          if (key < oldest_key || key >= key_end) score[s] = MINUS_INFINITY;
         }
       }
+
+      // All is relative to a maximum that is renewed where a score passes it by far.
+      const float highest = fmaxf(fmaxf(score[0], score[1]), fmaxf(score[2], score[3]));
+      if (__any_sync(FULL_WARP, highest > maximum + STALE_LOG2)) {
+        float renewed = fmaxf(highest, __shfl_xor_sync(FULL_WARP, highest, 1));
+        renewed = fmaxf(maximum, fmaxf(renewed, __shfl_xor_sync(FULL_WARP, renewed, 2)));
+        const float factor = rescale_factor(maximum, renewed);
+        maximum = renewed;
+        sum *= factor;
+        const float first = __shfl_sync(FULL_WARP, factor, lane % 4 * 8);
+        const float second = __shfl_sync(FULL_WARP, factor, lane % 4 * 8 + 4);
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM / 8; n += 2) {
-        unsigned b[4];
-        ldmatrix_x4_trans(b, tile_v + lane % 16 * PITCH + n * 8 + lane / 16 * 8);
-        mma_m16n8k16<T>(outputs[n], weights, {b[0], b[1]});
-        mma_m16n8k16<T>(outputs[n + 1], weights, {b[2], b[3]});
+        for (int d = 0; d < HEAD_DIM / 16; ++d) {
+          outputs[d][0] *= first;
+          outputs[d][1] *= second;
+          outputs[d][2] *= first;
+          outputs[d][3] *= second;
+        }
+      }
+      const float offset = maximum == MINUS_INFINITY ? 0.0f : maximum;
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        score[s] = exp2_fast(score[s] - offset);
+        sum += score[s];
+      }
+      // The scores' layout is that of a right operand with a row a key.
+      const unsigned weights[2] = {pack<T>(score[0], score[1]), pack<T>(score[2], score[3])};
+#pragma unroll
+      for (int d = 0; d < HEAD_DIM / 16; ++d) {
+        unsigned a[4];
+        ldmatrix_x4_trans(a, tile_v + (lane % 8 + lane / 16 * 8) * PITCH + d * 16 + lane / 8 % 2 * 8);
+        mma_m16n8k16<T>(outputs[d], a, weights);
       }
       __syncwarp();
     }
@@ -294,41 +324,38 @@ __global__ void __launch_bounds__(32 * WARPS)
       // The end of a split: merge the warps through the stages that they have just left.
       float* const merged = reinterpret_cast<float*>(tiles + i % STAGES * 2 * TILE_ELEMENTS);
       constexpr int MERGE_STRIDE = STAGES * 2 * TILE_ELEMENTS * sizeof(T) / sizeof(float);  // between warps
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int head = lane / 4 + h * 8;
-        float sum = sums[h];
-        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-        sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-        if (head < num_group_heads) {
-          if (lane % 4 == 0) {
-            warp_maxima[warp][head] = maxima[h];
-            warp_sums[warp][head] = sum;
-          }
-          float* const to = merged + warp * MERGE_STRIDE + head * MERGE_PITCH + lane % 4 * 2;
-#pragma unroll
-          for (int n = 0; n < HEAD_DIM / 8; ++n) {
-            *reinterpret_cast<float2*>(to + n * 8) = make_float2(outputs[n][h * 2], outputs[n][h * 2 + 1]);
-          }
-        }
-        maxima[h] = MINUS_INFINITY;
-        sums[h] = 0.0f;
-#pragma unroll
-        for (int n = 0; n < HEAD_DIM / 8; ++n) outputs[n][h * 2] = outputs[n][h * 2 + 1] = 0.0f;
+      sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+      sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+      if (lane % 4 == 0) {
+        warp_maxima[warp][lane / 4] = maximum;
+        warp_sums[warp][lane / 4] = sum;
       }
+#pragma unroll
+      for (int d = 0; d < HEAD_DIM / 16; ++d) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int head = lane % 4 * 2 + e % 2;
+          if (head < num_group_heads) {
+            merged[warp * MERGE_STRIDE + head * MERGE_PITCH + d * 16 + e / 2 * 8 + lane / 4] = outputs[d][e];
+          }
+          outputs[d][e] = 0.0f;
+        }
+      }
+      maximum = MINUS_INFINITY;
+      sum = 0.0f;
       __syncthreads();
       for (int item = threadIdx.x; item < num_group_heads * HEAD_FLOATS; item += THREADS) {
         const int head = item / HEAD_FLOATS;
         const int d = item % HEAD_FLOATS * FLOATS;
-        float maximum = MINUS_INFINITY;
+        float highest = MINUS_INFINITY;
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) maximum = fmaxf(maximum, warp_maxima[w][head]);
-        float sum = 0.0f;
+        for (int w = 0; w < WARPS; ++w) highest = fmaxf(highest, warp_maxima[w][head]);
+        float total = 0.0f;
         Vec<float, FLOATS> values = {};
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) {
-          const float factor = rescale_factor(warp_maxima[w][head], maximum);
-          sum = fmaf(warp_sums[w][head], factor, sum);
+          const float factor = rescale_factor(warp_maxima[w][head], highest);
+          total = fmaf(warp_sums[w][head], factor, total);
           const auto part = Vec<float, FLOATS>::load(merged + w * MERGE_STRIDE + head * MERGE_PITCH + d);
 #pragma unroll
           for (int e = 0; e < FLOATS; ++e) values[e] = fmaf(part[e], factor, values[e]);
@@ -336,13 +363,13 @@ __global__ void __launch_bounds__(32 * WARPS)
         if (splits.count == 1) {
           Vec<T, FLOATS> rounded;
 #pragma unroll
-          for (int e = 0; e < FLOATS; ++e) rounded[e] = from_float<T>(values[e] / sum);
+          for (int e = 0; e < FLOATS; ++e) rounded[e] = from_float<T>(values[e] / total);
           rounded.store(out + (static_cast<long long>(token) * num_heads + head0 + head) * HEAD_DIM + d);
         } else {
           const long long partial =
               (static_cast<long long>(row) * num_heads + head0 + head) * max_splits + split;
           values.store(partial_out + partial * HEAD_DIM + d);
-          if (d == 0) *reinterpret_cast<float2*>(partial_sums + partial * 2) = make_float2(maximum, sum);
+          if (d == 0) *reinterpret_cast<float2*>(partial_sums + partial * 2) = make_float2(highest, total);
         }
       }
       __syncthreads();  // the stages are free, and all of the split's results are written
@@ -351,7 +378,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
     if (tile_begin(i + STAGES) < key_end) load_tile(i + STAGES, next_row);
     copy_async_commit();
-    next_row = find_key_row(i + STAGES + 1);
+    next_row = find_unit_row(i + STAGES + 1);
   }
   if (splits.count == 1) return;
 

@@ -104,22 +104,24 @@ class GumbelChoice {
         best_score_(best_score) {}
 
   __device__ __forceinline__ void visit(int id, const float (&values)[GROUP]) {
+    constexpr float SLACK = 0x1p-10f;
+    const float threshold =
+        score_of(static_cast<Choice>(*static_cast<volatile unsigned*>(best_score_)) << 32);  // NaN at first
+    const float reach = fminf(REACH, MAX_NOISE + SLACK - threshold);
     float distances[GROUP];  // at most the real ones
     bool any_within_reach = false;
 #pragma unroll
     for (int j = 0; j < GROUP; ++j) {
       distances[j] = (row_.maximum - values[j]) * inverse_temperature_ * (1.0f - 0x1p-20f);
-      any_within_reach |= !(distances[j] >= REACH);
+      any_within_reach |= !(distances[j] >= reach);
     }
     if (!any_within_reach) return;
     const uint4 random = philox4x32_10(make_uint4(id / GROUP, position_, 0u, 0u), key_);
     const unsigned words[GROUP] = {random.x, random.y, random.z, random.w};
-    const float threshold =
-        score_of(static_cast<Choice>(*static_cast<volatile unsigned*>(best_score_)) << 32);
 #pragma unroll
     for (int j = 0; j < GROUP; ++j) {
-      constexpr float SLACK = 0x1p-10f;
-      const float complement = (8388607.5f - static_cast<float>(words[j] >> 9)) * 0x1p-23f;  // 1 - u, exact
+      const float one_to_two = __uint_as_float(words[j] >> 9 | 0x3f800000u);  // 1 + (word >> 9) / 2^23
+      const float complement = 2.0f - one_to_two - 0x1p-24f;                  // 1 - u, exact
       const float bound = SLACK - __logf(complement) - distances[j];
       if (bound < threshold || id + j >= row_.end) continue;
       const float distance = distance_of(values[j], row_.maximum, row_.temperature);
@@ -228,7 +230,7 @@ __device__ __forceinline__ void sample_row(const float* logits, const int* slots
 // logits [num_rows, vocab_size] float; per row, [num_rows]: slots int32 (below 0: padding), temperature float
 // (0: greedy), top_k int32 (0: off), top_p float (1: off), min_p float (0: off), seeds uint64, positions
 // int32; token_ids [num_rows] int32. Layout: row-major; 16-byte loads where the row's address allows. Nothing
-// depends on other rows, nor on the number of blocks. Grid: (1, num_rows); block: 1024 threads; 9 KB of
+// depends on other rows, nor on the number of blocks. Grid: (1, num_rows); block: 1024 threads; 21 KB of
 // static shared memory. Unit of work: one block a row.
 template <bool FILTERED>
 __global__ void __launch_bounds__(THREADS)
@@ -246,7 +248,7 @@ __global__ void __launch_bounds__(THREADS)
 // The same.
 //
 // Grid: (8, num_rows), eight blocks a cluster; block: 512 threads; shared: FILTERED, 4 bytes for each id of
-// an eighth of the vocabulary (in whole groups of 4), and 9 KB of static. Unit of work: a cluster a row.
+// an eighth of the vocabulary (in whole groups of 4), and 21 KB of static. Unit of work: a cluster a row.
 template <bool FILTERED>
 __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS, 2)
     sample_cluster_kernel(const float* __restrict__ logits, const int* __restrict__ slots,

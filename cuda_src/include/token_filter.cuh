@@ -13,20 +13,33 @@ constexpr unsigned NO_KEY = 0xffffffffu;  // above those of distances below MAX_
 constexpr int BIN_BITS = 9;
 constexpr int NUM_BINS = 1 << BIN_BITS;
 
-// 64-bit sums made of 32-bit additions, which shared memory does at once; exact in any order.
+// Sums of numbers below 2^41 in bins, exact in any order: each number goes to three places of 13, 13 and 15
+// bits, and neighbouring lanes to different copies, so that they seldom meet. A copy holds 2^17 numbers.
 struct Histogram {
-  unsigned low[NUM_BINS];
-  unsigned high[NUM_BINS];
+  static constexpr int COPIES = 2;
+  static constexpr int PLACE_BITS = 13;
+  unsigned places[COPIES][3][NUM_BINS];
 
-  __device__ __forceinline__ void add(unsigned bin, unsigned long long amount) {
-    const unsigned addend = static_cast<unsigned>(amount);
-    const unsigned before = atomicAdd(&low[bin], addend);
-    const unsigned carried = static_cast<unsigned>(amount >> 32) + (before + addend < before);
-    if (carried != 0) atomicAdd(&high[bin], carried);
+  __device__ __forceinline__ void add_one(unsigned bin) {
+    atomicAdd(&places[threadIdx.x % COPIES][0][bin], 1u);
   }
-  __device__ __forceinline__ void clear(int bin) { low[bin] = high[bin] = 0; }
-  __device__ __forceinline__ unsigned long long at(int bin) const {
-    return static_cast<unsigned long long>(high[bin]) << 32 | low[bin];
+  __device__ __forceinline__ void add(unsigned bin, const Mass& mass) {
+#pragma unroll
+    for (int p = 0; p < 3; ++p) atomicAdd(&places[threadIdx.x % COPIES][p][bin], mass.places[p]);
+  }
+  // Of all copies, which are cleared.
+  __device__ __forceinline__ unsigned long long take(int bin) {
+    unsigned long long sum = 0;
+#pragma unroll
+    for (int p = 2; p >= 0; --p) {
+      sum <<= PLACE_BITS;
+#pragma unroll
+      for (int c = 0; c < COPIES; ++c) {
+        sum += places[c][p][bin];
+        places[c][p][bin] = 0;
+      }
+    }
+    return sum;
   }
 };
 
@@ -46,7 +59,7 @@ class TokenFilter {
                                         : static_cast<double>(LAST_KEY);
       limit_ = steps < LAST_KEY ? static_cast<unsigned>(steps) : LAST_KEY;
     }
-    if (threadIdx.x < NUM_BINS) histograms_[0].clear(threadIdx.x);
+    if (threadIdx.x < NUM_BINS) histogram_.take(threadIdx.x);
     __syncthreads();
     unsigned limit = limit_;
     int turn = 0;
@@ -79,22 +92,26 @@ class TokenFilter {
     unsigned last = LAST_KEY;
     unsigned long long target = 0;
     for (int shift = 32 - BIN_BITS;; shift = max(shift - BIN_BITS, 0)) {
-      Histogram& histogram = histograms_[turn];
-      Histogram& next_histogram = histograms_[1 - turn];
       turn = 1 - turn;
       const unsigned end = min(limit, last);
       for_each_key([&](unsigned key) {
         if (key != NO_KEY && key >= base && key <= end) {
-          histogram.add((key - base) >> shift, BY_MASS ? mass_of(key) : 1);
+          if (BY_MASS) {
+            histogram_.add((key - base) >> shift, mass_of(key));
+          } else {
+            histogram_.add_one((key - base) >> shift);
+          }
         }
       });
+      __syncthreads();
+      // What is written two rounds later, all blocks have read by then: they meet in between.
+      if (threadIdx.x < NUM_BINS) amounts_[turn][threadIdx.x] = histogram_.take(threadIdx.x);
       Blocks::sync();
 
       unsigned long long amount = 0;
       if (threadIdx.x < NUM_BINS) {
 #pragma unroll
-        for (int b = 0; b < BLOCKS; ++b) amount += Blocks::at(&histogram, b)->at(threadIdx.x);
-        next_histogram.clear(threadIdx.x);  // what the others wanted of it they have read
+        for (int b = 0; b < BLOCKS; ++b) amount += Blocks::at(amounts_[turn], b)[threadIdx.x];
       }
       const unsigned long long through = inclusive_sum(amount);
       if (shift == 32 - BIN_BITS) target = target_of(whole_);
@@ -136,7 +153,8 @@ class TokenFilter {
     unsigned bin;
   };
 
-  Histogram histograms_[2];  // of this round, and cleared for the next
+  Histogram histogram_;                      // of the block's part
+  unsigned long long amounts_[2][NUM_BINS];  // its sums, in this round and the one before
   unsigned long long warp_sums_[NUM_WARPS];
   unsigned long long whole_;
   Found found_;

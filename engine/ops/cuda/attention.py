@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from engine.errors import TesseraError
 from engine.ops.cuda import attention_decode
-from engine.ops.cuda.attention_decode import DecodeAttentionOps, HeadTransform
+from engine.ops.cuda.attention_decode import UNIT_KEYS, DecodeAttentionOps, HeadTransform
 from engine.ops.cuda.attention_prefill_hopper import launch_prefill
 from engine.ops.cuda.types import ceil_div, cuda_type
 from engine.ops.interface import AttentionMetadata
@@ -225,7 +225,8 @@ class AttentionOps(DecodeAttentionOps):
         cache = (block_size, block_table_width, window)
 
         shape = HEAD_SHAPES.get(head_dim)
-        if shape is None or q.dtype == float32 or not _aligned(16, q, key_cache, value_cache, out):
+        aligned = _aligned(16, q, key_cache, value_cache, out) and block_size % UNIT_KEYS == 0
+        if shape is None or q.dtype == float32 or not aligned:
             config = LaunchConfig((q.shape[0], num_heads, 1), BLOCK)
             heads = (num_heads, num_kv_heads, head_dim)
             self.device.launch(PAGED_ATTENTION, (dtype,), config, *inputs, out, num_seqs, *heads, *cache, scale_log2)
@@ -269,6 +270,7 @@ class AttentionOps(DecodeAttentionOps):
             metadata.max_seqlen_q > 1
             or key_cache.shape[3] not in HEAD_SHAPES
             or qkv.dtype == float32
+            or key_cache.shape[2] % UNIT_KEYS > 0
             or not _aligned(16, qkv, key_cache, value_cache, out)
             or not _rotates_pairs(key_cache.shape[3], cos_sin, q_norm, k_norm)
         ):

@@ -51,7 +51,8 @@ PAGED_ATTENTION_DECODE = KernelSpec(
 SPECS = (PAGED_ATTENTION_DECODE,)
 
 # As in the kernel.
-GROUP_ROWS = 16  # query heads that a block handles
+GROUP_ROWS = 8  # query heads that a block handles
+UNIT_KEYS = 8  # that must lie in one block of the cache
 WARP_KEYS = 16
 SPLIT_KEYS = 64
 PADDING = 8  # elements after each row of shared memory

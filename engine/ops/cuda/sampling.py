@@ -141,7 +141,7 @@ RANDOM_GROUP = 4
 CLUSTER_BLOCKS = 8
 CLUSTER_THREADS = 512
 MAX_CLUSTER_TOP = 64
-SAMPLE_STATIC_BYTES = 10 << 10  # of shared memory that the kernel itself declares, rounded up
+SAMPLE_STATIC_BYTES = 22 << 10  # of shared memory that the kernel itself declares, rounded up
 
 SMALLEST_CHUNK = 4096
 MAX_SPLITS = 64
