@@ -12,6 +12,8 @@ from functools import lru_cache
 
 from engine.cuda.device import CudaDevice
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from engine.ops.cuda import matmul_decode
+from engine.ops.cuda.matmul_decode import MATMUL_DECODE, choose_decode_tile
 from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
 from engine.ops.interface import Ops
 from engine.tensor import Tensor, float32
@@ -54,7 +56,7 @@ MATVEC = KernelSpec(
     template=("T", "Out", "ROWS"),
     parameters=(*MATMUL.parameters, ("warps_per_output", "int32")),
 )
-SPECS = (MATMUL, MATMUL_FLOAT32, MATVEC)
+SPECS = (MATMUL, MATMUL_FLOAT32, MATVEC, MATMUL_DECODE)
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def matvec_config(out_features: int, warps_per_output: int) -> LaunchConfig:
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
-    pairs: list[Instantiation] = []
+    pairs = matmul_decode.instantiations(dtypes)
     for dtype in dtypes:
         for out_dtype in sorted({dtype, "float"}):
             pairs += [(MATVEC, (dtype, out_dtype, str(rows))) for rows in MATVEC_ROWS]
@@ -175,6 +177,8 @@ class LinearOps(Ops):
     device: CudaDevice
 
     def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None:
+        if self._decode_product(x, None, 0.0, weight, bias, out, accumulate=accumulate):
+            return
         num_rows, in_features = x.shape
         out_features = weight.shape[0]
         sizes = (num_rows, out_features, in_features, int(accumulate))
@@ -197,8 +201,53 @@ class LinearOps(Ops):
             template = tile.template(dtype, out_dtype, aligned)
             self.device.launch(MATMUL, template, tile.config(num_rows, out_features), x, weight, bias, out, *sizes)
 
+    def _matmul_silu_mul(self, x: Tensor, weight: Tensor, gate_up: Tensor, out: Tensor) -> None:
+        if not self._decode_product(x, None, 0.0, weight, None, out, gated=True):
+            super()._matmul_silu_mul(x, weight, gate_up, out)
+
+    def _rmsnorm_matmul(
+        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, normed: Tensor, out: Tensor
+    ) -> None:
+        if not self._decode_product(x, norm, eps, weight, bias, out):
+            super()._rmsnorm_matmul(x, norm, eps, weight, bias, normed, out)
+
+    def _rmsnorm_matmul_silu_mul(
+        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, normed: Tensor, gate_up: Tensor, out: Tensor
+    ) -> None:
+        if not self._decode_product(x, norm, eps, weight, None, out, gated=True):
+            super()._rmsnorm_matmul_silu_mul(x, norm, eps, weight, normed, gate_up, out)
+
+    def _decode_product(
+        self,
+        x: Tensor,
+        norm: Tensor | None,
+        eps: float,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+        *,
+        accumulate: bool = False,
+        gated: bool = False,
+    ) -> bool:
+        """Run it as one `matmul_decode_kernel`; False where that kernel is not for it, and nothing was done."""
+        if x.dtype == float32 or not _is_aligned(x, weight, out) or (norm is not None and norm.pointer % 16):
+            return False
+        (num_rows, in_features), features = x.shape, out.shape[1]
+        multiprocessors = self.device.multiprocessors
+        kind = {"gated": gated, "normed": norm is not None}
+        logits = out.dtype != x.dtype
+        tile = choose_decode_tile(num_rows, features, in_features, multiprocessors, **kind, logits=logits)
+        if tile is None:
+            return False
+        template = tile.template(cuda_type(x.dtype), cuda_type(out.dtype))
+        config = tile.config(num_rows, features, in_features, multiprocessors, normed=norm is not None)
+        sizes = (num_rows, weight.shape[0], in_features)
+        flags = (int(accumulate), int(gated))
+        self.device.launch(MATMUL_DECODE, template, config, x, norm, weight, bias, out, *sizes, eps, *flags)
+        return True
+
 
 def _is_aligned(x: Tensor, weight: Tensor, out: Tensor) -> bool:
     """Whether `matmul_kernel` may move whole 16-byte segments in and pairs of results out."""
-    whole = x.shape[1] % 8 == 0 and weight.shape[0] % 2 == 0
+    whole = x.shape[1] % 8 == 0 and out.shape[1] % 2 == 0
     return whole and (x.pointer | weight.pointer) % 16 == 0 and out.pointer % (2 * out.dtype.itemsize) == 0

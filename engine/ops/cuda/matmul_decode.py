@@ -1,0 +1,117 @@
+"""The matrix product of a decode step: which variant of `matmul_decode_kernel` runs, and on how many blocks.
+
+A row's result does not depend on the other rows, nor on which of these variants computes it: every sum
+runs over the same eight interleaved parts of k in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from engine.ops.cuda.types import WARP_SIZE, ceil_div
+
+MATMUL_DECODE = KernelSpec(
+    file="matmul_decode.cu",
+    name="matmul_decode_kernel",
+    template=("T", "Out", "TOKENS", "UNITS", "STAGES", "RESIDENT"),
+    parameters=(
+        ("x", "pointer"),
+        ("norm", "pointer"),
+        ("weight", "pointer"),
+        ("bias", "pointer"),
+        ("out", "pointer"),
+        ("num_rows", "int32"),
+        ("out_features", "int32"),
+        ("in_features", "int32"),
+        ("eps", "float32"),
+        ("accumulate", "int32"),
+        ("gated", "int32"),
+    ),
+    overlaps=True,
+)
+
+# As in cuda_src/matmul_decode.cu.
+WARPS = 8
+THREADS = WARPS * WARP_SIZE
+UNIT = 8
+STEP_K = 32
+
+SEGMENT_BYTES = 16
+HALF_BYTES = 2
+
+
+@dataclass(frozen=True)
+class DecodeTile:
+    """A variant of the kernel.
+
+    Attributes:
+        tokens: the most rows of x.
+        units: of 8 weight rows that a block takes at a time.
+        stages: of the ring of copies.
+        resident: whether a block keeps all of x in shared memory, which a norm needs.
+    """
+
+    tokens: int
+    units: int
+    stages: int
+    resident: bool
+
+    def template(self, dtype: str, out_dtype: str) -> tuple[str, ...]:
+        resident = "true" if self.resident else "false"
+        return (dtype, out_dtype, str(self.tokens), str(self.units), str(self.stages), resident)
+
+    def shared_bytes(self, num_rows: int, in_features: int, *, normed: bool) -> int:
+        groups = self.tokens // 8
+        loads = self.units + (0 if self.resident else groups)
+        ring = self.stages * loads * THREADS * SEGMENT_BYTES
+        partial = WARPS * self.units * groups * WARP_SIZE * 8
+        padded = ceil_div(in_features, 2 * STEP_K * WARPS) * 2 * STEP_K * WARPS * HALF_BYTES
+        return ring + partial + ((num_rows + normed) * padded if self.resident else 0)
+
+    def config(
+        self, num_rows: int, features: int, in_features: int, blocks: int, *, normed: bool = False
+    ) -> LaunchConfig:
+        """`features` of the result; as many blocks, unless there are fewer units of 8 features."""
+        grid = min(blocks, ceil_div(features, UNIT))
+        return LaunchConfig((grid, 1, 1), (THREADS, 1, 1), self.shared_bytes(num_rows, in_features, normed=normed))
+
+
+MAX_ROWS = 16
+RESIDENT_BYTES = 33 << 10  # the most of x that a block keeps
+
+TILES = tuple(
+    DecodeTile(tokens, units, stages, resident)
+    for tokens in (8, 16)
+    for units, stages in ((1, 16), (2, 8), (4, 4))
+    for resident in (True, False)
+)
+LOGITS_TILES = TILES
+
+
+@lru_cache(maxsize=4096)
+def choose_decode_tile(
+    num_rows: int, features: int, in_features: int, multiprocessors: int, *, gated: bool, normed: bool, logits: bool
+) -> DecodeTile | None:
+    """The variant for this product, None where other kernels are faster or needed."""
+    if num_rows > MAX_ROWS:
+        return None
+    resident = (num_rows + normed) * in_features * HALF_BYTES <= RESIDENT_BYTES
+    if normed and not resident:
+        return None
+    units = ceil_div(ceil_div(features, UNIT), multiprocessors) * (1 + gated)
+    tokens = 8 if num_rows <= 8 else 16
+    fitting = [tile for tile in TILES if tile.tokens == tokens and tile.resident == resident]
+    return next((tile for tile in fitting if tile.units >= units), fitting[-1])
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that is launched for elements of these C types."""
+    return [
+        (MATMUL_DECODE, tile.template(dtype, out_dtype))
+        for dtype in dtypes
+        if dtype != "float"
+        for out_dtype, tiles in ((dtype, TILES), ("float", LOGITS_TILES))
+        for tile in tiles
+    ]
