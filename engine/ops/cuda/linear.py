@@ -43,6 +43,15 @@ MATMUL = KernelSpec(
         ("in_features", "int32"),
         ("accumulate", "int32"),
     ),
+    overlaps=True,
+)
+MATMUL_SPLIT = KernelSpec(
+    file="matmul.cu",
+    name="matmul_split_kernel",
+    template=(*MATMUL.template[:-1], "SPLITS"),
+    parameters=MATMUL.parameters,
+    min_arch=90,
+    overlaps=True,
 )
 MATMUL_FLOAT32 = KernelSpec(
     file="matmul_float32.cu",
@@ -240,7 +249,7 @@ class LinearOps(Ops):
         if tile is None:
             return False
         template = tile.template(cuda_type(x.dtype), cuda_type(out.dtype))
-        config = tile.config(num_rows, features, in_features, multiprocessors, normed=norm is not None)
+        config = tile.config(features, multiprocessors)
         sizes = (num_rows, weight.shape[0], in_features)
         flags = (int(accumulate), int(gated))
         self.device.launch(MATMUL_DECODE, template, config, x, norm, weight, bias, out, *sizes, eps, *flags)

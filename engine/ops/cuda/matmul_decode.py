@@ -15,7 +15,7 @@ from engine.ops.cuda.types import WARP_SIZE, ceil_div
 MATMUL_DECODE = KernelSpec(
     file="matmul_decode.cu",
     name="matmul_decode_kernel",
-    template=("T", "Out", "TOKENS", "UNITS", "STAGES", "RESIDENT"),
+    template=("T", "Out", "TOKENS", "UNITS", "STAGES", "HELD"),
     parameters=(
         ("x", "pointer"),
         ("norm", "pointer"),
@@ -36,7 +36,7 @@ MATMUL_DECODE = KernelSpec(
 WARPS = 8
 THREADS = WARPS * WARP_SIZE
 UNIT = 8
-STEP_K = 32
+STEP_K = 64
 
 SEGMENT_BYTES = 16
 HALF_BYTES = 2
@@ -50,44 +50,42 @@ class DecodeTile:
         tokens: the most rows of x.
         units: of 8 weight rows that a block takes at a time.
         stages: of the ring of copies.
-        resident: whether a block keeps all of x in shared memory, which a norm needs.
+        held: steps of x that a warp keeps in registers, which a norm needs; 0 if x is streamed.
     """
 
     tokens: int
     units: int
     stages: int
-    resident: bool
+    held: int
 
     def template(self, dtype: str, out_dtype: str) -> tuple[str, ...]:
-        resident = "true" if self.resident else "false"
-        return (dtype, out_dtype, str(self.tokens), str(self.units), str(self.stages), resident)
+        return (dtype, out_dtype, *map(str, (self.tokens, self.units, self.stages, self.held)))
 
-    def shared_bytes(self, num_rows: int, in_features: int, *, normed: bool) -> int:
+    @property
+    def shared_bytes(self) -> int:
         groups = self.tokens // 8
-        loads = self.units + (0 if self.resident else groups)
+        loads = 2 * (self.units + (0 if self.held else groups))
         ring = self.stages * loads * THREADS * SEGMENT_BYTES
         partial = WARPS * self.units * groups * WARP_SIZE * 8
-        padded = ceil_div(in_features, 2 * STEP_K * WARPS) * 2 * STEP_K * WARPS * HALF_BYTES
-        return ring + partial + ((num_rows + normed) * padded if self.resident else 0)
+        return ring + partial + self.held * WARPS * STEP_K * HALF_BYTES
 
-    def config(
-        self, num_rows: int, features: int, in_features: int, blocks: int, *, normed: bool = False
-    ) -> LaunchConfig:
+    def config(self, features: int, blocks: int) -> LaunchConfig:
         """`features` of the result; as many blocks, unless there are fewer units of 8 features."""
-        grid = min(blocks, ceil_div(features, UNIT))
-        return LaunchConfig((grid, 1, 1), (THREADS, 1, 1), self.shared_bytes(num_rows, in_features, normed=normed))
+        return LaunchConfig((min(blocks, ceil_div(features, UNIT)), 1, 1), (THREADS, 1, 1), self.shared_bytes)
 
 
 MAX_ROWS = 16
-RESIDENT_BYTES = 33 << 10  # the most of x that a block keeps
 
 TILES = tuple(
-    DecodeTile(tokens, units, stages, resident)
-    for tokens in (8, 16)
-    for units, stages in ((1, 16), (2, 8), (4, 4))
-    for resident in (True, False)
+    DecodeTile(tokens, units, stages, held)
+    for tokens, helds in ((8, (2, 4, 6, 8)), (16, (2, 4)))
+    for units, stages in ((1, 6), (2, 4), (4, 2))
+    for held in (0, *helds)
 )
-LOGITS_TILES = TILES
+
+
+def held_steps(in_features: int) -> int:
+    return ceil_div(in_features, STEP_K * WARPS * 2) * 2
 
 
 @lru_cache(maxsize=4096)
@@ -97,12 +95,14 @@ def choose_decode_tile(
     """The variant for this product, None where other kernels are faster or needed."""
     if num_rows > MAX_ROWS:
         return None
-    resident = (num_rows + normed) * in_features * HALF_BYTES <= RESIDENT_BYTES
-    if normed and not resident:
+    tokens = 8 if num_rows <= 8 else 16
+    held = held_steps(in_features)
+    if held > (8 if tokens == 8 else 4):
+        held = 0
+    if normed and not held:
         return None
     units = ceil_div(ceil_div(features, UNIT), multiprocessors) * (1 + gated)
-    tokens = 8 if num_rows <= 8 else 16
-    fitting = [tile for tile in TILES if tile.tokens == tokens and tile.resident == resident]
+    fitting = [tile for tile in TILES if tile.tokens == tokens and tile.held == held]
     return next((tile for tile in fitting if tile.units >= units), fitting[-1])
 
 
@@ -112,6 +112,6 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
         (MATMUL_DECODE, tile.template(dtype, out_dtype))
         for dtype in dtypes
         if dtype != "float"
-        for out_dtype, tiles in ((dtype, TILES), ("float", LOGITS_TILES))
-        for tile in tiles
+        for out_dtype in (dtype, "float")
+        for tile in TILES
     ]
