@@ -7,15 +7,8 @@
 
 constexpr int WARPS = 8;
 constexpr int THREADS = WARPS * WARP_SIZE;
-constexpr int MIN_BLOCKS = 2;  // a multiprocessor has room for the next kernel's block beside this one's
-constexpr int UNIT = 8;        // rows of the weight that one tensor-core instruction takes
-constexpr int STEP_K = 64;     // elements of each row that a warp takes at a time, 2 * 16 bytes a lane
-
-// The compiler then knows nothing of the elements, and does not keep their float32 forms from an earlier use
-// in twice the registers.
-__device__ __forceinline__ void keep_packed(uint4& v) {
-  asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
-}
+constexpr int UNIT = 8;     // rows of the weight that one tensor-core instruction takes
+constexpr int STEP_K = 64;  // elements of each row that a warp takes at a time, 2 * 16 bytes a lane
 
 // out[m, n] = sum over k of y[m, k] * weight[n, k], + bias[n], + out[m, n] if accumulate;
 // gated: with g = out[m, n] and u = out[m, n + out_features / 2] of that, g / (1 + exp(-g)) * u instead.
@@ -32,17 +25,17 @@ __device__ __forceinline__ void keep_packed(uint4& v) {
 // in_features alone.
 // A lane copies just the weights that it will feed to the tensor cores, through a ring of its own, so that no
 // barrier delays the stream: the k of an instruction may be in any order that is the same for x and weight,
-// and 16 bytes of a row are what lane t needs as elements 2t, 2t+1, 2t+8, 2t+9 of two instructions. HELD:
-// steps of y that a warp keeps in registers, at least in_features / (8 * STEP_K); or 0, then x travels
-// through the ring, once a tile, and norm is null.
-template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, int HELD>
-__global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+// and 16 bytes of a row are what lane t needs as elements 2t, 2t+1, 2t+8, 2t+9 of two instructions.
+// RESIDENT: a warp keeps its part of y in shared memory; else x travels through the ring, once a tile, and
+// norm is null.
+template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, bool RESIDENT>
+__global__ void __launch_bounds__(THREADS, TOKENS == 8 ? 3 : TOKENS == 16 ? 2 : 1)  // room for the next kernels' blocks
     matmul_decode_kernel(const T* x, const T* norm, const T* weight, const T* bias, Out* out, int num_rows,
                          int out_features, int in_features, float eps, int accumulate, int gated) {
   constexpr int GROUPS = TOKENS / 8;  // of 8 tokens
   constexpr int MMAS_M = ceil_div(TOKENS, 16);
   constexpr int CHAINS = UNITS * MMAS_M >= 4 ? 1 : 2;  // independent sums that hide the latency of an mma
-  constexpr int LOADS = 2 * (UNITS + (HELD > 0 ? 0 : GROUPS));
+  constexpr int LOADS = 2 * (UNITS + (RESIDENT ? 0 : GROUPS));
   constexpr int ITEMS = ceil_div(UNITS * GROUPS * WARP_SIZE, THREADS);
   static_assert(sizeof(T) == 2, "tensor cores take bfloat16 or float16");
   static_assert(TOKENS == 8 || TOKENS % 16 == 0, "an mma has 16 rows of x, of which 8 may be left out");
@@ -52,8 +45,6 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   extern __shared__ __align__(128) unsigned char shared_memory[];
   uint4* const ring = reinterpret_cast<uint4*>(shared_memory);
   float2* const partial = reinterpret_cast<float2*>(ring + STAGES * LOADS * THREADS);
-  uint4* const gains = reinterpret_cast<uint4*>(partial + WARPS * UNITS * GROUPS * WARP_SIZE);
-
   const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
   const int lane_row = lane / 4;  // of a unit, and of 8 tokens
@@ -65,9 +56,14 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   const int units_begin = static_cast<int>(static_cast<long long>(num_units) * blockIdx.x / gridDim.x);
   const int units_end = static_cast<int>(static_cast<long long>(num_units) * (blockIdx.x + 1) / gridDim.x);
   const int num_tiles = ceil_div(units_end - units_begin, units_a_tile);
-  const int steps = HELD > 0 ? HELD : ceil_div(in_features, STEP_K * WARPS);
+  const int steps = ceil_div(in_features, STEP_K * WARPS);
   // Where the lane's elements of a step begin; half 0 or 1.
   auto k_of = [&](int step, int half) { return (step * WARPS + warp) * STEP_K + half * STEP_K / 2 + lane_k; };
+
+  // [half step][token][4] of this warp, and norm.
+  uint4* const resident = reinterpret_cast<uint4*>(partial + WARPS * UNITS * GROUPS * WARP_SIZE);
+  uint4* const y = resident + warp * steps * 2 * num_rows * 4 + lane % 4;
+  uint4* const gains = resident + WARPS * steps * 2 * num_rows * 4;
 
   // The copies run ahead of the products and have their own place in the sequence of tiles and steps.
   int load_tile = 0;
@@ -115,8 +111,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   };
 
   // Groups of copies are committed also where empty, because the waits count them.
-  if (HELD > 0 && norm != nullptr) {
-    for (int v = threadIdx.x; v < HELD * WARPS * STEP_K / SEGMENT; v += THREADS) {
+  if (RESIDENT && norm != nullptr) {
+    for (int v = threadIdx.x; v < steps * WARPS * STEP_K / SEGMENT; v += THREADS) {
       const bool valid = v * SEGMENT < in_features;
       copy_async_16(gains + v, valid ? norm + v * SEGMENT : norm, valid);
     }
@@ -131,55 +127,69 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   let_next_kernel_start();
   wait_for_earlier_kernels();
 
-  uint4 held[HELD > 0 ? HELD * 2 : 1][GROUPS];
-  if constexpr (HELD > 0) {
+  if constexpr (RESIDENT) {
+    constexpr int BATCH = 8 / GROUPS;  // loads in flight
+    float squares[GROUPS] = {};
+    for (int first = 0; first < steps * 2; first += BATCH) {
+      uint4 raw[BATCH][GROUPS];
 #pragma unroll
-    for (int h = 0; h < HELD * 2; ++h) {
+      for (int h = 0; h < BATCH; ++h) {
 #pragma unroll
-      for (int i = 0; i < GROUPS; ++i) {
-        const int token = min(i * 8 + lane_row, num_rows - 1);  // results of none are not stored
-        const int k = k_of(h / 2, h % 2);
-        held[h][i] = make_uint4(0, 0, 0, 0);
-        if (k < in_features) load_l2(held[h][i], x + static_cast<long long>(token) * in_features + k);
+        for (int i = 0; i < GROUPS; ++i) {
+          const int token = i * 8 + lane_row;
+          const int k = k_of((first + h) / 2, h % 2);
+          raw[h][i] = make_uint4(0, 0, 0, 0);
+          if (token < num_rows && k < in_features) {
+            load_l2(raw[h][i], x + static_cast<long long>(token) * in_features + k);
+          }
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < BATCH; ++h) {
+        if (first + h >= steps * 2) break;
+#pragma unroll
+        for (int i = 0; i < GROUPS; ++i) {
+          if (i * 8 + lane_row < num_rows) y[((first + h) * num_rows + i * 8 + lane_row) * 4] = raw[h][i];
+          if (norm == nullptr) continue;
+          const Vector values = reinterpret_cast<const Vector&>(raw[h][i]);
+#pragma unroll
+          for (int e = 0; e < SEGMENT; ++e)
+            squares[i] = fmaf(to_float(values[e]), to_float(values[e]), squares[i]);
+        }
       }
     }
     if (norm != nullptr) {
-      float* const squares = reinterpret_cast<float*>(partial);
+      float* const sums_of_squares = reinterpret_cast<float*>(partial);
 #pragma unroll
       for (int i = 0; i < GROUPS; ++i) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int h = 0; h < HELD * 2; ++h) {
-          const Vector values = reinterpret_cast<const Vector&>(held[h][i]);
-#pragma unroll
-          for (int e = 0; e < SEGMENT; ++e) sum = fmaf(to_float(values[e]), to_float(values[e]), sum);
-        }
-        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-        sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-        if (lane % 4 == 0) squares[(i * 8 + lane_row) * WARPS + warp] = sum;
+        squares[i] += __shfl_xor_sync(FULL_WARP, squares[i], 1);
+        squares[i] += __shfl_xor_sync(FULL_WARP, squares[i], 2);
+        if (lane % 4 == 0) sums_of_squares[(i * 8 + lane_row) * WARPS + warp] = squares[i];
       }
       copy_async_wait<STAGES>();
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < GROUPS; ++i) {
+        const int token = i * 8 + lane_row;
+        if (token >= num_rows) break;
         float sum = 0.0f;
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) sum += squares[(i * 8 + lane_row) * WARPS + w];
+        for (int w = 0; w < WARPS; ++w) sum += sums_of_squares[token * WARPS + w];
         const float inverse_rms = rsqrtf(sum / in_features + eps);
-#pragma unroll
-        for (int h = 0; h < HELD * 2; ++h) {
-          keep_packed(held[h][i]);
+        for (int h = 0; h < steps * 2; ++h) {
           const Vector gain = reinterpret_cast<const Vector&>(gains[k_of(h / 2, h % 2) / SEGMENT]);
-          Vector values = reinterpret_cast<const Vector&>(held[h][i]);
+          uint4& place = y[(h * num_rows + token) * 4];
+          Vector values = reinterpret_cast<const Vector&>(place);
 #pragma unroll
           for (int e = 0; e < SEGMENT; ++e) {
             values[e] = from_float<T>(to_float(values[e]) * inverse_rms * to_float(gain[e]));
           }
-          held[h][i] = reinterpret_cast<const uint4&>(values);
+          place = reinterpret_cast<const uint4&>(values);
         }
       }
       __syncthreads();  // the sums of squares lie where partial sums will
     }
+    __syncwarp();
   } else {
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) {
@@ -208,18 +218,21 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const uint4* const stage = ring + slot * LOADS * THREADS + threadIdx.x;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if constexpr (HELD > 0) {
-        multiply(stage + half * THREADS, held[step * 2 + half]);
-      } else {
-        uint4 tokens[GROUPS];
+      uint4 tokens[GROUPS];
 #pragma unroll
-        for (int i = 0; i < GROUPS; ++i) tokens[i] = stage[(UNITS * 2 + i * 2 + half) * THREADS];
-        multiply(stage + half * THREADS, tokens);
+      for (int i = 0; i < GROUPS; ++i) {
+        if constexpr (RESIDENT) {
+          const int token = min(i * 8 + lane_row, num_rows - 1);  // results of none are not stored
+          tokens[i] = y[((step * 2 + half) * num_rows + token) * 4];
+        } else {
+          tokens[i] = stage[(UNITS * 2 + i * 2 + half) * THREADS];
+        }
       }
+      multiply(stage + half * THREADS, tokens);
     }
     if (load_tile < num_tiles) {
       load_weight();
-      if constexpr (HELD == 0) load_x(load_slot, load_step);
+      if constexpr (!RESIDENT) load_x(load_slot, load_step);
     }
     copy_async_commit();
     advance_load();
@@ -230,34 +243,28 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const int tile_unit = units_begin + tile * units_a_tile;
 
     // What the sums are added to is fetched now, so that it is there when they are.
-    float2 offsets[ITEMS];
+    Vec<Out, 2> before[ITEMS];
+    Vec<T, 2> offset[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
       const int item = i * THREADS + threadIdx.x;
       const int u = item / WARP_SIZE / GROUPS;
       const int token = item / WARP_SIZE % GROUPS * 8 + lane_row;
       const int column = (tile_unit + u) * UNIT + lane % 4 * 2;
-      offsets[i] = make_float2(0.0f, 0.0f);
+      before[i] = {from_float<Out>(0.0f), from_float<Out>(0.0f)};
+      offset[i] = {from_float<T>(0.0f), from_float<T>(0.0f)};
       if (u >= units_a_tile || tile_unit + u >= units_end || token >= num_rows || column >= features)
         continue;
-      if (bias != nullptr) offsets[i] = make_float2(to_float(bias[column]), to_float(bias[column + 1]));
+      if (bias != nullptr) offset[i] = {bias[column], bias[column + 1]};
       if (accumulate) {
-        Vec<Out, 2> old;
-        load_l2(reinterpret_cast<typename Vec<Out, 2>::Raw&>(old),
+        load_l2(reinterpret_cast<typename Vec<Out, 2>::Raw&>(before[i]),
                 out + static_cast<long long>(token) * features + column);
-        offsets[i].x += to_float(old[0]);
-        offsets[i].y += to_float(old[1]);
       }
     }
 
 #pragma unroll
     for (int i = 0; i < CHAINS * UNITS * MMAS_M * 4; ++i) (&sums[0][0][0][0])[i] = 0.0f;
-    if constexpr (HELD > 0) {
-#pragma unroll
-      for (int step = 0; step < HELD; ++step) take_step(step);
-    } else {
-      for (int step = 0; step < steps; ++step) take_step(step);
-    }
+    for (int step = 0; step < steps; ++step) take_step(step);
 
     if (tile > 0) __syncthreads();  // the partial sums of the tile before may still be in use
 #pragma unroll
@@ -297,8 +304,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         result.x = up.x * (result.x / (1.0f + expf(-result.x)));
         result.y = up.y * (result.y / (1.0f + expf(-result.y)));
       } else {
-        result.x += offsets[i].x;
-        result.y += offsets[i].y;
+        result.x += to_float(offset[i][0]) + to_float(before[i][0]);
+        result.y += to_float(offset[i][1]) + to_float(before[i][1]);
       }
       const Vec<Out, 2> pair = {from_float<Out>(result.x), from_float<Out>(result.y)};
       pair.store(out + static_cast<long long>(token) * features + column);

@@ -65,7 +65,7 @@ MATVEC = KernelSpec(
     template=("T", "Out", "ROWS"),
     parameters=(*MATMUL.parameters, ("warps_per_output", "int32")),
 )
-SPECS = (MATMUL, MATMUL_FLOAT32, MATVEC, MATMUL_DECODE)
+SPECS = (MATMUL, MATMUL_SPLIT, MATMUL_FLOAT32, MATVEC, MATMUL_DECODE)
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class LinearOps(Ops):
         if tile is None:
             return False
         template = tile.template(cuda_type(x.dtype), cuda_type(out.dtype))
-        config = tile.config(features, multiprocessors)
+        config = tile.config(num_rows, features, in_features, multiprocessors, normed=norm is not None)
         sizes = (num_rows, weight.shape[0], in_features)
         flags = (int(accumulate), int(gated))
         self.device.launch(MATMUL_DECODE, template, config, x, norm, weight, bias, out, *sizes, eps, *flags)

@@ -15,7 +15,7 @@ from engine.ops.cuda.types import WARP_SIZE, ceil_div
 MATMUL_DECODE = KernelSpec(
     file="matmul_decode.cu",
     name="matmul_decode_kernel",
-    template=("T", "Out", "TOKENS", "UNITS", "STAGES", "HELD"),
+    template=("T", "Out", "TOKENS", "UNITS", "STAGES", "RESIDENT"),
     parameters=(
         ("x", "pointer"),
         ("norm", "pointer"),
@@ -50,42 +50,43 @@ class DecodeTile:
         tokens: the most rows of x.
         units: of 8 weight rows that a block takes at a time.
         stages: of the ring of copies.
-        held: steps of x that a warp keeps in registers, which a norm needs; 0 if x is streamed.
+        resident: whether a block keeps all of x in shared memory, which a norm needs; else x is streamed.
     """
 
     tokens: int
     units: int
     stages: int
-    held: int
+    resident: bool
 
     def template(self, dtype: str, out_dtype: str) -> tuple[str, ...]:
-        return (dtype, out_dtype, *map(str, (self.tokens, self.units, self.stages, self.held)))
+        sizes = (self.tokens, self.units, self.stages)
+        return (dtype, out_dtype, *map(str, sizes), "true" if self.resident else "false")
 
-    @property
-    def shared_bytes(self) -> int:
+    def shared_bytes(self, num_rows: int, in_features: int, *, normed: bool) -> int:
         groups = self.tokens // 8
-        loads = 2 * (self.units + (0 if self.held else groups))
+        loads = 2 * (self.units + (0 if self.resident else groups))
         ring = self.stages * loads * THREADS * SEGMENT_BYTES
         partial = WARPS * self.units * groups * WARP_SIZE * 8
-        return ring + partial + self.held * WARPS * STEP_K * HALF_BYTES
+        row = ceil_div(in_features, STEP_K * WARPS) * STEP_K * WARPS * HALF_BYTES
+        return ring + partial + ((num_rows + normed) * row if self.resident else 0)
 
-    def config(self, features: int, blocks: int) -> LaunchConfig:
+    def config(
+        self, num_rows: int, features: int, in_features: int, blocks: int, *, normed: bool = False
+    ) -> LaunchConfig:
         """`features` of the result; as many blocks, unless there are fewer units of 8 features."""
-        return LaunchConfig((min(blocks, ceil_div(features, UNIT)), 1, 1), (THREADS, 1, 1), self.shared_bytes)
+        shared_bytes = self.shared_bytes(num_rows, in_features, normed=normed)
+        return LaunchConfig((min(blocks, ceil_div(features, UNIT)), 1, 1), (THREADS, 1, 1), shared_bytes)
 
 
 MAX_ROWS = 16
+RESIDENT_BYTES = 33 << 10  # the most of x that a block keeps
 
 TILES = tuple(
-    DecodeTile(tokens, units, stages, held)
-    for tokens, helds in ((8, (2, 4, 6, 8)), (16, (2, 4)))
-    for units, stages in ((1, 6), (2, 4), (4, 2))
-    for held in (0, *helds)
+    DecodeTile(tokens, units, stages, resident)
+    for tokens in (8, 16)
+    for units, stages in ((1, 6), (2, 4), (4, 2), (6, 2))
+    for resident in (True, False)
 )
-
-
-def held_steps(in_features: int) -> int:
-    return ceil_div(in_features, STEP_K * WARPS * 2) * 2
 
 
 @lru_cache(maxsize=4096)
@@ -96,14 +97,12 @@ def choose_decode_tile(
     if num_rows > MAX_ROWS:
         return None
     tokens = 8 if num_rows <= 8 else 16
-    held = held_steps(in_features)
-    if held > (8 if tokens == 8 else 4):
-        held = 0
-    if normed and not held:
+    resident = normed
+    if normed and (num_rows + 1) * in_features * HALF_BYTES > RESIDENT_BYTES:
         return None
     units = ceil_div(ceil_div(features, UNIT), multiprocessors) * (1 + gated)
-    fitting = [tile for tile in TILES if tile.tokens == tokens and tile.held == held]
-    return next((tile for tile in fitting if tile.units >= units), fitting[-1])
+    fitting = [tile for tile in TILES if tile.tokens == tokens and tile.resident == resident]
+    return next((tile for tile in fitting if tile.units >= units), fitting[-2])
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
