@@ -29,7 +29,9 @@ constexpr int STEP_K = 64;  // elements of each row that a warp takes at a time,
 // RESIDENT: a warp keeps its part of y in shared memory; else x travels through the ring, once a tile, and
 // norm is null.
 template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, bool RESIDENT>
-__global__ void __launch_bounds__(THREADS, TOKENS == 8 ? 3 : TOKENS == 16 ? 2 : 1)  // room for the next kernels' blocks
+__global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
+                                           : TOKENS == 16 ? 2
+                                                          : 1)  // room for the next kernels' blocks
     matmul_decode_kernel(const T* x, const T* norm, const T* weight, const T* bias, Out* out, int num_rows,
                          int out_features, int in_features, float eps, int accumulate, int gated) {
   constexpr int GROUPS = TOKENS / 8;  // of 8 tokens
@@ -60,10 +62,11 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8 ? 3 : TOKENS == 16 ? 2 : 
   // Where the lane's elements of a step begin; half 0 or 1.
   auto k_of = [&](int step, int half) { return (step * WARPS + warp) * STEP_K + half * STEP_K / 2 + lane_k; };
 
-  // [half step][token][4] of this warp, and norm.
+  // y as [warp][half step][token][4], and norm.
+  const int vectors = steps * WARPS * STEP_K / SEGMENT;  // of a row, with the zeros that fill its last step
   uint4* const resident = reinterpret_cast<uint4*>(partial + WARPS * UNITS * GROUPS * WARP_SIZE);
-  uint4* const y = resident + warp * steps * 2 * num_rows * 4 + lane % 4;
-  uint4* const gains = resident + WARPS * steps * 2 * num_rows * 4;
+  uint4* const gains = resident + vectors * num_rows;
+  const uint4* const y = resident + warp * steps * 2 * num_rows * 4 + lane % 4;
 
   // The copies run ahead of the products and have their own place in the sequence of tiles and steps.
   int load_tile = 0;
@@ -110,9 +113,10 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8 ? 3 : TOKENS == 16 ? 2 : 
     }
   };
 
+  let_next_kernel_start();
   // Groups of copies are committed also where empty, because the waits count them.
   if (RESIDENT && norm != nullptr) {
-    for (int v = threadIdx.x; v < steps * WARPS * STEP_K / SEGMENT; v += THREADS) {
+    for (int v = threadIdx.x; v < vectors; v += THREADS) {
       const bool valid = v * SEGMENT < in_features;
       copy_async_16(gains + v, valid ? norm + v * SEGMENT : norm, valid);
     }
@@ -124,72 +128,76 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8 ? 3 : TOKENS == 16 ? 2 : 
     copy_async_commit();
     advance_load();
   }
-  let_next_kernel_start();
   wait_for_earlier_kernels();
 
   if constexpr (RESIDENT) {
-    constexpr int BATCH = 8 / GROUPS;  // loads in flight
-    float squares[GROUPS] = {};
-    for (int first = 0; first < steps * 2; first += BATCH) {
-      uint4 raw[BATCH][GROUPS];
+    // A warp loads whole lines, wherever y of them belongs, because all blocks want the same few lines at
+    // once.
+    constexpr int LOADED_VECTORS = TOKENS == 8 ? 2 : 1;
+    constexpr int LOADED_TOKENS = TOKENS == 8 ? 4 : TOKENS;
+    auto place = [&](int v, int token) {
+      const int k = v * SEGMENT;
+      const int half_step = k / (STEP_K * WARPS) * 2 + k / (STEP_K / 2) % 2;
+      return ((k / STEP_K % WARPS * steps * 2 + half_step) * num_rows + token) * 4 + v % 4;
+    };
+    float squares[TOKENS] = {};
+    for (int first = threadIdx.x; first < vectors; first += LOADED_VECTORS * THREADS) {
 #pragma unroll
-      for (int h = 0; h < BATCH; ++h) {
+      for (int token0 = 0; token0 < TOKENS; token0 += LOADED_TOKENS) {
+        if (token0 >= num_rows) break;
+        uint4 raw[LOADED_VECTORS][LOADED_TOKENS];
 #pragma unroll
-        for (int i = 0; i < GROUPS; ++i) {
-          const int token = i * 8 + lane_row;
-          const int k = k_of((first + h) / 2, h % 2);
-          raw[h][i] = make_uint4(0, 0, 0, 0);
-          if (token < num_rows && k < in_features) {
-            load_l2(raw[h][i], x + static_cast<long long>(token) * in_features + k);
+        for (int i = 0; i < LOADED_VECTORS * LOADED_TOKENS; ++i) {
+          const int v = first + i / LOADED_TOKENS * THREADS;
+          const int token = token0 + i % LOADED_TOKENS;
+          uint4& vector = raw[i / LOADED_TOKENS][i % LOADED_TOKENS];
+          vector = make_uint4(0, 0, 0, 0);
+          if (token < num_rows && v * SEGMENT < in_features) {
+            load_past_l1(vector, x + static_cast<long long>(token) * in_features + v * SEGMENT);
           }
         }
-      }
 #pragma unroll
-      for (int h = 0; h < BATCH; ++h) {
-        if (first + h >= steps * 2) break;
+        for (int i = 0; i < LOADED_VECTORS * LOADED_TOKENS; ++i) {
+          const int v = first + i / LOADED_TOKENS * THREADS;
+          const int token = token0 + i % LOADED_TOKENS;
+          if (v >= vectors || token >= num_rows) continue;
+          const uint4& vector = raw[i / LOADED_TOKENS][i % LOADED_TOKENS];
+          resident[place(v, token)] = vector;
+          const Vector values = reinterpret_cast<const Vector&>(vector);
+          float& sum = squares[token0 + i % LOADED_TOKENS];
 #pragma unroll
-        for (int i = 0; i < GROUPS; ++i) {
-          if (i * 8 + lane_row < num_rows) y[((first + h) * num_rows + i * 8 + lane_row) * 4] = raw[h][i];
-          if (norm == nullptr) continue;
-          const Vector values = reinterpret_cast<const Vector&>(raw[h][i]);
-#pragma unroll
-          for (int e = 0; e < SEGMENT; ++e)
-            squares[i] = fmaf(to_float(values[e]), to_float(values[e]), squares[i]);
+          for (int e = 0; e < SEGMENT; ++e) sum = fmaf(to_float(values[e]), to_float(values[e]), sum);
         }
       }
     }
     if (norm != nullptr) {
       float* const sums_of_squares = reinterpret_cast<float*>(partial);
 #pragma unroll
-      for (int i = 0; i < GROUPS; ++i) {
-        squares[i] += __shfl_xor_sync(FULL_WARP, squares[i], 1);
-        squares[i] += __shfl_xor_sync(FULL_WARP, squares[i], 2);
-        if (lane % 4 == 0) sums_of_squares[(i * 8 + lane_row) * WARPS + warp] = squares[i];
+      for (int token = 0; token < TOKENS; ++token) {
+        if (token >= num_rows) break;
+        squares[token] = warp_sum(squares[token]);
+        if (lane == 0) sums_of_squares[token * WARPS + warp] = squares[token];
       }
       copy_async_wait<STAGES>();
       __syncthreads();
-#pragma unroll
-      for (int i = 0; i < GROUPS; ++i) {
-        const int token = i * 8 + lane_row;
-        if (token >= num_rows) break;
+      for (int token = 0; token < num_rows; ++token) {
         float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) sum += sums_of_squares[token * WARPS + w];
         const float inverse_rms = rsqrtf(sum / in_features + eps);
-        for (int h = 0; h < steps * 2; ++h) {
-          const Vector gain = reinterpret_cast<const Vector&>(gains[k_of(h / 2, h % 2) / SEGMENT]);
-          uint4& place = y[(h * num_rows + token) * 4];
-          Vector values = reinterpret_cast<const Vector&>(place);
+        for (int v = threadIdx.x; v < vectors; v += THREADS) {
+          const Vector gain = reinterpret_cast<const Vector&>(gains[v]);
+          uint4& vector = resident[place(v, token)];
+          Vector values = reinterpret_cast<const Vector&>(vector);
 #pragma unroll
           for (int e = 0; e < SEGMENT; ++e) {
             values[e] = from_float<T>(to_float(values[e]) * inverse_rms * to_float(gain[e]));
           }
-          place = reinterpret_cast<const uint4&>(values);
+          vector = reinterpret_cast<const uint4&>(values);
         }
       }
-      __syncthreads();  // the sums of squares lie where partial sums will
     }
-    __syncwarp();
+    __syncthreads();
   } else {
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) {
@@ -257,8 +265,8 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8 ? 3 : TOKENS == 16 ? 2 : 
         continue;
       if (bias != nullptr) offset[i] = {bias[column], bias[column + 1]};
       if (accumulate) {
-        load_l2(reinterpret_cast<typename Vec<Out, 2>::Raw&>(before[i]),
-                out + static_cast<long long>(token) * features + column);
+        load_past_l1(reinterpret_cast<typename Vec<Out, 2>::Raw&>(before[i]),
+                     out + static_cast<long long>(token) * features + column);
       }
     }
 

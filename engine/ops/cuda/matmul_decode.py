@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from engine.ops.cuda.types import WARP_SIZE, ceil_div
@@ -79,38 +80,41 @@ class DecodeTile:
 
 
 MAX_ROWS = 16
-RESIDENT_BYTES = 33 << 10  # the most of x that a block keeps
+RESIDENT_BYTES = 34 << 10  # the most of x and norm that a block keeps
 
-TILES = tuple(
-    DecodeTile(tokens, units, stages, resident)
-    for tokens in (8, 16)
-    for units, stages in ((1, 6), (2, 4), (4, 2), (6, 2))
-    for resident in (True, False)
-)
+# Units and stages: a ring of 32 to 96 KiB, which fills while the kernel before still runs.
+SIZES = ((1, 6), (4, 2), (6, 2))
+TILES = tuple(DecodeTile(tokens, *size, resident) for tokens in (8, 16) for size in SIZES for resident in (True, False))
+LOGITS_TILES = tuple(tile for tile in TILES if tile.units > 1)
+
+
+class Limits(NamedTuple):
+    """What a device has: its multiprocessors, and the shared memory a block may use."""
+
+    multiprocessors: int
+    shared_bytes: int
 
 
 @lru_cache(maxsize=4096)
 def choose_decode_tile(
-    num_rows: int, features: int, in_features: int, multiprocessors: int, *, gated: bool, normed: bool, logits: bool
+    num_rows: int, features: int, in_features: int, limits: Limits, *, gated: bool, normed: bool, logits: bool
 ) -> DecodeTile | None:
-    """The variant for this product, None where other kernels are faster or needed."""
-    if num_rows > MAX_ROWS:
+    """The variant for a result [num_rows, features], None where this kernel is not for it."""
+    if num_rows > MAX_ROWS or (normed and (num_rows + 1) * in_features * HALF_BYTES > RESIDENT_BYTES):
         return None
     tokens = 8 if num_rows <= 8 else 16
-    resident = normed
-    if normed and (num_rows + 1) * in_features * HALF_BYTES > RESIDENT_BYTES:
-        return None
-    units = ceil_div(ceil_div(features, UNIT), multiprocessors) * (1 + gated)
-    fitting = [tile for tile in TILES if tile.tokens == tokens and tile.resident == resident]
-    return next((tile for tile in fitting if tile.units >= units), fitting[-2])
+    fitting = [
+        tile
+        for tile in (LOGITS_TILES if logits else TILES)
+        if tile.tokens == tokens and tile.resident == normed and tile.units > gated
+        if tile.shared_bytes(num_rows, in_features, normed=normed) <= limits.shared_bytes
+    ]
+    units = ceil_div(ceil_div(features, UNIT), limits.multiprocessors) * (1 + gated)
+    return next((tile for tile in fitting if tile.units >= units), fitting[-1] if fitting else None)
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
-    return [
-        (MATMUL_DECODE, tile.template(dtype, out_dtype))
-        for dtype in dtypes
-        if dtype != "float"
-        for out_dtype in (dtype, "float")
-        for tile in TILES
-    ]
+    halves = [dtype for dtype in dtypes if dtype != "float"]
+    pairs = [(MATMUL_DECODE, tile.template(dtype, dtype)) for dtype in halves for tile in TILES]
+    return pairs + [(MATMUL_DECODE, tile.template(dtype, "float")) for dtype in halves for tile in LOGITS_TILES]
