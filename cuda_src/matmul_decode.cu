@@ -34,19 +34,21 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
                                                           : 1)  // room for the next kernels' blocks
     matmul_decode_kernel(const T* x, const T* norm, const T* weight, const T* bias, Out* out, int num_rows,
                          int out_features, int in_features, float eps, int accumulate, int gated) {
-  constexpr int GROUPS = TOKENS / 8;  // of 8 tokens
+  constexpr int GROUPS = ceil_div(TOKENS, 8);  // of 8 tokens
   constexpr int MMAS_M = ceil_div(TOKENS, 16);
   constexpr int CHAINS = UNITS * MMAS_M >= 4 ? 1 : 2;  // independent sums that hide the latency of an mma
   constexpr int LOADS = 2 * (UNITS + (RESIDENT ? 0 : GROUPS));
   constexpr int ITEMS = ceil_div(UNITS * GROUPS * WARP_SIZE, THREADS);
   static_assert(sizeof(T) == 2, "tensor cores take bfloat16 or float16");
-  static_assert(TOKENS == 8 || TOKENS % 16 == 0, "an mma has 16 rows of x, of which 8 may be left out");
+  static_assert(TOKENS == 1 || TOKENS == 8 || TOKENS % 16 == 0,
+                "an mma has 16 rows of x, of which 8 may be left out");
   static_assert(STAGES >= 2, "copies need a stage to run ahead in");
   using Vector = Vec<T, SEGMENT>;
 
   extern __shared__ __align__(128) unsigned char shared_memory[];
   uint4* const ring = reinterpret_cast<uint4*>(shared_memory);
   float2* const partial = reinterpret_cast<float2*>(ring + STAGES * LOADS * THREADS);
+  const int rows = TOKENS == 1 ? 1 : num_rows;
   const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
   const int lane_row = lane / 4;  // of a unit, and of 8 tokens
@@ -62,11 +64,13 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
   // Where the lane's elements of a step begin; half 0 or 1.
   auto k_of = [&](int step, int half) { return (step * WARPS + warp) * STEP_K + half * STEP_K / 2 + lane_k; };
 
-  // y as [warp][half step][token][4], and norm.
-  const int vectors = steps * WARPS * STEP_K / SEGMENT;  // of a row, with the zeros that fill its last step
-  uint4* const resident = reinterpret_cast<uint4*>(partial + WARPS * UNITS * GROUPS * WARP_SIZE);
-  uint4* const gains = resident + vectors * num_rows;
-  const uint4* const y = resident + warp * steps * 2 * num_rows * 4 + lane % 4;
+  // This warp's vectors of y as [half step][token][4], and of norm. The vectors of a row are those of its
+  // steps one after another, with the zeros that fill the last one.
+  const int vectors = steps * STEP_K / SEGMENT;
+  uint4* const y =
+      reinterpret_cast<uint4*>(partial + WARPS * UNITS * GROUPS * WARP_SIZE) + warp * vectors * rows;
+  uint4* const gains = y + (WARPS - warp) * vectors * rows + warp * vectors;
+  auto k_of_vector = [&](int v) { return (v / 8 * WARPS + warp) * STEP_K + v % 8 * SEGMENT; };
 
   // The copies run ahead of the products and have their own place in the sequence of tiles and steps.
   int load_tile = 0;
@@ -100,7 +104,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
     for (int i = 0; i < GROUPS * 2; ++i) {
       const int token = i / 2 * 8 + lane_row;
       const int k = k_of(step, i % 2);
-      const bool valid = token < num_rows && k < in_features;
+      const bool valid = token < rows && k < in_features;
       const T* const from = valid ? x + static_cast<long long>(token) * in_features + k : x;
       copy_async_16(ring + (slot * LOADS + UNITS * 2 + i) * THREADS + threadIdx.x, from, valid);
     }
@@ -113,12 +117,11 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
     }
   };
 
-  let_next_kernel_start();
   // Groups of copies are committed also where empty, because the waits count them.
   if (RESIDENT && norm != nullptr) {
-    for (int v = threadIdx.x; v < vectors; v += THREADS) {
-      const bool valid = v * SEGMENT < in_features;
-      copy_async_16(gains + v, valid ? norm + v * SEGMENT : norm, valid);
+    for (int v = lane; v < vectors; v += WARP_SIZE) {
+      const bool valid = k_of_vector(v) < in_features;
+      copy_async_16(gains + v, valid ? norm + k_of_vector(v) : norm, valid);
     }
   }
   copy_async_commit();
@@ -128,66 +131,54 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
     copy_async_commit();
     advance_load();
   }
+  let_next_kernel_start();
   wait_for_earlier_kernels();
 
   if constexpr (RESIDENT) {
-    // A warp loads whole lines, wherever y of them belongs, because all blocks want the same few lines at
-    // once.
-    constexpr int LOADED_VECTORS = TOKENS == 8 ? 2 : 1;
-    constexpr int LOADED_TOKENS = TOKENS == 8 ? 4 : TOKENS;
-    auto place = [&](int v, int token) {
-      const int k = v * SEGMENT;
-      const int half_step = k / (STEP_K * WARPS) * 2 + k / (STEP_K / 2) % 2;
-      return ((k / STEP_K % WARPS * steps * 2 + half_step) * num_rows + token) * 4 + v % 4;
-    };
+    constexpr int BATCH = TOKENS == 1 ? 4 : 1;  // vectors of each token in flight
     float squares[TOKENS] = {};
-    for (int first = threadIdx.x; first < vectors; first += LOADED_VECTORS * THREADS) {
+    for (int first = lane; first < vectors; first += BATCH * WARP_SIZE) {
+      uint4 raw[BATCH][TOKENS];
 #pragma unroll
-      for (int token0 = 0; token0 < TOKENS; token0 += LOADED_TOKENS) {
-        if (token0 >= num_rows) break;
-        uint4 raw[LOADED_VECTORS][LOADED_TOKENS];
-#pragma unroll
-        for (int i = 0; i < LOADED_VECTORS * LOADED_TOKENS; ++i) {
-          const int v = first + i / LOADED_TOKENS * THREADS;
-          const int token = token0 + i % LOADED_TOKENS;
-          uint4& vector = raw[i / LOADED_TOKENS][i % LOADED_TOKENS];
-          vector = make_uint4(0, 0, 0, 0);
-          if (token < num_rows && v * SEGMENT < in_features) {
-            load_past_l1(vector, x + static_cast<long long>(token) * in_features + v * SEGMENT);
-          }
+      for (int i = 0; i < BATCH * TOKENS; ++i) {
+        const int k = k_of_vector(first + i / TOKENS * WARP_SIZE);
+        uint4& vector = raw[i / TOKENS][i % TOKENS];
+        vector = make_uint4(0, 0, 0, 0);
+        if (i % TOKENS < rows && k < in_features) {
+          load_past_l1(vector, x + static_cast<long long>(i % TOKENS) * in_features + k);
         }
+      }
 #pragma unroll
-        for (int i = 0; i < LOADED_VECTORS * LOADED_TOKENS; ++i) {
-          const int v = first + i / LOADED_TOKENS * THREADS;
-          const int token = token0 + i % LOADED_TOKENS;
-          if (v >= vectors || token >= num_rows) continue;
-          const uint4& vector = raw[i / LOADED_TOKENS][i % LOADED_TOKENS];
-          resident[place(v, token)] = vector;
-          const Vector values = reinterpret_cast<const Vector&>(vector);
-          float& sum = squares[token0 + i % LOADED_TOKENS];
+      for (int i = 0; i < BATCH * TOKENS; ++i) {
+        const int v = first + i / TOKENS * WARP_SIZE;
+        if (v >= vectors || i % TOKENS >= rows) continue;
+        const uint4& vector = raw[i / TOKENS][i % TOKENS];
+        y[(v / 4 * rows + i % TOKENS) * 4 + v % 4] = vector;
+        if (norm == nullptr) continue;
+        const Vector values = reinterpret_cast<const Vector&>(vector);
+        float& sum = squares[i % TOKENS];
 #pragma unroll
-          for (int e = 0; e < SEGMENT; ++e) sum = fmaf(to_float(values[e]), to_float(values[e]), sum);
-        }
+        for (int e = 0; e < SEGMENT; ++e) sum = fmaf(to_float(values[e]), to_float(values[e]), sum);
       }
     }
     if (norm != nullptr) {
-      float* const sums_of_squares = reinterpret_cast<float*>(partial);
+      __shared__ float sums_of_squares[TOKENS * WARPS];
 #pragma unroll
       for (int token = 0; token < TOKENS; ++token) {
-        if (token >= num_rows) break;
+        if (token >= rows) break;
         squares[token] = warp_sum(squares[token]);
         if (lane == 0) sums_of_squares[token * WARPS + warp] = squares[token];
       }
       copy_async_wait<STAGES>();
       __syncthreads();
-      for (int token = 0; token < num_rows; ++token) {
+      for (int token = 0; token < rows; ++token) {
         float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) sum += sums_of_squares[token * WARPS + w];
         const float inverse_rms = rsqrtf(sum / in_features + eps);
-        for (int v = threadIdx.x; v < vectors; v += THREADS) {
+        for (int v = lane; v < vectors; v += WARP_SIZE) {
           const Vector gain = reinterpret_cast<const Vector&>(gains[v]);
-          uint4& vector = resident[place(v, token)];
+          uint4& vector = y[(v / 4 * rows + token) * 4 + v % 4];
           Vector values = reinterpret_cast<const Vector&>(vector);
 #pragma unroll
           for (int e = 0; e < SEGMENT; ++e) {
@@ -197,7 +188,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
         }
       }
     }
-    __syncthreads();
+    __syncwarp();
   } else {
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) {
@@ -230,8 +221,8 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
 #pragma unroll
       for (int i = 0; i < GROUPS; ++i) {
         if constexpr (RESIDENT) {
-          const int token = min(i * 8 + lane_row, num_rows - 1);  // results of none are not stored
-          tokens[i] = y[((step * 2 + half) * num_rows + token) * 4];
+          const int token = min(i * 8 + lane_row, rows - 1);  // results of none are not stored
+          tokens[i] = y[((step * 2 + half) * rows + token) * 4 + lane % 4];
         } else {
           tokens[i] = stage[(UNITS * 2 + i * 2 + half) * THREADS];
         }
@@ -261,8 +252,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
       const int column = (tile_unit + u) * UNIT + lane % 4 * 2;
       before[i] = {from_float<Out>(0.0f), from_float<Out>(0.0f)};
       offset[i] = {from_float<T>(0.0f), from_float<T>(0.0f)};
-      if (u >= units_a_tile || tile_unit + u >= units_end || token >= num_rows || column >= features)
-        continue;
+      if (u >= units_a_tile || tile_unit + u >= units_end || token >= rows || column >= features) continue;
       if (bias != nullptr) offset[i] = {bias[column], bias[column + 1]};
       if (accumulate) {
         load_past_l1(reinterpret_cast<typename Vec<Out, 2>::Raw&>(before[i]),
@@ -284,7 +274,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
           pair.x += sums[1][u][i / 2][i % 2 * 2];
           pair.y += sums[1][u][i / 2][i % 2 * 2 + 1];
         }
-        if (i * 8 + lane_row < num_rows) partial[((warp * UNITS + u) * GROUPS + i) * WARP_SIZE + lane] = pair;
+        if (i * 8 + lane_row < rows) partial[((warp * UNITS + u) * GROUPS + i) * WARP_SIZE + lane] = pair;
       }
     }
     __syncthreads();
@@ -304,8 +294,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
       const int u = item / WARP_SIZE / GROUPS;
       const int token = item / WARP_SIZE % GROUPS * 8 + lane_row;
       const int column = (tile_unit + u) * UNIT + lane % 4 * 2;
-      if (u >= units_a_tile || tile_unit + u >= units_end || token >= num_rows || column >= features)
-        continue;
+      if (u >= units_a_tile || tile_unit + u >= units_end || token >= rows || column >= features) continue;
       float2 result = total(item);
       if (gated) {
         const float2 up = total(item + units_a_tile * GROUPS * WARP_SIZE);

@@ -64,7 +64,7 @@ class DecodeTile:
         return (dtype, out_dtype, *map(str, sizes), "true" if self.resident else "false")
 
     def shared_bytes(self, num_rows: int, in_features: int, *, normed: bool) -> int:
-        groups = self.tokens // 8
+        groups = ceil_div(self.tokens, 8)
         loads = 2 * (self.units + (0 if self.resident else groups))
         ring = self.stages * loads * THREADS * SEGMENT_BYTES
         partial = WARPS * self.units * groups * WARP_SIZE * 8
@@ -83,8 +83,9 @@ MAX_ROWS = 16
 RESIDENT_BYTES = 34 << 10  # the most of x and norm that a block keeps
 
 # Units and stages: a ring of 32 to 96 KiB, which fills while the kernel before still runs.
+TOKENS = (1, 8, 16)
 SIZES = ((1, 6), (4, 2), (6, 2))
-TILES = tuple(DecodeTile(tokens, *size, resident) for tokens in (8, 16) for size in SIZES for resident in (True, False))
+TILES = tuple(DecodeTile(tokens, *size, resident) for tokens in TOKENS for size in SIZES for resident in (True, False))
 LOGITS_TILES = tuple(tile for tile in TILES if tile.units > 1)
 
 
@@ -102,7 +103,7 @@ def choose_decode_tile(
     """The variant for a result [num_rows, features], None where this kernel is not for it."""
     if num_rows > MAX_ROWS or (normed and (num_rows + 1) * in_features * HALF_BYTES > RESIDENT_BYTES):
         return None
-    tokens = 8 if num_rows <= 8 else 16
+    tokens = next(tokens for tokens in TOKENS if tokens >= num_rows)
     fitting = [
         tile
         for tile in (LOGITS_TILES if logits else TILES)
