@@ -1,4 +1,4 @@
-// Matrix product on tensor cores for two or more rows of x; see matvec.cu for a few rows.
+// Matrix product on tensor cores for more rows of x than a decode step of 16; see matmul_decode.cu for those.
 
 #include "cluster.cuh"
 #include "common.cuh"

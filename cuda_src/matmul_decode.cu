@@ -10,6 +10,10 @@ constexpr int THREADS = WARPS * WARP_SIZE;
 constexpr int UNIT = 8;     // rows of the weight that one tensor-core instruction takes
 constexpr int STEP_K = 64;  // elements of each row that a warp takes at a time, 2 * 16 bytes a lane
 
+// A multiprocessor has room for the blocks of the next kernels, which fill their rings while this one runs.
+template <int TOKENS>
+constexpr int MIN_BLOCKS = TOKENS <= 8 ? 3 : 2;
+
 // out[m, n] = sum over k of y[m, k] * weight[n, k], + bias[n], + out[m, n] if accumulate;
 // gated: with g = out[m, n] and u = out[m, n + out_features / 2] of that, g / (1 + exp(-g)) * u instead.
 // y is x, or where norm is given x / sqrt(mean(x^2) + eps) * norm, rounded to T.
@@ -20,20 +24,19 @@ constexpr int STEP_K = 64;  // elements of each row that a warp takes at a time,
 // row-major; x, norm and weight 16-byte aligned, in_features a multiple of 8, out and its rows aligned to two
 // elements. Grid: any number of blocks; they divide the weight's units of 8 rows (gated: 8 gates and their 8
 // ups) evenly among them. Block: 256 threads. Shared: `DecodeTile.shared_bytes` in
-// engine/ops/cuda/matmul_decode.py. Unit of work: a block's warps take every eighth step of k each, of UNITS
-// units at a time (a tile), and are added in order at its end, so the order of a row's sums depends on
-// in_features alone.
-// A lane copies just the weights that it will feed to the tensor cores, through a ring of its own, so that no
-// barrier delays the stream: the k of an instruction may be in any order that is the same for x and weight,
-// and 16 bytes of a row are what lane t needs as elements 2t, 2t+1, 2t+8, 2t+9 of two instructions.
-// RESIDENT: a warp keeps its part of y in shared memory; else x travels through the ring, once a tile, and
-// norm is null.
-template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, bool RESIDENT>
-__global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
-                                           : TOKENS == 16 ? 2
-                                                          : 1)  // room for the next kernels' blocks
+// engine/ops/cuda/matmul_decode.py.
+//
+// Unit of work: a block's warps take every eighth step of k each, of UNITS units at a time (a tile), and are
+// added in order at its end, so the order of a row's sums depends on in_features alone. A lane copies just
+// the weights that it will feed to the tensor cores, through a ring of its own, so that no barrier delays the
+// stream: the k of an instruction may be in any order that is the same for x and weight, and 16 bytes of a
+// row are what lane t needs as elements 2t, 2t+1, 2t+8, 2t+9 of two instructions. One row of y (TOKENS = 1)
+// stays in shared memory; more rows of x travel through the ring, once a tile, and norm is null.
+template <typename T, typename Out, int TOKENS, int UNITS, int STAGES>
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
     matmul_decode_kernel(const T* x, const T* norm, const T* weight, const T* bias, Out* out, int num_rows,
                          int out_features, int in_features, float eps, int accumulate, int gated) {
+  constexpr bool RESIDENT = TOKENS == 1;
   constexpr int GROUPS = ceil_div(TOKENS, 8);  // of 8 tokens
   constexpr int MMAS_M = ceil_div(TOKENS, 16);
   constexpr int CHAINS = UNITS * MMAS_M >= 4 ? 1 : 2;  // independent sums that hide the latency of an mma
@@ -48,7 +51,6 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
   extern __shared__ __align__(128) unsigned char shared_memory[];
   uint4* const ring = reinterpret_cast<uint4*>(shared_memory);
   float2* const partial = reinterpret_cast<float2*>(ring + STAGES * LOADS * THREADS);
-  const int rows = TOKENS == 1 ? 1 : num_rows;
   const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
   const int lane_row = lane / 4;  // of a unit, and of 8 tokens
@@ -64,12 +66,10 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
   // Where the lane's elements of a step begin; half 0 or 1.
   auto k_of = [&](int step, int half) { return (step * WARPS + warp) * STEP_K + half * STEP_K / 2 + lane_k; };
 
-  // This warp's vectors of y as [half step][token][4], and of norm. The vectors of a row are those of its
-  // steps one after another, with the zeros that fill the last one.
+  // This warp's vectors of y and of norm: those of its steps one after another, zeros beyond in_features.
   const int vectors = steps * STEP_K / SEGMENT;
-  uint4* const y =
-      reinterpret_cast<uint4*>(partial + WARPS * UNITS * GROUPS * WARP_SIZE) + warp * vectors * rows;
-  uint4* const gains = y + (WARPS - warp) * vectors * rows + warp * vectors;
+  uint4* const y = reinterpret_cast<uint4*>(partial + WARPS * UNITS * GROUPS * WARP_SIZE) + warp * vectors;
+  uint4* const gains = y + WARPS * vectors;
   auto k_of_vector = [&](int v) { return (v / 8 * WARPS + warp) * STEP_K + v % 8 * SEGMENT; };
 
   // The copies run ahead of the products and have their own place in the sequence of tiles and steps.
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
     for (int i = 0; i < GROUPS * 2; ++i) {
       const int token = i / 2 * 8 + lane_row;
       const int k = k_of(step, i % 2);
-      const bool valid = token < rows && k < in_features;
+      const bool valid = token < num_rows && k < in_features;
       const T* const from = valid ? x + static_cast<long long>(token) * in_features + k : x;
       copy_async_16(ring + (slot * LOADS + UNITS * 2 + i) * THREADS + threadIdx.x, from, valid);
     }
@@ -135,57 +135,43 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
   wait_for_earlier_kernels();
 
   if constexpr (RESIDENT) {
-    constexpr int BATCH = TOKENS == 1 ? 4 : 1;  // vectors of each token in flight
-    float squares[TOKENS] = {};
+    constexpr int BATCH = 4;  // loads in flight
+    float squares = 0.0f;
     for (int first = lane; first < vectors; first += BATCH * WARP_SIZE) {
-      uint4 raw[BATCH][TOKENS];
+      uint4 raw[BATCH];
 #pragma unroll
-      for (int i = 0; i < BATCH * TOKENS; ++i) {
-        const int k = k_of_vector(first + i / TOKENS * WARP_SIZE);
-        uint4& vector = raw[i / TOKENS][i % TOKENS];
-        vector = make_uint4(0, 0, 0, 0);
-        if (i % TOKENS < rows && k < in_features) {
-          load_past_l1(vector, x + static_cast<long long>(i % TOKENS) * in_features + k);
-        }
+      for (int i = 0; i < BATCH; ++i) {
+        const int k = k_of_vector(first + i * WARP_SIZE);
+        raw[i] = make_uint4(0, 0, 0, 0);
+        if (k < in_features) load_past_l1(raw[i], x + k);
       }
 #pragma unroll
-      for (int i = 0; i < BATCH * TOKENS; ++i) {
-        const int v = first + i / TOKENS * WARP_SIZE;
-        if (v >= vectors || i % TOKENS >= rows) continue;
-        const uint4& vector = raw[i / TOKENS][i % TOKENS];
-        y[(v / 4 * rows + i % TOKENS) * 4 + v % 4] = vector;
-        if (norm == nullptr) continue;
-        const Vector values = reinterpret_cast<const Vector&>(vector);
-        float& sum = squares[i % TOKENS];
+      for (int i = 0; i < BATCH; ++i) {
+        if (first + i * WARP_SIZE >= vectors) break;
+        y[first + i * WARP_SIZE] = raw[i];
+        const Vector values = reinterpret_cast<const Vector&>(raw[i]);
 #pragma unroll
-        for (int e = 0; e < SEGMENT; ++e) sum = fmaf(to_float(values[e]), to_float(values[e]), sum);
+        for (int e = 0; e < SEGMENT; ++e) squares = fmaf(to_float(values[e]), to_float(values[e]), squares);
       }
     }
     if (norm != nullptr) {
-      __shared__ float sums_of_squares[TOKENS * WARPS];
-#pragma unroll
-      for (int token = 0; token < TOKENS; ++token) {
-        if (token >= rows) break;
-        squares[token] = warp_sum(squares[token]);
-        if (lane == 0) sums_of_squares[token * WARPS + warp] = squares[token];
-      }
+      __shared__ float sums_of_squares[WARPS];
+      squares = warp_sum(squares);
+      if (lane == 0) sums_of_squares[warp] = squares;
       copy_async_wait<STAGES>();
       __syncthreads();
-      for (int token = 0; token < rows; ++token) {
-        float sum = 0.0f;
+      float sum = 0.0f;
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) sum += sums_of_squares[token * WARPS + w];
-        const float inverse_rms = rsqrtf(sum / in_features + eps);
-        for (int v = lane; v < vectors; v += WARP_SIZE) {
-          const Vector gain = reinterpret_cast<const Vector&>(gains[v]);
-          uint4& vector = y[(v / 4 * rows + token) * 4 + v % 4];
-          Vector values = reinterpret_cast<const Vector&>(vector);
+      for (int w = 0; w < WARPS; ++w) sum += sums_of_squares[w];
+      const float inverse_rms = rsqrtf(sum / in_features + eps);
+      for (int v = lane; v < vectors; v += WARP_SIZE) {
+        const Vector gain = reinterpret_cast<const Vector&>(gains[v]);
+        Vector values = reinterpret_cast<const Vector&>(y[v]);
 #pragma unroll
-          for (int e = 0; e < SEGMENT; ++e) {
-            values[e] = from_float<T>(to_float(values[e]) * inverse_rms * to_float(gain[e]));
-          }
-          vector = reinterpret_cast<const uint4&>(values);
+        for (int e = 0; e < SEGMENT; ++e) {
+          values[e] = from_float<T>(to_float(values[e]) * inverse_rms * to_float(gain[e]));
         }
+        y[v] = reinterpret_cast<const uint4&>(values);
       }
     }
     __syncwarp();
@@ -221,8 +207,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
 #pragma unroll
       for (int i = 0; i < GROUPS; ++i) {
         if constexpr (RESIDENT) {
-          const int token = min(i * 8 + lane_row, rows - 1);  // results of none are not stored
-          tokens[i] = y[((step * 2 + half) * rows + token) * 4 + lane % 4];
+          tokens[i] = y[(step * 2 + half) * 4 + lane % 4];  // for all 8 rows; only the first is stored
         } else {
           tokens[i] = stage[(UNITS * 2 + i * 2 + half) * THREADS];
         }
@@ -252,7 +237,8 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
       const int column = (tile_unit + u) * UNIT + lane % 4 * 2;
       before[i] = {from_float<Out>(0.0f), from_float<Out>(0.0f)};
       offset[i] = {from_float<T>(0.0f), from_float<T>(0.0f)};
-      if (u >= units_a_tile || tile_unit + u >= units_end || token >= rows || column >= features) continue;
+      if (u >= units_a_tile || tile_unit + u >= units_end || token >= num_rows || column >= features)
+        continue;
       if (bias != nullptr) offset[i] = {bias[column], bias[column + 1]};
       if (accumulate) {
         load_past_l1(reinterpret_cast<typename Vec<Out, 2>::Raw&>(before[i]),
@@ -274,7 +260,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
           pair.x += sums[1][u][i / 2][i % 2 * 2];
           pair.y += sums[1][u][i / 2][i % 2 * 2 + 1];
         }
-        if (i * 8 + lane_row < rows) partial[((warp * UNITS + u) * GROUPS + i) * WARP_SIZE + lane] = pair;
+        if (i * 8 + lane_row < num_rows) partial[((warp * UNITS + u) * GROUPS + i) * WARP_SIZE + lane] = pair;
       }
     }
     __syncthreads();
@@ -294,7 +280,8 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 8    ? 3
       const int u = item / WARP_SIZE / GROUPS;
       const int token = item / WARP_SIZE % GROUPS * 8 + lane_row;
       const int column = (tile_unit + u) * UNIT + lane % 4 * 2;
-      if (u >= units_a_tile || tile_unit + u >= units_end || token >= rows || column >= features) continue;
+      if (u >= units_a_tile || tile_unit + u >= units_end || token >= num_rows || column >= features)
+        continue;
       float2 result = total(item);
       if (gated) {
         const float2 up = total(item + units_a_tile * GROUPS * WARP_SIZE);

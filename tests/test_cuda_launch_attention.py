@@ -132,9 +132,8 @@ def test_order_of_sums_for_a_few_rows_does_not_depend_on_their_number() -> None:
 
 
 @pytest.mark.parametrize("clusters", [True, False])
-@pytest.mark.parametrize("num_rows", [1, 3, 4, 8, 16])
-def test_norm_product_activation_and_residual_of_a_decode_step_are_one_kernel(num_rows: int, clusters: bool) -> None:
-    """Of a model with hidden size 1024; larger ones normalise more than a few rows beforehand."""
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 16])
+def test_norm_product_activation_and_residual_of_a_decode_step_are_few_kernels(num_rows: int, clusters: bool) -> None:
     compiled = set(linear.instantiations(("__nv_bfloat16",)))
     device = WritingDevice(clusters=clusters)
     ops = CudaOps(device)  # type: ignore[arg-type]
@@ -143,11 +142,12 @@ def test_norm_product_activation_and_residual_of_a_decode_step_are_one_kernel(nu
     activated = ops.rmsnorm_matmul_silu_mul(x, norm, 1e-6, up, normed=normed, gate_up=gate_up)
     ops.rmsnorm_matmul(x, norm, 1e-6, up, normed=normed, out=empty((num_rows, 6144), float32, device))
     ops.matmul(activated, empty((1024, 3072), bfloat16, device), out=x, accumulate=True)
+    products = [launch for launch in device.launches if launch.spec is linear.MATMUL_DECODE]
+    for launch in products:
+        check_launch(launch, compiled, device.max_shared_bytes)
     if clusters or num_rows <= 8:  # else two stages of 16 rows do not fit into shared memory
-        assert [launch.spec for launch in device.launches] == [linear.MATMUL_DECODE] * 3
-    for launch in device.launches:
-        if launch.spec is linear.MATMUL_DECODE:
-            check_launch(launch, compiled, device.max_shared_bytes)
+        assert len(products) == 3
+        assert len(device.launches) == 3 + (0 if num_rows == 1 else 2), "only several rows are normalised beforehand"
 
 
 def test_wide_tiles_for_many_rows_and_flat_ones_for_few() -> None:

@@ -294,7 +294,7 @@ class LinearOps(Ops):
         if tile is None:
             return False
         template = tile.template(cuda_type(x.dtype), cuda_type(out.dtype))
-        config = tile.config(num_rows, features, in_features, multiprocessors, normed=normed)
+        config = tile.config(features, in_features, multiprocessors)
         sizes = (num_rows, weight.shape[0], in_features)
         flags = (int(accumulate), int(gated))
         self.device.launch(MATMUL_DECODE, template, config, x, norm, weight, bias, out, *sizes, eps, *flags)

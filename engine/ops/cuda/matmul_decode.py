@@ -16,7 +16,7 @@ from engine.ops.cuda.types import WARP_SIZE, ceil_div
 MATMUL_DECODE = KernelSpec(
     file="matmul_decode.cu",
     name="matmul_decode_kernel",
-    template=("T", "Out", "TOKENS", "UNITS", "STAGES", "RESIDENT"),
+    template=("T", "Out", "TOKENS", "UNITS", "STAGES"),
     parameters=(
         ("x", "pointer"),
         ("norm", "pointer"),
@@ -48,45 +48,46 @@ class DecodeTile:
     """A variant of the kernel.
 
     Attributes:
-        tokens: the most rows of x.
+        tokens: the most rows of x; a single one may be normalised.
         units: of 8 weight rows that a block takes at a time.
         stages: of the ring of copies.
-        resident: whether a block keeps all of x in shared memory, which a norm needs; else x is streamed.
     """
 
     tokens: int
     units: int
     stages: int
-    resident: bool
 
     def template(self, dtype: str, out_dtype: str) -> tuple[str, ...]:
-        sizes = (self.tokens, self.units, self.stages)
-        return (dtype, out_dtype, *map(str, sizes), "true" if self.resident else "false")
+        return (dtype, out_dtype, str(self.tokens), str(self.units), str(self.stages))
 
-    def shared_bytes(self, num_rows: int, in_features: int, *, normed: bool) -> int:
+    def shared_bytes(self, in_features: int) -> int:
+        resident = self.tokens == 1
         groups = ceil_div(self.tokens, 8)
-        loads = 2 * (self.units + (0 if self.resident else groups))
-        ring = self.stages * loads * THREADS * SEGMENT_BYTES
+        ring = self.stages * 2 * (self.units + (0 if resident else groups)) * THREADS * SEGMENT_BYTES
         partial = WARPS * self.units * groups * WARP_SIZE * 8
-        row = ceil_div(in_features, STEP_K * WARPS) * STEP_K * WARPS * HALF_BYTES
-        return ring + partial + ((num_rows + normed) * row if self.resident else 0)
+        row = steps(in_features) * STEP_K * WARPS * HALF_BYTES
+        return ring + partial + (2 * row if resident else 0)
 
-    def config(
-        self, num_rows: int, features: int, in_features: int, blocks: int, *, normed: bool = False
-    ) -> LaunchConfig:
+    def config(self, features: int, in_features: int, blocks: int) -> LaunchConfig:
         """`features` of the result; as many blocks, unless there are fewer units of 8 features."""
-        shared_bytes = self.shared_bytes(num_rows, in_features, normed=normed)
-        return LaunchConfig((min(blocks, ceil_div(features, UNIT)), 1, 1), (THREADS, 1, 1), shared_bytes)
+        return LaunchConfig(
+            (min(blocks, ceil_div(features, UNIT)), 1, 1), (THREADS, 1, 1), self.shared_bytes(in_features)
+        )
+
+
+def steps(in_features: int) -> int:
+    """Of 64 elements of k that each warp takes."""
+    return ceil_div(in_features, STEP_K * WARPS)
 
 
 MAX_ROWS = 16
-RESIDENT_BYTES = 34 << 10  # the most of x and norm that a block keeps
+MAX_RESIDENT_FEATURES = 8192  # of the one row that a block keeps in shared memory
 
-# Units and stages: a ring of 32 to 96 KiB, which fills while the kernel before still runs.
 TOKENS = (1, 8, 16)
-SIZES = ((1, 6), (4, 2), (6, 2))
-TILES = tuple(DecodeTile(tokens, *size, resident) for tokens in TOKENS for size in SIZES for resident in (True, False))
-LOGITS_TILES = tuple(tile for tile in TILES if tile.units > 1)
+SIZES = ((1, 6), (4, 2), (4, 3), (6, 2), (6, 3))  # units and stages
+LOGITS_SIZES = ((4, 2), (6, 3))
+TILES = tuple(DecodeTile(tokens, *size) for tokens in TOKENS for size in SIZES)
+LOGITS_TILES = tuple(DecodeTile(tokens, *size) for tokens in TOKENS for size in LOGITS_SIZES)
 
 
 class Limits(NamedTuple):
@@ -100,18 +101,26 @@ class Limits(NamedTuple):
 def choose_decode_tile(
     num_rows: int, features: int, in_features: int, limits: Limits, *, gated: bool, normed: bool, logits: bool
 ) -> DecodeTile | None:
-    """The variant for a result [num_rows, features], None where this kernel is not for it."""
-    if num_rows > MAX_ROWS or (normed and (num_rows + 1) * in_features * HALF_BYTES > RESIDENT_BYTES):
+    """The variant for a result [num_rows, features], None where this kernel is not for it.
+
+    As many units as a block has to do, if they can be taken at once, and where the ring goes round a
+    third stage. The few bytes of a short ring leave room for the next kernel's.
+    """
+    one = num_rows == 1 and in_features <= MAX_RESIDENT_FEATURES
+    if num_rows > MAX_ROWS or (normed and not one):
         return None
-    tokens = next(tokens for tokens in TOKENS if tokens >= num_rows)
+    tokens = 1 if one else 8 if num_rows <= 8 else 16
     fitting = [
         tile
         for tile in (LOGITS_TILES if logits else TILES)
-        if tile.tokens == tokens and tile.resident == normed and tile.units > gated
-        if tile.shared_bytes(num_rows, in_features, normed=normed) <= limits.shared_bytes
+        if tile.tokens == tokens and tile.units > gated and tile.shared_bytes(in_features) <= limits.shared_bytes
     ]
-    units = ceil_div(ceil_div(features, UNIT), limits.multiprocessors) * (1 + gated)
-    return next((tile for tile in fitting if tile.units >= units), fitting[-1] if fitting else None)
+    if not fitting:
+        return None
+    needed = ceil_div(ceil_div(features, UNIT), limits.multiprocessors) * (1 + gated)
+    units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
+    short, *deep = [tile for tile in fitting if tile.units == units]
+    return deep[-1] if deep and steps(in_features) * ceil_div(needed, units) > short.stages else short
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
