@@ -10,6 +10,8 @@
 template <typename T>
 __global__ void silu_mul_kernel(const T* gate_up, T* out, int inner) {
   ASSERT_ELEMENT(T);
+  let_next_kernel_start();
+  wait_for_earlier_kernels();
   const long long row = blockIdx.x;
   const int i = (blockIdx.y * blockDim.x + threadIdx.x) * CHUNK;
   if (i >= inner) return;

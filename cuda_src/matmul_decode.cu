@@ -27,11 +27,12 @@ constexpr int MIN_BLOCKS = TOKENS <= 8 ? 3 : 2;
 // engine/ops/cuda/matmul_decode.py.
 //
 // Unit of work: a block's warps take every eighth step of k each, of UNITS units at a time (a tile), and are
-// added in order at its end, so the order of a row's sums depends on in_features alone. A lane copies just
-// the weights that it will feed to the tensor cores, through a ring of its own, so that no barrier delays the
-// stream: the k of an instruction may be in any order that is the same for x and weight, and 16 bytes of a
-// row are what lane t needs as elements 2t, 2t+1, 2t+8, 2t+9 of two instructions. One row of y (TOKENS = 1)
-// stays in shared memory; more rows of x travel through the ring, once a tile, and norm is null.
+// added in order at its end, so the order of a row's sums depends on in_features and UNITS alone. A lane
+// copies just the weights that it will feed to the tensor cores, through a ring of its own, so that no
+// barrier delays the stream: the k of an instruction may be in any order that is the same for x and weight,
+// and 16 bytes of a row are what lane t needs as elements 2t, 2t+1, 2t+8, 2t+9 of two instructions. One row
+// of y (TOKENS = 1) stays in shared memory; more rows of x travel through the ring, once a tile, and norm is
+// null.
 template <typename T, typename Out, int TOKENS, int UNITS, int STAGES>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
     matmul_decode_kernel(const T* x, const T* norm, const T* weight, const T* bias, Out* out, int num_rows,

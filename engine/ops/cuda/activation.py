@@ -13,6 +13,7 @@ SILU_MUL = KernelSpec(
     name="silu_mul_kernel",
     template=("T",),
     parameters=(("gate_up", "pointer"), ("out", "pointer"), ("inner", "int32")),
+    overlaps=True,
 )
 GELU = KernelSpec(
     file="activation.cu",

@@ -1,8 +1,9 @@
 """Matrix products: tensor cores for bfloat16 and float16, plain float32, and a kernel for a few rows.
 
-A row's result may differ in its last bits between `matvec` (up to 4 rows), the tiles that share a
-sum among warps (`warps_k` > 1) and the other tiles, because they add in different orders; inside
-each of these groups it does not depend on the other rows.
+A row's result may differ in its last bits between `matvec` (up to 4 rows in float32), `matmul_decode`
+(up to 16 rows), the tiles that share a sum among warps (`warps_k` > 1) or blocks (`splits`) and the other
+tiles, because they add in different orders; inside each of these groups it does not depend on the other
+rows.
 """
 
 from __future__ import annotations

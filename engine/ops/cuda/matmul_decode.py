@@ -1,7 +1,8 @@
 """The matrix product of a decode step: which variant of `matmul_decode_kernel` runs, and on how many blocks.
 
-A row's result does not depend on the other rows, nor on which of these variants computes it: every sum
-runs over the same eight interleaved parts of k in the same order.
+A row's result does not depend on the other rows, nor on their number while `units` is the same: every sum
+runs over the same eight interleaved parts of k in the same order. (With a norm before it, one row and
+several may differ in the last bit of the norm.)
 """
 
 from __future__ import annotations
