@@ -28,18 +28,20 @@ __device__ __forceinline__ int find_row(const int* cu_seqlens_q, int num_seqs, i
 // Tokens after the last row, and rows without context, give zeros.
 //
 // q [num_tokens, num_heads * head_dim] T; key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim]
-// T; block_tables [num_seqs, block_table_width] int; cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs]
-// int; out [num_tokens, num_heads * head_dim] T. head_dim <= 256. scale_log2 = scale * log2(e). Layout:
-// row-major; keys are read in 16-byte vectors where head_dim and the addresses allow. Grid: (num_tokens,
-// num_heads); block: 128 threads; static shared memory. Unit of work: one block a query token's head. Its
-// warps take every fourth 32 keys; a lane computes one key's score, then every 32nd element of the output.
+// T; block_tables [*, block_table_width] int; table_rows [num_seqs] int, each row's place in block_tables;
+// cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs] int; out [num_tokens, num_heads * head_dim] T.
+// head_dim <= 256. scale_log2 = scale * log2(e). Layout: row-major; keys are read in 16-byte vectors where
+// head_dim and the addresses allow. Grid: (num_tokens, num_heads); block: 128 threads; static shared memory.
+// Unit of work: one block a query token's head. Its warps take every fourth 32 keys; a lane computes one
+// key's score, then every 32nd element of the output.
 template <typename T>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_kernel(const T* __restrict__ q, const T* __restrict__ key_cache,
                            const T* __restrict__ value_cache, const int* __restrict__ block_tables,
-                           const int* __restrict__ cu_seqlens_q, const int* __restrict__ context_lens,
-                           T* __restrict__ out, int num_seqs, int num_heads, int num_kv_heads, int head_dim,
-                           int block_size, int block_table_width, int sliding_window, float scale_log2) {
+                           const int* __restrict__ table_rows, const int* __restrict__ cu_seqlens_q,
+                           const int* __restrict__ context_lens, T* __restrict__ out, int num_seqs,
+                           int num_heads, int num_kv_heads, int head_dim, int block_size,
+                           int block_table_width, int sliding_window, float scale_log2) {
   ASSERT_ELEMENT(T);
   constexpr int VECTOR = VECTOR_SIZE<T>;
   __shared__ __align__(16) float query[MAX_HEAD_DIM];
@@ -55,7 +57,8 @@ __global__ void __launch_bounds__(32 * WARPS)
   const bool in_row = token < cu_seqlens_q[num_seqs];
   const int row = in_row ? find_row(cu_seqlens_q, num_seqs, token) : 0;
   const int position = in_row ? context_lens[row] - (cu_seqlens_q[row + 1] - token) : -1;
-  const int* const block_table = block_tables + static_cast<long long>(row) * block_table_width;
+  const int* const block_table =
+      position < 0 ? nullptr : block_tables + static_cast<long long>(table_rows[row]) * block_table_width;
   const long long query_offset = (static_cast<long long>(token) * num_heads + head) * head_dim;
 
   for (int d = threadIdx.x; d < head_dim; d += blockDim.x)

@@ -30,25 +30,26 @@ __device__ __forceinline__ Splits find_splits(int context_len, int sliding_windo
 // after the last row, give zeros.
 //
 // q [num_tokens, num_heads * HEAD_DIM] T; key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM]
-// T; block_tables [num_seqs, block_table_width] int; cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs]
-// int; out [num_tokens, num_heads * HEAD_DIM] T; partial_out [num_seqs, num_heads, splits, HEAD_DIM] float
-// and partial_lse [num_seqs, num_heads, splits] float, or null in a grid of one split. scale_log2 = scale *
-// log2(e), positive. Layout: row-major, q, out and the caches 16-byte aligned; num_heads = group *
-// num_kv_heads. Grid: (num_kv_heads * ceil(group / 16), num_seqs + 1, splits), splits at least the largest
-// row's count; block: 32 * WARPS threads; shared: WARPS * STAGES * 2 * 16 * (HEAD_DIM + 8) * sizeof(T). Rows
-// of shared memory are padded by 16 bytes, so that eight of them fill all banks. Unit of work: a block a
-// split of a key/value head's keys, all of its query heads (padded to 16, the rows of the tensor cores' tile)
-// together. Warps take 16 keys at a time in turn, each with its own ring of STAGES copies, and meet only at
-// the end.
+// T; block_tables [*, block_table_width] int; table_rows [num_seqs] int, each row's place in block_tables;
+// cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs] int; out [num_tokens, num_heads * HEAD_DIM] T;
+// partial_out [num_seqs, num_heads, splits, HEAD_DIM] float and partial_lse [num_seqs, num_heads, splits]
+// float, or null in a grid of one split. scale_log2 = scale * log2(e), positive. Layout: row-major, q, out
+// and the caches 16-byte aligned; num_heads = group * num_kv_heads. Grid: (num_kv_heads * ceil(group / 16),
+// num_seqs + 1, splits), splits at least the largest row's count; block: 32 * WARPS threads; shared: WARPS *
+// STAGES * 2 * 16 * (HEAD_DIM + 8) * sizeof(T). Rows of shared memory are padded by 16 bytes, so that eight
+// of them fill all banks. Unit of work: a block a split of a key/value head's keys, all of its query heads
+// (padded to 16, the rows of the tensor cores' tile) together. Warps take 16 keys at a time in turn, each
+// with its own ring of STAGES copies, and meet only at the end.
 template <typename T, int HEAD_DIM, int WARPS, int STAGES>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_decode_kernel(const T* __restrict__ q, const T* __restrict__ key_cache,
                                   const T* __restrict__ value_cache, const int* __restrict__ block_tables,
-                                  const int* __restrict__ cu_seqlens_q, const int* __restrict__ context_lens,
-                                  T* __restrict__ out, float* __restrict__ partial_out,
-                                  float* __restrict__ partial_lse, int num_tokens, int num_seqs,
-                                  int num_heads, int num_kv_heads, int block_size, int block_table_width,
-                                  int sliding_window, int min_split_keys, int max_splits, float scale_log2) {
+                                  const int* __restrict__ table_rows, const int* __restrict__ cu_seqlens_q,
+                                  const int* __restrict__ context_lens, T* __restrict__ out,
+                                  float* __restrict__ partial_out, float* __restrict__ partial_lse,
+                                  int num_tokens, int num_seqs, int num_heads, int num_kv_heads,
+                                  int block_size, int block_table_width, int sliding_window,
+                                  int min_split_keys, int max_splits, float scale_log2) {
   constexpr int GROUP_ROWS = 16;  // query heads of a key/value head that a block handles together
   constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
   constexpr int PITCH = HEAD_DIM + SEGMENT;
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(32 * WARPS)
 
   // A warp's i-th tile of keys is tile i * WARPS + warp of the split.
   T* const warp_tiles = reinterpret_cast<T*>(shared_memory) + warp * STAGES * 2 * TILE_ELEMENTS;
-  const int* const block_table = block_tables + static_cast<long long>(row) * block_table_width;
+  const int* const block_table = block_tables + static_cast<long long>(table_rows[row]) * block_table_width;
   const int num_tiles = max(ceil_div(key_end - key_begin - warp * WARP_KEYS, WARPS * WARP_KEYS), 0);
   auto tile_begin = [&](int i) { return key_begin + (i * WARPS + warp) * WARP_KEYS; };
   auto find_key_row = [&](int i) {

@@ -42,23 +42,24 @@ __device__ __forceinline__ QueryTile find_query_tile(const int* cu_seqlens_q, in
 // pass over the keys (FlashAttention-2, Dao 2023). Weights are rounded to T before they meet v.
 //
 // q [num_tokens, num_heads * HEAD_DIM] T; key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM]
-// T; block_tables [num_seqs, block_table_width] int; cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs]
-// int; out [num_tokens, num_heads * HEAD_DIM] T. scale_log2 = scale * log2(e), positive. Layout: row-major, q
-// and the caches 16-byte aligned; num_heads = group * num_kv_heads. The group's heads of consecutive tokens
-// are the consecutive rows of a tile, so that they share its keys. Grid: (at least the number of tiles,
-// num_kv_heads), tiles of 64 * ROW_TILES rows, later tiles first since they see more keys; block: 128
-// threads; shared: (64 * ROW_TILES + 2 * TILE_KEYS) * (HEAD_DIM + 8) * sizeof(T) + 8 * TILE_KEYS bytes. Rows
-// of shared memory are padded by 16 bytes, so that eight of them fill all banks. Unit of work: a block a tile
-// of queries, a warp 16 * ROW_TILES rows of it. Key tiles begin at multiples of TILE_KEYS, so a query's
-// result depends on its own row alone, and not on how its prompt was cut into chunks.
+// T; block_tables [*, block_table_width] int; table_rows [num_seqs] int, each row's place in block_tables;
+// cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs] int; out [num_tokens, num_heads * HEAD_DIM] T.
+// scale_log2 = scale * log2(e), positive. Layout: row-major, q and the caches 16-byte aligned; num_heads =
+// group * num_kv_heads. The group's heads of consecutive tokens are the consecutive rows of a tile, so that
+// they share its keys. Grid: (at least the number of tiles, num_kv_heads), tiles of 64 * ROW_TILES rows,
+// later tiles first since they see more keys; block: 128 threads; shared: (64 * ROW_TILES + 2 * TILE_KEYS) *
+// (HEAD_DIM + 8) * sizeof(T) + 8 * TILE_KEYS bytes. Rows of shared memory are padded by 16 bytes, so that
+// eight of them fill all banks. Unit of work: a block a tile of queries, a warp 16 * ROW_TILES rows of it.
+// Key tiles begin at multiples of TILE_KEYS, so a query's result depends on its own row alone, and not on how
+// its prompt was cut into chunks.
 template <typename T, int HEAD_DIM, int ROW_TILES, int TILE_KEYS>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_prefill_kernel(const T* __restrict__ q, const T* __restrict__ key_cache,
                                    const T* __restrict__ value_cache, const int* __restrict__ block_tables,
-                                   const int* __restrict__ cu_seqlens_q, const int* __restrict__ context_lens,
-                                   T* __restrict__ out, int num_seqs, int num_heads, int num_kv_heads,
-                                   int block_size, int block_table_width, int sliding_window,
-                                   float scale_log2) {
+                                   const int* __restrict__ table_rows, const int* __restrict__ cu_seqlens_q,
+                                   const int* __restrict__ context_lens, T* __restrict__ out, int num_seqs,
+                                   int num_heads, int num_kv_heads, int block_size, int block_table_width,
+                                   int sliding_window, float scale_log2) {
   constexpr int THREADS = WARP_SIZE * WARPS;
   constexpr int WARP_ROWS = 16 * ROW_TILES;
   constexpr int TILE_ROWS = WARP_ROWS * WARPS;
@@ -84,7 +85,8 @@ __global__ void __launch_bounds__(32 * WARPS)
   const int first_token = cu_seqlens_q[found.row];
   const int num_queries = cu_seqlens_q[found.row + 1] - first_token;
   const int first_position = context_lens[found.row] - num_queries;
-  const int* const block_table = block_tables + static_cast<long long>(found.row) * block_table_width;
+  const int* const block_table =
+      block_tables + static_cast<long long>(table_rows[found.row]) * block_table_width;
 
   // Row m of the tile is head m % group of the row's token m / group.
   const int tile_row0 = found.tile_in_row * TILE_ROWS;

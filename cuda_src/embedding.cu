@@ -1,17 +1,20 @@
 // Rows of a table by number.
 #include "common.cuh"
 
-// out[t] = table[ids[t]], or zeros where the id is outside 0 .. vocab_size - 1.
-//   in:  ids [tokens] int32, table [vocab_size, hidden] T
+// out[t] = table[ids[t]], or zeros where the id is outside 0 .. vocab_size - 1. Where `sampled` is given, a
+// negative id -1 - n stands for sampled[n].
+//   in:  ids [tokens] int32, table [vocab_size, hidden] T, sampled [any] int32 or null
 //   out: out [tokens, hidden] T
 // Layout: contiguous rows of any length; 16-byte accesses where a row's address allows them.
 // Grid: tokens. Block: whole warps, up to 1024 threads. Shared memory: none.
 // Unit of work: one block per token.
 template <typename T>
-__global__ void embedding_kernel(const int* ids, const T* table, T* out, int vocab_size, int hidden) {
+__global__ void embedding_kernel(const int* ids, const T* table, const int* sampled, T* out, int vocab_size,
+                                 int hidden) {
   ASSERT_ELEMENT(T);
   const long long token = blockIdx.x;
-  const long long id = ids[token];
+  long long id = ids[token];
+  if (id < 0 && sampled != nullptr) id = sampled[-1 - id];
   const bool known = 0 <= id && id < vocab_size;
   for (int i = threadIdx.x * CHUNK; i < hidden; i += blockDim.x * CHUNK) {
     float values[CHUNK] = {};

@@ -67,19 +67,43 @@ class TokenMask:
 
 
 @dataclass
+class TableUpdates:
+    """Entries of the block tables that a step changes first; U of them, no place twice."""
+
+    rows: Int32Array  # [U] of the tables
+    columns: Int32Array  # [U]
+    blocks: Int32Array  # [U]
+
+    def part(self, start: int, stop: int) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """Rows, columns and blocks of the entries start..stop - 1."""
+        return self.rows[start:stop], self.columns[start:stop], self.blocks[start:stop]
+
+
+@dataclass
+class PromptRows:
+    """Tokens of the step whose logits say how probable the prompt's next token was; P of them."""
+
+    token_indices: Int32Array  # [P] among the step's tokens
+    next_token_ids: Int32Array  # [P] what follows them in their prompts
+    num_logprobs: Int32Array  # [P] alternatives to report
+
+
+@dataclass
 class StepBatch:
     """One step's work. Sequences are rows; a row's tokens are consecutive in the token arrays."""
 
-    input_ids: Int32Array  # [T]
+    input_ids: Int32Array  # [T]; -1 - s: what was last sampled in slot s, which the host may not know yet
     positions: Int32Array  # [T] index in its sequence
     slot_mapping: Int32Array  # [T] block * block_size + offset in the block
-    block_tables: Int32Array  # [R, W] block numbers, padded with 0
+    table_rows: Int32Array  # [R] each row's place in the runner's block tables, which is its slot
     cu_seqlens_q: Int32Array  # [R + 1] first token of each row
     context_lens: Int32Array  # [R] tokens in the cache once this step's are stored
     logits_indices: Int32Array  # [S] token whose hidden state is projected and sampled
     sampling: SamplingBatch
     slot_inits: list[SlotInit] = field(default_factory=list)
-    token_mask: TokenMask | None = None
+    table_updates: TableUpdates | None = None
+    is_constrained: bool = False  # sampling waits for a TokenMask
+    prompt_rows: PromptRows | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -101,7 +125,9 @@ class StepResult:
     Attributes:
         token_ids: [S]; -1 where the row's logits were not finite, or its mask left nothing to choose.
         logprobs: per sampled row, or None where not asked for; None altogether if no row asked.
+        prompt_logprobs: one for each of the batch's prompt rows.
     """
 
     token_ids: Int32Array
     logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)

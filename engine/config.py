@@ -36,8 +36,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         cpu_kv_cache_gib: size of the KV cache on the CPU device, in GiB.
         num_kv_blocks: overrides the derived number of KV blocks (tests, tuning).
         load_format: `dummy` makes random weights on the device from config.json alone.
+        cuda_graphs: record decode steps at the start and replay them, instead of launching kernel by kernel.
         prefix_caching: reuse the KV blocks of equal prompt prefixes.
-        seed: base for requests without a seed of their own; None draws one from the system.
+        seed: of the random weights that `dummy` makes; None takes 0. Requests bring their own seeds.
         embedding_model: path of the folder of an encoder that makes embeddings beside the model; empty: none.
         pooling: how token vectors become an embedding, of `embedding_model` where there is one; `auto` is what
             the folder says, else the mean for an encoder and the last token for a decoder.
@@ -56,6 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cpu_kv_cache_gib: float = 1.0
     num_kv_blocks: int | None = None
     load_format: LoadFormat = "auto"
+    cuda_graphs: bool = True
     prefix_caching: bool = True
     seed: int | None = None
     embedding_model: str = ""

@@ -7,9 +7,11 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from itertools import repeat
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
-from engine.batch import StepBatch, StepResult
+import numpy as np
+
+from engine.batch import StepBatch, StepResult, TokenMask
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.constraint import GrammarConstraint, TokenConstraint, advance_constraints
@@ -17,18 +19,35 @@ from engine.errors import ContextLengthError, EngineError, InvalidRequestError, 
 from engine.grammar import GrammarCompiler, PendingGrammar
 from engine.messages import AddRequest, FinishReason, RequestOutput, SchedulerStats, refused
 from engine.metrics import EngineMetrics
-from engine.scheduler import ScheduledStep, Scheduler
+from engine.prompt_logprobs import keep_prompt_logprobs
+from engine.scheduler import Scheduler
 from engine.sequence import ClientId, Sequence, SequenceStatus
+from engine.slot_table import ScheduledStep
+
+Outputs: TypeAlias = defaultdict[ClientId, list[RequestOutput]]
 
 MAX_RETRY_AFTER = 60  # seconds
 THROUGHPUT_WINDOW = 64  # finished requests that the recent throughput is taken from
 GRAMMAR_WAIT = 0.002  # seconds that a step without other work waits for a grammar
 
 
-class Runner(Protocol):
-    """What executes a step: the model runner, or a fake in tests."""
+class Running(Protocol):
+    """A step on its way; `result` waits for it."""
 
-    def execute(self, batch: StepBatch) -> StepResult: ...
+    def result(self) -> StepResult: ...
+
+
+class Runner(Protocol):
+    """What executes steps, in their order: the model runner, or a fake in tests.
+
+    `start` submits a step; a constrained one stops before it chooses tokens and goes on with `sample`.
+    An asynchronous runner computes meanwhile, and takes the next step before the last one's result.
+    """
+
+    @property
+    def asynchronous(self) -> bool: ...
+    def start(self, batch: StepBatch) -> Running: ...
+    def sample(self, running: Any, mask: TokenMask | None) -> None: ...
 
 
 class EngineCore:
@@ -67,19 +86,21 @@ class EngineCore:
             max_context=self._max_context,
         )
         self._runner = runner
+        self._in_flight: deque[tuple[ScheduledStep, Running, float]] = deque()  # with the times of submission
+        self._last_finished = 0.0  # when the newest result came
         self._max_queue_len = config.max_queue_len
         self._eos_token_ids = tuple(eos_token_ids)
         self._clock = clock
         self._grammars = grammars
         self._sequences: dict[tuple[ClientId, str], Sequence] = {}
         self._compiling: dict[Sequence, PendingGrammar] = {}  # they join the scheduler's queue afterwards
-        self._refusals: defaultdict[ClientId, list[RequestOutput]] = defaultdict(list)
+        self._refusals: Outputs = defaultdict(list)
         self._num_arrivals = 0
         self._finish_times: deque[float] = deque(maxlen=THROUGHPUT_WINDOW)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_unfinished or bool(self._compiling or self._refusals)
+        return self.scheduler.has_unfinished or bool(self._compiling or self._refusals or self._in_flight)
 
     @property
     def num_waiting(self) -> int:
@@ -121,7 +142,7 @@ class EngineCore:
         if params.grammar is not None and self._grammars is not None:
             self._compiling[sequence] = self._grammars.submit(params.grammar)
             return
-        if params.allowed_token_ids is not None:
+        if params.allowed_token_ids is not None or params.bad_words:
             sequence.constraint = TokenConstraint(params, self._vocab_size)
         self.scheduler.add(sequence)
 
@@ -132,17 +153,52 @@ class EngineCore:
             if sequence is not None:
                 self._finish(sequence, "abort", self._clock())
 
-    def step(self) -> dict[ClientId, list[RequestOutput]]:
-        """Schedule, execute, postprocess; -> every client's outputs. Without work it does nothing.
+    def step(self) -> Outputs:
+        """Submit the next step and take the result of the oldest; -> every client's outputs.
+
+        An asynchronous runner is kept one step ahead: it computes a step while the one before is
+        postprocessed and the one after is scheduled. A constrained step is computed ahead like others,
+        but chooses its tokens only once the tokens before are known. Without work nothing is done.
 
         An exception of the runner passes through, and the engine is of no use afterwards.
         """
+        in_flight = self._in_flight
         step = self.schedule()
+        outputs = self._take_refusals()
         if step is not None:
-            return self.postprocess(step, self._runner.execute(step.batch))
-        if self._compiling and not self._refusals and self._grammars is not None:
+            submitted = self._clock()
+            in_flight.append((step, self._runner.start(step.batch), submitted))
+        if in_flight and (step is None or len(in_flight) > 1):
+            self._finish_step(outputs)
+        if step is not None:
+            if step.constrained:
+                self._runner.sample(in_flight[-1][1], self._token_mask(step))
+            if not self._runner.asynchronous:
+                self._finish_step(outputs)
+        elif self._compiling and not outputs and not in_flight and self._grammars is not None:
             self._grammars.wait(list(self._compiling.values()), GRAMMAR_WAIT)
-        return self._take_refusals()
+        return outputs
+
+    def _finish_step(self, outputs: Outputs) -> None:
+        """Take the oldest step's result."""
+        step, running, submitted = self._in_flight.popleft()
+        result = running.result()
+        now = self._clock()
+        self.scheduler.record_pace(step, now - max(submitted, self._last_finished))
+        self._last_finished = now
+        self.postprocess(step, result, outputs)
+
+    def _token_mask(self, step: ScheduledStep) -> TokenMask | None:
+        """Of the constrained rows whose sequences have not ended meanwhile."""
+        masks = [
+            (row, sequence.constraint.mask)
+            for row, sequence in step.constrained
+            if sequence.constraint is not None and not sequence.is_finished
+        ]
+        if not masks:
+            return None
+        rows, words = zip(*masks, strict=True)
+        return TokenMask(np.array(rows, np.int32), np.stack(words))
 
     def schedule(self) -> ScheduledStep | None:
         """Decide the next step and count its tokens as computed; None if there is nothing to compute."""
@@ -154,16 +210,20 @@ class EngineCore:
             self.metrics.record_scheduled(step.batch.num_tokens, step.admitted, len(step.preempted))
         return step
 
-    def postprocess(self, step: ScheduledStep, result: StepResult) -> dict[ClientId, list[RequestOutput]]:
-        """Append what an executed step sampled and end the sequences that are done with it."""
+    def postprocess(self, step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:
+        """Append what an executed step sampled and end the sequences that are done with it.
+
+        What it sampled for sequences that had ended before is dropped.
+        """
         assert len(result.token_ids) == len(step.sampled), "one token for each sampled row"
         now = self._clock()
-        outputs = self._take_refusals()
         token_ids: list[int] = result.token_ids.tolist()
+        for sequence in step.sampled:
+            sequence.num_pending_tokens -= 1
         if token_ids and min(token_ids) < 0:
             self._fail_rows_without_token(step, token_ids, outputs, now)
         self.scheduler.publish(step)
-        self.scheduler.record_sampled(step, result.token_ids)
+        keep_prompt_logprobs(step.prompt_rows, result.prompt_logprobs)
         self._advance_constraints(step, token_ids)
 
         num_tokens = 0
@@ -191,13 +251,14 @@ class EngineCore:
                 finish_reason,
                 token_id if finish_reason == "stop" and token_id in sequence.stop_token_ids else None,
                 sequence.num_cached_tokens,
+                prompt_logprobs=sequence.prompt_logprobs,
             )
+            sequence.prompt_logprobs = None
             outputs[sequence.client].append(output)
             if finish_reason is not None:
                 self._finish(sequence, finish_reason, now)
         self.metrics.record_tokens(num_tokens, token_gaps)
         self.num_steps += 1
-        return outputs
 
     def _constrain(self, sequence: Sequence, now: float) -> None:
         """Let a sequence whose grammar is ready into the queue, or refuse it if the grammar is wrong."""
@@ -211,18 +272,16 @@ class EngineCore:
         else:
             self.scheduler.add(sequence)
 
-    def _take_refusals(self) -> defaultdict[ClientId, list[RequestOutput]]:
+    def _take_refusals(self) -> Outputs:
         refusals, self._refusals = self._refusals, defaultdict(list)
         return refusals
 
     def _advance_constraints(self, step: ScheduledStep, token_ids: list[int]) -> None:
-        """Let grammars follow the tokens that were sampled, before anybody asks what may come next."""
-        if step.batch.token_mask is None or self._grammars is None:
-            return
+        """Let constraints follow the tokens that were sampled, before anybody asks what may come next."""
         followed = [
-            (sequence.constraint, token_id)
-            for sequence, token_id in zip(step.sampled, token_ids, strict=True)
-            if isinstance(sequence.constraint, GrammarConstraint) and not sequence.is_finished
+            (sequence.constraint, token_ids[row])
+            for row, sequence in step.constrained
+            if sequence.constraint is not None and not sequence.is_finished
         ]
         if followed:
             constraints, chosen = zip(*followed, strict=True)
@@ -232,7 +291,7 @@ class EngineCore:
         self,
         step: ScheduledStep,
         token_ids: list[int],
-        outputs: defaultdict[ClientId, list[RequestOutput]],
+        outputs: Outputs,
         now: float,
     ) -> None:
         """End each sequence that got no token, before any of its blocks can be shared."""

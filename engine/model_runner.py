@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine.batch import SamplingBatch, StepBatch, StepResult, TokenMask
+from engine.batch import PromptRows, SamplingBatch, StepBatch, StepResult, TableUpdates, TokenMask
 from engine.config import EngineConfig
 from engine.errors import ConfigError, OutOfMemoryError
-from engine.messages import TokenLogprobs
 from engine.models.config import DTYPES, ModelConfig
 from engine.models.decoder import Decoder, StepBuffers
 from engine.models.kv_cache import KVCache, block_bytes
+from engine.models.prompt_logprobs import LogprobTensors, launch_prompt_logprobs, read_prompt_logprobs
 from engine.models.rope import cos_sin_table
-from engine.models.sampling_slots import SamplingSlots
+from engine.models.step_inputs import StepInputs, StepShape, inputs_bytes
 from engine.models.step_upload import StepUpload, aligned
 from engine.models.weights import Weights, dummy_weights, load_weights, num_weight_bytes
-from engine.ops.interface import AttentionMetadata, Ops
-from engine.ops.sampling_interface import SamplingMetadata
-from engine.tensor import CpuDevice, Device, Tensor, bfloat16, empty, float32, from_numpy, int32
+from engine.ops.interface import Ops
+from engine.recorded_steps import RecordedSteps
+from engine.step_sampler import Reply, StepSampler, mask_words
+from engine.tensor import CpuDevice, Device, Tensor, bfloat16, float32, from_numpy, int32, zeros
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
 GIB = 2**30
-# On a GPU whatever is free caches prefixes, but the host keeps a record of every block: no more than
-# this many sequences of full length, unless more of them may run.
-MOST_CACHED_SEQS = 32
+MAX_CACHED_BLOCKS = 1 << 20  # the host keeps a record of each, 16 million tokens in the usual blocks
+MAX_TABLE_UPDATES = 1 << 14  # entries of the block tables in one copy
 MIN_DERIVED_LEN = 256  # a context that is shortened to what memory holds is of no use below this
 
 
@@ -86,17 +86,21 @@ class ModelRunner:
         cos_sin = None if model.rope is None else from_numpy(cos_sin_table(model.rope, self.max_model_len), device)
         rows = config.max_num_seqs
         self._buffers = StepBuffers(model, self._dtype, device, max_tokens=self.max_num_tokens, max_logits=rows)
-        self._slots = SamplingSlots(self.ops, rows, model.vocab_size, self.max_model_len)
-        self._sampled = empty((rows,), int32, device)
-        # Logits as the model gave them, of the rows whose log-probabilities are wanted.
-        self._raw_logits = empty((rows, model.vocab_size), float32, device)
-        self._upload = StepUpload(device, self._upload_bytes())
+        self._sampler = StepSampler(self.ops, rows, model.vocab_size, self.max_model_len)
+        self._upload = StepUpload(device, inputs_bytes(StepShape(self.max_num_tokens, rows + 1, rows)))
+        side_arrays = max(MAX_TABLE_UPDATES, self.max_num_tokens)
+        self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
+        self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
+        self._recorded = RecordedSteps(rows, self.max_num_tokens)
         self.num_kv_blocks = config.num_kv_blocks or self._num_blocks_that_fit()
         kv_cache = KVCache(model, self.num_kv_blocks, self.block_size, self._dtype, device)
         self.kv_cache_bytes = kv_cache.nbytes
         self.decoder = Decoder(model, weights, self.ops, kv_cache, cos_sin)
         if not isinstance(device, CpuDevice):
             self.warm_up()
+            if config.cuda_graphs:
+                for step in self._recorded.record(device, self._recorded_inputs, self._forward):
+                    self._sampler.record(device, step.logits, step.inputs)
 
     @property
     def buffers(self) -> StepBuffers:
@@ -105,92 +109,86 @@ class ModelRunner:
 
     # -- a step ---------------------------------------------------------------------------------
 
-    def execute(self, batch: StepBatch) -> StepResult:
-        """Store the batch's tokens in the KV cache and sample a token for each of its logits rows.
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a step computes while the host prepares the next."""
+        return self.device.asynchronous
 
-        A row whose logits are not finite gets the token id -1, and the others are not affected.
+    def start(self, batch: StepBatch) -> RunningStep:
+        """Submit a step: its tokens' keys and values go to the KV cache, and each logits row gets a token.
+
+        A constrained batch stops before the choice, and goes on with `sample`. A row whose logits are not
+        finite gets the token id -1, and the others are not affected.
         """
         for init in batch.slot_inits:
-            self._slots.enter(
-                init.slot, init.params, init.prompt_token_ids, init.output_token_ids, init.suppressed_token_ids
+            self._sampler.enter(init)
+        recorded = self._recorded.find(batch)
+        if recorded is not None:
+            inputs, logits, graph = recorded
+            self._submit(inputs, batch)
+            graph.launch()
+        else:
+            inputs = self._inputs(
+                StepShape.of(batch),
+                max_seqlen_q=int(np.diff(batch.cu_seqlens_q).max(initial=0)),
+                max_context_len=int(batch.context_lens.max(initial=0)),
             )
-        sampling = batch.sampling
-        wants_logprobs = np.flatnonzero(sampling.num_logprobs >= 0).astype(np.int32)
-        put = self._upload.put
-        input_ids, logits_indices = put(batch.input_ids), put(batch.logits_indices)
-        attention = AttentionMetadata(
-            positions=put(batch.positions),
-            slot_mapping=put(batch.slot_mapping),
-            block_tables=put(batch.block_tables),
-            table_rows=put(np.arange(batch.num_seqs, dtype=np.int32)),
-            cu_seqlens_q=put(batch.cu_seqlens_q),
-            context_lens=put(batch.context_lens),
-            max_seqlen_q=int(np.diff(batch.cu_seqlens_q).max(initial=0)),
-            max_context_len=int(batch.context_lens.max(initial=0)),
+            self._submit(inputs, batch)
+            logits = self._forward(inputs)
+        running = RunningStep(batch, inputs, logits)
+        if batch.prompt_rows is not None:
+            running.prompt_logprobs = self._score_prompts(batch.prompt_rows)
+            running.logits = self.decoder.project(inputs.logits_indices, self._buffers)
+        if not batch.is_constrained:
+            self.sample(running)
+        return running
+
+    def sample(self, running: RunningStep, mask: TokenMask | None = None) -> None:
+        """Submit the choice of tokens of a constrained step; `mask` is None where all constrained rows have ended."""
+        if running.batch.num_sampled:
+            running.reply = self._sampler.sample(running.logits, running.inputs, running.batch, mask)
+
+    def execute(self, batch: StepBatch, mask: TokenMask | None = None) -> StepResult:
+        """A whole step at once."""
+        running = self.start(batch)
+        if batch.is_constrained:
+            self.sample(running, mask)
+        return running.result()
+
+    def _inputs(self, shape: StepShape, *, max_seqlen_q: int, max_context_len: int) -> StepInputs:
+        return StepInputs(
+            self._upload, shape, self._block_tables, max_seqlen_q=max_seqlen_q, max_context_len=max_context_len
         )
-        metadata = SamplingMetadata(**{f.name: put(getattr(sampling, f.name)) for f in fields(SamplingMetadata)})
-        logprob_rows = put(wants_logprobs)
-        mask = batch.token_mask
-        masked = None if mask is None else (put(mask.words), put(mask.rows))
-        self._upload.submit()
 
-        logits = self.decoder.forward(input_ids, attention, logits_indices, self._buffers)
-        if not batch.num_sampled:
-            return StepResult(np.empty(0, np.int32))
-        raw_logits = logits
-        changed = sampling.needs_adjustment or masked is not None
-        if len(wants_logprobs) and (changed or len(wants_logprobs) < batch.num_sampled):
-            raw_logits = self.ops.embedding(logprob_rows, logits, out=self._raw_logits[: len(wants_logprobs)])
-        token_ids = self._choose(logits, metadata, sampling, masked)
-        if not len(wants_logprobs):
-            return StepResult(token_ids)
-        return StepResult(token_ids, self._logprobs(raw_logits, wants_logprobs, token_ids, sampling))
+    def _recorded_inputs(self, shape: StepShape, max_seqlen_q: int) -> StepInputs:
+        return self._inputs(shape, max_seqlen_q=max_seqlen_q, max_context_len=self.max_model_len)
 
-    def _choose(
-        self,
-        logits: Tensor,
-        metadata: SamplingMetadata,
-        sampling: SamplingBatch,
-        masked: tuple[Tensor, Tensor] | None,
-    ) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Token ids [S]; `masked` are the words of a `TokenMask` and its rows."""
-        ops, state = self.ops, self._slots.state
-        if sampling.needs_adjustment:
-            ops.adjust_logits(logits, state, metadata)
-        if masked is not None:
-            ops.apply_token_mask(logits, *masked)
-        sampled = self._sampled[: logits.shape[0]]
-        ops.sample(logits, metadata, filtered=sampling.needs_filter, out=sampled)
-        if _any_penalties(sampling):
-            ops.record_tokens(state, metadata.slots, sampled)
-        return np.array(sampled.numpy())
+    def _forward(self, inputs: StepInputs) -> Tensor:
+        """Logits [S, V] float32 in the step's buffers."""
+        self.ops.scatter(self._block_tables, *inputs.updates)
+        indices = None if inputs.shape.is_decode else inputs.logits_indices
+        return self.decoder.forward(
+            inputs.input_ids, inputs.attention, indices, self._buffers, sampled=self._sampler.newest
+        )
 
-    def _logprobs(
-        self,
-        raw_logits: Tensor,
-        rows: np.ndarray[Any, np.dtype[np.int32]],
-        token_ids: np.ndarray[Any, np.dtype[np.int32]],
-        sampling: SamplingBatch,
-    ) -> list[TokenLogprobs | None]:
-        """For each sampled row; raw_logits [len(rows), V] holds those that ask for it."""
-        counts = sampling.num_logprobs[rows]
-        chosen_ids = self._upload.put(token_ids[rows])
-        self._upload.submit()
-        k = min(int(counts.max()), self.model.vocab_size)
-        results = self.ops.top_logprobs(raw_logits, chosen_ids, k)
-        chosen, rank, top_ids, top_values = (tensor.numpy() for tensor in results)
-        found: list[TokenLogprobs | None] = [None] * len(token_ids)
-        for index, (row, count) in enumerate(zip(rows.tolist(), counts.tolist(), strict=True)):
-            if token_ids[row] < 0:
-                continue
-            found[row] = TokenLogprobs(
-                token_id=int(token_ids[row]),
-                logprob=float(chosen[index]),
-                rank=int(rank[index]),
-                top_token_ids=top_ids[index, :count].tolist(),
-                top_logprobs=top_values[index, :count].tolist(),
-            )
-        return found
+    def _submit(self, inputs: StepInputs, batch: StepBatch) -> None:
+        """Send the batch to the device; table updates that the step has no room for go ahead of it."""
+        updates, room = batch.table_updates, inputs.shape.num_seqs
+        if updates is not None and len(updates.rows) > room:
+            for start in range(room, len(updates.rows), MAX_TABLE_UPDATES):
+                tensors = [self._side_upload.put(each) for each in updates.part(start, start + MAX_TABLE_UPDATES)]
+                self._side_upload.submit()
+                self.ops.scatter(self._block_tables, *tensors)
+            updates = TableUpdates(*updates.part(0, room))
+        inputs.submit(batch, updates)
+
+    def _score_prompts(self, rows: PromptRows) -> list[LogprobTensors]:
+        """Log-probabilities of prompts' tokens, right after the step's forward."""
+        token_indices = self._side_upload.put(rows.token_indices)
+        next_token_ids = self._side_upload.put(rows.next_token_ids)
+        self._side_upload.submit()
+        k = min(int(rows.num_logprobs.max()), self.model.vocab_size)
+        return launch_prompt_logprobs(self.decoder, self._buffers, token_indices, next_token_ids, k)
 
     # -- the start ------------------------------------------------------------------------------
 
@@ -213,7 +211,7 @@ class ModelRunner:
                 progress("kernels", done, total)
 
         assert isinstance(self.ops, CudaOps), f"no kernels for {self.device}"
-        self.ops.compile(self._dtype, report)
+        self.ops.compile(self._dtype, report, head_dim=self.model.head_dim)
         self.ops.reserve_attention(self.config.max_num_seqs, self.model.num_heads, self.model.head_dim)
 
     def warm_up(self) -> None:
@@ -243,31 +241,18 @@ class ModelRunner:
             input_ids=zero,
             positions=zero,
             slot_mapping=nowhere,
-            block_tables=zero[None],
+            table_rows=zero,
             cu_seqlens_q=np.array([0, 1], np.int32),
             context_lens=zero,
             logits_indices=zero,
             sampling=sampling,
-            token_mask=TokenMask(nowhere, np.zeros((1, self._mask_words), np.uint32)),
+            table_updates=TableUpdates(nowhere, zero, zero),
+            is_constrained=True,
         )
-        self.execute(padding)
-
-    @property
-    def _mask_words(self) -> int:
-        """Words of a row of a `TokenMask`."""
-        return -(-self.model.vocab_size // 32)
+        self.execute(padding, TokenMask(nowhere, np.zeros((1, mask_words(self.model.vocab_size)), np.uint32)))
 
     def _blocks_per_seq(self) -> int:
         return -(-self.max_model_len // self.block_size)
-
-    def _upload_bytes(self) -> int:
-        """Of the largest step; arrays are those of `execute`."""
-        rows, tokens = self.config.max_num_seqs, self.max_num_tokens
-        tables = aligned(rows * self._blocks_per_seq() * int32.itemsize)
-        per_token = 3 * aligned(tokens * int32.itemsize)
-        per_row = (len(fields(SamplingMetadata)) + 7) * aligned((rows + 1) * np.dtype(np.uint64).itemsize)
-        masks = aligned(rows * self._mask_words * np.dtype(np.uint32).itemsize)
-        return tables + per_token + per_row + masks
 
     def _num_blocks_that_fit(self) -> int:
         """Lowers max_model_len to what fits, where the user left it open.
@@ -278,12 +263,12 @@ class ModelRunner:
         if isinstance(self.device, CpuDevice):
             option = "--cpu-kv-cache-gib"
             budget = int(self.config.cpu_kv_cache_gib * GIB)
-            useful = self.config.max_num_seqs
+            useful = self.config.max_num_seqs * self._blocks_per_seq()
         else:
             option = "--gpu-memory-utilization"
             budget = _free_of_share(self.device, self.config.gpu_memory_utilization)
-            useful = max(self.config.max_num_seqs, MOST_CACHED_SEQS)
-        num_blocks = min(budget // per_block, useful * self._blocks_per_seq())
+            useful = MAX_CACHED_BLOCKS  # whatever is left caches prefixes
+        num_blocks = min(budget // per_block, useful)
         if num_blocks >= self._blocks_per_seq():
             return num_blocks
         room = max(num_blocks, 0) * self.block_size
@@ -302,6 +287,27 @@ class ModelRunner:
             f"the KV cache has memory for {room} tokens ({max(budget, 0) / GIB:.2f} GiB), "
             f"but one sequence may have {self.max_model_len}: {remedy}"
         )
+
+
+@dataclass
+class RunningStep:
+    """A step that was submitted; `reply` is there once its tokens are being chosen."""
+
+    batch: StepBatch
+    inputs: StepInputs
+    logits: Tensor
+    reply: Reply | None = None
+    prompt_logprobs: list[LogprobTensors] | None = None
+
+    def result(self) -> StepResult:
+        """Waits for the device. To be called once, in the order of the steps."""
+        result = StepResult(np.empty(0, np.int32))
+        if self.batch.num_sampled:
+            assert self.reply is not None, "a constrained step is sampled first"
+            result = self.reply.result()
+        if self.prompt_logprobs is not None and (rows := self.batch.prompt_rows) is not None:
+            result.prompt_logprobs = read_prompt_logprobs(self.prompt_logprobs, rows.next_token_ids, rows.num_logprobs)
+        return result
 
 
 def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> np.dtype[Any]:
@@ -338,8 +344,3 @@ def _free_of_share(device: Device, share: float) -> int:
     device.empty_cache()
     used = device.total_memory - device.free_memory()
     return int(device.total_memory * share) - used
-
-
-def _any_penalties(sampling: SamplingBatch) -> bool:
-    off = (sampling.repetition_penalty == 1) & (sampling.presence_penalty == 0) & (sampling.frequency_penalty == 0)
-    return not bool(off.all())

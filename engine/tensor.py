@@ -10,7 +10,7 @@ import ctypes
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -28,10 +28,30 @@ uint8 = np.dtype(np.uint8)
 FLOAT_DTYPES = (float32, float16, bfloat16)
 
 
+class Mark(Protocol):
+    """A point in the order of a device's work, passed once all that was submitted before `record` is done."""
+
+    def record(self) -> None: ...
+    def query(self) -> bool: ...
+    def synchronize(self) -> None: ...
+
+
+class HostMemory(Protocol):
+    """Attributes: array: [nbytes] uint8; it and its views keep the memory alive."""
+
+    array: np.ndarray[Any, np.dtype[np.uint8]]
+
+
 class Device(ABC):
-    """Where tensors live. `name` is `cpu` or `cuda:<index>`."""
+    """Where tensors live.
+
+    Attributes:
+        name: `cpu` or `cuda:<index>`.
+        asynchronous: work that is submitted runs while the host goes on.
+    """
 
     name: str
+    asynchronous: bool
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Buffer:
@@ -47,6 +67,22 @@ class Device(ABC):
     @abstractmethod
     def download(self, array: np.ndarray[Any, Any], pointer: int) -> None:
         """Device memory at `pointer` into a contiguous host array; returns when it is there."""
+
+    @abstractmethod
+    def pinned(self, nbytes: int) -> HostMemory:
+        """Host memory for `upload_async` and `download_async`."""
+
+    @abstractmethod
+    def upload_async(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
+        """Submit a copy from contiguous `pinned` memory, which must stay unchanged until it is done."""
+
+    @abstractmethod
+    def download_async(self, array: np.ndarray[Any, Any], pointer: int) -> None:
+        """Submit a copy into contiguous `pinned` memory, which holds it once a later event is passed."""
+
+    @abstractmethod
+    def event(self) -> Mark:
+        """A mark to put into the order of submitted work."""
 
     @abstractmethod
     def copy(self, destination: int, source: int, nbytes: int) -> None:
@@ -195,6 +231,7 @@ class CpuDevice(Device):
     """Host memory; a buffer's owner is its uint8 array."""
 
     name = "cpu"
+    asynchronous = False
 
     def allocate(self, nbytes: int) -> Buffer:
         array = np.empty(nbytes, np.uint8)
@@ -206,8 +243,38 @@ class CpuDevice(Device):
     def download(self, array: np.ndarray[Any, Any], pointer: int) -> None:
         array.reshape(-1).view(np.uint8)[:] = _host_bytes(pointer, array.nbytes)
 
+    def pinned(self, nbytes: int) -> HostMemory:
+        return _PlainMemory(np.zeros(nbytes, np.uint8))
+
+    def upload_async(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
+        self.upload(pointer, array)
+
+    def download_async(self, array: np.ndarray[Any, Any], pointer: int) -> None:
+        self.download(array, pointer)
+
+    def event(self) -> Mark:
+        return _PassedMark()
+
     def copy(self, destination: int, source: int, nbytes: int) -> None:
         _host_bytes(destination, nbytes)[:] = _host_bytes(source, nbytes)
+
+    def synchronize(self) -> None:
+        pass
+
+
+@dataclass
+class _PlainMemory:
+    array: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class _PassedMark:
+    """What is submitted to the CPU is done at once."""
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
 
     def synchronize(self) -> None:
         pass

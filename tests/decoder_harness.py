@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.batch import SamplingBatch, SlotInit, StepBatch
+from engine.batch import SamplingBatch, SlotInit, StepBatch, TableUpdates
 from engine.models.config import load_config
 from engine.models.decoder import Decoder, StepBuffers
 from engine.models.kv_cache import KVCache
@@ -117,6 +117,7 @@ def step_batch(rows: list[Row], block_size: int, num_scheduled: list[int] | None
     sampled: list[Row] = []
     logits_indices: list[int] = []
     inits: list[SlotInit] = []
+    new: list[Row] = []
     for row, count in zip(rows, counts, strict=True):
         reach = range(row.num_computed, row.num_computed + count)
         ids += row.tokens[reach.start : reach.stop]
@@ -127,6 +128,7 @@ def step_batch(rows: list[Row], block_size: int, num_scheduled: list[int] | None
         if not row.entered:
             inits.append(SlotInit(row.slot, row.params, row.prompt, list(row.output), row.suppressed))
             row.entered = True
+            new.append(row)
         if row.num_computed == len(row.tokens):
             sampled.append(row)
             logits_indices.append(ends[-1] - 1)
@@ -134,12 +136,22 @@ def step_batch(rows: list[Row], block_size: int, num_scheduled: list[int] | None
         input_ids=int32(ids),
         positions=int32(positions),
         slot_mapping=int32(slots),
-        block_tables=int32([row.blocks for row in rows]),
+        table_rows=int32([row.slot for row in rows]),
         cu_seqlens_q=int32(ends),
         context_lens=int32([row.num_computed for row in rows]),
         logits_indices=int32(logits_indices),
         sampling=_sampling_batch(sampled),
         slot_inits=inits,
+        table_updates=_table_updates(new),
+    )
+
+
+def _table_updates(rows: list[Row]) -> TableUpdates:
+    """All blocks of these rows."""
+    return TableUpdates(
+        int32([row.slot for row in rows for _ in row.blocks]),
+        int32([column for row in rows for column in range(len(row.blocks))]),
+        int32([block for row in rows for block in row.blocks]),
     )
 
 

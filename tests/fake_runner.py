@@ -8,13 +8,14 @@ freed too early or a false prefix hit fails an assertion or changes the output.
 from __future__ import annotations
 
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from engine.batch import SlotInit, StepBatch, StepResult
+from engine.batch import SlotInit, StepBatch, StepResult, TokenMask
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import AddRequest, RequestOutput, TokenLogprobs
@@ -34,6 +35,12 @@ def next_token(token_ids: np.ndarray[Any, Any]) -> int:
     return zlib.crc32(token_ids.astype(np.int32).tobytes()) % VOCAB_SIZE
 
 
+def score(before: np.ndarray[Any, Any], token_id: int, num_logprobs: int) -> TokenLogprobs:
+    """What the fake model says of a prompt's token after these."""
+    logprob = -zlib.crc32(before.astype(np.int32).tobytes() + bytes([token_id])) / 2**32
+    return TokenLogprobs(token_id, logprob, 1, list(range(num_logprobs)), [-1.0] * num_logprobs)
+
+
 def generate(
     prompt: list[int], max_tokens: int, *, stop_ids: Iterable[int] = (EOS,), min_tokens: int = 0
 ) -> tuple[list[int], str]:
@@ -51,11 +58,26 @@ def generate(
             return token_ids[len(prompt) :], "length"
 
 
-class FakeRunner:
-    """Executes steps as described above; `inspect` sees each batch before it is executed."""
+@dataclass
+class Done:
+    """A step that the fake has computed at once; its result is what the engine waits for."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    outcome: StepResult
+
+    def result(self) -> StepResult:
+        return self.outcome
+
+
+class FakeRunner:
+    """Executes steps as described above; `inspect` sees each batch before it is executed.
+
+    An asynchronous one is given steps before the results of those before are known, as a GPU is.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, asynchronous: bool = False) -> None:
         self.block_size = block_size
+        self.asynchronous = asynchronous
+        self._tables: dict[int, dict[int, int]] = defaultdict(dict)
         self.inspect: Callable[[StepBatch], None] = lambda batch: None
         self.last_batch: StepBatch | None = None
         self._token_ids = np.full(num_blocks * block_size, POISON, np.int32)
@@ -67,13 +89,26 @@ class FakeRunner:
         self._token_ids.reshape(-1, self.block_size)[list(blocks)] = POISON
         self._positions.reshape(-1, self.block_size)[list(blocks)] = POISON
 
+    def start(self, batch: StepBatch) -> Done:
+        return Done(self.execute(batch))
+
+    def sample(self, running: Done, mask: TokenMask | None) -> None:
+        raise AssertionError("the fake knows no constraints")
+
     def execute(self, batch: StepBatch) -> StepResult:
         check_batch(batch)
+        if batch.table_updates is not None:
+            updates = batch.table_updates
+            places = list(zip(updates.rows.tolist(), updates.columns.tolist(), strict=True))
+            assert len(set(places)) == len(places), "a place of a block table is written twice"
+            for (row, column), block in zip(places, updates.blocks.tolist(), strict=True):
+                self._tables[row][column] = block
         self.inspect(batch)
         self.last_batch = batch
         for init in batch.slot_inits:
             self._slots[init.slot] = (init, [*init.prompt_token_ids, *init.output_token_ids])
-        self._token_ids[batch.slot_mapping] = batch.input_ids
+        newest = [self._slots[-1 - token_id][1][-1] if token_id < 0 else token_id for token_id in batch.input_ids]
+        self._token_ids[batch.slot_mapping] = newest
         self._positions[batch.slot_mapping] = batch.positions
         contexts = [self._read_context(batch, row) for row in range(batch.num_seqs)]
         sampled_rows = np.searchsorted(batch.cu_seqlens_q, batch.logits_indices, side="right") - 1
@@ -84,11 +119,23 @@ class FakeRunner:
                 TokenLogprobs(token_id, -0.5, 1, list(range(num)), [-1.0] * num) if num >= 0 else None
                 for token_id, num in zip(token_ids, batch.sampling.num_logprobs.tolist(), strict=True)
             ]
-        return StepResult(np.array(token_ids, np.int32), logprobs)
+        return StepResult(np.array(token_ids, np.int32), logprobs, self._score_prompts(batch, contexts))
+
+    def _score_prompts(self, batch: StepBatch, contexts: list[np.ndarray[Any, Any]]) -> list[TokenLogprobs]:
+        rows = batch.prompt_rows
+        if rows is None:
+            return []
+        found = []
+        for index, token_id, count in zip(rows.token_indices, rows.next_token_ids, rows.num_logprobs, strict=True):
+            row = np.searchsorted(batch.cu_seqlens_q, index, side="right") - 1
+            found.append(score(contexts[row][: batch.positions[index] + 1], int(token_id), int(count)))
+        return found
 
     def _read_context(self, batch: StepBatch, row: int) -> np.ndarray[Any, Any]:
         length = batch.context_lens[row]
-        first_slots = batch.block_tables[row].astype(np.int64) * self.block_size
+        table = self._tables[int(batch.table_rows[row])]
+        blocks = [table[column] for column in range(-(-int(length) // self.block_size))]
+        first_slots = np.array(blocks, np.int64) * self.block_size
         where = (first_slots[:, None] + np.arange(self.block_size)).ravel()[:length]
         assert len(where) == length, "the block table is too short"
         assert np.array_equal(self._positions[where], np.arange(length)), "the cache holds other positions"
@@ -119,14 +166,14 @@ def check_batch(batch: StepBatch) -> None:
         "slot_mapping": num_tokens,
         "cu_seqlens_q": num_rows + 1,
         "context_lens": num_rows,
+        "table_rows": num_rows,
         "logits_indices": num_sampled,
     }
     for name, length in lengths.items():
         array = getattr(batch, name)
         assert array.shape == (length,), name
         assert array.dtype == np.int32, name
-    assert batch.block_tables.dtype == np.int32
-    assert batch.block_tables.shape[0] == num_rows
+    assert len(set(batch.table_rows.tolist())) == num_rows, "two rows share a block table"
     counts = np.diff(batch.cu_seqlens_q)
     assert num_tokens == batch.cu_seqlens_q[-1]
     assert counts.min() >= 1
@@ -179,9 +226,10 @@ class Harness:
         max_model_len: int = 256,
         prefix_caching: bool = True,
         eos_token_ids: Iterable[int] = (EOS,),
+        asynchronous: bool = False,
     ) -> None:
         self.now = 100.0
-        self.runner = FakeRunner(num_blocks, block_size)
+        self.runner = FakeRunner(num_blocks, block_size, asynchronous=asynchronous)
         self.runner.inspect = self._check_writes
         self.core = EngineCore(
             EngineConfig(
@@ -199,9 +247,11 @@ class Harness:
             eos_token_ids=eos_token_ids,
             clock=lambda: self.now,
         )
+        self._idle_steps = 0
         self.token_ids: dict[str, list[int]] = {}
         self.finish_reasons: dict[str, str] = {}
         self.last_outputs: dict[str, RequestOutput] = {}
+        self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
 
     def add(
         self,
@@ -223,12 +273,19 @@ class Harness:
         had_work, num_steps = self.core.has_work, self.core.num_steps
         self.now += seconds
         outputs = self.core.step()
-        assert self.core.num_steps == num_steps + had_work, "a step without progress"
+        if self.runner.asynchronous:
+            self._idle_steps = 0 if self.core.num_steps > num_steps or not had_work else self._idle_steps + 1
+            assert self._idle_steps <= 1, "a step without progress that was not the first of a row"
+        else:
+            assert self.core.num_steps == num_steps + had_work, "a step without progress"
         for client_outputs in outputs.values():
             for output in client_outputs:
                 assert output.request_id not in self.finish_reasons, "an output after the last"
                 self.token_ids[output.request_id] += output.token_ids
                 self.last_outputs[output.request_id] = output
+                if output.prompt_logprobs is not None:
+                    assert output.request_id not in self.prompt_logprobs, "a prompt's logprobs come once"
+                    self.prompt_logprobs[output.request_id] = output.prompt_logprobs
                 if output.finish_reason is not None:
                     self.finish_reasons[output.request_id] = output.finish_reason
         self.check_blocks()

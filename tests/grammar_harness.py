@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from engine.batch import StepBatch, StepResult
+from engine.batch import StepBatch, StepResult, TokenMask
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.grammar import GrammarCompiler
@@ -23,6 +23,7 @@ MODEL = Path(__file__).resolve().parents[1] / "engine" / "builtin"
 VOCAB_SIZE = 2560
 EOS = 2
 CLIENT = b"client"
+NUM_SLOTS = 256
 TOKENIZER = tokenizers.Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 
 
@@ -40,22 +41,46 @@ def decode(token_ids: list[int]) -> str:
     return text
 
 
+@dataclass
+class NoisyStep:
+    batch: StepBatch
+    outcome: StepResult | None = None
+
+    def result(self) -> StepResult:
+        assert self.outcome is not None, "a constrained step is sampled before its result is taken"
+        return self.outcome
+
+
 class NoiseRunner:
     """Chooses at random among the tokens that the mask leaves; a row depends on its own newest token alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, asynchronous: bool) -> None:
+        self.asynchronous = asynchronous
         self.ops = CpuOps()
         self.num_masked_rows = 0
+        self._newest = np.zeros(NUM_SLOTS, np.int32)
 
-    def execute(self, batch: StepBatch) -> StepResult:
+    def start(self, batch: StepBatch) -> NoisyStep:
+        running = NoisyStep(batch)
+        if not batch.is_constrained:
+            self.sample(running, None)
+        return running
+
+    def sample(self, running: NoisyStep, mask: TokenMask | None) -> None:
+        running.outcome = self._choose(running.batch, mask)
+        self._newest[running.batch.sampling.slots] = running.outcome.token_ids
+
+    def _choose(self, batch: StepBatch, mask: TokenMask | None) -> StepResult:
         newest = batch.input_ids[batch.logits_indices]
+        newest = np.where(newest < 0, self._newest[np.maximum(-1 - newest, 0)], newest)
+        newest = np.maximum(newest, 0)  # after a row without a token, whose sequence has failed
         seeds = batch.sampling.seeds.astype(np.int64)
         rows = list(zip(newest.tolist(), batch.sampling.positions.tolist(), seeds.tolist(), strict=True))
         noise = [np.random.default_rng(row).random(VOCAB_SIZE, np.float32) for row in rows]
         on_device = from_numpy(np.array(noise, np.float32).reshape(len(rows), VOCAB_SIZE), CPU)
-        if batch.token_mask is not None:
-            self.num_masked_rows += len(batch.token_mask.rows)
-            words, at = from_numpy(batch.token_mask.words, CPU), from_numpy(batch.token_mask.rows, CPU)
+        if mask is not None:
+            self.num_masked_rows += len(mask.rows)
+            words, at = from_numpy(mask.words, CPU), from_numpy(mask.rows, CPU)
             self.ops.apply_token_mask(on_device, words, at)
         logits = on_device.numpy()
         token_ids = logits.argmax(axis=1).astype(np.int32)
@@ -81,10 +106,10 @@ class Answer:
 class GrammarHarness:
     """A core and what it has answered so far."""
 
-    def __init__(self, compiler: GrammarCompiler | None, **settings: Any) -> None:
+    def __init__(self, compiler: GrammarCompiler | None, *, asynchronous: bool = False, **settings: Any) -> None:
         blocks = settings.pop("num_kv_blocks", 4096)
         config = EngineConfig(model="noise", **{"block_size": 8, "max_num_seqs": 64, **settings})
-        self.runner = NoiseRunner()
+        self.runner = NoiseRunner(asynchronous=asynchronous)
         self.core = EngineCore(
             config,
             self.runner,

@@ -95,11 +95,13 @@ class AttentionInputs:
         self.q = rng.standard_normal((num_tokens, case.num_heads * case.head_dim)).astype(case.dtype)
 
     def metadata(self, device: Device) -> AttentionMetadata:
+        """Block tables in another order than the rows; a row without context points nowhere."""
+        reversed_rows = np.arange(len(self.block_tables))[::-1]
         return AttentionMetadata(
             positions=from_numpy(self.positions, device),
             slot_mapping=from_numpy(self.slot_mapping, device),
             block_tables=from_numpy(np.ascontiguousarray(self.block_tables[::-1]), device),
-            table_rows=from_numpy(np.arange(len(self.block_tables), dtype=np.int32)[::-1].copy(), device),
+            table_rows=from_numpy(np.where(self.context_lens, reversed_rows, -(1 << 30)).astype(np.int32), device),
             cu_seqlens_q=from_numpy(self.cu_seqlens_q, device),
             context_lens=from_numpy(self.context_lens, device),
             max_seqlen_q=int(np.diff(self.cu_seqlens_q).max(initial=0)),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from typing import Any
 
 import pytest
 
 from engine.errors import ContextLengthError, InvalidRequestError, QueueFullError, RequestError
-from engine.messages import AddRequest
+from engine.messages import AddRequest, RequestOutput
 from engine.sampling_params import SamplingParams
 from tests.fake_runner import CLIENT, NON_FINITE, VOCAB_SIZE, Harness, generate
 
@@ -137,7 +138,7 @@ def test_outputs_go_to_the_client_that_asked_even_under_equal_ids() -> None:
         assert [output.token_ids for output in outputs[client]] == [generate(prompt, 1)[0]]
 
 
-def test_non_finite_logits_end_that_request_alone_and_its_blocks_are_never_shared() -> None:
+def test_fault_nan_logits_end_that_request_alone_and_its_blocks_are_never_shared() -> None:
     engine = Harness(block_size=2)
     bad_prompt = [NON_FINITE, 1, 2, 3, 4]
     engine.add("bad", bad_prompt, 20, ignore_eos=True)
@@ -208,7 +209,7 @@ def test_a_request_that_can_never_fit_is_refused_at_once(limits: dict[str, Any],
 
 
 @pytest.mark.parametrize("prompt", [[], [-1], [1, VOCAB_SIZE], [2**31], [2**63], [-(2**63)], [1, 2**32 + 1]])
-def test_wrong_prompts_are_refused_and_leave_the_others_alone(prompt: list[int]) -> None:
+def test_fault_token_ids_of_wrong_prompts_are_refused_and_leave_the_others_alone(prompt: list[int]) -> None:
     engine = Harness()
     engine.add("good", [1, 2, 3], 4, ignore_eos=True)
     engine.step()
@@ -293,7 +294,7 @@ def test_a_fault_of_the_runner_passes_through(monkeypatch: pytest.MonkeyPatch) -
     def fail(batch: object) -> None:
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(engine.runner, "execute", fail)
+    monkeypatch.setattr(engine.runner, "start", fail)
     with pytest.raises(RuntimeError, match="device lost"):
         engine.step()
 
@@ -306,7 +307,8 @@ def test_a_request_aborted_while_its_step_runs_gets_no_token() -> None:
     assert step is not None
     result = engine.runner.execute(step.batch)
     engine.core.abort(["gone"], CLIENT)
-    outputs = engine.core.postprocess(step, result)
+    outputs: defaultdict[bytes, list[RequestOutput]] = defaultdict(list)
+    engine.core.postprocess(step, result, outputs)
     assert [output.request_id for output in outputs[CLIENT]] == ["stays"]
     engine.check_blocks()
     assert engine.core.stats().num_used_blocks == 0

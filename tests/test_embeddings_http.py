@@ -142,7 +142,7 @@ def test_input_is_text_or_token_ids_alone_or_in_a_list(given: Any, expected: Any
     assert answer["usage"]["total_tokens"] == sum(map(len, expected))
 
 
-def test_base64_is_little_endian_float32(settings: AppSettings) -> None:
+def test_wire_15_base64_is_little_endian_float32(settings: AppSettings) -> None:
     answer = post(EmbeddingClient(), settings, input=["hello", "he"], encoding_format="base64").json()
     for item, expected in zip(answer["data"], embedded([ids("hello"), ids("he")]), strict=True):
         assert base64.b64decode(item["embedding"], validate=True) == expected.astype("<f4").tobytes()
@@ -168,7 +168,7 @@ def test_special_tokens_may_be_left_out(settings: AppSettings) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_dimensions_cut_and_normalise_again(size: int, settings: AppSettings) -> None:
+def test_wire_15_dimensions_cut_and_normalise_again(size: int, settings: AppSettings) -> None:
     answer = post(EmbeddingClient(), settings, model="encoder", input="cat", dimensions=size).json()
     found = np.array(answer["data"][0]["embedding"])
     expected = embedded([cat("cat")])[0][:size]
@@ -176,7 +176,7 @@ def test_dimensions_cut_and_normalise_again(size: int, settings: AppSettings) ->
     assert np.allclose(found, expected / np.linalg.norm(expected), atol=1e-6)
 
 
-def test_dimensions_that_the_model_was_not_trained_for_are_refused(settings: AppSettings) -> None:
+def test_wire_15_dimensions_that_the_model_was_not_trained_for_are_refused(settings: AppSettings) -> None:
     response = post(EmbeddingClient(), settings, model="encoder", input="cat", dimensions=3)
     assert "one of 2, 4, 8" in refused(response, 400, "dimensions")
     assert "must be 8" in refused(post(EmbeddingClient(), settings, input="hello", dimensions=4), 400, "dimensions")
@@ -312,7 +312,7 @@ def test_text_is_not_asked_of_an_encoder(path: str, body: dict[str, Any], settin
 # -- the SDK --------------------------------------------------------------------------------------
 
 
-def test_the_openai_sdk_asks_for_base64_and_gets_numbers(settings: AppSettings) -> None:
+def test_wire_15_the_openai_sdk_asks_for_base64_and_gets_numbers(settings: AppSettings) -> None:
     client = EmbeddingClient()
     with serve(client, settings) as url, openai.OpenAI(base_url=url + "/v1", api_key="x", max_retries=0) as sdk:
         answer = sdk.embeddings.create(model="tiny", input=["hello", "he"])

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.messages import SchedulerStats
 from engine.metrics import EngineMetrics, Histogram
 from tests.fake_runner import CLIENT, NON_FINITE, Harness
+from tests.wire.points import COUNTERS, GAUGES, HISTOGRAMS
 
 
 def read(text: bytes) -> dict[tuple[str, str], float]:
@@ -22,39 +23,18 @@ def read(text: bytes) -> dict[tuple[str, str], float]:
     return samples
 
 
-def test_every_name_that_dashboards_read_is_there_from_the_start() -> None:
+def test_wire_metrics_are_all_there_from_the_start() -> None:
     text = EngineMetrics("m").render(SchedulerStats(0, 0, 1, 0, 0))
     samples = read(text)
     names = {name for name, _ in samples}
-    for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-        assert f"tessera:{gauge}" in names
-    for counter in (
-        "prompt_tokens",
-        "generation_tokens",
-        "prompt_tokens_cached",
-        "prefix_cache_queries",
-        "prefix_cache_hits",
-        "num_preemptions",
-        "request_success",
-    ):
-        assert f"tessera:{counter}_total" in names
-    for histogram in (
-        "time_to_first_token_seconds",
-        "inter_token_latency_seconds",
-        "e2e_request_latency_seconds",
-        "request_queue_time_seconds",
-        "request_prefill_time_seconds",
-        "request_decode_time_seconds",
-        "request_prompt_tokens",
-        "request_generation_tokens",
-        "iteration_tokens_total",
-    ):
-        assert {f"tessera:{histogram}_{part}" for part in ("bucket", "count", "sum")} <= names
+    assert {f"tessera:{gauge}" for gauge in GAUGES} <= names
+    assert {f"tessera:{counter}_total" for counter in COUNTERS} <= names
+    assert {f"tessera:{histogram}_{part}" for histogram in HISTOGRAMS for part in ("bucket", "count", "sum")} <= names
     for reason in ("stop", "length", "abort", "error"):
         assert samples["tessera:request_success_total", reason] == 0
 
 
-def test_the_prefix_and_the_model_name_are_the_servers() -> None:
+def test_wire_metrics_have_the_prefix_and_the_model_name_of_the_server() -> None:
     text = EngineMetrics('odd "name"\n', prefix="vllm:").render(SchedulerStats(3, 2, 5, 1, 4)).decode()
     assert "tessera" not in text
     assert 'vllm:num_requests_running{model_name="odd \\"name\\"\\n"} 3.0' in text

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import math
-import time
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
 from app.reasoning import ReasoningSplitter, reasoning_start, thinks_aloud
 from app.settings import AppSettings
 from tests.fake_client import FakeClient, always, play
-from tests.http_fixtures import TEMPLATE, call, events, ids, settings_for, write_model_folder
+from tests.http_fixtures import TEMPLATE, byte_level_tokenizer, call, events, ids, settings_for, write_model_folder
 
 SEED = 20
-NOTICEABLE = 0.05  # seconds, much less than anything quadratic takes for these sizes
 CHAT: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 # Like Qwen3's: the model opens the section itself, unless thinking is turned off.
@@ -61,22 +59,6 @@ def test_splits_wherever_the_text_is_cut(opened: bool, text: str, reasoning: str
         assert split(opened, pieces) == (reasoning, answer), pieces
 
 
-@pytest.mark.parametrize("repeated", ["</think", " \n", "<think>", "x"])
-def test_fault_splitting_takes_twice_the_time_for_twice_the_text(repeated: str) -> None:
-    def seconds(text: str) -> float:
-        start = time.process_time()
-        split(True, [text[position : position + 64] for position in range(0, len(text), 64)])
-        return time.process_time() - start
-
-    text = repeated * (2**20 // len(repeated))
-    whole = half = math.inf
-    for _ in range(6):  # the best of several, because other work on the machine only adds to a time
-        whole, half = min(whole, seconds(text)), min(half, seconds(text[: len(text) // 2]))
-        if whole < NOTICEABLE or whole < 2.5 * half:
-            return
-    assert whole < 2.5 * half
-
-
 def test_how_a_prompt_stands_to_reasoning() -> None:
     assert reasoning_start("<|im_start|>assistant\n<think>\n", None) == "open"
     assert reasoning_start("<|im_start|>assistant\n<think>\n\n</think>\n\n", None) == "none"
@@ -105,12 +87,6 @@ def answer_of(settings: AppSettings, text: str, *, finish: str = "stop", **field
     return response.json()  # type: ignore[no-any-return]
 
 
-def chunks_of(settings: AppSettings, text: str, **fields: Any) -> list[dict[str, Any]]:
-    client = FakeClient(always(play([*ids(text), 0], stop_token_id=0)))
-    body = {**CHAT, "stream": True, **fields}
-    return events(call(client, settings, "POST", "/v1/chat/completions", json=body).content)
-
-
 def test_wire_16_reasoning_has_both_names_and_its_tokens_are_counted(settings: AppSettings) -> None:
     answer = answer_of(settings, "<think>\nhm\n</think>\n\nHello")
     message = answer["choices"][0]["message"]
@@ -119,21 +95,6 @@ def test_wire_16_reasoning_has_both_names_and_its_tokens_are_counted(settings: A
     counted = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
     assert counted == len(ids("\nhm\n</think>")) + 1, "from the whole opening tag to the whole closing one"
     assert answer["usage"]["completion_tokens"] > counted
-
-
-def test_wire_16_reasoning_is_streamed(settings: AppSettings) -> None:
-    chunks = chunks_of(settings, "<think>\nhm, hm\n</think>\n\nHello", stream_options={"include_usage": True})
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
-    assert deltas[0] == {"role": "assistant", "content": ""}
-    thoughts = [delta for delta in deltas if "reasoning" in delta]
-    assert len(thoughts) > 2
-    assert all(
-        delta == {"reasoning": delta["reasoning"], "reasoning_content": delta["reasoning"]} for delta in thoughts
-    )
-    assert "".join(delta["reasoning"] for delta in thoughts) == "hm, hm"
-    assert "".join(delta.get("content", "") for delta in deltas) == "Hello"
-    assert max(map(deltas.index, thoughts)) < min(i for i, delta in enumerate(deltas) if delta.get("content"))
-    assert chunks[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
 def test_a_prompt_may_open_the_reasoning(tmp_path: Path) -> None:
@@ -152,6 +113,33 @@ def test_thinking_can_be_turned_off(settings: AppSettings) -> None:
     assert client.submissions[0].prompt[-len(ids("</think>\n\n")) :] == ids("</think>\n\n")
     assert message["content"] == "Hello"
     assert "reasoning" not in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "prefix", "may_wait"),
+    [
+        ({}, "", True),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "", False),
+        ({}, "<think>", False),
+    ],
+    ids=["up to the model", "off", "opened"],
+)
+def test_the_form_of_an_answer_holds_from_the_end_of_the_reasoning(
+    tmp_path: Path, fields: dict[str, Any], prefix: str, may_wait: bool
+) -> None:
+    """The model may still think first: where the prompt leaves it open, its first token decides."""
+    folder = write_model_folder(tmp_path, template=OPENED if prefix else THINKING)
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_tokens([AddedToken("<think>"), AddedToken("</think>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    begin, end = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
+    client = FakeClient(always(play([5, 0], stop_token_id=0)))
+    body = {**CHAT, "response_format": {"type": "json_object"}, **fields}
+    assert call(client, settings_for(folder), "POST", "/v1/chat/completions", json=body).status_code == 200
+    grammar = client.submissions[0].params.grammar
+    assert grammar is not None
+    assert grammar.start_token_id == (end if prefix or may_wait else None)
+    assert grammar.section_token_id == (begin if may_wait else None)
 
 
 def test_logprobs_and_token_ids_cover_reasoning_and_answer(settings: AppSettings) -> None:

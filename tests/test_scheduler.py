@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from engine.batch import StepBatch
 from engine.block_manager import BlockManager
 from engine.messages import AddRequest
 from engine.sampling_params import SamplingParams
-from engine.scheduler import ScheduledStep, Scheduler
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence
+from engine.slot_table import ScheduledStep
 
 BLOCK_SIZE = 4
 
@@ -47,8 +46,8 @@ class Steps:
 
     def complete(self, step: ScheduledStep) -> None:
         self.scheduler.publish(step)
-        self.scheduler.record_sampled(step, np.ones(len(step.sampled), np.int32))
         for sequence in step.sampled:
+            sequence.num_pending_tokens -= 1
             sequence.append(1)
 
     def step(self) -> dict[str, int]:
@@ -276,15 +275,23 @@ def test_a_slot_that_is_taken_again_has_none_of_the_old_blocks() -> None:
     steps.add("mid", 3)
     steps.scheduler.finish(long, "stop")
     steps.add("next", 30)
-    tables = steps.schedule().batch.block_tables
-    assert tables.shape == (2, 8)
-    assert tables[0, 1:].tolist() == [0] * 7
+    batch = steps.schedule().batch
+    assert batch.table_updates is not None
+    written = [batch.table_updates.rows.tolist().count(slot) for slot in batch.table_rows.tolist()]
+    assert sorted(written) == [1, 8], "exactly the blocks of the two that are in the batch"
 
 
-def test_shorter_block_tables_are_padded_with_zero() -> None:
+def test_only_what_changes_of_a_block_table_is_sent() -> None:
     steps = Steps()
     steps.add("long", 30)
-    steps.add("short", 3)
-    tables = steps.schedule().batch.block_tables
-    assert tables.shape == (2, 8)
-    assert tables[1, 1:].tolist() == [0] * 7
+    first = steps.schedule()
+    assert first.batch.table_updates is not None
+    assert first.batch.table_updates.columns.tolist() == list(range(8))
+    steps.complete(first)
+    seen = []
+    for _ in range(8):
+        step = steps.schedule()
+        updates = step.batch.table_updates
+        seen.append([] if updates is None else updates.columns.tolist())
+        steps.complete(step)
+    assert seen == [[], [], [8], [], [], [], [9], []]

@@ -88,10 +88,12 @@ def row(slot: int, tokens: list[int], **params: Any) -> Row:
 def sample(runner: ModelRunner, rows: list[Row], allowed: dict[int, list[int]]) -> Any:
     """One step in which the rows of `allowed` may choose these ids only."""
     batch = step_batch(rows, BLOCK_SIZE)
+    mask = None
     if allowed:
         words = np.stack([token_words(ids, VOCAB_SIZE) for ids in allowed.values()])
-        batch.token_mask = TokenMask(np.array(list(allowed), np.int32), words)
-    return runner.execute(batch)
+        mask = TokenMask(np.array(list(allowed), np.int32), words)
+        batch.is_constrained = True
+    return runner.execute(batch, mask)
 
 
 def test_a_masked_row_chooses_among_its_tokens_and_others_as_before(folder: Path) -> None:

@@ -38,7 +38,6 @@ WEATHER = {
 }
 PING: dict[str, Any] = {"type": "function", "function": {"name": "ping"}}
 CHAT: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER, PING]}
-NAMED = {"type": "function", "function": {"name": "weather"}}
 PARIS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 PONG = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
 
@@ -89,39 +88,6 @@ def test_sdk_calls(settings: AppSettings) -> None:
         assert (second.function.name, second.function.arguments) == ("ping", "{}")
 
 
-def test_wire_7_sdk_streamed_calls(settings: AppSettings) -> None:
-    with sdk(saying(f"I look.\n{PARIS}\n{PONG}"), settings) as api:
-        chunks = [chunk.choices[0] for chunk in api.chat.completions.create(**CHAT, stream=True)]
-    assert "".join(chunk.delta.content or "" for chunk in chunks) == "I look."
-    assert chunks[-1].finish_reason == "tool_calls"
-    deltas = [delta for chunk in chunks for delta in chunk.delta.tool_calls or []]
-    assert [delta.index for delta in deltas] == sorted(delta.index for delta in deltas)
-    for index, name, arguments in ((0, "weather", '{"city": "Paris"}'), (1, "ping", "{}")):
-        own = [delta for delta in deltas if delta.index == index]
-        assert own[0].id
-        assert own[0].id.startswith("call_")
-        assert own[0].type == "function"
-        assert own[0].function
-        assert (own[0].function.name, own[0].function.arguments) == (name, "")
-        rest = [delta.function for delta in own[1:] if delta.function]
-        assert all(delta.id is None and delta.type is None for delta in own[1:])
-        assert all(function.name is None for function in rest)
-        assert "".join(function.arguments or "" for function in rest) == arguments
-    assert len([delta for delta in deltas if delta.index == 0]) > 3, "arguments come in pieces"
-
-
-def test_sdk_stream_helper(settings: AppSettings) -> None:
-    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
-    fields = {**CHAT, "tools": [strict]}
-    with sdk(saying(PARIS), settings) as api, api.chat.completions.stream(**fields) as stream:
-        kinds = [event.type for event in stream]
-        message = stream.get_final_completion().choices[0].message
-    assert "tool_calls.function.arguments.delta" in kinds
-    assert kinds.count("tool_calls.function.arguments.done") == 1
-    assert message.tool_calls
-    assert message.tool_calls[0].function.parsed_arguments == {"city": "Paris"}
-
-
 def test_tools_reach_the_template_as_they_were_given(settings: AppSettings) -> None:
     client = saying("ok")
     post(client, settings)
@@ -150,15 +116,6 @@ def test_malformed_calls_are_content(settings: AppSettings) -> None:
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
 
 
-def test_wire_8_a_call_cut_by_the_token_limit_reports_length(settings: AppSettings) -> None:
-    client = saying(PARIS[:60], finish="length")
-    choice = post(client, settings)["choices"][0]
-    assert choice["finish_reason"] == "length"
-    assert '{"city": "Paris"}'.startswith(choice["message"]["tool_calls"][0]["function"]["arguments"])
-    frames = call(client, settings, "POST", "/v1/chat/completions", json={**CHAT, "stream": True})
-    assert events(frames.content)[-1]["choices"][0]["finish_reason"] == "length"
-
-
 def test_a_cut_call_is_not_completed(tmp_path: Path) -> None:
     template = "{% if tools %}<tool_call><function=f><parameter=p>{% endif %}" + TEMPLATE
     settings = settings_for(write_model_folder(tmp_path, template=template))
@@ -166,25 +123,6 @@ def test_a_cut_call_is_not_completed(tmp_path: Path) -> None:
     for finish, arguments in (("length", '{"city": "Par'), ("stop", '{"city": "Par"}')):
         made = post(saying(text, finish=finish), settings)["choices"][0]["message"]["tool_calls"][0]
         assert made["function"] == {"name": "weather", "arguments": arguments}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")])
-def test_wire_8_forced_calls(settings: AppSettings, choice: Any, reason: str, stream: bool) -> None:
-    """OpenAI's API says `stop` for a function that the request named, `tool_calls` for a required call."""
-    client = saying(PARIS)
-    if stream:
-        body = {**CHAT, "tool_choice": choice, "stream": True}
-        frames = events(call(client, settings, "POST", "/v1/chat/completions", json=body).content)
-        assert frames[-1]["choices"][0]["finish_reason"] == reason
-    else:
-        answer = post(client, settings, tool_choice=choice)["choices"][0]
-        assert answer["finish_reason"] == reason
-        assert answer["message"]["content"] is None
-        assert answer["message"]["tool_calls"][0]["function"]["name"] == "weather"
-    grammar = client.submissions[0].params.grammar
-    assert grammar is not None, "the engine sees to it that the call is made"
-    assert grammar.kind == "lark"
 
 
 def test_an_automatic_choice_is_not_forced(settings: AppSettings) -> None:

@@ -1,11 +1,9 @@
-"""Tool parsers: every format, cut anywhere, malformed anyhow, in time that grows with the text and no faster."""
+"""Tool parsers: every format, cut anywhere, malformed anyhow."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
-import time
 from random import Random
 from typing import Any, get_args
 
@@ -270,61 +268,3 @@ def test_no_format_without_tools_in_the_template() -> None:
     assert choose_format("mistral", [TEMPLATES[0][1]]) is FORMATS["mistral"]
     with pytest.raises(ConfigError, match="--tool-call-parser hermes: the model has no chat template that shows"):
         choose_format("hermes", ["{{ messages }}"])
-
-
-# Texts that have made parsers of this kind take quadratic or exponential time, each a prefix and what is repeated.
-HOSTILE = [
-    ("hermes", "", "<tool_call>"),
-    ("hermes", "", "<tool_cal"),
-    ("hermes", "", "<tool_call>{"),
-    ("hermes", "", '<tool_call>{"name": "f", "arguments": {"a": '),
-    ("hermes", "", " \n"),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ', "["),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "', "\\\\"),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": x', "</tool_call"),
-    ("hermes", '<tool_call>{"arguments": {"a": "', "</tool_call>"),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ', "1"),
-    ("qwen3_coder", "", "<function="),
-    ("qwen3_coder", "", "<tool_call><function=f>"),
-    ("qwen3_coder", "<function=weather><parameter=city>", "</parameter"),
-    ("qwen3_coder", "<function=weather><parameter=city>", "\n"),
-    ("qwen3_coder", "<function=weather><parameter=tags>", "["),
-    ("qwen3_coder", "<function=weather>", "<parameter=a>1</parameter>"),
-    ("llama3_json", "", "<|python_tag|>{"),
-    ("llama3_json", "", "{"),
-    ("llama3_json", "", '{"name": "ping", "parameters": {}}; '),
-    ("mistral", "", "[TOOL_CALLS]"),
-    ("mistral", "[TOOL_CALLS]", "x"),
-    ("mistral", "", "[TOOL_CALLS]ping[ARGS]{"),
-    ("mistral", "[TOOL_CALLS][", '{"name": "ping"},'),
-]
-
-
-NOTICEABLE = 0.05  # seconds, much less than anything quadratic takes for these sizes
-
-
-def seconds(name: str, text: str, piece: int) -> float:
-    """Processor time for a whole answer."""
-    parser = FORMATS[name].parser(TOOLS)  # type: ignore[index]
-    start = time.process_time()
-    for position in range(0, len(text), piece):
-        parser.feed(text[position : position + piece])
-        parser.take()
-    parser.finish(cut=True)
-    parser.take()
-    return time.process_time() - start
-
-
-@pytest.mark.parametrize(("piece", "size"), [(2**20, 2**20), (16, 2**18)])
-@pytest.mark.parametrize(("name", "prefix", "repeated"), HOSTILE)
-def test_fault_tool_parsers_take_twice_the_time_for_twice_the_text(
-    name: str, prefix: str, repeated: str, piece: int, size: int
-) -> None:
-    text = prefix + repeated * (size // len(repeated))
-    whole = half = math.inf
-    for _ in range(6):  # the best of several, because other work on the machine only adds to a time
-        whole = min(whole, seconds(name, text, piece))
-        half = min(half, seconds(name, text[: len(text) // 2], piece))
-        if whole < NOTICEABLE or whole < 2.5 * half:
-            return
-    assert whole < 2.5 * half

@@ -51,6 +51,7 @@ class CudaDevice(Device):
             raise DeviceError(found.reason)
         handle = check(driver.cuDeviceGet, index)
         self.name = f"cuda:{index}"
+        self.asynchronous = True
         self.device_name = device_name(handle)
         self.compute_capability = compute_capability(handle)
         number = self.compute_capability[0] * 10 + self.compute_capability[1]

@@ -88,19 +88,29 @@ class Decoder:
         self.cos_sin = cos_sin
 
     def forward(
-        self, input_ids: Tensor, metadata: AttentionMetadata, logits_indices: Tensor | None, buffers: StepBuffers
+        self,
+        input_ids: Tensor,
+        metadata: AttentionMetadata,
+        logits_indices: Tensor | None,
+        buffers: StepBuffers,
+        *,
+        sampled: Tensor | None = None,
     ) -> Tensor:
         """Store this step's keys and values, return logits [S, V] float32 of the tokens chosen by
-        `logits_indices` [S] int32 among input_ids [T] int32 (None: of all). The result lives in
-        `buffers` until the next step."""
-        residual = self._layers(input_ids, metadata, buffers)
-        if logits_indices is not None:
-            residual = self.ops.embedding(
-                logits_indices, residual, out=buffers.last_residual[: logits_indices.shape[0]]
-            )
-        return self.logits(residual, buffers)
+        `logits_indices` [S] int32 among input_ids [T] int32 (None: of all). A negative id -1 - n stands
+        for sampled[n]. The result lives in `buffers` until the next step."""
+        residual = self._layers(input_ids, metadata, buffers, sampled)
+        if logits_indices is None:
+            return self._logits(residual, buffers)
+        return self.project(logits_indices, buffers)
 
-    def logits(self, residual: Tensor, buffers: StepBuffers) -> Tensor:
+    def project(self, logits_indices: Tensor, buffers: StepBuffers) -> Tensor:
+        """Logits [S, V] float32 of tokens of the step that `buffers` is from, as `forward` gives them; they
+        take the place of the last ones."""
+        chosen = buffers.last_residual[: logits_indices.shape[0]]
+        return self._logits(self.ops.embedding(logits_indices, buffers.residual, out=chosen), buffers)
+
+    def _logits(self, residual: Tensor, buffers: StepBuffers) -> Tensor:
         """Of at most `max_logits` rows [S, H] of the residual stream -> [S, V] float32 in `buffers`."""
         num_logits, weights = residual.shape[0], self.weights
         normed = buffers.last_normed[:num_logits]
@@ -119,11 +129,13 @@ class Decoder:
             )
         return self.ops.rmsnorm(residual, weights.final_norm, self.config.norm_eps, out=normed)
 
-    def _layers(self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> Tensor:
+    def _layers(
+        self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers, sampled: Tensor | None = None
+    ) -> Tensor:
         """The residual stream [T, H] after the last layer."""
         ops, weights = self.ops, self.weights
         num_tokens = input_ids.shape[0]
-        residual = ops.embedding(input_ids, weights.embedding, out=buffers.residual[:num_tokens])
+        residual = ops.embedding(input_ids, weights.embedding, out=buffers.residual[:num_tokens], sampled=sampled)
         if weights.position_embedding is not None:
             position = ops.embedding(metadata.positions, weights.position_embedding, out=buffers.normed[:num_tokens])
             ops.add(residual, position, out=residual)

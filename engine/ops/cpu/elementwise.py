@@ -28,8 +28,15 @@ class ElementwiseOps(Ops):
         else:
             store(out, widen(x))
 
-    def _embedding(self, ids: Tensor, table: Tensor, out: Tensor) -> None:
+    def _embedding(self, ids: Tensor, table: Tensor, sampled: Tensor | None, out: Tensor) -> None:
         rows = ids.numpy()
+        if sampled is not None and (rows < 0).any():
+            rows = np.where(rows < 0, sampled.numpy()[np.maximum(-1 - rows, 0)], rows)
         chosen = out.numpy()
         np.take(table.numpy(), rows, axis=0, out=chosen, mode="clip")
         chosen[(rows < 0) | (rows >= table.shape[0])] = 0
+
+    def _scatter(self, table: Tensor, rows: Tensor, columns: Tensor | None, values: Tensor) -> None:
+        kept = rows.numpy() >= 0
+        places = np.zeros(len(kept), np.int32) if columns is None else columns.numpy()
+        table.numpy()[rows.numpy()[kept], places[kept]] = values.numpy()[kept]

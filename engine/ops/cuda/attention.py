@@ -49,6 +49,7 @@ PAGED_ATTENTION = KernelSpec(
         ("key_cache", "pointer"),
         ("value_cache", "pointer"),
         ("block_tables", "pointer"),
+        ("table_rows", "pointer"),
         ("cu_seqlens_q", "pointer"),
         ("context_lens", "pointer"),
         ("out", "pointer"),
@@ -71,6 +72,7 @@ PAGED_ATTENTION_PREFILL = KernelSpec(
         ("key_cache", "pointer"),
         ("value_cache", "pointer"),
         ("block_tables", "pointer"),
+        ("table_rows", "pointer"),
         ("cu_seqlens_q", "pointer"),
         ("context_lens", "pointer"),
         ("out", "pointer"),
@@ -92,6 +94,7 @@ PAGED_ATTENTION_DECODE = KernelSpec(
         ("key_cache", "pointer"),
         ("value_cache", "pointer"),
         ("block_tables", "pointer"),
+        ("table_rows", "pointer"),
         ("cu_seqlens_q", "pointer"),
         ("context_lens", "pointer"),
         ("out", "pointer"),
@@ -316,11 +319,12 @@ class AttentionOps(Ops):
             raise TesseraError(f"attention on CUDA takes heads of up to {MAX_HEAD_DIM} elements, not {head_dim}")
         assert scale > 0, "the kernels find the maximum before they scale"
         num_heads = q.shape[1] // head_dim
-        num_seqs, block_table_width = metadata.block_tables.shape
+        num_seqs, block_table_width = metadata.table_rows.shape[0], metadata.block_tables.shape[1]
         window = NO_WINDOW if sliding_window is None else min(sliding_window, NO_WINDOW)
         scale_log2 = scale * math.log2(math.e)
         dtype = cuda_type(q.dtype)
-        inputs = (q, key_cache, value_cache, metadata.block_tables, metadata.cu_seqlens_q, metadata.context_lens)
+        rows = (metadata.block_tables, metadata.table_rows, metadata.cu_seqlens_q, metadata.context_lens)
+        inputs = (q, key_cache, value_cache, *rows)
         cache = (block_size, block_table_width, window)
 
         shape = HEAD_SHAPES.get(head_dim)

@@ -39,18 +39,33 @@ EMBEDDING = KernelSpec(
     parameters=(
         ("ids", "pointer"),
         ("table", "pointer"),
+        ("sampled", "pointer"),
         ("out", "pointer"),
         ("vocab_size", "int32"),
         ("hidden", "int32"),
     ),
 )
-SPECS = (ADD, MUL, SCALE, CONVERT, EMBEDDING)
+SCATTER = KernelSpec(
+    file="scatter.cu",
+    name="scatter_kernel",
+    template=(),
+    parameters=(
+        ("table", "pointer"),
+        ("rows", "pointer"),
+        ("columns", "pointer"),
+        ("values", "pointer"),
+        ("width", "int32"),
+        ("count", "int32"),
+    ),
+)
+SPECS = (ADD, MUL, SCALE, CONVERT, EMBEDDING, SCATTER)
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types; conversions also to and from float."""
     same: list[Instantiation] = [(spec, (dtype,)) for spec in (ADD, MUL, SCALE, EMBEDDING) for dtype in dtypes]
     types = tuple(dict.fromkeys(("float", *dtypes)))
+    same.append((SCATTER, ()))
     return same + [(CONVERT, (source, target)) for source in types for target in types if source != target]
 
 
@@ -73,7 +88,12 @@ class ElementwiseOps(Ops):
             template = (cuda_type(x.dtype), cuda_type(out.dtype))
             self.device.launch(CONVERT, template, flat_config(x.size), x, out, x.size)
 
-    def _embedding(self, ids: Tensor, table: Tensor, out: Tensor) -> None:
+    def _embedding(self, ids: Tensor, table: Tensor, sampled: Tensor | None, out: Tensor) -> None:
         vocab_size, hidden = table.shape
         config = row_config(ids.shape[0], hidden)
-        self.device.launch(EMBEDDING, (cuda_type(table.dtype),), config, ids, table, out, vocab_size, hidden)
+        template = (cuda_type(table.dtype),)
+        self.device.launch(EMBEDDING, template, config, ids, table, sampled, out, vocab_size, hidden)
+
+    def _scatter(self, table: Tensor, rows: Tensor, columns: Tensor | None, values: Tensor) -> None:
+        config = flat_config(rows.size, per_thread=1)
+        self.device.launch(SCATTER, (), config, table, rows, columns, values, table.shape[1], rows.size)

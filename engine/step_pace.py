@@ -1,0 +1,35 @@
+"""How long steps take, and what follows for how much of a prompt may join the steps of those who decode."""
+
+from __future__ import annotations
+
+SLOWEST = 2.2  # times a step of decodes alone: what a step with prompts in it may take
+DRAIN_STEPS = 48  # a longer queue of prompts is worked off in this many steps, whatever that does to the pace
+FEWEST_TOKENS = 64  # of prompts in a step: fewer cost the device as much
+SMOOTHING = 0.25  # weight of the newest measurement
+
+
+class StepPace:
+    """Learns from every step. It knows nothing at first, and then bounds nothing."""
+
+    def __init__(self) -> None:
+        self._decode_seconds: float | None = None
+        self._seconds_per_token: float | None = None
+
+    def record(self, num_prompt_tokens: int, seconds: float) -> None:
+        """A step took `seconds`, with this many tokens of prompts beside its decodes."""
+        if num_prompt_tokens == 0:
+            self._decode_seconds = _smoothed(self._decode_seconds, seconds)
+        elif self._decode_seconds is not None and num_prompt_tokens >= FEWEST_TOKENS:
+            extra = max(seconds - self._decode_seconds, 0.0) / num_prompt_tokens
+            self._seconds_per_token = _smoothed(self._seconds_per_token, extra)
+
+    def prompt_tokens(self, backlog: int, most: int) -> int:
+        """Tokens of prompts that may join a step of decodes when `backlog` wait, at most `most`."""
+        if self._decode_seconds is None or not self._seconds_per_token:
+            return most
+        kept = (SLOWEST - 1) * self._decode_seconds / self._seconds_per_token
+        return min(max(int(min(kept, most)), FEWEST_TOKENS, backlog // DRAIN_STEPS), most)
+
+
+def _smoothed(known: float | None, newest: float) -> float:
+    return newest if known is None else known + SMOOTHING * (newest - known)

@@ -1,0 +1,132 @@
+"""Where the time of a decode step goes: the whole step, what the host pays for it, and each kernel in it.
+
+    python -m tests.bench.steps Qwen3-0.6B 1 --profile
+
+runs the model runner alone, without a server, with random weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.batch import StepBatch
+from engine.config import EngineConfig
+from engine.cuda.device import CudaDevice
+from engine.model_runner import ModelRunner
+from engine.models.config import load_config
+from engine.ops.cuda import CudaOps
+from engine.sampling_params import SamplingParams
+from tests.bench.models import CONFIGS, write_model
+from tests.decoder_harness import Row, step_batch
+
+BLOCK_SIZE = 16
+STEPS = 60
+
+
+class DecodeSteps:
+    """`rows` sequences of `context` tokens (whatever they hold), one token further with each batch."""
+
+    def __init__(self, runner: ModelRunner, rows: int, context: int, **params: Any) -> None:
+        self.runner = runner
+        settings = SamplingParams(**{"max_tokens": 1000, "temperature": 0.0, **params})
+        per_row = -(-(context + STEPS + 8) // BLOCK_SIZE)
+        self._rows = [
+            Row(
+                slot,
+                list(range(slot * per_row, (slot + 1) * per_row)),
+                [7] * context,
+                settings,
+                num_computed=context - 1,
+            )
+            for slot in range(rows)
+        ]
+
+    def batches(self) -> Iterator[StepBatch]:
+        while True:
+            yield step_batch(self._rows, BLOCK_SIZE)
+            for row in self._rows:
+                row.output.append(7)
+
+
+def measure(runner: ModelRunner, rows: int, context: int, **params: Any) -> dict[str, float]:
+    """Microseconds of a step one ahead, of the device alone, and of the host's part."""
+    prepared = DecodeSteps(runner, rows, context, **params).batches()
+    batches = [next(prepared) for _ in range(STEPS)]
+    running = runner.start(batches[0])
+    host: list[float] = []
+    gaps: list[float] = []
+    last = time.perf_counter()
+    for batch in batches[1:]:
+        begin = time.perf_counter()
+        following = runner.start(batch)
+        host.append(time.perf_counter() - begin)
+        running.result()
+        now = time.perf_counter()
+        gaps.append(now - last)
+        last, running = now, following
+    running.result()
+    return {
+        "rows": rows,
+        "context": context,
+        "step us": statistics.median(gaps[5:]) * 1e6,
+        "host us": statistics.median(host[5:]) * 1e6,
+    }
+
+
+def profile(runner: ModelRunner, rows: int, context: int) -> list[tuple[str, int, float]]:
+    """Kernel name, calls and microseconds of one step, longest first; through PyTorch's profiler."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    torch.cuda.init()
+    prepared = DecodeSteps(runner, rows, context).batches()
+    batches = [next(prepared) for _ in range(8)]
+    for batch in batches[:4]:
+        runner.execute(batch)
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as found:
+        for batch in batches[4:8]:
+            runner.execute(batch)
+        torch.cuda.synchronize()
+    events = [event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    total: dict[str, list[float]] = collections.defaultdict(list)
+    for event in events:
+        total[event.name].append(event.device_time)
+    table = [(name, len(times) // 4, sum(times) / 4) for name, times in total.items()]
+    spans = sorted((event.time_range.start, event.time_range.end) for event in events)
+    busy = sum(end - start for start, end in spans)
+    table.append(("(all, added up)", len(events) // 4, busy / 4))
+    return sorted(table, key=lambda row: -row[2])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.steps", description=__doc__)
+    parser.add_argument("model", choices=tuple(CONFIGS))
+    parser.add_argument("rows", type=int, nargs="+", help="sequences in a step")
+    parser.add_argument("--context", type=int, default=384)
+    parser.add_argument("--profile", action="store_true", help="each kernel of a step (needs PyTorch)")
+    options = parser.parse_args()
+    device = CudaDevice()
+    with tempfile.TemporaryDirectory() as work:
+        folder = write_model(Path(work), options.model)
+        config = EngineConfig(model=str(folder), load_format="dummy", max_model_len=9000, block_size=BLOCK_SIZE)
+        begin = time.perf_counter()
+        runner = ModelRunner(config, load_config(folder), device, CudaOps(device))
+        print(f"{options.model}: ready in {time.perf_counter() - begin:.2f} s")
+    for rows in options.rows:
+        for name, params in (("greedy", {}), ("sampled", {"temperature": 0.8, "top_p": 0.9, "top_k": 50})):
+            found = measure(runner, rows, options.context, **params)
+            print(name, " ".join(f"{key} {value:.0f}" for key, value in found.items()))
+        if options.profile:
+            for kernel, calls, us in profile(runner, rows, options.context)[:24]:
+                print(f"  {us:9.1f} us {calls:5d} x {kernel[:90]}")
+
+
+if __name__ == "__main__":
+    main()
