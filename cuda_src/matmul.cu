@@ -1,5 +1,6 @@
-// Matrix product on tensor cores for two or more rows of x; see matvec.cu for a few rows.
+// Matrix product on tensor cores for more rows of x than a decode step of 16; see matmul_decode.cu for those.
 
+#include "cluster.cuh"
 #include "common.cuh"
 #include "copy.cuh"
 #include "mma.cuh"
@@ -44,22 +45,13 @@ __device__ __forceinline__ void load_tile(T* tile, const T* source, int row0, in
   }
 }
 
-// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if accumulate
-//
-// x [num_rows, in_features] T, weight [out_features, in_features] T, bias [out_features] T or null,
-// out [num_rows, out_features] Out (T or float); sums in float32.
-// Layout: row-major; ALIGNED: x and weight 16-byte aligned, in_features a multiple of 8, out_features even
-// and out aligned to two elements. Grid: one block a tile of out, ceil(num_rows / TILE_M) * ceil(out_features
-// / TILE_N); block: 32 * WARPS_M * WARPS_N * WARPS_K threads; shared: STAGES * (TILE_M + TILE_N) * TILE_K *
-// sizeof(T). Unit of work: a warp keeps TILE_M / WARPS_M x TILE_N / WARPS_N of the tile in registers; WARPS_K
-// warps share these outputs, each taking its slice of every TILE_K, and are added in order at the end. With
-// WARPS_K = 1 an output is summed in steps of 16 in ascending k whatever the tile, so tiles with equal
-// WARPS_K and TILE_K, and all with WARPS_K = 1, give equal bits.
+// The work of one block; see the kernels below. SPLITS blocks, a cluster, share a tile of out: each takes its
+// part of k, and then adds its part of the tile from all of them in order.
 template <typename T, typename Out, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int WARPS_K,
-          int STAGES, bool ALIGNED>
-__global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
-    matmul_kernel(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
-                  Out* __restrict__ out, int num_rows, int out_features, int in_features, int accumulate) {
+          int STAGES, bool ALIGNED, int SPLITS>
+__device__ __forceinline__ void multiply_tile(const T* x, const T* weight, const T* bias, Out* out,
+                                              int num_rows, int out_features, int in_features,
+                                              int accumulate) {
   constexpr int THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
   constexpr int SEGMENTS_PER_ROW = TILE_K / SEGMENT;
   constexpr int WARP_M = TILE_M / WARPS_M;
@@ -73,7 +65,8 @@ __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
   static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "a warp's tile must be made of 16x16 pieces");
   static_assert(STEPS % 2 == 0, "each warp needs an even number of k steps for its two sets of fragments");
   static_assert(STAGES >= 2, "copies need a stage to run ahead in");
-  static_assert((WARPS_K - 1) * TILE_M * TILE_N * sizeof(float) <= STAGES * STAGE_ELEMENTS * sizeof(T),
+  constexpr int PARTIALS = WARPS_K > 1 ? WARPS_K - 1 : SPLITS > 1;
+  static_assert(PARTIALS * TILE_M * TILE_N * sizeof(float) <= STAGES * STAGE_ELEMENTS * sizeof(T),
                 "partial sums of the k slices must fit into the stages");
 
   extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -81,7 +74,8 @@ __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
 
   const int tiles_m = ceil_div(num_rows, TILE_M);
   const int tiles_n = ceil_div(out_features, TILE_N);
-  const int tile = blockIdx.x;
+  const int tile = blockIdx.x / SPLITS;
+  const int rank = blockIdx.x % SPLITS;
   const int group_begin = tile / (TILE_ROWS_IN_L2 * tiles_n) * TILE_ROWS_IN_L2;
   const int group_rows = min(tiles_m - group_begin, TILE_ROWS_IN_L2);
   const int in_group = tile - group_begin * tiles_n;
@@ -94,15 +88,20 @@ __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
   const int warp_n = warp / WARPS_M % WARPS_N;
   const int warp_k = warp / (WARPS_M * WARPS_N);
 
-  const int num_tiles_k = ceil_div(in_features, TILE_K);
-  auto load_stage = [&](int tile_k) {
-    if (tile_k < num_tiles_k) {
-      T* stage = stages + tile_k % STAGES * STAGE_ELEMENTS;
-      load_tile<T, TILE_M, TILE_K, THREADS, ALIGNED>(stage, x, row0, num_rows, tile_k * TILE_K, in_features);
-      load_tile<T, TILE_N, TILE_K, THREADS, ALIGNED>(stage + TILE_M * TILE_K, weight, column0, out_features,
-                                                     tile_k * TILE_K, in_features);
-    }
-    copy_async_commit();  // also where empty: the waits below count groups
+  const int tiles_k = ceil_div(in_features, TILE_K);
+  const int first_tile_k = tiles_k * rank / SPLITS;
+  const int num_tiles_k = tiles_k * (rank + 1) / SPLITS - first_tile_k;
+  auto load_weight = [&](int tile_k) {
+    if (tile_k >= num_tiles_k) return;
+    T* const to = stages + tile_k % STAGES * STAGE_ELEMENTS + TILE_M * TILE_K;
+    load_tile<T, TILE_N, TILE_K, THREADS, ALIGNED>(to, weight, column0, out_features,
+                                                   (first_tile_k + tile_k) * TILE_K, in_features);
+  };
+  auto load_x = [&](int tile_k) {
+    if (tile_k >= num_tiles_k) return;
+    T* const to = stages + tile_k % STAGES * STAGE_ELEMENTS;
+    load_tile<T, TILE_M, TILE_K, THREADS, ALIGNED>(to, x, row0, num_rows, (first_tile_k + tile_k) * TILE_K,
+                                                   in_features);
   };
 
   unsigned a[2][MMAS_M][4];
@@ -131,8 +130,19 @@ __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
   };
 
   float sums[MMAS_M][MMAS_N][4] = {};
+  // Groups are committed also where empty, because the waits count them.
 #pragma unroll
-  for (int stage = 0; stage < STAGES - 1; ++stage) load_stage(stage);
+  for (int stage = 0; stage < STAGES - 1; ++stage) {
+    load_weight(stage);
+    copy_async_commit();
+  }
+  let_next_kernel_start();
+  wait_for_earlier_kernels();
+#pragma unroll
+  for (int stage = 0; stage < STAGES - 1; ++stage) {
+    load_x(stage);
+    copy_async_commit();
+  }
   copy_async_wait<STAGES - 2>();
   __syncthreads();
   load_fragments(0, 0, 0);
@@ -149,7 +159,11 @@ __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
       } else {
         load_fragments((step + 1) % 2, tile_k, step + 1);
       }
-      if (step == 0) load_stage(tile_k + STAGES - 1);
+      if (step == 0) {
+        load_weight(tile_k + STAGES - 1);
+        load_x(tile_k + STAGES - 1);
+        copy_async_commit();
+      }
 #pragma unroll
       for (int i = 0; i < MMAS_M; ++i) {
 #pragma unroll
@@ -172,9 +186,9 @@ __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
       }
     }
     __syncthreads();
-    if (warp_k > 0) return;
+    if (SPLITS == 1 && warp_k > 0) return;
 #pragma unroll
-    for (int other = 0; other < WARPS_K - 1; ++other) {
+    for (int other = 0; warp_k == 0 && other < WARPS_K - 1; ++other) {
 #pragma unroll
       for (int s = 0; s < SUMS; ++s) {
         sums[s / 4 / MMAS_N][s / 4 % MMAS_N][s % 4] += partial[other * SLICE_STRIDE + slice + s * 32];
@@ -182,30 +196,99 @@ __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
     }
   }
 
-#pragma unroll
-  for (int j = 0; j < MMAS_N; ++j) {
-    const int column = column0 + warp_n * WARP_N + j * 8 + lane % 4 * 2;
-    if (column >= out_features) continue;
+  auto store = [&](int row, int column, float value0, float value1) {
+    if (row >= num_rows || column >= out_features) return;
     const bool second = ALIGNED || column + 1 < out_features;
-    const float bias0 = bias != nullptr ? to_float(bias[column]) : 0.0f;
-    const float bias1 = bias != nullptr && second ? to_float(bias[column + 1]) : 0.0f;
+    Out* const to = out + static_cast<long long>(row) * out_features + column;
+    if (bias != nullptr) {
+      value0 += to_float(bias[column]);
+      if (second) value1 += to_float(bias[column + 1]);
+    }
+    if (accumulate) {
+      value0 += to_float(to[0]);
+      if (second) value1 += to_float(to[1]);
+    }
+    const Vec<Out, 2> pair = {from_float<Out>(value0), from_float<Out>(value1)};
+    if constexpr (ALIGNED) {
+      pair.store(to);
+    } else {
+      to[0] = pair[0];
+      if (second) to[1] = pair[1];
+    }
+  };
+
+  // Pairs of neighbouring columns: of mma `i`, `j` of a warp, its upper or lower 8 rows.
+  constexpr int PAIRS = MMAS_M * MMAS_N * 2;
+  auto store_pair = [&](int pair, int pair_warp_m, int pair_warp_n, float value0, float value1) {
+    const int row = pair_warp_m * WARP_M + pair / 2 / MMAS_N * 16 + pair % 2 * 8 + lane / 4;
+    const int column = pair_warp_n * WARP_N + pair / 2 % MMAS_N * 8 + lane % 4 * 2;
+    store(row0 + row, column0 + column, value0, value1);
+  };
+  if constexpr (SPLITS == 1) {
 #pragma unroll
-    for (int i = 0; i < MMAS_M * 2; ++i) {
-      const int row = row0 + warp_m * WARP_M + i * 8 + lane / 4;
-      if (row >= num_rows) continue;
-      Out* const to = out + static_cast<long long>(row) * out_features + column;
-      float values[2] = {sums[i / 2][j][i % 2 * 2] + bias0, sums[i / 2][j][i % 2 * 2 + 1] + bias1};
-      if (accumulate) {
-        values[0] += to_float(to[0]);
-        if (second) values[1] += to_float(to[1]);
-      }
-      const Vec<Out, 2> pair = {from_float<Out>(values[0]), from_float<Out>(values[1])};
-      if constexpr (ALIGNED) {
-        pair.store(to);
-      } else {
-        to[0] = pair[0];
-        if (second) to[1] = pair[1];
+    for (int pair = 0; pair < PAIRS; ++pair) {
+      const float (&values)[4] = sums[pair / 2 / MMAS_N][pair / 2 % MMAS_N];
+      store_pair(pair, warp_m, warp_n, values[pair % 2 * 2], values[pair % 2 * 2 + 1]);
+    }
+  } else {
+    // [warp][pair][lane], so that a warp reads and writes whole lines.
+    float2* const partial = reinterpret_cast<float2*>(shared_memory);
+    copy_async_wait<0>();
+    __syncthreads();
+    if (warp_k == 0) {
+#pragma unroll
+      for (int pair = 0; pair < PAIRS; ++pair) {
+        const float (&values)[4] = sums[pair / 2 / MMAS_N][pair / 2 % MMAS_N];
+        partial[(warp * PAIRS + pair) * WARP_SIZE + lane] =
+            make_float2(values[pair % 2 * 2], values[pair % 2 * 2 + 1]);
       }
     }
+    cluster_barrier();
+    constexpr int ROUNDS = WARPS_M * WARPS_N * PAIRS / SPLITS;  // of a warp's width
+    static_assert(WARPS_M * WARPS_N * PAIRS % SPLITS == 0, "the blocks of a cluster share a tile evenly");
+    for (int i = warp; i < ROUNDS; i += THREADS / WARP_SIZE) {
+      const int pair = rank * ROUNDS + i;
+      float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+      for (int other = 0; other < SPLITS; ++other) {
+        const float2 part = load_cluster(partial + pair * WARP_SIZE + lane, other);
+        sum.x += part.x;
+        sum.y += part.y;
+      }
+      const int pair_warp = pair / PAIRS;
+      store_pair(pair % PAIRS, pair_warp % WARPS_M, pair_warp / WARPS_M, sum.x, sum.y);
+    }
+    cluster_barrier();  // shared memory must last until all have read it
   }
+}
+
+// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if accumulate
+//
+// x [num_rows, in_features] T, weight [out_features, in_features] T, bias [out_features] T or null,
+// out [num_rows, out_features] Out (T or float); sums in float32.
+// Layout: row-major; ALIGNED: x and weight 16-byte aligned, in_features a multiple of 8, out_features even
+// and out aligned to two elements. Grid: one block a tile of out, ceil(num_rows / TILE_M) * ceil(out_features
+// / TILE_N); block: 32 * WARPS_M * WARPS_N * WARPS_K threads; shared: STAGES * (TILE_M + TILE_N) * TILE_K *
+// sizeof(T). Unit of work: a warp keeps TILE_M / WARPS_M x TILE_N / WARPS_N of the tile in registers; WARPS_K
+// warps share these outputs, each taking its slice of every TILE_K, and are added in order at the end. With
+// WARPS_K = 1 an output is summed in steps of 16 in ascending k whatever the tile, so tiles with equal
+// WARPS_K and TILE_K, and all with WARPS_K = 1, give equal bits.
+template <typename T, typename Out, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int WARPS_K,
+          int STAGES, bool ALIGNED>
+__global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
+    matmul_kernel(const T* x, const T* weight, const T* bias, Out* out, int num_rows, int out_features,
+                  int in_features, int accumulate) {
+  multiply_tile<T, Out, TILE_M, TILE_N, TILE_K, WARPS_M, WARPS_N, WARPS_K, STAGES, ALIGNED, 1>(
+      x, weight, bias, out, num_rows, out_features, in_features, accumulate);
+}
+
+// The same with SPLITS blocks a tile, neighbours in the grid, for results of fewer tiles than the device has
+// multiprocessors. The parts of k are whole TILE_K; the order of a sum depends on in_features and SPLITS.
+template <typename T, typename Out, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int WARPS_K,
+          int STAGES, int SPLITS>
+__global__ void BLOCKS_OF_A_CLUSTER(SPLITS) __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
+    matmul_split_kernel(const T* x, const T* weight, const T* bias, Out* out, int num_rows, int out_features,
+                        int in_features, int accumulate) {
+  multiply_tile<T, Out, TILE_M, TILE_N, TILE_K, WARPS_M, WARPS_N, WARPS_K, STAGES, true, SPLITS>(
+      x, weight, bias, out, num_rows, out_features, in_features, accumulate);
 }

@@ -1,4 +1,4 @@
-// Matrix product for a few rows of x, bound by reading the weight once.
+// Matrix product for a few rows of x that matmul_decode.cu does not take: float32 and odd sizes.
 
 #include "common.cuh"
 #include "copy.cuh"

@@ -28,6 +28,8 @@ __device__ __forceinline__ void scale_row(const T* row, const T* weight, T* out,
 template <typename T>
 __global__ void rmsnorm_kernel(const T* x, const T* weight, T* out, int hidden, float eps) {
   ASSERT_ELEMENT(T);
+  let_next_kernel_start();
+  wait_for_earlier_kernels();
   const long long start = static_cast<long long>(blockIdx.x) * hidden;
   const T* row = x + start;
   float sum_of_squares = 0.0f;
@@ -52,6 +54,8 @@ __global__ void rmsnorm_kernel(const T* x, const T* weight, T* out, int hidden, 
 template <typename T>
 __global__ void add_rmsnorm_kernel(const T* x, T* residual, const T* weight, T* out, int hidden, float eps) {
   ASSERT_ELEMENT(T);
+  let_next_kernel_start();
+  wait_for_earlier_kernels();
   const long long start = static_cast<long long>(blockIdx.x) * hidden;
   T* row = residual + start;
   float sum_of_squares = 0.0f;

@@ -15,6 +15,7 @@ from engine.ops.interface import AttentionMetadata
 from engine.tensor import Buffer, CpuDevice, Tensor, bfloat16, empty, float16, float32, int32
 
 SMALLEST_SHARED_BYTES = 99 << 10  # what a block may use on sm_86, 89 and 120
+LARGE_SHARED_BYTES = 227 << 10  # sm_90, 100
 LARGEST_GRID = (2**31 - 1, 65535, 65535)
 SEED = 20261121
 
@@ -30,8 +31,10 @@ class Launch:
 class WritingDevice(CpuDevice):
     name = "cuda:0"
 
-    def __init__(self, multiprocessors: int = 132) -> None:
+    def __init__(self, multiprocessors: int = 132, *, clusters: bool = False) -> None:
         self.multiprocessors = multiprocessors
+        self.compute_capability = (9, 0) if clusters else (8, 9)
+        self.max_shared_bytes = LARGE_SHARED_BYTES if clusters else SMALLEST_SHARED_BYTES
         self.launches: list[Launch] = []
         self.allocated: list[int] = []
 
@@ -43,10 +46,12 @@ class WritingDevice(CpuDevice):
         self.launches.append(Launch(spec, template, config, arguments))
 
 
-def check_launch(launch: Launch, compiled: set[tuple[KernelSpec, tuple[str, ...]]]) -> None:
+def check_launch(
+    launch: Launch, compiled: set[tuple[KernelSpec, tuple[str, ...]]], shared_bytes: int = SMALLEST_SHARED_BYTES
+) -> None:
     assert (launch.spec, launch.template) in compiled, f"{launch.spec.name} {launch.template} is not compiled ahead"
     assert len(launch.arguments) == len(launch.spec.parameters)
-    assert launch.config.shared_bytes <= SMALLEST_SHARED_BYTES
+    assert launch.config.shared_bytes <= shared_bytes
     assert all(1 <= size <= most for size, most in zip(launch.config.grid, LARGEST_GRID, strict=True))
 
 
@@ -84,18 +89,24 @@ def test_every_matmul_is_compiled_ahead_and_covers_its_result(dtype: np.dtype[np
     for _ in range(400):
         num_rows, out_features = (int(side) for side in rng.choice(sides, 2))
         in_features = int(rng.choice([1, 7, 8, 64, 100, 1024, 14336]))
-        device = WritingDevice(int(rng.choice([24, 84, 132, 170])))
+        device = WritingDevice(int(rng.choice([24, 84, 132, 170])), clusters=bool(rng.random() < 0.5))
         ops = CudaOps(device)  # type: ignore[arg-type]
         x, weight = empty((num_rows, in_features), dtype, device), empty((out_features, in_features), dtype, device)
         out = empty((num_rows, out_features), dtype if rng.random() < 0.5 else float32, device)
         ops.matmul(x, weight, None, out)
         (launch,) = device.launches
-        check_launch(launch, compiled)
-        if launch.spec is linear.MATMUL:
-            sizes = dict(zip(linear.MATMUL.template, launch.template, strict=True))
-            covered = launch.config.grid[0] * int(sizes["TILE_M"]) * int(sizes["TILE_N"])
+        check_launch(launch, compiled, device.max_shared_bytes)
+        sizes = dict(zip(launch.spec.template, launch.template, strict=True))
+        if launch.spec in (linear.MATMUL, linear.MATMUL_SPLIT):
+            splits = int(sizes.get("SPLITS", "1"))
+            assert launch.config.grid[0] % splits == 0
+            covered = launch.config.grid[0] // splits * int(sizes["TILE_M"]) * int(sizes["TILE_N"])
             assert covered >= num_rows * out_features
-            assert (sizes["ALIGNED"] == "true") == (in_features % 8 == 0 and out_features % 2 == 0)
+            assert (sizes.get("ALIGNED", "true") == "true") == (in_features % 8 == 0 and out_features % 2 == 0)
+            assert splits == 1 or device.compute_capability >= (9, 0), "clusters need sm_90"
+        elif launch.spec is linear.MATMUL_DECODE:
+            assert num_rows <= int(sizes["TOKENS"])
+            assert launch.config.grid[0] <= ceil_div(out_features, 8), "a block without work"
         elif launch.spec is linear.MATVEC:
             assert num_rows <= int(launch.template[2])
             assert launch.config.grid[0] * linear.MATVEC_WARPS >= out_features * int(str(launch.arguments[-1]))
@@ -114,18 +125,44 @@ def test_order_of_sums_for_a_few_rows_does_not_depend_on_their_number() -> None:
     for num_rows in range(1, linear.MATVEC_ROWS[-1] + 1):
         device = WritingDevice()
         CudaOps(device).matmul(  # type: ignore[arg-type]
-            empty((num_rows, 4096), bfloat16, device), empty((1024, 4096), bfloat16, device)
+            empty((num_rows, 4096), float32, device), empty((1024, 4096), float32, device)
         )
         (launch,) = device.launches
         orders.add((launch.spec.name, launch.config.grid, launch.arguments[-1]))
     assert len(orders) == 1
 
 
+@pytest.mark.parametrize("clusters", [True, False])
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 16])
+def test_norm_product_activation_and_residual_of_a_decode_step_are_few_kernels(num_rows: int, clusters: bool) -> None:
+    compiled = set(linear.instantiations(("__nv_bfloat16",)))
+    device = WritingDevice(clusters=clusters)
+    ops = CudaOps(device)  # type: ignore[arg-type]
+    x, norm, normed = (empty(shape, bfloat16, device) for shape in ((num_rows, 1024), (1024,), (num_rows, 1024)))
+    up, gate_up = empty((6144, 1024), bfloat16, device), empty((num_rows, 6144), bfloat16, device)
+    activated = ops.rmsnorm_matmul_silu_mul(x, norm, 1e-6, up, normed=normed, gate_up=gate_up)
+    ops.rmsnorm_matmul(x, norm, 1e-6, up, normed=normed, out=empty((num_rows, 6144), float32, device))
+    ops.matmul(activated, empty((1024, 3072), bfloat16, device), out=x, accumulate=True)
+    products = [launch for launch in device.launches if launch.spec is linear.MATMUL_DECODE]
+    for launch in products:
+        check_launch(launch, compiled, device.max_shared_bytes)
+    if clusters or num_rows <= 8:  # else two stages of 16 rows do not fit into shared memory
+        assert len(products) == 3
+        assert len(device.launches) == 3 + (0 if num_rows == 1 else 2), "only several rows are normalised beforehand"
+
+
 def test_wide_tiles_for_many_rows_and_flat_ones_for_few() -> None:
     assert linear.choose_tile(8192, 4096, 132) is linear.LARGE
     assert linear.choose_tile(64, 4096, 132) is linear.NARROW
-    assert linear.choose_tile(8, 4096, 132) is linear.SKINNY
+    assert linear.choose_tile(20, 4096, 132).m == 32
     assert linear.choose_tile(256, 1024, 132).blocks(256, 1024) >= 64, "half of the device must not idle"
+
+
+@pytest.mark.parametrize("num_rows", [17, 32, 33, 64])
+@pytest.mark.parametrize("out_features", [1024, 4096, 6144, 28672])
+def test_few_rows_find_work_for_every_multiprocessor(num_rows: int, out_features: int) -> None:
+    tile, splits = linear.choose_split_tile(num_rows, out_features, 132)
+    assert tile.blocks(num_rows, out_features) * splits >= 128
 
 
 @pytest.mark.parametrize("head_dim", [16, 20, 64, 80, 96, 128, 256])

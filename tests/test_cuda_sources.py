@@ -17,7 +17,8 @@ from engine.ops.cuda.types import C_TYPE_NAMES, CHUNK, WARP_SIZE, flat_config, r
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 NESTED = r"\((?:[^()]|\([^()]*\))*\)"
 KERNEL = re.compile(
-    rf"(?:template\s*<(?P<template>[^<>]*)>\s*)?__global__\s+(?:void\s+)?(?:__launch_bounds__\s*{NESTED}\s*)?"
+    rf"(?:template\s*<(?P<template>[^<>]*)>\s*)?__global__\s+(?:void\s+)?(?:BLOCKS_OF_A_CLUSTER\s*{NESTED}\s*)?"
+    rf"(?:__launch_bounds__\s*{NESTED}\s*)?"
     rf"(?:void\s+)?(?P<name>\w+)\s*(?P<parameters>{NESTED})"
 )
 KINDS = {

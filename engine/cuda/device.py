@@ -23,6 +23,7 @@ from engine.cuda.memory import MemoryPool, PinnedBuffer, PoolStatistics, Transfe
 from engine.errors import DeviceError
 from engine.tensor import Buffer, Device, Tensor
 
+ALL_SHARED_PERCENT = 100  # of the L1 that a kernel may have as shared memory
 FIRST_ARCH_WITH_SUFFIX = 90  # from here on full instruction sets are named sm_90a, sm_100a, ...
 
 
@@ -211,6 +212,14 @@ class CudaDevice(Device):
                 attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 self.max_shared_bytes - static,
             )
+            if spec.overlaps:
+                # A multiprocessor must be idle to divide its L1 anew, so kernels that differ in that never overlap.
+                check(
+                    driver.cuFuncSetAttribute,
+                    function,
+                    attributes.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                    ALL_SHARED_PERCENT,
+                )
             self._kernels[spec, template] = Kernel(spec, function)
 
     def launch(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,10 @@ REPLAYS = 5
 SHAPES = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (1024, 4096), (1024, 6144), (3072, 1024))
 HEADS = ((4096, 128256), (1024, 151936))
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
+# A layer's hidden size, query heads' width, width of q, k and v, intermediate size; layers in a chain.
+LAYERS = {"0.6B": (1024, 2048, 4096, 3072, 28), "8B": (4096, 4096, 6144, 14336, 8)}
+LAYER_ROWS = (1, 4, 16, 32, 64)
+READ_GB_S = 4300  # of memory, as measured
 
 Row = dict[str, Any]
 
@@ -70,6 +75,60 @@ def matmuls(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) 
                 "TFLOP/s": 2 * m * k * n / microseconds / 1e6,
                 "reference_us": reference.matmul(m, k, n, copies) if reference else None,
             }
+
+
+def layers(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) -> Iterator[Row]:
+    """The products of a decoder layer as the decoder calls them, each alone and all in a chain of layers.
+
+    The reference is the time of the bare products, without norm, activation and residual.
+    """
+    for model, (hidden, q_size, qkv_size, inter, chained) in LAYERS.items():
+        shapes = ((qkv_size, hidden), (hidden, q_size), (2 * inter, hidden), (hidden, inter))
+        copies = max(chained, *(min(CALLS, COLD_BYTES // (2 * n * k)) for n, k in shapes))
+        weights = [[_random(ops, *shape) for shape in shapes] for _ in range(copies)]
+        elements = sum(n * k for n, k in shapes)
+        for m in LAYER_ROWS:
+            calls = _layer_calls(ops, m, hidden, q_size, qkv_size, inter)
+            bare = 0.0
+            for i, (form, call) in enumerate(calls.items()):
+                n, k = shapes[i]
+                microseconds = measure(device, [partial(call, weights[j % copies][i]) for j in range(CALLS)])
+                alone = reference.matmul(m, k, n, copies) if reference else None
+                bare += alone or 0.0
+                yield _layer_row(f"{model} {form}", f"{m} x {k} x {n}", microseconds, m * n * k, n * k, alone)
+            chain = [partial(call, w) for layer in weights for call, w in zip(calls.values(), layer, strict=True)]
+            microseconds = measure(device, chain) * len(calls)
+            yield _layer_row(f"{model} layer's products", str(m), microseconds, m * elements, elements, bare or None)
+
+
+def _layer_calls(
+    ops: CudaOps, m: int, hidden: int, q_size: int, qkv_size: int, inter: int
+) -> dict[str, Callable[[Tensor], object]]:
+    """Each takes its weight."""
+    norm = _random(ops, hidden)
+    residual, normed, qkv = (_random(ops, m, width) for width in (hidden, hidden, qkv_size))
+    attended, up, activated = (_random(ops, m, width) for width in (q_size, 2 * inter, inter))
+    buffers = {"normed": normed, "gate_up": up, "out": activated}
+    return {
+        "norm + qkv": lambda w: ops.rmsnorm_matmul(residual, norm, 1e-6, w, normed=normed, out=qkv),
+        "out + residual": lambda w: ops.matmul(attended, w, out=residual, accumulate=True),
+        "norm + gate, up + silu": lambda w: ops.rmsnorm_matmul_silu_mul(residual, norm, 1e-6, w, **buffers),
+        "down + residual": lambda w: ops.matmul(activated, w, out=residual, accumulate=True),
+    }
+
+
+def _layer_row(
+    kernel: str, shape: str, microseconds: float, products: int, elements: int, reference: float | None
+) -> Row:
+    rate = 2 * elements / microseconds / 1e3
+    return {
+        "kernel": f"{kernel} ({rate / READ_GB_S:.0%})",
+        "shape": shape,
+        "us": microseconds,
+        "GB/s": rate,
+        "TFLOP/s": 2 * products / microseconds / 1e6,
+        "reference_us": reference,
+    }
 
 
 def attention(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) -> Iterator[Row]:
@@ -200,4 +259,5 @@ def run(with_reference: bool = True) -> list[Row]:
             reference = TorchReference()
         except ImportError:
             print("PyTorch is not installed: no cuBLAS and SDPA figures beside ours")
-    return [*matmuls(ops, device, reference), *attention(ops, device, reference), *small(ops, device)]
+    products = [*matmuls(ops, device, reference), *layers(ops, device, reference)]
+    return [*products, *attention(ops, device, reference), *small(ops, device)]

@@ -1,8 +1,9 @@
 """Matrix products: tensor cores for bfloat16 and float16, plain float32, and a kernel for a few rows.
 
-A row's result may differ in its last bits between `matvec` (up to 4 rows), the tiles that share a
-sum among warps (`warps_k` > 1) and the other tiles, because they add in different orders; inside
-each of these groups it does not depend on the other rows.
+A row's result may differ in its last bits between `matvec` (up to 4 rows in float32), `matmul_decode`
+(up to 16 rows), the tiles that share a sum among warps (`warps_k` > 1) or blocks (`splits`) and the other
+tiles, because they add in different orders; inside each of these groups it does not depend on the other
+rows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from functools import lru_cache
 
 from engine.cuda.device import CudaDevice
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from engine.ops.cuda import matmul_decode
+from engine.ops.cuda.matmul_decode import MATMUL_DECODE, Limits, choose_decode_tile
 from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
 from engine.ops.interface import Ops
 from engine.tensor import Tensor, float32
@@ -41,6 +44,15 @@ MATMUL = KernelSpec(
         ("in_features", "int32"),
         ("accumulate", "int32"),
     ),
+    overlaps=True,
+)
+MATMUL_SPLIT = KernelSpec(
+    file="matmul.cu",
+    name="matmul_split_kernel",
+    template=(*MATMUL.template[:-1], "SPLITS"),
+    parameters=MATMUL.parameters,
+    min_arch=90,
+    overlaps=True,
 )
 MATMUL_FLOAT32 = KernelSpec(
     file="matmul_float32.cu",
@@ -54,7 +66,7 @@ MATVEC = KernelSpec(
     template=("T", "Out", "ROWS"),
     parameters=(*MATMUL.parameters, ("warps_per_output", "int32")),
 )
-SPECS = (MATMUL, MATMUL_FLOAT32, MATVEC)
+SPECS = (MATMUL, MATMUL_SPLIT, MATMUL_FLOAT32, MATVEC, MATMUL_DECODE)
 
 
 @dataclass(frozen=True)
@@ -84,10 +96,11 @@ class Tile:
     def blocks(self, num_rows: int, out_features: int) -> int:
         return ceil_div(num_rows, self.m) * ceil_div(out_features, self.n)
 
-    def config(self, num_rows: int, out_features: int) -> LaunchConfig:
+    def config(self, num_rows: int, out_features: int, splits: int = 1) -> LaunchConfig:
+        """`splits` blocks share a tile in `matmul_split_kernel`."""
         threads = WARP_SIZE * self.warps_m * self.warps_n * self.warps_k
         shared_bytes = self.stages * (self.m + self.n) * self.k * HALF_BYTES
-        return LaunchConfig((self.blocks(num_rows, out_features), 1, 1), (threads, 1, 1), shared_bytes)
+        return LaunchConfig((self.blocks(num_rows, out_features) * splits, 1, 1), (threads, 1, 1), shared_bytes)
 
 
 HALF_BYTES = 2
@@ -95,12 +108,19 @@ HALF_BYTES = 2
 LARGE = Tile(128, 256, 32, warps_m=2, warps_n=4, warps_k=1, stages=4, speed=1.0)
 MEDIUM = Tile(128, 128, 32, warps_m=2, warps_n=2, warps_k=1, stages=4, speed=0.9)
 SMALL = Tile(64, 64, 64, warps_m=2, warps_n=2, warps_k=1, stages=4, speed=0.6)
+WIDE = Tile(64, 128, 64, warps_m=2, warps_n=4, warps_k=1, stages=4, speed=0.6)
 NARROW = Tile(64, 32, 128, warps_m=1, warps_n=1, warps_k=4, stages=3, speed=0.4)
-SKINNY = Tile(16, 32, 128, warps_m=1, warps_n=1, warps_k=4, stages=4, speed=0.15)
+FLAT_WIDE = Tile(32, 64, 128, warps_m=1, warps_n=2, warps_k=4, stages=3, speed=0.35)
+FLAT_NARROW = Tile(32, 32, 128, warps_m=1, warps_n=1, warps_k=4, stages=4, speed=0.25)
 
-TILES = (LARGE, MEDIUM, SMALL, NARROW, SKINNY)
-LOGITS_TILES = (MEDIUM, SMALL, NARROW, SKINNY)  # for float32 results of 16-bit inputs: few rows
+TILES = (LARGE, MEDIUM, SMALL, WIDE, NARROW, FLAT_WIDE, FLAT_NARROW)
+LOGITS_TILES = (MEDIUM, SMALL, WIDE, NARROW, FLAT_WIDE)  # for float32 results of 16-bit inputs: few rows
 UNALIGNED_TILE = SMALL
+SPLITS = {NARROW: (2, 4), WIDE: (2, 4), FLAT_NARROW: (2, 4, 8)}  # blocks that may share a tile
+SPLIT_CHOICES = tuple((tile, splits) for tile, choices in SPLITS.items() for splits in choices)
+
+# Up to this many rows a product is bound by reading the weight, and tiles are chosen by measurement.
+FEW_ROWS = 64
 
 FLOAT32_TILES = (128, 64)
 FLOAT32_THREADS = 256
@@ -120,6 +140,19 @@ def choose_tile(num_rows: int, out_features: int, multiprocessors: int, tiles: t
         return rounds * tile.m * tile.n / tile.speed
 
     return min(tiles, key=cost)
+
+
+@lru_cache(maxsize=4096)
+def choose_split_tile(num_rows: int, out_features: int, multiprocessors: int) -> tuple[Tile, int]:
+    """For up to FEW_ROWS rows a tile and the blocks that share it: as many as give each multiprocessor a few."""
+    if num_rows <= FLAT_NARROW.m:
+        tile = FLAT_WIDE if out_features > 120 * multiprocessors else FLAT_NARROW
+        most = 3 * multiprocessors
+    else:
+        tile = WIDE if out_features > 40 * multiprocessors else NARROW
+        most = 2 * multiprocessors
+    blocks = tile.blocks(num_rows, out_features)
+    return tile, max((splits for splits in SPLITS.get(tile, ()) if blocks * splits <= most), default=1)
 
 
 def float32_tile(num_rows: int, out_features: int, multiprocessors: int) -> int:
@@ -158,7 +191,7 @@ def matvec_config(out_features: int, warps_per_output: int) -> LaunchConfig:
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
-    pairs: list[Instantiation] = []
+    pairs = matmul_decode.instantiations(dtypes)
     for dtype in dtypes:
         for out_dtype in sorted({dtype, "float"}):
             pairs += [(MATVEC, (dtype, out_dtype, str(rows))) for rows in MATVEC_ROWS]
@@ -166,15 +199,23 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
                 tiles = TILES if out_dtype == dtype else LOGITS_TILES
                 pairs += [(MATMUL, tile.template(dtype, out_dtype, aligned=True)) for tile in tiles]
                 pairs.append((MATMUL, UNALIGNED_TILE.template(dtype, out_dtype, aligned=False)))
+                if out_dtype == dtype:
+                    pairs += [(MATMUL_SPLIT, _split_template(dtype, *choice)) for choice in SPLIT_CHOICES]
         if dtype == "float":
             pairs += [(MATMUL_FLOAT32, (str(tile),)) for tile in FLOAT32_TILES]
     return pairs
+
+
+def _split_template(dtype: str, tile: Tile, splits: int) -> tuple[str, ...]:
+    return (*tile.template(dtype, dtype, aligned=True)[:-1], str(splits))
 
 
 class LinearOps(Ops):
     device: CudaDevice
 
     def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None:
+        if self._decode_product(x, None, 0.0, weight, bias, out, accumulate=accumulate):
+            return
         num_rows, in_features = x.shape
         out_features = weight.shape[0]
         sizes = (num_rows, out_features, in_features, int(accumulate))
@@ -191,14 +232,77 @@ class LinearOps(Ops):
             config = float32_config(num_rows, out_features, side)
             self.device.launch(MATMUL_FLOAT32, (str(side),), config, x, weight, bias, out, *sizes)
         else:
-            aligned = _is_aligned(x, weight, out)
+            self._matmul_half(x, weight, bias, out, sizes)
+
+    def _matmul_half(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, sizes: tuple[int, int, int, int]
+    ) -> None:
+        """On tensor cores."""
+        num_rows, out_features = sizes[:2]
+        dtype, out_dtype = cuda_type(x.dtype), cuda_type(out.dtype)
+        multiprocessors = self.device.multiprocessors
+        aligned = _is_aligned(x, weight, out)
+        clusters = self.device.compute_capability >= (9, 0)
+        if aligned and num_rows <= FEW_ROWS and out.dtype == x.dtype and clusters:
+            tile, splits = choose_split_tile(num_rows, out_features, multiprocessors)
+        else:
             tiles = (UNALIGNED_TILE,) if not aligned else TILES if out.dtype == x.dtype else LOGITS_TILES
-            tile = choose_tile(num_rows, out_features, multiprocessors, tiles)
+            tile, splits = choose_tile(num_rows, out_features, multiprocessors, tiles), 1
+        config = tile.config(num_rows, out_features, splits)
+        if splits > 1:
+            template = _split_template(dtype, tile, splits)
+            self.device.launch(MATMUL_SPLIT, template, config, x, weight, bias, out, *sizes)
+        else:
             template = tile.template(dtype, out_dtype, aligned)
-            self.device.launch(MATMUL, template, tile.config(num_rows, out_features), x, weight, bias, out, *sizes)
+            self.device.launch(MATMUL, template, config, x, weight, bias, out, *sizes)
+
+    def _matmul_silu_mul(self, x: Tensor, weight: Tensor, gate_up: Tensor, out: Tensor) -> None:
+        if not self._decode_product(x, None, 0.0, weight, None, out, gated=True):
+            super()._matmul_silu_mul(x, weight, gate_up, out)
+
+    def _rmsnorm_matmul(
+        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, normed: Tensor, out: Tensor
+    ) -> None:
+        if not self._decode_product(x, norm, eps, weight, bias, out):
+            super()._rmsnorm_matmul(x, norm, eps, weight, bias, normed, out)
+
+    def _rmsnorm_matmul_silu_mul(
+        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, normed: Tensor, gate_up: Tensor, out: Tensor
+    ) -> None:
+        if not self._decode_product(x, norm, eps, weight, None, out, gated=True):
+            super()._rmsnorm_matmul_silu_mul(x, norm, eps, weight, normed, gate_up, out)
+
+    def _decode_product(
+        self,
+        x: Tensor,
+        norm: Tensor | None,
+        eps: float,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+        *,
+        accumulate: bool = False,
+        gated: bool = False,
+    ) -> bool:
+        """Run it as one `matmul_decode_kernel`; False where that kernel is not for it, and nothing was done."""
+        if x.dtype == float32 or not _is_aligned(x, weight, out) or (norm is not None and norm.pointer % 16):
+            return False
+        (num_rows, in_features), features = x.shape, out.shape[1]
+        normed, logits = norm is not None, out.dtype != x.dtype
+        multiprocessors = self.device.multiprocessors
+        limits = Limits(multiprocessors, self.device.max_shared_bytes)
+        tile = choose_decode_tile(num_rows, features, in_features, limits, gated=gated, normed=normed, logits=logits)
+        if tile is None:
+            return False
+        template = tile.template(cuda_type(x.dtype), cuda_type(out.dtype))
+        config = tile.config(features, in_features, multiprocessors)
+        sizes = (num_rows, weight.shape[0], in_features)
+        flags = (int(accumulate), int(gated))
+        self.device.launch(MATMUL_DECODE, template, config, x, norm, weight, bias, out, *sizes, eps, *flags)
+        return True
 
 
 def _is_aligned(x: Tensor, weight: Tensor, out: Tensor) -> bool:
     """Whether `matmul_kernel` may move whole 16-byte segments in and pairs of results out."""
-    whole = x.shape[1] % 8 == 0 and weight.shape[0] % 2 == 0
+    whole = x.shape[1] % 8 == 0 and out.shape[1] % 2 == 0
     return whole and (x.pointer | weight.pointer) % 16 == 0 and out.pointer % (2 * out.dtype.itemsize) == 0

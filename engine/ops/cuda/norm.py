@@ -19,6 +19,7 @@ RMSNORM = KernelSpec(
         ("hidden", "int32"),
         ("eps", "float32"),
     ),
+    overlaps=True,
 )
 ADD_RMSNORM = KernelSpec(
     file="rmsnorm.cu",
@@ -32,6 +33,7 @@ ADD_RMSNORM = KernelSpec(
         ("hidden", "int32"),
         ("eps", "float32"),
     ),
+    overlaps=True,
 )
 LAYERNORM = KernelSpec(
     file="layernorm.cu",

@@ -1,0 +1,131 @@
+"""The matrix product of a decode step: which variant of `matmul_decode_kernel` runs, and on how many blocks.
+
+A row's result does not depend on the other rows, nor on their number while `units` is the same: every sum
+runs over the same eight interleaved parts of k in the same order. (With a norm before it, one row and
+several may differ in the last bit of the norm.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from engine.ops.cuda.types import WARP_SIZE, ceil_div
+
+MATMUL_DECODE = KernelSpec(
+    file="matmul_decode.cu",
+    name="matmul_decode_kernel",
+    template=("T", "Out", "TOKENS", "UNITS", "STAGES"),
+    parameters=(
+        ("x", "pointer"),
+        ("norm", "pointer"),
+        ("weight", "pointer"),
+        ("bias", "pointer"),
+        ("out", "pointer"),
+        ("num_rows", "int32"),
+        ("out_features", "int32"),
+        ("in_features", "int32"),
+        ("eps", "float32"),
+        ("accumulate", "int32"),
+        ("gated", "int32"),
+    ),
+    overlaps=True,
+)
+
+# As in cuda_src/matmul_decode.cu.
+WARPS = 8
+THREADS = WARPS * WARP_SIZE
+UNIT = 8
+STEP_K = 64
+
+SEGMENT_BYTES = 16
+HALF_BYTES = 2
+
+
+@dataclass(frozen=True)
+class DecodeTile:
+    """A variant of the kernel.
+
+    Attributes:
+        tokens: the most rows of x; a single one may be normalised.
+        units: of 8 weight rows that a block takes at a time.
+        stages: of the ring of copies.
+    """
+
+    tokens: int
+    units: int
+    stages: int
+
+    def template(self, dtype: str, out_dtype: str) -> tuple[str, ...]:
+        return (dtype, out_dtype, str(self.tokens), str(self.units), str(self.stages))
+
+    def shared_bytes(self, in_features: int) -> int:
+        resident = self.tokens == 1
+        groups = ceil_div(self.tokens, 8)
+        ring = self.stages * 2 * (self.units + (0 if resident else groups)) * THREADS * SEGMENT_BYTES
+        partial = WARPS * self.units * groups * WARP_SIZE * 8
+        row = steps(in_features) * STEP_K * WARPS * HALF_BYTES
+        return ring + partial + (2 * row if resident else 0)
+
+    def config(self, features: int, in_features: int, blocks: int) -> LaunchConfig:
+        """`features` of the result; as many blocks, unless there are fewer units of 8 features."""
+        return LaunchConfig(
+            (min(blocks, ceil_div(features, UNIT)), 1, 1), (THREADS, 1, 1), self.shared_bytes(in_features)
+        )
+
+
+def steps(in_features: int) -> int:
+    """Of 64 elements of k that each warp takes."""
+    return ceil_div(in_features, STEP_K * WARPS)
+
+
+MAX_ROWS = 16
+MAX_RESIDENT_FEATURES = 8192  # of the one row that a block keeps in shared memory
+
+TOKENS = (1, 8, 16)
+SIZES = ((1, 6), (4, 2), (4, 3), (6, 2), (6, 3))  # units and stages
+LOGITS_SIZES = ((4, 2), (6, 3))
+TILES = tuple(DecodeTile(tokens, *size) for tokens in TOKENS for size in SIZES)
+LOGITS_TILES = tuple(DecodeTile(tokens, *size) for tokens in TOKENS for size in LOGITS_SIZES)
+
+
+class Limits(NamedTuple):
+    """What a device has: its multiprocessors, and the shared memory a block may use."""
+
+    multiprocessors: int
+    shared_bytes: int
+
+
+@lru_cache(maxsize=4096)
+def choose_decode_tile(
+    num_rows: int, features: int, in_features: int, limits: Limits, *, gated: bool, normed: bool, logits: bool
+) -> DecodeTile | None:
+    """The variant for a result [num_rows, features], None where this kernel is not for it.
+
+    As many units as a block has to do, if they can be taken at once, and where the ring goes round a
+    third stage. The few bytes of a short ring leave room for the next kernel's.
+    """
+    one = num_rows == 1 and in_features <= MAX_RESIDENT_FEATURES
+    if num_rows > MAX_ROWS or (normed and not one):
+        return None
+    tokens = 1 if one else 8 if num_rows <= 8 else 16
+    fitting = [
+        tile
+        for tile in (LOGITS_TILES if logits else TILES)
+        if tile.tokens == tokens and tile.units > gated and tile.shared_bytes(in_features) <= limits.shared_bytes
+    ]
+    if not fitting:
+        return None
+    needed = ceil_div(ceil_div(features, UNIT), limits.multiprocessors) * (1 + gated)
+    units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
+    short, *deep = [tile for tile in fitting if tile.units == units]
+    return deep[-1] if deep and steps(in_features) * ceil_div(needed, units) > short.stages else short
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that is launched for elements of these C types."""
+    halves = [dtype for dtype in dtypes if dtype != "float"]
+    pairs = [(MATMUL_DECODE, tile.template(dtype, dtype)) for dtype in halves for tile in TILES]
+    return pairs + [(MATMUL_DECODE, tile.template(dtype, "float")) for dtype in halves for tile in LOGITS_TILES]
