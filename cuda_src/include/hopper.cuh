@@ -35,18 +35,6 @@ __device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Arrive at the same barrier of block `rank` of the cluster.
-__device__ __forceinline__ void barrier_arrive_at(Barrier* barrier, unsigned rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
-      "}" ::"r"(shared_address(barrier)),
-      "r"(rank)
-      : "memory");
-}
-
 // Arrive and let the phase wait for `bytes` more from the copy engine.
 __device__ __forceinline__ void barrier_arrive_expecting(Barrier* barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -75,25 +63,27 @@ __device__ __forceinline__ unsigned cluster_rank() {
   return rank;
 }
 
-// All threads of all blocks of the cluster; shared memory written before is visible after.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+// A barrier of all threads of all blocks of the cluster that have not ended, in two steps: shared memory
+// written before an arrival is visible after the wait.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
 
-// The address in block `rank` of what is at `address` here, both in shared memory.
-__device__ __forceinline__ unsigned address_in_block(unsigned address, unsigned rank) {
-  unsigned remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  return remote;
-}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
-// Start storing 16 bytes to shared memory of another block, at an address_in_block; they count towards the
-// `barrier` there, another address_in_block.
-__device__ __forceinline__ void send_to_block_16(unsigned remote, const float* v, unsigned barrier) {
+// Start copying `bytes`, a multiple of 16, of this block's shared memory to where `to` is in block `rank` of
+// the cluster; they count towards `barrier` there. Both addresses are multiples of 16.
+__device__ __forceinline__ void copy_to_block(void* to, const void* from, unsigned bytes, Barrier* barrier,
+                                              unsigned rank) {
   asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-          remote),
-      "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)
+      "{\n"
+      ".reg .b32 remote, remote_barrier;\n"
+      "mapa.shared::cluster.u32 remote, %0, %4;\n"
+      "mapa.shared::cluster.u32 remote_barrier, %3, %4;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [remote], [%1], %2, "
+      "[remote_barrier];\n"
+      "}" ::"r"(shared_address(to)),
+      "r"(shared_address(from)), "r"(bytes), "r"(shared_address(barrier)), "r"(rank)
       : "memory");
 }
 
@@ -120,15 +110,9 @@ __device__ __forceinline__ void copy_box(void* shared, const TensorMap& map, int
       : "memory");
 }
 
-// The same into every block of the cluster whose bit is set in `blocks`, and towards each one's barrier.
-__device__ __forceinline__ void copy_box_to_blocks(void* shared, const TensorMap& map, int row, int column,
-                                                   Barrier* barrier, unsigned short blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
-      "l"(reinterpret_cast<unsigned long long>(&map)), "r"(column), "r"(row), "r"(shared_address(barrier)),
-      "h"(blocks)
-      : "memory");
+// This thread's plain stores to shared memory are seen by copies and products that start after a barrier.
+__device__ __forceinline__ void fence_shared_for_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // What earlier kernels wrote with plain stores is seen by this thread's copies.
@@ -191,7 +175,8 @@ __device__ __forceinline__ void wgmma(float (&sums)[N / 2], unsigned long long a
 #define WGMMA_FLOATS_96 WGMMA_FLOATS_80, WGMMA_FLOATS_16(80)
 #define WGMMA_FLOATS_112 WGMMA_FLOATS_96, WGMMA_FLOATS_16(96)
 #define WGMMA_FLOATS_128 WGMMA_FLOATS_112, WGMMA_FLOATS_16(112)
-#define WGMMA_NAMES_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" ", " \
+#define WGMMA_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_NAMES_32 WGMMA_NAMES_16 ", " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_NAMES_48 WGMMA_NAMES_32 ", " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -217,6 +202,7 @@ __device__ __forceinline__ void wgmma(float (&sums)[N / 2], unsigned long long a
                  : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                           \
   }
 #define DEFINE_WGMMA_SIZES(T, TYPE) \
+  DEFINE_WGMMA(T, TYPE, 32, WGMMA_FLOATS_16(0), WGMMA_NAMES_16, "%16", "%17", "%18") \
   DEFINE_WGMMA(T, TYPE, 64, WGMMA_FLOATS_32, WGMMA_NAMES_32, "%32", "%33", "%34") \
   DEFINE_WGMMA(T, TYPE, 96, WGMMA_FLOATS_48, WGMMA_NAMES_48, "%48", "%49", "%50") \
   DEFINE_WGMMA(T, TYPE, 128, WGMMA_FLOATS_64, WGMMA_NAMES_64, "%64", "%65", "%66") \

@@ -26,10 +26,8 @@ MATMUL_HOPPER = KernelSpec(
         ("num_rows", "int32"),
         ("out_features", "int32"),
         ("in_features", "int32"),
-        ("cluster_m", "int32"),
-        ("cluster_n", "int32"),
         ("splits", "int32"),
-        ("clusters_in_l2", "int32"),
+        ("tiles_m_in_l2", "int32"),
         ("stages", "int32"),
         ("accumulate", "int32"),
         ("silu_mul", "int32"),
@@ -46,6 +44,7 @@ CONSUMER_WARPS = 8
 BLOCK_THREADS = (CONSUMER_WARPS + 4) * WARP_SIZE
 MAX_STAGES = 8
 HALF_BYTES = 2
+SLOT_BYTES = CONSUMER_WARPS * WARP_SIZE * 16
 STAGING_BYTES = CONSUMER_WARPS * 16 * (64 + 8) * HALF_BYTES
 
 BARRIER_BYTES = 1024  # static shared memory, up to where the ring may begin
@@ -60,14 +59,11 @@ class Plan:
     Attributes:
         warpgroups_m: of a block's two warp groups along the rows; the others lie along the columns.
         warpgroup_n: columns of one warp group, which has 64 rows.
-        cluster_m, cluster_n: tiles of a cluster along the rows or the columns that share an operand.
-        splits: slices of in_features, one a block of the cluster.
+        splits: slices of in_features, one for each block of a cluster.
     """
 
     warpgroups_m: int
     warpgroup_n: int
-    cluster_m: int = 1
-    cluster_n: int = 1
     splits: int = 1
 
     @property
@@ -78,37 +74,38 @@ class Plan:
     def tile_n(self) -> int:
         return self.warpgroup_n * (2 // self.warpgroups_m)
 
-    @property
-    def cluster(self) -> int:
-        return self.cluster_m * self.cluster_n * self.splits
-
     def template(self, dtype: str, out_dtype: str) -> tuple[str, ...]:
         return (dtype, out_dtype, str(self.warpgroups_m), str(self.warpgroup_n))
 
-    def places(self, num_rows: int, out_features: int) -> int:
-        """Clusters that cover the result."""
-        return ceil_div(num_rows, self.tile_m * self.cluster_m) * ceil_div(out_features, self.tile_n * self.cluster_n)
-
-    def staging_bytes(self, out_itemsize: int) -> int:
-        """Of results on their way out."""
-        return STAGING_BYTES if out_itemsize == HALF_BYTES else 0
-
-    def stages(self, out_itemsize: int, max_shared_bytes: int) -> int:
-        room = max_shared_bytes - BARRIER_BYTES - self.staging_bytes(out_itemsize)
-        return min(MAX_STAGES, room // self.stage_bytes)
+    def tiles(self, num_rows: int, out_features: int) -> int:
+        return ceil_div(num_rows, self.tile_m) * ceil_div(out_features, self.tile_n)
 
     @property
     def stage_bytes(self) -> int:
         return (self.tile_m + self.tile_n) * TILE_K * HALF_BYTES
 
+    def bytes_beside_ring(self, out_itemsize: int) -> int:
+        """Of results on their way out and of the sums of other splits."""
+        staging = STAGING_BYTES if out_itemsize == HALF_BYTES else 0
+        return staging + (self.splits - 1) * self.share_bytes
+
+    @property
+    def share_bytes(self) -> int:
+        """Of the sums that a split sends to another."""
+        return 2 * ceil_div(self.warpgroup_n // 16, self.splits) * SLOT_BYTES
+
+    def stages(self, out_itemsize: int, max_shared_bytes: int) -> int:
+        room = max_shared_bytes - BARRIER_BYTES - self.bytes_beside_ring(out_itemsize)
+        return min(MAX_STAGES, room // self.stage_bytes)
+
     def config(
         self, num_rows: int, out_features: int, out_itemsize: int, multiprocessors: int, max_shared_bytes: int
     ) -> LaunchConfig:
-        places = self.places(num_rows, out_features)
-        clusters = places if self.splits > 1 else min(places, multiprocessors // self.cluster)
-        ring = self.stages(out_itemsize, max_shared_bytes) * self.stage_bytes
-        shared_bytes = ring + self.staging_bytes(out_itemsize)
-        return LaunchConfig((clusters * self.cluster, 1, 1), (BLOCK_THREADS, 1, 1), shared_bytes, self.cluster)
+        tiles = self.tiles(num_rows, out_features)
+        blocks = tiles * self.splits if self.splits > 1 else min(tiles, multiprocessors)
+        ring_bytes = self.stages(out_itemsize, max_shared_bytes) * self.stage_bytes
+        shared_bytes = ring_bytes + self.bytes_beside_ring(out_itemsize)
+        return LaunchConfig((blocks, 1, 1), (BLOCK_THREADS, 1, 1), shared_bytes, self.splits)
 
 
 def launch(
@@ -131,17 +128,15 @@ def launch(
         MATMUL_HOPPER,
         plan.template(cuda_type(x.dtype), cuda_type(out.dtype)),
         config,
-        box_map(x, plan.tile_m // plan.cluster_n),
-        box_map(weight, plan.warpgroup_n // (2 if silu_mul or plan.cluster_m == 2 else 1)),
+        box_map(x, plan.tile_m),
+        box_map(weight, plan.warpgroup_n // (2 if silu_mul else 1)),
         bias,
         out,
         num_rows,
         out_features,
         in_features,
-        plan.cluster_m,
-        plan.cluster_n,
         plan.splits,
-        max(1, rows_in_l2 // (plan.tile_m * plan.cluster_m)),
+        rows_in_l2 // plan.tile_m,
         plan.stages(itemsize, device.max_shared_bytes),
         int(accumulate),
         int(silu_mul),
