@@ -14,9 +14,10 @@ import msgspec
 from app.api_keys import VARIABLE as API_KEY_VARIABLE
 from app.api_keys import gather_api_keys
 from app.option_types import integer, metric_name, number, origin
-from app.settings import MAX_STORED_RESPONSES, ReasoningParserName, ToolParserName
+from app.settings import ReasoningParserName, ToolParserName
 from engine.config import BLOCK_SIZES, DEVICE_DEFAULTS, DeviceName, DTypeName, EngineConfig, LoadFormat, PoolingName
 from engine.errors import ConfigError
+from loadtest.options import add_options as add_bench_options
 
 EXIT_WRONG_USE = 2
 EXIT_INTERRUPTED = 130
@@ -77,6 +78,16 @@ def build_parser() -> Parser:
     _add_device_options(serve)
     _add_scheduling_options(serve)
     _add_http_options(serve)
+    bench = commands.add_parser(
+        "bench",
+        help="load a server and measure it",
+        description="Load an OpenAI-compatible server and report throughput and latencies. The options bear the "
+        "names that `vllm bench serve` gives them.",
+        usage="tessera bench [options]",
+        epilog="Example: tessera bench --num-prompts 200 --max-concurrency 32 --input-len 512 --output-len 128",
+    )
+    bench.set_defaults(run=bench_command)
+    add_bench_options(bench)
     return parser
 
 
@@ -118,6 +129,13 @@ def _add_model_options(serve: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         type=integer(1, 2**31 - 1),
         help="longest prompt plus answer (default: the model's own)",
+    )
+    group.add_argument(
+        "--seed",
+        metavar="SEED",
+        type=integer(0, 2**63 - 1),
+        help="seed of requests that bring none: the same request then always has the same answer (default: another "
+        "for each answer)",
     )
     group.add_argument(
         "--load-format",
@@ -264,7 +282,7 @@ def _add_http_options(serve: argparse.ArgumentParser) -> None:
         metavar="N",
         type=integer(1, 64),
         default=1,
-        help="processes that speak HTTP; more than one keep no answers of /v1/responses (default: %(default)s)",
+        help="processes that speak HTTP (default: %(default)s)",
     )
     group.add_argument(
         "--request-timeout",
@@ -322,10 +340,10 @@ def serve_command(options: argparse.Namespace) -> int:
                 reasoning_parser=options.reasoning_parser,
                 embedding_folder=str(embedding.path) if embedding is not None else None,
                 embedding_model_names=(embedding.name,) if embedding is not None else (),
+                seed=options.seed,
                 metrics_prefix=options.metrics_prefix,
                 request_timeout=options.request_timeout,
                 cors_origins=tuple(options.cors_origin or ()),
-                max_stored_responses=MAX_STORED_RESPONSES if options.api_workers == 1 else 0,  # one store a process
             ),
             host=options.host,
             port=options.port,
@@ -334,6 +352,12 @@ def serve_command(options: argparse.Namespace) -> int:
             step_timeout=options.step_timeout,
         )
     )
+
+
+def bench_command(options: argparse.Namespace) -> int:
+    from loadtest.command import bench_command as run_bench  # imported late, as above
+
+    return run_bench(options)
 
 
 def _engine_config(options: argparse.Namespace) -> EngineConfig:
@@ -350,6 +374,7 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
         cpu_kv_cache_gib=options.cpu_kv_cache_gib,
         num_kv_blocks=options.num_kv_blocks,
         load_format=options.load_format,
+        seed=options.seed,
         prefix_caching=not options.no_prefix_caching,
         cuda_graphs=not options.enforce_eager,
         pooling=options.pooling,

@@ -12,6 +12,7 @@ import orjson
 from app.errors import error_object
 from app.generation import Delta, Generation
 from app.objects import AnswerHead, chat_delta, chat_logprobs, completion_logprobs, usage_object
+from app.prompt_scores import Echo, echo_logprobs
 from app.tokenizer import Tokenizer
 from app.tools.parts import Part
 from engine.errors import RequestError
@@ -144,7 +145,7 @@ class CompletionFrames:
     """Frames of streamed `text_completion` objects.
 
     Args:
-        echoes: per choice the prompt's text to begin with, empty without `echo`.
+        echoes: per choice the prompt to begin with; None without `echo`. With `num_logprobs` its tokens' come too.
         num_logprobs: alternatives per token; None leaves `logprobs` null.
         prompt_token_ids: per choice, reported in its first chunk; None reports no token ids.
     """
@@ -158,14 +159,18 @@ class CompletionFrames:
         usage: bool,
         continuous_usage: bool = False,
         num_logprobs: int | None = None,
-        echoes: list[str] | None = None,
+        echoes: list[Echo] | None = None,
         prompt_token_ids: list[list[int]] | None = None,
     ) -> None:
         fields = head.as_dict("text_completion")
         self._writer = _ChunkWriter(fields, generation, usage=usage, continuous_usage=continuous_usage)
         self._tokenizer = tokenizer
         self._num_logprobs = num_logprobs
+        self._generation = generation
         self._echoes = echoes
+        # Their log-probabilities are there only with a choice's first tokens.
+        self._opens_late = echoes is not None and num_logprobs is not None
+        self._unopened = set(range(len(generation.choices))) if self._opens_late else set[int]()
         self._prompt_token_ids = prompt_token_ids
         self._plain = num_logprobs is None and prompt_token_ids is None
         self._ends = [
@@ -174,17 +179,30 @@ class CompletionFrames:
 
     def opening(self) -> bytes:
         """The echoed prompts and the prompts' tokens, where asked for; otherwise nothing."""
-        if self._echoes is None and self._prompt_token_ids is None:
+        if self._opens_late or (self._echoes is None and self._prompt_token_ids is None):
             return b""
-        frames = []
-        for index in range(len(self._ends)):
-            choice = _completion_choice(index, self._echoes[index] if self._echoes is not None else "")
-            if self._prompt_token_ids is not None:
-                choice["prompt_token_ids"] = self._prompt_token_ids[index]
-            frames.append(self._writer.chunk(orjson.dumps(choice)))
-        return b"".join(frames)
+        return b"".join(map(self._open, range(len(self._ends))))
 
     def delta(self, delta: Delta) -> bytes:
+        if delta.index in self._unopened:
+            self._unopened.discard(delta.index)
+            return self._open(delta.index) + self._delta(delta)
+        return self._delta(delta)
+
+    def closing(self) -> bytes:
+        return self._writer.closing()
+
+    def _open(self, index: int) -> bytes:
+        echo = self._echoes[index] if self._echoes is not None else None
+        choice = _completion_choice(index, echo.text if echo is not None else "")
+        if echo is not None and self._num_logprobs is not None:
+            found = self._generation.choices[index].prompt_logprobs
+            choice["logprobs"] = echo_logprobs(echo, found, self._tokenizer, self._num_logprobs)
+        if self._prompt_token_ids is not None:
+            choice["prompt_token_ids"] = self._prompt_token_ids[index]
+        return self._writer.chunk(orjson.dumps(choice))
+
+    def _delta(self, delta: Delta) -> bytes:
         if delta.finish_reason is None and self._plain:
             return self._writer.chunk(b'{"text":' + orjson.dumps(delta.text) + self._ends[delta.index])
         frames = b""
@@ -194,9 +212,6 @@ class CompletionFrames:
             end = _completion_choice(delta.index, "", delta.finish_reason)
             frames += self._writer.chunk(orjson.dumps(end))
         return frames
-
-    def closing(self) -> bytes:
-        return self._writer.closing()
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         choice = _completion_choice(delta.index, delta.text)

@@ -50,12 +50,13 @@ class Delta:
 
 @dataclass(slots=True)
 class TextOptions:
-    """How a request wants its tokens turned into text."""
+    """How a request wants its tokens turned into text; `scores_only` wants none of the answer, not even one token."""
 
     stops: tuple[str, ...] = ()
     include_stop: bool = False
     min_tokens: int = 0
     wants_logprobs: bool = False
+    scores_only: bool = False
 
 
 @dataclass(slots=True)
@@ -75,6 +76,7 @@ class Choice:
         num_tokens: tokens generated, up to and with the one that ended the text.
         num_reasoning_tokens: those of them that the model thought aloud.
         finish_reason: set once the text is complete, by the engine or by a stop string.
+        prompt_logprobs: of the prompt's tokens but the first, where asked for, from the first output on.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Choice:
         self.num_reasoning_tokens = 0
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self._detokenizer = detokenizer
         self._options = options
         self._matcher = StopMatcher(options.stops, include_stop=options.include_stop)
@@ -117,6 +120,11 @@ class Choice:
             raise EngineUnavailableError("The engine gave this request up before its end.")
         if output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        if self._options.scores_only:
+            self.finish_reason = "length"
+            return Delta(self.index, "", [], [], "length")
         token_ids = output.token_ids
         hidden = reason == "stop" and not self._options.include_stop and token_ids[-1:] == [output.stop_token_id]
         text = self._feed_tokens(output, hidden) if self._by_token else self._feed_all(token_ids, hidden)
@@ -214,6 +222,10 @@ class Generation:
             num_completion_tokens=sum(choice.num_tokens for choice in self.choices),
             num_reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices),
         )
+
+    def prompt_logprobs(self, index: int) -> list[TokenLogprobs]:
+        """Of the prompt of choice `index`, where the first of its prompt's choices was asked for them."""
+        return self.choices[index - index % self.choices_per_prompt].prompt_logprobs
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Deltas of all choices in order of arrival. Whoever reads them calls `abort` in the end.

@@ -140,11 +140,11 @@ def completion_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer, num
     for entry in entries:
         found = entry.logprobs
         ranked = zip(found.top_token_ids[:num_top], found.top_logprobs[:num_top], strict=True)
-        top.append({_completion_token(token_id, tokenizer): _finite(logprob) for token_id, logprob in ranked})
-        top[-1].setdefault(_completion_token(found.token_id, tokenizer), _finite(found.logprob))
+        top.append({completion_token(token_id, tokenizer): finite(logprob) for token_id, logprob in ranked})
+        top[-1].setdefault(completion_token(found.token_id, tokenizer), finite(found.logprob))
     return {
-        "tokens": [_completion_token(entry.logprobs.token_id, tokenizer) for entry in entries],
-        "token_logprobs": [_finite(entry.logprobs.logprob) for entry in entries],
+        "tokens": [completion_token(entry.logprobs.token_id, tokenizer) for entry in entries],
+        "token_logprobs": [finite(entry.logprobs.logprob) for entry in entries],
         "top_logprobs": top,
         "text_offset": [entry.text_offset for entry in entries],
     }
@@ -152,14 +152,16 @@ def completion_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer, num
 
 def _chat_token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
     raw = tokenizer.token_bytes(token_id)
-    return {"token": printable_token(raw), "logprob": _finite(logprob), "bytes": list(raw)}
+    return {"token": printable_token(raw), "logprob": finite(logprob), "bytes": list(raw)}
 
 
-def _completion_token(token_id: int, tokenizer: Tokenizer) -> str:
+def completion_token(token_id: int, tokenizer: Tokenizer) -> str:
+    """A token's text; where its bytes are no characters, `bytes:` says so."""
     raw = tokenizer.token_bytes(token_id)
     text = printable_token(raw)
     return text if text.encode() == raw else f"bytes:{text}"
 
 
-def _finite(logprob: float) -> float:
-    return max(logprob, LEAST_LOGPROB)
+def finite(logprob: float) -> float:
+    """As JSON can say it: neither an infinity nor what is no number at all."""
+    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB

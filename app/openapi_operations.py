@@ -9,11 +9,13 @@ from typing import Any
 from app.auth import OPEN_PATHS
 from app.protocol import answers
 from app.protocol.chat import ChatCompletionRequest
+from app.protocol.common import MAX_NAME
 from app.protocol.completions import CompletionRequest
 from app.protocol.embeddings import EmbeddingRequest
 from app.protocol.messages import MessagesPrompt, MessagesRequest
 from app.protocol.responses import ResponsesRequest
 from app.protocol.tokenize import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
+from app.responses.input_items import DEFAULT_LIMIT, MAX_LIMIT, ORDERS
 
 EVENT_STREAM = "text/event-stream"
 PLAIN_TEXT = "text/plain"
@@ -22,7 +24,8 @@ ANSWERING = (400, 401, 404, 500, 503)  # what an operation without a body may an
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of one path; `bodies` are the forms that its body may have."""
+    """One method of one path; `bodies` are the forms that its body may have, `query` the schemas of its
+    optional query parameters."""
 
     id: str
     method: str
@@ -33,6 +36,7 @@ class Operation:
     bodies: tuple[Any, ...] = ()
     examples: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     answer_meaning: str = "The answer."
     other_media_types: tuple[str, ...] = ()
     may_be_unavailable: bool = False
@@ -113,6 +117,29 @@ OPERATIONS: tuple[Operation, ...] = (
         "OpenAI",
         "Forget a kept answer",
         answers.DeletedResponse,
+        parameters={"response_id": "The `id` of an answer of POST /v1/responses."},
+    ),
+    Operation(
+        "listInputItems",
+        "get",
+        "/v1/responses/{response_id}/input_items",
+        "OpenAI",
+        "The items that a kept answer was asked with",
+        answers.InputItemList,
+        parameters={"response_id": "The `id` of an answer of POST /v1/responses."},
+        query={
+            "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+            "order": {"type": "string", "enum": list(ORDERS), "default": "desc"},
+            "after": {"type": "string", "maxLength": MAX_NAME, "description": "The id of the item before the first."},
+        },
+    ),
+    Operation(
+        "cancelResponse",
+        "post",
+        "/v1/responses/{response_id}/cancel",
+        "OpenAI",
+        "Always refused: answers in the background, which could be cancelled, are not supported",
+        answers.ResponseAnswer,
         parameters={"response_id": "The `id` of an answer of POST /v1/responses."},
     ),
     Operation(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from app.protocol.common import GenerationRequest
-from app.tokenizer import load_json
+from app.tokenizer import Tokenizer, load_json
 from engine.errors import ContextLengthError, InvalidRequestError, ModelError
 from engine.messages import EngineInfo
 from engine.sampling_params import MAX_SEED, Grammar, SamplingParams
@@ -74,14 +75,33 @@ def check_prompt(token_ids: list[int], info: EngineInfo, param: str) -> None:
         )
 
 
+def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """How each word is spelled at the beginning of a text and after a space.
+
+    Raises:
+        InvalidRequestError: a word has no tokens.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        body = word.lstrip(" ")
+        spellings = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (body, f" {body}")]
+        if not any(spellings):
+            raise InvalidRequestError(f"bad_words has {word!r}, which is no token of this model.", param="bad_words")
+        found |= dict.fromkeys(filter(None, spellings))
+    return tuple(found)
+
+
 def sampling_params(
     request: GenerationRequest,
     num_prompt_tokens: int,
     info: EngineInfo,
     defaults: SamplingDefaults,
     grammar: Grammar | None = None,
+    bad_words: tuple[tuple[int, ...], ...] = (),
+    default_seed: int | None = None,
 ) -> list[SamplingParams]:
-    """Parameters of each of the prompt's `n` answers, which match `grammar`; they differ in their seeds.
+    """Parameters of each of the prompt's `n` answers, which match `grammar` and have none of `bad_words`; they
+    differ in their seeds, which begin with `default_seed` where the request has none.
 
     Raises:
         InvalidRequestError: a field is out of range, or prompt and answer exceed the context.
@@ -100,7 +120,7 @@ def sampling_params(
             f"min_tokens ({request.min_tokens}) must be at most {limit_name} ({max_tokens}).", param="min_tokens"
         )
     base = SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=max(max_tokens, 1),  # the prompt's logits come with a token, wanted or not
         min_tokens=request.min_tokens or 0,
         temperature=_either(request.temperature, defaults.temperature),
         top_k=max(0, request.top_k if request.top_k is not None else defaults.top_k),
@@ -113,11 +133,19 @@ def sampling_params(
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         logprobs=request.num_logprobs,
+        prompt_logprobs=request.num_prompt_logprobs,
         grammar=grammar,
         allowed_token_ids=request.allowed_token_ids or None,
+        bad_words=bad_words,
     )
     base.verify(info.vocab_size)
-    return [msgspec.structs.replace(base, seed=_seed(request.seed, index)) for index in range(request.num_choices)]
+    # In a stream each choice brings its own copy, which goes out with its first token; otherwise one will do.
+    seed = default_seed if request.seed is None else request.seed
+    others = base if request.stream else msgspec.structs.replace(base, prompt_logprobs=None)
+    return [
+        msgspec.structs.replace(others if index else base, seed=_seed(seed, index))
+        for index in range(request.num_choices)
+    ]
 
 
 def _either(value: float | None, default: float) -> float:

@@ -10,6 +10,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from app.listener import listen
@@ -25,6 +26,7 @@ from engine.supervisor import EngineStartError, EngineSupervisor, make_run_dir
 
 logger = logging.getLogger("tessera.serve")
 
+RESPONSE_FILE = "responses.sqlite"
 ENGINE_STOP_TIMEOUT = 5.0  # seconds; by then no request is left for the engine to finish
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what to call where one listens everywhere
 
@@ -65,6 +67,9 @@ class Server:
     async def run(self) -> int:
         options = self._options
         run_dir = make_run_dir()
+        app = options.app
+        if options.api_workers > 1:
+            app = msgspec.structs.replace(app, response_file=str(run_dir / RESPONSE_FILE))
         self._supervisor = EngineSupervisor(
             options.engine,
             run_dir,
@@ -75,7 +80,7 @@ class Server:
         client = self._client = EngineClient(run_dir)
         self._workers = WorkerPool(
             options.api_workers - 1,
-            WorkerLaunch(str(run_dir), self._listener.fileno(), options.drain_timeout, options.app),
+            WorkerLaunch(str(run_dir), self._listener.fileno(), options.drain_timeout, app),
         )
         self._supervisor.start()
         await asyncio.sleep(0)  # the engine process starts, and loads while this one imports the rest
@@ -83,7 +88,7 @@ class Server:
         try:
             from app.http_server import HttpServer
 
-            self._http = HttpServer(client, options.app, options.drain_timeout)
+            self._http = HttpServer(client, app, options.drain_timeout)
             return await self._serve()
         finally:
             self._report.close()

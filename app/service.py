@@ -16,11 +16,19 @@ from app.answer_reader import AnswerReader
 from app.chat_template import check_kwargs, load_chat_template
 from app.detokenizer import DetokenizerFactory
 from app.generation import Choice, Delta, FinishReason, Generation, TextOptions, TokenEntry
+from app.prompt_scores import token_offsets
 from app.protocol.chat import ChatCompletionRequest, ConversationFields
 from app.protocol.common import GenerationRequest
-from app.reasoning import END, ReasoningSplitter, ReasoningStart, reasoning_start, thinks_aloud
+from app.reasoning import BEGIN, END, ReasoningSplitter, ReasoningStart, reasoning_start, thinks_aloud
 from app.responses.store import ResponseStore
-from app.sampling import check_prompt, check_token_ids, load_sampling_defaults, sampling_params, truncate_prompt
+from app.sampling import (
+    bad_word_ids,
+    check_prompt,
+    check_token_ids,
+    load_sampling_defaults,
+    sampling_params,
+    truncate_prompt,
+)
 from app.settings import AppSettings
 from app.streaming import run_while_connected
 from app.text_workers import TextWorkers
@@ -88,7 +96,7 @@ class Service:
         self.thinks_aloud = thinks_aloud(settings.reasoning_parser, sources)
         self.defaults = load_sampling_defaults(folder)
         self.workers = TextWorkers(settings.text_threads, settings.max_text_jobs)
-        self.responses = ResponseStore(settings.max_stored_responses, settings.max_stored_bytes)
+        self.responses = ResponseStore(settings.max_stored_responses, settings.max_stored_bytes, settings.response_file)
         config = folder / "config.json"
         self.created = int(config.stat().st_mtime if config.is_file() else time.time())
         self._detokenizers = DetokenizerFactory(self.tokenizer)
@@ -206,16 +214,21 @@ class Service:
         return next((token_id for token_id in token_ids if self.tokenizer.token_string(token_id) == text), None)
 
     def _grammar_after_reasoning(self, request: ChatCompletionRequest, prompt: ChatPrompt) -> Grammar | None:
-        """The request's grammar, from the end of the reasoning on where the prompt has begun one."""
+        """The request's grammar, from the end of the reasoning on where the prompt has begun one or the model does."""
         grammar = request.grammar
-        if grammar is None or not prompt.opens_reasoning:
+        if grammar is None or prompt.reasoning == "none":
             return grammar
-        end = self.tokenizer.encode(END, add_special_tokens=False)
-        if len(end) != 1:
-            raise InvalidRequestError(
-                f"{grammar.param} cannot be used while this model reasons: turn its thinking off.", param=grammar.param
-            )
-        return msgspec.structs.replace(grammar, start_token_id=end[0])
+        begin, end = self._token_id_of(BEGIN), self._token_id_of(END)
+        if prompt.opens_reasoning:
+            if end is None:
+                raise InvalidRequestError(
+                    f"{grammar.param} cannot be used while this model reasons: turn its thinking off.",
+                    param=grammar.param,
+                )
+            return msgspec.structs.replace(grammar, start_token_id=end)
+        if begin is None or end is None:
+            return grammar
+        return msgspec.structs.replace(grammar, start_token_id=end, section_token_id=begin)
 
     def start(
         self,
@@ -252,12 +265,19 @@ class Service:
         for token_ids in prompts:
             check_prompt(token_ids, info, param)
         grammar = grammar if grammar is not None else request.grammar
-        prepared = [sampling_params(request, len(token_ids), info, self.defaults, grammar) for token_ids in prompts]
+        bad_words = bad_word_ids(request.bad_words, self.tokenizer)
+        prepared = [
+            sampling_params(
+                request, len(token_ids), info, self.defaults, grammar, bad_words, default_seed=self.settings.seed
+            )
+            for token_ids in prompts
+        ]
         options = TextOptions(
             stops=request.stop,
             include_stop=request.include_stop_str_in_output,
             min_tokens=request.min_tokens or 0,
             wants_logprobs=request.num_logprobs is not None,
+            scores_only=request.token_limit[0] == 0,
         )
         salt = self._cache_salt(request, tenant_of(http_request))
         # A refusal on the way drops the streams made so far, which takes their requests back.
@@ -293,6 +313,10 @@ class Service:
         finally:
             await generation.abort()
         return answers
+
+    def token_offsets(self, token_ids: list[int], *, skip_special_tokens: bool) -> list[int]:
+        """Where each token's text begins in the text of all, in characters."""
+        return token_offsets(self._detokenizers.make(skip_special_tokens=skip_special_tokens, at_start=True), token_ids)
 
     def check_token_ids(self, token_ids: list[int], param: str) -> None:
         check_token_ids(token_ids, self.info, param)

@@ -9,8 +9,6 @@ import msgspec
 ToolParserName = Literal["auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "none"]
 ReasoningParserName = Literal["auto", "think", "none"]
 
-MAX_STORED_RESPONSES = 1024
-
 
 class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the HTTP side. Times are seconds.
@@ -24,9 +22,10 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
         reasoning_parser: whether reasoning is told from the answer: auto (by the chat template), think or none.
         embedding_folder: local folder of the encoder that makes embeddings beside the model, or None.
         embedding_model_names: names of that encoder.
+        seed: of requests without one of their own; None draws one for each answer.
         metrics_prefix: prefix of every metric's name on /metrics, without the colon.
         max_body_bytes: larger request bodies are refused with 413.
-        body_timeout: a request body that takes longer to arrive is refused with 408.
+        body_timeout: a request whose head or whose body takes longer to arrive is refused with 408.
         request_timeout: longest time from a request's arrival to the end of its answer.
         stall_timeout: a reader that takes nothing for this long loses its answer.
         template_timeout: longest time for rendering one chat template.
@@ -35,6 +34,7 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_choices: most sequences of one request, prompts times n.
         max_stored_responses: most answers of /v1/responses that are kept per API key; 0 keeps none.
         max_stored_bytes: and the most memory that they take.
+        response_file: file that several app processes keep them in; None: each in its own memory.
         cors_origins: origins whose pages may call this server from a browser; empty allows none.
         share_prefix_cache: whether holders of different API keys share cached prompt prefixes.
     """
@@ -47,6 +47,7 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_parser: ReasoningParserName = "auto"
     embedding_folder: str | None = None
     embedding_model_names: tuple[str, ...] = ()
+    seed: int | None = None
     metrics_prefix: str = "tessera"
     max_body_bytes: int = 16 * 2**20
     body_timeout: float = 60.0
@@ -56,7 +57,8 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
     text_threads: int = 2
     max_text_jobs: int = 512
     max_choices: int = 1024
-    max_stored_responses: int = MAX_STORED_RESPONSES
+    max_stored_responses: int = 1024
     max_stored_bytes: int = 64 * 2**20
+    response_file: str | None = None
     cors_origins: tuple[str, ...] = ()
     share_prefix_cache: bool = False

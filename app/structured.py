@@ -11,13 +11,20 @@ from app.protocol.structured import JsonSchemaFormat, PlainFormat, StructuredOut
 from engine.errors import InvalidRequestError
 from engine.sampling_params import Grammar
 
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # within a line, so that its time is linear
 _SPECS = ("json", "json_object", "regex", "choice", "grammar")
 
 
 def schema_grammar(schema: dict[str, Any], param: str) -> Grammar:
-    """JSON that satisfies a schema; `param` is the request field that it comes from."""
-    return Grammar("json_schema", orjson.dumps(schema).decode(), param)
+    """JSON that satisfies a schema; `param` is the request field that it comes from.
+
+    Raises: InvalidRequestError for one that came as text and is nested hundreds of levels deep.
+    """
+    try:
+        text = orjson.dumps(schema).decode()
+    except orjson.JSONEncodeError:  # it goes less deep than the parser
+        raise InvalidRequestError(f"The schema of {param} is nested too deeply.", param=param) from None
+    return Grammar("json_schema", text, param)
 
 
 def format_grammar(form: PlainFormat | JsonSchemaFormat | None, param: str = "response_format") -> Grammar | None:
@@ -37,14 +44,25 @@ def structured_outputs_grammar(spec: StructuredOutputs) -> Grammar:
     names = [name for name, value in given.items() if value is not None]
     if len(names) != 1:
         raise InvalidRequestError(f"{param} must have exactly one of {', '.join(_SPECS)}.", param=param)
-    if spec.json_ is not None:
-        return schema_grammar(_schema_object(spec.json_, f"{param}.json"), param)
-    if spec.regex is not None:
-        return Grammar("regex", spec.regex, param)
-    if spec.choice is not None:
-        return Grammar("choice", orjson.dumps(spec.choice).decode(), param)
-    if spec.grammar is not None:
-        return Grammar("gbnf" if _GBNF_RULE.search(spec.grammar) else "lark", spec.grammar, param)
+    return _grammar_of(names[0], given[names[0]], param, f"{param}.{names[0]}")
+
+
+def guided_grammar(name: str, value: Any) -> Grammar | None:
+    """Of one of the older fields `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar`."""
+    return None if value is None else _grammar_of(name.removeprefix("guided_"), value, name, name)
+
+
+def _grammar_of(kind: str, value: Any, param: str, path: str) -> Grammar:
+    """`path` names the value itself, for what is wrong with it alone."""
+    match kind:
+        case "json":
+            return schema_grammar(_schema_object(value, path), param)
+        case "regex":
+            return Grammar("regex", value, param)
+        case "choice":
+            return Grammar("choice", orjson.dumps(value).decode(), param)
+        case "grammar":
+            return Grammar("gbnf" if _GBNF_RULE.search(value) else "lark", value, param)
     return Grammar("json_object", param=param)
 
 

@@ -80,6 +80,15 @@ class TableUpdates:
 
 
 @dataclass
+class PromptRows:
+    """Tokens of the step whose logits say how probable the prompt's next token was; P of them."""
+
+    token_indices: Int32Array  # [P] among the step's tokens
+    next_token_ids: Int32Array  # [P] what follows them in their prompts
+    num_logprobs: Int32Array  # [P] alternatives to report
+
+
+@dataclass
 class StepBatch:
     """One step's work. Sequences are rows; a row's tokens are consecutive in the token arrays."""
 
@@ -94,6 +103,7 @@ class StepBatch:
     slot_inits: list[SlotInit] = field(default_factory=list)
     table_updates: TableUpdates | None = None
     is_constrained: bool = False  # sampling waits for a TokenMask
+    prompt_rows: PromptRows | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -115,7 +125,9 @@ class StepResult:
     Attributes:
         token_ids: [S]; -1 where the row's logits were not finite, or its mask left nothing to choose.
         logprobs: per sampled row, or None where not asked for; None altogether if no row asked.
+        prompt_logprobs: one for each of the batch's prompt rows.
     """
 
     token_ids: Int32Array
     logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -85,15 +85,14 @@ class BlockManager:
     def match_prefix(self, sequence: Sequence) -> list[int]:
         """Published blocks that hold the beginning of `sequence`, which still takes no reference.
 
-        The last token is never among them: it must be computed to choose the next one.
+        At most `max_shared_tokens` of its tokens are among them.
         """
         if not self.prefix_caching:
             return []
-        num_blocks = (sequence.num_tokens - 1) // self.block_size
-        self._extend_digests(sequence, num_blocks)
+        self._extend_digests(sequence, (sequence.num_tokens - 1) // self.block_size)
         blocks: list[int] = []
         parent: PublishedBlock | None = None
-        for index in range(num_blocks):
+        for index in range(sequence.max_shared_tokens // self.block_size):
             parent = self._find(sequence, index, parent)
             if parent is None:
                 break

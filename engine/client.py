@@ -420,6 +420,8 @@ def _merge(earlier: RequestOutput, later: RequestOutput) -> None:
     earlier.token_ids += later.token_ids
     if later.logprobs is not None:
         earlier.logprobs = (earlier.logprobs or []) + later.logprobs
+    if later.prompt_logprobs is not None:
+        earlier.prompt_logprobs = later.prompt_logprobs
     earlier.finish_reason = later.finish_reason
     earlier.stop_token_id = later.stop_token_id
     earlier.num_cached_tokens = max(earlier.num_cached_tokens, later.num_cached_tokens)

@@ -38,7 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         load_format: `dummy` makes random weights on the device from config.json alone.
         cuda_graphs: record decode steps at the start and replay them, instead of launching kernel by kernel.
         prefix_caching: reuse the KV blocks of equal prompt prefixes.
-        seed: base for requests without a seed of their own; None draws one from the system.
+        seed: of the random weights that `dummy` makes; None takes 0. Requests bring their own seeds.
         embedding_model: path of the folder of an encoder that makes embeddings beside the model; empty: none.
         pooling: how token vectors become an embedding, of `embedding_model` where there is one; `auto` is what
             the folder says, else the mean for an encoder and the last token for a decoder.

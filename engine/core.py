@@ -19,8 +19,10 @@ from engine.errors import ContextLengthError, EngineError, InvalidRequestError, 
 from engine.grammar import GrammarCompiler, PendingGrammar
 from engine.messages import AddRequest, FinishReason, RequestOutput, SchedulerStats, refused
 from engine.metrics import EngineMetrics
-from engine.scheduler import ScheduledStep, Scheduler
+from engine.prompt_logprobs import keep_prompt_logprobs
+from engine.scheduler import Scheduler
 from engine.sequence import ClientId, Sequence, SequenceStatus
+from engine.slot_table import ScheduledStep
 
 Outputs: TypeAlias = defaultdict[ClientId, list[RequestOutput]]
 
@@ -140,7 +142,7 @@ class EngineCore:
         if params.grammar is not None and self._grammars is not None:
             self._compiling[sequence] = self._grammars.submit(params.grammar)
             return
-        if params.allowed_token_ids is not None:
+        if params.allowed_token_ids is not None or params.bad_words:
             sequence.constraint = TokenConstraint(params, self._vocab_size)
         self.scheduler.add(sequence)
 
@@ -221,6 +223,7 @@ class EngineCore:
         if token_ids and min(token_ids) < 0:
             self._fail_rows_without_token(step, token_ids, outputs, now)
         self.scheduler.publish(step)
+        keep_prompt_logprobs(step.prompt_rows, result.prompt_logprobs)
         self._advance_constraints(step, token_ids)
 
         num_tokens = 0
@@ -248,7 +251,9 @@ class EngineCore:
                 finish_reason,
                 token_id if finish_reason == "stop" and token_id in sequence.stop_token_ids else None,
                 sequence.num_cached_tokens,
+                prompt_logprobs=sequence.prompt_logprobs,
             )
+            sequence.prompt_logprobs = None
             outputs[sequence.client].append(output)
             if finish_reason is not None:
                 self._finish(sequence, finish_reason, now)
@@ -272,13 +277,11 @@ class EngineCore:
         return refusals
 
     def _advance_constraints(self, step: ScheduledStep, token_ids: list[int]) -> None:
-        """Let grammars follow the tokens that were sampled, before anybody asks what may come next."""
-        if not step.constrained or self._grammars is None:
-            return
+        """Let constraints follow the tokens that were sampled, before anybody asks what may come next."""
         followed = [
             (sequence.constraint, token_ids[row])
             for row, sequence in step.constrained
-            if isinstance(sequence.constraint, GrammarConstraint) and not sequence.is_finished
+            if sequence.constraint is not None and not sequence.is_finished
         ]
         if followed:
             constraints, chosen = zip(*followed, strict=True)

@@ -146,6 +146,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
     """What one step brought for one request.
 
     `finish_reason` is set on the last output only. `stop_token_id` names the id that ended it.
+    `prompt_logprobs` comes with the first token, where asked for: one for each prompt token but the first.
     `error` (message) comes with finish_reason "error"; the other `error_*` fields and `retry_after`
     (seconds) go with it and carry a `RequestError` across.
     """
@@ -162,6 +163,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
     error_param: str | None = None
     error_type: str | None = None
     retry_after: int | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class EmbeddingOutput(msgspec.Struct, frozen=True, tag="embedding"):

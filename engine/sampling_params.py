@@ -15,6 +15,8 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_SEED = 2**64 - 1
 MAX_GRAMMAR_LENGTH = 2**18
 MAX_ALLOWED_TOKEN_IDS = 2**16
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_LENGTH = 1024  # tokens
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf"]
 
@@ -30,12 +32,15 @@ class Grammar(msgspec.Struct, frozen=True):
         param: the request field that it comes from, for errors.
         start_token_id: it holds from after this token (the end of a section of reasoning), which must
             come before the answer may end; None: from the start.
+        section_token_id: where it is set, that is so only if this token (the beginning of such a section) is the
+            answer's first; after any other first token the grammar has held from the start.
     """
 
     kind: GrammarKind
     text: str = ""
     param: str = "response_format"
     start_token_id: int | None = None
+    section_token_id: int | None = None
 
     def verify(self, vocab_size: int) -> None:
         """Raise InvalidRequestError for a text that is too long or a token that does not exist."""
@@ -44,16 +49,17 @@ class Grammar(msgspec.Struct, frozen=True):
                 f"{self.param} has {len(self.text)} characters of grammar, but may have at most {MAX_GRAMMAR_LENGTH}",
                 param=self.param,
             )
-        if self.start_token_id is not None:
-            _token_id(self.param, self.start_token_id, vocab_size)
+        for token_id in (self.start_token_id, self.section_token_id):
+            if token_id is not None:
+                _token_id(self.param, token_id, vocab_size)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling settings of one sequence, complete: every default has been filled in.
 
     Order of application to a row of logits: `logit_bias`; stop ids suppressed until `min_tokens`;
-    repetition, frequency and presence penalties; tokens that `grammar` or `allowed_token_ids` exclude;
-    temperature; min_p; top_k; top_p.
+    repetition, frequency and presence penalties; tokens that `grammar`, `allowed_token_ids` or `bad_words`
+    exclude; temperature; min_p; top_k; top_p.
 
     Attributes:
         max_tokens: most tokens to generate.
@@ -69,9 +75,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         stop_token_ids: end the sequence with `stop`; the model's own end ids are added by the engine.
         ignore_eos: the model's own end ids do not end the sequence.
         logprobs: number of alternatives to report per token; None reports nothing, 0 the token's own.
+        prompt_logprobs: the same for the prompt's tokens, all but the first.
         grammar: what the answer must match; once nothing can follow, the sequence ends with `stop`, whatever
             `min_tokens` and `ignore_eos` say.
         allowed_token_ids: no other ids can be chosen; None allows all.
+        bad_words: sequences of ids that cannot come one after the other in the output.
     """
 
     max_tokens: int
@@ -88,8 +96,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -113,6 +123,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _in_range("seed", self.seed, 0, MAX_SEED)
         if self.logprobs is not None:
             _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
         _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
         for token_id, bias in self.logit_bias.items():
@@ -126,6 +138,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             _at_most("allowed_token_ids", len(self.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS)
             for token_id in self.allowed_token_ids:
                 _token_id("allowed_token_ids", token_id, vocab_size)
+        _at_most("bad_words", len(self.bad_words), MAX_BAD_WORDS)
+        for word in self.bad_words:
+            _in_range("the number of tokens of each of bad_words", len(word), 1, MAX_BAD_WORD_LENGTH)
+            for token_id in word:
+                _token_id("bad_words", token_id, vocab_size)
         if self.grammar is not None:
             self.grammar.verify(vocab_size)
 

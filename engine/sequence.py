@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from engine.constraint import TokenConstraint
-from engine.messages import AddRequest, FinishReason
+from engine.messages import AddRequest, FinishReason, TokenLogprobs
 from engine.sampling_params import SamplingParams
 
 ClientId: TypeAlias = bytes
@@ -37,8 +37,11 @@ class Sequence:
         num_cached_tokens: tokens that the prefix cache spared when the sequence was first scheduled.
         block_table: KV blocks, in the order of their tokens.
         block_digests: chained hashes of the first full blocks; kept by the block manager.
+        awaited_digest: of the block that another is computing, at whose publication this one may enter.
         num_published_blocks: blocks of the table that were offered to the prefix cache or came from it.
         slot: row of the scheduler's arrays while running, else -1.
+        num_prompt_logprobs: prompt tokens whose log-probability has been asked of a step, a preemption ago or not.
+        prompt_logprobs: what came of it, until it goes out with the first token; None where not asked for.
         constraint: on the tokens that may be chosen; in step with `token_ids`, also through preemptions.
     """
 
@@ -61,8 +64,11 @@ class Sequence:
     num_preemptions: int = 0
     block_table: list[int] = field(default_factory=list)
     block_digests: list[bytes] = field(default_factory=list)
+    awaited_digest: bytes | None = None
     num_published_blocks: int = 0
     slot: int = -1
+    num_prompt_logprobs: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None
     constraint: TokenConstraint | None = None
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
@@ -94,6 +100,7 @@ class Sequence:
             arrival_time=request.arrival_time,
             priority=request.priority,
             cache_salt=request.cache_salt.encode("utf-8", "surrogatepass"),
+            prompt_logprobs=None if params.prompt_logprobs is None else [],
         )
 
     @property
@@ -120,6 +127,14 @@ class Sequence:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :].tolist()
+
+    @property
+    def max_shared_tokens(self) -> int:
+        """Most tokens of its beginning that need not be computed for it: those whose logits it does not want, and
+        never the last, after which the next is chosen."""
+        if self.params.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt_tokens - 1:
+            return self.num_prompt_logprobs
+        return len(self.token_ids) - 1
 
     @property
     def is_running(self) -> bool:

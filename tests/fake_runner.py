@@ -35,6 +35,12 @@ def next_token(token_ids: np.ndarray[Any, Any]) -> int:
     return zlib.crc32(token_ids.astype(np.int32).tobytes()) % VOCAB_SIZE
 
 
+def score(before: np.ndarray[Any, Any], token_id: int, num_logprobs: int) -> TokenLogprobs:
+    """What the fake model says of a prompt's token after these."""
+    logprob = -zlib.crc32(before.astype(np.int32).tobytes() + bytes([token_id])) / 2**32
+    return TokenLogprobs(token_id, logprob, 1, list(range(num_logprobs)), [-1.0] * num_logprobs)
+
+
 def generate(
     prompt: list[int], max_tokens: int, *, stop_ids: Iterable[int] = (EOS,), min_tokens: int = 0
 ) -> tuple[list[int], str]:
@@ -113,7 +119,17 @@ class FakeRunner:
                 TokenLogprobs(token_id, -0.5, 1, list(range(num)), [-1.0] * num) if num >= 0 else None
                 for token_id, num in zip(token_ids, batch.sampling.num_logprobs.tolist(), strict=True)
             ]
-        return StepResult(np.array(token_ids, np.int32), logprobs)
+        return StepResult(np.array(token_ids, np.int32), logprobs, self._score_prompts(batch, contexts))
+
+    def _score_prompts(self, batch: StepBatch, contexts: list[np.ndarray[Any, Any]]) -> list[TokenLogprobs]:
+        rows = batch.prompt_rows
+        if rows is None:
+            return []
+        found = []
+        for index, token_id, count in zip(rows.token_indices, rows.next_token_ids, rows.num_logprobs, strict=True):
+            row = np.searchsorted(batch.cu_seqlens_q, index, side="right") - 1
+            found.append(score(contexts[row][: batch.positions[index] + 1], int(token_id), int(count)))
+        return found
 
     def _read_context(self, batch: StepBatch, row: int) -> np.ndarray[Any, Any]:
         length = batch.context_lens[row]
@@ -235,6 +251,7 @@ class Harness:
         self.token_ids: dict[str, list[int]] = {}
         self.finish_reasons: dict[str, str] = {}
         self.last_outputs: dict[str, RequestOutput] = {}
+        self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
 
     def add(
         self,
@@ -266,6 +283,9 @@ class Harness:
                 assert output.request_id not in self.finish_reasons, "an output after the last"
                 self.token_ids[output.request_id] += output.token_ids
                 self.last_outputs[output.request_id] = output
+                if output.prompt_logprobs is not None:
+                    assert output.request_id not in self.prompt_logprobs, "a prompt's logprobs come once"
+                    self.prompt_logprobs[output.request_id] = output.prompt_logprobs
                 if output.finish_reason is not None:
                     self.finish_reasons[output.request_id] = output.finish_reason
         self.check_blocks()

@@ -177,12 +177,17 @@ class Server:
 
     def engine_pid(self) -> int | None:
         """Id of the engine process; None while there is none."""
+        return next(iter(self.children("engine.process")), None)
+
+    def children(self, module: str) -> list[int]:
+        """Ids of the child processes that run this module."""
         pid = self.process.pid
+        found = []
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             with contextlib.suppress(FileNotFoundError):
-                if "engine.process" in Path(f"/proc/{child}/cmdline").read_text().split("\0"):
-                    return int(child)
-        return None
+                if module in Path(f"/proc/{child}/cmdline").read_text().split("\0"):
+                    found.append(int(child))
+        return found
 
     def end(self) -> int:
         return self.process.wait(DEADLINE)

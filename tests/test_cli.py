@@ -275,7 +275,7 @@ def test_options_reach_the_engine_and_the_app(parsed: Callable[..., ServerOption
         *("--api-workers", "4", "--served-model-name", "x", "--served-model-name", "y", "--load-format", "dummy"),
         *("--chat-template", str(model / "config.json"), "--max-queue-len", "7", "--num-kv-blocks", "9"),
         *("--no-prefix-caching", "--step-timeout", "5", "--drain-timeout", "6", "--metrics-prefix", "vllm"),
-        *("--request-timeout", "8", "--tool-call-parser", "mistral", "--reasoning-parser", "think"),
+        *("--request-timeout", "8", "--tool-call-parser", "mistral", "--reasoning-parser", "think", "--seed", "5"),
     )
     engine, app = full.engine, full.app
     assert (engine.device, engine.dtype, engine.load_format, engine.prefix_caching) == (
@@ -290,6 +290,7 @@ def test_options_reach_the_engine_and_the_app(parsed: Callable[..., ServerOption
     assert (app.api_keys, app.served_model_names, app.metrics_prefix) == (("a", "b"), ("x", "y"), "vllm")
     assert (app.chat_template, app.request_timeout) == (str(model / "config.json"), 8.0)
     assert (app.tool_call_parser, app.reasoning_parser) == ("mistral", "think")
+    assert (engine.seed, app.seed, plain.engine.seed, plain.app.seed) == (5, 5, None, None)
     assert (plain.app.tool_call_parser, plain.app.reasoning_parser) == ("auto", "auto")
     assert (full.host, full.port, full.api_workers, full.drain_timeout, full.step_timeout) == ("::1", 1234, 4, 6, 5.0)
 
@@ -337,7 +338,7 @@ def test_a_server_from_start_to_stop(serve: Any, short_path: Path) -> None:
     assert not list(short_path.glob("tessera-*"))
 
 
-def test_sigterm_lets_the_requests_of_all_app_processes_finish(serve: Any) -> None:
+def test_fault_overload_and_drain_sigterm_lets_the_requests_of_all_app_processes_finish(serve: Any) -> None:
     served = serve("--api-workers", "2")
     served.until_ready()
     with contextlib.ExitStack() as stack:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from engine.errors import ContextLengthError, QueueFullError
-from tests.fake_runner import CLIENT, EOS, NON_FINITE, Harness, generate
+from engine.messages import TokenLogprobs
+from tests.fake_runner import CLIENT, EOS, NON_FINITE, Harness, generate, score
 
 MAX_MODEL_LEN = 48
 
@@ -39,28 +41,35 @@ def make_prompt(rng: random.Random, prefixes: list[list[int]]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_every_request_ends_once_with_the_tokens_it_gives_alone(seed: int) -> None:
+def test_fault_liveness_every_request_ends_once_with_the_tokens_it_gives_alone(seed: int) -> None:
     rng = random.Random(seed)
     max_queue_len = rng.randint(1, 8)
     engine = make_engine(rng, max_queue_len, asynchronous=seed % 2 == 1)
     prefixes = [[rng.randrange(1, NON_FINITE) for _ in range(20)] for _ in range(3)]
     context = min(MAX_MODEL_LEN, engine.core.block_manager.num_blocks * engine.core.block_manager.block_size)
+    prompt: list[int] = []
+    cache_salt = ""
     expected: dict[str, tuple[list[int], str]] = {}
+    scores: dict[str, list[TokenLogprobs]] = {}
     aborted: set[str] = set()
     num_requests, most_steps = rng.randint(5, 25), 0
     for index in range(num_requests):
-        name, prompt, max_tokens = f"r{index}", make_prompt(rng, prefixes), rng.randint(1, 30)
+        name, max_tokens = f"r{index}", rng.randint(1, 30)
+        if not prompt or rng.random() < 0.6:  # else the same once more, at once if it comes to that
+            prompt, cache_salt = make_prompt(rng, prefixes), rng.choice(["", "", "alice", "bob"])
         stop_ids = frozenset(rng.sample(range(1, NON_FINITE), rng.choice([0, 0, 5])))
         min_tokens = rng.choice([0, 0, rng.randint(0, max_tokens)])
+        num_logprobs = rng.choice([None, None, None, 0, 2])
         try:
             engine.add(
                 name,
                 prompt,
                 max_tokens,
                 priority=rng.choice([0, 0, 0, -1, 1]),
-                cache_salt=rng.choice(["", "", "alice", "bob"]),
+                cache_salt=cache_salt,
                 stop_token_ids=tuple(stop_ids),
                 min_tokens=min_tokens,
+                prompt_logprobs=num_logprobs,
             )
         except ContextLengthError:
             assert len(prompt) >= context
@@ -70,6 +79,9 @@ def test_every_request_ends_once_with_the_tokens_it_gives_alone(seed: int) -> No
             limit = min(max_tokens, context - len(prompt))
             expected[name] = generate(prompt, limit, stop_ids={EOS, *stop_ids}, min_tokens=min_tokens)
             most_steps += len(prompt) + limit
+            if num_logprobs is not None:
+                tokens = np.array(prompt)
+                scores[name] = [score(tokens[:end], prompt[end], num_logprobs) for end in range(1, len(prompt))]
         for _ in range(rng.choice([0, 0, 1, 2, 5])):
             engine.step()
         if expected and rng.random() < 0.15:
@@ -88,6 +100,8 @@ def test_every_request_ends_once_with_the_tokens_it_gives_alone(seed: int) -> No
             assert engine.token_ids[name] == token_ids[: len(engine.token_ids[name])]
         else:
             assert (engine.token_ids[name], engine.finish_reasons[name]) == (token_ids, finish_reason)
+        if engine.token_ids[name]:
+            assert engine.prompt_logprobs.get(name) == scores.get(name)
     assert engine.finish_reasons.keys() == expected.keys() - aborted
     stats = engine.core.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)

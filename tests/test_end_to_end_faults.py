@@ -35,7 +35,7 @@ SEEDED = {"temperature": 1.0, "seed": 11}
 # -- the engine's death, and an orderly end -------------------------------------------------------
 
 
-def test_a_killed_engine_fails_what_runs_and_comes_back_the_same(
+def test_fault_false_health_a_killed_engine_fails_what_runs_and_comes_back_the_same(
     tiny_server: Server, tiny_folder: Path, tmp_path: Path
 ) -> None:
     with running_server(tiny_folder, tmp_path / "log", "--num-kv-blocks", "1024") as server:
@@ -124,7 +124,7 @@ def _terminate_while_streaming(server: Server, expected: list[int]) -> None:
 # -- clients that leave ---------------------------------------------------------------------------
 
 
-def test_a_disconnect_stops_the_work_and_frees_the_blocks(tiny_server: Server) -> None:
+def test_fault_kv_life_cycle_a_disconnect_stops_the_work_and_frees_the_blocks(tiny_server: Server) -> None:
     aborted = 'request_success_total{finished_reason="abort",}'
     tiny_server.until_idle()
     before = tiny_server.metrics()[aborted]
@@ -176,13 +176,14 @@ SOUND: dict[str, list[Any]] = {
     "skip_special_tokens": [None, False],
     "return_token_ids": [None, True],
     "truncate_prompt_tokens": [None, 2, -1],
+    "prompt_logprobs": [None, 0, 2],
     "cache_salt": [None, "salt"],
     "priority": [None, -5],
 }
 WRONG: dict[str, list[Any]] = {
     "stream": ["yes", 1],
     "n": [0, 129, "2", 1.5, True],
-    "max_tokens": [0, -1, 2**31, "12"],
+    "max_tokens": [-1, 2**31, "12"],
     "min_tokens": [-1, 100],
     "temperature": [-0.1, 2.1, math.nan, math.inf, "0"],
     "top_p": [0, 1.1, math.nan],
@@ -197,6 +198,7 @@ WRONG: dict[str, list[Any]] = {
     "stop_token_ids": [[-1], [VOCAB_SIZE], [2**31], [2**63], "5"],
     "ignore_eos": ["true"],
     "truncate_prompt_tokens": [0, -2],
+    "prompt_logprobs": [-1, 21, True],
     "cache_salt": ["", 5],
     "priority": [2**31],
 }
@@ -280,8 +282,8 @@ def conflict(body: Mapping[str, Any]) -> str | None:
     """The parameter that a request of sound values is refused for."""
     if body["stream_options"] is not None and not body["stream"]:
         return "stream_options"
-    if body.get("echo") and body["logprobs"] is not None:
-        return "logprobs"
+    if body["prompt_logprobs"] is not None and body["stream"]:
+        return "prompt_logprobs"
     if body.get("top_logprobs") and not body["logprobs"]:
         return "top_logprobs"
     return None
@@ -305,7 +307,7 @@ def matrix(path: str, rng: random.Random) -> list[tuple[dict[str, Any], str | No
 
 
 @pytest.mark.parametrize("path", list(KINDS))
-def test_requests_of_every_kind_are_answered_or_refused(tiny_server: Server, path: str) -> None:
+def test_fault_one_bad_request_leaves_the_engine_and_its_neighbours_alone(tiny_server: Server, path: str) -> None:
     """All at once, so that each also has the others for neighbours; two sound requests notice none of it."""
     seed = 6
     rng = random.Random(seed)

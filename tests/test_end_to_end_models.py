@@ -90,6 +90,41 @@ def test_logprobs_are_the_log_softmax_of_the_model_s_logits(
         assert logprobs["top_logprobs"][index] == pytest.approx(spelled, abs=1e-4)
 
 
+def test_wire_11_a_prompt_is_scored_without_an_answer(
+    tiny_server: Server, tiny_folder: Path, reference: Reference
+) -> None:
+    """As evaluation harnesses ask for it; with two answers, streamed or not, it is the same."""
+    tokenizer = Tokenizer.from_file(str(tiny_folder / "tokenizer.json"))
+    spelled = [tokenizer.decode([token_id], skip_special_tokens=False) for token_id in PROMPT]
+    expected = [log_softmax(reference.logits(PROMPT[:end])) for end in range(1, len(PROMPT))]
+    scores = [row[token_id] for row, token_id in zip(expected, PROMPT[1:], strict=True)]
+    answer = tiny_server.post(tiny_server.body(PROMPT, 0, echo=True, logprobs=1))
+    assert answer["usage"]["completion_tokens"] == 0
+    (choice,) = answer["choices"]
+    assert (choice["finish_reason"], choice["token_ids"]) == ("length", [])
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == spelled
+    assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+    assert logprobs["token_logprobs"][1:] == pytest.approx(scores, abs=1e-4)
+    for found, row, text in zip(logprobs["top_logprobs"][1:], expected, spelled[1:], strict=True):
+        best = tokenizer.decode([int(row.argmax())], skip_special_tokens=False)
+        assert found[best] == pytest.approx(row.max(), abs=1e-4)
+        assert text in found
+    body = tiny_server.body(PROMPT, 3, echo=True, logprobs=0, n=2, seed=1, temperature=1.0)
+    whole = tiny_server.post(body)["choices"]
+    pieces: list[list[Any]] = [[], []]
+    with tiny_server.stream({**body, "stream": True}) as chunks:
+        for chunk in chunks:
+            for part in chunk["choices"]:
+                pieces[part["index"]] += part["logprobs"]["token_logprobs"] if part["logprobs"] else []
+    for one, streamed in zip(whole, pieces, strict=True):
+        values = one["logprobs"]["token_logprobs"]
+        assert len(values) == len(PROMPT) + 3
+        assert (values[0], streamed[0]) == (None, None)
+        assert values[1:] == pytest.approx(streamed[1:], abs=1e-4)
+        assert values[1 : len(PROMPT)] == pytest.approx(scores, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("repetition", "presence", "frequency"), [(1.4, 0.0, 0.0), (1.0, 1.5, 0.0), (1.0, 0.0, 0.9), (0.9, -0.4, 0.7)]
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from app.settings import AppSettings
@@ -27,6 +28,14 @@ def settings(tmp_path: Path) -> AppSettings:
 
 def complete(settings: AppSettings, outputs: Sequence[Any] = HELLO, **body: Any) -> httpx.Response:
     return call(FakeClient(always(outputs)), settings, "POST", "/v1/completions", json={**TEXT, **body})
+
+
+def test_the_servers_seed_is_for_requests_without_one(settings: AppSettings) -> None:
+    client = FakeClient(always(HELLO))
+    settings = msgspec.structs.replace(settings, seed=7)
+    for body in ({"n": 2}, {"n": 2}, {"seed": 3}, {"seed": None}):
+        call(client, settings, "POST", "/v1/completions", json={**TEXT, **body})
+    assert [submission.params.seed for submission in client.submissions] == [7, 8, 7, 8, 3, 7]
 
 
 def test_seeds_of_choices_count_up(settings: AppSettings) -> None:

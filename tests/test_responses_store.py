@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 
 from app.protocol.chat import ChatMessage
 from app.responses.store import ResponseStore, StoredResponse
+from app.serve import RESPONSE_FILE
 from tests.http_fixtures import serve
+from tests.server_fixture import running_server
 from tests.surface_fixtures import CALL, PATIENCE, WEATHER_PARAMETERS, prompt_of, says, tool_settings
 
 ASK: Any = {"model": "tiny", "input": "hi"}
@@ -82,7 +86,7 @@ def test_store_false_keeps_nothing(tmp_path: Path) -> None:
                 api.responses.retrieve(answer.id)
 
 
-def test_keys_do_not_see_each_others_responses(tmp_path: Path) -> None:
+def test_fault_tenant_isolation_keys_do_not_see_each_others_responses(tmp_path: Path) -> None:
     settings = tool_settings(tmp_path, api_keys=("mine", "yours"))
     with serve(says("one"), settings) as url, sdk(url, "mine") as mine, sdk(url, "yours") as yours:
         kept = mine.responses.create(**ASK)
@@ -105,6 +109,74 @@ def test_a_server_that_keeps_nothing_says_so(tmp_path: Path) -> None:
             api.responses.create(**ASK, previous_response_id=answer.id)
 
 
+def test_the_items_of_a_request_can_be_listed(tmp_path: Path) -> None:
+    """Each with an id, the newest first, in pages; what the answer says is not among them."""
+    with serve(says("one"), tool_settings(tmp_path)) as url, sdk(url) as api:
+        items: Any = [
+            {"role": "user", "content": "hi"},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "yes?"}]},
+            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "rain"},
+            {"role": "user", "content": [{"type": "input_text", "text": "and?"}]},
+        ]
+        kept = api.responses.create(model="tiny", input=items, tools=[TOOL])
+        found = list(api.responses.input_items.list(kept.id, order="asc", limit=2))
+        assert [item.type for item in found] == [item.get("type", "message") for item in items]
+        assert len({item.id for item in found}) == 6
+        assert (found[0].content[0].text, found[2].content[0].type) == ("hi", "output_text")
+        assert (found[1].content[0].text, found[3].name, found[4].output) == ("hm", "weather", "rain")
+        assert [item.id for item in api.responses.input_items.list(kept.id)] == [item.id for item in found[::-1]]
+        page = httpx.get(f"{url}/v1/responses/{kept.id}/input_items", params={"limit": 2, "after": found[4].id}).json()
+        assert ([item["id"] for item in page["data"]], page["has_more"]) == ([found[3].id, found[2].id], True)
+        assert (page["object"], page["first_id"], page["last_id"]) == ("list", found[3].id, found[2].id)
+        text = api.responses.create(**ASK)
+        (item,) = api.responses.input_items.list(text.id)
+        assert (item.role, item.content[0].text) == ("user", "hi")
+        for param, value in (("limit", "0"), ("limit", "101"), ("limit", "x"), ("order", "up"), ("after", "msg_0")):
+            refused = httpx.get(f"{url}/v1/responses/{kept.id}/input_items", params={param: value})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        with pytest.raises(openai.NotFoundError):
+            list(api.responses.input_items.list("resp_0"))
+
+
+def test_an_answer_that_is_done_cannot_be_cancelled(tmp_path: Path) -> None:
+    with serve(says("one"), tool_settings(tmp_path)) as url, sdk(url) as api:
+        kept = api.responses.create(**ASK)
+        with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
+            api.responses.cancel(kept.id)
+        with pytest.raises(openai.NotFoundError):
+            api.responses.cancel("resp_0")
+        assert api.responses.retrieve(kept.id) == kept
+
+
+def test_app_processes_share_a_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "responses.sqlite")
+    one, two = (ResponseStore(max_count=3, max_bytes=10**6, path=path) for _ in range(2))
+    one.put("t", stored("a"))
+    two.put("t", stored("b"))
+    assert two.get("t", "a") == stored("a")
+    assert one.get("t", "b") == stored("b")
+    assert one.get("other", "b") is None
+    two.put("t", stored("c"))
+    assert one.get("t", "a") is not None
+    one.put("t", stored("d"))
+    assert [name for name in "abcd" if two.get("t", name)] == ["a", "c", "d"], "b has been unused for the longest time"
+    assert two.delete("t", "a")
+    assert not one.delete("t", "a")
+
+
+def test_a_file_that_takes_nothing_more_fails_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "responses.sqlite"
+    store = ResponseStore(max_count=3, max_bytes=10**6, path=str(path))
+    store.put("t", stored("a"))
+    with sqlite3.connect(path) as other:
+        other.execute("DROP TABLE responses")
+    other.close()
+    store.put("t", stored("b"))
+    assert "is not kept" in caplog.text
+
+
 def stored(name: str, size: int = 10) -> StoredResponse:
     return StoredResponse({"id": name}, (ChatMessage(role="user", content="x" * size),))
 
@@ -125,7 +197,7 @@ def test_bytes_are_bounded() -> None:
         store.put("t", stored(str(index), size=1000))
     kept = [found for index in range(200) if (found := store.get("t", str(index)))]
     assert 0 < len(kept) < 200
-    assert sum(one.num_bytes() for one in kept) <= limit
+    assert sum(len(part) for one in kept for part in one.encoded()) <= limit
     store.put("t", stored("huge", size=limit))
     assert store.get("t", "huge") is None
     assert store.get("t", "199") is not None, "what is too large to keep drives nothing out"
@@ -133,3 +205,25 @@ def test_bytes_are_bounded() -> None:
         store.delete("t", str(index))
     store.put("t", stored("x", size=limit // 5))
     assert store.get("t", "x") is not None, "what was deleted no longer counts"
+
+
+def open_files(pid: int) -> set[str]:
+    return {Path(os.readlink(link)).name for link in Path(f"/proc/{pid}/fd").iterdir() if link.exists()}
+
+
+def test_any_app_process_goes_on_from_what_another_has_answered(tmp_path: Path) -> None:
+    """Each request has a connection of its own, until both processes have read what is kept."""
+    with running_server(None, tmp_path / "log", "--api-workers", "2") as server:
+        body = {"model": server.model, "input": "What is 2 + 3?", "max_output_tokens": 8, "temperature": 0}
+        first = httpx.post(f"{server.url}/v1/responses", json=body, timeout=PATIENCE).json()
+        assert first["store"] is True
+
+        def both_have_read() -> bool:
+            assert httpx.get(f"{server.url}/v1/responses/{first['id']}", timeout=PATIENCE).json() == first
+            return all(RESPONSE_FILE in open_files(pid) for pid in (server.process.pid, *server.children("app.worker")))
+
+        server.until(lambda: bool(server.children("app.worker")) and both_have_read(), "both processes to take part")
+        later = {**body, "previous_response_id": first["id"]}
+        for _ in range(4):
+            answer = httpx.post(f"{server.url}/v1/responses", json=later, timeout=PATIENCE).json()
+            assert answer["usage"]["input_tokens"] > first["usage"]["input_tokens"]

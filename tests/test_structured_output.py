@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -13,8 +15,12 @@ import pytest
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.completions import CompletionRequest
 from app.protocol.parse import parse_request
+from app.protocol.responses import ResponsesRequest
+from app.responses.conversation import chat_request
 from engine.errors import InvalidRequestError
 from engine.sampling_params import Grammar
+from tests.fake_client import FakeClient, always, play
+from tests.http_fixtures import call, ids, settings_for, write_model_folder
 from tests.server_fixture import Server
 
 MESSAGES: list[Any] = [{"role": "user", "content": "My name is Anna, I am 31 and live in Bonn. Who am I?"}]
@@ -152,6 +158,18 @@ def test_stop_strings_and_penalties_go_with_a_grammar(builtin_server: Server) ->
     assert re.fullmatch("[abc]{3}", answer.text)
 
 
+def test_bad_words(builtin_server: Server) -> None:
+    """Of an answer that is sure, one word after the other is forbidden, until none of them comes."""
+    body = {"model": builtin_server.model, "messages": MESSAGES, "temperature": 0, "max_tokens": 12}
+    words: list[str] = []
+    for _ in range(3):
+        answer = builtin_server.post({**body, "bad_words": words}, "/v1/chat/completions")
+        content = answer["choices"][0]["message"]["content"]
+        found = content.split()
+        assert not set(found) & set(words)
+        words.append(found[0])
+
+
 def test_allowed_token_ids(builtin_server: Server) -> None:
     answer = builtin_server.complete("Say", 20, temperature=1.5, allowed_token_ids=[100, 101, 102])
     assert set(answer.token_ids) <= {100, 101, 102}
@@ -177,7 +195,7 @@ def nested(levels: int) -> dict[str, Any]:
         ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed"),
         ({"structured_outputs": {"regex": r"\w?" * 4000}}, "structured_outputs", "cannot be used"),
         ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs", "nothing"),
-        ({"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs", "characters"),
+        ({"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs.regex", "characters"),
         ({"response_format": json_schema(nested(100))}, None, "64"),
     ],
     ids=["not", "uniqueItems", "regex", "huge regex", "lark", "long", "deep"],
@@ -189,12 +207,6 @@ def test_wire_14_what_cannot_be_enforced_is_refused(
     assert error["param"] == param
     assert named in error["message"]
     assert builtin_server.complete("Hi", 2).finish_reason == "length"
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-@pytest.mark.parametrize("name", ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "bad_words"])
-def test_older_names_are_refused(builtin_server: Server, path: str, name: str) -> None:
-    assert refusal(builtin_server, path, **{name: ["x"]})["param"] == name
 
 
 # ---- fields -------------------------------------------------------------------------------------
@@ -236,6 +248,18 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "a", "backend": "other"}}, "structured_outputs.backend"),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
     ({"allowed_token_ids": ["a"]}, "allowed_token_ids[0]"),
+    ({"bad_words": "a"}, "bad_words"),
+    ({"bad_words": [""]}, "bad_words[0]"),
+    ({"bad_words": ["a" * 257]}, "bad_words[0]"),
+    ({"bad_words": ["a"] * 129}, "bad_words"),
+    ({"guided_json": []}, "guided_json"),
+    ({"guided_json": "[]"}, "guided_json"),
+    ({"guided_regex": ""}, "guided_regex"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_choice": [""]}, "guided_choice"),
+    ({"guided_grammar": {}}, "guided_grammar"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
 ]
 
 
@@ -247,6 +271,58 @@ def test_wrong_fields_are_named(kind: type[Any], fields: dict[str, Any], param: 
         grammar_of(kind, {"model": "m", **prompt, **fields})
     assert refused.value.param == param
     assert param.split("[")[0] in refused.value.message
+
+
+FORMS: dict[str, Any] = {
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"regex": "a"},
+    "guided_json": {},
+    "guided_regex": "a",
+    "guided_choice": ["a"],
+    "guided_grammar": "root ::= a",
+}
+
+
+@pytest.mark.parametrize(("first", "second"), list(combinations(FORMS, 2)))
+def test_two_forms_of_one_answer_are_refused_by_both_names(first: str, second: str) -> None:
+    body = {"model": "m", "prompt": "Hi", first: FORMS[first], second: FORMS[second]}
+    with pytest.raises(InvalidRequestError) as refused:
+        grammar_of(CompletionRequest, body)
+    assert refused.value.param == second
+    assert f"{first} and {second} cannot both be given" in refused.value.message
+    assert grammar_of(CompletionRequest, {**body, first: None}) is not None
+
+
+def test_responses_name_their_own_field_beside_an_older_one() -> None:
+    body: dict[str, Any] = {"model": "m", "input": "Hi", "guided_regex": "a"}
+    request = parse_request(ResponsesRequest, {**body, "text": {"format": {"type": "json_object"}}})
+    with pytest.raises(InvalidRequestError, match=r"text\.format and guided_regex"):
+        chat_request(request, []).check()
+    grammar = chat_request(parse_request(ResponsesRequest, body), []).grammar
+    assert grammar == Grammar("regex", "a", "guided_regex")
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({"guided_json": {"enum": [1]}}, Grammar("json_schema", '{"enum":[1]}', "guided_json")),
+        ({"guided_json": '{"enum": [1]}'}, Grammar("json_schema", '{"enum":[1]}', "guided_json")),
+        ({"guided_regex": "a+"}, Grammar("regex", "a+", "guided_regex")),
+        ({"guided_choice": ["a", "b"]}, Grammar("choice", '["a","b"]', "guided_choice")),
+        ({"guided_grammar": "root ::= a"}, Grammar("gbnf", "root ::= a", "guided_grammar")),
+    ],
+)
+def test_older_names_mean_the_same(fields: dict[str, Any], grammar: Grammar) -> None:
+    assert grammar_of(CompletionRequest, {"model": "m", "prompt": "Hi", **fields}) == grammar
+
+
+def test_bad_words_are_forbidden_at_a_beginning_and_after_a_space(tmp_path: Path) -> None:
+    client = FakeClient(always(play([5, 0], stop_token_id=0)))
+    body = {"model": "tiny", "prompt": "Hi", "bad_words": ["hello", " wo"]}
+    folder = write_model_folder(tmp_path)
+    assert call(client, settings_for(folder), "POST", "/v1/completions", json=body).status_code == 200
+    spelled = {tuple(ids(text)) for text in ("hello", " hello", "wo", " wo")}
+    assert set(client.submissions[0].params.bad_words) == spelled
 
 
 def test_the_order_of_a_schemas_keys_is_kept() -> None:

@@ -82,17 +82,26 @@ class AnswerFields(TypedDict):
     system_fingerprint: str
 
 
+class PromptLogprob(TypedDict):
+    """Of a token that is, or might have been, in the prompt; the most probable has rank 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 class ChatCompletion(AnswerFields):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: UsageAnswer
+    prompt_logprobs: NotRequired[list[dict[str, PromptLogprob] | None]]
     prompt_token_ids: NotRequired[list[int]]
 
 
 class CompletionLogprobs(TypedDict):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -101,6 +110,7 @@ class CompletionChoice(TypedDict):
     index: int
     logprobs: CompletionLogprobs | None
     finish_reason: Finish
+    prompt_logprobs: NotRequired[list[dict[str, PromptLogprob] | None]]
     prompt_token_ids: NotRequired[list[int]]
     token_ids: NotRequired[list[int]]
 
@@ -184,6 +194,22 @@ class ResponseAnswer(TypedDict):
     tools: list[dict[str, Any]]
     top_p: float
     truncation: Literal["auto", "disabled"]
+
+
+class ListedItem(TypedDict):
+    """With what its type has besides."""
+
+    id: str
+    type: Literal["message", "function_call", "function_call_output", "reasoning"]
+    status: Literal["completed"]
+
+
+class InputItemList(TypedDict):
+    object: Literal["list"]
+    data: list[ListedItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class DeletedResponse(TypedDict):

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StrictBool, model_validator
 
-from app.protocol.fields import MAX_CHOICES, AllowedTokenIds, LogitBias, Stops, StopTokenIds, integer, number, wrong
-from app.protocol.structured import ResponseFormat, StructuredOutputs
-from app.structured import format_grammar, structured_outputs_grammar
+from app.protocol.fields import (
+    MAX_CHOICES,
+    AllowedTokenIds,
+    BadWords,
+    LogitBias,
+    Stops,
+    StopTokenIds,
+    integer,
+    number,
+    wrong,
+)
+from app.protocol.structured import GuidedChoice, GuidedJson, GuidedText, ResponseFormat, StructuredOutputs
+from app.structured import format_grammar, guided_grammar, structured_outputs_grammar
 from engine.errors import InvalidRequestError
-from engine.sampling_params import Grammar
+from engine.sampling_params import MAX_LOGPROBS, Grammar
 
 MAX_INT32 = 2**31 - 1
 MAX_NAME = 256
@@ -46,6 +56,14 @@ def _true_for_null(value: Any) -> Any:
 
 Off = Annotated[StrictBool, BeforeValidator(_false_for_null, json_schema_input_type=bool | None)]
 On = Annotated[StrictBool, BeforeValidator(_true_for_null, json_schema_input_type=bool | None)]
+
+
+def _false_or_null(value: Any) -> None:
+    if value is not None and value is not False:
+        raise wrong("is not supported by this server")
+
+
+NotSupported = Annotated[None, PlainValidator(_false_or_null, json_schema_input_type=Literal[False] | None)]
 Label = Annotated[str, Field(max_length=1024)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -67,7 +85,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     include_usage: Off = False
     continuous_usage_stats: Off = False
-    include_obfuscation: NotOffered = None
+    include_obfuscation: NotSupported = None
 
     @model_validator(mode="after")
     def _check(self) -> StreamOptions:
@@ -99,9 +117,14 @@ class SamplingFields(RequestModel):
         default=None, min_length=1, max_length=MAX_NAME, description="Prompt prefixes are shared between equal salts."
     )
     allowed_token_ids: AllowedTokenIds = ()
+    bad_words: BadWords = ()
     structured_outputs: StructuredOutputs | None = Field(
         default=None, description="A form of the answer beyond what the API itself has for it; only one may be given."
     )
+    guided_json: GuidedJson = None
+    guided_regex: GuidedText = None
+    guided_choice: GuidedChoice = None
+    guided_grammar: GuidedText = None
 
 
 class GenerationRequest(SamplingFields):
@@ -112,17 +135,25 @@ class GenerationRequest(SamplingFields):
 
     format_param: ClassVar[str] = "response_format"
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "bad_words": ([],),
         "early_stopping": (False,),
-        "guided_choice": (),
-        "guided_grammar": (),
-        "guided_json": (),
-        "guided_regex": (),
+        "echo": (False,),
+        "guided_decoding_backend": (),
+        "guided_whitespace_pattern": (),
+        "include_reasoning": (True,),
+        "kv_transfer_params": (),
         "length_penalty": (1.0, 1),
         "logits_processors": ([],),
-        "prompt_logprobs": (),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
+        "repetition_detection": (),
+        "request_id": (),
+        "return_tokens_as_token_ids": (False,),
         "service_tier": ("auto", "default"),
+        "spaces_between_special_tokens": (True,),
+        "structural_tag": (),
+        "thinking_token_budget": (),
         "use_beam_search": (False,),
+        "vllm_xargs": ({},),
     }
 
     model: str = Field(max_length=MAX_NAME)
@@ -132,6 +163,9 @@ class GenerationRequest(SamplingFields):
     stream_options: StreamOptions | None = None
     truncate_prompt_tokens: int | None = integer(
         -1, MAX_INT32, "Keep only this many tokens of the prompt's end; -1 as many as the context holds."
+    )
+    prompt_logprobs: int | None = integer(
+        0, MAX_LOGPROBS, "Alternatives to report per token of the prompt; not with stream."
     )
     response_format: ResponseFormat | None = Field(default=None, description="The form that the answer has.")
     return_token_ids: Off = False
@@ -164,20 +198,33 @@ class GenerationRequest(SamplingFields):
         raise NotImplementedError
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the prompt's tokens."""
+        return self.prompt_logprobs
+
+    @property
     def grammar(self) -> Grammar | None:
         """What the answer must match; raises InvalidRequestError for one that is asked for wrongly."""
+        return next(iter(self._grammars()), None)
+
+    def _grammars(self) -> list[Grammar]:
+        """Of each field that says what the answer must match; more than one is one too many."""
+        found = [format_grammar(self.response_format, self.format_param)]
         if self.structured_outputs is not None:
-            return structured_outputs_grammar(self.structured_outputs)
-        return format_grammar(self.response_format, self.format_param)
+            found.append(structured_outputs_grammar(self.structured_outputs))
+        for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
+            found.append(guided_grammar(name, getattr(self, name)))
+        return [grammar for grammar in found if grammar is not None]
 
     def check(self) -> None:
         """Raise InvalidRequestError for fields that are sound alone but not together."""
-        if self.structured_outputs is not None and format_grammar(self.response_format) is not None:
-            raise InvalidRequestError(
-                "response_format and structured_outputs cannot both be given.", param="structured_outputs"
-            )
+        params = [grammar.param for grammar in self._grammars()]
+        if len(params) > 1:
+            raise InvalidRequestError(f"{params[0]} and {params[1]} cannot both be given.", param=params[1])
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options is only allowed when stream is true.", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequestError("prompt_logprobs is not allowed when stream is true.", param="prompt_logprobs")
         if self.truncate_prompt_tokens == 0:
             raise InvalidRequestError(
                 "truncate_prompt_tokens must be -1 or at least 1, not 0.", param="truncate_prompt_tokens"

@@ -22,11 +22,19 @@ class EmbeddingRequest(RequestModel):
     """One or several inputs, each text or token ids; the answer has an embedding for each, in their order."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "additional_data": (),
+        "cache_salt": (),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
         "embed_dtype": ("float32",),
         "endianness": ("native", "little"),
         "messages": (),
+        "mm_processor_kwargs": ({},),
         "normalize": (True,),
+        "priority": (0,),
         "prompt_name": (),
+        "request_id": (),
+        "use_activation": (True,),
     }
 
     model: str = Field(max_length=MAX_NAME)

@@ -13,6 +13,7 @@ from app.frames import ChatFrames
 from app.generation import Generation
 from app.json_response import json_response
 from app.objects import AnswerHead, chat_logprobs, chat_message, usage_object
+from app.prompt_scores import prompt_logprobs
 from app.protocol.chat import ChatCompletionRequest
 from app.protocol.parse import parse_request
 from app.service import Answer, Service, service_of
@@ -58,6 +59,9 @@ def _completion(
     completion = head.as_dict("chat.completion")
     completion["choices"] = [_choice(service, request, index, answer) for index, answer in enumerate(answers)]
     completion["usage"] = usage_object(generation.usage())
+    if request.prompt_logprobs is not None:
+        found = generation.prompt_logprobs(0)
+        completion["prompt_logprobs"] = prompt_logprobs(found, service.tokenizer, request.prompt_logprobs)
     if request.return_token_ids:
         completion["prompt_token_ids"] = prompt_token_ids
     return completion

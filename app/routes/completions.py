@@ -12,6 +12,7 @@ from app.frames import CompletionFrames
 from app.generation import Generation
 from app.json_response import json_response
 from app.objects import AnswerHead, completion_logprobs, usage_object
+from app.prompt_scores import Echo, echo_logprobs, joined_logprobs, prompt_logprobs
 from app.protocol.completions import CompletionRequest
 from app.protocol.parse import parse_request
 from app.service import Answer, Service, service_of
@@ -29,14 +30,16 @@ async def create_completion(http_request: Request) -> Response:
     request.check()
     service.check_model(request.model)
     prompts = [await _token_ids(service, request, prompt) for prompt in request.prompt]
-    echoes = _echoes(service, request, prompts) if request.echo else None
+    echoes = None
+    if request.echo:
+        echoes = [_echo(service, request, *both) for both in zip(request.prompt, prompts, strict=True)]
     generation = service.start(
         http_request,
         request,
         prompts,
         param="prompt",
         standalone=[_has_no_text(service.tokenizer, token_ids) for token_ids in prompts],
-        text_offsets=[len(echo) for echo in echoes] if echoes is not None else None,
+        text_offsets=[len(echo.text) for echo in echoes] if echoes is not None else None,
     )
     head = AnswerHead.new("cmpl", request.model, service.info)
     per_choice = [row for row in range(len(prompts)) for _ in range(request.num_choices)]
@@ -65,19 +68,17 @@ async def _token_ids(service: Service, request: CompletionRequest, prompt: str |
     return service.truncate(request, prompt)
 
 
-def _echoes(service: Service, request: CompletionRequest, prompts: list[list[int]]) -> list[str]:
-    """The prompts' texts: as they were sent, unless they came as token ids or were cut."""
-    return [
-        prompt
-        if isinstance(prompt, str) and request.truncate_prompt_tokens is None
-        else _decode_checked(service, token_ids, request.skip_special_tokens)
-        for prompt, token_ids in zip(request.prompt, prompts, strict=True)
-    ]
-
-
-def _decode_checked(service: Service, token_ids: list[int], skip_special_tokens: bool) -> str:
-    service.check_token_ids(token_ids, "prompt")
-    return service.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+def _echo(service: Service, request: CompletionRequest, prompt: str | list[int], token_ids: list[int]) -> Echo:
+    """A prompt's text as it was sent, unless it came as token ids or was cut."""
+    skip_special_tokens = request.skip_special_tokens
+    text = prompt if isinstance(prompt, str) and request.truncate_prompt_tokens is None else None
+    if text is None:
+        service.check_token_ids(token_ids, "prompt")
+        text = service.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+    offsets: list[int] = []
+    if request.num_logprobs is not None:
+        offsets = service.token_offsets(token_ids, skip_special_tokens=skip_special_tokens)
+    return Echo(text, token_ids, offsets)
 
 
 def _has_no_text(tokenizer: Tokenizer, token_ids: list[int]) -> bool:
@@ -91,7 +92,7 @@ def _completion(
     head: AnswerHead,
     generation: Generation,
     answers: list[Answer],
-    echoes: list[str] | None,
+    echoes: list[Echo] | None,
     prompts: list[list[int]] | None,
 ) -> dict[str, Any]:
     choices = []
@@ -99,9 +100,19 @@ def _completion(
         logprobs = None
         if request.num_logprobs is not None:
             logprobs = completion_logprobs(answer.entries, service.tokenizer, request.num_logprobs)
-        text = answer.text if echoes is None else echoes[index] + answer.text
+        text = answer.text
+        if echoes is not None:
+            echo = echoes[index]
+            text = echo.text + text
+            if logprobs is not None and request.num_logprobs is not None:
+                scores = generation.prompt_logprobs(index)
+                before = echo_logprobs(echo, scores, service.tokenizer, request.num_logprobs)
+                logprobs = joined_logprobs(before, logprobs)
         choice: dict[str, Any] = {"text": text, "index": index, "logprobs": logprobs}
         choice["finish_reason"] = answer.finish_reason
+        if request.prompt_logprobs is not None:
+            found = generation.prompt_logprobs(index)
+            choice["prompt_logprobs"] = prompt_logprobs(found, service.tokenizer, request.prompt_logprobs)
         if prompts is not None:
             choice["prompt_token_ids"] = prompts[index]
             choice["token_ids"] = answer.token_ids

@@ -1,4 +1,4 @@
-"""POST /v1/responses, and GET and DELETE of the answers that are kept."""
+"""POST /v1/responses, and what can be done with the answers that are kept."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from app.protocol.responses import ResponsesRequest
 from app.responses.answer import ResponseObject
 from app.responses.conversation import chat_request, messages_of, messages_of_output
 from app.responses.frames import ResponseFrames
+from app.responses.input_items import item_page, listed_items
 from app.responses.prompt import response_prompt
 from app.responses.store import StoredResponse
 from app.service import Service, service_of, tenant_of
@@ -41,7 +42,7 @@ async def create_response(http_request: Request) -> Response:
     def keep(response: dict[str, Any]) -> None:
         if stored:
             messages = (*conversation, *messages_of_output(response["output"]))
-            service.responses.put(tenant, StoredResponse(response, messages))
+            service.responses.put(tenant, StoredResponse(response, messages, listed_items(request.input)))
 
     frames = ResponseFrames(
         ResponseObject(request, service.defaults, stored=stored),
@@ -68,6 +69,17 @@ async def delete_response(http_request: Request, response_id: str) -> Response:
     _stored(http_request, response_id)
     service_of(http_request).responses.delete(tenant_of(http_request), response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(http_request: Request, response_id: str) -> Response:
+    return json_response(item_page(_stored(http_request, response_id).input_items, http_request.query_params))
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(http_request: Request, response_id: str) -> Response:
+    _stored(http_request, response_id)
+    raise InvalidRequestError("Cannot cancel a synchronous response.", param="response_id")
 
 
 def _stored(http_request: Request, response_id: str) -> StoredResponse:

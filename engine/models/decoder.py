@@ -100,13 +100,17 @@ class Decoder:
         `logits_indices` [S] int32 among input_ids [T] int32 (None: of all). A negative id -1 - n stands
         for sampled[n]. The result lives in `buffers` until the next step."""
         residual = self._layers(input_ids, metadata, buffers, sampled)
-        if logits_indices is not None:
-            residual = self.ops.embedding(
-                logits_indices, residual, out=buffers.last_residual[: logits_indices.shape[0]]
-            )
-        return self.logits(residual, buffers)
+        if logits_indices is None:
+            return self._logits(residual, buffers)
+        return self.project(logits_indices, buffers)
 
-    def logits(self, residual: Tensor, buffers: StepBuffers) -> Tensor:
+    def project(self, logits_indices: Tensor, buffers: StepBuffers) -> Tensor:
+        """Logits [S, V] float32 of tokens of the step that `buffers` is from, as `forward` gives them; they
+        take the place of the last ones."""
+        chosen = buffers.last_residual[: logits_indices.shape[0]]
+        return self._logits(self.ops.embedding(logits_indices, buffers.residual, out=chosen), buffers)
+
+    def _logits(self, residual: Tensor, buffers: StepBuffers) -> Tensor:
         """Of at most `max_logits` rows [S, H] of the residual stream -> [S, V] float32 in `buffers`."""
         num_logits, weights = residual.shape[0], self.weights
         normed = buffers.last_normed[:num_logits]

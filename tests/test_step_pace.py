@@ -1,0 +1,66 @@
+"""How much of a prompt joins a step of decodes: as much as keeps the step within a multiple of theirs."""
+
+from __future__ import annotations
+
+from engine.batch import StepBatch
+from engine.step_pace import DRAIN_STEPS, FEWEST_TOKENS, SLOWEST, StepPace
+from tests.fake_runner import Harness
+
+DECODE, TOKEN = 0.005, 0.00002  # seconds of a step of decodes, and what each token of a prompt adds
+
+
+def learned() -> StepPace:
+    pace = StepPace()
+    for _ in range(50):
+        pace.record(0, DECODE)
+        pace.record(500, DECODE + 500 * TOKEN)
+    return pace
+
+
+def test_nothing_is_bounded_before_anything_was_measured() -> None:
+    assert StepPace().prompt_tokens(100_000, 8192) == 8192
+
+
+def test_a_step_with_a_prompt_stays_within_the_multiple() -> None:
+    tokens = learned().prompt_tokens(1000, 8192)
+    assert DECODE + tokens * TOKEN <= SLOWEST * DECODE
+    assert DECODE + (tokens + 8) * TOKEN > SLOWEST * DECODE - 1e-9
+
+
+def test_a_long_queue_is_worked_off_in_time() -> None:
+    assert learned().prompt_tokens(64_000, 8192) == 64_000 // DRAIN_STEPS
+
+
+def test_never_more_than_a_step_holds_and_never_too_few_to_be_worth_it() -> None:
+    pace = learned()
+    assert pace.prompt_tokens(10_000_000, 8192) == 8192
+    for _ in range(100):
+        pace.record(500, DECODE + 500 * 0.01)
+    assert pace.prompt_tokens(100, 8192) == FEWEST_TOKENS
+
+
+def test_a_long_prompt_is_cut_while_others_decode_and_whole_otherwise() -> None:
+    def longest_chunk(*, with_decode: bool) -> int:
+        engine = Harness(num_blocks=600, max_num_batched_tokens=1000, max_model_len=2000)
+        chunks: list[int] = []
+
+        def take_time(batch: StepBatch) -> None:
+            chunks.append(batch.num_tokens)
+            engine.now += DECODE + (batch.num_tokens - 1) * TOKEN
+
+        engine.runner.inspect = take_time
+        engine.add("first", [1] * 70, 60)
+        for _ in range(40):
+            engine.step(0.0)
+        if not with_decode:
+            engine.run()
+        for number in range(3):  # what prompts cost is learnt from these
+            engine.add(f"lesson{number}", [2 + number] * 100, 1)
+            engine.step(0.0)
+        engine.add("long", [9] * 900, 1)
+        chunks.clear()
+        engine.run()
+        return max(chunks)
+
+    assert longest_chunk(with_decode=False) == 900
+    assert longest_chunk(with_decode=True) <= (SLOWEST - 1) * DECODE / TOKEN + 2
