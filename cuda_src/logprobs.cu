@@ -9,7 +9,6 @@ constexpr int NUM_SEGMENTS = BLOCK_SIZE;
 constexpr int SEGMENTS_PER_WARP = NUM_SEGMENTS / NUM_WARPS;
 constexpr int CLUSTER_BLOCKS = 8;
 constexpr int CLUSTER_THREADS = 512;
-constexpr int CLUSTER_WARPS = CLUSTER_THREADS / WARP_SIZE;
 constexpr int MAX_CLUSTER_TOP = 64;
 
 // Best of the ids begin to end that are behind `previous`; by one warp, all lanes get it.
@@ -88,9 +87,10 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
 
 // The same for num_top <= 64.
 //
-// Grid: (8, num_rows), eight blocks a cluster; block: 512 threads; 9 KB of static shared memory.
-// Unit of work: a cluster a row, a block an eighth of it in 512 segments. Each block finds the num_top best
-// of its own part; of all those, a token's place is the number of better ones.
+// Grid: (8, num_rows), eight blocks a cluster; block: 512 threads; shared: 8 * num_top * ceil(ceil(vocab_size
+// / 8) / 512) bytes and 9 KB of static. Unit of work: a cluster a row, a block an eighth of it, a thread
+// every 512th id. The num_top-th best of the threads' best ids bounds what can be among the top: those ids
+// are listed, and an id's place is the number of better ones.
 __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS)
     top_logprobs_cluster_kernel(const float* __restrict__ logits, const int* __restrict__ token_ids,
                                 float* __restrict__ chosen, int* __restrict__ rank, int* __restrict__ top_ids,
@@ -101,30 +101,34 @@ __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER
     float sum;  // of exp(logit - maximum)
     float num_greater;
   };
-  __shared__ Choice segment_best[CLUSTER_THREADS];
+  extern __shared__ __align__(8) Choice candidates[];
+  __shared__ Choice thread_best[CLUSTER_THREADS];
   __shared__ Choice part_top[MAX_CLUSTER_TOP];
   __shared__ Choice all_tops[CLUSTER_BLOCKS * MAX_CLUSTER_TOP];
   __shared__ PartSums part_sums;
+  __shared__ Choice bound;
+  __shared__ int num_candidates;
   const int row = blockIdx.y;
   const int lane = threadIdx.x % WARP_SIZE;
-  const int warp = threadIdx.x / WARP_SIZE;
   const float* const row_logits = logits + static_cast<long long>(row) * vocab_size;
   const int part = ceil_div(vocab_size, CLUSTER_BLOCKS);
-  const int part_begin = min(Blocks::rank() * part, vocab_size);
-  const int part_end = min(part_begin + part, vocab_size);
-  const int segment_size = ceil_div(part, CLUSTER_THREADS);
-  auto segment_begin = [&](int segment) { return min(part_begin + segment * segment_size, part_end); };
+  const int begin = min(Blocks::rank() * part, vocab_size);
+  const int end = min(begin + part, vocab_size);
   let_next_kernel_start();
+  if (threadIdx.x == 0) {
+    bound = NO_CHOICE;
+    num_candidates = 0;
+  }
+  if (threadIdx.x < MAX_CLUSTER_TOP) part_top[threadIdx.x] = NO_CHOICE;
   wait_for_earlier_kernels();
 
-#pragma unroll 4
-  for (int i = 0; i < CLUSTER_THREADS / CLUSTER_WARPS; ++i) {
-    const int segment = warp * (CLUSTER_THREADS / CLUSTER_WARPS) + i;
-    const Choice best = best_behind(row_logits, segment_begin(segment), segment_begin(segment + 1), ~0ull);
-    if (lane == 0) segment_best[segment] = best;
+  Choice best = NO_CHOICE;
+#pragma unroll 8
+  for (int id = begin + threadIdx.x; id < end; id += CLUSTER_THREADS) {
+    best = better(best, make_choice(row_logits[id], id));
   }
-  __syncthreads();
-  const Choice part_best = block_best(segment_best[threadIdx.x]);
+  thread_best[threadIdx.x] = best;
+  const Choice part_best = block_best(best);
   const float part_maximum = part_best == NO_CHOICE ? -FLOAT_INFINITY : score_of(part_best);
 
   const int token_id = token_ids[row];
@@ -134,7 +138,7 @@ __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER
   float num_greater = 0.0f;  // exact: a vocabulary is smaller than 2^24
   if (part_maximum != -FLOAT_INFINITY) {
 #pragma unroll 4
-    for (int id = part_begin + threadIdx.x; id < part_end; id += CLUSTER_THREADS) {
+    for (int id = begin + threadIdx.x; id < end; id += CLUSTER_THREADS) {
       const float logit = row_logits[id];
       sum += expf(logit - part_maximum);
       num_greater += logit > token_logit ? 1.0f : 0.0f;
@@ -144,15 +148,27 @@ __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER
   num_greater = block_sum(num_greater);
   if (threadIdx.x == 0) part_sums = {part_maximum, sum, num_greater};
 
-  if (warp == 0) {
-    for (int i = 0; i < num_top; ++i) {
-      const Choice best = best_of(segment_best, CLUSTER_THREADS);
-      if (lane == 0) part_top[i] = best;
-      if (best == NO_CHOICE) continue;
-      const int segment = (token_of(best) - part_begin) / segment_size;
-      const Choice next = best_behind(row_logits, segment_begin(segment), segment_begin(segment + 1), best);
-      if (lane == 0) segment_best[segment] = next;
-      __syncwarp();
+  if (num_top > 0) {
+    int num_better = 0;
+#pragma unroll 8
+    for (int i = 0; i < CLUSTER_THREADS; ++i) num_better += thread_best[i] > best;
+    if (best != NO_CHOICE && num_better == num_top - 1) bound = best;
+    __syncthreads();
+    // A warp looks through the ids of those of its threads that have any to offer.
+    unsigned offering = __ballot_sync(FULL_WARP, best != NO_CHOICE && best >= bound);
+    while (offering != 0) {
+      const int thread = threadIdx.x - lane + __ffs(offering) - 1;
+      offering &= offering - 1;
+      for (int id = begin + thread + lane * CLUSTER_THREADS; id < end; id += WARP_SIZE * CLUSTER_THREADS) {
+        const Choice choice = make_choice(row_logits[id], id);
+        if (choice >= bound) candidates[atomicAdd(&num_candidates, 1)] = choice;
+      }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < num_candidates; i += CLUSTER_THREADS) {
+      int place = 0;
+      for (int j = 0; j < num_candidates; ++j) place += candidates[j] > candidates[i];
+      if (place < num_top) part_top[place] = candidates[i];
     }
   }
   Blocks::sync();
@@ -161,9 +177,9 @@ __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER
     for (int i = threadIdx.x; i < CLUSTER_BLOCKS * num_top; i += CLUSTER_THREADS) {
       all_tops[i] = Blocks::at(part_top, i / num_top)[i % num_top];
     }
+    PartSums parts[CLUSTER_BLOCKS];
     float maximum = -FLOAT_INFINITY;
     bool has_nan = false;
-    PartSums parts[CLUSTER_BLOCKS];
 #pragma unroll
     for (int b = 0; b < CLUSTER_BLOCKS; ++b) {
       parts[b] = *Blocks::at(&part_sums, b);

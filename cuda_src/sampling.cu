@@ -20,7 +20,7 @@ struct Row {
   float temperature;
 
   // visit(id, values of id to id + 3) for each group of the thread's share, in order; values from `end` on
-  // are anything.
+  // are anything. With many loads in flight, for what is done fast.
   template <int NUM_THREADS, typename Visit>
   __device__ __forceinline__ void for_each_group(Visit visit) const {
     constexpr int STRIDE = NUM_THREADS * GROUP;
@@ -38,28 +38,47 @@ struct Row {
     }
   }
 
+  // The same with little code, for what is costly.
+  template <int NUM_THREADS, typename Visit>
+  __device__ __forceinline__ void for_each_group_in_turn(Visit visit) const {
+    constexpr int STRIDE = NUM_THREADS * GROUP;
+    int id = begin + threadIdx.x * GROUP;
+    float values[GROUP];
+    load_floats(logits + id, end - id, values);
+#pragma unroll 1
+    for (; id < end; id += STRIDE) {
+      float next[GROUP];
+      load_floats(logits + id + STRIDE, end - id - STRIDE, next);
+      visit(id, values);
+#pragma unroll
+      for (int j = 0; j < GROUP; ++j) values[j] = next[j];
+    }
+  }
+
   __device__ __forceinline__ unsigned key(float logit) const {
     const float distance = distance_of(logit, maximum, temperature);
     return distance < MAX_DISTANCE ? key_of(distance) : NO_KEY;
   }
 };
 
-// Calls visit(key) for each key of the thread's share of a part, NO_KEY where there is none.
-template <int NUM_THREADS>
+// Calls visit(key) for each key of the thread's share of a part, NO_KEY where there is none. CACHED: by this
+// thread itself, in shared memory; else they are computed again.
+template <int NUM_THREADS, bool CACHED>
 struct RowKeys {
   const Row& row;
-  const unsigned* cached;  // by this thread itself, in shared memory; null: to be computed again
+  const unsigned* cached;
 
   template <typename Visit>
   __device__ __forceinline__ void operator()(Visit visit) const {
-    if (cached != nullptr) {
+    if (CACHED) {
+#pragma unroll 1
       for (int i = threadIdx.x * GROUP; i < row.end - row.begin; i += NUM_THREADS * GROUP) {
         const auto keys = Vec<unsigned, GROUP>::load(cached + i);
 #pragma unroll
         for (int j = 0; j < GROUP; ++j) visit(keys[j]);
       }
     } else {
-      row.for_each_group<NUM_THREADS>([&](int id, const float (&values)[GROUP]) {
+      row.for_each_group_in_turn<NUM_THREADS>([&](int id, const float (&values)[GROUP]) {
 #pragma unroll
         for (int j = 0; j < GROUP; ++j) visit(id + j < row.end ? row.key(values[j]) : NO_KEY);
       });
@@ -118,25 +137,39 @@ class GumbelChoice {
     if (!any_within_reach) return;
     const uint4 random = philox4x32_10(make_uint4(id / GROUP, position_, 0u, 0u), key_);
     const unsigned words[GROUP] = {random.x, random.y, random.z, random.w};
+    unsigned possible = 0;
 #pragma unroll
     for (int j = 0; j < GROUP; ++j) {
       const float one_to_two = __uint_as_float(words[j] >> 9 | 0x3f800000u);  // 1 + (word >> 9) / 2^23
       const float complement = 2.0f - one_to_two - 0x1p-24f;                  // 1 - u, exact
       const float bound = SLACK - __logf(complement) - distances[j];
-      if (bound < threshold || id + j >= row_.end) continue;
-      const float distance = distance_of(values[j], row_.maximum, row_.temperature);
-      if (!(distance < REACH) || key_of(distance) > cutoff_) continue;
-      const float uniform = (static_cast<float>(words[j] >> 9) + 0.5f) * 0x1p-23f;
-      const Choice choice = make_choice(-logf(-logf(uniform)) - distance, id + j);
-      if (choice <= best_) continue;
-      best_ = choice;
-      atomicMax(best_score_, static_cast<unsigned>(choice >> 32));
+      possible |= bound < threshold || id + j >= row_.end ? 0u : 1u << j;
+    }
+#pragma unroll 1
+    for (; possible != 0; possible &= possible - 1) {
+      const int j = __ffs(possible) - 1;
+      score(id + j, pick(values, j), pick(words, j));
     }
   }
 
   __device__ __forceinline__ Choice best() const { return best_; }
 
  private:
+  template <typename T>
+  static __device__ __forceinline__ T pick(const T (&items)[GROUP], int j) {
+    return j < 2 ? (j == 0 ? items[0] : items[1]) : (j == 2 ? items[2] : items[3]);
+  }
+
+  __device__ __forceinline__ void score(int id, float logit, unsigned word) {
+    const float distance = distance_of(logit, row_.maximum, row_.temperature);
+    if (!(distance < REACH) || key_of(distance) > cutoff_) return;
+    const float uniform = (static_cast<float>(word >> 9) + 0.5f) * 0x1p-23f;
+    const Choice choice = make_choice(-logf(-logf(uniform)) - distance, id);
+    if (choice <= best_) return;
+    best_ = choice;
+    atomicMax(best_score_, static_cast<unsigned>(choice >> 32));
+  }
+
   const Row& row_;
   unsigned cutoff_;
   unsigned position_;
@@ -159,8 +192,8 @@ __device__ __forceinline__ Choice best_of_blocks(Choice best, Choice (&bests)[BL
   return best;
 }
 
-// `cached_keys`: FILTERED alone; shared memory for the keys of a block's part of the vocabulary, or null.
-template <int BLOCKS, int NUM_THREADS, bool FILTERED>
+// CACHED: `cached_keys` is shared memory for the keys of a block's part of the vocabulary.
+template <int BLOCKS, int NUM_THREADS, bool FILTERED, bool CACHED>
 __device__ __forceinline__ void sample_row(const float* logits, const int* slots, const float* temperature,
                                            const int* top_k, const float* top_p, const float* min_p,
                                            const unsigned long long* seeds, const int* positions,
@@ -195,19 +228,20 @@ __device__ __forceinline__ void sample_row(const float* logits, const int* slots
     unsigned cutoff = LAST_KEY;
     if (filters) {
       __shared__ TokenFilter<BLOCKS, NUM_THREADS> filter;
-      if (cached_keys != nullptr) {
-        row.for_each_group<NUM_THREADS>([&](int id, const float (&values)[GROUP]) {
+      if (CACHED) {
+        row.for_each_group_in_turn<NUM_THREADS>([&](int id, const float (&values)[GROUP]) {
           Vec<unsigned, GROUP> keys;
 #pragma unroll
           for (int j = 0; j < GROUP; ++j) keys[j] = id + j < row.end ? row.key(values[j]) : NO_KEY;
           keys.store(cached_keys + (id - row.begin));
         });
       }
-      cutoff = filter.cutoff(RowKeys<NUM_THREADS>{row, cached_keys}, min_p[row_index], top_k[row_index],
-                             top_p[row_index]);
+      cutoff = filter.cutoff(RowKeys<NUM_THREADS, CACHED>{row, cached_keys}, min_p[row_index],
+                             top_k[row_index], top_p[row_index]);
     }
     GumbelChoice choice(row, cutoff, seeds[row_index], positions[row_index], &best_score);
-    if (filters && cached_keys != nullptr) {
+    if (CACHED && filters) {
+#pragma unroll 1
       for (int id = row.begin + threadIdx.x * GROUP; id < row.end; id += NUM_THREADS * GROUP) {
         const auto keys = Vec<unsigned, GROUP>::load(cached_keys + (id - row.begin));
         if (min(min(keys[0], keys[1]), min(keys[2], keys[3])) > cutoff) continue;
@@ -216,7 +250,7 @@ __device__ __forceinline__ void sample_row(const float* logits, const int* slots
         choice.visit(id, values);
       }
     } else {
-      row.for_each_group<NUM_THREADS>(
+      row.for_each_group_in_turn<NUM_THREADS>(
           [&](int id, const float (&values)[GROUP]) { choice.visit(id, values); });
     }
     best = best_of_blocks(choice.best(), bests[1]);
@@ -239,8 +273,8 @@ __global__ void __launch_bounds__(THREADS)
                   const float* __restrict__ top_p, const float* __restrict__ min_p,
                   const unsigned long long* __restrict__ seeds, const int* __restrict__ positions,
                   int* __restrict__ token_ids, int vocab_size) {
-  sample_row<1, THREADS, FILTERED>(logits, slots, temperature, top_k, top_p, min_p, seeds, positions,
-                                   token_ids, vocab_size, nullptr);
+  sample_row<1, THREADS, FILTERED, false>(logits, slots, temperature, top_k, top_p, min_p, seeds, positions,
+                                          token_ids, vocab_size, nullptr);
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -257,8 +291,8 @@ __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER
                           const unsigned long long* __restrict__ seeds, const int* __restrict__ positions,
                           int* __restrict__ token_ids, int vocab_size) {
   extern __shared__ __align__(16) unsigned cached_keys[];
-  sample_row<CLUSTER_BLOCKS, CLUSTER_THREADS, FILTERED>(logits, slots, temperature, top_k, top_p, min_p,
-                                                        seeds, positions, token_ids, vocab_size, cached_keys);
+  sample_row<CLUSTER_BLOCKS, CLUSTER_THREADS, FILTERED, FILTERED>(
+      logits, slots, temperature, top_k, top_p, min_p, seeds, positions, token_ids, vocab_size, cached_keys);
 }
 
 #endif

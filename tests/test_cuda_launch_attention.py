@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.cuda.kernel import KernelSpec, LaunchConfig
-from engine.ops.cuda import CudaOps, attention, attention_decode, linear
+from engine.ops.cuda import CudaOps, attention, attention_decode, elementwise, linear
 from engine.ops.cuda.registry import all_instantiations
 from engine.ops.cuda.types import ceil_div
 from engine.ops.interface import AttentionMetadata
@@ -236,6 +236,12 @@ def test_a_decode_step_is_one_launch() -> None:
         assert len(device.launches) == launches
     for launch in device.launches:
         check_launch(launch, set(attention.instantiations(("__nv_bfloat16",))))
+
+
+def test_block_tables_are_written_before_attention_may_read_ahead() -> None:
+    """A recorded step changes tables in its first kernel, and attention looks at them before it waits."""
+    assert attention_decode.PAGED_ATTENTION_DECODE.overlaps
+    assert not elementwise.SCATTER.overlaps
 
 
 def test_few_rows_have_a_block_for_each_split_and_many_share() -> None:

@@ -9,7 +9,7 @@ from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig, Paramete
 from engine.ops.cuda.types import ceil_div
 from engine.ops.interface import Ops
 from engine.ops.sampling_interface import SamplingMetadata, SamplingState
-from engine.tensor import Tensor, uint32
+from engine.tensor import Tensor, uint32, uint64
 
 ADJUST_LOGITS = KernelSpec(
     file="penalties.cu",
@@ -141,6 +141,7 @@ RANDOM_GROUP = 4
 CLUSTER_BLOCKS = 8
 CLUSTER_THREADS = 512
 MAX_CLUSTER_TOP = 64
+LOGPROBS_STATIC_BYTES = 10 << 10
 SAMPLE_STATIC_BYTES = 22 << 10  # of shared memory that the kernel itself declares, rounded up
 
 SMALLEST_CHUNK = 4096
@@ -184,6 +185,13 @@ def cluster_config(rows: int, vocab_size: int, *, filtered: bool) -> LaunchConfi
     """A cluster a row; what filters need of its tokens is kept in shared memory."""
     ids_per_block = ceil_div(ceil_div(vocab_size, CLUSTER_BLOCKS), RANDOM_GROUP) * RANDOM_GROUP
     shared_bytes = ids_per_block * uint32.itemsize if filtered else 0
+    return LaunchConfig((CLUSTER_BLOCKS, rows, 1), (CLUSTER_THREADS, 1, 1), shared_bytes)
+
+
+def logprobs_cluster_config(rows: int, vocab_size: int, num_top: int) -> LaunchConfig:
+    """A cluster a row; all ids of `num_top` threads may be candidates."""
+    ids_per_thread = ceil_div(ceil_div(vocab_size, CLUSTER_BLOCKS), CLUSTER_THREADS)
+    shared_bytes = num_top * ids_per_thread * uint64.itemsize
     return LaunchConfig((CLUSTER_BLOCKS, rows, 1), (CLUSTER_THREADS, 1, 1), shared_bytes)
 
 
@@ -282,5 +290,7 @@ class SamplingOps(Ops):
         num_top = top_ids.shape[1]
         spec, config = TOP_LOGPROBS, row_block_config(rows)
         if TOP_LOGPROBS_CLUSTER.supports(self.device.arch) and num_top <= MAX_CLUSTER_TOP:
-            spec, config = TOP_LOGPROBS_CLUSTER, LaunchConfig((CLUSTER_BLOCKS, rows, 1), (CLUSTER_THREADS, 1, 1))
+            in_cluster = logprobs_cluster_config(rows, vocab_size, num_top)
+            if in_cluster.shared_bytes + LOGPROBS_STATIC_BYTES <= self.device.max_shared_bytes:
+                spec, config = TOP_LOGPROBS_CLUSTER, in_cluster
         self.device.launch(spec, (), config, logits, token_ids, chosen, rank, top_ids, top_values, vocab_size, num_top)
