@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import error_response
+from app.request_log import trace_of
 from engine.errors import AuthenticationError
 
 # The only paths that answer without a key, compared whole.
@@ -27,6 +28,7 @@ class AuthMiddleware:
             try:
                 tenant = self._tenant(scope)
             except AuthenticationError as error:
+                trace_of(scope).error = error
                 await error_response(error, scope["path"])(scope, receive, send)
                 return
             scope.setdefault("state", {})["tenant"] = tenant
