@@ -15,12 +15,13 @@ from app.errors import install_error_handlers
 from app.http_counts import HttpCounts
 from app.middleware import RequestIdMiddleware
 from app.objects import VERSION
-from app.routes import chat, completions, description, embeddings, health, messages, models, responses, tokenize
+from app.routes import chat, completions, description, embeddings, health, messages, models, responses, status, tokenize
 from app.service import Service
 from app.settings import AppSettings
 from engine.client import EngineClient
 
 ROUTES = (chat, completions, responses, messages, embeddings, models, tokenize, health, description)
+PAGE_ROUTES = (status,)  # for people; left away with --no-ui
 
 
 def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
@@ -47,10 +48,11 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     )
     app.state.service = service
     app.state.embeddings = Embeddings(service)
-    for routes in ROUTES:
+    served = ROUTES + (PAGE_ROUTES if settings.ui else ())
+    for routes in served:
         app.include_router(routes.router)
     counts = app.state.http_counts = HttpCounts(
-        [route.path for routes in ROUTES for route in routes.router.routes if isinstance(route, APIRoute)],
+        [route.path for routes in served for route in routes.router.routes if isinstance(route, APIRoute)],
         file=settings.count_file,
         num_rows=settings.num_app_processes,
         row=settings.app_process,
