@@ -363,8 +363,10 @@ class EngineClient:
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         if self._epoch is not None and heartbeat.epoch != self._epoch:
             self._loop.call_soon(self._check_epoch)
-        elif self._epoch is not None and heartbeat.stats is not None:
-            self.history.append((time.monotonic(), heartbeat.stats))
+            return
+        is_news = not self.history or heartbeat.stats_time > self.history[-1][0]
+        if self._epoch is not None and heartbeat.stats is not None and is_news:
+            self.history.append((heartbeat.stats_time, heartbeat.stats))
 
     def _check_epoch(self) -> None:
         last = self._heartbeats.last

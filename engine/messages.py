@@ -219,9 +219,10 @@ class StepOutputs(msgspec.Struct, tag="outputs"):
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Published twice a second. `num_steps` stands still while a step hangs.
 
-    `has_work`: a step is running or more are to follow. `ready`: requests are taken (false while loading
-    and while draining). `draining`: no more will be, for as long as this process lives. `gpu`: a few seconds
-    old at most; None without a GPU, and where nothing is known of it.
+    `has_work`: a step is running or more are to follow. `ready`: requests are taken (false while loading and while
+    draining). `draining`: no more will be, for as long as this process lives. `stats_time`: when `stats` were
+    true, as a step may take longer than the time between heartbeats. `gpu`: a few seconds old at most; None
+    without a GPU, and where nothing is known of it.
     """
 
     epoch: str
@@ -230,6 +231,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     ready: bool
     stats: SchedulerStats | None
     draining: bool = False
+    stats_time: float = 0.0
     gpu: GpuUsage | None = None
 
 

@@ -270,6 +270,7 @@ class EngineProcess:
             has_work=self._has_work,
             ready=engine is not None and not self._draining,
             stats=self._stats,
+            stats_time=self._stats_at if self._has_work else time.monotonic(),
             draining=self._draining,
             gpu=engine.gpu_usage() if engine is not None else None,
         )
