@@ -118,8 +118,12 @@ def record_of(message: str, **fields: Any) -> logging.LogRecord:
 
 
 def test_a_line_of_text_cannot_be_forged() -> None:
-    line = TextFormatter().format(record_of("request", endpoint="/a\nINFO b=c", status=200, model="Qwen/Qwen3-0.6B"))
-    assert line.endswith(r' INFO tessera.x: request endpoint="/a\nINFO b=c" status=200 model=Qwen/Qwen3-0.6B')
+    line = TextFormatter().format(
+        record_of("request", endpoint="/a\nINFO b=c", status=200, model="Qwen/Qwen3-0.6B", stream=True)
+    )
+    assert line.endswith(
+        r' INFO tessera.x: request endpoint="/a\nINFO b=c" status=200 model=Qwen/Qwen3-0.6B stream=true'
+    )
 
 
 def test_a_json_line_is_one_object_with_its_fields() -> None:
