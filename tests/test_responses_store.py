@@ -229,6 +229,7 @@ def test_any_app_process_goes_on_from_what_another_has_answered(tmp_path: Path) 
             answer = httpx.post(f"{server.url}/v1/responses", json=later, timeout=PATIENCE).json()
             assert answer["usage"]["input_tokens"] > first["usage"]["input_tokens"]
         # What both have done is in one log, of which each line is an object, and in one count.
+        server.until(lambda: server.log.count('"endpoint": "/v1/responses"') == 5, "the lines of 5 requests")
         log = [json.loads(line) for line in server.log.splitlines()]
         requests = [line for line in log if line.get("endpoint") == "/v1/responses"]
         assert [(line["status"], line["output_tokens"]) for line in requests] == [(200, 8)] * 5
