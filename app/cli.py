@@ -18,6 +18,7 @@ from app.settings import ReasoningParserName, ToolParserName
 from engine.config import BLOCK_SIZES, DEVICE_DEFAULTS, DeviceName, DTypeName, EngineConfig, LoadFormat, PoolingName
 from engine.errors import ConfigError
 from engine.logs import LogFormat, LogLevel
+from loadtest.options import add_options as add_bench_options
 
 EXIT_WRONG_USE = 2
 EXIT_INTERRUPTED = 130
@@ -79,6 +80,16 @@ def build_parser() -> Parser:
     _add_scheduling_options(serve)
     _add_http_options(serve)
     _add_log_options(serve)
+    bench = commands.add_parser(
+        "bench",
+        help="load a server and measure it",
+        description="Load an OpenAI-compatible server and report throughput and latencies. The options bear the "
+        "names that `vllm bench serve` gives them.",
+        usage="tessera bench [options]",
+        epilog="Example: tessera bench --num-prompts 200 --max-concurrency 32 --input-len 512 --output-len 128",
+    )
+    bench.set_defaults(run=bench_command)
+    add_bench_options(bench)
     return parser
 
 
@@ -373,6 +384,12 @@ def serve_command(options: argparse.Namespace) -> int:
             step_timeout=options.step_timeout,
         )
     )
+
+
+def bench_command(options: argparse.Namespace) -> int:
+    from loadtest.command import bench_command as run_bench  # imported late, as above
+
+    return run_bench(options)
 
 
 def _engine_config(options: argparse.Namespace) -> EngineConfig:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 
 from app.application import create_app
+from app.connection import BoundedConnection
 from app.listener import BACKLOG
 from app.settings import AppSettings
 from engine.client import EngineClient
@@ -23,7 +26,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(client, settings),
-                http="httptools",
+                http=cast(Any, partial(BoundedConnection, head_timeout=settings.body_timeout)),
                 ws="none",
                 log_config=None,
                 access_log=False,

@@ -17,7 +17,7 @@ from app.body import MAX_JSON_DEPTH
 from app.objects import VERSION
 from app.openapi_operations import ANSWERING, EVENT_STREAM, OPERATIONS, Operation
 from app.protocol import answers
-from app.protocol.common import RequestModel
+from app.protocol.common import MAX_NAME, RequestModel
 from app.settings import AppSettings
 
 REF = "#/components/schemas/{model}"
@@ -29,6 +29,7 @@ Bodies are JSON objects of at most {max_body_bytes} bytes, nested at most {depth
 those that other servers know and this one does not have are refused with status 400, which names them. Prompts are \
 bounded by the model's context, see max_model_len in /v1/models. Every answer has an x-request-id."""
 
+_NAME = {"type": "string", "minLength": 1, "maxLength": MAX_NAME}  # nothing has a longer one: 404
 _EVENT = {
     "type": "object",
     "description": "Each of the server-sent events; `data` is JSON, or [DONE] at the end of chats and completions.",
@@ -120,7 +121,7 @@ def _operation(operation: Operation, schemas: _Schemas, needs_key: bool) -> dict
     }
     if operation.parameters:
         described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "description": meaning}
+            {"name": name, "in": "path", "required": True, "schema": _NAME, "description": meaning}
             for name, meaning in operation.parameters.items()
         ]
         described["parameters"] += [

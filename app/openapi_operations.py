@@ -9,6 +9,7 @@ from typing import Any
 from app.auth import OPEN_PATHS
 from app.protocol import answers
 from app.protocol.chat import ChatCompletionRequest
+from app.protocol.common import MAX_NAME
 from app.protocol.completions import CompletionRequest
 from app.protocol.embeddings import EmbeddingRequest
 from app.protocol.messages import MessagesPrompt, MessagesRequest
@@ -129,7 +130,7 @@ OPERATIONS: tuple[Operation, ...] = (
         query={
             "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
             "order": {"type": "string", "enum": list(ORDERS), "default": "desc"},
-            "after": {"type": "string", "description": "The id of the item before the first."},
+            "after": {"type": "string", "maxLength": MAX_NAME, "description": "The id of the item before the first."},
         },
     ),
     Operation(

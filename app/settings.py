@@ -27,7 +27,7 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
         seed: of requests without one of their own; None draws one for each answer.
         metrics_prefix: prefix of every metric's name on /metrics, without the colon.
         max_body_bytes: larger request bodies are refused with 413.
-        body_timeout: a request body that takes longer to arrive is refused with 408.
+        body_timeout: a request whose head or whose body takes longer to arrive is refused with 408.
         request_timeout: longest time from a request's arrival to the end of its answer.
         stall_timeout: a reader that takes nothing for this long loses its answer.
         template_timeout: longest time for rendering one chat template.

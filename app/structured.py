@@ -11,13 +11,20 @@ from app.protocol.structured import JsonSchemaFormat, PlainFormat, StructuredOut
 from engine.errors import InvalidRequestError
 from engine.sampling_params import Grammar
 
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)  # within a line, so that its time is linear
 _SPECS = ("json", "json_object", "regex", "choice", "grammar")
 
 
 def schema_grammar(schema: dict[str, Any], param: str) -> Grammar:
-    """JSON that satisfies a schema; `param` is the request field that it comes from."""
-    return Grammar("json_schema", orjson.dumps(schema).decode(), param)
+    """JSON that satisfies a schema; `param` is the request field that it comes from.
+
+    Raises: InvalidRequestError for one that came as text and is nested hundreds of levels deep.
+    """
+    try:
+        text = orjson.dumps(schema).decode()
+    except orjson.JSONEncodeError:  # it goes less deep than the parser
+        raise InvalidRequestError(f"The schema of {param} is nested too deeply.", param=param) from None
+    return Grammar("json_schema", text, param)
 
 
 def format_grammar(form: PlainFormat | JsonSchemaFormat | None, param: str = "response_format") -> Grammar | None:

@@ -2,16 +2,19 @@
 
 Templates come with models and are not trusted. The sandbox keeps them from Python's internals; the
 meter ends one that runs too long or makes too much text, because a thread cannot be stopped from
-outside. Loops, calls, `~`, `+`, `*` and `**` are metered, which is all that repeats or doubles; a
-single call of one of Jinja's own filters is not.
+outside. Loops, calls, filters, operators and what is printed are metered, which is all that repeats or grows; what
+a single step of these is about to make is measured before it is made.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import math
+import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -26,6 +29,42 @@ from jinja2.visitor import NodeTransformer
 
 TICKS_PER_CLOCK_READ = 64
 MAX_INTEGER_BITS = 4096
+MAX_PARTS = 2**20  # of a list or an object that is turned into text
+MAX_DIGITS = 18
+CONTAINERS = (list, tuple, dict)
+# Filters that make no text of their value's parts, so that these need not be weighed.
+STRUCTURAL_FILTERS = frozenset(
+    [
+        "attr",
+        "batch",
+        "count",
+        "d",
+        "default",
+        "dictsort",
+        "first",
+        "groupby",
+        "items",
+        "last",
+        "length",
+        "list",
+        "map",
+        "max",
+        "min",
+        "random",
+        "reject",
+        "rejectattr",
+        "reverse",
+        "select",
+        "selectattr",
+        "slice",
+        "sort",
+        "sum",
+        "unique",
+    ]
+)
+WIDTH_FILTERS = frozenset({"batch", "center", "indent", "round", "slice", "truncate", "wordwrap"})
+
+_NUMBER = re.compile(r"[0-9]+")
 
 
 class RenderLimitError(Exception):
@@ -45,7 +84,7 @@ class Meter:
         if self._ticks % TICKS_PER_CLOCK_READ == 0 and time.monotonic() > self._deadline:
             raise RenderLimitError("The chat template takes too long to render these messages.")
 
-    def check_size(self, size: int) -> None:
+    def check_size(self, size: float) -> None:
         if size > self.max_chars:
             raise RenderLimitError(f"The chat template makes more than {self.max_chars} characters of these messages.")
 
@@ -53,18 +92,22 @@ class Meter:
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """What templates written for transformers expect, metered. Rendering needs `metered` around it."""
 
-    intercepted_binops = frozenset({"+", "*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, now: Callable[[], datetime]) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols], finalize=_metered_output
+        )
         self._thread = threading.local()
         self.filters["tojson"] = _to_json
+        self.filters.update({name: _metered_filter(self, name, function) for name, function in self.filters.items()})
         self.filters[_LOOP_FILTER] = _metered_items
         self.filters[_CONCAT_FILTER] = _metered_concat
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda format: now().strftime(format)
         self.globals["namespace"] = _PublicNamespace
         self.globals["dict"] = _make_dict
+        del self.globals["lipsum"]  # text by the million words, in one call
 
     @property
     def meter(self) -> Meter:
@@ -77,6 +120,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __self.meter.tick()
+        method = getattr(__obj, "__wrapped__", __obj)
+        if isinstance(text := getattr(method, "__self__", None), str):
+            _check_text_method(__self.meter, method.__name__, text, (*args, *kwargs.values()))
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -86,7 +132,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             sized, factor = (left, right) if _is_sized(left) else (right, left)
             if isinstance(factor, int):
                 self.meter.check_size(len(sized) * factor)
-        elif operator != "+" and isinstance(left, int) and isinstance(right, int):
+        elif operator == "%" and isinstance(left, str):
+            _check_text_method(self.meter, "format", left, right if isinstance(right, tuple) else (right,))
+        elif operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() + right.bit_length() if operator == "*" else left.bit_length() * right
             if bits > MAX_INTEGER_BITS:
                 raise RenderLimitError(f"The chat template computes a number of more than {MAX_INTEGER_BITS} bits.")
@@ -138,9 +186,86 @@ def _metered_items(context: Context, items: Iterable[Any]) -> Iterator[Any]:
 
 @pass_context
 def _metered_concat(context: Context, parts: list[Any]) -> str:
-    texts = [str(part) for part in parts]
-    _environment(context).meter.check_size(sum(map(len, texts)))
-    return "".join(texts)
+    _environment(context).meter.check_size(_weight(parts))
+    return "".join(map(str, parts))
+
+
+@pass_context
+def _metered_output(context: Context, value: Any) -> Any:
+    if isinstance(value, CONTAINERS):
+        _environment(context).meter.check_size(_weight(value))
+    return value
+
+
+def _metered_filter(environment: TemplateEnvironment, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same filter, measured. While a template is compiled there is no meter, so nothing is evaluated then."""
+    first = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @functools.wraps(function)
+    def metered(*args: Any, **kwargs: Any) -> Any:
+        meter = environment.meter
+        meter.tick()
+        value, given = args[first], (*args[first + 1 :], *kwargs.values())
+        if name == "join" and isinstance(value, Iterator):
+            value = list(value)
+            args = (*args[:first], value, *args[first + 1 :])
+        if name not in STRUCTURAL_FILTERS and isinstance(value, CONTAINERS):
+            meter.check_size(_weight(value))
+        if name in WIDTH_FILTERS:
+            meter.check_size(max((number for number in given if isinstance(number, int)), default=0))
+        if name in ("replace", "format") and isinstance(value, str):
+            _check_text_method(meter, name, value, given)
+        elif name == "join" and isinstance(value, CONTAINERS):
+            meter.check_size(_weight(value) + len(value) * max(map(_weight, given), default=0))
+        result = function(*args, **kwargs)
+        if _is_sized(result):
+            meter.check_size(len(result))
+        return result
+
+    return metered
+
+
+def _check_text_method(meter: Meter, name: str, text: str, given: Sequence[Any]) -> None:
+    """Before a text's method makes another: how long that would be."""
+    numbers = [number for number in given if isinstance(number, int)]
+    texts = [one for one in given if isinstance(one, str)]
+    match name:
+        case "center" | "ljust" | "rjust" | "zfill":
+            meter.check_size(max(numbers, default=0))
+        case "expandtabs":
+            meter.check_size(text.count("\t") * max(numbers, default=8))
+        case "replace" if len(texts) >= 2:
+            meter.check_size(len(text) + text.count(texts[0]) * len(texts[1]))
+        case "join":
+            items = [item for item in given if isinstance(item, CONTAINERS)]
+            meter.check_size(sum(_weight(item) + len(text) * len(item) for item in items))
+        case "translate":
+            tables = [table for table in given if isinstance(table, dict)]
+            meter.check_size(len(text) * max((_weight(one) for table in tables for one in table.values()), default=1))
+        case "format" | "format_map":
+            widths = [int(digits[:MAX_DIGITS]) for digits in _NUMBER.findall(text)]
+            from_arguments = sum(numbers) * (text.count("*") + text.count("{")) + _weight(list(given))
+            meter.check_size(sum(widths) + from_arguments * (1 + text.count("{") + text.count("%")))
+        case _:
+            pass
+
+
+def _weight(value: Any) -> float:
+    """About the characters that a value takes as text, infinite for what has more parts than MAX_PARTS."""
+    size = num_parts = 0
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        num_parts += 1
+        if num_parts > MAX_PARTS:
+            return math.inf
+        if isinstance(one, str):
+            size += len(one)
+        elif isinstance(one, dict):
+            pending += [*one.keys(), *one.values()]
+        elif isinstance(one, (list, tuple)):
+            pending += one
+    return size + num_parts
 
 
 def _environment(context: Context) -> TemplateEnvironment:

@@ -20,8 +20,9 @@ from engine.grammar import GrammarCompiler, PendingGrammar
 from engine.messages import AddRequest, FinishReason, RequestOutput, SchedulerStats, refused
 from engine.metrics import EngineMetrics
 from engine.prompt_logprobs import keep_prompt_logprobs
-from engine.scheduler import ScheduledStep, Scheduler
+from engine.scheduler import Scheduler
 from engine.sequence import ClientId, Sequence, SequenceStatus
+from engine.slot_table import ScheduledStep
 
 Outputs: TypeAlias = defaultdict[ClientId, list[RequestOutput]]
 

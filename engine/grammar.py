@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import subprocess
 import sys
 import threading
@@ -19,24 +18,16 @@ from typing import Any, TypeAlias
 import llguidance
 import msgspec
 import numpy as np
-from llguidance.gbnf_to_lark import any_to_lark
 
-from engine.errors import InvalidRequestError, TesseraError
-from engine.grammar_probe import ProbeSettings
+from engine.errors import InvalidRequestError
+from engine.grammar_probe import ProbeAnswer, ProbeSettings
+from engine.grammar_source import GrammarError, complaint
 from engine.sampling_params import Grammar
 
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]  # bit id % 32 of word id // 32 stands for a token
 
 COMPILE_LIMIT = 2.0  # seconds that one grammar may take
-MAX_NESTING = 64  # of brackets, in schemas and expressions alike
-# Between two parts of JSON: nothing, a space, or a line end and an indentation. Any number of them, which JSON
-# would allow, is what a model at a high temperature gets lost in.
-WHITESPACE = r"\x20|\x0D?\x0A[\x20\x09]{0,64}"
-MAX_MESSAGE = 300  # characters of a compiler's complaint that users get to see
 NUM_THREADS = 2
-
-QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-ESCAPED = re.compile(r"\\.", re.DOTALL)
 
 # Compiled grammars are kept until there are too many, or until they took so long to compile in all,
 # because the largest take longest: about 200 MB a second.
@@ -44,14 +35,6 @@ MAX_CACHED = 128
 MAX_CACHED_SECONDS = 4.0
 
 LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
-JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
-    "lenient": False,  # what is not supported is an error, whatever the schema's own x-guidance says
-    "whitespace_pattern": WHITESPACE,
-}
-
-
-class GrammarError(TesseraError):
-    """A grammar that cannot be used; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +152,7 @@ class GrammarCompiler:
         probe = self._probe(tokenizer)
         probe.wait_ready()
         start = job.started_at = time.monotonic()  # what came before is not the grammar's fault
-        source = llguidance_source(grammar)
-        probe.check(source)
+        source = probe.source_of(grammar)
         matcher = llguidance.LLMatcher(tokenizer.inner, source, log_level=0, limits=LIMITS)
         _raise_error_of(matcher)
         first_mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
@@ -202,15 +184,18 @@ class GrammarProbe:
     def wait_ready(self) -> None:
         """Have the process running and past its start, which takes longer than most grammars do."""
         if self._process is None:
-            self.check(llguidance.LLMatcher.grammar_from_lark('start: "a"'))
+            self.source_of(Grammar("lark", 'start: "a"'))
 
-    def check(self, source: str) -> None:
-        """Raises: GrammarError for one that is wrong, or needs too much time or memory."""
+    def source_of(self, grammar: Grammar) -> str:
+        """The grammar in llguidance's own form.
+
+        Raises: GrammarError for one that is wrong, or needs too much time or memory.
+        """
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(msgspec.json.encode(source) + b"\n")
+            process.stdin.write(msgspec.json.encode(grammar) + b"\n")
             process.stdin.flush()
             answer = process.stdout.readline()
         except BrokenPipeError:
@@ -218,11 +203,13 @@ class GrammarProbe:
         if not answer:
             self.close()
             raise GrammarError("needs too much time or memory to compile: make it smaller")
-        if error := msgspec.json.decode(answer, type=str):
-            raise GrammarError(_complaint(error))
+        found = msgspec.json.decode(answer, type=ProbeAnswer)
+        if found.error:
+            raise GrammarError(found.error)
+        return found.source
 
     def close(self) -> None:
-        """End the process, which another check would start again."""
+        """End the process, which another grammar would start again."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -265,51 +252,6 @@ def load_tokenizer(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) 
     return GrammarTokenizer(inner, -(-(end + 1) // 32), settings)
 
 
-def llguidance_source(grammar: Grammar) -> str:
-    """A grammar in llguidance's own form.
-
-    Raises: GrammarError for what is no grammar of its kind, or nested too deeply.
-    """
-    text = grammar.text
-    if grammar.kind != "choice" and (depth := nesting(grammar)) > MAX_NESTING:
-        raise GrammarError(f"is nested {depth} levels deep, but at most {MAX_NESTING} are accepted")
-    try:
-        match grammar.kind:
-            case "json_schema" | "json_object":
-                schema = text or '{"type": "object"}'
-                return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
-            case "regex":
-                return llguidance.LLMatcher.grammar_from_regex(text)
-            case "choice":
-                choices = msgspec.json.decode(text, type=list[str])
-                return llguidance.LLMatcher.grammar_from_lark("start: " + " | ".join(map(_lark_string, choices)))
-            case "gbnf":
-                return llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
-            case "lark":
-                return llguidance.LLMatcher.grammar_from_lark(text)
-    except GrammarError:
-        raise
-    except Exception as error:  # the converters raise whatever the text makes them raise
-        raise GrammarError(_complaint(str(error))) from error
-
-
-def nesting(grammar: Grammar) -> int:
-    """How deeply brackets are nested, leaving out strings, and in an expression escaped characters."""
-    depth = deepest = 0
-    literals = ESCAPED if grammar.kind == "regex" else QUOTED
-    for character in literals.sub("", grammar.text):
-        if character in "([{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in ")]}":
-            depth = max(depth - 1, 0)
-    return deepest
-
-
-def _lark_string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
 def _seconds(job: _Job) -> float:
     if not job.future.done() or job.future.cancelled() or job.future.exception() is not None:
         return 0.0
@@ -318,14 +260,4 @@ def _seconds(job: _Job) -> float:
 
 def _raise_error_of(matcher: llguidance.LLMatcher) -> None:
     if matcher.is_error():
-        raise GrammarError(_complaint(matcher.get_error()))
-
-
-def _complaint(error: str) -> str:
-    """A compiler's error as the end of a sentence that begins with "it"."""
-    if error.startswith("panic"):
-        return "is too large to compile"
-    lines = [line.strip() for line in error.splitlines()]
-    text = " ".join(line for line in lines if line and line != "<non-verbose/>")
-    text = "".join(character for character in text if character.isprintable())
-    return f"does not compile: {text[:MAX_MESSAGE]}"
+        raise GrammarError(complaint(matcher.get_error()))

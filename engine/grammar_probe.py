@@ -1,7 +1,7 @@
 """Tries grammars out in a process of its own: `python -m engine.grammar_probe`, lines of JSON in and out.
 
-Compiling some grammars takes exponential time or memory, in code that can neither be interrupted nor
-survive a failed allocation. So each is compiled here first, with a vocabulary of single bytes: what ends
+Converting and compiling some grammars takes exponential time or memory, in code that can neither be interrupted nor
+survive a failed allocation. So each is converted here, and compiled first with a vocabulary of single bytes: what ends
 this process would have ended the engine. Exit by SIGPROF: too long; by SIGABRT or SIGSEGV: too large.
 """
 
@@ -14,6 +14,9 @@ import sys
 import llguidance
 import msgspec
 
+from engine.grammar_source import GrammarError, complaint, llguidance_source
+from engine.sampling_params import Grammar
+
 MAX_CPU_SECONDS = 1.0
 MAX_MEMORY = 2**30  # bytes of address space
 
@@ -23,6 +26,13 @@ class ProbeSettings(msgspec.Struct, frozen=True):
 
     vocab_size: int
     special_tokens: dict[int, str]
+
+
+class ProbeAnswer(msgspec.Struct, frozen=True):
+    """A grammar in llguidance's own form, or what is wrong with it."""
+
+    source: str = ""
+    error: str = ""
 
 
 class ByteVocabulary:
@@ -49,22 +59,31 @@ class ByteVocabulary:
         return [self._id_of_byte[byte] for byte in (text.encode() if isinstance(text, str) else text)]
 
 
+def try_out(grammar: Grammar, tokenizer: llguidance.LLTokenizer) -> ProbeAnswer:
+    """Convert and compile."""
+    try:
+        source = llguidance_source(grammar)
+    except GrammarError as error:
+        return ProbeAnswer(error=str(error))
+    limits = llguidance.LLParserLimits(verbose_errors=False)
+    matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return ProbeAnswer(error=complaint(matcher.get_error())) if matcher.is_error() else ProbeAnswer(source)
+
+
 def main() -> None:
-    """Answer each grammar, a JSON string, with its error, another one that is empty where all is well."""
+    """Answer each line, a Grammar, with a ProbeAnswer."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProbeSettings)
     tokenizer = llguidance.LLTokenizer(ByteVocabulary(settings), slices=[])  # type: ignore[arg-type]
-    limits = llguidance.LLParserLimits(verbose_errors=False)
     for line in sys.stdin.buffer:
-        grammar = msgspec.json.decode(line, type=str)
+        grammar = msgspec.json.decode(line, type=Grammar)
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)
-        matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        error = matcher.get_error()
+        answer = try_out(grammar, tokenizer)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.buffer.write(msgspec.json.encode(error) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
         sys.stdout.buffer.flush()
 
 

@@ -22,6 +22,7 @@ from engine.models.step_inputs import StepInputs, StepShape, inputs_bytes
 from engine.models.step_upload import StepUpload, aligned
 from engine.models.weights import Weights, dummy_weights, load_weights, num_weight_bytes
 from engine.ops.interface import Ops
+from engine.recorded_steps import RecordedSteps
 from engine.step_sampler import Reply, StepSampler, mask_words
 from engine.tensor import CpuDevice, Device, Tensor, bfloat16, float32, from_numpy, int32, zeros
 
@@ -30,9 +31,7 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
 GIB = 2**30
-# On a GPU whatever is free caches prefixes, but the host keeps a record of every block: no more than
-# this many sequences of full length, unless more of them may run.
-MOST_CACHED_SEQS = 32
+MAX_CACHED_BLOCKS = 1 << 20  # the host keeps a record of each, 16 million tokens in the usual blocks
 MAX_TABLE_UPDATES = 1 << 14  # entries of the block tables in one copy
 MIN_DERIVED_LEN = 256  # a context that is shortened to what memory holds is of no use below this
 
@@ -88,12 +87,11 @@ class ModelRunner:
         rows = config.max_num_seqs
         self._buffers = StepBuffers(model, self._dtype, device, max_tokens=self.max_num_tokens, max_logits=rows)
         self._sampler = StepSampler(self.ops, rows, model.vocab_size, self.max_model_len)
-        self._upload = StepUpload(device, inputs_bytes(StepShape(self.max_num_tokens, rows, rows)))
+        self._upload = StepUpload(device, inputs_bytes(StepShape(self.max_num_tokens, rows + 1, rows)))
         side_arrays = max(MAX_TABLE_UPDATES, self.max_num_tokens)
         self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
         self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
-        self._graphs: dict[StepShape | None, tuple[StepInputs, Tensor, Any]] = {}
-        self._decode_sizes = decode_sizes(rows)
+        self._recorded = RecordedSteps(rows, self.max_num_tokens)
         self.num_kv_blocks = config.num_kv_blocks or self._num_blocks_that_fit()
         kv_cache = KVCache(model, self.num_kv_blocks, self.block_size, self._dtype, device)
         self.kv_cache_bytes = kv_cache.nbytes
@@ -101,7 +99,8 @@ class ModelRunner:
         if not isinstance(device, CpuDevice):
             self.warm_up()
             if config.cuda_graphs:
-                self._capture_graphs()
+                for step in self._recorded.record(device, self._recorded_inputs, self._forward):
+                    self._sampler.record(device, step.logits, step.inputs)
 
     @property
     def buffers(self) -> StepBuffers:
@@ -123,7 +122,7 @@ class ModelRunner:
         """
         for init in batch.slot_inits:
             self._sampler.enter(init)
-        recorded = self._graphs.get(self._recorded_shape(batch))
+        recorded = self._recorded.find(batch)
         if recorded is not None:
             inputs, logits, graph = recorded
             self._submit(inputs, batch)
@@ -161,6 +160,9 @@ class ModelRunner:
             self._upload, shape, self._block_tables, max_seqlen_q=max_seqlen_q, max_context_len=max_context_len
         )
 
+    def _recorded_inputs(self, shape: StepShape, max_seqlen_q: int) -> StepInputs:
+        return self._inputs(shape, max_seqlen_q=max_seqlen_q, max_context_len=self.max_model_len)
+
     def _forward(self, inputs: StepInputs) -> Tensor:
         """Logits [S, V] float32 in the step's buffers."""
         self.ops.scatter(self._block_tables, *inputs.updates)
@@ -188,25 +190,6 @@ class ModelRunner:
         k = min(int(rows.num_logprobs.max()), self.model.vocab_size)
         return launch_prompt_logprobs(self.decoder, self._buffers, token_indices, next_token_ids, k)
 
-    def _recorded_shape(self, batch: StepBatch) -> StepShape | None:
-        """The smallest recorded shape that holds a batch of decodes; None for others."""
-        shape = StepShape.of(batch)
-        if not self._graphs or not shape.is_decode or batch.prompt_rows is not None:
-            return None
-        num_rows = next(rows for rows in self._decode_sizes if rows >= shape.num_seqs)
-        return StepShape(num_rows, num_rows, num_rows)
-
-    def _capture_graphs(self) -> None:
-        """Record a decode step of each size, so that a step costs the host one call."""
-        device: Any = self.device
-        for rows in reversed(self._decode_sizes):
-            shape = StepShape(rows, rows, rows)
-            inputs = self._inputs(shape, max_seqlen_q=1, max_context_len=self.max_model_len)
-            with device.capture() as finish:
-                logits = self._forward(inputs)
-            self._graphs[shape] = inputs, logits, finish()
-            self._sampler.capture(device, logits, inputs)
-
     # -- the start ------------------------------------------------------------------------------
 
     def _load_weights(self, progress: Progress | None) -> Weights:
@@ -228,7 +211,7 @@ class ModelRunner:
                 progress("kernels", done, total)
 
         assert isinstance(self.ops, CudaOps), f"no kernels for {self.device}"
-        self.ops.compile(self._dtype, report)
+        self.ops.compile(self._dtype, report, head_dim=self.model.head_dim)
         self.ops.reserve_attention(self.config.max_num_seqs, self.model.num_heads, self.model.head_dim)
 
     def warm_up(self) -> None:
@@ -280,12 +263,12 @@ class ModelRunner:
         if isinstance(self.device, CpuDevice):
             option = "--cpu-kv-cache-gib"
             budget = int(self.config.cpu_kv_cache_gib * GIB)
-            useful = self.config.max_num_seqs
+            useful = self.config.max_num_seqs * self._blocks_per_seq()
         else:
             option = "--gpu-memory-utilization"
             budget = _free_of_share(self.device, self.config.gpu_memory_utilization)
-            useful = max(self.config.max_num_seqs, MOST_CACHED_SEQS)
-        num_blocks = min(budget // per_block, useful * self._blocks_per_seq())
+            useful = MAX_CACHED_BLOCKS  # whatever is left caches prefixes
+        num_blocks = min(budget // per_block, useful)
         if num_blocks >= self._blocks_per_seq():
             return num_blocks
         room = max(num_blocks, 0) * self.block_size
@@ -327,15 +310,6 @@ class RunningStep:
         return result
 
 
-def decode_sizes(max_num_seqs: int) -> list[int]:
-    """The numbers of rows that decode steps are recorded for: each is padded to the next."""
-    sizes = [1, 2, 4]
-    for step, limit in ((8, 64), (16, 128), (32, 256), (64, 1 << 30)):
-        while sizes[-1] < min(limit, max_num_seqs):
-            sizes.append(sizes[-1] // step * step + step)
-    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
-
-
 def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> np.dtype[Any]:
     """The dtype asked for; `auto` as `EngineConfig` says."""
     chosen: np.dtype[Any] | None = model.torch_dtype
@@ -370,8 +344,3 @@ def _free_of_share(device: Device, share: float) -> int:
     device.empty_cache()
     used = device.total_memory - device.free_memory()
     return int(device.total_memory * share) - used
-
-
-def _any_penalties(sampling: SamplingBatch) -> bool:
-    off = (sampling.repetition_penalty == 1) & (sampling.presence_penalty == 0) & (sampling.frequency_penalty == 0)
-    return not bool(off.all())

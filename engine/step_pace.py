@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-SLOWEST = 2.5  # times a step of decodes alone: what a step with prompts in it may take
-DRAIN_STEPS = 16  # a longer queue of prompts is worked off in this many steps, whatever that does to the pace
+SLOWEST = 2.2  # times a step of decodes alone: what a step with prompts in it may take
+DRAIN_STEPS = 48  # a longer queue of prompts is worked off in this many steps, whatever that does to the pace
 FEWEST_TOKENS = 64  # of prompts in a step: fewer cost the device as much
-SMOOTHING = 0.1  # weight of the newest measurement
+SMOOTHING = 0.25  # weight of the newest measurement
 
 
 class StepPace:

@@ -48,7 +48,7 @@ class StepSampler:
         """A sequence takes a slot."""
         self.slots.enter(init)
 
-    def capture(self, device: Any, logits: Tensor, inputs: StepInputs) -> None:
+    def record(self, device: Any, logits: Tensor, inputs: StepInputs) -> None:
         """Record sampling of all rows of `inputs` in every variety that needs nothing else, for replay."""
         for adjusted in (False, True):
             for filtered in (False, True):

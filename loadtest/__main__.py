@@ -1,90 +1,19 @@
-"""`python -m loadtest`: drive an OpenAI-compatible server and print the field's figures."""
+"""`python -m loadtest`: the same as `tessera bench`."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
-import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-import httpx
-import orjson
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from loadtest.client import RequestRecord, complete
-from loadtest.report import render, summarize
-from loadtest.workload import Workload
+from loadtest.command import bench_command
+from loadtest.options import add_options
 
 
-async def run(base_url: str, model: str, workload: Workload, concurrency: int, *, stream: bool) -> dict[str, Any]:
-    """Keep `concurrency` requests under way until the workload is done; -> the summary."""
-    url = f"{base_url.rstrip('/')}/v1/completions"
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    records: list[RequestRecord] = []
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=_STDERR
-    ) as progress:
-        task = progress.add_task("requests", total=workload.num_prompts)
-        async with httpx.AsyncClient(timeout=None, limits=limits) as http:
-
-            async def worker(prompts: Iterator[list[int]]) -> None:
-                for prompt in prompts:
-                    records.append(await complete(http, url, model, prompt, workload.output_len, stream=stream))
-                    progress.advance(task)
-
-            shared = workload.prompts()
-            start = time.perf_counter()
-            await asyncio.gather(*(worker(shared) for _ in range(min(concurrency, workload.num_prompts))))
-            duration = time.perf_counter() - start
-    return summarize(records, duration)
-
-
-_STDERR = Console(stderr=True)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="server to drive (%(default)s)")
-    parser.add_argument("--model", help="model name (default: the first that the server lists)")
-    parser.add_argument("--num-prompts", type=int, default=32, help="requests in total (%(default)s)")
-    parser.add_argument("--max-concurrency", type=int, default=4, help="requests under way at once (%(default)s)")
-    parser.add_argument("--input-len", type=int, default=128, help="prompt tokens (%(default)s)")
-    parser.add_argument("--output-len", type=int, default=64, help="tokens to generate (%(default)s)")
-    parser.add_argument("--vocab-size", type=int, default=500, help="ids are drawn below this (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random prompts (%(default)s)")
-    parser.add_argument("--no-stream", action="store_true", help="wait for whole answers")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the figures as JSON")
-    options = parser.parse_args(arguments)
-    for name in ("num_prompts", "max_concurrency", "input_len", "output_len"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    if options.vocab_size < 17:
-        parser.error("--vocab-size must be at least 17")
-    workload = Workload(options.num_prompts, options.input_len, options.output_len, options.vocab_size, options.seed)
-    try:
-        model = options.model or _first_model(options.base_url)
-        summary = asyncio.run(
-            run(options.base_url, model, workload, options.max_concurrency, stream=not options.no_stream)
-        )
-    except httpx.HTTPError as error:
-        print(f"cannot reach {options.base_url}: {error}", file=sys.stderr)
-        return 1
-    Console().print(render(summary))
-    for message, count in summary["errors"].items():
-        print(f"{count} x {message}", file=sys.stderr)
-    if options.output:
-        options.output.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
-    return 1 if summary["failed"] else 0
-
-
-def _first_model(base_url: str) -> str:
-    response = httpx.get(f"{base_url.rstrip('/')}/v1/models", timeout=30)
-    response.raise_for_status()
-    return str(response.json()["data"][0]["id"])
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m loadtest", description="Load an OpenAI-compatible server.")
+    add_options(parser)
+    return bench_command(parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

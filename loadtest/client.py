@@ -1,108 +1,132 @@
-"""One completion over HTTP, with the time of everything that arrived."""
+"""Requests over HTTP, each with the times of what arrived."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
-from typing import Any
+import asyncio
+import contextlib
+from array import array
+from time import perf_counter
 
 import httpx
+import msgspec
 import orjson
 
+from loadtest.answer import Answer
+from loadtest.jobs import Job
+from loadtest.records import Recorder
+from loadtest.transport import SINK, Transport
 
-@dataclass
-class RequestRecord:
-    """Times are `time.perf_counter()` seconds.
+INTERRUPTED = "interrupted"
+
+
+_HEADERS = {
+    "accept": "*/*",
+    "accept-encoding": "identity",
+    "content-type": "application/json",
+    "user-agent": "tessera-bench",
+}
+
+
+class Target(msgspec.Struct):
+    """Where requests go and how.
 
     Attributes:
-        start: when the request was sent.
-        chunk_times: arrival of each chunk that brought text.
-        end: when the answer was complete.
-        input_tokens, output_tokens: as the server's usage says.
-        error: what went wrong, or None.
+        url: of the endpoint.
+        headers: sent beside Content-Type.
+        stream: whether answers come in pieces.
+        timeout: most seconds for one answer.
     """
 
-    start: float
-    chunk_times: list[float] = field(default_factory=list)
-    end: float = 0.0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    error: str | None = None
+    url: str
+    headers: dict[str, str]
+    stream: bool
+    timeout: float
+
+
+class Client:
+    """Sends requests and records what came of them; a failed one is a record too and raises nothing."""
+
+    def __init__(self, target: Target, recorder: Recorder) -> None:
+        self._target = target
+        self._recorder = recorder
+        # Below httpx's client: its merging of URLs and headers, cookies and redirects cost 100 us a request, during
+        # which a burst of requests keeps other streams waiting.
+        self._transport = Transport()
+        self._url = httpx.URL(target.url)
+        self._headers = httpx.Headers({**_HEADERS, **target.headers})
+        self.done = 0
+        self.failed = 0
+        self._received = 0
+        self._open: set[Answer] = set()
 
     @property
-    def ttft(self) -> float:
-        """Time to first token."""
-        return (self.chunk_times[0] if self.chunk_times else self.end) - self.start
+    def output_tokens(self) -> int:
+        """Received so far, those of unfinished answers by their events."""
+        return self._received + sum(len(answer.token_times) for answer in self._open)
 
-    @property
-    def e2el(self) -> float:
-        """End-to-end latency."""
-        return self.end - self.start
+    async def run(self, job: Job) -> None:
+        """The job's request, then one more for each further turn of the conversation."""
+        body = job.body
+        answer = await self._send(body, keep_text=bool(job.turns))
+        for turn in job.turns:
+            if answer.error is not None:
+                return
+            message = orjson.loads(body)
+            message["messages"] += [
+                {"role": "assistant", "content": answer.text},
+                {"role": "user", "content": turn},
+            ]
+            body = orjson.dumps(message)
+            answer = await self._send(body, keep_text=True)
 
-    @property
-    def tpot(self) -> float:
-        """Time per output token after the first."""
-        return (self.e2el - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
+    async def connect(self, count: int) -> None:
+        """Open connections ahead of the first requests; a server that cannot be reached shows with these."""
+        with contextlib.suppress(httpx.HTTPError):
+            await self._transport.connect(self._url, count)
 
-    @property
-    def itls(self) -> list[float]:
-        """Inter-token latencies: times between chunks."""
-        return [b - a for a, b in zip(self.chunk_times, self.chunk_times[1:], strict=False)]
+    async def close(self) -> None:
+        await self._transport.aclose()
 
+    async def _send(self, body: bytes, *, keep_text: bool) -> Answer:
+        answer = Answer(keep_text=keep_text)
+        self._open.add(answer)
+        start = perf_counter()
+        try:
+            await asyncio.wait_for(self._exchange(body, answer), self._target.timeout)
+        except (TimeoutError, asyncio.TimeoutError):
+            answer.fail("timeout", f"no complete answer within {self._target.timeout:g} s")
+        except asyncio.CancelledError:
+            answer.fail(INTERRUPTED, "the load test was stopped")
+            raise
+        except httpx.ConnectError as error:
+            answer.fail("no connection", str(error))
+        except httpx.HTTPError as error:
+            answer.fail("connection broken", str(error))
+        finally:
+            self._record(start, answer)
+        return answer
 
-async def complete(
-    http: httpx.AsyncClient, url: str, model: str, prompt: list[int], output_len: int, *, stream: bool = True
-) -> RequestRecord:
-    """POST one greedy completion of exactly `output_len` tokens; never raises for a failed request."""
-    body: dict[str, Any] = {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": output_len,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": stream,
-    }
-    if stream:
-        body["stream_options"] = {"include_usage": True}
-    record = RequestRecord(start=time.perf_counter())
-    try:
-        async with http.stream("POST", url, content=orjson.dumps(body), headers=_JSON) as response:
-            if response.status_code != 200:
-                text = (await response.aread()).decode(errors="replace")
-                record.error = f"HTTP {response.status_code}: {text[:200]}"
-            elif stream:
-                await _read_stream(response, record)
-            else:
-                _take_usage(orjson.loads(await response.aread()), record)
-    except httpx.HTTPError as error:
-        record.error = f"{type(error).__name__}: {error}"
-    record.end = time.perf_counter()
-    return record
+    async def _exchange(self, body: bytes, answer: Answer) -> None:
+        stream = self._target.stream
+        extensions = {SINK: answer.feed} if stream else {}
+        request = httpx.Request("POST", self._url, content=body, headers=self._headers, extensions=extensions)
+        response = await self._transport.handle_async_request(request)
+        try:
+            content = await response.aread()
+        finally:
+            await response.aclose()
+        if response.status_code != 200:
+            answer.fail(f"HTTP {response.status_code}", content[:300].decode(errors="replace"))
+        elif not stream:
+            answer.read_whole(content)
+        elif not answer.finished:
+            answer.fail("no [DONE]", "the stream ended without data: [DONE]")
 
-
-_JSON = {"content-type": "application/json"}
-
-
-async def _read_stream(response: httpx.Response, record: RequestRecord) -> None:
-    finished = False
-    async for line in response.aiter_lines():
-        if not line.startswith("data: "):
-            continue
-        if line == "data: [DONE]":
-            finished = True
-            continue
-        chunk = orjson.loads(line[6:])
-        if "error" in chunk:
-            record.error = str(chunk["error"].get("message"))
-        elif chunk["choices"]:
-            record.chunk_times.append(time.perf_counter())
-        _take_usage(chunk, record)
-    if not finished and record.error is None:
-        record.error = "the stream ended without [DONE]"
-
-
-def _take_usage(message: dict[str, Any], record: RequestRecord) -> None:
-    usage = message.get("usage")
-    if usage:
-        record.input_tokens = usage["prompt_tokens"]
-        record.output_tokens = usage["completion_tokens"]
+    def _record(self, start: float, answer: Answer) -> None:
+        end = perf_counter()
+        times: array[float] = answer.token_times
+        self._recorder.add(start, end, times, answer.input_tokens, answer.output_tokens, answer.error, answer.message)
+        self._open.discard(answer)
+        self._received += answer.output_tokens
+        self.done += 1
+        self.failed += answer.error is not None

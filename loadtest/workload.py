@@ -1,27 +1,26 @@
-"""What is asked of the server: prompts of random tokens."""
+"""What is asked of the server."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
+from loadtest.form import Form
+from loadtest.jobs import Job
 
 
-@dataclass(frozen=True)
-class Workload:
-    """`num_prompts` completions of `input_len` random tokens each, answered by `output_len` tokens.
+class Workload(Protocol):
+    """Jobs in the order in which they are sent, the same for the same seed."""
 
-    Token ids are drawn uniformly from [16, vocab_size): the lowest ids are often special.
-    """
+    @property
+    def num_prompts(self) -> int:
+        """Jobs: single requests or whole conversations."""
 
-    num_prompts: int
-    input_len: int
-    output_len: int
-    vocab_size: int
-    seed: int = 0
+    @property
+    def num_requests(self) -> int:
+        """Requests, if none fails."""
 
-    def prompts(self) -> Iterator[list[int]]:
-        rng = np.random.default_rng(self.seed)
-        for _ in range(self.num_prompts):
-            yield rng.integers(16, self.vocab_size, self.input_len).tolist()
+    def jobs(self, form: Form) -> Iterator[Job]: ...
+
+    def resized(self, num_prompts: int, seed: int) -> Workload:
+        """Other work of the same kind."""

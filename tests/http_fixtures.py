@@ -13,10 +13,10 @@ from typing import Any
 
 import httpx
 import orjson
-import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from app.application import create_app
+from app.http_server import HttpServer
 from app.settings import AppSettings
 from tests.fake_client import FakeClient
 
@@ -77,14 +77,13 @@ def call(client: FakeClient, settings: AppSettings, method: str, path: str, **op
 def serve(client: FakeClient, settings: AppSettings) -> Iterator[str]:
     """A real server on a free port of the loopback, in a thread; yields its base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(create_app(client, settings), log_level="warning", timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
+    server = HttpServer(client, settings, drain_timeout=5)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.stop()
         thread.join(timeout=20)
         listener.close()
         assert not thread.is_alive(), "the server did not stop"

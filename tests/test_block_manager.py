@@ -93,7 +93,7 @@ def test_uncomputed_blocks_are_not_shared() -> None:
     assert num_hits(manager, [*tokens(4), 9]) == 1
 
 
-def test_two_salts_never_share() -> None:
+def test_fault_tenant_isolation_two_salts_never_share() -> None:
     manager = BlockManager(16, BLOCK_SIZE)
     first, _ = start(manager, tokens(2), b"alice")
     assert num_hits(manager, [*tokens(2), 9], b"bob") == 0
@@ -103,7 +103,7 @@ def test_two_salts_never_share() -> None:
     assert num_hits(manager, [*tokens(2), 9], b"alice") == 2
 
 
-def test_the_hash_chain_is_sha256_with_the_salt_at_the_root() -> None:
+def test_fault_tenant_isolation_the_hash_chain_is_sha256_with_the_salt_at_the_root() -> None:
     manager = BlockManager(16, BLOCK_SIZE)
     sequence, _ = start(manager, tokens(2), b"salt")
     expected = hashlib.sha256(b"salt").digest()

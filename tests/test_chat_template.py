@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.chat_template import RESERVED_KWARGS, ChatTemplate, check_kwargs, load_chat_template
+from app.chat_template import ChatTemplate, load_chat_template
 from app.tokenizer import Tokenizer, load_tokenizer
 from engine.errors import ConfigError, InvalidRequestError
 
@@ -108,73 +107,9 @@ def test_the_templates_own_refusal_reaches_the_user() -> None:
     assert caught.value.param == "messages"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.__class__.__init__.__globals__ }}",
-        "{{ raise_exception.__globals__['__builtins__'] }}",
-        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-        "{% set ns = namespace(a=1) %}{{ ns.__init__.__globals__ }}",
-        "{{ namespace(__class__=1) }}",
-        "{{ messages.append(1) }}",
-        "{{ messages[0].update(role='x') }}",
-        "{{ dict.mro() }}",
-    ],
-)
-def test_sandbox_refuses(source: str) -> None:
-    with pytest.raises(InvalidRequestError):
-        render(source)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for i in range(99999) if i < 0 %}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(100) }}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}",
-        "{% set ns = namespace(x='aa') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{% set ns = namespace(x='aa') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-        "{{ 'a' * 10 ** 12 }}",
-        "{{ 9 ** (9 ** 9) }}",
-        "{% for i in range(10 ** 9) %}{% endfor %}",
-    ],
-)
-def test_rendering_is_bounded(source: str) -> None:
-    with pytest.raises(InvalidRequestError):
-        render(source, deadline=time.monotonic(), max_chars=100_000)
-
-
-def test_format_strings_reach_no_internals() -> None:
-    assert render("[{{ '{0.__class__}'.format(messages) }}]") == "[]"
-
-
-def test_one_rendering_in_trouble_leaves_the_next_alone() -> None:
-    template = ChatTemplate({"default": "{% for i in range(messages[0].content) %}{% endfor %}done"}, {})
-    with pytest.raises(InvalidRequestError, match="too long"):
-        template.render([{"role": "user", "content": 99_999}], deadline=time.monotonic())
-    assert template.render([{"role": "user", "content": 99_999}]) == "done"
-
-
-def test_errors_show_no_addresses() -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        render("{{ raise_exception(raise_exception | string) }}")
-    assert "0x" not in caught.value.message
-
-
 def test_invalid_template_is_a_config_error_with_its_line() -> None:
     with pytest.raises(ConfigError, match="line 2"):
         ChatTemplate({"default": "a\n{% if %}"}, {})
-
-
-@pytest.mark.parametrize("name", sorted(RESERVED_KWARGS | {"_x"}))
-def test_reserved_kwargs_are_refused(name: str) -> None:
-    with pytest.raises(InvalidRequestError, match="chat_template_kwargs") as caught:
-        check_kwargs({"enable_thinking": True, name: 1})
-    assert caught.value.param == "chat_template_kwargs"
 
 
 def test_where_templates_are_looked_for(tmp_path: Path) -> None:

@@ -342,7 +342,7 @@ def test_a_server_from_start_to_stop(serve: Any, short_path: Path) -> None:
     assert not list(short_path.glob("tessera-*"))
 
 
-def test_sigterm_lets_the_requests_of_all_app_processes_finish(serve: Any) -> None:
+def test_fault_overload_and_drain_sigterm_lets_the_requests_of_all_app_processes_finish(serve: Any) -> None:
     served = serve("--api-workers", "2")
     served.until_ready()
     with contextlib.ExitStack() as stack:

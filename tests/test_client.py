@@ -273,7 +273,7 @@ def test_a_fault_in_a_step_is_survived() -> None:
     run(scenario())
 
 
-def test_a_stopped_engine_is_not_healthy_and_recovers() -> None:
+def test_fault_false_health_a_stopped_engine_is_not_healthy_and_recovers() -> None:
     async def scenario() -> None:
         async with engine() as (supervisor, client):
             await until_well(client)
@@ -306,7 +306,7 @@ def test_a_silent_engine_is_replaced() -> None:
     run(scenario())
 
 
-def test_a_hanging_step_is_noticed_and_the_engine_replaced() -> None:
+def test_fault_false_health_a_hanging_step_is_noticed_and_the_engine_replaced() -> None:
     async def scenario() -> None:
         async with engine(step_timeout=1.0) as (_, client):
             await until_well(client)

@@ -138,7 +138,7 @@ def test_outputs_go_to_the_client_that_asked_even_under_equal_ids() -> None:
         assert [output.token_ids for output in outputs[client]] == [generate(prompt, 1)[0]]
 
 
-def test_non_finite_logits_end_that_request_alone_and_its_blocks_are_never_shared() -> None:
+def test_fault_nan_logits_end_that_request_alone_and_its_blocks_are_never_shared() -> None:
     engine = Harness(block_size=2)
     bad_prompt = [NON_FINITE, 1, 2, 3, 4]
     engine.add("bad", bad_prompt, 20, ignore_eos=True)
@@ -209,7 +209,7 @@ def test_a_request_that_can_never_fit_is_refused_at_once(limits: dict[str, Any],
 
 
 @pytest.mark.parametrize("prompt", [[], [-1], [1, VOCAB_SIZE], [2**31], [2**63], [-(2**63)], [1, 2**32 + 1]])
-def test_wrong_prompts_are_refused_and_leave_the_others_alone(prompt: list[int]) -> None:
+def test_fault_token_ids_of_wrong_prompts_are_refused_and_leave_the_others_alone(prompt: list[int]) -> None:
     engine = Harness()
     engine.add("good", [1, 2, 3], 4, ignore_eos=True)
     engine.step()

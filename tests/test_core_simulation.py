@@ -41,7 +41,7 @@ def make_prompt(rng: random.Random, prefixes: list[list[int]]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_every_request_ends_once_with_the_tokens_it_gives_alone(seed: int) -> None:
+def test_fault_liveness_every_request_ends_once_with_the_tokens_it_gives_alone(seed: int) -> None:
     rng = random.Random(seed)
     max_queue_len = rng.randint(1, 8)
     engine = make_engine(rng, max_queue_len, asynchronous=seed % 2 == 1)

@@ -9,6 +9,7 @@ import pytest
 
 from engine.cuda.kernel import KernelSpec, LaunchConfig
 from engine.ops.cuda import CudaOps, attention, linear
+from engine.ops.cuda.registry import all_instantiations
 from engine.ops.cuda.types import ceil_div
 from engine.ops.interface import AttentionMetadata
 from engine.tensor import Buffer, CpuDevice, Tensor, bfloat16, empty, float16, float32, int32
@@ -210,3 +211,15 @@ def test_nothing_is_allocated_after_reserving() -> None:
 def test_partial_results_fit_even_for_very_many_sequences() -> None:
     assert attention.reserved_splits(1, 1, 64) == attention.MAX_SPLITS
     assert attention.reserved_splits(4096, 64, 128) == attention.MIN_RESERVED_SPLITS
+
+
+def test_a_model_compiles_attention_for_its_own_head_size_only() -> None:
+    every = all_instantiations(("__nv_bfloat16",))
+    own = all_instantiations(("__nv_bfloat16",), head_dim=128)
+    sizes = {template[spec.template.index("HEAD_DIM")] for spec, template in own if "HEAD_DIM" in spec.template}
+    assert sizes == {"128"}
+    assert [pair for pair in own if "HEAD_DIM" not in pair[0].template] == [
+        pair for pair in every if "HEAD_DIM" not in pair[0].template
+    ]
+    none_fits = all_instantiations(("__nv_bfloat16",), head_dim=80)
+    assert not [pair for pair in none_fits if "HEAD_DIM" in pair[0].template]

@@ -18,6 +18,7 @@ from engine.core import EngineCore
 from engine.messages import AddRequest, RequestOutput
 from engine.process import load_engine
 from engine.sampling_params import SamplingParams
+from engine.tensor import CPU
 from tests.fake_runner import check_blocks
 from tests.server_fixture import Answer, Server, async_client, running_server, stream_answer
 from tests.tiny_models import TINY_MODELS, VOCAB_SIZE, build
@@ -249,7 +250,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-window", "smollm3", "gpt2"])
-def test_no_way_of_scheduling_changes_a_token(folders: dict[str, Path], name: str) -> None:
+def test_fault_batch_dependence_no_way_of_scheduling_changes_a_token(folders: dict[str, Path], name: str) -> None:
     """Small steps, few blocks, prefix cache or none: as many tokens, and the same, as each request alone."""
     folder, requests = folders[name], requests_of(seed=4)
     core = load_core(folder, num_kv_blocks=64, prefix_caching=False)
@@ -273,3 +274,32 @@ def test_no_way_of_scheduling_changes_a_token(folders: dict[str, Path], name: st
             assert (trace.num_preemptions > 0) == (num_kv_blocks < 64)
             assert (trace.num_chunks > 0) == (max_num_batched_tokens < 1024)
             assert (trace.num_cached_tokens > 0) == prefix_caching
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-window"])
+@pytest.mark.parametrize("num_kv_blocks", [64, 11])
+def test_one_step_ahead_changes_no_token(
+    folders: dict[str, Path], name: str, num_kv_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU poses as a device that works on its own: steps are submitted before the last one's tokens are known."""
+    requests = requests_of(seed=5)
+    expected = run_steps(load_core(folders[name], num_kv_blocks=64), requests, stagger=2).token_ids
+    monkeypatch.setattr(CPU, "asynchronous", True)
+    core = load_core(folders[name], num_kv_blocks=num_kv_blocks, max_num_seqs=5, max_num_batched_tokens=30)
+    found: dict[str, list[int]] = {request_id: [] for request_id in requests}
+    coming = list(requests.items())
+    most_in_flight = num_calls = 0
+    while coming or core.has_work:
+        num_calls += 1
+        assert num_calls < 2000, "still not done"
+        if coming and num_calls % 3 == 0:
+            request_id, (token_ids, params) = coming.pop(0)
+            core.add(AddRequest(request_id, token_ids, params, time.monotonic()), CLIENT)
+        for output in core.step().get(CLIENT, []):
+            assert output.error is None
+            found[output.request_id] += output.token_ids
+        most_in_flight = max(most_in_flight, len(core._in_flight))
+        check_blocks(core)
+    assert found == expected
+    assert most_in_flight == 1, "each step was taken while the next had been submitted"
+    assert core.stats().num_used_blocks == 0

@@ -35,7 +35,7 @@ SEEDED = {"temperature": 1.0, "seed": 11}
 # -- the engine's death, and an orderly end -------------------------------------------------------
 
 
-def test_a_killed_engine_fails_what_runs_and_comes_back_the_same(
+def test_fault_false_health_a_killed_engine_fails_what_runs_and_comes_back_the_same(
     tiny_server: Server, tiny_folder: Path, tmp_path: Path
 ) -> None:
     with running_server(tiny_folder, tmp_path / "log", "--num-kv-blocks", "1024") as server:
@@ -124,7 +124,7 @@ def _terminate_while_streaming(server: Server, expected: list[int]) -> None:
 # -- clients that leave ---------------------------------------------------------------------------
 
 
-def test_a_disconnect_stops_the_work_and_frees_the_blocks(tiny_server: Server) -> None:
+def test_fault_kv_life_cycle_a_disconnect_stops_the_work_and_frees_the_blocks(tiny_server: Server) -> None:
     aborted = 'request_success_total{finished_reason="abort",}'
     tiny_server.until_idle()
     before = tiny_server.metrics()[aborted]
@@ -307,7 +307,7 @@ def matrix(path: str, rng: random.Random) -> list[tuple[dict[str, Any], str | No
 
 
 @pytest.mark.parametrize("path", list(KINDS))
-def test_requests_of_every_kind_are_answered_or_refused(tiny_server: Server, path: str) -> None:
+def test_fault_one_bad_request_leaves_the_engine_and_its_neighbours_alone(tiny_server: Server, path: str) -> None:
     """All at once, so that each also has the others for neighbours; two sound requests notice none of it."""
     seed = 6
     rng = random.Random(seed)

@@ -79,16 +79,8 @@ WRONG_IN_BOTH: list[tuple[str, Any, str]] = [
     ("stop", [""], "stop"),
     ("stop", [1], "stop"),
     ("stop", "x" * 257, "stop"),
-    ("stop_token_ids", [-1], "stop_token_ids"),
-    ("stop_token_ids", [512], "stop_token_ids"),
-    ("stop_token_ids", [2**31], "stop_token_ids"),
-    ("stop_token_ids", [2**63], "stop_token_ids"),
     ("stop_token_ids", ["a"], "stop_token_ids[0]"),
     ("stop_token_ids", [1] * 129, "stop_token_ids"),
-    ("logit_bias", {"-1": 1}, "logit_bias"),
-    ("logit_bias", {"512": 1}, "logit_bias"),
-    ("logit_bias", {str(2**31): 1}, "logit_bias"),
-    ("logit_bias", {str(2**63): 1}, "logit_bias"),
     ("logit_bias", {"x": 1}, "logit_bias"),
     ("logit_bias", {"1": 101}, "logit_bias"),
     ("logit_bias", {"1": "a"}, "logit_bias"),
@@ -109,15 +101,12 @@ WRONG_IN_BOTH: list[tuple[str, Any, str]] = [
     ("response_format", {"type": "xml"}, "response_format"),
     ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}, "response_format"),
     ("structured_outputs", {"structural_tag": "{}"}, "structured_outputs"),
-    ("allowed_token_ids", [-1], "allowed_token_ids"),
     ("bad_words", [""], "bad_words"),
     ("service_tier", "flex", "service_tier"),
     ("use_beam_search", True, "use_beam_search"),
 ]
 WRONG_IN_CHAT: list[tuple[str, Any, str]] = [
     ("messages", None, "messages"),
-    ("messages", [], "messages"),
-    ("messages", "hi", "messages"),
     ("messages", ["hi"], "messages[0]"),
     ("messages", [{"content": "x"}], "messages[0].role"),
     ("messages", [{"role": "robot", "content": "x"}], "messages[0].role"),
@@ -136,9 +125,6 @@ WRONG_IN_CHAT: list[tuple[str, Any, str]] = [
     ("top_logprobs", 2, "top_logprobs"),
     ("metadata", {"a": 1}, "metadata.a"),
     ("metadata", {str(i): "x" for i in range(17)}, "metadata"),
-    ("chat_template_kwargs", {"messages": []}, "chat_template_kwargs"),
-    ("chat_template_kwargs", {"chat_template": "x"}, "chat_template_kwargs"),
-    ("chat_template", "{{ 1 }}", "chat_template"),
     ("continue_final_message", True, "continue_final_message"),
     ("tools", [{"type": "function", "function": {"name": "f"}}], "tools"),
     ("tools", [{"type": "function"}], "tools[0].function"),
@@ -161,21 +147,7 @@ WRONG_IN_CHAT: list[tuple[str, Any, str]] = [
     ("web_search_options", {}, "web_search_options"),
 ]
 WRONG_IN_COMPLETIONS: list[tuple[str, Any, str]] = [
-    ("prompt", None, "prompt"),
-    ("prompt", "", "prompt"),
-    ("prompt", [], "prompt"),
-    ("prompt", [""], "prompt"),
-    ("prompt", [[]], "prompt"),
-    ("prompt", [1, "a"], "prompt"),
-    ("prompt", [True], "prompt"),
-    ("prompt", {"a": 1}, "prompt"),
-    ("prompt", [-1], "prompt"),
-    ("prompt", [512], "prompt"),
-    ("prompt", [2**31], "prompt"),
-    ("prompt", [2**63], "prompt"),
-    ("prompt", [[5], [5, -1]], "prompt"),
     ("prompt", ["a"] * 2049, "prompt"),
-    ("prompt", ["a"] * 1025, "n"),
     ("logprobs", 21, "logprobs"),
     ("logprobs", True, "logprobs"),
     ("best_of", 2, "best_of"),
@@ -263,11 +235,6 @@ def test_prompt_and_answer_may_fill_the_context_exactly(settings: AppSettings) -
     assert post(settings, "/v1/completions", {**TEXT, "prompt": [5] * 100, "max_tokens": 28}).status_code == 200
 
 
-def test_echo_of_token_ids_outside_the_vocabulary(settings: AppSettings) -> None:
-    response = post(settings, "/v1/completions", {**TEXT, "prompt": [2**62], "echo": True})
-    assert error_of(response)["param"] == "prompt"
-
-
 def test_engine_not_ready(settings: AppSettings) -> None:
     client = FakeClient(always(HELLO))
     client.well = False
@@ -295,14 +262,6 @@ def test_the_templates_message_is_the_errors_message(tmp_path: Path) -> None:
     assert "users first" in error_of(response)["message"]
 
 
-def test_endless_template_is_a_400(tmp_path: Path) -> None:
-    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    settings = settings_for(write_model_folder(tmp_path, template=endless), template_timeout=0.01)
-    response = post(settings, "/v1/chat/completions", CHAT)
-    assert response.status_code == 400
-    assert "takes too long" in error_of(response)["message"]
-
-
 def test_too_many_prompts_in_preparation(tmp_path: Path) -> None:
     settings = settings_for(write_model_folder(tmp_path), max_text_jobs=1)
     app = create_app(FakeClient(always(HELLO)), settings)
@@ -320,39 +279,6 @@ def test_too_many_prompts_in_preparation(tmp_path: Path) -> None:
         assert asyncio.run(send()).status_code == 200, "a finished job gives its place back"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b'"x"',
-        b'{"model": "tiny", "prompt": "x", "temperature": NaN}',
-        b'{"model": "tiny", "prompt": "x", "temperature": Infinity}',
-        b'{"model": "tiny", "prompt": "x", "temperature": 1e999}',
-        b'{"model": "tiny", "prompt": "\xff"}',
-        b'{"model": "tiny", "prompt": "\\ud800"}',
-        b'{"a": ' * 65 + b"1" + b"}" * 65,
-        b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    ],
-    ids=lambda content: str(content[-60:]),
-)
-def test_bodies_that_are_not_sound_json(settings: AppSettings, content: bytes) -> None:
-    client = FakeClient(always(HELLO))
-    headers = {"content-type": "application/json"}
-    for path in (*PATHS, "/tokenize", "/detokenize"):
-        response = call(client, settings, "POST", path, content=content, headers=headers)
-        assert response.status_code == 400
-        assert error_of(response)["code"] == "invalid_json"
-
-
-def test_deep_but_accepted_json(settings: AppSettings) -> None:
-    nested: Any = 1
-    for _ in range(60):
-        nested = [nested]
-    assert post(settings, "/v1/completions", {**TEXT, "ignored": nested}).status_code == 200
-
-
 def test_other_media_types_are_refused(settings: AppSettings) -> None:
     client = FakeClient(always(HELLO))
     for media_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
@@ -360,21 +286,6 @@ def test_other_media_types_are_refused(settings: AppSettings) -> None:
         response = call(client, settings, "POST", "/v1/completions", content=b"{}", headers=headers)
         assert response.status_code == 415
         error_of(response)
-
-
-def test_large_bodies_are_refused(tmp_path: Path) -> None:
-    settings = settings_for(write_model_folder(tmp_path), max_body_bytes=1000)
-    client = FakeClient(always(HELLO))
-    headers = {"content-type": "application/json"}
-
-    async def chunked() -> Any:
-        for _ in range(11):
-            yield b" " * 100
-
-    for content in (b" " * 1001, chunked()):
-        response = call(client, settings, "POST", "/v1/completions", content=content, headers=headers)
-        assert response.status_code == 413
-        assert error_of(response)["code"] == "request_too_large"
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)])

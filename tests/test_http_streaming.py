@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -12,8 +11,7 @@ import orjson
 import pytest
 
 from app.settings import AppSettings
-from engine.messages import RequestOutput
-from tests.fake_client import FakeClient, Submission, always, play
+from tests.fake_client import FakeClient, always, play
 from tests.http_fixtures import ids, serve, settings_for, write_model_folder
 
 TEXT = {"model": "tiny", "prompt": "hi"}
@@ -49,41 +47,12 @@ def test_a_client_may_leave_before_the_first_token(settings: AppSettings, stream
         assert client.submissions[0].aborted.wait(PATIENCE)
 
 
-def endless(submission: Submission) -> Iterator[RequestOutput]:
-    token_ids = ids("a" * 4096)
-    while True:
-        yield RequestOutput("r", token_ids)
-
-
 def send_request(url: str, path: str, body: bytes, content_length: int) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
     head = f"POST {path} HTTP/1.1\r\nhost: tiny\r\ncontent-type: application/json\r\ncontent-length: {content_length}"
     connection.sendall(head.encode() + b"\r\n\r\n" + body)
     return connection
-
-
-def test_a_stalled_reader_loses_its_answer(tmp_path: Path) -> None:
-    settings = settings_for(write_model_folder(tmp_path), stall_timeout=0.2)
-    client = FakeClient(endless)
-    with serve(client, settings) as url:
-        body = orjson.dumps({**TEXT, "stream": True})
-        with send_request(url, "/v1/completions", body, len(body)) as connection:
-            assert connection.recv(1), "the answer began"
-            (submission,) = client.submissions
-            assert submission.aborted.wait(PATIENCE)
-        assert httpx.get(f"{url}/health").status_code == 200
-
-
-def test_a_slow_sender_is_turned_away(tmp_path: Path) -> None:
-    settings = settings_for(write_model_folder(tmp_path), body_timeout=0.2)
-    with (
-        serve(FakeClient(always(HELLO)), settings) as url,
-        send_request(url, "/v1/completions", b'{"model"', 1000) as connection,
-    ):
-        answer = connection.recv(65536)
-        assert answer.startswith(b"HTTP/1.1 408 ")
-        assert b'"code":"request_timeout"' in answer
 
 
 def test_an_answer_that_takes_too_long_ends(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_results_stay_when_the_next_step_runs(make_runner: MakeRunner) -> None:
     assert np.array_equal(first, kept)
 
 
-def test_one_row_that_is_not_finite_fails_alone(make_runner: MakeRunner) -> None:
+def test_fault_nan_logits_fail_their_row_alone(make_runner: MakeRunner) -> None:
     runner = make_runner()
     healthy = [row(0, prompt()[:9], logprobs=1), row(2, prompt()[3:9])]
     expected = generate(make_runner(), [row(0, prompt()[:9]), row(2, prompt()[3:9])], 1)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
-import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +16,6 @@ from tests.fake_client import FakeClient, always, play
 from tests.http_fixtures import TEMPLATE, byte_level_tokenizer, call, events, ids, settings_for, write_model_folder
 
 SEED = 20
-NOTICEABLE = 0.02  # seconds
 CHAT: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 # Like Qwen3's: the model opens the section itself, unless thinking is turned off.
@@ -60,27 +57,6 @@ def test_splits_wherever_the_text_is_cut(opened: bool, text: str, reasoning: str
         ends = [0, *sorted(rng.choices(range(len(text) + 1), k=rng.randint(1, 6))), len(text)]
         pieces = [text[start:end] for start, end in itertools.pairwise(ends)]
         assert split(opened, pieces) == (reasoning, answer), pieces
-
-
-@pytest.mark.parametrize("repeated", ["</think", " \n", "<think>", "x"])
-def test_fault_splitting_takes_time_in_proportion_to_the_text(repeated: str) -> None:
-    """Four times the text takes four times as long, not sixteen times."""
-
-    def seconds(text: str) -> float:
-        start = time.process_time()
-        split(True, [text[position : position + 16] for position in range(0, len(text), 16)])
-        return time.process_time() - start
-
-    text = repeated * (2**18 // len(repeated))
-    whole = quarter = math.inf
-    for _ in range(5):  # the best of several, because other work on the machine only adds to a time
-        whole = min(whole, seconds(text))
-        if whole < NOTICEABLE:
-            return
-        quarter = min(quarter, seconds(text[: len(text) // 4]))
-        if whole < 8 * quarter:
-            return
-    assert whole < 8 * quarter
 
 
 def test_how_a_prompt_stands_to_reasoning() -> None:

@@ -87,7 +87,7 @@ def test_store_false_keeps_nothing(tmp_path: Path) -> None:
                 api.responses.retrieve(answer.id)
 
 
-def test_keys_do_not_see_each_others_responses(tmp_path: Path) -> None:
+def test_fault_tenant_isolation_keys_do_not_see_each_others_responses(tmp_path: Path) -> None:
     settings = tool_settings(tmp_path, api_keys=("mine", "yours"))
     with serve(says("one"), settings) as url, sdk(url, "mine") as mine, sdk(url, "yours") as yours:
         kept = mine.responses.create(**ASK)

@@ -203,7 +203,7 @@ def test_a_row_alone_chooses_as_in_any_batch(ops: CpuOps, rng: np.random.Generat
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_without_a_finite_maximum_fail_alone(ops: CpuOps, rng: np.random.Generator, temperature: float) -> None:
+def test_fault_nan_logits_fail_their_row_alone(ops: CpuOps, rng: np.random.Generator, temperature: float) -> None:
     logits = rng.normal(0, 1, (6, 50)).astype(np.float32)
     metadata = make_metadata(CPU, 6, seeds=np.arange(6), temperature=temperature, top_p=0.9)
     sound = draw(ops, logits, metadata)
@@ -228,7 +228,7 @@ def test_padding_rows_are_left_out(ops: CpuOps) -> None:
     assert logits.numpy()[1].tolist() == [3, 4]
 
 
-def test_extreme_temperatures_and_logits_are_sound(ops: CpuOps) -> None:
+def test_fault_nan_extreme_temperatures_and_logits_are_sound(ops: CpuOps) -> None:
     scale = np.float32(1e4)
     close = np.array([0.0, 1.0, 0.999], np.float32) * scale
     assert set(draw_many(ops, close, 200, temperature=1e-4).tolist()) == {1}

@@ -6,8 +6,9 @@ from engine.batch import StepBatch
 from engine.block_manager import BlockManager
 from engine.messages import AddRequest
 from engine.sampling_params import SamplingParams
-from engine.scheduler import ScheduledStep, Scheduler
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence
+from engine.slot_table import ScheduledStep
 
 BLOCK_SIZE = 4
 

@@ -195,7 +195,7 @@ def nested(levels: int) -> dict[str, Any]:
         ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed"),
         ({"structured_outputs": {"regex": r"\w?" * 4000}}, "structured_outputs", "cannot be used"),
         ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs", "nothing"),
-        ({"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs", "characters"),
+        ({"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs.regex", "characters"),
         ({"response_format": json_schema(nested(100))}, None, "64"),
     ],
     ids=["not", "uniqueItems", "regex", "huge regex", "lark", "long", "deep"],

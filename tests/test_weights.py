@@ -250,7 +250,7 @@ def test_a_sound_file_is_read(tmp_path: Path) -> None:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_a_lying_header_is_refused(header: Any, message: str, tmp_path: Path) -> None:
+def test_fault_model_folder_a_lying_header_is_refused(header: Any, message: str, tmp_path: Path) -> None:
     path = raw_file(tmp_path / "m.safetensors", header, bytes(8))
     with pytest.raises(ModelError) as error:
         SafetensorsFile(path)
@@ -336,7 +336,7 @@ def test_links_into_a_hub_cache_are_followed(tmp_path: Path) -> None:
     assert load(folder).num_parameters > 0
 
 
-def test_pickled_weights_are_refused_with_the_reason(llama: Path) -> None:
+def test_fault_model_folder_pickled_weights_are_refused_with_the_reason(llama: Path) -> None:
     (llama / "model.safetensors").unlink()
     (llama / "pytorch_model.bin").write_bytes(b"\x80\x02.")
     with pytest.raises(ModelError, match=r"pytorch_model\.bin only, a pickle, .* only safetensors are read"):
@@ -349,7 +349,7 @@ def test_a_folder_without_weights_says_what_it_looked_for(llama: Path) -> None:
         load(llama)
 
 
-def test_code_in_the_folder_is_never_run(tmp_path: Path) -> None:
+def test_fault_model_folder_code_is_never_run(tmp_path: Path) -> None:
     """auto_map names a canary; loading opens no Python file and imports nothing."""
     canary = "import pathlib\npathlib.Path(__file__).with_name('sprung').touch()\n"
     auto_map = {"AutoConfig": "canary.CanaryConfig", "AutoModelForCausalLM": "canary.Canary"}

@@ -9,7 +9,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool
 
 from app.protocol.common import MAX_INT32, MAX_NAME, GenerationRequest, Metadata, Off, RequestModel
-from app.protocol.fields import integer
+from app.protocol.fields import Text, at_most, integer
 from app.protocol.text_parts import TextContent, text_of
 from app.protocol.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_tool_choice
 from engine.errors import InvalidRequestError
@@ -29,7 +29,7 @@ class ToolCallFunction(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     name: str = Field(max_length=MAX_NAME)
-    arguments: str = ""
+    arguments: Text = ""
 
 
 class ToolCall(BaseModel):
@@ -61,9 +61,9 @@ class ChatMessage(BaseModel):
     name: str | None = Field(default=None, max_length=MAX_NAME)
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_TOOL_CALLS)
     tool_call_id: str | None = Field(default=None, max_length=MAX_NAME)
-    refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
+    refusal: Text | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
     audio: None = Field(default=None, description="Must be null: there is no audio here.")
     function_call: None = Field(default=None, description="Must be null: the older form of `tool_calls`.")
 
@@ -100,7 +100,7 @@ class ChatMessage(BaseModel):
 class ConversationFields(RequestModel):
     """What turns messages into a prompt; shared with /tokenize."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Annotated[list[ChatMessage], at_most(MAX_MESSAGES)] = Field(min_length=1, max_length=MAX_MESSAGES)
     add_generation_prompt: StrictBool | None = None
     continue_final_message: Off = False
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=64)

@@ -11,16 +11,19 @@ from pydantic_core import PydanticCustomError
 
 from engine.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 
+MAX_TEXT = 2**23  # characters, more than any context holds; what fits, the model decides
+MAX_KEYS = 1024
+
 MAX_STOPS = 4
 MAX_STOP_LENGTH = 256
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 256
 MAX_CHOICES = 128
 MAX_PROMPTS = 2048
-MAX_PROMPT_IDS = 2**22
+MAX_PROMPT_IDS = 2**20
 MAX_TOKEN_ID = 2**63
 
-_INTEGER = re.compile(r"-?\d{1,19}\Z")
+_INTEGER = re.compile(r"-?[0-9]{1,19}\Z")
 
 
 def wrong(message: str) -> PydanticCustomError:
@@ -60,6 +63,8 @@ def _logit_bias(value: Any) -> dict[int, float]:
 
 def _prompts(value: Any) -> list[str | list[int]]:
     """One or several prompts, each text or token ids, always as a list of prompts."""
+    if type(value) is list and len(value) > MAX_PROMPT_IDS:  # before each of them is looked at
+        raise wrong(f"may have at most {MAX_PROMPTS} prompts, or {MAX_PROMPT_IDS} token ids")
     if type(value) is str or (type(value) is list and value and _is_token_ids(value)):
         prompts = [value]
     elif type(value) is list and value:
@@ -73,6 +78,8 @@ def _prompts(value: Any) -> list[str | list[int]]:
             raise wrong("must be a string, a list of strings, a list of token ids or a list of such lists")
         if not prompt:
             raise wrong("must not be empty")
+        if type(prompt) is str and len(prompt) > MAX_TEXT:
+            raise wrong(f"may have at most {MAX_TEXT} characters, not {len(prompt)}")
         if type(prompt) is list and len(prompt) > MAX_PROMPT_IDS:
             raise wrong(f"may have at most {MAX_PROMPT_IDS} token ids, not {len(prompt)}")
     return prompts
@@ -86,17 +93,31 @@ def _empty_for_null(value: Any) -> Any:
     return () if value is None else tuple(value) if type(value) is list else value
 
 
+def at_most(most: int) -> BeforeValidator:
+    """Refuses a longer list before its entries are looked at, which pydantic does as it goes."""
+
+    def check(value: Any) -> Any:
+        if type(value) is list and len(value) > most:
+            raise wrong(f"may have at most {most} entries, not {len(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+JsonObject = Annotated[dict[str, Any], Field(max_length=MAX_KEYS)]
+
 # What the validators above accept, for the API's description.
 StopInput = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 StopsInput = StopInput | Annotated[list[StopInput], Field(max_length=MAX_STOPS)] | None
 LogitBiasInput = (
     Annotated[
-        dict[Annotated[str, Field(pattern=r"^\d{1,19}$")], Annotated[float, Field(ge=-100, le=100)]],
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,19}$")], Annotated[float, Field(ge=-100, le=100)]],
         Field(max_length=MAX_LOGIT_BIAS),
     ]
     | None
 )
-PromptText = Annotated[str, Field(min_length=1)]
+PromptText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 PromptIds = Annotated[
     list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]], Field(min_length=1, max_length=MAX_PROMPT_IDS)
 ]

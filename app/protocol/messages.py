@@ -18,7 +18,7 @@ from pydantic import (
 
 from app.protocol.chat import MAX_MESSAGES
 from app.protocol.common import MAX_INT32, MAX_NAME, Label, Off, RequestModel, SamplingFields
-from app.protocol.fields import MAX_STOP_LENGTH, wrong
+from app.protocol.fields import MAX_STOP_LENGTH, JsonObject, Text, at_most, wrong
 from app.protocol.structured import JsonSchema, JsonSchemaFormat
 from app.protocol.text_parts import MAX_PARTS, TextContent, TextPart, text_of
 from app.protocol.tools import MAX_TOOL_DESCRIPTION, MAX_TOOLS, Tool, ToolChoice, ToolName
@@ -54,7 +54,7 @@ class ToolUseBlock(Block):
     type: Literal["tool_use"]
     id: str = Field(min_length=1, max_length=MAX_NAME)
     name: str = Field(max_length=MAX_NAME)
-    input: dict[str, Any]
+    input: JsonObject
 
 
 class ToolResultBlock(Block):
@@ -70,7 +70,7 @@ class ThinkingBlock(Block):
     """What the assistant thought aloud earlier; its signature is not needed."""
 
     type: Literal["thinking"]
-    thinking: str
+    thinking: Text
 
 
 def _block_type(block: Any) -> str | None:
@@ -97,7 +97,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     role: Literal["user", "assistant", "system"]
-    content: Annotated[Blocks, BeforeValidator(_as_blocks, json_schema_input_type=str | Blocks)]
+    content: Annotated[Blocks, BeforeValidator(_as_blocks, json_schema_input_type=Text | Blocks)]
 
 
 def _custom_only(value: Any) -> Any:
@@ -115,7 +115,7 @@ class MessageTool(BaseModel):
     type: Literal["custom"] | None = None
     name: ToolName
     description: str | None = Field(default=None, max_length=MAX_TOOL_DESCRIPTION)
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     strict: StrictBool | None = None
 
     def for_chat(self) -> Tool:
@@ -162,7 +162,7 @@ class MessageFormat(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     type: Literal["json_schema"]
-    definition: dict[str, Any] = Field(alias="schema", description="A JSON schema, nested at most 64 levels deep.")
+    definition: JsonObject = Field(alias="schema", description="A JSON schema, nested at most 64 levels deep.")
 
 
 class OutputConfig(BaseModel):
@@ -191,7 +191,7 @@ class MessagesPrompt(RequestModel):
     }
 
     model: str = Field(max_length=MAX_NAME)
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Annotated[list[Message], at_most(MAX_MESSAGES)] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: OptionalText = None
     tools: list[Annotated[MessageTool, BeforeValidator(_custom_only)]] | None = Field(
         default=None, max_length=MAX_TOOLS

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 
 from app.protocol.chat import MAX_MESSAGES
 from app.protocol.common import MAX_INT32, MAX_NAME, Label, Metadata, NotSupported, Off, SamplingFields
-from app.protocol.fields import integer, wrong
+from app.protocol.fields import Text, at_most, integer, wrong
 from app.protocol.structured import JsonSchema, JsonSchemaFormat, PlainFormat
 from app.protocol.text_parts import MAX_PARTS, text_of
 from app.protocol.tools import MAX_TOOLS, Tool, ToolChoice, ToolFunction, ToolName
@@ -33,10 +33,10 @@ class InputText(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
-    text: str
+    text: Text
 
 
-ItemText = str | Annotated[list[InputText], Field(max_length=MAX_PARTS)]
+ItemText = Text | Annotated[list[InputText], Field(max_length=MAX_PARTS)]
 
 
 def _text(value: Any) -> str:
@@ -47,7 +47,7 @@ def _text_or_none(value: Any) -> str | None:
     return None if value is None else text_of(value, TEXT_KEYS)
 
 
-Text = Annotated[str, PlainValidator(_text, json_schema_input_type=ItemText)]
+PartsText = Annotated[str, PlainValidator(_text, json_schema_input_type=ItemText)]
 OptionalText = Annotated[str | None, PlainValidator(_text_or_none, json_schema_input_type=ItemText | None)]
 
 
@@ -62,7 +62,7 @@ class MessageItem(Item):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text
+    content: PartsText
 
 
 class FunctionCallItem(Item):
@@ -71,7 +71,7 @@ class FunctionCallItem(Item):
     type: Literal["function_call"]
     call_id: str = Field(max_length=MAX_NAME)
     name: str = Field(max_length=MAX_NAME)
-    arguments: str = ""
+    arguments: Text = ""
 
 
 class FunctionCallOutputItem(Item):
@@ -79,7 +79,7 @@ class FunctionCallOutputItem(Item):
 
     type: Literal["function_call_output"]
     call_id: str = Field(max_length=MAX_NAME)
-    output: Text
+    output: PartsText
 
 
 class ReasoningItem(Item):
@@ -105,7 +105,7 @@ InputItem = Annotated[
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_item_type),
 ]
-InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), at_most(MAX_MESSAGES)]
 
 
 def _as_items(value: Any) -> Any:
@@ -202,8 +202,8 @@ class ResponsesRequest(SamplingFields):
     }
 
     model: str = Field(max_length=MAX_NAME)
-    input: Annotated[InputItems, BeforeValidator(_as_items, json_schema_input_type=str | InputItems)]
-    instructions: str | None = Field(default=None, description="A system message before the input.")
+    input: Annotated[InputItems, BeforeValidator(_as_items, json_schema_input_type=Text | InputItems)]
+    instructions: Text | None = Field(default=None, description="A system message before the input.")
     previous_response_id: str | None = Field(default=None, max_length=MAX_NAME)
     store: StrictBool | None = Field(default=None, description="Whether the answer is kept; true if omitted.")
     stream: Off = False

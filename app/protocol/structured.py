@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
-from app.protocol.fields import wrong
+from app.protocol.fields import JsonObject, wrong
+from engine.sampling_params import MAX_GRAMMAR_LENGTH
 
 MAX_SCHEMA_NAME = 64
 MAX_DESCRIPTION = 65536
 MAX_CHOICE_STRINGS = 1024
+
+GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR_LENGTH)]
 
 
 def _not_empty(strings: list[str]) -> list[str]:
@@ -24,7 +27,7 @@ class JsonSchema(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     name: str = Field(min_length=1, max_length=MAX_SCHEMA_NAME)
-    definition: dict[str, Any] = Field(alias="schema", description="A JSON schema, nested at most 64 levels deep.")
+    definition: JsonObject = Field(alias="schema", description="A JSON schema, nested at most 64 levels deep.")
     description: str | None = Field(default=None, max_length=MAX_DESCRIPTION)
     strict: StrictBool | None = None
 
@@ -47,11 +50,11 @@ class JsonSchemaFormat(BaseModel):
 ResponseFormat = Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICE_STRINGS), AfterValidator(_not_empty)]
+Choices = Annotated[list[GrammarText], Field(min_length=1, max_length=MAX_CHOICE_STRINGS), AfterValidator(_not_empty)]
 
 # The older names of what `structured_outputs` says.
-GuidedJson = Annotated[dict[str, Any] | str | None, Field(description="As structured_outputs.json.")]
-GuidedText = Annotated[str | None, Field(min_length=1, description="As in structured_outputs.")]
+GuidedJson = Annotated[JsonObject | GrammarText | None, Field(description="As structured_outputs.json.")]
+GuidedText = Annotated[GrammarText | None, Field(min_length=1, description="As in structured_outputs.")]
 GuidedChoice = Annotated[Choices | None, Field(description="As structured_outputs.choice.")]
 
 
@@ -59,13 +62,15 @@ class StructuredOutputs(BaseModel):
     """Exactly one of `json`, `json_object`, `regex`, `choice` and `grammar`; the rest only as it is by default."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    json_: dict[str, Any] | str | None = Field(
+    json_: JsonObject | GrammarText | None = Field(
         default=None, alias="json", description="A JSON schema, as an object or as its text."
     )
     json_object: StrictBool | None = Field(default=None, description="true: any JSON object.")
-    regex: str | None = Field(default=None, min_length=1, description="In Rust's syntax; matches the whole answer.")
+    regex: GrammarText | None = Field(
+        default=None, min_length=1, description="In Rust's syntax; matches the whole answer."
+    )
     choice: Choices | None = Field(default=None, description="The answer is one of these.")
-    grammar: str | None = Field(
+    grammar: GrammarText | None = Field(
         default=None, min_length=1, description="In llguidance's dialect of Lark, or in GBNF (`root ::= ...`)."
     )
     disable_fallback: StrictBool | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.protocol.fields import wrong
+from app.protocol.fields import MAX_TEXT, Text, wrong
 
 MAX_PARTS = 1024
 
@@ -17,10 +17,10 @@ class TextPart(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     type: Literal["text"]
-    text: str
+    text: Text
 
 
-TextContent = str | Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
+TextContent = Text | Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
 
 
 def text_of(value: Any, keys: Mapping[str, str]) -> str:
@@ -30,7 +30,7 @@ def text_of(value: Any, keys: Mapping[str, str]) -> str:
         keys: the types of part that are read, each with the name of the field that has its text.
     """
     if type(value) is str:
-        return value
+        return _bounded(value)
     if type(value) is not list or len(value) > MAX_PARTS:
         raise wrong(f"must be a string or a list of at most {MAX_PARTS} text parts")
     texts = []
@@ -43,4 +43,10 @@ def text_of(value: Any, keys: Mapping[str, str]) -> str:
         if type(text) is not str:
             raise wrong(f"has a {kind} part whose '{keys[kind]}' is not a string")
         texts.append(text)
-    return "\n".join(texts)
+    return _bounded("\n".join(texts))
+
+
+def _bounded(text: str) -> str:
+    if len(text) > MAX_TEXT:
+        raise wrong(f"may have at most {MAX_TEXT} characters, not {len(text)}")
+    return text

@@ -8,14 +8,12 @@ from pydantic import Field
 
 from app.protocol.chat import ConversationFields
 from app.protocol.common import MAX_NAME, Off, On, RequestModel
-from app.protocol.fields import TokenId
-
-MAX_TOKENS = 2**22
+from app.protocol.fields import MAX_PROMPT_IDS, Text, TokenId, at_most
 
 
 class TokenizeTextRequest(RequestModel):
     model: str | None = Field(default=None, max_length=MAX_NAME)
-    prompt: str
+    prompt: Text
     add_special_tokens: On = True
     return_token_strs: Off = False
 
@@ -28,4 +26,4 @@ class TokenizeChatRequest(ConversationFields):
 
 class DetokenizeRequest(RequestModel):
     model: str | None = Field(default=None, max_length=MAX_NAME)
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_PROMPT_IDS), at_most(MAX_PROMPT_IDS)]

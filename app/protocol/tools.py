@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from app.protocol.fields import wrong
+from app.protocol.fields import JsonObject, wrong
 from engine.errors import InvalidRequestError
 
 MAX_TOOLS = 128
@@ -44,7 +44,7 @@ class ToolFunction(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     name: ToolName
     description: str | None = Field(default=None, max_length=MAX_TOOL_DESCRIPTION)
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: StrictBool | None = None
 
 
@@ -88,7 +88,7 @@ def _tool_choice(value: Any) -> ToolChoice | None:
         return ToolChoice(mode=value)
     function = value.get("function") if type(value) is dict and value.get("type") == "function" else None
     name = function.get("name") if type(function) is dict else None
-    if type(name) is not str:
+    if type(name) is not str or not _TOOL_NAME.fullmatch(name):
         raise wrong('must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}')
     return ToolChoice(mode="function", name=name)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ from engine.errors import ModelError
 from engine.models.architectures import ARCHITECTURES, Architecture
 from engine.models.config import ModelConfig
 from engine.models.safetensors import Array, Checkpoint
+from engine.models.weight_stream import CHUNK_BYTES, WeightStream
 from engine.ops.interface import Ops
 from engine.tensor import Tensor, empty, float16
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
-CHUNK_BYTES = 64 * 2**20
 DUMMY_STD = 0.02
 OUTER_NAME = "model."
 SOURCE_DTYPES = {"float64", "float32", "float16", "bfloat16"}
@@ -106,16 +107,16 @@ def load_weights(
     Raises: ModelError naming the tensors that are missing, unexpected, mis-shaped or not
     representable in `dtype`; OutOfMemoryError.
     """
-    reader = _CheckpointReader(Checkpoint(folder), config, dtype, ops, progress)
-    return _build(config, reader.read)
+    with _CheckpointReader(Checkpoint(folder), config, dtype, ops, progress) as reader:
+        return _build(config, reader.read)
 
 
 def load_encoder_weights(
     folder: Path, config: ModelConfig, dtype: np.dtype[Any], ops: Ops, progress: Progress | None = None
 ) -> EncoderWeights:
     """See `load_weights`."""
-    reader = _CheckpointReader(Checkpoint(folder), config, dtype, ops, progress)
-    return _build_encoder(config, reader.read)
+    with _CheckpointReader(Checkpoint(folder), config, dtype, ops, progress) as reader:
+        return _build_encoder(config, reader.read)
 
 
 def dummy_weights(
@@ -270,6 +271,23 @@ class _CheckpointReader:
         self.total = num_weight_bytes(config, dtype)
         self.done = 0
         self._verify_names()
+        self._stream = WeightStream(ops.device, self._report)
+
+    def __enter__(self) -> _CheckpointReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """All weights are on the device, unless there was an error, which may come only now."""
+        try:
+            if kind is None:
+                self._stream.finish()
+        finally:
+            self._stream.close()
+
+    def _report(self, nbytes: int) -> None:
+        self.done += nbytes
+        if self.progress is not None:
+            self.progress(self.done, self.total)
 
     def read(self, field: str, shape: tuple[int, ...], layer: int | None) -> Tensor:
         tensor = empty(shape, self.dtype, self.ops.device)
@@ -302,10 +320,7 @@ class _CheckpointReader:
         step = max(CHUNK_BYTES // row_bytes, 1)
         for start in range(0, target.shape[0], step):
             rows = slice(start, min(start + step, target.shape[0]))
-            target[rows].upload(self._converted(source[rows], name))
-            self.done += target[rows].nbytes
-            if self.progress is not None:
-                self.progress(self.done, self.total)
+            self._stream.send(target[rows], partial(self._converted, source[rows], name))
 
     def _converted(self, rows: Array, name: str) -> Array:
         with np.errstate(over="ignore"):

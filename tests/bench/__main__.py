@@ -34,7 +34,7 @@ def kernel_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def load_table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(title="Loads over HTTP (streamed, greedy, bf16, random weights)")
+    table = Table(title="Loads over HTTP (greedy, bf16, random weights)")
     for column in (
         "model",
         "streams",
@@ -51,7 +51,7 @@ def load_table(rows: list[dict[str, Any]]) -> Table:
         table.add_row(
             row["model"],
             str(row["concurrency"]),
-            f"{row['input_len']}/{row['output_len']}",
+            f"{row['input_len']}/{row['output_len']}{'' if row['stream'] else ' whole'}",
             f"{row['output_throughput']:.0f}",
             f"{row['median_ttft_ms']:.1f}",
             f"{row['median_tpot_ms']:.2f}",
@@ -62,27 +62,48 @@ def load_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+def plain_table(title: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(*rows[0], title=title)
+    for row in rows:
+        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--only", choices=("kernels", "loads"), help="half of it")
+    parser.add_argument("--only", choices=("kernels", "loads", "start", "interference"), help="a part of it")
     parser.add_argument("--model", action="append", choices=tuple(CONFIGS), help="of the loads (default: all)")
+    parser.add_argument("--sweep", action="store_true", help="of the loads: how cost grows with streams and lengths")
     parser.add_argument("--no-reference", action="store_true", help="do not time PyTorch beside")
     parser.add_argument("--output", type=Path, default=Path(".out"), help="folder for JSON and logs (%(default)s)")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     console = Console(width=130)
     figures: dict[str, Any] = {}
-    if options.only != "loads":
+    models = options.model or list(CONFIGS)
+
+    def wanted(part: str) -> bool:
+        return options.only in (None, part)
+
+    if wanted("kernels"):
         from tests.bench import kernels
 
         figures["kernels"] = kernels.run(with_reference=not options.no_reference)
         console.print(kernel_table(figures["kernels"]))
-    if options.only != "kernels":
-        figures["loads"] = []
-        with tempfile.TemporaryDirectory() as work:
-            for name in options.model or CONFIGS:
-                figures["loads"] += serve.measure(name, serve.BASE_LINE, Path(work), options.output)
-        console.print(load_table(figures["loads"]))
+    with tempfile.TemporaryDirectory() as work:
+        if wanted("loads"):
+            loads = serve.SWEEP if options.sweep else serve.LOADS
+            arguments = ("--max-num-seqs", "512") if options.sweep else ()
+            figures["loads"] = [
+                row for name in models for row in serve.measure(name, loads, Path(work), options.output, *arguments)
+            ]
+            console.print(load_table(figures["loads"]))
+        if wanted("start"):
+            figures["start"] = [row for name in models for row in serve.measure_start(name, Path(work), options.output)]
+            console.print(plain_table("From the command", figures["start"]))
+        if wanted("interference"):
+            figures["interference"] = [serve.measure_interference(name, Path(work), options.output) for name in models]
+            console.print(plain_table("16 streams, and a prompt of 8,000 tokens every second", figures["interference"]))
     (options.output / "bench.json").write_text(json.dumps(figures, indent=1))
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import math
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from loadtest.__main__ import run
-from loadtest.workload import Workload
+from loadtest.arrival import Arrival
+from loadtest.random_workload import RandomWorkload
+from loadtest.run import run
 from tests.bench.models import decode_bytes, write_model
 
 READ_BANDWIDTH = 4.3e12  # bytes per second, measured on one H200; see PERF.md
@@ -32,22 +35,48 @@ class Load:
     input_len: int
     output_len: int
     num_prompts: int
+    stream: bool = True
 
 
-BASE_LINE = (Load(1, 128, 256, 4), Load(16, 512, 256, 32), Load(64, 512, 256, 128), Load(1, 8000, 2, 3))
+LOADS = (
+    Load(1, 128, 256, 6),
+    Load(16, 512, 256, 64),
+    Load(64, 512, 256, 256),
+    Load(256, 512, 256, 768),
+    Load(256, 512, 256, 768, stream=False),
+    Load(1, 8000, 2, 5),
+)
+# How cost grows: streams at a usual length, then prompt lengths at one stream.
+SWEEP = (
+    *(Load(streams, 512, 128, max(3 * streams, 4)) for streams in (1, 4, 16, 64, 256, 512)),
+    *(Load(1, length, 16, 4) for length in (128, 512, 2048, 8192, 32768)),
+)
+
+
+@dataclass(frozen=True)
+class Interference:
+    """Streams that decode while a long prompt arrives every second."""
+
+    streams: int = 16
+    output_len: int = 1024
+    prompt_len: int = 8000
+    num_prompts: int = 8
 
 
 @contextlib.contextmanager
-def server(folder: Path | None, log: Path, *arguments: str) -> Iterator[tuple[str, float]]:
+def server(
+    folder: Path | None, log: Path, *arguments: str, cache_dir: str | None = None
+) -> Iterator[tuple[str, float]]:
     """Start `tessera serve` (the built-in model without a folder); -> its URL and the seconds until it was ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     model = [str(folder)] if folder else []
     command = [sys.executable, "-m", "app.cli", "serve", *model, "--port", str(port), *arguments]
+    environment = {**os.environ, **({"TESSERA_CACHE_DIR": cache_dir} if cache_dir else {})}
     start = time.perf_counter()
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=os.environ)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
             url = f"http://127.0.0.1:{port}"
             _wait_until_ready(url, process, log, start + START_LIMIT)
@@ -75,15 +104,20 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, dea
 
 def measure(name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *arguments: str) -> list[dict[str, Any]]:
     """Serve benchmark model `name` with dummy weights and run each load after one short warm-up."""
+    max_model_len = str(max(load.input_len + load.output_len for load in loads) + 64)
     folder = write_model(work, name)
     rows = []
     log = log_folder / f"serve-{name}.log"
-    with server(folder, log, "--load-format", "dummy", "--max-model-len", "9000", *arguments) as (url, ready_seconds):
+    with server(folder, log, "--load-format", "dummy", "--max-model-len", max_model_len, *arguments) as (
+        url,
+        ready_seconds,
+    ):
         for load in loads:
-            warm_up = Workload(load.concurrency, load.input_len, min(load.output_len, 8), 100_000, seed=1)
-            asyncio.run(run(url, name, warm_up, load.concurrency, stream=True))
-            workload = Workload(load.num_prompts, load.input_len, load.output_len, 100_000, seed=2)
-            summary = asyncio.run(run(url, name, workload, load.concurrency, stream=True))
+            warm_up = RandomWorkload(load.concurrency, load.input_len, min(load.output_len, 8), 100_000, seed=1)
+            arrival = Arrival(max_concurrency=load.concurrency)
+            run(url, name, warm_up, arrival, stream=load.stream)
+            workload = RandomWorkload(load.num_prompts, load.input_len, load.output_len, 100_000, seed=2)
+            summary = run(url, name, workload, arrival, stream=load.stream)
             floor = decode_bytes(name) / READ_BANDWIDTH
             share = floor * 1e3 / summary["median_tpot_ms"] if summary["median_tpot_ms"] else 0.0
             rows.append(
@@ -92,9 +126,56 @@ def measure(name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *a
                     "concurrency": load.concurrency,
                     "input_len": load.input_len,
                     "output_len": load.output_len,
+                    "stream": load.stream,
                     "ready_seconds": ready_seconds,
                     "weight_read_share": share,
                     **summary,
                 }
             )
     return rows
+
+
+def measure_start(name: str, work: Path, log_folder: Path) -> list[dict[str, Any]]:
+    """Seconds from the command to readiness and to the first token, first with no kernel cached, then with all."""
+    folder = write_model(work, name)
+    rows = []
+    with tempfile.TemporaryDirectory() as cache:
+        for cached in (False, True):
+            log = log_folder / f"start-{name}.log"
+            options = ("--load-format", "dummy", "--max-model-len", "9000")
+            start = time.perf_counter()
+            with server(folder, log, *options, cache_dir=cache) as (url, ready_seconds):
+                body = {"model": name, "prompt": [5] * 16, "max_tokens": 1, "ignore_eos": True}
+                httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status()
+                first_token = time.perf_counter() - start
+            rows.append({"model": name, "cached": cached, "ready_s": ready_seconds, "first_token_s": first_token})
+    return rows
+
+
+def measure_interference(name: str, work: Path, log_folder: Path) -> dict[str, Any]:
+    """What streams that decode notice of long prompts: their median and P99 inter-token latency in ms."""
+    case = Interference()
+    folder = write_model(work, name)
+    log = log_folder / f"interference-{name}.log"
+    with (
+        server(folder, log, "--load-format", "dummy", "--max-model-len", "9000") as (url, _),
+        ThreadPoolExecutor(2) as threads,
+    ):
+        for lengths in ((case.streams, 128, 64), (2, case.prompt_len, 2)):  # all shapes, and the pace of prompts
+            warm_up = RandomWorkload(*lengths, 100_000, seed=1)
+            run(url, name, warm_up, Arrival(max_concurrency=case.streams), stream=True)
+        rounds = 8 if decode_bytes(name) < 4e9 else 2  # several seconds
+        decodes = RandomWorkload(case.streams * rounds, 128, case.output_len, 100_000, seed=2)
+        prompts = RandomWorkload(case.num_prompts, case.prompt_len, 2, 100_000, seed=3)
+        held = Arrival(max_concurrency=case.streams)
+        steady = threads.submit(run, url, name, decodes, held, stream=True)
+        rate = Arrival(request_rate=1.0, burstiness=math.inf)
+        disturbing = threads.submit(run, url, name, prompts, rate, stream=True)
+        seen, long = steady.result(), disturbing.result()
+    return {
+        "model": name,
+        "median_itl_ms": seen["median_itl_ms"],
+        "p99_itl_ms": seen["p99_itl_ms"],
+        "ratio": seen["p99_itl_ms"] / seen["median_itl_ms"],
+        "long_prompt_ttft_ms": long["median_ttft_ms"],
+    }

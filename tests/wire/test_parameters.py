@@ -149,23 +149,19 @@ def test_wire_parameter_return_token_ids(plain: Scripted, kind: str) -> None:
     assert [i for choice in choices for i in choice.model_extra.get("token_ids", [])] == [*ids(TEXT), 0]
 
 
-def not_ignored(server: Scripted, kind: str, name: str, value: Any) -> bool:
-    """Whether a parameter changes what the engine is asked, or is refused by its name."""
-    asked = len(server.engine.submissions)
-    try:
-        return name in changed(server, kind, **{name: value})
-    except openai.BadRequestError as error:
-        return error.param == name and len(server.engine.submissions) == asked + 1
-
-
 @BOTH
 def test_wire_parameter_prompt_logprobs(plain: Scripted, kind: str) -> None:
-    assert not_ignored(plain, kind, "prompt_logprobs", 1)
+    """How they are answered: tests/test_prompt_scores.py."""
+    assert changed(plain, kind, prompt_logprobs=1) == {"prompt_logprobs": 1}
+    assert refuses(plain, kind, "prompt_logprobs", 21)
 
 
 @BOTH
 def test_wire_parameter_bad_words(plain: Scripted, kind: str) -> None:
-    assert not_ignored(plain, kind, "bad_words", ["w"])
+    words = changed(plain, kind, bad_words=["hello"])["bad_words"]
+    assert words
+    assert all(words), "each word as token ids"
+    assert refuses(plain, kind, "bad_words", ["w"] * 129)
 
 
 @BOTH

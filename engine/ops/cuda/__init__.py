@@ -35,10 +35,13 @@ class CudaOps(
         progress: Callable[[int, int], None] | None = None,
         *,
         encoder_only: bool = False,
+        head_dim: int | None = None,
     ) -> None:
         """Compile beforehand all that a model in `dtype` launches; `progress` is told (done, total).
 
+        With `head_dim` only attention over heads of that size.
+
         What is not compiled here is compiled when it is first used. Raises: CompileError.
         """
-        pairs = all_instantiations((cuda_type(dtype),), encoder_only=encoder_only)
+        pairs = all_instantiations((cuda_type(dtype),), encoder_only=encoder_only, head_dim=head_dim)
         self.device.compile([pair for pair in pairs if pair[0].supports(self.device.arch)], progress)

@@ -14,7 +14,15 @@ def all_specs() -> tuple[KernelSpec, ...]:
     return tuple(spec for group in GROUPS for spec in group.SPECS)
 
 
-def all_instantiations(dtypes: tuple[str, ...], *, encoder_only: bool = False) -> list[Instantiation]:
-    """Every kernel that the operations can launch for elements of these C types ('float', '__nv_bfloat16')."""
+def all_instantiations(
+    dtypes: tuple[str, ...], *, encoder_only: bool = False, head_dim: int | None = None
+) -> list[Instantiation]:
+    """Every kernel that the operations can launch for elements of these C types ('float', '__nv_bfloat16'),
+    with `head_dim` only for heads of that size."""
     groups = ENCODER_GROUPS if encoder_only else GROUPS
-    return [pair for group in groups for pair in group.instantiations(dtypes)]
+    pairs = [pair for group in groups for pair in group.instantiations(dtypes)]
+    return [pair for pair in pairs if head_dim is None or _head_dim(*pair) in (None, str(head_dim))]
+
+
+def _head_dim(spec: KernelSpec, template: tuple[str, ...]) -> str | None:
+    return template[spec.template.index("HEAD_DIM")] if "HEAD_DIM" in spec.template else None

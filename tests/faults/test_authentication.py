@@ -1,4 +1,4 @@
-"""API keys: every route wants one, wrong ones are refused alike, and keys do not see each other's cache."""
+"""Authentication: comparisons that end early, and filters by prefix that forget routes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from app import auth
 from app.application import PAGE_ROUTES, ROUTES
 from app.auth import OPEN_PATHS
 from app.settings import AppSettings
 from tests.fake_client import FakeClient, always, play
 from tests.http_fixtures import call, ids, settings_for, write_model_folder
 
-TEXT = {"model": "tiny", "prompt": "hi"}
 HELLO = play(ids("hello"), finish="length")
 
 
@@ -21,7 +21,7 @@ def keyed(folder: Path, **changes: Any) -> AppSettings:
     return settings_for(write_model_folder(folder), api_keys=("right", "other"), **changes)
 
 
-def test_every_route_wants_a_key_but_the_written_list(tmp_path: Path) -> None:
+def test_fault_authentication_every_route_and_method_wants_a_key_but_the_written_list(tmp_path: Path) -> None:
     settings = keyed(tmp_path)
     client = FakeClient(always(HELLO))
     paths = {route.path for routes in ROUTES + PAGE_ROUTES for route in routes.router.routes}
@@ -40,6 +40,8 @@ def test_every_route_wants_a_key_but_the_written_list(tmp_path: Path) -> None:
         "/openapi.json",
         "/docs",
     }
+    page = {"/", "/ui/status.css", "/ui/status.js", "/ui/chat.js", "/ui/key.js", "/ui/icon.svg"}
+    assert {"/health", "/ready", "/version", "/metrics", *page} == OPEN_PATHS
     assert paths >= OPEN_PATHS
     for path in sorted(paths):
         for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"):
@@ -51,7 +53,7 @@ def test_every_route_wants_a_key_but_the_written_list(tmp_path: Path) -> None:
     "authorization",
     [None, "right", "Bearer", "Bearer ", "Bearer wrong", "Bearer righ", "Bearer rightt", "Basic right", "Bearer RIGHT"],
 )
-def test_wrong_keys(tmp_path: Path, authorization: str | None) -> None:
+def test_fault_authentication_wrong_keys(tmp_path: Path, authorization: str | None) -> None:
     headers = {} if authorization is None else {"authorization": authorization}
     response = call(FakeClient(always(HELLO)), keyed(tmp_path), "GET", "/v1/models", headers=headers)
     assert response.status_code == 401
@@ -59,7 +61,7 @@ def test_wrong_keys(tmp_path: Path, authorization: str | None) -> None:
     assert response.headers["www-authenticate"] == "Bearer"
 
 
-def test_right_keys(tmp_path: Path) -> None:
+def test_fault_authentication_right_keys(tmp_path: Path) -> None:
     settings = keyed(tmp_path)
     for key in ("right", "other"):
         for scheme in ("Bearer", "bearer"):
@@ -67,22 +69,24 @@ def test_right_keys(tmp_path: Path) -> None:
             assert call(FakeClient(always(HELLO)), settings, "GET", "/v1/models", headers=headers).status_code == 200
 
 
-def salts(settings: AppSettings, key: str | None, salt: str | None) -> str:
+@pytest.mark.parametrize("key", ["right", "other", "wrong", "r", "x" * 5000])
+def test_fault_authentication_digests_of_all_keys_are_compared_in_constant_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """Whichever key fits, and whether one does, as many comparisons are made of texts of the same length."""
+    compared: list[tuple[bytes, bytes]] = []
+    original = auth.hmac.compare_digest
+    monkeypatch.setattr(auth.hmac, "compare_digest", lambda a, b: (compared.append((a, b)), original(a, b))[1])
+    call(FakeClient(always(HELLO)), keyed(tmp_path), "GET", "/v1/models", headers={"authorization": f"Bearer {key}"})
+    assert len(compared) == 2
+    assert {len(side) for pair in compared for side in pair} == {32}
+
+
+def test_fault_authentication_answers_before_the_body_is_read(tmp_path: Path) -> None:
+    """Nor does a wrong key learn whether a path, a model or a body is right."""
     client = FakeClient(always(HELLO))
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    body = {**TEXT, "cache_salt": salt}
-    assert call(client, settings, "POST", "/v1/completions", json=body, headers=headers).status_code == 200
-    return client.submissions[0].cache_salt
-
-
-def test_keys_do_not_share_the_prefix_cache_unless_asked(tmp_path: Path) -> None:
-    private, shared = keyed(tmp_path), keyed(tmp_path, share_prefix_cache=True)
-    assert salts(private, "right", None) == salts(private, "right", None) != ""
-    four = {salts(private, key, salt) for key in ("right", "other") for salt in (None, "s")}
-    assert len(four) == 4
-    assert not any("right" in salt or "other" in salt for salt in four)
-    assert salts(shared, "right", None) == salts(shared, "other", None)
-    assert salts(shared, "right", "s") == salts(shared, "other", "s") != salts(shared, "other", None)
-    open_settings = settings_for(tmp_path)
-    assert salts(open_settings, None, None) == ""
-    assert salts(open_settings, None, "s") != ""
+    answers = set()
+    for path, content in [("/v1/completions", b"{"), ("/v1/completions", b"x" * 2**20), ("/v1/nowhere", b"")]:
+        response = call(client, keyed(tmp_path), "POST", path, content=content)
+        answers.add((response.status_code, response.content))
+    assert len(answers) == 1

@@ -1,0 +1,201 @@
+"""Attention over the paged KV cache; see `engine.ops.interface`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, fields
+
+from engine.ops.checks import CheckedOps
+from engine.ops.checks import require as _require
+from engine.tensor import Tensor, float32
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """Where each token of a step belongs; tensors on the device, maxima on the host.
+
+    A row whose context length is 0 is padding: its queries' outputs are zeros, and its place in
+    `block_tables` is not looked at. A `slot_mapping` of -1 stores nothing.
+    """
+
+    positions: Tensor  # [T] int32
+    slot_mapping: Tensor  # [T] int32, block * block_size + offset
+    block_tables: Tensor  # [P, W] int32
+    table_rows: Tensor  # [R] int32, each row's place in block_tables
+    cu_seqlens_q: Tensor  # [R + 1] int32
+    context_lens: Tensor  # [R] int32, including this step's tokens
+    max_seqlen_q: int
+    max_context_len: int
+
+
+class AttentionOps(CheckedOps):
+    """Letters: T tokens, R sequences, D head size, Hq query heads, Hkv key/value heads."""
+
+    # -- attention ------------------------------------------------------------------------------
+
+    def rope_and_store(
+        self,
+        qkv: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        cos_sin: Tensor | None,
+        *,
+        num_heads: int,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Normalise and rotate queries and keys, store keys and values in the cache, return queries.
+
+        qkv [T, (Hq + 2 Hkv) * D], each token's query, key and value heads in that order. key_cache
+        and value_cache [num_blocks, Hkv, block_size, D]. cos_sin [P, rotary_dim] float32: the first
+        half of a row holds cosines, the second sines; rotary pairs are (i, i + rotary_dim / 2) of a
+        head's first rotary_dim elements (Su et al. 2021, half-split); None rotates nothing. q_norm
+        and k_norm [D] weights of an RMSNorm over each head before the rotation. -> [T, Hq * D].
+        """
+        self._check(out=out)
+        self._check_rope(qkv, key_cache, value_cache, metadata, cos_sin, num_heads, q_norm, k_norm)
+        head_dim = key_cache.shape[3]
+        out = self._out(out, (qkv.shape[0], num_heads * head_dim), qkv.dtype)
+        if qkv.size:
+            self._rope_and_store(qkv, key_cache, value_cache, metadata, cos_sin, num_heads, q_norm, k_norm, eps, out)
+        return out
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Causal softmax(q k^T * scale) v over each row's cached keys; q [T, Hq * D] -> same.
+
+        Any mix of rows: a row's queries are its last `cu_seqlens_q[r+1] - cu_seqlens_q[r]` tokens.
+        Query heads share key/value heads in groups of Hq / Hkv. With a sliding window of w a query
+        sees itself and the w - 1 tokens before it.
+        """
+        self._check(out=out)
+        self._check_attention(q, key_cache, value_cache, metadata)
+        out = self._out(out, q.shape, q.dtype)
+        if q.size:
+            self._paged_attention(q, key_cache, value_cache, metadata, scale, sliding_window, out)
+        return out
+
+    def attention(
+        self,
+        qkv: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        cos_sin: Tensor | None,
+        *,
+        num_heads: int,
+        scale: float,
+        sliding_window: int | None = None,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+        queries: Tensor,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """`rope_and_store`, then `paged_attention` of what it returns; `queries` [T, Hq * D] is scratch."""
+        self._check(qkv=qkv, queries=queries, out=out)
+        self._check_rope(qkv, key_cache, value_cache, metadata, cos_sin, num_heads, q_norm, k_norm)
+        self._check_attention(queries, key_cache, value_cache, metadata)
+        shape = (qkv.shape[0], num_heads * key_cache.shape[3])
+        _require(queries.shape == shape and queries.dtype == qkv.dtype, "attention scratch", queries, qkv)
+        out = self._out(out, shape, qkv.dtype)
+        if qkv.size:
+            rope = (cos_sin, num_heads, q_norm, k_norm, eps)
+            self._attention(qkv, key_cache, value_cache, metadata, *rope, scale, sliding_window, queries, out)
+        return out
+
+    def _check_rope(
+        self,
+        qkv: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        cos_sin: Tensor | None,
+        num_heads: int,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+    ) -> None:
+        self._check(qkv=qkv, key_cache=key_cache, value_cache=value_cache, cos_sin=cos_sin, q_norm=q_norm)
+        self._check(k_norm=k_norm, positions=metadata.positions, slot_mapping=metadata.slot_mapping)
+        num_kv_heads, head_dim = key_cache.shape[1], key_cache.shape[3]
+        width = (num_heads + 2 * num_kv_heads) * head_dim
+        _require(qkv.ndim == 2 and qkv.shape[1] == width, "rope_and_store", qkv, key_cache)
+        _require(key_cache.shape == value_cache.shape and key_cache.ndim == 4, "KV cache", key_cache, value_cache)
+        _require(qkv.dtype == key_cache.dtype == value_cache.dtype, "rope_and_store", qkv, key_cache)
+        _require(metadata.positions.shape == qkv.shape[:1], "positions", metadata.positions, qkv)
+        _require(metadata.slot_mapping.shape == qkv.shape[:1], "slot_mapping", metadata.slot_mapping, qkv)
+        if cos_sin is not None:
+            fits = cos_sin.ndim == 2 and cos_sin.shape[1] % 2 == 0 and cos_sin.shape[1] <= head_dim
+            _require(fits and cos_sin.dtype == float32, "cos_sin", cos_sin, key_cache)
+        for norm in (q_norm, k_norm):
+            if norm is not None:
+                _require(norm.shape == (head_dim,) and norm.dtype == qkv.dtype, "head norm", norm, qkv)
+
+    def _check_attention(self, q: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata) -> None:
+        self._check(q=q, key_cache=key_cache, value_cache=value_cache)
+        self._check(**{f.name: v for f in fields(metadata) if isinstance(v := getattr(metadata, f.name), Tensor)})
+        _, num_kv_heads, _, head_dim = key_cache.shape
+        _require(q.ndim == 2 and q.shape[1] % (num_kv_heads * head_dim) == 0, "paged_attention", q, key_cache)
+        _require(key_cache.shape == value_cache.shape, "KV cache", key_cache, value_cache)
+        _require(q.dtype == key_cache.dtype == value_cache.dtype, "paged_attention", q, key_cache)
+        tables, rows = metadata.block_tables, metadata.table_rows
+        _require(tables.ndim == 2 and rows.shape == metadata.context_lens.shape, "block tables", tables, rows)
+
+    # -- implementations ------------------------------------------------------------------------
+
+    @abstractmethod
+    def _rope_and_store(
+        self,
+        qkv: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        cos_sin: Tensor | None,
+        num_heads: int,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        out: Tensor,
+    ) -> None: ...
+    @abstractmethod
+    def _paged_attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        sliding_window: int | None,
+        out: Tensor,
+    ) -> None: ...
+
+    def _attention(
+        self,
+        qkv: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        cos_sin: Tensor | None,
+        num_heads: int,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        scale: float,
+        sliding_window: int | None,
+        queries: Tensor,
+        out: Tensor,
+    ) -> None:
+        self._rope_and_store(qkv, key_cache, value_cache, metadata, cos_sin, num_heads, q_norm, k_norm, eps, queries)
+        self._paged_attention(queries, key_cache, value_cache, metadata, scale, sliding_window, out)

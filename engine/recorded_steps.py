@@ -1,0 +1,86 @@
+"""Steps of the usual shapes, recorded once and replayed: the host pays one call for hundreds of kernels."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from engine.batch import StepBatch
+from engine.models.step_inputs import StepInputs, StepShape
+from engine.tensor import Tensor
+
+# Steps with prompts in them: beyond the largest, kernels take longer than launching them one by one.
+PROMPT_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+PROMPT_SEQS = (2, 8, 32, 128)
+
+MakeInputs = Callable[[StepShape, int], StepInputs]  # of a shape whose longest row has that many tokens
+Forward = Callable[[StepInputs], Tensor]
+
+
+class RecordedStep(NamedTuple):
+    """A forward of one shape: fill `inputs`, launch `graph`, find `logits`."""
+
+    inputs: StepInputs
+    logits: Tensor
+    graph: Any
+
+
+class RecordedSteps:
+    """A batch is padded to the smallest recorded shape that holds it.
+
+    Padded rows store nothing and sample for nobody; padded tokens belong to padded rows.
+    """
+
+    def __init__(self, max_num_seqs: int, max_num_tokens: int) -> None:
+        self._decode_sizes = decode_sizes(max_num_seqs)
+        self._prompt_tokens = [size for size in PROMPT_TOKENS if size <= max_num_tokens]
+        self._prompt_seqs = [*(size for size in PROMPT_SEQS if size <= max_num_seqs), max_num_seqs + 1]
+        self._max_num_seqs = max_num_seqs
+        self._steps: dict[StepShape, RecordedStep] = {}
+
+    def shapes(self) -> list[StepShape]:
+        """All that are worth recording, largest first."""
+        decodes = [StepShape(size, size, size) for size in self._decode_sizes]
+        prompts = [
+            self._prompt_shape(num_tokens, num_seqs)
+            for num_tokens in self._prompt_tokens
+            for num_seqs in self._prompt_seqs
+            if num_seqs <= num_tokens
+        ]
+        return sorted({*decodes, *prompts}, key=lambda shape: -shape.num_tokens)
+
+    def record(self, device: Any, make_inputs: MakeInputs, forward: Forward) -> list[RecordedStep]:
+        """Record a forward of each shape on a CUDA device; -> those of decodes."""
+        for shape in self.shapes():
+            inputs = make_inputs(shape, 1 if shape.is_decode else shape.num_tokens)
+            with device.capture() as finish:
+                logits = forward(inputs)
+            self._steps[shape] = RecordedStep(inputs, logits, finish())
+        return [step for shape, step in self._steps.items() if shape.is_decode]
+
+    def find(self, batch: StepBatch) -> RecordedStep | None:
+        """What to replay for a batch; None where it has to be launched kernel by kernel."""
+        if not self._steps or batch.prompt_rows is not None:
+            return None
+        shape = StepShape.of(batch)
+        if shape.is_decode:
+            size = self._decode_sizes[bisect_left(self._decode_sizes, shape.num_seqs)]
+            return self._steps[StepShape(size, size, size)]
+        tokens = bisect_left(self._prompt_tokens, shape.num_tokens)
+        seqs = bisect_left(self._prompt_seqs, shape.num_seqs + 1)  # one row takes the padded tokens
+        if tokens == len(self._prompt_tokens) or seqs == len(self._prompt_seqs):
+            return None
+        return self._steps.get(self._prompt_shape(self._prompt_tokens[tokens], self._prompt_seqs[seqs]))
+
+    def _prompt_shape(self, num_tokens: int, num_seqs: int) -> StepShape:
+        return StepShape(num_tokens, num_seqs, min(num_seqs, self._max_num_seqs))
+
+
+def decode_sizes(max_num_seqs: int) -> list[int]:
+    """The numbers of rows that decode steps are recorded for."""
+    sizes = [1, 2, 4]
+    for step, limit in ((8, 64), (16, 128), (32, 256), (64, 1 << 30)):
+        while sizes[-1] < min(limit, max_num_seqs):
+            sizes.append(sizes[-1] // step * step + step)
+    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]

@@ -1,0 +1,197 @@
+"""Grammars: deep schemas, exponential expressions and slow converters, compiled in the engine or on the event loop."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.protocol.completions import CompletionRequest
+from app.protocol.parse import parse_request
+from engine import grammar as grammar_module
+from engine.errors import InvalidRequestError
+from engine.grammar import COMPILE_LIMIT, MAX_CACHED, GrammarCompiler
+from engine.grammar_source import MAX_NESTING
+from engine.sampling_params import MAX_GRAMMAR_LENGTH, Grammar
+from tests.grammar_harness import CLIENT, EOS, MODEL, VOCAB_SIZE, GrammarHarness, schema
+from tests.http_fixtures import call
+from tests.surface_fixtures import says, tool_settings
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(MODEL, VOCAB_SIZE, [EOS])
+    yield compiler
+    compiler.close()
+
+
+@pytest.fixture
+def engine(compiler: GrammarCompiler) -> GrammarHarness:
+    return GrammarHarness(compiler, asynchronous=True)
+
+
+def nested_schema(levels: int) -> Any:
+    definition: Any = {"type": "integer"}
+    for _ in range(levels):
+        definition = {"type": "array", "items": definition}
+    return definition
+
+
+def exponential_schema(salt: str) -> dict[str, Any]:
+    """One that would take minutes and all memory; refusals are remembered, so each needs its own."""
+    return {"allOf": [{"type": "string", "pattern": f"a.*{i}{salt}"} for i in range(40)]}
+
+
+# ---- depth --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        schema(nested_schema(MAX_NESTING + 1)),
+        Grammar("regex", "(" * 100 + "a" + ")" * 100),
+        Grammar("lark", "start: " + "(" * 100_000),
+        Grammar("gbnf", "root ::= " + "(" * 100_000),
+    ],
+    ids=["schema", "regex", "lark", "gbnf"],
+)
+def test_fault_grammars_nest_64_levels_at_most(engine: GrammarHarness, grammar: Grammar) -> None:
+    answer = engine.answer(grammar)
+    assert (answer.finish_reason, answer.error_status) == ("error", 400)
+    assert answer.error is not None
+    assert f"at most {MAX_NESTING}" in answer.error
+    at_the_limit = engine.answer(schema(nested_schema(MAX_NESTING - 1)), max_tokens=4)
+    assert at_the_limit.finish_reason == "length"
+
+
+def test_fault_grammars_brackets_in_strings_are_no_nesting(engine: GrammarHarness) -> None:
+    assert engine.answer(schema({"enum": ["(" * 100]})).text == json.dumps("(" * 100)
+    assert engine.answer(Grammar("regex", r"\(" * 100)).text == "(" * 100
+
+
+@pytest.mark.parametrize("levels", [70, 300, 5000])
+def test_fault_grammars_deep_schemas_over_http(tmp_path: Path, levels: int) -> None:
+    """As an object the body's own depth refuses them; as text, which is one string, whoever goes into it does."""
+    text = '{"items":' * levels + "{}" + "}" * levels
+    for given in (text, json.dumps(text)):
+        content = f'{{"model": "tiny", "prompt": "x", "structured_outputs": {{"json": {given}}}}}'
+        client = says("ok")
+        headers = {"content-type": "application/json"}
+        response = call(client, tool_settings(tmp_path), "POST", "/v1/completions", content=content, headers=headers)
+        if levels == 70 and given != text:
+            assert response.status_code == 200, "the engine, of which there is none here, counts these levels"
+            continue
+        assert response.status_code == 400, response.text
+        assert not client.submissions
+
+
+# ---- time and memory ----------------------------------------------------------------------------
+
+EXPONENTIAL: dict[str, Grammar] = {
+    "schema": schema(exponential_schema("a")),
+    "regex": Grammar("regex", r"\w?" * 4000),
+    "lark": Grammar("lark", "start: a0\n" + "\n".join(f"a{i}: a{i + 1} a{i + 1}" for i in range(30)) + '\na30: "x"'),
+}
+
+
+@pytest.mark.parametrize("grammar", EXPONENTIAL.values(), ids=EXPONENTIAL)
+def test_fault_grammars_compile_within_2_seconds_or_are_refused(engine: GrammarHarness, grammar: Grammar) -> None:
+    """And cost the engine's own process next to nothing."""
+    assert COMPILE_LIMIT == 2
+    engine.add("plain", max_tokens=8)
+    used = time.process_time()
+    answer = engine.answer(grammar)
+    assert time.process_time() - used < COMPILE_LIMIT
+    assert (answer.finish_reason, answer.error_status) == ("error", 400)
+    assert answer.error is not None
+    assert re.search("cannot be used|too complex", answer.error)
+    assert engine.answers["plain"].finish_reason == "length"
+
+
+def test_fault_grammars_that_still_compile_after_the_bound_are_refused(
+    monkeypatch: pytest.MonkeyPatch, compiler: GrammarCompiler
+) -> None:
+    engine = GrammarHarness(compiler)
+    monkeypatch.setattr(grammar_module, "COMPILE_LIMIT", 0.0)
+    answer = engine.answer(schema({"enum": [f"value {i}" for i in range(3000)]}))
+    assert answer.finish_reason == "error"
+    assert answer.error is not None
+    assert "takes longer than" in answer.error
+
+
+def test_fault_grammars_that_grow_too_complex_end_their_request_alone(engine: GrammarHarness) -> None:
+    definition = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(700)}}
+    engine.add("complex", schema(definition))
+    engine.add("plain", max_tokens=8)
+    answers = engine.run()
+    assert (answers["complex"].finish_reason, answers["complex"].error_status) == ("error", 400)
+    assert answers["complex"].error is not None
+    assert "complex" in answers["complex"].error
+    assert answers["plain"].finish_reason == "length"
+
+
+def test_fault_grammars_beyond_the_longest_text_are_refused_at_once(engine: GrammarHarness) -> None:
+    with pytest.raises(InvalidRequestError, match=str(MAX_GRAMMAR_LENGTH)):
+        engine.add("long", Grammar("regex", "a" * (MAX_GRAMMAR_LENGTH + 1)))
+
+
+# Texts that have made an expression search for quadratic time, each with what is repeated; none is a grammar.
+HOSTILE = ["\n", " ", '\\"', '"\\"', "a", "a ", "a-", "\na", "::", ":=\n", "/", "#"]
+
+
+@pytest.mark.parametrize("repeated", HOSTILE)
+def test_fault_grammars_cost_the_event_loop_and_the_engine_linear_time(engine: GrammarHarness, repeated: str) -> None:
+    text = '"' + repeated * ((MAX_GRAMMAR_LENGTH - 1) // len(repeated))
+    used = time.process_time()
+    body = {"model": "m", "prompt": "x", "structured_outputs": {"grammar": text}}
+    grammar = parse_request(CompletionRequest, body).grammar
+    assert time.process_time() - used < 0.5, "on the event loop"
+    assert grammar is not None
+    assert engine.answer(grammar).error_status == 400
+    assert engine.answer(Grammar("gbnf", text)).error_status == 400
+    assert time.process_time() - used < 1, "in the engine"
+
+
+# ---- beside the steps, and what is kept ---------------------------------------------------------
+
+
+def test_fault_grammars_compile_while_others_are_served(engine: GrammarHarness) -> None:
+    engine.add("slow", schema(exponential_schema("b")))
+    engine.add("plain", max_tokens=3)
+    assert engine.core.stats().num_waiting == 2
+    while engine.answers["plain"].finish_reason is None:
+        engine.step()
+    assert engine.core.has_work
+    assert engine.core.stats().num_waiting == 1
+    engine.run()
+    assert engine.answers["slow"].finish_reason == "error"
+    assert engine.core.stats().num_waiting == 0
+
+
+def test_fault_grammars_can_be_given_up_while_they_compile(engine: GrammarHarness) -> None:
+    engine.add("slow", schema(exponential_schema("b")))
+    engine.core.abort(["slow"], CLIENT)
+    assert not engine.core.has_work
+    assert engine.answers["slow"].finish_reason is None
+
+
+def test_fault_grammars_are_kept_within_bounds(compiler: GrammarCompiler) -> None:
+    engine = GrammarHarness(compiler)
+    for index in range(MAX_CACHED + 20):
+        engine.add(str(index), Grammar("regex", f"n{index}"))
+    assert [answer.text for answer in engine.run().values()] == [f"n{index}" for index in range(MAX_CACHED + 20)]
+    assert len(compiler._cache) <= MAX_CACHED
+
+
+def test_fault_grammars_count_towards_the_queue(compiler: GrammarCompiler) -> None:
+    engine = GrammarHarness(compiler, max_queue_len=2)
+    engine.add("one", schema(exponential_schema("b")))
+    engine.add("two", schema(exponential_schema("b")))
+    with pytest.raises(Exception, match="2 requests are waiting"):
+        engine.add("three", max_tokens=1)
+    engine.core.abort(["one", "two"], CLIENT)

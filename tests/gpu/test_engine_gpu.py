@@ -1,0 +1,125 @@
+"""The whole engine on the GPU: one step ahead of its results, from recorded steps, and never another token for it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.messages import AddRequest
+from engine.process import load_engine
+from engine.sampling_params import SamplingParams
+from tests.fake_runner import check_blocks
+from tests.tiny_models import TINY_MODELS, VOCAB_SIZE, build
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda_device")]
+
+CLIENT = b"test"
+Requests = dict[str, tuple[list[int], SamplingParams]]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    names = ("llama", "qwen3", "qwen2-window", "gpt2")
+    return {name: build(TINY_MODELS[name], tmp_path_factory.mktemp(name)) for name in names}
+
+
+def load_core(folder: Path, **settings: Any) -> EngineCore:
+    config = EngineConfig(
+        model=str(folder), device="cuda", **{"dtype": "float32", "block_size": 8, "num_kv_blocks": 256, **settings}
+    )
+    core = load_engine(config, lambda stage, done, total: None).core
+    assert isinstance(core, EngineCore)
+    return core
+
+
+def requests_of(seed: int, count: int = 16) -> Requests:
+    """Greedy, seeded, filtered and penalised by turns; some with a common beginning."""
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    beginning = rng.integers(3, VOCAB_SIZE, 20).tolist()
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.9, "top_p": 0.9, "top_k": 30},
+        {"temperature": 1.2, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "min_tokens": 4},
+    ]
+    requests = {}
+    for index in range(count):
+        prompt = (beginning if index % 3 == 0 else []) + rng.integers(3, VOCAB_SIZE, 1 + int(rng.integers(18))).tolist()
+        params = SamplingParams(
+            max_tokens=int(rng.integers(8, 20)), ignore_eos=True, seed=index, **kinds[index % len(kinds)]
+        )
+        requests[f"r{index}"] = (prompt, params)
+    return requests
+
+
+def run(core: EngineCore, requests: Requests, stagger: int = 0) -> dict[str, list[int]]:
+    """Every request's tokens; one enters every `stagger` steps (0: all at once)."""
+    found: dict[str, list[int]] = {name: [] for name in requests}
+    coming = list(requests.items())
+    num_calls = 0
+    while coming or core.has_work:
+        if coming and (stagger == 0 or num_calls % stagger == 0):
+            name, (token_ids, params) = coming.pop(0)
+            core.add(AddRequest(name, token_ids, params, time.monotonic()), CLIENT)
+            if stagger == 0:
+                continue
+        num_calls += 1
+        assert num_calls < 5000, "still not done"
+        for output in core.step().get(CLIENT, []):
+            assert output.error is None
+            found[output.request_id] += output.token_ids
+        check_blocks(core)
+    assert core.stats().num_used_blocks == 0
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2-window", "gpt2"])
+def test_a_request_gets_the_same_tokens_alone_and_among_sixteen(folders: dict[str, Path], name: str) -> None:
+    requests = requests_of(seed=7)
+    core = load_core(folders[name], prefix_caching=False)
+    alone = {}
+    for request_id, request in requests.items():
+        alone |= run(core, {request_id: request})
+    assert {key: len(tokens) for key, tokens in alone.items()} == {
+        key: params.max_tokens for key, (_, params) in requests.items()
+    }
+    assert run(core, requests) == alone
+    assert run(core, requests, stagger=3) == alone
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cuda_graphs": False},
+        {"max_num_batched_tokens": 17, "max_num_seqs": 16},
+        {"num_kv_blocks": 24, "max_num_seqs": 7},
+        {"prefix_caching": False, "max_num_seqs": 5},
+    ],
+    ids=lambda settings: ",".join(settings),
+)
+def test_no_way_of_scheduling_changes_a_token(folders: dict[str, Path], settings: dict[str, Any]) -> None:
+    requests = requests_of(seed=8)
+    expected = run(load_core(folders["qwen3"]), requests)
+    assert run(load_core(folders["qwen3"], **settings), requests, stagger=1) == expected
+
+
+def test_in_half_precision_a_batch_rarely_changes_a_token(folders: dict[str, Path]) -> None:
+    """Kernels of different sizes round sums differently, which may tip a token that is as good as another."""
+    requests = {
+        f"r{index}": (list(range(3 + index, 30)), SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True))
+        for index in range(8)
+    }
+    core = load_core(folders["qwen3"], dtype="bfloat16", prefix_caching=False)
+    alone = {}
+    for request_id, request in requests.items():
+        alone |= run(core, {request_id: request})
+    together = run(core, requests)
+    assert sum(alone[key] == together[key] for key in requests) >= 6
+    assert run(core, requests) == together, "the same batch gives the same tokens"

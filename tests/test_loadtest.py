@@ -1,0 +1,159 @@
+"""`tessera bench` against a server whose delays are known, and against the built-in model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.cli import main
+from loadtest.arrival import Arrival
+from loadtest.random_workload import RandomWorkload
+from loadtest.run import run
+from tests.load_page import check_page
+from tests.load_stub import Manner, StubServer
+from tests.server_fixture import Server
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def bench(url: str, *options: str) -> int:
+    return main(["bench", "--base-url", url, "--no-progress", *options])
+
+
+def test_figures_are_within_3_percent_of_the_truth() -> None:
+    """24 answers of 30 tokens, eight at a time from two processes: 120 ms to the first token, 12 ms between tokens."""
+    with StubServer(lambda _index, _body: Manner(ttft=0.12, tpot=0.012)) as server:
+        summary = run(server.url, "stub", RandomWorkload(24, 50, 30, 500), Arrival(max_concurrency=8), processes=2)
+    exchanges = server.exchanges
+    assert (summary["completed"], summary["failed"], summary["errors"]) == (24, 0, {})
+    assert (summary["total_input_tokens"], summary["total_output_tokens"]) == (24 * 50, 24 * 30)
+    assert summary["client_processes"] == 2
+    assert summary["max_concurrent_requests"] == server.most_running == 8
+    ttft = [(exchange.sent[0] - exchange.received) * 1e3 for exchange in exchanges]
+    tpot = [(exchange.sent[-1] - exchange.sent[0]) / 29 * 1e3 for exchange in exchanges]
+    e2el = [(exchange.sent[-1] - exchange.received) * 1e3 for exchange in exchanges]
+    gaps = [gap * 1e3 for exchange in exchanges for gap in np.diff(exchange.sent)]
+    assert summary["median_ttft_ms"] == pytest.approx(median(ttft), rel=0.03)
+    assert summary["mean_ttft_ms"] == pytest.approx(fmean(ttft), rel=0.03)
+    assert summary["mean_tpot_ms"] == pytest.approx(fmean(tpot), rel=0.03)
+    assert summary["median_tpot_ms"] == pytest.approx(median(tpot), rel=0.03)
+    assert summary["mean_itl_ms"] == pytest.approx(fmean(gaps), rel=0.03)
+    assert summary["median_e2el_ms"] == pytest.approx(median(e2el), rel=0.03)
+    duration = max(exchange.sent[-1] for exchange in exchanges) - min(exchange.received for exchange in exchanges)
+    assert summary["duration"] == pytest.approx(duration, rel=0.03)
+    assert summary["output_throughput"] == pytest.approx(24 * 30 / duration, rel=0.03)
+    assert summary["request_throughput"] == pytest.approx(24 / duration, rel=0.03)
+
+
+FAULTS = ("busy", "reset", "cut", "event", "garbage", "silent")
+
+
+def test_failures_are_counted_by_kind_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def manner(index: int, _body: dict[str, Any]) -> Manner:
+        return Manner(fault=FAULTS[index] if index < len(FAULTS) else "busy" if index == 6 else None)
+
+    output, page = tmp_path / "new.json", tmp_path / "new.html"
+    with StubServer(manner) as server:
+        options = ("--num-prompts", "12", "--max-concurrency", "12", "--input-len", "20", "--output-len", "5")
+        files = ("--output", str(output), "--html", str(page))
+        limits = ("--request-timeout", "0.6", "--goodput", "ttft:5000", "tpot:5000")
+        assert bench(server.url, *options, *files, *limits, "--api-key", "secret", "--header", "x-tenant=a") == 1
+    assert {exchange.headers["authorization"] for exchange in server.exchanges} == {"Bearer secret"}
+    assert {exchange.headers["x-tenant"] for exchange in server.exchanges} == {"a"}
+    summary = json.loads(output.read_text())
+    assert summary["errors"] == {
+        "HTTP 429": 2,
+        "connection broken": 1,
+        "error event: server_error": 1,
+        "malformed answer": 1,
+        "no [DONE]": 1,
+        "timeout": 1,
+    }
+    assert (summary["completed"], summary["failed"]) == (5, 7)
+    assert summary["total_output_tokens"] == 25
+    assert summary["goodput_share"] == pytest.approx(5 / 12)
+    assert summary["model_id"] == "stub"
+    printed = capsys.readouterr()
+    assert "2 x HTTP 429" in printed.err
+    assert "too many requests" in printed.err
+    assert "Failed requests" in printed.out
+    assert "the engine broke" in check_page(page, num_plots=8)
+
+
+def test_a_conversation_grows_by_the_answers(tmp_path: Path) -> None:
+    output = tmp_path / "figures.json"
+    with StubServer() as server:
+        options = ("--num-prompts", "2", "--num-turns", "3", "--input-len", "4", "--output-len", "2")
+        assert bench(f"{server.url}/v1/", "--backend", "openai-chat", *options, "--output", str(output)) == 0
+    assert len(server.exchanges) == 6
+    assert {exchange.path for exchange in server.exchanges} == {"/v1/chat/completions"}
+    longest = max((exchange.body["messages"] for exchange in server.exchanges), key=len)
+    assert [message["role"] for message in longest] == ["user", "assistant"] * 2 + ["user"]
+    assert [message["content"] for message in longest[1::2]] == ["t0 t1 "] * 2
+    starts = {exchange.body["messages"][0]["content"] for exchange in server.exchanges}
+    assert len(starts) == 2
+    assert json.loads(output.read_text())["total_output_tokens"] == 12
+
+
+def test_whole_answers_and_a_constant_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "figures.json"
+    with StubServer(lambda _index, _body: Manner(ttft=0.1)) as server:
+        options = ("--num-prompts", "11", "--input-len", "5", "--output-len", "1", "--request-rate", "25")
+        extra = ("--burstiness", "inf", "--no-stream", "--extra-body", '{"top_k": 7}', "--no-ignore-eos")
+        assert bench(server.url, *options, *extra, "--output", str(output)) == 0
+    assert all(exchange.body["top_k"] == 7 and "ignore_eos" not in exchange.body for exchange in server.exchanges)
+    received = sorted(exchange.received for exchange in server.exchanges)
+    assert received[-1] - received[0] == pytest.approx(10 / 25, rel=0.05)
+    summary = json.loads(output.read_text())
+    assert summary["median_e2el_ms"] == pytest.approx(100, rel=0.1)
+    assert (summary["mean_ttft_ms"], summary["total_output_tokens"]) == (0, 11)
+    assert "TTFT" not in capsys.readouterr().out
+
+
+def test_ctrl_c_still_reports(tmp_path: Path) -> None:
+    """The first four answers are complete; the others would take minutes."""
+    output, page = tmp_path / "figures.json", tmp_path / "page.html"
+    with StubServer(lambda index, _body: Manner(tpot=0 if index < 4 else 60)) as server:
+        command = [sys.executable, "-m", "loadtest", "--base-url", server.url, "--num-prompts", "100"]
+        options = ["--max-concurrency", "6", "--processes", "2", "--output", str(output), "--html", str(page)]
+        process = subprocess.Popen(
+            [*command, *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        server.wait_until(lambda: len(server.exchanges) == 10 and all(each.sent for each in server.exchanges))
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the client processes as well
+        printed, complaints = process.communicate(timeout=30)
+    assert process.returncode == 130
+    summary = json.loads(output.read_text())
+    assert summary["interrupted"] is True
+    assert (summary["completed"], summary["errors"]) == (4, {"interrupted": 6})
+    assert b"Successful requests" in printed
+    assert b"Traceback" not in complaints
+    check_page(page, num_plots=8)
+
+
+def test_the_built_in_model_on_the_cpu(
+    builtin_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Short answers by chat, then the same compared with a file in which everything took twice as long."""
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    options = ("--backend", "openai-chat", "--num-prompts", "6", "--max-concurrency", "3", "--input-len", "16")
+    assert bench(builtin_server.url, *options, "--output-len", "8", "--output", str(new)) == 0
+    summary = json.loads(new.read_text())
+    assert (summary["completed"], summary["failed"], summary["total_output_tokens"]) == (6, 0, 48)
+    assert summary["model_id"] == "tessera-builtin"
+    assert 0 < summary["mean_tpot_ms"] < summary["mean_e2el_ms"]
+    assert 0 < summary["median_ttft_ms"] <= summary["median_e2el_ms"]
+    old.write_text(json.dumps(summary | {"median_e2el_ms": summary["median_e2el_ms"] * 1000}))
+    capsys.readouterr()
+    assert bench(builtin_server.url, *options, "--output-len", "8", "--compare", str(old)) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "Median E2EL" in line]
+    assert "better" in row

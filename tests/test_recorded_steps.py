@@ -1,0 +1,121 @@
+"""Recorded steps: the smallest shape that holds a batch, and padding that changes nothing.
+
+A recording on the CPU is a forward that is computed again at each launch, over the same padded inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.config import EngineConfig
+from engine.model_runner import ModelRunner
+from engine.models.config import load_config
+from engine.models.step_inputs import StepInputs, StepShape
+from engine.ops.make import make_ops
+from engine.recorded_steps import RecordedSteps, decode_sizes
+from engine.sampling_params import SamplingParams
+from engine.tensor import CPU, Tensor
+from tests.decoder_harness import Row, scattered_blocks, step_batch
+from tests.tiny_models import TINY_MODELS, build, prompt
+
+BLOCK_SIZE = 8
+MAX_NUM_SEQS = 12
+
+
+class Replay:
+    def __init__(self, forward: Callable[[StepInputs], Tensor], inputs: StepInputs) -> None:
+        self.forward, self.inputs, self.launches = forward, inputs, 0
+
+    def launch(self) -> None:
+        self.launches += 1
+        self.forward(self.inputs)
+
+
+class Recorder:
+    """Stands in for a CUDA device's `capture`."""
+
+    def __init__(self) -> None:
+        self.replays: list[Replay] = []
+        self.forwarded: Any = None
+
+    @contextmanager
+    def capture(self) -> Iterator[Callable[[], Replay]]:
+        def finish() -> Replay:
+            self.replays.append(Replay(*self.forwarded))
+            return self.replays[-1]
+
+        yield finish
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(TINY_MODELS["qwen3"], tmp_path_factory.mktemp("qwen3"))
+
+
+def make_runner(folder: Path) -> ModelRunner:
+    config = EngineConfig(
+        model=str(folder), block_size=BLOCK_SIZE, max_num_seqs=MAX_NUM_SEQS, num_kv_blocks=8 * MAX_NUM_SEQS
+    )
+    return ModelRunner(config, load_config(folder), CPU, make_ops(CPU))
+
+
+def record(runner: ModelRunner) -> Recorder:
+    recorder = Recorder()
+
+    def forward(inputs: StepInputs) -> Tensor:
+        recorder.forwarded = runner._forward, inputs
+        return runner.buffers.logits[: inputs.shape.num_sampled]
+
+    for step in runner._recorded.record(recorder, runner._recorded_inputs, forward):
+        assert step.inputs.shape.is_decode
+    return recorder
+
+
+def rows(count: int) -> list[Row]:
+    settings = SamplingParams(max_tokens=64, temperature=0.0)
+    return [
+        Row(slot=i, blocks=scattered_blocks(8, first=8 * i), prompt=prompt()[i % 5 : i % 5 + 3 + i], params=settings)
+        for i in range(count)
+    ]
+
+
+def run(runner: ModelRunner, sequences: list[Row], schedule: list[list[int] | None]) -> None:
+    for num_scheduled in schedule:
+        batch = step_batch(sequences, BLOCK_SIZE, num_scheduled)
+        token_ids = runner.execute(batch).token_ids.tolist()
+        for row, token_id in zip([r for r in sequences if r.num_computed == len(r.tokens)], token_ids, strict=True):
+            row.output.append(token_id)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 11, 12])
+def test_padded_steps_choose_the_same_tokens(folder: Path, count: int) -> None:
+    plain, replayed = rows(count), rows(count)
+    chunks = [[2] * count, *[None] * 6]
+    run(make_runner(folder), plain, chunks)
+    runner = make_runner(folder)
+    recorder = record(runner)
+    launches = sum(replay.launches for replay in recorder.replays)
+    run(runner, replayed, chunks)
+    assert sum(replay.launches for replay in recorder.replays) - launches == len(chunks), "all steps were replayed"
+    assert [row.output for row in replayed] == [row.output for row in plain]
+
+
+def test_a_shape_holds_its_batch_with_a_row_to_spare_for_padded_tokens() -> None:
+    steps = RecordedSteps(max_num_seqs=200, max_num_tokens=4096)
+    for shape in steps.shapes():
+        assert shape.num_sampled == min(shape.num_seqs, 200)
+        assert shape.num_seqs <= max(shape.num_tokens, shape.num_sampled)
+    assert StepShape(512, 201, 200) in steps.shapes(), "a full server with a prompt beside"
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1, [1]), (3, [1, 2, 3]), (20, [1, 2, 4, 8, 16, 20])])
+def test_decode_sizes_end_with_the_most_that_may_run(most: int, sizes: list[int]) -> None:
+    assert decode_sizes(most) == sizes
+    wasted = [after - before for before, after in zip(decode_sizes(512), decode_sizes(512)[1:], strict=False)]
+    assert np.all(np.array(wasted) <= np.maximum(np.array(decode_sizes(512)[:-1]), 8)), "padding never doubles a step"
