@@ -86,6 +86,8 @@ def pairs_for(arch: str) -> list[Instantiation]:
     for other in ("__nv_bfloat16", "float"):
         pairs += [pair for pair in all_instantiations((other,)) if pair[0] not in reached]
         reached |= {spec for spec, _ in pairs}
+    for dtype in C_TYPE_NAMES.values():  # of a kernel for one architecture all, since no other compiles them
+        pairs += [pair for pair in all_instantiations((dtype,)) if pair[0].arch_specific and pair not in pairs]
     return [pair for pair in pairs if pair[0].supports(arch)]
 
 

@@ -31,8 +31,9 @@ class Launch:
 class WritingDevice(CpuDevice):
     name = "cuda:0"
 
-    def __init__(self, multiprocessors: int = 132, *, clusters: bool = False) -> None:
+    def __init__(self, multiprocessors: int = 132, arch: str = "80", *, clusters: bool = False) -> None:
         self.multiprocessors = multiprocessors
+        self.arch = arch
         self.compute_capability = (9, 0) if clusters else (8, 9)
         self.max_shared_bytes = LARGE_SHARED_BYTES if clusters else SMALLEST_SHARED_BYTES
         self.launches: list[Launch] = []

@@ -28,6 +28,7 @@ KINDS = {
     "unsigned int": "uint32",
     "unsigned long long": "uint64",
     "float": "float32",
+    "TensorMap": "tensor_map",
 }
 QUALIFIERS = re.compile(r"\b(?:const|__restrict__|__grid_constant__)\b")
 
