@@ -17,6 +17,7 @@ constexpr int MAX_STAGES = 8;
 constexpr int CHUNK_COLUMNS = 64;  // of a warp's rows, that pass through shared memory at a time
 constexpr int CHUNK_STRIDE = CHUNK_COLUMNS + 8;  // 8 rows of 16 bytes fall into different banks
 constexpr int CHUNK_SEGMENTS = WARP_ROWS * CHUNK_COLUMNS / SEGMENT / WARP_SIZE;  // of 16 bytes, for each lane
+constexpr int SPLITTABLE_N = 128;  // the widest warp group whose k may be split: others' sums find no room
 constexpr int SLOT_BYTES = CONSUMERS * 4 * sizeof(float);  // sums of all consumers in 8 columns
 
 // What a block does: tiles first, first + stride, ... and of each the same steps along k.
@@ -56,6 +57,7 @@ __device__ __forceinline__ void produce(const Work& work, Barrier* full, Barrier
   RingPosition at;
   for (int index = work.first; index < work.tiles_m * work.tiles_n; index += work.stride) {
     const int2 tile = work.tile(index);
+#pragma unroll 1
     for (int step = 0; step < work.num_steps; ++step) {
       barrier_wait(&empty[at.stage], at.parity ^ 1);
       barrier_arrive_expecting(&full[at.stage], bytes);
@@ -267,14 +269,15 @@ __device__ __forceinline__ void finish_share(const float (&sums)[WARPGROUP_N / 2
 // x_map: x [num_rows, in_features] T in boxes of TILE_M rows and 64 columns; weight_map: weight
 // [out_features, in_features] T in boxes of WARPGROUP_N rows, of half as many if `silu_mul`, and 64 columns;
 // both with 128-byte swizzle. bias [out_features] T or null; out [num_rows, out_features, or half of it if
-// `silu_mul`] T or float; sums in float32. A float out takes no bias, accumulate, silu_mul or splits. Layout:
-// row-major, 16-byte aligned; in_features and the columns of out multiples of 8. Tile: TILE_M = 64 *
-// WARPGROUPS_M rows by TILE_N = WARPGROUP_N * (2 / WARPGROUPS_M) columns. Grid: blocks that walk over the
-// tiles; if splits > 1 a cluster of that many blocks a tile, each of which has a slice of k and finishes a
-// share of the columns: the others send it their sums, added in the order of k. Block: 384 threads: two warp
-// groups that multiply, and one of which two threads copy. Shared: `stages` times (TILE_M + TILE_N) * 64 *
-// sizeof(T) of the ring; for a 16-bit out CONSUMER_WARPS * WARP_ROWS * CHUNK_STRIDE results on their way out;
-// (splits - 1) * 2 * ceil(WARPGROUP_N / 16 / splits) * SLOT_BYTES for the others' sums.
+// `silu_mul`] T or float; sums in float32. A float out takes no bias, accumulate or silu_mul; it and warp
+// groups of more than SPLITTABLE_N columns take no splits. Layout: row-major, 16-byte aligned; in_features
+// and the columns of out multiples of 8. Tile: TILE_M = 64 * WARPGROUPS_M rows by TILE_N = WARPGROUP_N * (2 /
+// WARPGROUPS_M) columns. Grid: blocks that walk over the tiles; if splits > 1 a cluster of that many blocks a
+// tile, each of which has a slice of k and finishes a share of the columns: the others send it their sums,
+// added in the order of k. Block: 384 threads: two warp groups that multiply, and one of which two threads
+// copy. Shared: `stages` times (TILE_M + TILE_N) * 64 * sizeof(T) of the ring; for a 16-bit out
+// CONSUMER_WARPS * WARP_ROWS * CHUNK_STRIDE results on their way out; for the others' sums (splits - 1) * 2 *
+// ceil(WARPGROUP_N / 16 / splits) * SLOT_BYTES.
 template <typename T, typename Out, int WARPGROUPS_M, int WARPGROUP_N>
 __global__ void __launch_bounds__(384, 1)
     matmul_hopper_kernel(const __grid_constant__ TensorMap x_map,
@@ -295,6 +298,7 @@ __global__ void __launch_bounds__(384, 1)
   static_assert(HALF_N * TILE_K * sizeof(T) % SWIZZLE_REPEAT == 0, "boxes end where the swizzle repeats");
   constexpr int HALF_BLOCKS = HALF_N / 8;
   constexpr bool THROUGH_SHARED = sizeof(Out) == 2;
+  constexpr bool SPLITTABLE = THROUGH_SHARED && WARPGROUP_N <= SPLITTABLE_N;
 
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ Barrier full[MAX_STAGES], empty[MAX_STAGES], received;
@@ -382,6 +386,7 @@ __global__ void __launch_bounds__(384, 1)
 
     float sums[WARPGROUP_N / 2];
     int previous = 0;
+#pragma unroll 1
     for (int step = 0; step < work.num_steps; ++step) {
       barrier_wait(&full[at.stage], at.parity);
       const unsigned long long offset = at.stage * (STAGE_ELEMENTS * sizeof(T) >> 4);
@@ -405,7 +410,7 @@ __global__ void __launch_bounds__(384, 1)
     wgmma_wait<0>();
     if (lane == 0) barrier_arrive(&empty[previous]);
 
-    if constexpr (THROUGH_SHARED) {
+    if constexpr (SPLITTABLE) {
       if (splits > 1) {
         finish_share<T, Out, WARPGROUP_N>(sums, result, split, splits, &received, shared_memory,
                                           reinterpret_cast<unsigned char*>(ring + stages * STAGE_ELEMENTS) +

@@ -58,6 +58,12 @@ class TestArguments:
         for pointer, code in zip(pointers, FORMATS, strict=True):
             assert pointer % struct.calcsize(f"={code}") == 0
 
+    def test_a_map_among_others(self) -> None:
+        spec = KernelSpec("a.cu", "a_kernel", (), (("n", "int32"), ("map", "tensor_map"), ("x", "pointer")))
+        kernel, values = Kernel(spec, None), [5, bytes(range(128)), 1 << 40]
+        kernel.set_arguments(values)
+        assert arguments_of(kernel, ["i", "128s", "Q"]) == values
+
     def test_a_kernel_without_parameters(self) -> None:
         Kernel(KernelSpec("a.cu", "a_kernel", (), ()), None).set_arguments([])
 

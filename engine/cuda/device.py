@@ -222,6 +222,20 @@ class CudaDevice(Device):
                 )
             self._kernels[spec, template] = Kernel(spec, function)
 
+    def _kernel(self, spec: KernelSpec, template: tuple[str, ...]) -> Kernel:
+        kernel = self._kernels.get((spec, template))
+        if kernel is None:
+            self.compile([(spec, template)])
+            kernel = self._kernels[spec, template]
+        return kernel
+
+    def clusters_at_once(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig) -> int:
+        """Clusters of this launch that the device runs at a time; depends on how its multiprocessors are grouped."""
+        kernel = self._kernel(spec, template)
+        self.activate()
+        launch = _extended(config, False, self.stream)
+        return int(check(driver.cuOccupancyMaxActiveClusters, kernel.function, launch))
+
     def launch(
         self,
         spec: KernelSpec,
@@ -236,10 +250,7 @@ class CudaDevice(Device):
 
         Raises: DeviceError if the arguments do not fit the description or the driver refuses.
         """
-        kernel = self._kernels.get((spec, template))
-        if kernel is None:
-            self.compile([(spec, template)])
-            kernel = self._kernels[spec, template]
+        kernel = self._kernel(spec, template)
         values = [
             argument.pointer if isinstance(argument, Tensor) else 0 if argument is None else argument
             for argument in arguments

@@ -88,9 +88,8 @@ class Kernel:
     def __init__(self, spec: KernelSpec, function: Any) -> None:
         codes = [STRUCT_CODES[kind] for _, kind in spec.parameters]
         # Padding comes before an argument, never after it, so each ends where those up to it do.
-        offsets = [
-            struct.calcsize("@" + "".join(codes[: i + 1])) - struct.calcsize(codes[i]) for i in range(len(codes))
-        ]
+        ends = [struct.calcsize("@" + "".join(codes[: i + 1])) for i in range(len(codes))]
+        offsets = [end - struct.calcsize(code) for end, code in zip(ends, codes, strict=True)]
         packer = struct.Struct("@" + "".join(codes))
         self.spec = spec
         self.function = function

@@ -7,6 +7,7 @@ find the L2 cache cold, as a decode step does.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -26,7 +27,9 @@ REPLAYS = 5
 LARGEST_CACHE = 64 * 8192  # tokens
 SHAPES = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (1024, 4096), (1024, 6144), (3072, 1024))
 HEADS = ((4096, 128256), (1024, 151936))
-ROWS = (1, 4, 16, 64, 256, 1024, 4096)
+ROWS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+MOST_HEAD_ROWS = 512  # of logits, one a sequence
+REST = 0.05  # seconds before each figure: large products draw so much power that the clock falls
 # A layer's hidden size, query heads' width, width of q, k and v, intermediate size; layers in a chain.
 LAYERS = {"0.6B": (1024, 2048, 4096, 3072, 28), "8B": (4096, 4096, 6144, 14336, 8)}
 LAYER_ROWS = (1, 4, 16, 32, 64)
@@ -44,6 +47,8 @@ def measure(device: CudaDevice, calls: list[Callable[[], object]]) -> float:
             call()
     graph = finish()
     graph.launch()
+    device.synchronize()
+    time.sleep(REST)
     start, end = device.event(timing=True), device.event(timing=True)
     start.record()
     for _ in range(REPLAYS):
@@ -63,7 +68,7 @@ def matmuls(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) 
         weights = [_random(ops, n, k) for _ in range(copies)]
         head = (k, n) in HEADS
         for m in ROWS:
-            if head and m > 256:
+            if head and m > MOST_HEAD_ROWS:
                 continue
             x = _random(ops, m, k)
             out = empty((m, n), float32 if head else bfloat16, device)
@@ -76,7 +81,7 @@ def matmuls(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) 
                 "us": microseconds,
                 "GB/s": moved / microseconds / 1e3,
                 "TFLOP/s": 2 * m * k * n / microseconds / 1e6,
-                "reference_us": reference.matmul(m, k, n, copies) if reference else None,
+                "reference_us": reference.matmul(m, k, n, copies, logits=head) if reference else None,
             }
 
 
@@ -369,6 +374,8 @@ class TorchReference:
             for call in calls:
                 call()
         graph.replay()
+        torch.cuda.synchronize()
+        time.sleep(REST)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         for _ in range(REPLAYS):
@@ -380,11 +387,18 @@ class TorchReference:
     def _random(self, *shape: int) -> Any:
         return self.torch.randn(*shape, device="cuda", dtype=self.torch.bfloat16) * 0.05
 
-    def matmul(self, m: int, k: int, n: int, copies: int) -> float:
+    def matmul(self, m: int, k: int, n: int, copies: int, *, logits: bool = False) -> float:
+        """Logits are float32, as ours are."""
         weights = [self._random(n, k) for _ in range(copies)]
         x = self._random(m, k)
-        linear = self.torch.nn.functional.linear
-        return self._measure([lambda w=weights[i % copies]: linear(x, w) for i in range(CALLS)])
+        torch = self.torch
+
+        def product(weight: Any) -> Any:
+            if logits:
+                return torch.mm(x, weight.t(), out_dtype=torch.float32)
+            return torch.nn.functional.linear(x, weight)
+
+        return self._measure([lambda w=weights[i % copies]: product(w) for i in range(CALLS)])
 
     def attention(self, heads: int, kv_heads: int, rows: int, queries: int, context: int) -> float:
         q = self._random(rows, heads, queries, 128)

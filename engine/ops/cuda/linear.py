@@ -13,8 +13,9 @@ from functools import lru_cache
 
 from engine.cuda.device import CudaDevice
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from engine.ops.cuda import matmul_decode
+from engine.ops.cuda import matmul_decode, matmul_hopper
 from engine.ops.cuda.matmul_decode import MATMUL_DECODE, Limits, choose_decode_tile
+from engine.ops.cuda.matmul_hopper import MATMUL_HOPPER, launch_product
 from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
 from engine.ops.interface import Ops
 from engine.tensor import Tensor, float32
@@ -66,7 +67,7 @@ MATVEC = KernelSpec(
     template=("T", "Out", "ROWS"),
     parameters=(*MATMUL.parameters, ("warps_per_output", "int32")),
 )
-SPECS = (MATMUL, MATMUL_SPLIT, MATMUL_FLOAT32, MATVEC, MATMUL_DECODE)
+SPECS = (MATMUL, MATMUL_SPLIT, MATMUL_FLOAT32, MATVEC, MATMUL_DECODE, MATMUL_HOPPER)
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def matvec_config(out_features: int, warps_per_output: int) -> LaunchConfig:
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
-    pairs = matmul_decode.instantiations(dtypes)
+    pairs = matmul_decode.instantiations(dtypes) + matmul_hopper.instantiations(dtypes)
     for dtype in dtypes:
         for out_dtype in sorted({dtype, "float"}):
             pairs += [(MATVEC, (dtype, out_dtype, str(rows))) for rows in MATVEC_ROWS]
@@ -212,9 +213,12 @@ def _split_template(dtype: str, tile: Tile, splits: int) -> tuple[str, ...]:
 
 class LinearOps(Ops):
     device: CudaDevice
+    hopper_matmul: bool = True  # False: products of many rows never take the kernel of sm_90a
 
     def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None:
         if self._decode_product(x, None, 0.0, weight, bias, out, accumulate=accumulate):
+            return
+        if self.hopper_matmul and launch_product(self.device, x, weight, bias, out, accumulate=accumulate):
             return
         num_rows, in_features = x.shape
         out_features = weight.shape[0]
@@ -257,7 +261,9 @@ class LinearOps(Ops):
             self.device.launch(MATMUL, template, config, x, weight, bias, out, *sizes)
 
     def _matmul_silu_mul(self, x: Tensor, weight: Tensor, gate_up: Tensor, out: Tensor) -> None:
-        if not self._decode_product(x, None, 0.0, weight, None, out, gated=True):
+        if self._decode_product(x, None, 0.0, weight, None, out, gated=True):
+            return
+        if not (self.hopper_matmul and launch_product(self.device, x, weight, None, out, silu_mul=True)):
             super()._matmul_silu_mul(x, weight, gate_up, out)
 
     def _rmsnorm_matmul(
