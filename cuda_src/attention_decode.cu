@@ -10,7 +10,6 @@ constexpr int WARP_KEYS = 16;   // keys that a warp handles at a time
 constexpr int UNIT_KEYS = 8;    // keys that lie in one block of the cache
 constexpr int GROUP_ROWS = 8;   // query heads of a key/value head that a block handles together
 constexpr int SPLIT_KEYS = 64;  // of which a split's size is a multiple
-constexpr int MAX_SPLITS = WARP_SIZE;
 constexpr int NO_KEY = -1;
 constexpr float STALE_LOG2 =
     8.0f;  // how far, in powers of 2, scores may pass the maximum they are relative to
@@ -32,13 +31,42 @@ __device__ __forceinline__ Splits find_splits(int context_len, int sliding_windo
   return {first_key, size, max(ceil_div(num_keys, size), 1)};
 }
 
+constexpr int FLOATS = 4;  // of an output that a thread handles at a time
+
+// What splits give together, added up in their order: a few elements of the weighted values of a head, and
+// the sum of the weights, both relative to the maximum so far.
+struct Merged {
+  Vec<float, FLOATS> values = {};
+  float maximum = MINUS_INFINITY;
+  float sum = 0.0f;
+
+  __device__ __forceinline__ void add(const Vec<float, FLOATS>& split_values, float split_maximum,
+                                      float split_sum) {
+    const float renewed = fmaxf(maximum, split_maximum);
+    const float own = rescale_factor(maximum, renewed);
+    const float added = rescale_factor(split_maximum, renewed);
+    maximum = renewed;
+    sum = fmaf(sum, own, __fmul_rn(split_sum, added));
+#pragma unroll
+    for (int e = 0; e < FLOATS; ++e) values[e] = fmaf(values[e], own, __fmul_rn(split_values[e], added));
+  }
+  template <typename T>
+  __device__ __forceinline__ void store(T* out) const {
+    Vec<T, FLOATS> rounded;
+#pragma unroll
+    for (int e = 0; e < FLOATS; ++e) rounded[e] = from_float<T>(values[e] / sum);
+    rounded.store(out);
+  }
+};
+
 // out = softmax over the visible keys of (q . k * scale), times v, for rows with one query. Rows without
 // context, and the tokens after the last row, give zeros. FUSED: q and the newest key and value are made from
 // qkv as rope_and_store_kernel makes them, and the key and value are stored in the cache (unless the slot is
 // -1: then the cache has them); else q holds finished queries and the cache every key.
 //
-// With more than one split, every split's sum of weighted values, maximum and sum go to partial_out and
-// partial_sums, and the last of a row's blocks to arrive merges them, always in the same order.
+// Where a row's splits are several blocks' work, every split's sum of weighted values, maximum and sum go to
+// partial_out and partial_sums, and the last of the blocks to arrive merges them; else the one block does so
+// as it goes. The order is the same.
 //
 // q [num_tokens, num_heads * HEAD_DIM] T, FUSED: [num_tokens, (num_heads + 2 * num_kv_heads) * HEAD_DIM];
 // key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] T; block_tables [*, block_table_width]
@@ -47,7 +75,7 @@ __device__ __forceinline__ Splits find_splits(int context_len, int sliding_windo
 // rope_and_store_kernel, FUSED alone; out [num_tokens, num_heads * HEAD_DIM] T; partial_out [num_seqs,
 // num_heads, max_splits, HEAD_DIM] float; partial_sums [num_seqs, num_heads, max_splits, 2] float; arrivals
 // [num_seqs, gridDim.x] unsigned, 0 before and after. scale_log2 = scale * log2(e), positive; min_split_keys
-// a multiple of 64; max_splits <= 32. Layout: row-major, q, out and the caches 16-byte aligned, norms and
+// a multiple of 64; Layout: row-major, q, out and the caches 16-byte aligned, norms and
 // cos_sin to two elements; num_heads = group * num_kv_heads, rotary_dim a multiple of 4, block_size of 8.
 // Only q, and without FUSED the cache, may be written by a kernel of the same graph that may not have ended:
 // all else is read ahead. Grid: (num_kv_heads * ceil(group / 8), max(num_seqs, 1), ceil(most splits of a row
@@ -76,8 +104,8 @@ __global__ void __launch_bounds__(32 * WARPS)
   constexpr int PITCH = HEAD_DIM + SEGMENT;
   constexpr int MERGE_PITCH = HEAD_DIM + 4;
   constexpr int TILE_ELEMENTS = WARP_KEYS * PITCH;
-  constexpr int FLOATS = 4;  // of an output that a thread handles at a time
-  constexpr int HEAD_FLOATS = HEAD_DIM / FLOATS;
+  constexpr int HEAD_PARTS = HEAD_DIM / FLOATS;
+  constexpr int ITEMS = ceil_div(GROUP_ROWS * HEAD_PARTS, THREADS);  // parts of heads that a thread merges
   static_assert(sizeof(T) == 2, "tensor-core attention takes bfloat16 or float16");
   static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "head_dim must be a multiple of 16 and at most 256");
   static_assert(2 * TILE_ELEMENTS * sizeof(T) >= GROUP_ROWS * MERGE_PITCH * sizeof(float),
@@ -88,7 +116,6 @@ __global__ void __launch_bounds__(32 * WARPS)
   extern __shared__ __align__(128) unsigned char shared_memory[];
   __shared__ float warp_maxima[WARPS][GROUP_ROWS];
   __shared__ float warp_sums[WARPS][GROUP_ROWS];
-  __shared__ float split_weights[GROUP_ROWS][MAX_SPLITS];
   __shared__ bool is_last;
   T* const tiles = reinterpret_cast<T*>(shared_memory);
   T* const tile_q = tiles + WARPS * STAGES * 2 * TILE_ELEMENTS;
@@ -246,6 +273,9 @@ __global__ void __launch_bounds__(32 * WARPS)
   float outputs[HEAD_DIM / 16][4] = {};
   float maximum = MINUS_INFINITY;  // of head lane / 4, or somewhat less
   float sum = 0.0f;                // of head lane / 4, this lane's keys
+  Merged result[ITEMS];
+  const int num_blocks = ceil_div(splits.count, block_splits);
+  const long long first_partial = (static_cast<long long>(row) * num_heads + head0) * max_splits;
   int split = first_split;
   int steps_left = split_steps;
   for (int i = 0; i < num_steps; ++i) {
@@ -344,9 +374,12 @@ __global__ void __launch_bounds__(32 * WARPS)
       maximum = MINUS_INFINITY;
       sum = 0.0f;
       __syncthreads();
-      for (int item = threadIdx.x; item < num_group_heads * HEAD_FLOATS; item += THREADS) {
-        const int head = item / HEAD_FLOATS;
-        const int d = item % HEAD_FLOATS * FLOATS;
+#pragma unroll
+      for (int n = 0; n < ITEMS; ++n) {
+        const int item = n * THREADS + threadIdx.x;
+        if (item >= num_group_heads * HEAD_PARTS) continue;
+        const int head = item / HEAD_PARTS;
+        const int d = item % HEAD_PARTS * FLOATS;
         float highest = MINUS_INFINITY;
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) highest = fmaxf(highest, warp_maxima[w][head]);
@@ -360,14 +393,10 @@ __global__ void __launch_bounds__(32 * WARPS)
 #pragma unroll
           for (int e = 0; e < FLOATS; ++e) values[e] = fmaf(part[e], factor, values[e]);
         }
-        if (splits.count == 1) {
-          Vec<T, FLOATS> rounded;
-#pragma unroll
-          for (int e = 0; e < FLOATS; ++e) rounded[e] = from_float<T>(values[e] / total);
-          rounded.store(out + (static_cast<long long>(token) * num_heads + head0 + head) * HEAD_DIM + d);
+        if (num_blocks == 1) {
+          result[n].add(values, highest, total);
         } else {
-          const long long partial =
-              (static_cast<long long>(row) * num_heads + head0 + head) * max_splits + split;
+          const long long partial = first_partial + head * max_splits + split;
           values.store(partial_out + partial * HEAD_DIM + d);
           if (d == 0) *reinterpret_cast<float2*>(partial_sums + partial * 2) = make_float2(highest, total);
         }
@@ -380,9 +409,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     copy_async_commit();
     next_row = find_unit_row(i + STAGES + 1);
   }
-  if (splits.count == 1) return;
 
-  const int num_blocks = ceil_div(splits.count, block_splits);
   if (num_blocks > 1) {
     if (threadIdx.x == 0) {
       is_last = arrives_last(arrivals + static_cast<long long>(row) * gridDim.x + blockIdx.x, num_blocks);
@@ -390,43 +417,35 @@ __global__ void __launch_bounds__(32 * WARPS)
     __syncthreads();
     if (!is_last) return;
   }
-
-  // Merge the splits: a lane weighs one, then a thread sums a few elements over all of them, in order.
-  const long long first_partial = (static_cast<long long>(row) * num_heads + head0) * max_splits;
-  for (int head = warp; head < num_group_heads; head += WARPS) {
-    float2 own = make_float2(MINUS_INFINITY, 0.0f);
-    if (lane < splits.count) {
-      own = __ldcg(reinterpret_cast<const float2*>(partial_sums) + first_partial + head * max_splits + lane);
-    }
-    const float weight = rescale_factor(own.x, warp_max(own.x));
-    split_weights[head][lane] = weight / warp_sum(own.y * weight);
-  }
-  __syncthreads();
-  for (int item = threadIdx.x; item < num_group_heads * HEAD_FLOATS; item += THREADS) {
-    const int head = item / HEAD_FLOATS;
-    const int d = item % HEAD_FLOATS * FLOATS;
-    const float4* const parts = reinterpret_cast<const float4*>(
-        partial_out + (first_partial + static_cast<long long>(head) * max_splits) * HEAD_DIM + d);
-    float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    constexpr int LOADS = 8;  // in flight
-    for (int s0 = 0; s0 < splits.count; s0 += LOADS) {
-      float4 loaded[LOADS];
 #pragma unroll
-      for (int s = 0; s < LOADS; ++s) {
-        if (s0 + s < splits.count) loaded[s] = __ldcg(parts + (s0 + s) * HEAD_FLOATS);
-      }
+  for (int n = 0; n < ITEMS; ++n) {
+    const int item = n * THREADS + threadIdx.x;
+    if (item >= num_group_heads * HEAD_PARTS) continue;
+    const int head = item / HEAD_PARTS;
+    const int d = item % HEAD_PARTS * FLOATS;
+    if (num_blocks > 1) {
+      const float4* const parts =
+          reinterpret_cast<const float4*>(partial_out + (first_partial + head * max_splits) * HEAD_DIM + d);
+      const float2* const part_sums =
+          reinterpret_cast<const float2*>(partial_sums) + first_partial + head * max_splits;
+      constexpr int LOADS = 6;  // in flight
+      for (int s0 = 0; s0 < splits.count; s0 += LOADS) {
+        float4 values[LOADS];
+        float2 maximum_and_sum[LOADS];
 #pragma unroll
-      for (int s = 0; s < LOADS; ++s) {
-        if (s0 + s >= splits.count) continue;
-        const float factor = split_weights[head][s0 + s];
-        value.x = fmaf(loaded[s].x, factor, value.x);
-        value.y = fmaf(loaded[s].y, factor, value.y);
-        value.z = fmaf(loaded[s].z, factor, value.z);
-        value.w = fmaf(loaded[s].w, factor, value.w);
+        for (int s = 0; s < LOADS; ++s) {
+          if (s0 + s >= splits.count) continue;
+          values[s] = __ldcg(parts + (s0 + s) * HEAD_PARTS);
+          maximum_and_sum[s] = __ldcg(part_sums + s0 + s);
+        }
+#pragma unroll
+        for (int s = 0; s < LOADS; ++s) {
+          if (s0 + s >= splits.count) continue;
+          result[n].add({values[s].x, values[s].y, values[s].z, values[s].w}, maximum_and_sum[s].x,
+                        maximum_and_sum[s].y);
+        }
       }
     }
-    const Vec<T, FLOATS> rounded = {from_float<T>(value.x), from_float<T>(value.y), from_float<T>(value.z),
-                                    from_float<T>(value.w)};
-    rounded.store(out + (static_cast<long long>(token) * num_heads + head0 + head) * HEAD_DIM + d);
+    result[n].store(out + (static_cast<long long>(token) * num_heads + head0 + head) * HEAD_DIM + d);
   }
 }

@@ -74,6 +74,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
     const int segment = token_of(best) / segment_size;
     const int begin = segment * segment_size;
     const Choice next = best_behind(row_logits, begin, min(begin + segment_size, vocab_size), best);
+    __syncwarp();
     if (lane == 0) {
       top_ids[static_cast<long long>(row) * num_top + i] = token_of(best);
       top_logprobs[static_cast<long long>(row) * num_top + i] = score_of(best) - maximum - log_sum;

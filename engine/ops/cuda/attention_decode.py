@@ -58,9 +58,9 @@ SPLIT_KEYS = 64
 PADDING = 8  # elements after each row of shared memory
 HALF_BYTES = 2
 
-MIN_SPLIT_KEYS = 64
-MAX_SPLITS = WARP_SIZE  # a lane weighs a split
-ROW_GROUPS_PER_SPLIT = 40
+MIN_SPLIT_KEYS = 128
+MAX_SPLITS = 32
+ROW_GROUPS_PER_SPLIT = 64
 MIN_RESERVED_SPLITS = 8
 RESERVED_BYTES = 128 << 20
 
@@ -83,7 +83,7 @@ DECODE_SHAPES = {
         DecodeShape(64, warps=4, stages=2),
         DecodeShape(96, warps=4, stages=2),
         DecodeShape(128, warps=4, stages=2),
-        DecodeShape(256, warps=2, stages=2),
+        DecodeShape(256, warps=4, stages=1),
     )
 }
 
