@@ -93,8 +93,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         if wanted("loads"):
             loads = serve.SWEEP if options.sweep else serve.LOADS
+            arguments = ("--max-num-seqs", "512") if options.sweep else ()
             figures["loads"] = [
-                row for name in models for row in serve.measure(name, loads, Path(work), options.output)
+                row for name in models for row in serve.measure(name, loads, Path(work), options.output, *arguments)
             ]
             console.print(load_table(figures["loads"]))
         if wanted("start"):
