@@ -13,7 +13,7 @@ constexpr int TILE_K = 64;    // 2-byte elements in SWIZZLE_BYTES
 constexpr int WGMMA_M = 64;
 constexpr int WGMMA_K = 16;
 constexpr int WARP_ROWS = 16;  // of a product, that one warp holds
-constexpr int MAX_STAGES = 8;
+constexpr int MAX_STAGES = 12;
 constexpr int CHUNK_COLUMNS = 64;  // of a warp's rows, that pass through shared memory at a time
 constexpr int CHUNK_STRIDE = CHUNK_COLUMNS + 8;  // 8 rows of 16 bytes fall into different banks
 constexpr int CHUNK_SEGMENTS = WARP_ROWS * CHUNK_COLUMNS / SEGMENT / WARP_SIZE;  // of 16 bytes, for each lane
@@ -298,6 +298,7 @@ __global__ void __launch_bounds__(384, 1)
   static_assert(HALF_N * TILE_K * sizeof(T) % SWIZZLE_REPEAT == 0, "boxes end where the swizzle repeats");
   constexpr int HALF_BLOCKS = HALF_N / 8;
   constexpr bool THROUGH_SHARED = sizeof(Out) == 2;
+  constexpr int UNROLL = WARPGROUP_N == 256 ? 4 : 1;  // brings 1 % where the products are large
   constexpr bool SPLITTABLE = THROUGH_SHARED && WARPGROUP_N <= SPLITTABLE_N;
 
   extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -386,7 +387,7 @@ __global__ void __launch_bounds__(384, 1)
 
     float sums[WARPGROUP_N / 2];
     int previous = 0;
-#pragma unroll 1
+#pragma unroll UNROLL
     for (int step = 0; step < work.num_steps; ++step) {
       barrier_wait(&full[at.stage], at.parity);
       const unsigned long long offset = at.stage * (STAGE_ELEMENTS * sizeof(T) >> 4);

@@ -42,7 +42,7 @@ SPECS = (MATMUL_HOPPER,)
 # As in cuda_src/matmul_hopper.cu.
 WGMMA_M = 64
 TILE_K = 64
-MAX_STAGES = 8
+MAX_STAGES = 12
 CONSUMER_WARPS = 8
 WARP_ROWS = 16
 CHUNK_STRIDE = 72
