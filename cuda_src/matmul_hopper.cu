@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(384, 1)
   static_assert(HALF_N * TILE_K * sizeof(T) % SWIZZLE_REPEAT == 0, "boxes end where the swizzle repeats");
   constexpr int HALF_BLOCKS = HALF_N / 8;
   constexpr bool THROUGH_SHARED = sizeof(Out) == 2;
-  constexpr int UNROLL = WARPGROUP_N == 256 ? 4 : 1;  // brings 1 % where the products are large
+  constexpr int UNROLL = THROUGH_SHARED && WARPGROUP_N == 256 ? 4 : 1;  // brings 1 % where x has many rows
   constexpr bool SPLITTABLE = THROUGH_SHARED && WARPGROUP_N <= SPLITTABLE_N;
 
   extern __shared__ __align__(1024) unsigned char shared_memory[];
