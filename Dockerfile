@@ -1,22 +1,32 @@
-# A slim Python image is enough: kernels are compiled at run time by the NVRTC wheel, and the driver
-# comes from the host through the NVIDIA container runtime.
-FROM python:3.12-slim AS build
+# A slim Python image is enough: kernels are compiled at run time by the NVRTC wheel, and the driver comes from the
+# host through the NVIDIA container runtime. `make image-check` runs these steps without Docker.
+ARG BASE=python:3.12-slim
+
+FROM ${BASE} AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY app app
 COPY engine engine
 COPY cuda_src cuda_src
 COPY loadtest loadtest
-RUN python -m venv /opt/tessera && /opt/tessera/bin/pip install --no-cache-dir --no-compile .
+# With compiled modules: in a read-only file system no start could keep them.
+RUN python -m venv --without-pip /opt/tessera \
+    && pip --python /opt/tessera/bin/python install --no-cache-dir --compile .
 
-FROM python:3.12-slim
+FROM ${BASE}
 COPY --from=build /opt/tessera /opt/tessera
-RUN useradd --uid 10001 --create-home tessera && mkdir -p /cache /models && chown tessera /cache /models
-USER tessera
+RUN install -d -o 10001 -g 10001 /cache /models
+USER 10001:10001
+WORKDIR /cache
 ENV PATH=/opt/tessera/bin:$PATH \
+    HOME=/cache \
     TESSERA_CACHE_DIR=/cache/tessera \
     HF_HOME=/cache/huggingface \
+    PYTHONDONTWRITEBYTECODE=1 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
+VOLUME /cache
 EXPOSE 8000
-ENTRYPOINT ["tessera", "serve"]
+HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=120s \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=3)"]
+ENTRYPOINT ["tessera", "serve", "--host", "0.0.0.0"]

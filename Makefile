@@ -4,7 +4,7 @@ BIN := .venv/bin
 MODEL ?=
 ARGS ?=
 
-.PHONY: serve test check format eval test-gpu bench-gpu clean
+.PHONY: serve test check format eval test-gpu bench-gpu image-check clean
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -31,6 +31,9 @@ test-gpu: .venv/.dev
 
 bench-gpu: .venv/.dev
 	$(BIN)/python -m tests.bench $(ARGS)
+
+image-check: .venv/.dev
+	$(BIN)/python -m tests.image_steps $(ARGS)
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache build dist

@@ -6,19 +6,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
 from app.auth import AuthMiddleware
 from app.embeddings import Embeddings
 from app.errors import install_error_handlers
+from app.http_counts import HttpCounts
 from app.middleware import RequestIdMiddleware
 from app.objects import VERSION
-from app.routes import chat, completions, description, embeddings, health, messages, models, responses, tokenize
+from app.routes import chat, completions, description, embeddings, health, messages, models, responses, status, tokenize
 from app.service import Service
 from app.settings import AppSettings
 from engine.client import EngineClient
 
 ROUTES = (chat, completions, responses, messages, embeddings, models, tokenize, health, description)
+PAGE_ROUTES = (status,)  # for people; left away with --no-ui
 
 
 def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
@@ -45,8 +48,15 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     )
     app.state.service = service
     app.state.embeddings = Embeddings(service)
-    for routes in ROUTES:
+    served = ROUTES + (PAGE_ROUTES if settings.ui else ())
+    for routes in served:
         app.include_router(routes.router)
+    counts = app.state.http_counts = HttpCounts(
+        [route.path for routes in served for route in routes.router.routes if isinstance(route, APIRoute)],
+        file=settings.count_file,
+        num_rows=settings.num_app_processes,
+        row=settings.app_process,
+    )
     install_error_handlers(app)
     app.add_middleware(AuthMiddleware, api_keys=settings.api_keys)
     if settings.cors_origins:
@@ -57,5 +67,5 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
             allow_headers=("*",),
             expose_headers=("x-request-id", "request-id", "retry-after"),
         )
-    app.add_middleware(RequestIdMiddleware)  # added last, so it is outermost
+    app.add_middleware(RequestIdMiddleware, counts=counts)  # added last, so it is outermost
     return app

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import error_response
+from app.request_log import trace_of
 from engine.errors import AuthenticationError
 
-# The only paths that answer without a key, compared whole.
-OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
+# The only paths that answer without a key, compared whole. Those of the status page are files that are the same
+# everywhere: the page itself asks for the key, which what it shows then bears.
+PAGE_PATHS = ("/", "/ui/status.css", "/ui/status.js", "/ui/chat.js", "/ui/key.js", "/ui/icon.svg")
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", *PAGE_PATHS})
 
 
 class AuthMiddleware:
@@ -27,6 +30,7 @@ class AuthMiddleware:
             try:
                 tenant = self._tenant(scope)
             except AuthenticationError as error:
+                trace_of(scope).error = error
                 await error_response(error, scope["path"])(scope, receive, send)
                 return
             scope.setdefault("state", {})["tenant"] = tenant

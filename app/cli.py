@@ -17,6 +17,7 @@ from app.option_types import integer, metric_name, number, origin
 from app.settings import ReasoningParserName, ToolParserName
 from engine.config import BLOCK_SIZES, DEVICE_DEFAULTS, DeviceName, DTypeName, EngineConfig, LoadFormat, PoolingName
 from engine.errors import ConfigError
+from engine.logs import LogFormat, LogLevel
 from loadtest.options import add_options as add_bench_options
 
 EXIT_WRONG_USE = 2
@@ -78,6 +79,7 @@ def build_parser() -> Parser:
     _add_device_options(serve)
     _add_scheduling_options(serve)
     _add_http_options(serve)
+    _add_log_options(serve)
     bench = commands.add_parser(
         "bench",
         help="load a server and measure it",
@@ -306,6 +308,32 @@ def _add_http_options(serve: argparse.ArgumentParser) -> None:
         default="tessera",
         help="prefix of the names on /metrics; vllm suits existing dashboards (default: %(default)s)",
     )
+    group.add_argument(
+        "--no-ui",
+        action="store_true",
+        help="have no status page at /",
+    )
+
+
+def _add_log_options(serve: argparse.ArgumentParser) -> None:
+    group = serve.add_argument_group("log")
+    group.add_argument(
+        "--log-level",
+        choices=get_args(LogLevel),
+        default="info",
+        help="leave out what matters less; info has one line for each request (default: %(default)s)",
+    )
+    group.add_argument(
+        "--log-format",
+        choices=get_args(LogFormat),
+        default="text",
+        help="text for people, json for one object a line (default: %(default)s)",
+    )
+    group.add_argument(
+        "--log-prompts",
+        action="store_true",
+        help="write each request's prompt into its line; without it nothing that was said is logged",
+    )
 
 
 def serve_command(options: argparse.Namespace) -> int:
@@ -344,6 +372,10 @@ def serve_command(options: argparse.Namespace) -> int:
                 metrics_prefix=options.metrics_prefix,
                 request_timeout=options.request_timeout,
                 cors_origins=tuple(options.cors_origin or ()),
+                ui=not options.no_ui,
+                log_format=options.log_format,
+                log_level=options.log_level,
+                log_prompts=options.log_prompts,
             ),
             host=options.host,
             port=options.port,
@@ -378,6 +410,8 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
         prefix_caching=not options.no_prefix_caching,
         cuda_graphs=not options.enforce_eager,
         pooling=options.pooling,
+        log_format=options.log_format,
+        log_level=options.log_level,
     )
 
 

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from app.request_log import CLIENT_CLOSED_REQUEST, trace_of
 from engine.errors import EngineError, EngineUnavailableError, InvalidRequestError, QueueFullError, RequestError
 
 UNAVAILABLE_RETRY_AFTER = 2  # seconds
@@ -97,6 +98,7 @@ def error_response(error: RequestError, path: str = "") -> Response:
 
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
+    trace_of(request.scope).error = error
     return error_response(error, request.url.path)
 
 
@@ -111,6 +113,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     else:
         failure = RequestError(HTTPStatus(error.status_code).phrase)
     failure.status = error.status_code
+    trace_of(request.scope).error = failure
     response = error_response(failure, request.url.path)
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
@@ -118,7 +121,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # nginx's number for "client closed request"; nobody reads it
+    return Response(status_code=CLIENT_CLOSED_REQUEST)  # nobody reads it
 
 
 def install_error_handlers(app: FastAPI) -> None:

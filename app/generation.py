@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -69,6 +70,21 @@ class Usage:
     num_reasoning_tokens: int = 0
 
 
+@dataclass(slots=True)
+class Timing:
+    """When a request's tokens came.
+
+    Attributes:
+        queue_time: seconds from arrival at the engine to the first step, of the choice that came first.
+        first_token_at: `time.monotonic()` of the first token of all choices.
+        time_per_output_token: mean seconds between two tokens of a choice.
+    """
+
+    queue_time: float | None
+    first_token_at: float | None
+    time_per_output_token: float | None
+
+
 class Choice:
     """The text of one sequence as it grows.
 
@@ -77,6 +93,8 @@ class Choice:
         num_reasoning_tokens: those of them that the model thought aloud.
         finish_reason: set once the text is complete, by the engine or by a stop string.
         prompt_logprobs: of the prompt's tokens but the first, where asked for, from the first output on.
+        queue_time: seconds from arrival at the engine to the first step, known from the first output on.
+        first_token_at, last_token_at: `time.monotonic()` of the first and of the newest output.
     """
 
     def __init__(
@@ -94,6 +112,9 @@ class Choice:
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.queue_time: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at = 0.0
         self._detokenizer = detokenizer
         self._options = options
         self._matcher = StopMatcher(options.stops, include_stop=options.include_stop)
@@ -118,6 +139,9 @@ class Choice:
         reason = output.finish_reason
         if reason == "abort" or reason == "error":  # errors are raised by the stream itself
             raise EngineUnavailableError("The engine gave this request up before its end.")
+        self.last_token_at = time.monotonic()
+        if self.first_token_at is None:
+            self.first_token_at, self.queue_time = self.last_token_at, output.queue_time
         if output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:
@@ -142,14 +166,15 @@ class Choice:
         if self.finish_reason is None and not (text if parts is None else parts):
             return None
         shown_ids, self._token_ids = self._token_ids, []
-        return Delta(self.index, text, shown_ids, self._release_entries(), self._reported_reason, parts)
+        return Delta(self.index, text, shown_ids, self._release_entries(), self.reported_reason, parts)
 
     @property
     def _ended_by_text(self) -> bool:
         return self._matcher.stopped or (self._reader is not None and self._reader.complete)
 
     @property
-    def _reported_reason(self) -> FinishReason | None:
+    def reported_reason(self) -> FinishReason | None:
+        """As the answer names it: calls that are whole have a reason of their own."""
         if self.finish_reason == "stop" and self._reader is not None and self._reader.ends_with_calls:
             return "tool_calls"
         return self.finish_reason
@@ -222,6 +247,16 @@ class Generation:
             num_completion_tokens=sum(choice.num_tokens for choice in self.choices),
             num_reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices),
         )
+
+    def timing(self) -> Timing:
+        """Of the tokens that have come so far."""
+        begun = [(choice.first_token_at, choice) for choice in self.choices if choice.first_token_at is not None]
+        if not begun:
+            return Timing(None, None, None)
+        first_token_at, first = min(begun, key=lambda pair: pair[0])
+        num_gaps = sum(choice.num_tokens - 1 for _, choice in begun if choice.num_tokens)
+        seconds = sum(choice.last_token_at - at for at, choice in begun)
+        return Timing(first.queue_time, first_token_at, seconds / num_gaps if num_gaps else None)
 
     def prompt_logprobs(self, index: int) -> list[TokenLogprobs]:
         """Of the prompt of choice `index`, where the first of its prompt's choices was asked for them."""

@@ -27,6 +27,7 @@ from engine.supervisor import EngineStartError, EngineSupervisor, make_run_dir
 logger = logging.getLogger("tessera.serve")
 
 RESPONSE_FILE = "responses.sqlite"
+COUNT_FILE = "http_counts"
 ENGINE_STOP_TIMEOUT = 5.0  # seconds; by then no request is left for the engine to finish
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what to call where one listens everywhere
 
@@ -51,7 +52,7 @@ def run_server(options: ServerOptions) -> int:
     Raises:
         ConfigError: an option or the model is at fault.
     """
-    configure_logging()
+    configure_logging(options.app)
     listener = listen(options.host, options.port)
     return uvloop.run(Server(options, listener).run())
 
@@ -61,7 +62,7 @@ class Server:
         self._options = options
         self._listener = listener
         self._url = _url(options.host, listener)
-        self._report = StartReport()
+        self._report = StartReport(as_log=options.app.log_format == "json")
         self._stopping = False
 
     async def run(self) -> int:
@@ -69,7 +70,12 @@ class Server:
         run_dir = make_run_dir()
         app = options.app
         if options.api_workers > 1:
-            app = msgspec.structs.replace(app, response_file=str(run_dir / RESPONSE_FILE))
+            app = msgspec.structs.replace(
+                app,
+                response_file=str(run_dir / RESPONSE_FILE),
+                num_app_processes=options.api_workers,
+                count_file=str(run_dir / COUNT_FILE),
+            )
         self._supervisor = EngineSupervisor(
             options.engine,
             run_dir,

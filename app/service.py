@@ -20,6 +20,7 @@ from app.prompt_scores import token_offsets
 from app.protocol.chat import ChatCompletionRequest, ConversationFields
 from app.protocol.common import GenerationRequest
 from app.reasoning import BEGIN, END, ReasoningSplitter, ReasoningStart, reasoning_start, thinks_aloud
+from app.request_log import trace_of
 from app.responses.store import ResponseStore
 from app.sampling import (
     bad_word_ids,
@@ -294,7 +295,12 @@ class Service:
                 offset = text_offsets[row] if text_offsets is not None else 0
                 choices.append(Choice(len(choices), detokenizer, options, text_offset=offset, reader=reader))
                 streams.append(self.client.submit(token_ids, params, priority=request.priority or 0, cache_salt=salt))
-        return Generation(choices, streams, sum(map(len, prompts)), request.num_choices)
+        generation = Generation(choices, streams, sum(map(len, prompts)), request.num_choices)
+        trace = trace_of(http_request.scope)
+        trace.model, trace.stream, trace.generation = request.model, request.stream, generation
+        if self.settings.log_prompts:
+            trace.prompts = [self.tokenizer.decode(prompt, skip_special_tokens=False) for prompt in prompts]
+        return generation
 
     async def finish(self, http_request: Request, generation: Generation) -> list[Answer]:
         """All answers, whole. The engine stops working when the client leaves.

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from engine.logs import LogFormat, LogLevel
+
 ToolParserName = Literal["auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "none"]
 ReasoningParserName = Literal["auto", "think", "none"]
 
@@ -36,6 +38,12 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_stored_bytes: and the most memory that they take.
         response_file: file that several app processes keep them in; None: each in its own memory.
         cors_origins: origins whose pages may call this server from a browser; empty allows none.
+        ui: whether there is a status page at /.
+        log_format: form of the log lines.
+        log_level: lines below it are left out; those of single requests are of level info.
+        log_prompts: whether a request's line has its prompt, as the model reads it.
+        num_app_processes: of this server; `app_process` is the number of this one, from 0.
+        count_file: file that several app processes count HTTP requests in; None: each for itself.
         share_prefix_cache: whether holders of different API keys share cached prompt prefixes.
     """
 
@@ -61,4 +69,11 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_stored_bytes: int = 64 * 2**20
     response_file: str | None = None
     cors_origins: tuple[str, ...] = ()
+    ui: bool = True
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
+    log_prompts: bool = False
+    num_app_processes: int = 1
+    app_process: int = 0
+    count_file: str | None = None
     share_prefix_cache: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 from collections.abc import Mapping
 
@@ -14,6 +15,8 @@ from app.objects import VERSION
 from app.settings import AppSettings
 from engine.messages import EngineInfo, LoadProgress
 
+logger = logging.getLogger("tessera.serve")
+
 STAGES = {"kernels": "compiling kernels", "weights": "loading weights"}
 BYTE_STAGES = frozenset({"weights"})  # the other stages count pieces
 PLAIN_STEPS = 4  # lines per stage where there is no terminal to draw a bar on
@@ -21,9 +24,13 @@ SI_UNITS = ("", "k", "M", "G", "T")
 
 
 class StartReport:
-    """Draws bars on a terminal, prints plain lines elsewhere; everything goes to standard error."""
+    """Draws bars on a terminal, prints plain lines elsewhere; everything goes to standard error.
 
-    def __init__(self, console: Console | None = None) -> None:
+    `as_log` makes lines of the log of it, for who reads standard error by machine.
+    """
+
+    def __init__(self, console: Console | None = None, *, as_log: bool = False) -> None:
+        self._as_log = as_log
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self._bars: dict[str, TaskID] = {}
         self._progress: Progress | None = None
@@ -32,7 +39,7 @@ class StartReport:
     def show_progress(self, progress: LoadProgress) -> None:
         if progress.total <= 0:
             return
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._as_log:
             self._draw(progress)
         else:
             self._print_step(progress)
@@ -77,7 +84,10 @@ class StartReport:
             self._line(f"{STAGES.get(progress.stage, progress.stage)}: {_amount(progress)}")
 
     def _line(self, text: str) -> None:
-        self._console.print(Text(text))
+        if self._as_log:
+            logger.info("%s", text.strip())
+        else:
+            self._console.print(Text(text))
 
 
 def embed_line(settings: AppSettings, url: str) -> str:

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from app.errors import ClientDisconnectedError, GenerationTimeoutError, InternalError, error_response
 from app.frames import Frames, error_frames
 from app.generation import Generation
+from app.request_log import trace_of
 from app.settings import AppSettings
 from engine.errors import RequestError
 
@@ -107,6 +108,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": frames.closing(), "more_body": False})
 
     async def _fail(self, error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
+        trace_of(scope).error = error
         if self._started:
             last = send({"type": "http.response.body", "body": self._failure(error), "more_body": False})
             with contextlib.suppress(asyncio.TimeoutError):  # the reader has stalled as well

@@ -36,10 +36,11 @@ def _leave_if_orphaned() -> None:
 
 
 def main() -> None:
-    configure_logging()
     with open(STDIN_FD, "rb", buffering=0, closefd=False) as stdin:
         line = stdin.readline()
-    uvloop.run(run_worker(msgspec.json.decode(line, type=WorkerLaunch)))
+    launch = msgspec.json.decode(line, type=WorkerLaunch)
+    configure_logging(launch.settings)
+    uvloop.run(run_worker(launch))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
 
 
 class WorkerPool:
-    """Keeps `num_workers` further app processes running."""
+    """Keeps `num_workers` further app processes running, with numbers from 1."""
 
     def __init__(self, num_workers: int, launch: WorkerLaunch) -> None:
         self._num_workers = num_workers
@@ -39,7 +39,7 @@ class WorkerPool:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._keep_running()) for _ in range(self._num_workers)]
+        self._tasks = [asyncio.create_task(self._keep_running(1 + i)) for i in range(self._num_workers)]
 
     def terminate(self) -> None:
         """Let the workers finish what they are doing and end."""
@@ -57,7 +57,9 @@ class WorkerPool:
                 process.kill()
         await asyncio.gather(*self._tasks)
 
-    async def _keep_running(self) -> None:
+    async def _keep_running(self, app_process: int) -> None:
+        settings = msgspec.structs.replace(self._launch.settings, app_process=app_process)
+        launch = msgspec.structs.replace(self._launch, settings=settings)
         while not self._stopping.is_set():
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -72,7 +74,7 @@ class WorkerPool:
             self._processes.add(process)
             if self._stopping.is_set():
                 process.terminate()
-            process.stdin.write(msgspec.json.encode(self._launch) + b"\n")
+            process.stdin.write(msgspec.json.encode(launch) + b"\n")
             exit_code = await process.wait()
             self._processes.discard(process)
             if not self._stopping.is_set():

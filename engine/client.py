@@ -12,6 +12,7 @@ import itertools
 import logging
 import time
 import uuid
+from collections import deque
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -39,11 +40,13 @@ from engine.messages import (
     EngineInfo,
     EngineMessage,
     GetMetrics,
+    GpuUsage,
     Heartbeat,
     Hello,
     Metrics,
     Ready,
     RequestOutput,
+    SchedulerStats,
     StepOutputs,
     request_address,
 )
@@ -56,6 +59,7 @@ Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 MAX_SILENCE = 3.0  # seconds without a heartbeat until the engine counts as not well
 STALL_LIMITS = {"cuda": 30.0, "cpu": 300.0}  # seconds for one step until the engine counts as stuck
 METRICS_TIMEOUT = 5.0
+HISTORY_LENGTH = 241  # heartbeats of two minutes
 MESSAGES_PER_TURN = 64  # read before other tasks of the event loop have their turn
 
 
@@ -162,10 +166,16 @@ class _Inbox:
 
 
 class EngineClient:
-    """One app process's connection to the engine whose sockets are in `run_dir`."""
+    """One app process's connection to the engine whose sockets are in `run_dir`.
+
+    Attributes:
+        info: what the engine said of itself when it was last ready.
+        history: (time, stats) of this engine's heartbeats in the last two minutes, the newest last.
+    """
 
     def __init__(self, run_dir: str | Path) -> None:
         self.info: EngineInfo | None = None
+        self.history: deque[tuple[float, SchedulerStats]] = deque(maxlen=HISTORY_LENGTH)
         self._run_dir = run_dir
         self._epoch: str | None = None
         self._first_ready = asyncio.Event()
@@ -200,6 +210,12 @@ class EngineClient:
         # The last heartbeat may be of before the engine was loaded, so its `ready` does not count.
         last = self._heartbeats.last
         return self._epoch is not None and not (last is not None and last.draining and last.epoch == self._epoch)
+
+    @property
+    def gpu(self) -> GpuUsage | None:
+        """How the engine's GPU was used a few seconds ago; None where nobody knows."""
+        last = self._heartbeats.last
+        return last.gpu if last is not None and self._epoch is not None else None
 
     def health(self) -> tuple[bool, str]:
         """Whether the engine is ready, alive and getting on with its work; and a sentence about it."""
@@ -347,6 +363,10 @@ class EngineClient:
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         if self._epoch is not None and heartbeat.epoch != self._epoch:
             self._loop.call_soon(self._check_epoch)
+            return
+        is_news = not self.history or heartbeat.stats_time > self.history[-1][0]
+        if self._epoch is not None and heartbeat.stats is not None and is_news:
+            self.history.append((heartbeat.stats_time, heartbeat.stats))
 
     def _check_epoch(self) -> None:
         last = self._heartbeats.last
@@ -371,6 +391,7 @@ class EngineClient:
             logger.warning("the engine process ended with %d requests in flight", len(self._inboxes))
             self._lost = "the engine process ended and is being restarted"
         self._epoch = None
+        self.history.clear()
         self._fail_all("the engine process ended while it worked on this request")
         self._disconnect()
         self._connect()
@@ -422,6 +443,8 @@ def _merge(earlier: RequestOutput, later: RequestOutput) -> None:
         earlier.logprobs = (earlier.logprobs or []) + later.logprobs
     if later.prompt_logprobs is not None:
         earlier.prompt_logprobs = later.prompt_logprobs
+    if later.queue_time is not None:
+        earlier.queue_time = later.queue_time
     earlier.finish_reason = later.finish_reason
     earlier.stop_token_id = later.stop_token_id
     earlier.num_cached_tokens = max(earlier.num_cached_tokens, later.num_cached_tokens)

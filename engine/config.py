@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from engine.errors import ConfigError
+from engine.logs import LogFormat, LogLevel
 
 DeviceName = Literal["auto", "cuda", "cpu"]
 DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
@@ -42,6 +43,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         embedding_model: path of the folder of an encoder that makes embeddings beside the model; empty: none.
         pooling: how token vectors become an embedding, of `embedding_model` where there is one; `auto` is what
             the folder says, else the mean for an encoder and the last token for a decoder.
+        log_format: form of the engine process's log lines.
+        log_level: lines below it are left out.
     """
 
     model: str
@@ -62,6 +65,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     embedding_model: str = ""
     pooling: PoolingName = "auto"
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
 
     def verify(self) -> None:
         """Raise ConfigError naming the first option whose value cannot work."""

@@ -109,6 +109,7 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         stats = self.scheduler.stats()
         stats.num_waiting = self.num_waiting
+        stats.totals = self.metrics.totals()
         return stats
 
     def render_metrics(self) -> bytes:
@@ -254,6 +255,8 @@ class EngineCore:
                 prompt_logprobs=sequence.prompt_logprobs,
             )
             sequence.prompt_logprobs = None
+            if sequence.first_token_time == now and sequence.first_scheduled_time is not None:
+                output.queue_time = sequence.first_scheduled_time - sequence.arrival_time
             outputs[sequence.client].append(output)
             if finish_reason is not None:
                 self._finish(sequence, finish_reason, now)

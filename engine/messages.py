@@ -147,6 +147,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
 
     `finish_reason` is set on the last output only. `stop_token_id` names the id that ended it.
     `prompt_logprobs` comes with the first token, where asked for: one for each prompt token but the first.
+    `queue_time` comes with it too: seconds from the request's arrival to its first step.
     `error` (message) comes with finish_reason "error"; the other `error_*` fields and `retry_after`
     (seconds) go with it and carry a `RequestError` across.
     """
@@ -164,6 +165,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
     error_type: str | None = None
     retry_after: int | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    queue_time: float | None = None
 
 
 class EmbeddingOutput(msgspec.Struct, frozen=True, tag="embedding"):
@@ -174,14 +176,37 @@ class EmbeddingOutput(msgspec.Struct, frozen=True, tag="embedding"):
     refusal: RequestOutput | None = None
 
 
+class EngineTotals(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Counts since the engine's start. Latencies are numbers of values by the buckets of `engine.histogram`."""
+
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+    num_preemptions: int
+    num_finished: dict[FinishReason, int]
+    time_to_first_token: list[int]
+    inter_token_latency: list[int]
+    e2e_latency: list[int]
+
+
 class SchedulerStats(msgspec.Struct, array_like=True):
-    """Gauges of the moment."""
+    """Gauges of the moment, and the counts that go with them where somebody keeps any."""
 
     num_running: int
     num_waiting: int
     num_free_blocks: int
     num_cached_blocks: int
     num_used_blocks: int
+    totals: EngineTotals | None = None
+
+
+class GpuUsage(msgspec.Struct, frozen=True, array_like=True):
+    """Of the whole device, whoever uses it: bytes, and the share of time in which a kernel ran (0 to 1) if known."""
+
+    memory_used: int
+    memory_total: int
+    utilization: float | None
 
 
 class StepOutputs(msgspec.Struct, tag="outputs"):
@@ -194,8 +219,10 @@ class StepOutputs(msgspec.Struct, tag="outputs"):
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Published twice a second. `num_steps` stands still while a step hangs.
 
-    `has_work`: a step is running or more are to follow. `ready`: requests are taken (false while loading
-    and while draining). `draining`: no more will be, for as long as this process lives.
+    `has_work`: a step is running or more are to follow. `ready`: requests are taken (false while loading and while
+    draining). `draining`: no more will be, for as long as this process lives. `stats_time`: when `stats` were
+    true, as a step may take longer than the time between heartbeats. `gpu`: a few seconds old at most; None
+    without a GPU, and where nothing is known of it.
     """
 
     epoch: str
@@ -204,6 +231,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     ready: bool
     stats: SchedulerStats | None
     draining: bool = False
+    stats_time: float = 0.0
+    gpu: GpuUsage | None = None
 
 
 class Metrics(msgspec.Struct, frozen=True, tag="metrics"):

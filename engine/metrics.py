@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
-import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -18,53 +17,16 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from engine.messages import FinishReason, SchedulerStats
+from engine.histogram import (
+    SECONDS_PER_REQUEST,
+    SECONDS_PER_TOKEN,
+    SECONDS_TO_FIRST_TOKEN,
+    TOKENS_PER_REQUEST,
+    TOKENS_PER_STEP,
+    Histogram,
+)
+from engine.messages import EngineTotals, FinishReason, SchedulerStats
 from engine.sequence import Sequence
-
-SECONDS_TO_FIRST_TOKEN = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
-)
-SECONDS_PER_TOKEN = (
-    *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.035, 0.05, 0.075),
-    *(0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
-)
-SECONDS_PER_REQUEST = (
-    *(0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60),
-    *(120, 240, 480, 960, 1920, 7680),
-)
-TOKENS_PER_REQUEST = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
-TOKENS_PER_STEP = tuple(2**e for e in range(16))
-
-
-class Histogram:
-    """Counts of values by bucket; a value belongs to the first bound that is not below it."""
-
-    def __init__(self, documentation: str, bounds: tuple[float, ...]) -> None:
-        self.documentation = documentation
-        self.total = 0.0
-        self._bounds = np.array(bounds, np.float64)
-        self._counts = np.zeros(len(bounds) + 1, np.int64)
-
-    @property
-    def count(self) -> int:
-        return int(self._counts.sum())
-
-    def observe(self, value: float) -> None:
-        self._counts[np.searchsorted(self._bounds, value)] += 1
-        self.total += value
-
-    def observe_many(self, values: list[float]) -> None:
-        if not values:
-            return
-        array = np.array(values, np.float64)
-        self._counts += np.bincount(np.searchsorted(self._bounds, array), minlength=len(self._counts))
-        self.total += float(array.sum())
-
-    def cumulative(self) -> list[tuple[str, int]]:
-        """(upper bound, number of values at most that large), as Prometheus has it."""
-        bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
-        return list(zip(bounds, self._counts.cumsum().tolist(), strict=True))
 
 
 class EngineMetrics(Collector):
@@ -131,6 +93,20 @@ class EngineMetrics(Collector):
             self.prompt_tokens.observe(sequence.num_prompt_tokens)
             self.generation_tokens.observe(sequence.num_output_tokens)
 
+    def totals(self) -> EngineTotals:
+        """What a status page wants to know of all this, small enough to go with heartbeats."""
+        return EngineTotals(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_generation_tokens=self.num_generation_tokens,
+            num_prefix_queries=self.num_prefix_queries,
+            num_prefix_hits=self.num_prefix_hits,
+            num_preemptions=self.num_preemptions,
+            num_finished=dict(self.num_finished),
+            time_to_first_token=self.time_to_first_token.counts,
+            inter_token_latency=self.inter_token_latency.counts,
+            e2e_latency=self.e2e_latency.counts,
+        )
+
     def render(self, stats: SchedulerStats) -> bytes:
         """Everything in Prometheus text format, with the gauges taken from `stats`."""
         self._stats = stats
@@ -167,6 +143,15 @@ class EngineMetrics(Collector):
             family = GaugeMetricFamily(self._prefix + name, documentation, labels=["model_name"])
             family.add_metric([self._model_name], value)
             yield family
+        blocks = GaugeMetricFamily(
+            self._prefix + "kv_cache_blocks",
+            "KV blocks by state: in use, cached (kept for equal prefixes, given up when needed), free.",
+            labels=["model_name", "state"],
+        )
+        states = {"used": stats.num_used_blocks, "cached": stats.num_cached_blocks, "free": stats.num_free_blocks}
+        for state, value in states.items():
+            blocks.add_metric([self._model_name, state], value)
+        yield blocks
 
     def _collect_counters(self) -> Iterator[Metric]:
         counters = {

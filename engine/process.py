@@ -27,6 +27,7 @@ import zmq
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineError, EngineUnavailableError, InvalidRequestError, RequestError
 from engine.heartbeat import INTERVAL, HeartbeatSender
+from engine.logs import configure_logging
 from engine.messages import (
     AbortRequests,
     AddEmbedding,
@@ -39,6 +40,7 @@ from engine.messages import (
     EngineMessage,
     EngineReport,
     GetMetrics,
+    GpuUsage,
     Heartbeat,
     Hello,
     LoadProgress,
@@ -51,6 +53,7 @@ from engine.messages import (
     refused,
     request_address,
 )
+from engine.tensor import Device
 
 logger = logging.getLogger("tessera.engine")
 
@@ -89,6 +92,7 @@ class LoadedEngine:
     info: EngineInfo
     render_metrics: Callable[[], bytes]
     embedders: Mapping[EmbedderRole, Embedding] = field(default_factory=dict)
+    gpu_usage: Callable[[], GpuUsage | None] = lambda: None
 
     @property
     def has_work(self) -> bool:
@@ -266,15 +270,17 @@ class EngineProcess:
             has_work=self._has_work,
             ready=engine is not None and not self._draining,
             stats=self._stats,
+            stats_time=self._stats_at if self._has_work else time.monotonic(),
             draining=self._draining,
+            gpu=engine.gpu_usage() if engine is not None else None,
         )
 
 
 def serve(load: Loader) -> int:
     """Run an engine process to its end; -> its exit code."""
     run_dir, report_fd = sys.argv[1], int(sys.argv[2])
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     config = msgspec.json.decode(_read_line(STDIN_FD), type=EngineConfig)
+    configure_logging(config.log_format, config.log_level)
 
     def report(message: EngineReport) -> None:
         os.write(report_fd, msgspec.json.encode(message) + b"\n")
@@ -329,7 +335,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     embedding = EmbeddingEngine(config)
     if model.is_encoder:
         encoder_core, info = embedding.load_alone(model, ops, device_reason, progress)
-        return LoadedEngine(encoder_core, info, embedding.render_metrics, embedding.embedders)
+        return LoadedEngine(encoder_core, info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
     grammars = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)  # reads its tokenizer meanwhile
     embedding.load_beside(ops, progress)  # before the KV cache takes what memory is left
     runner = ModelRunner(config, model, device, ops, progress)
@@ -367,7 +373,23 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     def render_metrics() -> bytes:
         return core.render_metrics() + embedding.render_metrics()
 
-    return LoadedEngine(core, info, render_metrics, embedding.embedders)
+    return LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device))
+
+
+def watch_gpu(device: Device) -> Callable[[], GpuUsage | None]:
+    """-> what tells how the device was used a few seconds ago."""
+    if device.name == "cpu":
+        return lambda: None
+    from engine.cuda.nvml import UsageMonitor
+
+    monitor = UsageMonitor()
+    monitor.start()
+
+    def usage() -> GpuUsage | None:
+        latest = monitor.latest
+        return GpuUsage(*latest) if latest is not None else None
+
+    return usage
 
 
 def _read_line(fd: int) -> bytes:

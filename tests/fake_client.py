@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from engine.errors import EngineUnavailableError
-from engine.messages import EngineInfo, RequestOutput, TokenLogprobs
+from engine.messages import EngineInfo, GpuUsage, RequestOutput, SchedulerStats, TokenLogprobs
 from engine.sampling_params import SamplingParams
 
 INFO = EngineInfo(
@@ -88,6 +89,8 @@ class FakeClient:
         self.well = True
         self.script = script
         self.hang = hang
+        self.gpu: GpuUsage | None = None
+        self.history: deque[tuple[float, SchedulerStats]] = deque()
         self.submissions: list[Submission] = []
         self.submitted = threading.Event()
 

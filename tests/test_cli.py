@@ -276,6 +276,7 @@ def test_options_reach_the_engine_and_the_app(parsed: Callable[..., ServerOption
         *("--chat-template", str(model / "config.json"), "--max-queue-len", "7", "--num-kv-blocks", "9"),
         *("--no-prefix-caching", "--step-timeout", "5", "--drain-timeout", "6", "--metrics-prefix", "vllm"),
         *("--request-timeout", "8", "--tool-call-parser", "mistral", "--reasoning-parser", "think", "--seed", "5"),
+        *("--log-format", "json", "--log-level", "warning", "--log-prompts", "--no-ui"),
     )
     engine, app = full.engine, full.app
     assert (engine.device, engine.dtype, engine.load_format, engine.prefix_caching) == (
@@ -290,6 +291,9 @@ def test_options_reach_the_engine_and_the_app(parsed: Callable[..., ServerOption
     assert (app.api_keys, app.served_model_names, app.metrics_prefix) == (("a", "b"), ("x", "y"), "vllm")
     assert (app.chat_template, app.request_timeout) == (str(model / "config.json"), 8.0)
     assert (app.tool_call_parser, app.reasoning_parser) == ("mistral", "think")
+    for side in (engine, app):
+        assert (side.log_format, side.log_level) == ("json", "warning")
+    assert (app.log_prompts, app.ui, plain.app.log_prompts, plain.app.ui) == (True, False, False, True)
     assert (engine.seed, app.seed, plain.engine.seed, plain.app.seed) == (5, 5, None, None)
     assert (plain.app.tool_call_parser, plain.app.reasoning_parser) == ("auto", "auto")
     assert (full.host, full.port, full.api_workers, full.drain_timeout, full.step_timeout) == ("::1", 1234, 4, 6, 5.0)

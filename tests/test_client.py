@@ -26,7 +26,7 @@ from engine.errors import (
     QueueFullError,
     RequestError,
 )
-from engine.messages import Heartbeat, LoadProgress, RequestOutput, TokenLogprobs
+from engine.messages import Heartbeat, LoadProgress, RequestOutput, SchedulerStats, TokenLogprobs
 from engine.process import refused
 from engine.sampling_params import SamplingParams
 from engine.supervisor import EngineStartError, EngineState, EngineSupervisor, make_run_dir
@@ -113,6 +113,26 @@ def test_a_heartbeat_of_the_loading_does_not_outlast_it() -> None:
             assert client.ready
             client._heartbeats.last = msgspec.structs.replace(loading, draining=True)
             assert not client.ready
+
+    run(scenario())
+
+
+def test_the_history_has_what_heartbeats_told_once_each() -> None:
+    """A step longer than the time between heartbeats lets them repeat themselves, which is no news."""
+
+    async def scenario() -> None:
+        async with engine() as (_, client):
+            await client.wait_first_ready()
+            assert client._epoch is not None
+            client.history.clear()
+            beat = Heartbeat(client._epoch, num_steps=0, has_work=True, ready=True, stats=None)
+            for time, num_running in ((1.0, 1), (1.0, 1), (1.5, 2)):
+                stats = SchedulerStats(num_running, 0, 1, 0, 0)
+                client._on_heartbeat(msgspec.structs.replace(beat, stats=stats, stats_time=time))
+            client._on_heartbeat(beat)
+            assert [(time, stats.num_running) for time, stats in client.history] == [(1.0, 1), (1.5, 2)]
+            client._engine_lost()
+            assert not client.history, "what was counted ended with its engine"
 
     run(scenario())
 

@@ -187,12 +187,12 @@ def test_health_ready_version_metrics(settings: AppSettings) -> None:
     assert "version" in call(client, settings, "GET", "/version").json()
     text = call(client, settings, "GET", "/metrics").text
     assert "tessera:x 1\n" in text
-    assert "tessera:engine_up 1\n" in text
+    assert "tessera:engine_up 1.0\n" in text
     client.well = client.ready = False
     unwell = call(client, settings, "GET", "/health")
     assert (unwell.status_code, unwell.json()["reason"]) == (503, "the engine is starting")
     assert call(client, settings, "GET", "/ready").status_code == 503
-    assert "tessera:engine_up 0\n" in call(client, settings, "GET", "/metrics").text
+    assert "tessera:engine_up 0.0\n" in call(client, settings, "GET", "/metrics").text
 
 
 def test_wire_metrics_may_have_the_prefix_of_other_dashboards(tmp_path: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.cuda.nvml import Usage, UsageMonitor
+from engine.histogram import Histogram, quantile
 from engine.messages import SchedulerStats
-from engine.metrics import EngineMetrics, Histogram
+from engine.metrics import EngineMetrics
 from tests.fake_runner import CLIENT, NON_FINITE, Harness
 from tests.wire.points import COUNTERS, GAUGES, HISTOGRAMS
 
@@ -112,3 +117,65 @@ def test_how_requests_ended_and_preemptions_are_counted() -> None:
     assert samples["tessera:num_preemptions_total", ""] >= 1
     assert samples["tessera:prefix_cache_queries_total", ""] == 2 + 7 + 4 + 4, "a request counts once"
     assert samples["tessera:e2e_request_latency_seconds_count", ""] == 2, "only those that ended by themselves"
+
+
+def test_kv_blocks_are_told_by_state() -> None:
+    samples = read(EngineMetrics("m").render(SchedulerStats(3, 2, 5, 1, 4)))
+    assert {state: samples["tessera:kv_cache_blocks", state] for state in ("free", "cached", "used")} == {
+        "free": 5,
+        "cached": 1,
+        "used": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "expected"),
+    [
+        ([0, 0, 0, 0], 0.5, None),
+        ([4, 0, 0, 0], 0.5, 0.5),
+        ([1, 2, 1, 0], 0.5, 1.5),
+        ([1, 2, 1, 0], 0.75, 2.0),
+        ([0, 0, 2, 0], 0.99, 2 + 3 * 0.99),
+        ([0, 0, 0, 5], 0.5, 5.0),
+    ],
+)
+def test_quantiles_are_those_of_promql(counts: list[int], share: float, expected: float | None) -> None:
+    assert quantile((1, 2, 5), counts, share) == (expected if expected is None else pytest.approx(expected))
+
+
+def test_heartbeats_carry_the_totals() -> None:
+    engine = Harness(max_num_seqs=1, block_size=4)
+    engine.add("one", [1, 2, 3], 3, ignore_eos=True)
+    engine.run()
+    totals = engine.core.stats().totals
+    assert totals is not None
+    assert (totals.num_prompt_tokens, totals.num_generation_tokens) == (3, 3)
+    assert totals.num_finished["length"] == 1
+    assert (sum(totals.time_to_first_token), sum(totals.inter_token_latency), sum(totals.e2e_latency)) == (1, 2, 1)
+
+
+def test_a_gpu_is_watched_without_holding_anybody_up() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def look() -> Usage:
+        begun.set()
+        assert go_on.wait(10)
+        return Usage(1, 2, None)
+
+    monitor = UsageMonitor(open_device=lambda index: look)
+    monitor.start()
+    assert begun.wait(10)
+    assert monitor.latest is None, "the driver has not answered yet"
+    go_on.set()
+    monitor.stop()
+    assert monitor.latest == (1, 2, None)
+
+
+def test_without_nvml_nothing_is_known_and_nothing_fails() -> None:
+    def missing(index: int) -> Callable[[], Usage]:
+        raise RuntimeError("no such library")
+
+    monitor = UsageMonitor(open_device=missing)
+    monitor.start()
+    monitor.stop()
+    assert monitor.latest is None

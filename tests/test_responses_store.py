@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from pathlib import Path
@@ -213,7 +214,7 @@ def open_files(pid: int) -> set[str]:
 
 def test_any_app_process_goes_on_from_what_another_has_answered(tmp_path: Path) -> None:
     """Each request has a connection of its own, until both processes have read what is kept."""
-    with running_server(None, tmp_path / "log", "--api-workers", "2") as server:
+    with running_server(None, tmp_path / "log", "--api-workers", "2", "--log-format", "json") as server:
         body = {"model": server.model, "input": "What is 2 + 3?", "max_output_tokens": 8, "temperature": 0}
         first = httpx.post(f"{server.url}/v1/responses", json=body, timeout=PATIENCE).json()
         assert first["store"] is True
@@ -227,3 +228,10 @@ def test_any_app_process_goes_on_from_what_another_has_answered(tmp_path: Path) 
         for _ in range(4):
             answer = httpx.post(f"{server.url}/v1/responses", json=later, timeout=PATIENCE).json()
             assert answer["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+        # What both have done is in one log, of which each line is an object, and in one count.
+        server.until(lambda: server.log.count('"endpoint": "/v1/responses"') == 5, "the lines of 5 requests")
+        log = [json.loads(line) for line in server.log.splitlines()]
+        requests = [line for line in log if line.get("endpoint") == "/v1/responses"]
+        assert [(line["status"], line["output_tokens"]) for line in requests] == [(200, 8)] * 5
+        counted = 'http_requests_total{endpoint="/v1/responses",status="200"}'
+        assert [server.metrics()[counted] for _ in range(4)] == [5] * 4

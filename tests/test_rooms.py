@@ -13,7 +13,8 @@ SOURCES = sorted(path for room in ("app", "engine", "loadtest") for path in (ROO
 # What each room may import of the project, longest prefix first; a room may always import itself.
 FOUNDATION = {"engine.errors", "engine.config", "engine.sampling_params", "engine.messages", "engine.tensor"}
 ALLOWED: dict[str, set[str]] = {
-    "app": {"engine.client", "engine.config", "engine.errors", "engine.messages", "engine.sampling_params"},
+    "app": {"engine.client", "engine.config", "engine.errors", "engine.messages", "engine.sampling_params"}
+    | {"engine.histogram", "engine.logs"},
     "app.cli": {"loadtest.command", "loadtest.options"},
     "app.serve": {"engine.supervisor"},
     "engine.builtin": set(),
@@ -39,7 +40,9 @@ ALLOWED: dict[str, set[str]] = {
     "engine.batch": FOUNDATION,
     "engine.prefixes_in_progress": FOUNDATION | {"engine.sequence"},
     "engine.prompt_logprobs": FOUNDATION | {"engine.batch", "engine.sequence"},
-    "engine.metrics": FOUNDATION | {"engine.sequence"},
+    "engine.histogram": set(),
+    "engine.logs": set(),
+    "engine.metrics": FOUNDATION | {"engine.sequence", "engine.histogram"},
     "engine.core": FOUNDATION
     | {
         "engine.scheduler",
@@ -62,7 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine.client": FOUNDATION | {"engine.heartbeat"},
     "engine.supervisor": FOUNDATION | {"engine.heartbeat"},
     "engine.errors": set(),
-    "engine.config": {"engine.errors"},
+    "engine.config": {"engine.errors", "engine.logs"},
     "engine.sampling_params": {"engine.errors"},
     "engine.messages": {"engine.sampling_params", "engine.errors"},
     "engine.tensor": {"engine.errors"},

@@ -13,6 +13,7 @@ from app.body import read_json_object
 from app.embeddings import Vectors, embeddings_of
 from app.protocol.embeddings import EmbeddingRequest
 from app.protocol.parse import parse_request
+from app.request_log import trace_of
 from app.service import service_of
 
 router = APIRouter()
@@ -25,8 +26,9 @@ async def create_embeddings(http_request: Request) -> Response:
     request.check()
     model, info = embeddings.find(request.model)
     inputs = await embeddings.token_ids(request, model, info)
+    trace = trace_of(http_request.scope)
+    trace.model, trace.num_prompt_tokens = request.model, sum(map(len, inputs))
     vectors = await embeddings.embed(http_request, model, info, inputs, request.dimensions)
-    num_tokens = sum(map(len, inputs))
     content = {
         "object": "list",
         "data": [
@@ -34,7 +36,7 @@ async def create_embeddings(http_request: Request) -> Response:
             for index, embedding in enumerate(_encoded(vectors, request.encoding_format))
         ],
         "model": request.model,
-        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "usage": {"prompt_tokens": trace.num_prompt_tokens, "total_tokens": trace.num_prompt_tokens},
     }
     # Straight from NumPy, each number as short as a float32 can be written.
     body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)

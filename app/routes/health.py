@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from fastapi import APIRouter, Request
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from starlette.responses import Response
 
+from app.http_counts import HttpCounts
 from app.json_response import json_response
 from app.objects import VERSION
-from app.service import service_of
+from app.service import Service, service_of
 from engine.errors import EngineUnavailableError
 
 router = APIRouter()
@@ -37,18 +41,37 @@ async def show_version() -> Response:
 
 @router.get("/metrics")
 async def metrics(http_request: Request) -> Response:
-    """The engine's metrics and whether it is up; a stopped engine leaves only the latter."""
+    """The engine's metrics, and those that need no engine: a stopped one leaves only the latter."""
     service = service_of(http_request)
-    prefix = service.settings.metrics_prefix.encode()
+    prefix = service.settings.metrics_prefix
     try:
         text = await service.client.metrics()
     except EngineUnavailableError:
         text = b""
+    text = _ENGINE_PREFIX.sub(rb"\g<1>" + prefix.encode() + b":", text)
+    own = _Families(_own_metrics(service, http_request.app.state.http_counts, prefix))
+    return Response(text + generate_latest(own), media_type=METRICS_MEDIA_TYPE)
+
+
+def _own_metrics(service: Service, counts: HttpCounts, prefix: str) -> Iterator[Metric]:
     well, _ = service.client.health()
-    text = _ENGINE_PREFIX.sub(rb"\g<1>" + prefix + b":", text)
-    up = (
-        b"# HELP %b:engine_up Whether the engine gets on with its work.\n"
-        b"# TYPE %b:engine_up gauge\n"
-        b"%b:engine_up %d\n" % (prefix, prefix, prefix, well)
-    )
-    return Response(text + up, media_type=METRICS_MEDIA_TYPE)
+    yield GaugeMetricFamily(f"{prefix}:engine_up", "Whether the engine gets on with its work.", int(well))
+    gpu = service.client.gpu
+    if gpu is not None:
+        yield GaugeMetricFamily(f"{prefix}:gpu_memory_used_bytes", "Memory of the GPU in use.", gpu.memory_used)
+        yield GaugeMetricFamily(f"{prefix}:gpu_memory_total_bytes", "Memory of the GPU.", gpu.memory_total)
+        if gpu.utilization is not None:
+            documentation = "Share of the last moments in which the GPU ran a kernel, 0 to 1."
+            yield GaugeMetricFamily(f"{prefix}:gpu_utilization_perc", documentation, gpu.utilization)
+    yield counts.collect(prefix)
+
+
+class _Families(CollectorRegistry):
+    """What `generate_latest` writes, made anew for each scrape."""
+
+    def __init__(self, families: Iterator[Metric]) -> None:
+        super().__init__(auto_describe=False)
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        return self._families

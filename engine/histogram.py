@@ -1,0 +1,73 @@
+"""Counts of values by bucket, and what can be read from such counts later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+SECONDS_TO_FIRST_TOKEN = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+SECONDS_PER_TOKEN = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.035, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80),
+)
+SECONDS_PER_REQUEST = (
+    *(0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60),
+    *(120, 240, 480, 960, 1920, 7680),
+)
+TOKENS_PER_REQUEST = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
+TOKENS_PER_STEP = tuple(2**e for e in range(16))
+
+
+class Histogram:
+    """Counts of values by bucket; a value belongs to the first bound that is not below it."""
+
+    def __init__(self, documentation: str, bounds: tuple[float, ...]) -> None:
+        self.documentation = documentation
+        self.total = 0.0
+        self._bounds = np.array(bounds, np.float64)
+        self._counts = np.zeros(len(bounds) + 1, np.int64)
+
+    @property
+    def count(self) -> int:
+        return int(self._counts.sum())
+
+    @property
+    def counts(self) -> list[int]:
+        """Values in each bucket, the last of those beyond all bounds."""
+        counts: list[int] = self._counts.tolist()
+        return counts
+
+    def observe(self, value: float) -> None:
+        self._counts[np.searchsorted(self._bounds, value)] += 1
+        self.total += value
+
+    def observe_many(self, values: list[float]) -> None:
+        if not values:
+            return
+        array = np.array(values, np.float64)
+        self._counts += np.bincount(np.searchsorted(self._bounds, array), minlength=len(self._counts))
+        self.total += float(array.sum())
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """(upper bound, number of values at most that large), as Prometheus has it."""
+        bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+        return list(zip(bounds, self._counts.cumsum().tolist(), strict=True))
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
+    """The value below which `share` of all values lie, as even within its bucket as PromQL's histogram_quantile
+    takes it; the last bound for values beyond it, None without values."""
+    wanted = share * sum(counts)
+    if wanted <= 0:
+        return None
+    below = 0
+    for index, count in enumerate(counts[: len(bounds)]):
+        if count and below + count >= wanted:
+            lower = bounds[index - 1] if index else 0.0
+            return lower + (bounds[index] - lower) * (wanted - below) / count
+        below += count
+    return float(bounds[-1])
