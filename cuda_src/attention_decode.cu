@@ -11,8 +11,7 @@ constexpr int UNIT_KEYS = 8;    // keys that lie in one block of the cache
 constexpr int GROUP_ROWS = 8;   // query heads of a key/value head that a block handles together
 constexpr int SPLIT_KEYS = 64;  // of which a split's size is a multiple
 constexpr int NO_KEY = -1;
-constexpr float STALE_LOG2 =
-    8.0f;  // how far, in powers of 2, scores may pass the maximum they are relative to
+constexpr float STALE_LOG2 = 8.0f;  // powers of 2 by which scores may pass what they are relative to
 
 // How a row's keys are divided. It depends on the row's own length, the window and two constants of the
 // server, so a row's result does not depend on the other rows.

@@ -168,6 +168,7 @@ __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER
     __syncthreads();
     for (int i = threadIdx.x; i < num_candidates; i += CLUSTER_THREADS) {
       int place = 0;
+#pragma unroll 1
       for (int j = 0; j < num_candidates; ++j) place += candidates[j] > candidates[i];
       if (place < num_top) part_top[place] = candidates[i];
     }
