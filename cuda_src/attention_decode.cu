@@ -86,17 +86,14 @@ struct Merged {
 // of a split.
 template <typename T, int HEAD_DIM, int WARPS, int STAGES, bool FUSED>
 __global__ void __launch_bounds__(32 * WARPS)
-    paged_attention_decode_kernel(const T* __restrict__ q, T* key_cache, T* value_cache,
-                                  const int* __restrict__ block_tables, const int* __restrict__ table_rows,
-                                  const int* __restrict__ cu_seqlens_q, const int* __restrict__ context_lens,
-                                  const T* __restrict__ q_norm, const T* __restrict__ k_norm,
-                                  const float* __restrict__ cos_sin, const int* __restrict__ positions,
-                                  const int* __restrict__ slot_mapping, T* __restrict__ out,
-                                  float* partial_out, float* partial_sums, unsigned* arrivals, int num_tokens,
-                                  int num_seqs, int num_heads, int num_kv_heads, int rotary_dim,
-                                  int block_size, int block_table_width, int sliding_window,
-                                  int min_split_keys, int max_splits, int block_splits, float eps,
-                                  float scale_log2) {
+    paged_attention_decode_kernel(const T* q, T* key_cache, T* value_cache, const int* block_tables,
+                                  const int* table_rows, const int* cu_seqlens_q, const int* context_lens,
+                                  const T* q_norm, const T* k_norm, const float* cos_sin,
+                                  const int* positions, const int* slot_mapping, T* out, float* partial_out,
+                                  float* partial_sums, unsigned* arrivals, int num_tokens, int num_seqs,
+                                  int num_heads, int num_kv_heads, int rotary_dim, int block_size,
+                                  int block_table_width, int sliding_window, int min_split_keys,
+                                  int max_splits, int block_splits, float eps, float scale_log2) {
   constexpr int THREADS = WARP_SIZE * WARPS;
   constexpr int STEP_KEYS = WARP_KEYS * WARPS;
   constexpr int SEGMENTS = HEAD_DIM / SEGMENT;

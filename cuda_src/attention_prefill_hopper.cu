@@ -148,12 +148,14 @@ struct Softmax {
 // from the last to the first and begin at multiples of TILE_KEYS, so a query's result depends on its own row
 // alone, and not on how its prompt was cut into chunks.
 template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
-__global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1) paged_attention_prefill_hopper_kernel(
-    const __grid_constant__ TensorMap key_map, const __grid_constant__ TensorMap value_map,
-    const T* __restrict__ q, const int* __restrict__ block_tables, const int* __restrict__ table_rows,
-    const int* __restrict__ cu_seqlens_q, const int* __restrict__ context_lens, T* __restrict__ out,
-    int num_seqs, int num_heads, int num_kv_heads, int block_size, int piece, int block_table_width,
-    int sliding_window, int heads_at_once, float scale_log2) {
+__global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
+    paged_attention_prefill_hopper_kernel(const __grid_constant__ TensorMap key_map,
+                                          const __grid_constant__ TensorMap value_map, const T* q,
+                                          const int* block_tables, const int* table_rows,
+                                          const int* cu_seqlens_q, const int* context_lens, T* out,
+                                          int num_seqs, int num_heads, int num_kv_heads, int block_size,
+                                          int piece, int block_table_width, int sliding_window,
+                                          int heads_at_once, float scale_log2) {
   constexpr int HALVES = HEAD_DIM / LINE;
   constexpr int TILE_ROWS = GROUP_ROWS * CONSUMERS;
   constexpr int QUERY_HALF = GROUP_ROWS * SWIZZLE_BYTES;  // [2][CONSUMERS][HALVES][GROUP_ROWS][LINE]

@@ -31,9 +31,8 @@ __device__ Choice best_behind(const float* row_logits, int begin, int end, Choic
 // Unit of work: one block a row. The best of each of 1024 segments is kept; one warp takes the best of
 // those num_top times and looks through its segment alone for the next.
 __global__ void __launch_bounds__(BLOCK_SIZE)
-    top_logprobs_kernel(const float* __restrict__ logits, const int* __restrict__ token_ids,
-                        float* __restrict__ chosen, int* __restrict__ rank, int* __restrict__ top_ids,
-                        float* __restrict__ top_logprobs, int vocab_size, int num_top) {
+    top_logprobs_kernel(const float* logits, const int* token_ids, float* chosen, int* rank, int* top_ids,
+                        float* top_logprobs, int vocab_size, int num_top) {
   __shared__ Choice segment_best[NUM_SEGMENTS];
   const int row = blockIdx.y;
   const int lane = threadIdx.x % WARP_SIZE;
@@ -93,9 +92,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
 // every 512th id. The num_top-th best of the threads' best ids bounds what can be among the top: those ids
 // are listed, and an id's place is the number of better ones.
 __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS)
-    top_logprobs_cluster_kernel(const float* __restrict__ logits, const int* __restrict__ token_ids,
-                                float* __restrict__ chosen, int* __restrict__ rank, int* __restrict__ top_ids,
-                                float* __restrict__ top_logprobs, int vocab_size, int num_top) {
+    top_logprobs_cluster_kernel(const float* logits, const int* token_ids, float* chosen, int* rank,
+                                int* top_ids, float* top_logprobs, int vocab_size, int num_top) {
   using Blocks = Cluster<CLUSTER_BLOCKS>;
   struct PartSums {
     float maximum;

@@ -20,15 +20,12 @@ constexpr unsigned IN_PROMPT_BIT = 0x80000000u;
 // of 4. Grid: (ceil(vocab_size / chunk_size), num_rows); block: 256 threads. Unit of work: one block a chunk
 // of ids, which it alone writes, so that its barriers order the three steps.
 __global__ void __launch_bounds__(BLOCK_SIZE)
-    adjust_logits_kernel(float* __restrict__ logits, const unsigned* __restrict__ token_state,
-                         const int* __restrict__ bias_token_ids, const float* __restrict__ bias_values,
-                         const int* __restrict__ bias_counts, const int* __restrict__ suppressed_token_ids,
-                         const int* __restrict__ suppressed_counts, const int* __restrict__ slots,
-                         const int* __restrict__ num_output_tokens, const int* __restrict__ min_tokens,
-                         const float* __restrict__ repetition_penalty,
-                         const float* __restrict__ presence_penalty,
-                         const float* __restrict__ frequency_penalty, int vocab_size, int max_bias,
-                         int max_suppressed, int chunk_size) {
+    adjust_logits_kernel(float* logits, const unsigned* token_state, const int* bias_token_ids,
+                         const float* bias_values, const int* bias_counts, const int* suppressed_token_ids,
+                         const int* suppressed_counts, const int* slots, const int* num_output_tokens,
+                         const int* min_tokens, const float* repetition_penalty,
+                         const float* presence_penalty, const float* frequency_penalty, int vocab_size,
+                         int max_bias, int max_suppressed, int chunk_size) {
   const int row = blockIdx.y;
   let_next_kernel_start();
   wait_for_earlier_kernels();
@@ -93,9 +90,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
 // Grid: ceil(vocab_size / chunk_size); block: 256 threads.
 // Unit of work: one block a chunk of ids: it clears them, then takes its own from the whole lists.
 __global__ void __launch_bounds__(BLOCK_SIZE)
-    reset_slot_kernel(unsigned* __restrict__ token_state, const int* __restrict__ prompt_token_ids,
-                      const int* __restrict__ output_token_ids, int num_prompt_tokens, int num_output_tokens,
-                      int vocab_size, int chunk_size) {
+    reset_slot_kernel(unsigned* token_state, const int* prompt_token_ids, const int* output_token_ids,
+                      int num_prompt_tokens, int num_output_tokens, int vocab_size, int chunk_size) {
   const int begin = blockIdx.x * chunk_size;
   const int end = min(begin + chunk_size, vocab_size);
   for (int id = begin + threadIdx.x; id < end; id += BLOCK_SIZE) token_state[id] = 0;
@@ -115,8 +111,8 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
 // token_state [num_slots, vocab_size] uint32; slots, token_ids [num_rows] int32, either below 0: skipped.
 // Grid: ceil(num_rows / 256); block: 256 threads. Unit of work: one thread a row.
 __global__ void __launch_bounds__(BLOCK_SIZE)
-    record_tokens_kernel(unsigned* __restrict__ token_state, const int* __restrict__ slots,
-                         const int* __restrict__ token_ids, int num_rows, int num_slots, int vocab_size) {
+    record_tokens_kernel(unsigned* token_state, const int* slots, const int* token_ids, int num_rows,
+                         int num_slots, int vocab_size) {
   const int row = blockIdx.x * BLOCK_SIZE + threadIdx.x;
   let_next_kernel_start();
   wait_for_earlier_kernels();

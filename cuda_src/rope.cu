@@ -19,10 +19,8 @@ constexpr int MAX_HEAD_DIM = 256;
 // shared memory. Unit of work: one warp a head of a token.
 template <typename T, int VECTOR>
 __global__ void __launch_bounds__(32 * WARPS)
-    rope_and_store_kernel(const T* __restrict__ qkv, const T* __restrict__ q_norm,
-                          const T* __restrict__ k_norm, const float* __restrict__ cos_sin,
-                          const int* __restrict__ positions, const int* __restrict__ slot_mapping,
-                          T* __restrict__ key_cache, T* __restrict__ value_cache, T* __restrict__ out,
+    rope_and_store_kernel(const T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin,
+                          const int* positions, const int* slot_mapping, T* key_cache, T* value_cache, T* out,
                           int num_tokens, int num_heads, int num_kv_heads, int head_dim, int rotary_dim,
                           int block_size, float eps) {
   ASSERT_ELEMENT(T);

@@ -268,11 +268,9 @@ __device__ __forceinline__ void sample_row(const float* logits, const int* slots
 // static shared memory. Unit of work: one block a row.
 template <bool FILTERED>
 __global__ void __launch_bounds__(THREADS)
-    sample_kernel(const float* __restrict__ logits, const int* __restrict__ slots,
-                  const float* __restrict__ temperature, const int* __restrict__ top_k,
-                  const float* __restrict__ top_p, const float* __restrict__ min_p,
-                  const unsigned long long* __restrict__ seeds, const int* __restrict__ positions,
-                  int* __restrict__ token_ids, int vocab_size) {
+    sample_kernel(const float* logits, const int* slots, const float* temperature, const int* top_k,
+                  const float* top_p, const float* min_p, const unsigned long long* seeds,
+                  const int* positions, int* token_ids, int vocab_size) {
   sample_row<1, THREADS, FILTERED, false>(logits, slots, temperature, top_k, top_p, min_p, seeds, positions,
                                           token_ids, vocab_size, nullptr);
 }
@@ -285,11 +283,9 @@ __global__ void __launch_bounds__(THREADS)
 // an eighth of the vocabulary (in whole groups of 4), and 21 KB of static. Unit of work: a cluster a row.
 template <bool FILTERED>
 __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS, 2)
-    sample_cluster_kernel(const float* __restrict__ logits, const int* __restrict__ slots,
-                          const float* __restrict__ temperature, const int* __restrict__ top_k,
-                          const float* __restrict__ top_p, const float* __restrict__ min_p,
-                          const unsigned long long* __restrict__ seeds, const int* __restrict__ positions,
-                          int* __restrict__ token_ids, int vocab_size) {
+    sample_cluster_kernel(const float* logits, const int* slots, const float* temperature, const int* top_k,
+                          const float* top_p, const float* min_p, const unsigned long long* seeds,
+                          const int* positions, int* token_ids, int vocab_size) {
   extern __shared__ __align__(16) unsigned cached_keys[];
   sample_row<CLUSTER_BLOCKS, CLUSTER_THREADS, FILTERED, FILTERED>(
       logits, slots, temperature, top_k, top_p, min_p, seeds, positions, token_ids, vocab_size, cached_keys);

@@ -14,8 +14,8 @@ constexpr int IDS = 4;  // that a thread looks at together
 // Grid: (ceil(vocab_size / chunk_size), num_masked); block: 256 threads.
 // Unit of work: one block a chunk of a row's ids, one thread four ids; only what is excluded is written.
 __global__ void __launch_bounds__(BLOCK_SIZE)
-    apply_token_mask_kernel(float* __restrict__ logits, const unsigned* __restrict__ words,
-                            const int* __restrict__ rows, int vocab_size, int chunk_size) {
+    apply_token_mask_kernel(float* logits, const unsigned* words, const int* rows, int vocab_size,
+                            int chunk_size) {
   let_next_kernel_start();
   wait_for_earlier_kernels();
   const int row = rows[blockIdx.y];

@@ -87,6 +87,16 @@ def test_every_kernel_is_described_once() -> None:
     assert set(IN_SOURCE) == set(described)
 
 
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.overlaps], ids=lambda spec: spec.name)
+def test_kernels_that_overlap_take_no_memory_for_constant(spec: KernelSpec) -> None:
+    """Through `const T* __restrict__` the compiler loads as from memory that nobody writes (ld.global.nc): before
+    the kernel has waited for those who write it, and from caches that have not heard of it."""
+    code = COMMENT.sub(" ", (SOURCE_FOLDER / spec.file).read_text())
+    (match,) = [match for match in KERNEL.finditer(code) if match["name"] == spec.name]
+    assert "__restrict__" not in match["parameters"]
+    assert "wait_for_earlier_kernels()" in code
+
+
 def test_kernels_are_named_as_such() -> None:
     assert [name for _, name in IN_SOURCE if not name.endswith("_kernel")] == []
 

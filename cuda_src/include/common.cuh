@@ -21,7 +21,8 @@ __host__ __device__ constexpr auto ceil_div(A a, B b) -> decltype(a + b) {
 
 // A kernel whose description says `overlaps` may start before the ones in front of it have ended. It calls
 // this in every thread before it reads or writes anything that they write or read; only weights may be
-// touched earlier. What they wrote is visible afterwards. Elsewhere, and below sm_90, it does nothing.
+// touched earlier. What they wrote is visible afterwards, but not to loads that take memory for constant: such a
+// kernel has no __restrict__ pointers. Elsewhere, and below sm_90, it does nothing.
 __device__ __forceinline__ void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
