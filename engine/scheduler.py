@@ -147,14 +147,18 @@ class Scheduler:
     def _prompt_budget(self) -> int:
         """Tokens of prompts that the next step may take."""
         most, num_decodes = self.max_num_batched_tokens, 0
+        num_prompts = min(len(self.waiting), self.max_num_seqs - len(self.running))
         backlog = sum(sequence.num_tokens for sequence in self.waiting[:BACKLOG_SEQS])
         for sequence in self.running:
             missing = sequence.num_tokens + sequence.num_pending_tokens - sequence.num_computed_tokens
             if missing > 1:
                 backlog += missing
+                num_prompts += 1
             else:
                 num_decodes += 1
-        return self._pace.prompt_tokens(backlog, most) if num_decodes and backlog else most
+        # Where fewer decode than wait for their first token, a long step delays fewer than it serves.
+        is_gentle = backlog and num_decodes > num_prompts
+        return self._pace.prompt_tokens(backlog, most) if is_gentle else most
 
     def _allocate(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
         """Get blocks for `num_tokens` tokens from whoever comes last; False if that is `sequence` itself."""

@@ -21,14 +21,20 @@ TOLERANCES = {
 
 
 def assert_close(
-    actual: Array, expected: Array, dtype: np.dtype[Any], *, floor: float = 1.0, typical: float = 0.0
+    actual: Array,
+    expected: Array,
+    dtype: np.dtype[Any],
+    *,
+    floor: float = 1.0,
+    typical: float = 0.0,
+    roundings: int = 1,
 ) -> None:
     """Every element within the dtype's relative tolerance of what is expected.
 
     The error of an element is relative to the largest of its own expected size, `floor` times the
     largest in its row (last axis; 1 for sums, where cancellation leaves errors of the terms' size, less
     for results of single elements) and `typical`, the size that results have in general. NaN never
-    passes; infinities must agree.
+    passes; infinities must agree. `roundings`: how often in a row the two may have rounded to `dtype`.
     """
     actual, expected = actual.astype(np.float64), expected.astype(np.float64)
     assert actual.shape == expected.shape, f"{actual.shape} is not {expected.shape}"
@@ -40,7 +46,7 @@ def assert_close(
     size = np.where(finite, np.abs(expected), 0)
     scale = np.maximum(np.maximum(size, floor * size.max(axis=-1, keepdims=True)), typical)
     error = np.where(finite, np.abs(actual - np.where(finite, expected, 0)), 0)
-    excess = error - TOLERANCES[np.dtype(dtype)] * scale
+    excess = error - roundings * TOLERANCES[np.dtype(dtype)] * scale
     worst = np.unravel_index(int(excess.argmax()), excess.shape)
     assert excess[worst] <= 0, (
         f"{(excess > 0).sum()} of {excess.size} elements differ; worst at {tuple(map(int, worst))}: "

@@ -46,16 +46,17 @@ def test_a_long_prompt_is_cut_while_others_decode_and_whole_otherwise() -> None:
 
         def take_time(batch: StepBatch) -> None:
             chunks.append(batch.num_tokens)
-            engine.now += DECODE + (batch.num_tokens - 1) * TOKEN
+            engine.now += DECODE + (batch.num_tokens - batch.num_seqs) * TOKEN
 
         engine.runner.inspect = take_time
-        engine.add("first", [1] * 70, 60)
+        for number in range(3):
+            engine.add(f"decodes{number}", [1 + number] * 70, 60)
         for _ in range(40):
             engine.step(0.0)
         if not with_decode:
             engine.run()
         for number in range(3):  # what prompts cost is learnt from these
-            engine.add(f"lesson{number}", [2 + number] * 100, 1)
+            engine.add(f"lesson{number}", [5 + number] * 100, 1)
             engine.step(0.0)
         engine.add("long", [9] * 900, 1)
         chunks.clear()
@@ -63,4 +64,25 @@ def test_a_long_prompt_is_cut_while_others_decode_and_whole_otherwise() -> None:
         return max(chunks)
 
     assert longest_chunk(with_decode=False) == 900
-    assert longest_chunk(with_decode=True) <= (SLOWEST - 1) * DECODE / TOKEN + 2
+    assert longest_chunk(with_decode=True) <= (SLOWEST - 1) * DECODE / TOKEN + 8
+
+
+def test_many_prompts_are_not_held_up_by_a_few_who_decode() -> None:
+    engine = Harness(num_blocks=600, max_num_batched_tokens=1000, max_model_len=2000)
+    chunks: list[int] = []
+
+    def take_time(batch: StepBatch) -> None:
+        chunks.append(batch.num_tokens)
+        engine.now += DECODE + (batch.num_tokens - batch.num_seqs) * TOKEN
+
+    engine.runner.inspect = take_time
+    engine.add("decodes", [1] * 70, 60)
+    for number in range(3):
+        engine.step(0.0)
+        engine.add(f"lesson{number}", [5 + number] * 100, 1)
+        engine.step(0.0)
+    for number in range(4):
+        engine.add(f"prompt{number}", [20 + number] * 240, 1)
+    chunks.clear()
+    engine.step(0.0)
+    assert chunks == [961]

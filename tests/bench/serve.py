@@ -112,11 +112,13 @@ def measure(name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *a
         url,
         ready_seconds,
     ):
-        for load in loads:
-            warm_up = RandomWorkload(load.concurrency, load.input_len, min(load.output_len, 8), 100_000, seed=1)
+        for number, load in enumerate(loads):
+            # Seeds of their own: what one load has left in the prefix cache must not serve the next.
+            seeds = 2 * number, 2 * number + 1
+            warm_up = RandomWorkload(load.concurrency, load.input_len, min(load.output_len, 8), 100_000, seed=seeds[0])
             arrival = Arrival(max_concurrency=load.concurrency)
             run(url, name, warm_up, arrival, stream=load.stream)
-            workload = RandomWorkload(load.num_prompts, load.input_len, load.output_len, 100_000, seed=2)
+            workload = RandomWorkload(load.num_prompts, load.input_len, load.output_len, 100_000, seed=seeds[1])
             summary = run(url, name, workload, arrival, stream=load.stream)
             floor = decode_bytes(name) / READ_BANDWIDTH
             share = floor * 1e3 / summary["median_tpot_ms"] if summary["median_tpot_ms"] else 0.0
