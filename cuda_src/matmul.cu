@@ -205,8 +205,8 @@ __device__ __forceinline__ void multiply_tile(const T* x, const T* weight, const
       if (second) value1 += to_float(bias[column + 1]);
     }
     if (accumulate) {
-      value0 += to_float(to[0]);
-      if (second) value1 += to_float(to[1]);
+      value0 += to_float(load_updated(to));
+      if (second) value1 += to_float(load_updated(to + 1));
     }
     const Vec<Out, 2> pair = {from_float<Out>(value0), from_float<Out>(value1)};
     if constexpr (ALIGNED) {

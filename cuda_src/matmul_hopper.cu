@@ -117,7 +117,7 @@ struct WarpTile {
   __device__ __forceinline__ void load_chunk(uint4 (&segments)[CHUNK_SEGMENTS], int first) const {
 #pragma unroll
     for (int i = 0; i < CHUNK_SEGMENTS; ++i) {
-      if (has(i, first)) segments[i] = *reinterpret_cast<const uint4*>(at(i, first));
+      if (has(i, first)) segments[i] = load_updated(reinterpret_cast<const uint4*>(at(i, first)));
     }
   }
 

@@ -9,7 +9,7 @@ __device__ __forceinline__ void scale_row(const T* row, const T* weight, T* out,
                                           float inverse_rms) {
   for (int i = threadIdx.x * CHUNK; i < hidden; i += blockDim.x * CHUNK) {
     float values[CHUNK], weights[CHUNK];
-    load_floats(row + i, hidden - i, values);
+    load_updated_floats(row + i, hidden - i, values);
     load_floats(weight + i, hidden - i, weights);
 #pragma unroll
     for (int j = 0; j < CHUNK; ++j) values[j] = values[j] * inverse_rms * weights[j];
@@ -35,7 +35,7 @@ __global__ void rmsnorm_kernel(const T* x, const T* weight, T* out, int hidden, 
   float sum_of_squares = 0.0f;
   for (int i = threadIdx.x * CHUNK; i < hidden; i += blockDim.x * CHUNK) {
     float values[CHUNK];
-    load_floats(row + i, hidden - i, values);
+    load_updated_floats(row + i, hidden - i, values);
 #pragma unroll
     for (int j = 0; j < CHUNK; ++j) sum_of_squares += values[j] * values[j];
   }

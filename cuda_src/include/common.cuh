@@ -21,8 +21,8 @@ __host__ __device__ constexpr auto ceil_div(A a, B b) -> decltype(a + b) {
 
 // A kernel whose description says `overlaps` may start before the ones in front of it have ended. It calls
 // this in every thread before it reads or writes anything that they write or read; only weights may be
-// touched earlier. What they wrote is visible afterwards, but not to loads that take memory for constant: such a
-// kernel has no __restrict__ pointers. Elsewhere, and below sm_90, it does nothing.
+// touched earlier. What they wrote is visible afterwards, but not to loads that take memory for constant:
+// such a kernel has no __restrict__ pointers. Elsewhere, and below sm_90, it does nothing.
 __device__ __forceinline__ void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -163,6 +163,35 @@ __device__ __forceinline__ void store_floats(T* target, long long count, const f
     for (int i = 0; i < N; ++i) {
       if (i < count) target[i] = from_float<T>(values[i]);
     }
+  }
+}
+
+// What kernels that overlap read of memory that others of them update in place (the residual stream), past
+// this multiprocessor's cache: a block that started early may find there what neighbours fetched before the
+// update.
+template <typename V>
+__device__ __forceinline__ V load_updated(const V* source) {
+  return __ldcg(source);
+}
+
+// As load_floats, by load_updated.
+template <int N, typename T>
+__device__ __forceinline__ void load_updated_floats(const T* source, long long count, float (&values)[N]) {
+  constexpr int STEP = N < VECTOR_SIZE<T> ? N : VECTOR_SIZE<T>;
+  using Vector = Vec<T, STEP>;
+  static_assert(N % STEP == 0, "N is a whole number of vectors");
+  if (count >= N && is_aligned(source, STEP * sizeof(T))) {
+#pragma unroll
+    for (int i = 0; i < N; i += STEP) {
+      Vector vector;
+      *reinterpret_cast<typename Vector::Raw*>(vector.data) =
+          load_updated(reinterpret_cast<const typename Vector::Raw*>(source + i));
+#pragma unroll
+      for (int j = 0; j < STEP; ++j) values[i + j] = to_float(vector[j]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = i < count ? to_float(load_updated(source + i)) : 0.0f;
   }
 }
 
