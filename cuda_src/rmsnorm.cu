@@ -1,4 +1,4 @@
-// RMSNorm per row, alone or fused with the addition to the residual stream before it.
+// RMSNorm per row.
 #include "common.cuh"
 
 namespace {
@@ -41,35 +41,4 @@ __global__ void rmsnorm_kernel(const T* x, const T* weight, T* out, int hidden, 
   }
   const float inverse_rms = rsqrtf(block_sum(sum_of_squares) / hidden + eps);
   scale_row(row, weight, out + start, hidden, inverse_rms);
-}
-
-// residual += x, then out = residual / sqrt(mean(residual^2) + eps) * weight over each row; the
-// norm sees the residual as it is stored, rounded to T.
-//   in:  x [rows, hidden] T, weight [hidden] T
-//   in and out: residual [rows, hidden] T
-//   out: out [rows, hidden] T, may be x
-// Layout: contiguous rows of any length; 16-byte accesses where a row's address allows them.
-// Grid: rows. Block: whole warps, up to 1024 threads. Shared memory: none dynamic.
-// Unit of work: one block per row.
-template <typename T>
-__global__ void add_rmsnorm_kernel(const T* x, T* residual, const T* weight, T* out, int hidden, float eps) {
-  ASSERT_ELEMENT(T);
-  let_next_kernel_start();
-  wait_for_earlier_kernels();
-  const long long start = static_cast<long long>(blockIdx.x) * hidden;
-  T* row = residual + start;
-  float sum_of_squares = 0.0f;
-  for (int i = threadIdx.x * CHUNK; i < hidden; i += blockDim.x * CHUNK) {
-    float values[CHUNK], sums[CHUNK];
-    load_floats(x + start + i, hidden - i, values);
-    load_floats(row + i, hidden - i, sums);
-#pragma unroll
-    for (int j = 0; j < CHUNK; ++j) {
-      sums[j] = to_float(from_float<T>(sums[j] + values[j]));
-      sum_of_squares += sums[j] * sums[j];
-    }
-    store_floats(row + i, hidden - i, sums);
-  }
-  const float inverse_rms = rsqrtf(block_sum(sum_of_squares) / hidden + eps);
-  scale_row(row, weight, out + start, hidden, inverse_rms);  // each thread reads back what it wrote
 }

@@ -76,18 +76,12 @@ def test_matmul_keeps_a_broken_row_to_itself(m: int) -> None:
 @dtypes
 @pytest.mark.parametrize("shape", ROW_SHAPES)
 def test_norms(shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-    x, residual = random_array(1, shape, dtype, 3), random_array(2, shape, dtype)
+    x = random_array(1, shape, dtype, 3)
     weight, bias = random_array(3, shape[1:], dtype), random_array(4, shape[1:], dtype)
     w, b = tensor(weight), tensor(bias)
     assert_close(ops.rmsnorm(tensor(x), w, 1e-5).numpy(), reference.rmsnorm(x, weight, 1e-5), dtype, floor=0.01)
     assert_close(ops.layernorm(tensor(x), w, b, 1e-5).numpy(), reference.layernorm(x, weight, bias, 1e-5), dtype)
     assert_close(ops.layernorm(tensor(x), w, None, 1e-5).numpy(), reference.layernorm(x, weight, None, 1e-5), dtype)
-
-    total = tensor(residual)
-    normed = ops.add_rmsnorm(tensor(x), total, w, 1e-6)
-    expected = residual.astype(np.float64) + x.astype(np.float64)
-    assert_close(total.numpy(), expected, dtype)
-    assert_close(normed.numpy(), reference.rmsnorm(expected, weight, 1e-6), dtype)
 
 
 def test_norms_of_zero_rows_rely_on_eps() -> None:
@@ -212,7 +206,6 @@ def test_in_place(dtype: np.dtype[Any]) -> None:
         lambda t, out: ops.gelu(t, tanh=False, out=out),
         lambda t, out: ops.rmsnorm(t, tensor(w), 1e-6, out=out),
         lambda t, out: ops.layernorm(t, tensor(w), None, 1e-6, out=out),
-        lambda t, out: ops.add_rmsnorm(t, tensor(b), tensor(w), 1e-6, out=out),
     ]
     if dtype == float32:
         calls.append(lambda t, out: ops.softmax(t, out=out))
@@ -231,7 +224,6 @@ TWO_DEVICES: dict[str, Callable[[dict[str, Tensor], Tensor], object]] = {
     "matmul": lambda t, far: ops.matmul(t["x"], far.view(4, 6)),
     "matmul out": lambda t, far: ops.matmul(t["x"], t["x"], out=far[:2].view(4, 4)),
     "rmsnorm": lambda t, far: ops.rmsnorm(t["x"], far[0], 1e-6),
-    "add_rmsnorm": lambda t, far: ops.add_rmsnorm(t["x"], far.view(4, 6), t["weight"], 1e-6),
     "layernorm": lambda t, far: ops.layernorm(t["x"], t["weight"], far[0], 1e-6),
     "softmax": lambda t, far: ops.softmax(far),
     "silu_mul": lambda t, far: ops.silu_mul(far),
@@ -263,7 +255,6 @@ WRONG: dict[str, Callable[[dict[str, Tensor]], object]] = {
     "matmul out": lambda t: ops.matmul(t["x"], t["matrix"], out=t["x"]),
     "matmul out dtype": lambda t: ops.matmul(t["x"], t["x"], out=t["half"]),
     "rmsnorm": lambda t: ops.rmsnorm(t["narrow"], t["weight"], 1e-6),
-    "add_rmsnorm": lambda t: ops.add_rmsnorm(t["x"], t["narrow"], t["weight"], 1e-6),
     "layernorm": lambda t: ops.layernorm(t["odd"], t["weight"], None, 1e-6),
     "softmax": lambda t: ops.softmax(t["ids"]),
     "silu_mul": lambda t: ops.silu_mul(t["odd"]),

@@ -114,21 +114,6 @@ class LayerOps(CheckedOps):
             self._rmsnorm(x, weight, eps, out)
         return out
 
-    def add_rmsnorm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
-        """residual += x in place, then `rmsnorm` of the residual; x and residual [T, H]."""
-        self._check(x=x, residual=residual, weight=weight, out=out)
-        _require(
-            x.ndim == 2 and residual.shape == x.shape and residual.dtype == x.dtype,
-            "add_rmsnorm",
-            x,
-            residual,
-        )
-        _require(weight.shape == x.shape[1:] and weight.dtype == x.dtype, "add_rmsnorm", x, weight)
-        out = self._out(out, x.shape, x.dtype)
-        if x.size:
-            self._add_rmsnorm(x, residual, weight, eps, out)
-        return out
-
     def layernorm(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None = None
     ) -> Tensor:
@@ -167,8 +152,6 @@ class LayerOps(CheckedOps):
     def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None: ...
     @abstractmethod
     def _rmsnorm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
-    @abstractmethod
-    def _add_rmsnorm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
     @abstractmethod
     def _layernorm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None: ...
     @abstractmethod

@@ -13,12 +13,6 @@ class NormOps(Ops):
     def _rmsnorm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         store(out, rms_normalised(widen(x), widen(weight), eps))
 
-    def _add_rmsnorm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        total = widen(residual) + widen(x)
-        store(residual, total)
-        # The sum as stored is what later layers see, so it is what is normalised.
-        store(out, rms_normalised(widen(residual), widen(weight), eps))
-
     @np.errstate(all="ignore")
     def _layernorm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
         rows = widen(x)

@@ -21,20 +21,6 @@ RMSNORM = KernelSpec(
     ),
     overlaps=True,
 )
-ADD_RMSNORM = KernelSpec(
-    file="rmsnorm.cu",
-    name="add_rmsnorm_kernel",
-    template=("T",),
-    parameters=(
-        ("x", "pointer"),
-        ("residual", "pointer"),
-        ("weight", "pointer"),
-        ("out", "pointer"),
-        ("hidden", "int32"),
-        ("eps", "float32"),
-    ),
-    overlaps=True,
-)
 LAYERNORM = KernelSpec(
     file="layernorm.cu",
     name="layernorm_kernel",
@@ -48,7 +34,7 @@ LAYERNORM = KernelSpec(
         ("eps", "float32"),
     ),
 )
-SPECS = (RMSNORM, ADD_RMSNORM, LAYERNORM)
+SPECS = (RMSNORM, LAYERNORM)
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
@@ -62,11 +48,6 @@ class NormOps(Ops):
     def _rmsnorm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         rows, hidden = x.shape
         self.device.launch(RMSNORM, (cuda_type(x.dtype),), row_config(rows, hidden), x, weight, out, hidden, eps)
-
-    def _add_rmsnorm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        rows, hidden = x.shape
-        config = row_config(rows, hidden)
-        self.device.launch(ADD_RMSNORM, (cuda_type(x.dtype),), config, x, residual, weight, out, hidden, eps)
 
     def _layernorm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
         rows, hidden = x.shape
