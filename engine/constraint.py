@@ -145,8 +145,8 @@ def advance_constraints(
     waiting = [each for each in moved if isinstance(each, GrammarConstraint)]
     if waiting and compiler is not None:
         masks = compiler.fill_masks([each.matcher for each in waiting])
-        for each, words in zip(waiting, masks, strict=True):
-            each.take(words)
+        for row, each in enumerate(waiting):
+            each.take(masks[row])
 
 
 def token_words(token_ids: Sequence[int], vocab_size: int) -> Words:

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from itertools import repeat
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
@@ -218,7 +218,7 @@ class EngineCore:
         """
         assert len(result.token_ids) == len(step.sampled), "one token for each sampled row"
         now = self._clock()
-        token_ids: list[int] = result.token_ids.tolist()
+        token_ids = cast("list[int]", result.token_ids.tolist())
         for sequence in step.sampled:
             sequence.num_pending_tokens -= 1
         if token_ids and min(token_ids) < 0:

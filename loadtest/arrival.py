@@ -49,5 +49,5 @@ class Arrival:
             return np.full(num_prompts, self.request_rate)
         done = np.linspace(0, 1, num_prompts)
         if self.ramp == "linear":
-            return self.ramp_start + (self.ramp_end - self.ramp_start) * done
+            return np.asarray(self.ramp_start + (self.ramp_end - self.ramp_start) * done, np.float64)
         return np.asarray(self.ramp_start * (self.ramp_end / self.ramp_start) ** done)

@@ -27,6 +27,8 @@ from engine.builtin.training.corpus import SKILLS, cases, conversations
 from engine.builtin.training.render import FOLDER, render
 from engine.builtin.training.tokenizer import write as write_tokenizer
 
+Array = np.ndarray[Any, Any]
+
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -176,13 +178,13 @@ def tokens_of(
     return ids, counted
 
 
-class Rows(torch.utils.data.IterableDataset[tuple[np.ndarray, np.ndarray]]):
+class Rows(torch.utils.data.IterableDataset[tuple[Array, Array]]):
     """Conversations packed end to end into rows of `length` inputs and targets."""
 
     def __init__(self, tokenizer_file: Path, length: int, rows: int, seed: int) -> None:
         self.tokenizer_file, self.length, self.rows, self.seed = tokenizer_file, length, rows, seed
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def __iter__(self) -> Iterator[tuple[Array, Array]]:
         worker = torch.utils.data.get_worker_info()
         tokenizer = Tokenizer.from_file(str(self.tokenizer_file))
         # Prompts are spelt in many ways (BPE dropout, Provilkov et al. 2020), answers in one: so every token's

@@ -43,7 +43,8 @@ def gelu_tanh(x: Float32Array) -> Float32Array:
     inner *= np.float32(-2 * math.sqrt(2 / math.pi))
     np.exp(inner, out=inner)
     inner += 1
-    return np.divide(x, inner, out=inner)
+    result: Float32Array = np.divide(x, inner, out=inner)
+    return result
 
 
 @np.errstate(all="ignore")
