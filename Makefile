@@ -4,7 +4,7 @@ BIN := .venv/bin
 MODEL ?=
 ARGS ?=
 
-.PHONY: serve test check format eval test-gpu bench-gpu image-check clean
+.PHONY: serve test check format eval test-gpu sanitize-gpu bench-gpu image-check clean
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -28,6 +28,13 @@ format: .venv/.dev
 
 test-gpu: .venv/.dev
 	TESSERA_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu $(ARGS)
+
+# What the kernels read and write, under NVIDIA's compute-sanitizer (from the CUDA toolkit); ARGS choose tests.
+sanitize-gpu: .venv/.dev
+	for tool in memcheck racecheck; do \
+		TESSERA_REQUIRE_GPU=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
+			$(BIN)/python -m pytest -m gpu -q $(or $(ARGS),tests/gpu/test_ops_gpu.py tests/gpu/test_attention_gpu.py) || exit 1; \
+	done
 
 bench-gpu: .venv/.dev
 	$(BIN)/python -m tests.bench $(ARGS)
