@@ -28,13 +28,15 @@ TABLE = """
         response BLOB NOT NULL, messages BLOB NOT NULL, input_items BLOB NOT NULL, PRIMARY KEY (tenant, id)
     )"""
 INDEX = "CREATE INDEX IF NOT EXISTS by_use ON responses (tenant, used, size)"
-NEXT_USE = "(SELECT COALESCE(MAX(used), 0) + 1 FROM responses WHERE tenant = ?1)"
-INSERT = f"INSERT OR REPLACE INTO responses VALUES (?1, ?2, {NEXT_USE}, ?3, ?4, ?5, ?6)"
-SELECT = "SELECT response, messages, input_items FROM responses WHERE tenant = ?1 AND id = ?2"
-TOUCH = f"UPDATE responses SET used = {NEXT_USE} WHERE tenant = ?1 AND id = ?2"
-DELETE = "DELETE FROM responses WHERE tenant = ?1 AND id = ?2"
-BY_USE = "SELECT used, size FROM responses WHERE tenant = ?1 ORDER BY used DESC"
-DELETE_UP_TO = "DELETE FROM responses WHERE tenant = ?1 AND used <= ?2"
+NEXT_USE = "(SELECT COALESCE(MAX(used), 0) + 1 FROM responses WHERE tenant = :tenant)"
+INSERT = f"""
+    INSERT OR REPLACE INTO responses
+    VALUES (:tenant, :id, {NEXT_USE}, :size, :response, :messages, :input_items)"""
+SELECT = "SELECT response, messages, input_items FROM responses WHERE tenant = :tenant AND id = :id"
+TOUCH = f"UPDATE responses SET used = {NEXT_USE} WHERE tenant = :tenant AND id = :id"
+DELETE = "DELETE FROM responses WHERE tenant = :tenant AND id = :id"
+BY_USE = "SELECT used, size FROM responses WHERE tenant = :tenant ORDER BY used DESC"
+DELETE_UP_TO = "DELETE FROM responses WHERE tenant = :tenant AND used <= :used"
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,17 +78,19 @@ class ResponseStore:
         try:
             with database:
                 database.execute("BEGIN IMMEDIATE")
-                database.execute(INSERT, (tenant, stored.response["id"], size, *row))
+                response, messages, input_items = row
+                values = {"response": response, "messages": messages, "input_items": input_items}
+                database.execute(INSERT, {"tenant": tenant, "id": stored.response["id"], "size": size, **values})
                 self._evict(tenant)
         except sqlite3.Error as error:
             logger.warning("an answer of /v1/responses is not kept: %s", error)
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         with self._database as database:
-            row = database.execute(SELECT, (tenant, response_id)).fetchone()
+            row = database.execute(SELECT, {"tenant": tenant, "id": response_id}).fetchone()
             if row is None:
                 return None
-            database.execute(TOUCH, (tenant, response_id))
+            database.execute(TOUCH, {"tenant": tenant, "id": response_id})
         response, messages, input_items = row
         return StoredResponse(
             orjson.loads(response), MESSAGES.validate_json(messages), tuple(orjson.loads(input_items))
@@ -95,14 +99,14 @@ class ResponseStore:
     def delete(self, tenant: str, response_id: str) -> bool:
         """-> whether it was there."""
         with self._database as database:
-            return database.execute(DELETE, (tenant, response_id)).rowcount > 0
+            return database.execute(DELETE, {"tenant": tenant, "id": response_id}).rowcount > 0
 
     def _evict(self, tenant: str) -> None:
         num_bytes = 0
-        for count, (used, size) in enumerate(self._database.execute(BY_USE, (tenant,)).fetchall(), start=1):
+        for count, (used, size) in enumerate(self._database.execute(BY_USE, {"tenant": tenant}).fetchall(), start=1):
             num_bytes += size
             if count > self._max_count or num_bytes > self._max_bytes:
-                self._database.execute(DELETE_UP_TO, (tenant, used))
+                self._database.execute(DELETE_UP_TO, {"tenant": tenant, "used": used})
                 return
 
     @cached_property
