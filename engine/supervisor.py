@@ -31,6 +31,7 @@ FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.5, 30.0  # seconds before a restart
 HEALTHY_AFTER = 60.0  # seconds of service after which the back-off begins anew
 MAX_FIRST_STARTS = 3  # an engine that was never ready is not tried more often
 SILENCE_WHILE_LOADING, SILENCE_WHILE_READY = 120.0, 15.0  # seconds without a heartbeat
+REPORT_BYTES = 1 << 16  # of the engine's reports at a time
 STDERR_FD = 2
 STEP_TIMEOUTS = {"cuda": 60.0, "cpu": 600.0}  # seconds; a step on a CPU may be long in good faith
 
@@ -210,18 +211,40 @@ class EngineSupervisor:
         return exit_code
 
     async def _follow_reports(self, report_fd: int) -> None:
-        """Handle reports until the pipe ends, which is when the process does."""
-        reader = asyncio.StreamReader()
-        pipe = os.fdopen(report_fd, "rb", buffering=0)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), pipe
-        )
+        """Handle reports until the pipe ends, which is when the process does.
+
+        Read here rather than by a transport: uvloop's closes a pipe's descriptor twice, and by the second time the
+        number may be that of a socket of another thread.
+        """
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
         decoder = msgspec.json.Decoder(EngineReport)
+        unread = b""
+
+        def read() -> None:
+            nonlocal unread
+            try:
+                received = os.read(report_fd, REPORT_BYTES)
+                *lines, unread = (unread + received).split(b"\n")
+                for line in lines:
+                    self._handle(decoder.decode(line))
+            except BlockingIOError:
+                return
+            except Exception as error:
+                loop.remove_reader(report_fd)
+                ended.set_exception(error)
+                return
+            if not received:
+                loop.remove_reader(report_fd)
+                ended.set_result(None)
+
+        os.set_blocking(report_fd, False)
+        loop.add_reader(report_fd, read)
         try:
-            async for line in reader:
-                self._handle(decoder.decode(line))
+            await ended
         finally:
-            transport.close()
+            loop.remove_reader(report_fd)
+            os.close(report_fd)
 
     def _handle(self, report: EngineReport) -> None:
         assert self._started is not None
