@@ -13,12 +13,13 @@ import msgspec
 
 from app.api_keys import VARIABLE as API_KEY_VARIABLE
 from app.api_keys import gather_api_keys
-from app.option_types import integer, metric_name, number, origin
+from app.option_types import metric_name, origin
 from app.settings import ReasoningParserName, ToolParserName
 from engine.config import BLOCK_SIZES, DEVICE_DEFAULTS, DeviceName, DTypeName, EngineConfig, LoadFormat, PoolingName
 from engine.errors import ConfigError
 from engine.logs import LogFormat, LogLevel
 from loadtest.options import add_options as add_bench_options
+from loadtest.ranges import integer, number
 
 EXIT_WRONG_USE = 2
 EXIT_INTERRUPTED = 130

@@ -6,9 +6,10 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from loadtest.ranges import integer, number
 
 METRIC_NAMES = ("ttft", "tpot", "itl", "e2el")
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")
@@ -50,14 +51,14 @@ def _add_server_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--request-timeout",
         metavar="SECONDS",
-        type=_number(0.001, 1e6),
+        type=number(0.001, 1e6),
         default=6 * 3600.0,
         help="longest time for one answer (default: %(default)g)",
     )
 
 
 def _add_work_options(group: argparse._ArgumentGroup) -> None:
-    positive = _integer(1, 2**31)
+    positive = integer(1, 2**31)
     group.add_argument(
         "--dataset-name",
         choices=("random", "sharegpt", "custom"),
@@ -89,7 +90,7 @@ def _add_work_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--random-range-ratio",
         metavar="SHARE",
-        type=_number(0, 0.999),
+        type=number(0, 0.999),
         default=0.0,
         help="spread of both lengths, up and down (default: %(default)s)",
     )
@@ -97,7 +98,7 @@ def _add_work_options(group: argparse._ArgumentGroup) -> None:
         "--random-prefix-len",
         "--prefix-repetition-prefix-len",
         metavar="TOKENS",
-        type=_integer(0, 2**31),
+        type=integer(0, 2**31),
         default=0,
         help="further tokens that prompts begin with in common (default: %(default)s)",
     )
@@ -119,7 +120,7 @@ def _add_work_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--vocab-size",
         metavar="N",
-        type=_integer(17, 2**31),
+        type=integer(17, 2**31),
         default=500,
         help="random token ids are below it (default: %(default)s)",
     )
@@ -129,15 +130,15 @@ def _add_work_options(group: argparse._ArgumentGroup) -> None:
         help="let answers have their full length, for servers that know the field (default: with random prompts)",
     )
     group.add_argument(
-        "--temperature", metavar="T", type=_number(0, 100), default=0.0, help="of sampling (default: %(default)g)"
+        "--temperature", metavar="T", type=number(0, 100), default=0.0, help="of sampling (default: %(default)g)"
     )
-    group.add_argument("--seed", metavar="N", type=_integer(0, 2**63), default=0, help="of prompts and arrivals")
+    group.add_argument("--seed", metavar="N", type=integer(0, 2**63), default=0, help="of prompts and arrivals")
 
 
 def _add_arrival_options(group: argparse._ArgumentGroup) -> None:
-    rate = _number(1e-6, math.inf)
+    rate = number(1e-6, math.inf)
     group.add_argument(
-        "--max-concurrency", metavar="N", type=_integer(1, 2**20), help="most requests under way (default: no bound)"
+        "--max-concurrency", metavar="N", type=integer(1, 2**20), help="most requests under way (default: no bound)"
     )
     group.add_argument(
         "--request-rate",
@@ -162,7 +163,7 @@ def _add_arrival_options(group: argparse._ArgumentGroup) -> None:
         "--sweep",
         metavar="SHARE",
         nargs="?",
-        type=_number(0.001, 1),
+        type=number(0.001, 1),
         const=DEFAULT_TARGET,
         help="find the highest request rate at which this share of the requests meets --goodput "
         "(default with --sweep alone: %(const)s)",
@@ -170,14 +171,14 @@ def _add_arrival_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--num-warmups",
         metavar="N",
-        type=_integer(0, 2**31),
+        type=integer(0, 2**31),
         default=0,
         help="requests that are sent first and not counted (default: %(default)s)",
     )
     group.add_argument(
         "--processes",
         metavar="N",
-        type=_integer(1, 1024),
+        type=integer(1, 1024),
         help="of the client (default: as many as streams and cores suggest)",
     )
 
@@ -211,32 +212,6 @@ def _add_report_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--no-progress", action="store_true", help="no live display")
 
 
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {low} to {high}, not {text!r}")
-        return value
-
-    return parse
-
-
-def _number(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high:  # false for nan
-            raise argparse.ArgumentTypeError(f"must be a number from {low:g} to {high:g}, not {text!r}")
-        return value
-
-    return parse
-
-
 def _base_url(text: str) -> str:
     """Without the /v1 that OpenAI's clients want at its end."""
     if not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", text):
@@ -265,7 +240,7 @@ def _objective(text: str) -> tuple[str, float]:
     name, _, limit = text.partition(":")
     if name not in GOODPUT_NAMES:
         raise argparse.ArgumentTypeError(f"must be one of {', '.join(GOODPUT_NAMES)}, then : and ms, not {text!r}")
-    return name, _number(0, math.inf)(limit)
+    return name, number(0, math.inf)(limit)
 
 
 def _metrics(text: str) -> tuple[str, ...]:
@@ -276,4 +251,4 @@ def _metrics(text: str) -> tuple[str, ...]:
 
 
 def _percentiles(text: str) -> tuple[float, ...]:
-    return tuple(_number(0, 100)(part) for part in text.split(","))
+    return tuple(number(0, 100)(part) for part in text.split(","))

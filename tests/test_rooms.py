@@ -15,7 +15,7 @@ FOUNDATION = {"engine.errors", "engine.config", "engine.sampling_params", "engin
 ALLOWED: dict[str, set[str]] = {
     "app": {"engine.client", "engine.config", "engine.errors", "engine.messages", "engine.sampling_params"}
     | {"engine.histogram", "engine.logs"},
-    "app.cli": {"loadtest.command", "loadtest.options"},
+    "app.cli": {"loadtest.command", "loadtest.options", "loadtest.ranges"},
     "app.serve": {"engine.supervisor"},
     "engine.builtin": set(),
     "loadtest": set(),
