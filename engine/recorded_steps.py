@@ -46,7 +46,7 @@ class RecordedSteps:
             self._prompt_shape(num_tokens, num_seqs)
             for num_tokens in self._prompt_tokens
             for num_seqs in self._prompt_seqs
-            if num_seqs <= num_tokens
+            if num_seqs < num_tokens  # else it would be the shape of a decode
         ]
         return sorted({*decodes, *prompts}, key=lambda shape: -shape.num_tokens)
 
@@ -67,11 +67,11 @@ class RecordedSteps:
         if shape.is_decode:
             size = self._decode_sizes[bisect_left(self._decode_sizes, shape.num_seqs)]
             return self._steps[StepShape(size, size, size)]
-        tokens = bisect_left(self._prompt_tokens, shape.num_tokens)
-        seqs = bisect_left(self._prompt_seqs, shape.num_seqs + 1)  # one row takes the padded tokens
-        if tokens == len(self._prompt_tokens) or seqs == len(self._prompt_seqs):
+        num_seqs = self._prompt_seqs[bisect_left(self._prompt_seqs, shape.num_seqs + 1)]  # one takes the padded tokens
+        tokens = bisect_left(self._prompt_tokens, max(shape.num_tokens, num_seqs + 1))
+        if tokens == len(self._prompt_tokens):
             return None
-        return self._steps.get(self._prompt_shape(self._prompt_tokens[tokens], self._prompt_seqs[seqs]))
+        return self._steps[self._prompt_shape(self._prompt_tokens[tokens], num_seqs)]
 
     def _prompt_shape(self, num_tokens: int, num_seqs: int) -> StepShape:
         return StepShape(num_tokens, num_seqs, min(num_seqs, self._max_num_seqs))

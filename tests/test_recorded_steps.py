@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from tests.decoder_harness import Row, scattered_blocks, step_batch
 from tests.tiny_models import TINY_MODELS, build, prompt
 
 BLOCK_SIZE = 8
-MAX_NUM_SEQS = 12
+MAX_NUM_SEQS = 33
 
 
 class Replay:
@@ -93,10 +94,11 @@ def run(runner: ModelRunner, sequences: list[Row], schedule: list[list[int] | No
             row.output.append(token_id)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 11, 12])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 11, 12, 30, 31, 32, 33])
 def test_padded_steps_choose_the_same_tokens(folder: Path, count: int) -> None:
     plain, replayed = rows(count), rows(count)
-    chunks = [[2] * count, *[None] * 6]
+    # The second step has one token more than sequences, as when the end of a prompt joins decodes.
+    chunks = [[1, *(len(row.prompt) for row in plain[1:])], *[None] * 6]
     run(make_runner(folder), plain, chunks)
     runner = make_runner(folder)
     recorder = record(runner)
@@ -112,6 +114,28 @@ def test_a_shape_holds_its_batch_with_a_row_to_spare_for_padded_tokens() -> None
         assert shape.num_sampled == min(shape.num_seqs, 200)
         assert shape.num_seqs <= max(shape.num_tokens, shape.num_sampled)
     assert StepShape(512, 201, 200) in steps.shapes(), "a full server with a prompt beside"
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 40, 128, 256])
+def test_a_step_with_prompts_never_takes_the_recording_of_decodes(max_num_seqs: int) -> None:
+    def make_inputs(shape: StepShape, max_seqlen_q: int) -> Any:
+        return SimpleNamespace(shape=shape)
+
+    steps = RecordedSteps(max_num_seqs, max_num_tokens=2048)
+    recorder = Recorder()
+    recorder.forwarded = None, None
+    steps.record(recorder, make_inputs, lambda inputs: inputs)
+    for num_seqs in range(1, max_num_seqs + 1):
+        for num_tokens in range(num_seqs + 1, 2049, 1 if num_seqs < 40 else 7):
+            batch: Any = SimpleNamespace(
+                num_tokens=num_tokens, num_seqs=num_seqs, num_sampled=num_seqs, prompt_rows=None
+            )
+            step = steps.find(batch)
+            assert step is not None, (num_tokens, num_seqs)
+            shape = step.inputs.shape
+            assert not shape.is_decode, (num_tokens, num_seqs, shape)
+            assert num_tokens <= shape.num_tokens <= 2048
+            assert num_seqs < shape.num_seqs, "a row to spare for padded tokens"
 
 
 @pytest.mark.parametrize(("most", "sizes"), [(1, [1]), (3, [1, 2, 3]), (20, [1, 2, 4, 8, 16, 20])])

@@ -92,20 +92,22 @@ def test_a_request_gets_the_same_tokens_alone_and_among_sixteen(folders: dict[st
     }
     assert run(core, requests) == alone
     assert run(core, requests, stagger=3) == alone
+    assert run(core, requests, stagger=1) == alone, "short prompts beside many decodes"
 
 
 @pytest.mark.parametrize(
     "settings",
     [
+        {},
         {"cuda_graphs": False},
         {"max_num_batched_tokens": 17, "max_num_seqs": 16},
         {"num_kv_blocks": 24, "max_num_seqs": 7},
         {"prefix_caching": False, "max_num_seqs": 5},
     ],
-    ids=lambda settings: ",".join(settings),
+    ids=lambda settings: ",".join(settings) or "the same",
 )
 def test_no_way_of_scheduling_changes_a_token(folders: dict[str, Path], settings: dict[str, Any]) -> None:
-    requests = requests_of(seed=8)
+    requests = requests_of(seed=8, count=40)
     expected = run(load_core(folders["qwen3"]), requests)
     assert run(load_core(folders["qwen3"], **settings), requests, stagger=1) == expected
 
