@@ -14,9 +14,42 @@ constexpr int STEP_K = 64;  // elements of each row that a warp takes at a time,
 template <int TOKENS>
 constexpr int MIN_BLOCKS = TOKENS <= 8 ? 3 : 2;
 
+template <typename T>
+struct pair_of {
+  using type = __half2;
+};
+template <>
+struct pair_of<__nv_bfloat16> {
+  using type = __nv_bfloat162;
+};
+
+template <typename Pair>
+__device__ __forceinline__ unsigned multiply_pair(unsigned a, unsigned b) {
+  const Pair product = __hmul2(reinterpret_cast<const Pair&>(a), reinterpret_cast<const Pair&>(b));
+  return reinterpret_cast<const unsigned&>(product);
+}
+
+// sum + the squares of eight elements.
+template <typename T>
+__device__ __forceinline__ float add_squares(float sum, const uint4& raw) {
+  const Vec<T, SEGMENT> values = reinterpret_cast<const Vec<T, SEGMENT>&>(raw);
+#pragma unroll
+  for (int e = 0; e < SEGMENT; ++e) sum = fmaf(to_float(values[e]), to_float(values[e]), sum);
+  return sum;
+}
+
+// Products of eight elements and eight others, rounded to T.
+template <typename T>
+__device__ __forceinline__ uint4 multiply_elements(const uint4& a, const uint4& b) {
+  using Pair = typename pair_of<T>::type;
+  return make_uint4(multiply_pair<Pair>(a.x, b.x), multiply_pair<Pair>(a.y, b.y),
+                    multiply_pair<Pair>(a.z, b.z), multiply_pair<Pair>(a.w, b.w));
+}
+
 // out[m, n] = sum over k of y[m, k] * weight[n, k], + bias[n], + out[m, n] if accumulate;
 // gated: with g = out[m, n] and u = out[m, n + out_features / 2] of that, g / (1 + exp(-g)) * u instead.
-// y is x, or where norm is given x / sqrt(mean(x^2) + eps) * norm, rounded to T.
+// y is x, or where norm is given x / sqrt(mean(x^2) + eps) * norm. In T with the range of a float, x * norm
+// is rounded to T and the sums are divided by the root, so that nothing waits for it; else y is rounded to T.
 //
 // x [num_rows, in_features] T, norm [in_features] T or null, weight [out_features, in_features] T, bias
 // [out_features] T or null, out [num_rows, out_features] Out (T or float), gated [num_rows, out_features /
@@ -31,13 +64,14 @@ constexpr int MIN_BLOCKS = TOKENS <= 8 ? 3 : 2;
 // copies just the weights that it will feed to the tensor cores, through a ring of its own, so that no
 // barrier delays the stream: the k of an instruction may be in any order that is the same for x and weight,
 // and 16 bytes of a row are what lane t needs as elements 2t, 2t+1, 2t+8, 2t+9 of two instructions. One row
-// of y (TOKENS = 1) stays in shared memory; more rows of x travel through the ring, once a tile, and norm is
-// null.
+// of y (TOKENS = 1) stays in shared memory; more rows of x travel through the ring, once a tile, and meet the
+// norm on their way to the tensor cores, for T with the range of a float alone.
 template <typename T, typename Out, int TOKENS, int UNITS, int STAGES>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
     matmul_decode_kernel(const T* x, const T* norm, const T* weight, const T* bias, Out* out, int num_rows,
                          int out_features, int in_features, float eps, int accumulate, int gated) {
   constexpr bool RESIDENT = TOKENS == 1;
+  constexpr bool SCALES_SUMS = has_float_range<T>;
   constexpr int GROUPS = ceil_div(TOKENS, 8);  // of 8 tokens
   constexpr int MMAS_M = ceil_div(TOKENS, 16);
   constexpr int CHAINS = UNITS * MMAS_M >= 4 ? 1 : 2;  // independent sums that hide the latency of an mma
@@ -67,10 +101,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
   // Where the lane's elements of a step begin; half 0 or 1.
   auto k_of = [&](int step, int half) { return (step * WARPS + warp) * STEP_K + half * STEP_K / 2 + lane_k; };
 
-  // This warp's vectors of y and of norm: those of its steps one after another, zeros beyond in_features.
+  // This warp's vectors of norm and of y: those of its steps one after another, zeros beyond in_features.
   const int vectors = steps * STEP_K / SEGMENT;
-  uint4* const y = reinterpret_cast<uint4*>(partial + WARPS * UNITS * GROUPS * WARP_SIZE) + warp * vectors;
-  uint4* const gains = y + WARPS * vectors;
+  uint4* const gains =
+      reinterpret_cast<uint4*>(partial + WARPS * UNITS * GROUPS * WARP_SIZE) + warp * vectors;
+  uint4* const y = gains + WARPS * vectors;  // of one resident row
+  __shared__ float sums_of_squares[WARPS][TOKENS];
   auto k_of_vector = [&](int v) { return (v / 8 * WARPS + warp) * STEP_K + v % 8 * SEGMENT; };
 
   // The copies run ahead of the products and have their own place in the sequence of tiles and steps.
@@ -118,8 +154,16 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
     }
   };
 
+  // Of a token, once every warp's sum of squares is there.
+  auto inverse_rms = [&](int token) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) sum += sums_of_squares[w][token];
+    return rsqrtf(sum / in_features + eps);
+  };
+
   // Groups of copies are committed also where empty, because the waits count them.
-  if (RESIDENT && norm != nullptr) {
+  if (norm != nullptr) {
     for (int v = lane; v < vectors; v += WARP_SIZE) {
       const bool valid = k_of_vector(v) < in_features;
       copy_async_16(gains + v, valid ? norm + k_of_vector(v) : norm, valid);
@@ -137,6 +181,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
 
   if constexpr (RESIDENT) {
     constexpr int BATCH = 4;  // loads in flight
+    if (norm != nullptr) copy_async_wait<STAGES>();
     float squares = 0.0f;
     for (int first = lane; first < vectors; first += BATCH * WARP_SIZE) {
       uint4 raw[BATCH];
@@ -148,41 +193,41 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
       }
 #pragma unroll
       for (int i = 0; i < BATCH; ++i) {
-        if (first + i * WARP_SIZE >= vectors) break;
-        y[first + i * WARP_SIZE] = raw[i];
-        const Vector values = reinterpret_cast<const Vector&>(raw[i]);
-#pragma unroll
-        for (int e = 0; e < SEGMENT; ++e) squares = fmaf(to_float(values[e]), to_float(values[e]), squares);
+        const int v = first + i * WARP_SIZE;
+        if (v >= vectors) break;
+        if (norm != nullptr) {
+          squares = add_squares<T>(squares, raw[i]);
+          if (SCALES_SUMS) raw[i] = multiply_elements<T>(raw[i], gains[v]);
+        }
+        y[v] = raw[i];
       }
     }
     if (norm != nullptr) {
-      __shared__ float sums_of_squares[WARPS];
       squares = warp_sum(squares);
-      if (lane == 0) sums_of_squares[warp] = squares;
-      copy_async_wait<STAGES>();
-      __syncthreads();
-      float sum = 0.0f;
+      if (lane == 0) sums_of_squares[warp][0] = squares;
+      if constexpr (!SCALES_SUMS) {
+        __syncthreads();
+        const float scale = inverse_rms(0);
+        for (int v = lane; v < vectors; v += WARP_SIZE) {
+          const Vector gain = reinterpret_cast<const Vector&>(gains[v]);
+          Vector values = reinterpret_cast<const Vector&>(y[v]);
 #pragma unroll
-      for (int w = 0; w < WARPS; ++w) sum += sums_of_squares[w];
-      const float inverse_rms = rsqrtf(sum / in_features + eps);
-      for (int v = lane; v < vectors; v += WARP_SIZE) {
-        const Vector gain = reinterpret_cast<const Vector&>(gains[v]);
-        Vector values = reinterpret_cast<const Vector&>(y[v]);
-#pragma unroll
-        for (int e = 0; e < SEGMENT; ++e) {
-          values[e] = from_float<T>(to_float(values[e]) * inverse_rms * to_float(gain[e]));
+          for (int e = 0; e < SEGMENT; ++e) {
+            values[e] = from_float<T>(to_float(values[e]) * scale * to_float(gain[e]));
+          }
+          y[v] = reinterpret_cast<const uint4&>(values);
         }
-        y[v] = reinterpret_cast<const uint4&>(values);
       }
     }
-    __syncwarp();
   } else {
 #pragma unroll
     for (int stage = 0; stage < STAGES; ++stage) {
       if (stage < num_tiles * steps) load_x(stage, stage % steps);
       copy_async_commit();
     }
+    if (norm != nullptr) copy_async_wait<2 * STAGES>();
   }
+  __syncwarp();  // y and gains are there for all lanes
 
   float sums[CHAINS][UNITS][MMAS_M][4];
   auto multiply = [&](const uint4* weights, const uint4(&tokens)[GROUPS]) {
@@ -199,7 +244,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
     }
   };
   int slot = 0;
-  auto take_step = [&](int step) {
+  float squares[GROUPS] = {};  // of this lane's elements of x, taken from the first tile's steps
+  auto take_step = [&](int step, bool is_first_tile) {
     copy_async_wait<STAGES - 1>();
     const uint4* const stage = ring + slot * LOADS * THREADS + threadIdx.x;
 #pragma unroll
@@ -211,6 +257,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
           tokens[i] = y[(step * 2 + half) * 4 + lane % 4];  // for all 8 rows; only the first is stored
         } else {
           tokens[i] = stage[(UNITS * 2 + i * 2 + half) * THREADS];
+          if (SCALES_SUMS && norm != nullptr) {
+            if (is_first_tile) squares[i] = add_squares<T>(squares[i], tokens[i]);
+            tokens[i] = multiply_elements<T>(tokens[i], gains[(step * 2 + half) * 4 + lane % 4]);
+          }
         }
       }
       multiply(stage + half * THREADS, tokens);
@@ -249,9 +299,19 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
 
 #pragma unroll
     for (int i = 0; i < CHAINS * UNITS * MMAS_M * 4; ++i) (&sums[0][0][0][0])[i] = 0.0f;
-    for (int step = 0; step < steps; ++step) take_step(step);
+    for (int step = 0; step < steps; ++step) take_step(step, tile == 0);
 
     if (tile > 0) __syncthreads();  // the partial sums of the tile before may still be in use
+    if constexpr (!RESIDENT && SCALES_SUMS) {
+      if (norm != nullptr && tile == 0) {
+#pragma unroll
+        for (int i = 0; i < GROUPS; ++i) {
+          squares[i] += __shfl_xor_sync(FULL_WARP, squares[i], 1);
+          squares[i] += __shfl_xor_sync(FULL_WARP, squares[i], 2);
+          if (lane % 4 == 0) sums_of_squares[warp][i * 8 + lane_row] = squares[i];
+        }
+      }
+    }
 #pragma unroll
     for (int u = 0; u < UNITS; ++u) {
 #pragma unroll
@@ -283,9 +343,14 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
       const int column = (tile_unit + u) * UNIT + lane % 4 * 2;
       if (u >= units_a_tile || tile_unit + u >= units_end || token >= num_rows || column >= features)
         continue;
+      const float scale = SCALES_SUMS && norm != nullptr ? inverse_rms(token) : 1.0f;
       float2 result = total(item);
+      result.x *= scale;
+      result.y *= scale;
       if (gated) {
-        const float2 up = total(item + units_a_tile * GROUPS * WARP_SIZE);
+        float2 up = total(item + units_a_tile * GROUPS * WARP_SIZE);
+        up.x *= scale;
+        up.y *= scale;
         result.x = up.x * (result.x / (1.0f + expf(-result.x)));
         result.y = up.y * (result.y / (1.0f + expf(-result.y)));
       } else {

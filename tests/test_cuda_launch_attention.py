@@ -10,7 +10,7 @@ import pytest
 from engine.cuda.kernel import KernelSpec, LaunchConfig
 from engine.ops.cuda import CudaOps, attention, attention_decode, elementwise, linear
 from engine.ops.cuda.registry import all_instantiations
-from engine.ops.cuda.types import ceil_div
+from engine.ops.cuda.types import C_TYPE_NAMES, ceil_div
 from engine.ops.interface import AttentionMetadata
 from engine.tensor import Buffer, CpuDevice, Tensor, bfloat16, empty, float16, float32, int32
 
@@ -136,23 +136,27 @@ def test_order_of_sums_for_a_few_rows_does_not_depend_on_their_number() -> None:
     assert len(orders) == 1
 
 
+@pytest.mark.parametrize("dtype", [bfloat16, float16])
 @pytest.mark.parametrize("clusters", [True, False])
 @pytest.mark.parametrize("num_rows", [1, 2, 8, 16])
-def test_norm_product_activation_and_residual_of_a_decode_step_are_few_kernels(num_rows: int, clusters: bool) -> None:
-    compiled = set(linear.instantiations(("__nv_bfloat16",)))
+def test_norm_product_activation_and_residual_of_a_decode_step_are_few_kernels(
+    num_rows: int, clusters: bool, dtype: np.dtype[np.generic]
+) -> None:
+    compiled = set(linear.instantiations((C_TYPE_NAMES[dtype],)))
     device = WritingDevice(clusters=clusters)
     ops = CudaOps(device)  # type: ignore[arg-type]
-    x, norm, normed = (empty(shape, bfloat16, device) for shape in ((num_rows, 1024), (1024,), (num_rows, 1024)))
-    up, gate_up = empty((6144, 1024), bfloat16, device), empty((num_rows, 6144), bfloat16, device)
+    x, norm, normed = (empty(shape, dtype, device) for shape in ((num_rows, 1024), (1024,), (num_rows, 1024)))
+    up, gate_up = empty((6144, 1024), dtype, device), empty((num_rows, 6144), dtype, device)
     activated = ops.rmsnorm_matmul_silu_mul(x, norm, 1e-6, up, normed=normed, gate_up=gate_up)
     ops.rmsnorm_matmul(x, norm, 1e-6, up, normed=normed, out=empty((num_rows, 6144), float32, device))
-    ops.matmul(activated, empty((1024, 3072), bfloat16, device), out=x, accumulate=True)
+    ops.matmul(activated, empty((1024, 3072), dtype, device), out=x, accumulate=True)
     products = [launch for launch in device.launches if launch.spec is linear.MATMUL_DECODE]
     for launch in products:
         check_launch(launch, compiled, device.max_shared_bytes)
     if clusters or num_rows <= 8:  # else two stages of 16 rows do not fit into shared memory
         assert len(products) == 3
-        assert len(device.launches) == 3 + (0 if num_rows == 1 else 2), "only several rows are normalised beforehand"
+        norms = 0 if num_rows == 1 or dtype == bfloat16 else 2
+        assert len(device.launches) == 3 + norms, "only several rows of float16 are normalised beforehand"
 
 
 def test_wide_tiles_for_many_rows_and_flat_ones_for_few() -> None:

@@ -59,6 +59,14 @@ struct is_element<__nv_bfloat16> {
 #define ASSERT_ELEMENT(T) \
   static_assert(is_element<T>::value, "the element type is float, __half or __nv_bfloat16")
 
+// Whether T's exponents are those of a float: no product of two elements that floats can hold overflows.
+template <typename T>
+constexpr bool has_float_range = false;
+template <>
+constexpr bool has_float_range<float> = true;
+template <>
+constexpr bool has_float_range<__nv_bfloat16> = true;
+
 __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }

@@ -18,7 +18,7 @@ from engine.ops.cuda.matmul_decode import MATMUL_DECODE, Limits, choose_decode_t
 from engine.ops.cuda.matmul_hopper import MATMUL_HOPPER, launch_product
 from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
 from engine.ops.interface import Ops
-from engine.tensor import Tensor, float32
+from engine.tensor import Tensor, bfloat16, float32
 
 MATMUL = KernelSpec(
     file="matmul.cu",
@@ -297,11 +297,20 @@ class LinearOps(Ops):
         normed, logits = norm is not None, out.dtype != x.dtype
         multiprocessors = self.device.multiprocessors
         limits = Limits(multiprocessors, self.device.max_shared_bytes)
-        tile = choose_decode_tile(num_rows, features, in_features, limits, gated=gated, normed=normed, logits=logits)
+        tile = choose_decode_tile(
+            num_rows,
+            features,
+            in_features,
+            limits,
+            gated=gated,
+            normed=normed,
+            logits=logits,
+            float_range=x.dtype == bfloat16,
+        )
         if tile is None:
             return False
         template = tile.template(cuda_type(x.dtype), cuda_type(out.dtype))
-        config = tile.config(features, in_features, multiprocessors)
+        config = tile.config(features, in_features, multiprocessors, normed=normed)
         sizes = (num_rows, weight.shape[0], in_features)
         flags = (int(accumulate), int(gated))
         self.device.launch(MATMUL_DECODE, template, config, x, norm, weight, bias, out, *sizes, eps, *flags)

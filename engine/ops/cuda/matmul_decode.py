@@ -2,7 +2,7 @@
 
 A row's result does not depend on the other rows, nor on their number while `units` is the same: every sum
 runs over the same eight interleaved parts of k in the same order. (With a norm before it, one row and
-several may differ in the last bit of the norm.)
+several may differ in the last bit of the root.)
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from engine.ops.cuda.types import WARP_SIZE, ceil_div
+from engine.tensor import float32
 
 MATMUL_DECODE = KernelSpec(
     file="matmul_decode.cu",
@@ -49,7 +50,7 @@ class DecodeTile:
     """A variant of the kernel.
 
     Attributes:
-        tokens: the most rows of x; a single one may be normalised.
+        tokens: the most rows of x.
         units: of 8 weight rows that a block takes at a time.
         stages: of the ring of copies.
     """
@@ -61,19 +62,23 @@ class DecodeTile:
     def template(self, dtype: str, out_dtype: str) -> tuple[str, ...]:
         return (dtype, out_dtype, str(self.tokens), str(self.units), str(self.stages))
 
-    def shared_bytes(self, in_features: int) -> int:
+    def shared_bytes(self, in_features: int, *, normed: bool) -> int:
+        """Dynamic shared memory of a block; a single row of x stays in it, and so does the norm of any."""
         resident = self.tokens == 1
         groups = ceil_div(self.tokens, 8)
         ring = self.stages * 2 * (self.units + (0 if resident else groups)) * THREADS * SEGMENT_BYTES
         partial = WARPS * self.units * groups * WARP_SIZE * 8
         row = steps(in_features) * STEP_K * WARPS * HALF_BYTES
-        return ring + partial + (2 * row if resident else 0)
+        return ring + partial + (2 if resident else int(normed)) * row
 
-    def config(self, features: int, in_features: int, blocks: int) -> LaunchConfig:
+    def fits(self, in_features: int, limit: int, *, normed: bool) -> bool:
+        """Whether a block has this much shared memory, with the sums of squares of each warp's rows."""
+        return self.shared_bytes(in_features, normed=normed) + WARPS * self.tokens * float32.itemsize <= limit
+
+    def config(self, features: int, in_features: int, blocks: int, *, normed: bool) -> LaunchConfig:
         """`features` of the result; as many blocks, unless there are fewer units of 8 features."""
-        return LaunchConfig(
-            (min(blocks, ceil_div(features, UNIT)), 1, 1), (THREADS, 1, 1), self.shared_bytes(in_features)
-        )
+        shared_bytes = self.shared_bytes(in_features, normed=normed)
+        return LaunchConfig((min(blocks, ceil_div(features, UNIT)), 1, 1), (THREADS, 1, 1), shared_bytes)
 
 
 def steps(in_features: int) -> int:
@@ -100,21 +105,31 @@ class Limits(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def choose_decode_tile(
-    num_rows: int, features: int, in_features: int, limits: Limits, *, gated: bool, normed: bool, logits: bool
+    num_rows: int,
+    features: int,
+    in_features: int,
+    limits: Limits,
+    *,
+    gated: bool,
+    normed: bool,
+    logits: bool,
+    float_range: bool,
 ) -> DecodeTile | None:
     """The variant for a result [num_rows, features], None where this kernel is not for it.
 
+    Several rows are normalised in a dtype with the range of a float alone, since what enters the product has
+    not been divided by the root of its mean square yet.
     As many units as a block has to do, if they can be taken at once, and where the ring goes round a
     third stage. The few bytes of a short ring leave room for the next kernel's.
     """
     one = num_rows == 1 and in_features <= MAX_RESIDENT_FEATURES
-    if num_rows > MAX_ROWS or (normed and not one):
+    if num_rows > MAX_ROWS or (normed and not one and not float_range):
         return None
     tokens = 1 if one else 8 if num_rows <= 8 else 16
     fitting = [
         tile
         for tile in (LOGITS_TILES if logits else TILES)
-        if tile.tokens == tokens and tile.units > gated and tile.shared_bytes(in_features) <= limits.shared_bytes
+        if tile.tokens == tokens and tile.units > gated and tile.fits(in_features, limits.shared_bytes, normed=normed)
     ]
     if not fitting:
         return None
