@@ -1,17 +1,12 @@
 // Paged attention on tensor cores for rows with one query, bound by reading keys and values once; where every
 // row of a step has one query, the step's norm, rotary embedding and KV store as well.
 
-#include "attention.cuh"
 #include "copy.cuh"
-#include "mma.cuh"
 #include "rope.cuh"
+#include "warp_attention.cuh"
 
-constexpr int WARP_KEYS = 16;   // keys that a warp handles at a time
-constexpr int UNIT_KEYS = 8;    // keys that lie in one block of the cache
-constexpr int GROUP_ROWS = 8;   // query heads of a key/value head that a block handles together
 constexpr int SPLIT_KEYS = 64;  // of which a split's size is a multiple
 constexpr int NO_KEY = -1;
-constexpr float STALE_LOG2 = 8.0f;  // powers of 2 by which scores may pass what they are relative to
 
 // How a row's keys are divided. It depends on the row's own length, the window and two constants of the
 // server, so a row's result does not depend on the other rows.
@@ -29,34 +24,6 @@ __device__ __forceinline__ Splits find_splits(int context_len, int sliding_windo
   const int size = max(even, min_split_keys);
   return {first_key, size, max(ceil_div(num_keys, size), 1)};
 }
-
-constexpr int FLOATS = 4;  // of an output that a thread handles at a time
-
-// What splits give together, added up in their order: a few elements of the weighted values of a head, and
-// the sum of the weights, both relative to the maximum so far.
-struct Merged {
-  Vec<float, FLOATS> values = {};
-  float maximum = MINUS_INFINITY;
-  float sum = 0.0f;
-
-  __device__ __forceinline__ void add(const Vec<float, FLOATS>& split_values, float split_maximum,
-                                      float split_sum) {
-    const float renewed = fmaxf(maximum, split_maximum);
-    const float own = rescale_factor(maximum, renewed);
-    const float added = rescale_factor(split_maximum, renewed);
-    maximum = renewed;
-    sum = fmaf(sum, own, __fmul_rn(split_sum, added));
-#pragma unroll
-    for (int e = 0; e < FLOATS; ++e) values[e] = fmaf(values[e], own, __fmul_rn(split_values[e], added));
-  }
-  template <typename T>
-  __device__ __forceinline__ void store(T* out) const {
-    Vec<T, FLOATS> rounded;
-#pragma unroll
-    for (int e = 0; e < FLOATS; ++e) rounded[e] = from_float<T>(values[e] / sum);
-    rounded.store(out);
-  }
-};
 
 // out = softmax over the visible keys of (q . k * scale), times v, for rows with one query. Rows without
 // context, and the tokens after the last row, give zeros. FUSED: q and the newest key and value are made from
@@ -97,15 +64,11 @@ __global__ void __launch_bounds__(32 * WARPS)
   constexpr int THREADS = WARP_SIZE * WARPS;
   constexpr int STEP_KEYS = WARP_KEYS * WARPS;
   constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
-  constexpr int PITCH = HEAD_DIM + SEGMENT;
-  constexpr int MERGE_PITCH = HEAD_DIM + 4;
-  constexpr int TILE_ELEMENTS = WARP_KEYS * PITCH;
+  using Attention = WarpAttention<T, HEAD_DIM>;
+  constexpr int PITCH = Attention::PITCH;
+  constexpr int TILE_ELEMENTS = Attention::TILE_ELEMENTS;
   constexpr int HEAD_PARTS = HEAD_DIM / FLOATS;
   constexpr int ITEMS = ceil_div(GROUP_ROWS * HEAD_PARTS, THREADS);  // parts of heads that a thread merges
-  static_assert(sizeof(T) == 2, "tensor-core attention takes bfloat16 or float16");
-  static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "head_dim must be a multiple of 16 and at most 256");
-  static_assert(2 * TILE_ELEMENTS * sizeof(T) >= GROUP_ROWS * MERGE_PITCH * sizeof(float),
-                "a warp's output must fit into a stage");
   static_assert(SPLIT_KEYS % STEP_KEYS == 0, "all warps must end a split together");
   using Transform = HeadTransform<HEAD_DIM, 2, T>;
 
@@ -254,21 +217,7 @@ __global__ void __launch_bounds__(32 * WARPS)
   clear_behind_rows();
   __syncthreads();
 
-  // Of a matrix's rows and columns a lane holds those numbered by lane / 4 and lane % 4 (mma.cuh). Queries
-  // are a left operand whose rows 8 to 15 are zeros: scores have a row a head, a column a key. Outputs have a
-  // row an element and a column a head, so that there is room for 8 heads and no more.
-  unsigned queries[HEAD_DIM / 16][2];
-#pragma unroll
-  for (int d = 0; d < HEAD_DIM / 16; ++d) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const T* const from = tile_q + lane / 4 * PITCH + d * 16 + r * 8 + lane % 4 * 2;
-      queries[d][r] = lane / 4 < num_group_heads ? *reinterpret_cast<const unsigned*>(from) : 0;
-    }
-  }
-  float outputs[HEAD_DIM / 16][4] = {};
-  float maximum = MINUS_INFINITY;  // of head lane / 4, or somewhat less
-  float sum = 0.0f;                // of head lane / 4, this lane's keys
+  Attention attention(tile_q, num_group_heads);
   Merged result[ITEMS];
   const int num_blocks = ceil_div(splits.count, block_splits);
   const long long first_partial = (static_cast<long long>(row) * num_heads + head0) * max_splits;
@@ -290,85 +239,14 @@ __global__ void __launch_bounds__(32 * WARPS)
         __syncwarp();
       }
 
-      float scores[2][2][4] = {};  // keys 0 to 7 and 8 to 15, each in two sums
-#pragma unroll
-      for (int d = 0; d < HEAD_DIM / 16; ++d) {
-        const unsigned a[4] = {queries[d][0], 0u, queries[d][1], 0u};
-        unsigned b[4];
-        ldmatrix_x4(b, tile_k + (lane % 8 + lane / 16 * 8) * PITCH + d * 16 + lane / 8 % 2 * 8);
-        mma_m16n8k16<T>(scores[0][d % 2], a, {b[0], b[1]});
-        mma_m16n8k16<T>(scores[1][d % 2], a, {b[2], b[3]});
-      }
-      float score[4];
-#pragma unroll
-      for (int s = 0; s < 4; ++s) {
-        score[s] = (scores[s / 2][0][s % 2] + scores[s / 2][1][s % 2]) * scale_log2;
-      }
-      if (tile_begin(i) < oldest_key || tile_begin(i) + WARP_KEYS > key_end) {
-#pragma unroll
-        for (int s = 0; s < 4; ++s) {
-          const int key = tile_begin(i) + s / 2 * 8 + lane % 4 * 2 + s % 2;
-          if (key < oldest_key || key >= key_end) score[s] = MINUS_INFINITY;
-        }
-      }
-
-      // All is relative to a maximum that is renewed where a score passes it by far.
-      const float highest = fmaxf(fmaxf(score[0], score[1]), fmaxf(score[2], score[3]));
-      if (__any_sync(FULL_WARP, highest > maximum + STALE_LOG2)) {
-        float renewed = fmaxf(highest, __shfl_xor_sync(FULL_WARP, highest, 1));
-        renewed = fmaxf(maximum, fmaxf(renewed, __shfl_xor_sync(FULL_WARP, renewed, 2)));
-        const float factor = rescale_factor(maximum, renewed);
-        maximum = renewed;
-        sum *= factor;
-        const float first = __shfl_sync(FULL_WARP, factor, lane % 4 * 8);
-        const float second = __shfl_sync(FULL_WARP, factor, lane % 4 * 8 + 4);
-#pragma unroll
-        for (int d = 0; d < HEAD_DIM / 16; ++d) {
-          outputs[d][0] *= first;
-          outputs[d][1] *= second;
-          outputs[d][2] *= first;
-          outputs[d][3] *= second;
-        }
-      }
-      const float offset = maximum == MINUS_INFINITY ? 0.0f : maximum;
-#pragma unroll
-      for (int s = 0; s < 4; ++s) {
-        score[s] = exp2_fast(score[s] - offset);
-        sum += score[s];
-      }
-      // The scores' layout is that of a right operand with a row a key.
-      const unsigned weights[2] = {pack<T>(score[0], score[1]), pack<T>(score[2], score[3])};
-#pragma unroll
-      for (int d = 0; d < HEAD_DIM / 16; ++d) {
-        unsigned a[4];
-        ldmatrix_x4_trans(a, tile_v + (lane % 8 + lane / 16 * 8) * PITCH + d * 16 + lane / 8 % 2 * 8);
-        mma_m16n8k16<T>(outputs[d], a, weights);
-      }
+      attention.add(tile_k, tile_v, tile_begin(i), oldest_key, key_end, scale_log2);
       __syncwarp();
     }
     if (--steps_left == 0 || i + 1 == num_steps) {
       // The end of a split: merge the warps through the stages that they have just left.
       float* const merged = reinterpret_cast<float*>(tiles + i % STAGES * 2 * TILE_ELEMENTS);
       constexpr int MERGE_STRIDE = STAGES * 2 * TILE_ELEMENTS * sizeof(T) / sizeof(float);  // between warps
-      sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-      sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-      if (lane % 4 == 0) {
-        warp_maxima[warp][lane / 4] = maximum;
-        warp_sums[warp][lane / 4] = sum;
-      }
-#pragma unroll
-      for (int d = 0; d < HEAD_DIM / 16; ++d) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int head = lane % 4 * 2 + e % 2;
-          if (head < num_group_heads) {
-            merged[warp * MERGE_STRIDE + head * MERGE_PITCH + d * 16 + e / 2 * 8 + lane / 4] = outputs[d][e];
-          }
-          outputs[d][e] = 0.0f;
-        }
-      }
-      maximum = MINUS_INFINITY;
-      sum = 0.0f;
+      attention.finish(merged + warp * MERGE_STRIDE, warp_maxima[warp], warp_sums[warp], num_group_heads);
       __syncthreads();
 #pragma unroll
       for (int n = 0; n < ITEMS; ++n) {
@@ -376,19 +254,10 @@ __global__ void __launch_bounds__(32 * WARPS)
         if (item >= num_group_heads * HEAD_PARTS) continue;
         const int head = item / HEAD_PARTS;
         const int d = item % HEAD_PARTS * FLOATS;
-        float highest = MINUS_INFINITY;
-#pragma unroll
-        for (int w = 0; w < WARPS; ++w) highest = fmaxf(highest, warp_maxima[w][head]);
-        float total = 0.0f;
-        Vec<float, FLOATS> values = {};
-#pragma unroll
-        for (int w = 0; w < WARPS; ++w) {
-          const float factor = rescale_factor(warp_maxima[w][head], highest);
-          total = fmaf(warp_sums[w][head], factor, total);
-          const auto part = Vec<float, FLOATS>::load(merged + w * MERGE_STRIDE + head * MERGE_PITCH + d);
-#pragma unroll
-          for (int e = 0; e < FLOATS; ++e) values[e] = fmaf(part[e], factor, values[e]);
-        }
+        float highest, total;
+        const Vec<float, FLOATS> values =
+            merge_warps<WARPS>(merged + head * Attention::MERGE_PITCH + d, MERGE_STRIDE, warp_maxima,
+                               warp_sums, head, highest, total);
         if (num_blocks == 1) {
           result[n].add(values, highest, total);
         } else {

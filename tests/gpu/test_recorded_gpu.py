@@ -33,8 +33,8 @@ MAX_NUM_SEQS = 40
 MODELS: dict[str, dict[str, Any]] = {
     "heads of 128": {
         "hidden_size": 512,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
         "head_dim": 128,
         "intermediate_size": 1024,
     },

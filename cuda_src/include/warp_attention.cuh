@@ -1,0 +1,180 @@
+// Attention of one query by warps: of each head of a group over sixteen keys at a time, and the merging of
+// what warps and blocks have found.
+#pragma once
+
+#include "attention.cuh"
+#include "mma.cuh"
+
+constexpr int WARP_KEYS = 16;       // keys that a warp handles at a time
+constexpr int UNIT_KEYS = 8;        // keys that lie in one block of the cache
+constexpr int GROUP_ROWS = 8;       // query heads of a key/value head that are handled together
+constexpr int FLOATS = 4;           // of an output that a thread merges at a time
+constexpr float STALE_LOG2 = 8.0f;  // powers of 2 by which scores may pass what they are relative to
+
+// What parts of the keys give together, added up in their order: a few elements of the weighted values of a
+// head, and the sum of the weights, both relative to the maximum so far.
+struct Merged {
+  Vec<float, FLOATS> values = {};
+  float maximum = MINUS_INFINITY;
+  float sum = 0.0f;
+
+  __device__ __forceinline__ void add(const Vec<float, FLOATS>& part_values, float part_maximum,
+                                      float part_sum) {
+    const float renewed = fmaxf(maximum, part_maximum);
+    const float own = rescale_factor(maximum, renewed);
+    const float added = rescale_factor(part_maximum, renewed);
+    maximum = renewed;
+    sum = fmaf(sum, own, __fmul_rn(part_sum, added));
+#pragma unroll
+    for (int e = 0; e < FLOATS; ++e) values[e] = fmaf(values[e], own, __fmul_rn(part_values[e], added));
+  }
+  template <typename T>
+  __device__ __forceinline__ void store(T* out) const {
+    Vec<T, FLOATS> rounded;
+#pragma unroll
+    for (int e = 0; e < FLOATS; ++e) rounded[e] = from_float<T>(values[e] / sum);
+    rounded.store(out);
+  }
+};
+
+// One warp's softmax over the keys that it was given, times their values, for up to GROUP_ROWS heads.
+//
+// Of a matrix's rows and columns a lane holds those numbered by lane / 4 and lane % 4 (mma.cuh). Queries are
+// a left operand whose rows 8 to 15 are zeros: scores have a row a head, a column a key. Outputs have a row
+// an element and a column a head, so that there is room for 8 heads and no more. Rows of shared memory are
+// padded by 16 bytes, so that eight of them fill all banks.
+template <typename T, int HEAD_DIM>
+struct WarpAttention {
+  static constexpr int PITCH = HEAD_DIM + SEGMENT;
+  static constexpr int MERGE_PITCH = HEAD_DIM + 4;
+  static constexpr int TILE_ELEMENTS = WARP_KEYS * PITCH;
+  static_assert(sizeof(T) == 2, "tensor-core attention takes bfloat16 or float16");
+  static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "head_dim must be a multiple of 16 and at most 256");
+  static_assert(2 * TILE_ELEMENTS * sizeof(T) >= GROUP_ROWS * MERGE_PITCH * sizeof(float),
+                "a warp's output must fit into a tile of keys and values");
+
+  unsigned queries[HEAD_DIM / 16][2];
+  float outputs[HEAD_DIM / 16][4] = {};
+  float maximum = MINUS_INFINITY;  // of head lane / 4, or somewhat less
+  float sum = 0.0f;                // of head lane / 4, this lane's keys
+
+  // tile_q [num_heads, PITCH] in shared memory.
+  __device__ __forceinline__ WarpAttention(const T* tile_q, int num_heads) {
+    const int lane = threadIdx.x % WARP_SIZE;
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM / 16; ++d) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const T* const from = tile_q + lane / 4 * PITCH + d * 16 + r * 8 + lane % 4 * 2;
+        queries[d][r] = lane / 4 < num_heads ? *reinterpret_cast<const unsigned*>(from) : 0;
+      }
+    }
+  }
+
+  // tile_k, tile_v [WARP_KEYS, PITCH] in shared memory, of the keys from `begin` on, of which those from
+  // oldest_key to key_end - 1 are seen; the values of others are finite.
+  __device__ __forceinline__ void add(const T* tile_k, const T* tile_v, int begin, int oldest_key,
+                                      int key_end, float scale_log2) {
+    const int lane = threadIdx.x % WARP_SIZE;
+    float scores[2][2][4] = {};  // keys 0 to 7 and 8 to 15, each in two sums
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM / 16; ++d) {
+      const unsigned a[4] = {queries[d][0], 0u, queries[d][1], 0u};
+      unsigned b[4];
+      ldmatrix_x4(b, tile_k + (lane % 8 + lane / 16 * 8) * PITCH + d * 16 + lane / 8 % 2 * 8);
+      mma_m16n8k16<T>(scores[0][d % 2], a, {b[0], b[1]});
+      mma_m16n8k16<T>(scores[1][d % 2], a, {b[2], b[3]});
+    }
+    float score[4];
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      score[s] = (scores[s / 2][0][s % 2] + scores[s / 2][1][s % 2]) * scale_log2;
+    }
+    if (begin < oldest_key || begin + WARP_KEYS > key_end) {
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        const int key = begin + s / 2 * 8 + lane % 4 * 2 + s % 2;
+        if (key < oldest_key || key >= key_end) score[s] = MINUS_INFINITY;
+      }
+    }
+
+    // All is relative to a maximum that is renewed where a score passes it by far.
+    const float highest = fmaxf(fmaxf(score[0], score[1]), fmaxf(score[2], score[3]));
+    if (__any_sync(FULL_WARP, highest > maximum + STALE_LOG2)) {
+      float renewed = fmaxf(highest, __shfl_xor_sync(FULL_WARP, highest, 1));
+      renewed = fmaxf(maximum, fmaxf(renewed, __shfl_xor_sync(FULL_WARP, renewed, 2)));
+      const float factor = rescale_factor(maximum, renewed);
+      maximum = renewed;
+      sum *= factor;
+      const float first = __shfl_sync(FULL_WARP, factor, lane % 4 * 8);
+      const float second = __shfl_sync(FULL_WARP, factor, lane % 4 * 8 + 4);
+#pragma unroll
+      for (int d = 0; d < HEAD_DIM / 16; ++d) {
+        outputs[d][0] *= first;
+        outputs[d][1] *= second;
+        outputs[d][2] *= first;
+        outputs[d][3] *= second;
+      }
+    }
+    const float offset = maximum == MINUS_INFINITY ? 0.0f : maximum;
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      score[s] = exp2_fast(score[s] - offset);
+      sum += score[s];
+    }
+    // The scores' layout is that of a right operand with a row a key.
+    const unsigned weights[2] = {pack<T>(score[0], score[1]), pack<T>(score[2], score[3])};
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM / 16; ++d) {
+      unsigned a[4];
+      ldmatrix_x4_trans(a, tile_v + (lane % 8 + lane / 16 * 8) * PITCH + d * 16 + lane / 8 % 2 * 8);
+      mma_m16n8k16<T>(outputs[d], a, weights);
+    }
+  }
+
+  // Leave the heads' outputs [num_heads, MERGE_PITCH], maxima and sums in shared memory and begin anew.
+  __device__ __forceinline__ void finish(float* merged, float (&maxima)[GROUP_ROWS],
+                                         float (&sums)[GROUP_ROWS], int num_heads) {
+    const int lane = threadIdx.x % WARP_SIZE;
+    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+    sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+    if (lane % 4 == 0) {
+      maxima[lane / 4] = maximum;
+      sums[lane / 4] = sum;
+    }
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM / 16; ++d) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int head = lane % 4 * 2 + e % 2;
+        if (head < num_heads) merged[head * MERGE_PITCH + d * 16 + e / 2 * 8 + lane / 4] = outputs[d][e];
+        outputs[d][e] = 0.0f;
+      }
+    }
+    maximum = MINUS_INFINITY;
+    sum = 0.0f;
+  }
+};
+
+// What WARPS warps have left of `head` from element d on, `stride` floats apart, relative to `highest`;
+// `total` is the sum of the weights.
+template <int WARPS>
+__device__ __forceinline__ Vec<float, FLOATS> merge_warps(const float* merged, int stride,
+                                                          const float (&maxima)[WARPS][GROUP_ROWS],
+                                                          const float (&sums)[WARPS][GROUP_ROWS], int head,
+                                                          float& highest, float& total) {
+  highest = MINUS_INFINITY;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) highest = fmaxf(highest, maxima[w][head]);
+  total = 0.0f;
+  Vec<float, FLOATS> values = {};
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) {
+    const float factor = rescale_factor(maxima[w][head], highest);
+    total = fmaf(sums[w][head], factor, total);
+    const auto part = Vec<float, FLOATS>::load(merged + w * stride);
+#pragma unroll
+    for (int e = 0; e < FLOATS; ++e) values[e] = fmaf(part[e], factor, values[e]);
+  }
+  return values;
+}
