@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-SLOWEST = 1.8  # times a step of decodes alone: what a step with prompts in it may take
-DRAIN_STEPS = 48  # a longer queue of prompts is worked off in this many steps, whatever that does to the pace
+SLOWEST = 2.0  # times a step of decodes alone: what a step with prompts in it may take
+DRAIN_STEPS = 32  # a longer queue of prompts is worked off in this many steps, whatever that does to the pace
 FEWEST_TOKENS = 64  # of prompts in a step: fewer cost the device as much
 SMOOTHING = 0.25  # weight of the newest measurement
 
