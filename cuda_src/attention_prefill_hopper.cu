@@ -5,10 +5,10 @@
 #include "copy.cuh"
 #include "hopper_attention.cuh"
 #include "mma.cuh"
+#include "prefill_units.cuh"
 
 constexpr int WARPS = WARPGROUP_SIZE / WARP_SIZE;
-constexpr int GROUP_ROWS = 64;  // of queries that a warp group holds
-constexpr int TILE_KEYS = 128;
+constexpr int GROUP_ROWS = 64;           // of queries that a warp group holds
 constexpr int LINE = SWIZZLE_BYTES / 2;  // elements
 constexpr int SLOTS = 3;                 // tiles of queries announced at a time
 constexpr int SHORT_TILES = 2;           // of keys
@@ -22,20 +22,6 @@ constexpr int VALUE_WARP = 2;
 constexpr int TURN_BARRIER = 1;
 constexpr int GROUP_BARRIER = 4;
 
-// A tile of queries of one key/value head, and the keys that it meets in tiles that begin at multiples of
-// TILE_KEYS. A tile without keys meets one that it does not see.
-struct alignas(16) AnnouncedTile {
-  int kv_head;  // -1: there are no more
-  int row;
-  int first_token;
-  int tile_row0;
-  int num_rows;
-  int first_position;
-  int context_len;
-  int key_begin;
-  int key_tiles;
-};
-
 // Where a tile of queries is that does not exist.
 constexpr int NONE = -1;
 
@@ -47,16 +33,6 @@ struct QueryRow {
 
 // How many tiles beyond the first two of each block have been taken. Every launch leaves 0.
 __device__ unsigned tiles_taken;
-
-// Number of tiles of all rows with two or more queries. Every lane of a warp must call; all get the result.
-__device__ __forceinline__ int count_tiles(const int* cu_seqlens_q, int num_seqs, int group, int tile_rows) {
-  int tiles = 0;
-  for (int row = threadIdx.x % WARP_SIZE; row < num_seqs; row += WARP_SIZE) {
-    const int num_queries = cu_seqlens_q[row + 1] - cu_seqlens_q[row];
-    if (num_queries > 1) tiles += ceil_div(num_queries * group, tile_rows);
-  }
-  return __reduce_add_sync(FULL_WARP, tiles);
-}
 
 // Lane t of every four gets the four lanes' words number t, in the lanes' order.
 __device__ __forceinline__ void transpose_4x4(unsigned (&words)[4]) {
@@ -118,16 +94,21 @@ struct Softmax {
     }
   }
 
+  // The sum of all weights of row h.
+  __device__ __forceinline__ float row_sum(int h) const {
+    float sum = sums[h];
+    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+    sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+    return sum;
+  }
+
   // What makes weighted sums weighted means; 0 for rows that saw no key.
   __device__ __forceinline__ void finish(float (&inverses)[2]) const {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float sum = sums[h];
-      sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-      sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-      inverses[h] = sum == 0.0f ? 0.0f : 1.0f / sum;
-    }
+    for (int h = 0; h < 2; ++h) inverses[h] = inverse(row_sum(h));
   }
+
+  static __device__ __forceinline__ float inverse(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
 };
 
 // out = softmax over the visible keys of (q . k * scale), times v, for rows with two or more queries, in one
@@ -136,23 +117,30 @@ struct Softmax {
 // key_map, value_map: maps of groups of eight rows of [num_blocks * num_kv_heads * block_size, HEAD_DIM] T
 // with boxes of `piece` = gcd(block_size, 128) rows; q [num_tokens, num_heads * HEAD_DIM] T; block_tables
 // [tables, block_table_width] int; table_rows [num_seqs] int; cu_seqlens_q [num_seqs + 1] int; context_lens
-// [num_seqs] int; out [num_tokens, num_heads * HEAD_DIM] T. scale_log2 = scale * log2(e), positive. Layout:
-// row-major, q and out 16-byte aligned; num_heads = group * num_kv_heads; block_size a multiple of 8. The
-// group's heads of consecutive tokens are the consecutive rows of a tile, so that they share its keys. Grid:
-// at most as many blocks as run at a time; they take tiles of 64 * CONSUMERS rows until none is left, of
-// `heads_at_once` key/value heads, then of the next; later tiles first, since they see more keys. Block: 128
-// * (CONSUMERS + 1) threads; shared: 4 * (64 * CONSUMERS + 128 * STAGES) * HEAD_DIM + 1024 bytes. Unit of
-// work: a warp group holds 64 rows of a tile; of one more group a warp chooses tiles, one copies keys and one
-// values. The groups take turns to multiply, so that one multiplies while another one computes weights; and a
-// group multiplies the weights of a tile of keys while it computes those of the next. Tiles of keys are taken
-// from the last to the first and begin at multiples of TILE_KEYS, so a query's result depends on its own row
-// alone, and not on how its prompt was cut into chunks.
+// [num_seqs] int; out [num_tokens, num_heads * HEAD_DIM] T; partial_out [blocks, 64 * CONSUMERS * HEAD_DIM]
+// and partial_sums [blocks, 64 * CONSUMERS, 2] float and arrivals [blocks * CONSUMERS] uint, where splits
+// leave their results; every launch finds arrivals 0 and leaves 0. scale_log2 = scale * log2(e), positive.
+// Layout: row-major, q, out and partials 16-byte aligned; num_heads = group * num_kv_heads; block_size a
+// multiple of 8. The group's heads of consecutive tokens are the consecutive rows of a tile, so that they
+// share its keys. Grid: at most as many blocks as run at a time; they take tiles of 64 * CONSUMERS rows until
+// none is left, of `heads_at_once` key/value heads, then of the next; later tiles first, since they see more
+// keys. Where there are so few tiles that each may have several blocks, its keys are split
+// (prefill_units.cuh). Block: 128 * (CONSUMERS + 1) threads; shared: 4 * (64 * CONSUMERS + 128 * STAGES) *
+// HEAD_DIM + 1024 bytes. Unit of work: a warp group holds 64 rows of a tile; of one more group a warp chooses
+// tiles, one copies keys and one values. The groups take turns to multiply, so that one multiplies while
+// another one computes weights; and a group multiplies the weights of a tile of keys while it computes those
+// of the next. Tiles of keys are taken from the last to the first and begin at multiples of TILE_KEYS, so
+// while keys are not split a query's result depends on its own row alone, and not on how its prompt was cut
+// into chunks. Splits change its last bits, as sums are added up in another order: with a row's length, what
+// else is in the step and the number of blocks, but not from one run to the next. Rows (or windows) of less
+// than 2 * MIN_SPLIT_TILES * TILE_KEYS keys are never split.
 template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
 __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     paged_attention_prefill_hopper_kernel(const __grid_constant__ TensorMap key_map,
                                           const __grid_constant__ TensorMap value_map, const T* q,
                                           const int* block_tables, const int* table_rows,
                                           const int* cu_seqlens_q, const int* context_lens, T* out,
+                                          float* partial_out, float* partial_sums, unsigned* arrivals,
                                           int num_seqs, int num_heads, int num_kv_heads, int block_size,
                                           int piece, int block_table_width, int sliding_window,
                                           int heads_at_once, float scale_log2) {
@@ -178,6 +166,7 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
   __shared__ Barrier full_k[STAGES], full_v[STAGES], empty_k[STAGES], empty_v[STAGES];
   __shared__ Barrier announced[SLOTS], freed[SLOTS];
   __shared__ AnnouncedTile tiles[SLOTS];
+  __shared__ bool merges[CONSUMERS];
 
   const int warp = uniform(threadIdx.x / WARP_SIZE);
   const int lane = threadIdx.x % WARP_SIZE;
@@ -218,30 +207,18 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     give_registers<PRODUCER_REGISTERS>();
 
     if (warp == SCHEDULER_WARP) {
-      const int tiles_per_head = count_tiles(cu_seqlens_q, num_seqs, group, TILE_ROWS);
-      const unsigned num_tiles = static_cast<unsigned>(tiles_per_head) * num_kv_heads;
+      PrefillUnits units{cu_seqlens_q, context_lens, num_seqs, group, TILE_ROWS, sliding_window};
+      units.divide(num_kv_heads, gridDim.x);
+      const unsigned num_units = static_cast<unsigned>(units.per_head) * num_kv_heads;
       unsigned number = blockIdx.x;
       for (;; ++announcement) {
         AnnouncedTile tile;
-        tile.kv_head = -1;
-        if (number < num_tiles) {
-          const int head0 = number / (tiles_per_head * heads_at_once) * heads_at_once;
+        tile.kv_head = NO_UNIT;
+        if (number < num_units) {
+          const int head0 = number / (units.per_head * heads_at_once) * heads_at_once;
           const int heads = min(heads_at_once, num_kv_heads - head0);
-          const int rest = number % (tiles_per_head * heads_at_once);
-          const QueryTile found =
-              find_query_tile(cu_seqlens_q, num_seqs, tiles_per_head - 1 - rest / heads, group, TILE_ROWS);
-          tile.row = found.row;
-          tile.kv_head = head0 + rest % heads;
-          tile.first_token = cu_seqlens_q[found.row];
-          const int num_queries = cu_seqlens_q[found.row + 1] - tile.first_token;
-          tile.tile_row0 = found.tile_in_row * TILE_ROWS;
-          tile.num_rows = min(num_queries * group - tile.tile_row0, TILE_ROWS);
-          tile.context_len = context_lens[found.row];
-          tile.first_position = tile.context_len - num_queries;
-          const int newest = tile.first_position + (tile.tile_row0 + tile.num_rows - 1) / group;
-          const int oldest = tile.first_position + tile.tile_row0 / group - sliding_window + 1;
-          tile.key_begin = max(oldest, 0) / TILE_KEYS * TILE_KEYS;
-          tile.key_tiles = max(ceil_div(newest + 1 - tile.key_begin, TILE_KEYS), 1);
+          const int rest = number % (units.per_head * heads_at_once);
+          tile = units.find(head0 + rest % heads, units.per_head - 1 - rest / heads);
         }
         const int slot = announcement % SLOTS;
         barrier_wait(&freed[slot], announcement / SLOTS % 2 ^ 1);
@@ -259,7 +236,7 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
         } else {
           const int before = announcement - 1;
           if (tile.key_tiles > SHORT_TILES) barrier_wait(&freed[before % SLOTS], before / SLOTS % 2);
-          if (lane == 0) number = 2 * gridDim.x + atomicInc(&tiles_taken, num_tiles - gridDim.x - 1);
+          if (lane == 0) number = 2 * gridDim.x + atomicInc(&tiles_taken, num_units - gridDim.x - 1);
           number = __shfl_sync(FULL_WARP, number, 0);
         }
       }
@@ -426,6 +403,69 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     free_slot(slot);
   };
 
+  // Of a tile whose keys are split: leaves this split's outputs, relative to the rows' maxima, with maxima
+  // and sums. The last group to do so adds up all splits, in their order, so that it does not matter which
+  // one it is, and has the tile's outputs; the others get false.
+  auto merge_splits = [&](int slot) {
+    constexpr int PART = HEAD_DIM / 8 * WARPGROUP_SIZE;  // of a group's outputs: each thread's, four by four
+    const AnnouncedTile& tile = tiles[slot];
+    const int counter = tile.first_unit * CONSUMERS + consumer;
+    float4* const parts = reinterpret_cast<float4*>(partial_out) + counter * PART + thread;
+    float2* const part_sums =
+        reinterpret_cast<float2*>(partial_sums) + tile.first_unit * TILE_ROWS + lane_row0;
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 8; ++n) {
+      const float* const from = &outputs[n * 4];
+      parts[tile.split * CONSUMERS * PART + n * WARPGROUP_SIZE] =
+          make_float4(from[0], from[1], from[2], from[3]);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float sum = softmax.row_sum(h);
+      if (lane % 4 == 0) {
+        part_sums[tile.split * TILE_ROWS + h * 8] = make_float2(softmax.maxima[h] * scale_log2, sum);
+      }
+    }
+    named_barrier_wait(GROUP_BARRIER + consumer, WARPGROUP_SIZE);
+    if (thread == 0) merges[consumer] = arrives_last(arrivals + counter, tile.num_splits);
+    named_barrier_wait(GROUP_BARRIER + consumer, WARPGROUP_SIZE);
+    if (!merges[consumer]) return false;
+
+    float maxima[2] = {MINUS_INFINITY, MINUS_INFINITY}, sums[2] = {};
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 2; ++n) outputs[n] = 0.0f;
+#pragma unroll 1
+    for (int split = 0; split < tile.num_splits; ++split) {
+      float4 values[HEAD_DIM / 8];  // all in flight
+#pragma unroll
+      for (int n = 0; n < HEAD_DIM / 8; ++n) {
+        values[n] = __ldcg(parts + split * CONSUMERS * PART + n * WARPGROUP_SIZE);
+      }
+      float factors_before[2], factors[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float2 maximum_and_sum = __ldcg(part_sums + split * TILE_ROWS + h * 8);
+        const float maximum = fmaxf(maxima[h], maximum_and_sum.x);
+        factors_before[h] = rescale_factor(maxima[h], maximum);
+        factors[h] = rescale_factor(maximum_and_sum.x, maximum);
+        sums[h] = sums[h] * factors_before[h] + maximum_and_sum.y * factors[h];
+        maxima[h] = maximum;
+      }
+#pragma unroll
+      for (int n = 0; n < HEAD_DIM / 8; ++n) {
+        const float parts_of_rows[4] = {values[n].x, values[n].y, values[n].z, values[n].w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& output = outputs[n * 4 + e];
+          output = output * factors_before[e / 2] + parts_of_rows[e] * factors[e / 2];
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) inverses[h] = Softmax::inverse(sums[h]);
+    return true;
+  };
+
   // Of the tile whose scores are computed: the scores in hand, or the next, are of the keys from key0 on.
   int key0, tiles_left;  // tiles of keys without scores yet
   int num_values;        // of the tile of values that the weights in hand meet
@@ -553,5 +593,6 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
   wgmma_wait<0>();
   pin(outputs);
   softmax.finish(inverses);
+  if (uniform(tiles[slot].num_splits) > 1 && !merge_splits(slot)) return;
   store_outputs(slot);
 }

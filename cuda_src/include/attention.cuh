@@ -23,6 +23,38 @@ __device__ __forceinline__ bool is_visible(int key, int position, int sliding_wi
   return key <= position && key > position - sliding_window;
 }
 
+// An item of a row, counted from the row's first.
+struct RowItem {
+  int row;  // -1: there is no such item
+  int item;
+};
+
+// Where item number `item` of all rows in order is, of which a row has `count_items(row)`. Every lane of a
+// warp must call; all get the result.
+template <typename CountItems>
+__device__ __forceinline__ RowItem find_row_item(int num_seqs, int item, const CountItems& count_items) {
+  const int lane = threadIdx.x % WARP_SIZE;
+  int items_before = 0;
+  for (int row0 = 0; row0 < num_seqs; row0 += WARP_SIZE) {
+    const int row = row0 + lane;
+    const int items = row < num_seqs ? count_items(row) : 0;
+    int items_through = items;
+#pragma unroll
+    for (int offset = 1; offset < WARP_SIZE; offset *= 2) {
+      const int other = __shfl_up_sync(FULL_WARP, items_through, offset);
+      if (lane >= offset) items_through += other;
+    }
+    items_through += items_before;
+    const unsigned reached = __ballot_sync(FULL_WARP, item < items_through);
+    if (reached != 0) {
+      const int found = __ffs(reached) - 1;
+      return {row0 + found, item - __shfl_sync(FULL_WARP, items_through - items, found)};
+    }
+    items_before = __shfl_sync(FULL_WARP, items_through, WARP_SIZE - 1);
+  }
+  return {-1, 0};
+}
+
 // A tile of queries: `tile` counts through all rows with two or more queries, in order.
 struct QueryTile {
   int row;  // -1: there is no such tile
@@ -32,27 +64,11 @@ struct QueryTile {
 // Every lane of a warp must call; all get the result.
 __device__ __forceinline__ QueryTile find_query_tile(const int* cu_seqlens_q, int num_seqs, int tile,
                                                      int group, int tile_queries) {
-  const int lane = threadIdx.x % WARP_SIZE;
-  int tiles_before = 0;
-  for (int row0 = 0; row0 < num_seqs; row0 += WARP_SIZE) {
-    const int row = row0 + lane;
-    const int num_queries = row < num_seqs ? cu_seqlens_q[row + 1] - cu_seqlens_q[row] : 0;
-    const int tiles = num_queries > 1 ? ceil_div(num_queries * group, tile_queries) : 0;
-    int tiles_through = tiles;
-#pragma unroll
-    for (int offset = 1; offset < WARP_SIZE; offset *= 2) {
-      const int other = __shfl_up_sync(FULL_WARP, tiles_through, offset);
-      if (lane >= offset) tiles_through += other;
-    }
-    tiles_through += tiles_before;
-    const unsigned reached = __ballot_sync(FULL_WARP, tile < tiles_through);
-    if (reached != 0) {
-      const int found = __ffs(reached) - 1;
-      return {row0 + found, tile - __shfl_sync(FULL_WARP, tiles_through - tiles, found)};
-    }
-    tiles_before = __shfl_sync(FULL_WARP, tiles_through, WARP_SIZE - 1);
-  }
-  return {-1, 0};
+  const RowItem found = find_row_item(num_seqs, tile, [&](int row) {
+    const int num_queries = cu_seqlens_q[row + 1] - cu_seqlens_q[row];
+    return num_queries > 1 ? ceil_div(num_queries * group, tile_queries) : 0;
+  });
+  return {found.row, found.item};
 }
 
 // Whether this is the last of `count` arrivals at a counter, which begins and ends at 0. What the callers

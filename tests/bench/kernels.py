@@ -213,6 +213,8 @@ def prefill_steps(ops: CudaOps, device: CudaDevice, reference: TorchReference | 
     steps: tuple[tuple[str, tuple[tuple[int, int], ...], int | None], ...] = (
         ("2048 of 8192", ((2048, 8192),), None),
         ("512 of 32768", ((512, 32768),), None),
+        ("180 of 8192", ((180, 8192),), None),
+        ("180 of 8192 and 63 x 1 of 640", ((180, 8192), *decodes), None),
         ("8192 of 8192, window 1024", ((8192, 8192),), 1024),
         ("8192 of 8192, window 4096", ((8192, 8192),), 4096),
         ("8 x 1024 of 1024", ((1024, 1024),) * 8, None),

@@ -6,6 +6,7 @@ copies must stand still.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,6 +78,10 @@ def attend(ops: Ops, inputs: AttentionInputs, out: Tensor | None = None) -> Arra
     ).numpy()
 
 
+def bits(array: Array) -> Array:
+    return array.view(np.uint8)
+
+
 @pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.name)
 def test_paged_attention(case: AttentionCase, cuda_ops: CudaOps, cpu_ops: CpuOps, no_transfers: NoTransfers) -> None:
     inputs = AttentionInputs(case)
@@ -126,6 +131,105 @@ def test_chunks_of_a_prefill_are_bit_for_bit_the_whole(sliding_window: int | Non
             part.key_cache, part.value_cache = whole.key_cache, whole.value_cache
             part.block_tables, part.q = whole.block_tables, whole.q[start:end]
             np.testing.assert_array_equal(attend(cuda_ops, part), expected[start:end])
+
+
+# Few tiles of queries with many keys, which are split on sm_90a.
+SEVERAL = ((100, 5000), (60, 2500), (1, 700), (40, 40), (3, 4000), (12, 0), (0, 0), (130, 1300))
+SPLIT_CASES = [
+    AttentionCase("one_row", ((100, 5000),), num_heads=16, num_kv_heads=8, head_dim=128),
+    AttentionCase("one_row_64", ((100, 5000),), num_heads=16, num_kv_heads=8, head_dim=64),
+    AttentionCase("window", ((100, 5000),), num_heads=8, head_dim=128, sliding_window=3000),
+    AttentionCase("window_64", ((100, 5000), (2, 4999)), num_heads=8, head_dim=64, sliding_window=3000),
+    AttentionCase("several", SEVERAL, num_heads=8, num_kv_heads=4, head_dim=128, padding=3),
+    AttentionCase("several_64", SEVERAL, num_heads=8, num_kv_heads=4, head_dim=64, block_size=24),
+    AttentionCase("whole_prompt", ((1500, 1500),), num_heads=2, num_kv_heads=1, head_dim=128),
+    AttentionCase("whole_prompt_64", ((1500, 1500),), num_heads=2, num_kv_heads=1, head_dim=64),
+    AttentionCase("shortest", ((2, 1024),), head_dim=128),
+    AttentionCase("most_splits", ((20, 9000),), num_heads=2, num_kv_heads=1, head_dim=128),
+    *[
+        AttentionCase(f"group_{group}_{head_dim}", ((90, 3000),), num_heads=2 * group, head_dim=head_dim)
+        for group in (1, 4, 7)
+        for head_dim in (64, 128)
+    ],
+]
+
+
+def poison_splits(ops: CudaOps) -> Tensor | None:
+    """Where splits of keys leave their results, all NaN; None where keys are never split."""
+    if ops.device.arch != "90a":
+        return None
+    partials = ops._prefill_memory().partials
+    partials.upload(np.full(partials.shape, np.nan, np.float32))
+    return partials
+
+
+def assert_splits_are_done(ops: CudaOps) -> None:
+    if ops.device.arch == "90a":
+        assert not ops._prefill_memory().arrivals.numpy().any(), "the next launch finds counters that are not 0"
+
+
+@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
+@pytest.mark.parametrize("case", SPLIT_CASES, ids=lambda case: case.name)
+def test_keys_of_few_queries_are_split(
+    case: AttentionCase, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps
+) -> None:
+    """Which block is the last of a tile is not the same every time; the result is."""
+    inputs = AttentionInputs(replace(case, dtype=dtype))
+    partials = poison_splits(cuda_ops)
+    first = attend(cuda_ops, inputs, poisoned(inputs.q.shape, dtype, cuda_ops.device))
+    if partials is not None:
+        assert np.isfinite(partials.numpy()).any(), "nothing was split"
+    assert_splits_are_done(cuda_ops)
+    assert_close(first, attend(cpu_ops, inputs), dtype)
+    for _ in range(4):
+        np.testing.assert_array_equal(bits(attend(cuda_ops, inputs)), bits(first))
+    assert_splits_are_done(cuda_ops)
+
+
+def test_keys_of_short_rows_are_not_split(cuda_ops: CudaOps) -> None:
+    """So no bit of their results depends on what else is in the step."""
+    partials = poison_splits(cuda_ops)
+    attend(cuda_ops, AttentionInputs(AttentionCase("", ((200, 1023), (2, 500)), head_dim=128, dtype=bfloat16)))
+    window = AttentionCase("", ((50, 3000),), head_dim=128, sliding_window=1023, dtype=bfloat16)
+    attend(cuda_ops, AttentionInputs(window))
+    assert partials is None or np.isnan(partials.numpy()).all()
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_graph_with_splits_follows_the_lengths(head_dim: int, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    """Three layers a graph, so that kernels overlap and find what the one before them left."""
+    rows = ((70, 5000), (1, 300), (9, 2500))
+    inputs = AttentionInputs(AttentionCase("", rows, num_heads=8, head_dim=head_dim, dtype=bfloat16))
+    case, device = inputs.case, cuda_ops.device
+    caches, metadata, q = inputs.caches(device), inputs.metadata(device), from_numpy(inputs.q, device)
+    outs = [poisoned(inputs.q.shape, bfloat16, device) for _ in range(3)]
+
+    def run() -> None:
+        for out in outs:
+            cuda_ops.paged_attention(q, *caches, metadata, scale=case.scale, out=out)
+
+    run()
+    with device.capture() as finish:
+        run()
+    graph = finish()
+    for lengths in ((5000, 300, 2500), (1023, 300, 2500), (70, 1, 9), (4999, 0, 2047), (5000, 300, 2500)):
+        shorter = copy.copy(inputs)
+        shorter.context_lens = np.array(lengths, np.int32)
+        fresh = shorter.metadata(device)
+        for name in ("table_rows", "context_lens"):
+            getattr(metadata, name).upload(getattr(fresh, name).numpy())
+        expected = attend(cpu_ops, shorter)
+        poison_splits(cuda_ops)
+        for replay in range(3):
+            for out in outs:
+                out.upload(np.full(inputs.q.shape, np.nan, bfloat16))
+            graph.launch()
+            device.synchronize()
+            found = [out.numpy() for out in outs]
+            for result in found:
+                np.testing.assert_array_equal(bits(result), bits(found[0]), f"{lengths}, replay {replay}")
+            assert_close(found[0], expected, bfloat16)
+        assert_splits_are_done(cuda_ops)
 
 
 def test_paged_attention_of_nothing(cuda_ops: CudaOps) -> None:
@@ -315,10 +419,6 @@ class DecodeInputs:
             ops.rope_and_store(qkv, *caches, metadata, cos_sin, out=queries, **rope)
             ops.paged_attention(queries, *caches, metadata, **attend)
         return out.numpy(), caches[0].numpy(), caches[1].numpy()
-
-
-def bits(array: Array) -> Array:
-    return array.view(np.uint8)
 
 
 @dtypes

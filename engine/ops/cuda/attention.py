@@ -5,7 +5,10 @@ rows with more in the prefill kernel. Everything else runs in a general kernel. 
 has more than one query is one kernel altogether, and of a small model's one or two rows the product behind
 it as well. Within a kernel a row's result depends on nothing but the row, whatever is batched with it: the
 decode kernel divides a context by its own length alone, and how many blocks share the parts decides who
-computes them, not what.
+computes them, not what. The one exception is a row with more than one query and 1024 keys or more in sight,
+on sm_90a: where a step has few tiles of queries for the device's multiprocessors, their keys are split, into
+as many parts as there is room for. So the last bits of such a row's result depend on the other rows of its
+step, on how its prompt is cut into chunks and on the grid; the same step gives the same bits every time.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from engine.errors import TesseraError
 from engine.ops.cuda import attention_decode, attention_out
 from engine.ops.cuda.attention_decode import UNIT_KEYS, DecodeAttentionOps, HeadTransform
 from engine.ops.cuda.attention_out import ATTENTION_OUT
-from engine.ops.cuda.attention_prefill_hopper import launch_prefill
+from engine.ops.cuda.attention_prefill_hopper import SplitMemory, accepts, launch_prefill
 from engine.ops.cuda.types import ceil_div, cuda_type
 from engine.ops.interface import AttentionMetadata
 from engine.tensor import Tensor, float32
@@ -166,6 +169,19 @@ def prefill_config(shape: HeadShape, num_tokens: int, num_seqs: int, num_heads: 
 class AttentionOps(DecodeAttentionOps):
     fused_attention_out: bool = True  # False: attention and the product behind it are always two kernels
     hopper_prefill: bool = True  # False: rows with two or more queries never take the kernel of sm_90a
+    _split_memory: SplitMemory | None = None
+
+    def reserve_attention(self, max_num_seqs: int, num_heads: int, head_dim: int) -> None:
+        """As for decodes, and what the splits of a prefill's keys need on sm_90a."""
+        super().reserve_attention(max_num_seqs, num_heads, head_dim)
+        if accepts(self.device, head_dim):
+            self._prefill_memory()
+
+    def _prefill_memory(self) -> SplitMemory:
+        """Allocated once: recorded steps keep its addresses."""
+        if self._split_memory is None:
+            self._split_memory = SplitMemory.allocate(self.device)
+        return self._split_memory
 
     def _rope_and_store(
         self,
@@ -236,8 +252,10 @@ class AttentionOps(DecodeAttentionOps):
             self.device.launch(PAGED_ATTENTION, (dtype,), config, *inputs, out, num_seqs, *heads, *cache, scale_log2)
             return
 
-        prefill = (q, key_cache, value_cache, metadata, window, scale_log2, out)
-        if metadata.max_seqlen_q > 1 and not (self.hopper_prefill and launch_prefill(self.device, *prefill)):
+        if metadata.max_seqlen_q > 1 and self.hopper_prefill and accepts(self.device, head_dim, block_size):
+            prefill = (q, key_cache, value_cache, metadata, window, scale_log2, out)
+            launch_prefill(self.device, *prefill, self._prefill_memory())
+        elif metadata.max_seqlen_q > 1:
             self.device.launch(
                 PAGED_ATTENTION_PREFILL,
                 (dtype, *shape.prefill_template),

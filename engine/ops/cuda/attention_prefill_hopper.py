@@ -10,7 +10,7 @@ from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from engine.cuda.tensor_map import row_groups_map
 from engine.ops.cuda.types import ceil_div, cuda_type
 from engine.ops.interface import AttentionMetadata
-from engine.tensor import Tensor
+from engine.tensor import Tensor, empty, float32, uint32
 
 PAGED_ATTENTION_PREFILL_HOPPER = KernelSpec(
     file="attention_prefill_hopper.cu",
@@ -25,6 +25,9 @@ PAGED_ATTENTION_PREFILL_HOPPER = KernelSpec(
         ("cu_seqlens_q", "pointer"),
         ("context_lens", "pointer"),
         ("out", "pointer"),
+        ("partial_out", "pointer"),
+        ("partial_sums", "pointer"),
+        ("arrivals", "pointer"),
         ("num_seqs", "int32"),
         ("num_heads", "int32"),
         ("num_kv_heads", "int32"),
@@ -41,9 +44,13 @@ PAGED_ATTENTION_PREFILL_HOPPER = KernelSpec(
 )
 SPECS = (PAGED_ATTENTION_PREFILL_HOPPER,)
 
+# As in the kernel.
 GROUP_THREADS = 128
 GROUP_ROWS = 64
 TILE_KEYS = 128
+MIN_SPLIT_TILES = 4  # of keys
+MAX_SPLITS = 16
+
 MIN_PIECE = 8  # keys: what lies swizzled in shared memory
 ALIGNMENT_BYTES = 1024  # of the tiles in shared memory
 ELEMENT_BYTES = 2
@@ -82,11 +89,53 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     ]
 
 
-def prefill_config(shape: HopperShape, num_tiles: int, multiprocessors: int) -> LaunchConfig:
-    """A block for each multiprocessor, or for each of at most `num_tiles` tiles if they are fewer."""
+def accepts(device: CudaDevice, head_dim: int, block_size: int = MIN_PIECE) -> bool:
+    """Whether the kernel runs on this device for heads of this size, in blocks of this size."""
+    return head_dim in SHAPES and block_size % MIN_PIECE == 0 and PAGED_ATTENTION_PREFILL_HOPPER.supports(device.arch)
+
+
+@dataclass(frozen=True)
+class SplitMemory:
+    """Where the splits of tiles leave their results: enough for any launch on a device, of any head size.
+
+    Attributes:
+        partials: float32, each block's outputs and after them maxima and sums.
+        arrivals: uint32, counters of the warp groups that are done; every launch finds and leaves 0.
+    """
+
+    partials: Tensor
+    arrivals: Tensor
+
+    @classmethod
+    def allocate(cls, device: CudaDevice) -> SplitMemory:
+        """Raises: OutOfMemoryError."""
+        block_floats = max(shape.tile_rows * (shape.head_dim + 2) for shape in SHAPES.values())
+        partials = empty((device.multiprocessors * block_floats,), float32, device)
+        groups = device.multiprocessors * max(shape.consumers for shape in SHAPES.values())
+        arrivals = empty((groups,), uint32, device)
+        device.fill_bytes(arrivals.pointer, 0, arrivals.nbytes)
+        return cls(partials, arrivals)
+
+    def pointers(self, shape: HopperShape, num_blocks: int) -> tuple[int, int, int]:
+        """Of outputs, of maxima and sums, and of counters, for a launch of `num_blocks`."""
+        outputs = self.partials.pointer
+        sums = outputs + num_blocks * shape.tile_rows * shape.head_dim * float32.itemsize
+        return outputs, sums, self.arrivals.pointer
+
+
+def most_splits(num_keys: int) -> int:
+    """The most parts that the keys of a tile are split into if its row has up to `num_keys` in sight."""
+    if num_keys < 2 * MIN_SPLIT_TILES * TILE_KEYS:
+        return 1
+    tiles = ceil_div(num_keys, TILE_KEYS) + 1  # a window may begin and end within a tile
+    return min(tiles // MIN_SPLIT_TILES, MAX_SPLITS)
+
+
+def prefill_config(shape: HopperShape, num_units: int, multiprocessors: int) -> LaunchConfig:
+    """A block for each multiprocessor, or for each of at most `num_units` splits of tiles if they are fewer."""
     rows = 2 * (shape.tile_rows + shape.stages * TILE_KEYS)
     shared_bytes = rows * shape.head_dim * ELEMENT_BYTES + ALIGNMENT_BYTES
-    grid = (min(multiprocessors, num_tiles), 1, 1)
+    grid = (min(multiprocessors, num_units), 1, 1)
     return LaunchConfig(grid, (GROUP_THREADS * (shape.consumers + 1), 1, 1), shared_bytes)
 
 
@@ -112,23 +161,24 @@ def launch_prefill(
     sliding_window: int,
     scale_log2: float,
     out: Tensor,
-) -> bool:
-    """Attend from all rows with two or more queries; False, and nothing done, if this is not for sm_90a.
+    memory: SplitMemory,
+) -> None:
+    """Attend from all rows with two or more queries, where `accepts` says that this can.
 
     q and out [T, Hq * D] of 2-byte elements, 16-byte aligned like the caches; see `Ops.paged_attention`.
     """
     num_blocks, num_kv_heads, block_size, head_dim = key_cache.shape
-    shape = SHAPES.get(head_dim)
-    if shape is None or block_size % MIN_PIECE or not PAGED_ATTENTION_PREFILL_HOPPER.supports(device.arch):
-        return False
+    shape = SHAPES[head_dim]
     num_seqs, num_heads = metadata.table_rows.shape[0], q.shape[1] // head_dim
     piece = math.gcd(block_size, TILE_KEYS)
     rows = num_blocks * num_kv_heads * block_size
     num_keys = min(metadata.max_context_len, metadata.max_seqlen_q + sliding_window)
+    num_units = most_tiles(shape, q.shape[0], num_seqs, num_heads, num_kv_heads) * most_splits(num_keys)
+    config = prefill_config(shape, num_units, device.multiprocessors)
     device.launch(
         PAGED_ATTENTION_PREFILL_HOPPER,
         (cuda_type(q.dtype), *shape.template),
-        prefill_config(shape, most_tiles(shape, q.shape[0], num_seqs, num_heads, num_kv_heads), device.multiprocessors),
+        config,
         row_groups_map(key_cache.pointer, q.dtype, rows, head_dim, piece),
         row_groups_map(value_cache.pointer, q.dtype, rows, head_dim, piece),
         q,
@@ -137,6 +187,7 @@ def launch_prefill(
         metadata.cu_seqlens_q,
         metadata.context_lens,
         out,
+        *memory.pointers(shape, config.grid[0]),
         num_seqs,
         num_heads,
         num_kv_heads,
@@ -147,4 +198,3 @@ def launch_prefill(
         heads_at_once(num_keys, num_kv_heads, head_dim),
         scale_log2,
     )
-    return True
