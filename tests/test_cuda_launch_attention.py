@@ -173,50 +173,6 @@ def test_few_rows_find_work_for_every_multiprocessor(num_rows: int, out_features
     assert tile.blocks(num_rows, out_features) * splits >= 128
 
 
-@pytest.mark.parametrize("dtype", [float32, bfloat16])
-@pytest.mark.parametrize(
-    ("num_rows", "heads", "hidden", "has_bias", "fused"),
-    [
-        (1, (16, 8, 128), 1024, False, True),  # Qwen3-0.6B
-        (2, (16, 8, 128), 1024, False, True),
-        (3, (16, 8, 128), 1024, False, False),
-        (1, (16, 8, 128), 1024, True, False),
-        (1, (32, 8, 128), 4096, False, False),  # Llama-3.1-8B, whose weight is too large to wait in shared memory
-        (1, (16, 8, 128), 1032, False, False),
-        (1, (4, 2, 64), 256, False, False),
-        (1, (16, 8, 96), 1024, False, False),
-    ],
-)
-def test_a_small_models_attention_takes_its_product_along(
-    num_rows: int, heads: tuple[int, int, int], hidden: int, has_bias: bool, fused: bool, dtype: np.dtype[np.generic]
-) -> None:
-    num_heads, num_kv_heads, head_dim = heads
-    compiled = set(attention.instantiations(("float" if dtype == float32 else "__nv_bfloat16",)))
-    device = WritingDevice(arch="90a", clusters=True)
-    ops = CudaOps(device)  # type: ignore[arg-type]
-    q, cache, metadata = attention_step(device, [1] * num_rows, [40] * num_rows, num_heads, num_kv_heads, head_dim)
-    q, cache = empty(q.shape, dtype, device), empty(cache.shape, dtype, device)
-    ops.attention_matmul(
-        empty((num_rows, (num_heads + 2 * num_kv_heads) * head_dim), dtype, device),
-        cache,
-        cache,
-        metadata,
-        None,
-        empty((hidden, num_heads * head_dim), dtype, device),
-        empty((hidden,), dtype, device) if has_bias else None,
-        num_heads=num_heads,
-        scale=0.1,
-        queries=q,
-        attended=empty(q.shape, dtype, device),
-        out=empty((num_rows, hidden), dtype, device),
-    )
-    names = [launch.spec.name for launch in device.launches]
-    assert (names == ["attention_out_kernel"]) == (fused and dtype == bfloat16), names
-    for launch in device.launches:
-        if launch.spec.file.startswith("attention"):
-            check_launch(launch, compiled, device.max_shared_bytes)
-
-
 @pytest.mark.parametrize("head_dim", [16, 20, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("dtype", [float32, bfloat16])
 def test_every_attention_launch_is_compiled_ahead(head_dim: int, dtype: np.dtype[np.generic]) -> None:

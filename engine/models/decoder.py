@@ -170,14 +170,12 @@ class Decoder:
         num_tokens = residual.shape[0]
         normed, qkv = buffers.normed[:num_tokens], buffers.qkv[:num_tokens]
         self._norm_matmul(residual, layer.input_norm, layer.input_norm_bias, layer.qkv, layer.qkv_bias, normed, qkv)
-        ops.attention_matmul(
+        attended = ops.attention(
             qkv,
             keys,
             values,
             metadata,
             self.cos_sin if settings.rope else None,
-            layer.out,
-            layer.out_bias,
             num_heads=config.num_heads,
             scale=settings.attention_scale,
             sliding_window=settings.sliding_window,
@@ -185,9 +183,9 @@ class Decoder:
             k_norm=layer.k_norm,
             eps=config.norm_eps,
             queries=buffers.queries[:num_tokens],
-            attended=buffers.attended[:num_tokens],
-            out=residual,
+            out=buffers.attended[:num_tokens],
         )
+        ops.matmul(attended, layer.out, layer.out_bias, out=residual, accumulate=True)
 
     def _mlp(self, layer: LayerWeights, residual: Tensor, buffers: StepBuffers) -> None:
         """residual += the MLP half of a layer."""

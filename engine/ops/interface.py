@@ -26,50 +26,6 @@ __all__ = ["AttentionMetadata", "Ops"]
 class Ops(LayerOps, AttentionOps, EncoderOps, SamplingOps):
     """See the module's description; `out` may be given to write into memory made beforehand."""
 
-    # -- a layer's attention half ---------------------------------------------------------------
-
-    def attention_matmul(
-        self,
-        qkv: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        metadata: AttentionMetadata,
-        cos_sin: Tensor | None,
-        weight: Tensor,
-        bias: Tensor | None,
-        *,
-        num_heads: int,
-        scale: float,
-        sliding_window: int | None = None,
-        q_norm: Tensor | None = None,
-        k_norm: Tensor | None = None,
-        eps: float = 1e-6,
-        queries: Tensor,
-        attended: Tensor,
-        out: Tensor,
-    ) -> Tensor:
-        """out [T, H] += `attention` times weight [H, Hq * D] transposed, + bias [H].
-
-        `queries` and `attended` [T, Hq * D] are scratch: what they hold afterwards is undefined.
-        """
-        self._check(qkv=qkv, queries=queries, attended=attended, weight=weight, bias=bias, out=out)
-        self._check_rope(qkv, key_cache, value_cache, metadata, cos_sin, num_heads, q_norm, k_norm)
-        self._check_attention(queries, key_cache, value_cache, metadata)
-        shape = (qkv.shape[0], num_heads * key_cache.shape[3])
-        for scratch in (queries, attended):
-            _require(scratch.shape == shape and scratch.dtype == qkv.dtype, "attention scratch", scratch, qkv)
-        self._require_product("attention_matmul", attended, weight, bias)
-        self._out(out, (shape[0], weight.shape[0]), qkv.dtype)
-        if qkv.size:
-            rope = (cos_sin, num_heads, q_norm, k_norm, eps)
-            product = (weight, bias, attended, out)
-            self._attention_matmul(
-                qkv, key_cache, value_cache, metadata, *rope, scale, sliding_window, queries, *product
-            )
-        return out
-
-    # -- rows -----------------------------------------------------------------------------------
-
     def softmax(self, x: Tensor, *, log: bool = False, out: Tensor | None = None) -> Tensor:
         """softmax (or its logarithm) over each row of x [M, N] -> [M, N] float32."""
         self._check(x=x, out=out)
@@ -168,28 +124,3 @@ class Ops(LayerOps, AttentionOps, EncoderOps, SamplingOps):
     def _scatter(self, table: Tensor, rows: Tensor, columns: Tensor | None, values: Tensor) -> None: ...
     @abstractmethod
     def _fill_normal(self, out: Tensor, mean: float, std: float, seed: int) -> None: ...
-
-    # What follows combines other operations; an implementation that can fuse them overrides it.
-
-    def _attention_matmul(
-        self,
-        qkv: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        metadata: AttentionMetadata,
-        cos_sin: Tensor | None,
-        num_heads: int,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        scale: float,
-        sliding_window: int | None,
-        queries: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        attended: Tensor,
-        out: Tensor,
-    ) -> None:
-        rope = (cos_sin, num_heads, q_norm, k_norm, eps)
-        self._attention(qkv, key_cache, value_cache, metadata, *rope, scale, sliding_window, queries, attended)
-        self._matmul(attended, weight, bias, out, accumulate=True)

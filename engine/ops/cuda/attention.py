@@ -2,13 +2,13 @@
 
 16-bit dtypes with one of `HEAD_DIMS` run on tensor cores: rows with one query in the decode kernel,
 rows with more in the prefill kernel. Everything else runs in a general kernel. A step in which no row
-has more than one query is one kernel altogether, and of a small model's one or two rows the product behind
-it as well. Within a kernel a row's result depends on nothing but the row, whatever is batched with it: the
-decode kernel divides a context by its own length alone, and how many blocks share the parts decides who
-computes them, not what. The one exception is a row with more than one query and 1024 keys or more in sight,
-on sm_90a: where a step has few tiles of queries for the device's multiprocessors, their keys are split, into
-as many parts as there is room for. So the last bits of such a row's result depend on the other rows of its
-step, on how its prompt is cut into chunks and on the grid; the same step gives the same bits every time.
+has more than one query is one kernel altogether. A row's result depends on nothing but the row,
+whatever is batched with it: the decode kernel divides a context by its own length alone, and how many
+blocks share the parts decides who computes them, not what. The one exception is a row with more than one
+query and 1024 keys or more in sight, on sm_90a: where a step has few tiles of queries for the device's
+multiprocessors, their keys are split, into as many parts as there is room for. So the last bits of such a
+row's result depend on the other rows of its step, on how its prompt is cut into chunks and on the grid; the
+same step gives the same bits every time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from dataclasses import dataclass
 
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from engine.errors import TesseraError
-from engine.ops.cuda import attention_decode, attention_out
+from engine.ops.cuda import attention_decode
 from engine.ops.cuda.attention_decode import UNIT_KEYS, DecodeAttentionOps, HeadTransform
-from engine.ops.cuda.attention_out import ATTENTION_OUT
 from engine.ops.cuda.attention_prefill_hopper import SplitMemory, accepts, launch_prefill
 from engine.ops.cuda.types import ceil_div, cuda_type
 from engine.ops.interface import AttentionMetadata
@@ -97,7 +96,6 @@ PAGED_ATTENTION_PREFILL = KernelSpec(
 )
 SPECS = (
     *attention_decode.SPECS,
-    *attention_out.SPECS,
     ROPE_AND_STORE,
     PAGED_ATTENTION,
     PAGED_ATTENTION_PREFILL,
@@ -149,7 +147,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
         if dtype != "float":
             for shape in HEAD_SHAPES.values():
                 pairs.append((PAGED_ATTENTION_PREFILL, (dtype, *shape.prefill_template)))
-    return pairs + attention_decode.instantiations(dtypes) + attention_out.instantiations(dtypes)
+    return pairs + attention_decode.instantiations(dtypes)
 
 
 def rope_config(num_tokens: int, num_heads: int, num_kv_heads: int) -> LaunchConfig:
@@ -167,7 +165,6 @@ def prefill_config(shape: HeadShape, num_tokens: int, num_seqs: int, num_heads: 
 
 
 class AttentionOps(DecodeAttentionOps):
-    fused_attention_out: bool = True  # False: attention and the product behind it are always two kernels
     hopper_prefill: bool = True  # False: rows with two or more queries never take the kernel of sm_90a
     _split_memory: SplitMemory | None = None
 
@@ -288,112 +285,19 @@ class AttentionOps(DecodeAttentionOps):
         out: Tensor,
     ) -> None:
         rope = (cos_sin, num_heads, q_norm, k_norm, eps)
-        if not _is_decode(qkv, key_cache, value_cache, metadata, cos_sin, q_norm, k_norm, out):
+        if (
+            metadata.max_seqlen_q > 1
+            or key_cache.shape[3] not in HEAD_SHAPES
+            or qkv.dtype == float32
+            or key_cache.shape[2] % UNIT_KEYS > 0
+            or not _aligned(16, qkv, key_cache, value_cache, out)
+            or not _rotates_pairs(key_cache.shape[3], cos_sin, q_norm, k_norm)
+        ):
             super()._attention(qkv, key_cache, value_cache, metadata, *rope, scale, sliding_window, queries, out)
             return
         transform = HeadTransform(cos_sin, q_norm, k_norm, eps)
         scale_log2, window = _kernel_scale(scale), _kernel_window(sliding_window)
         self._decode(qkv, key_cache, value_cache, metadata, num_heads, scale_log2, window, out, transform)
-
-    def _attention_matmul(
-        self,
-        qkv: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        metadata: AttentionMetadata,
-        cos_sin: Tensor | None,
-        num_heads: int,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        scale: float,
-        sliding_window: int | None,
-        queries: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        attended: Tensor,
-        out: Tensor,
-    ) -> None:
-        _, num_kv_heads, block_size, head_dim = key_cache.shape
-        num_rows, hidden = metadata.table_rows.shape[0], weight.shape[0]
-        sizes = (num_rows, num_heads, num_kv_heads, head_dim, hidden)
-        if not (
-            self.fused_attention_out
-            and bias is None
-            and attention_out.is_for(*sizes, max_shared_bytes=self.device.max_shared_bytes)
-            and num_kv_heads * hidden <= num_heads * self._max_splits * head_dim  # what is reserved for partial sums
-            and ATTENTION_OUT.supports(self.device.arch)
-            and _is_decode(qkv, key_cache, value_cache, metadata, cos_sin, q_norm, k_norm, weight, out)
-        ):
-            rope = (cos_sin, num_heads, q_norm, k_norm, eps)
-            super()._attention_matmul(
-                qkv,
-                key_cache,
-                value_cache,
-                metadata,
-                *rope,
-                scale,
-                sliding_window,
-                queries,
-                weight,
-                bias,
-                attended,
-                out,
-            )
-            return
-        partial_out, _, arrivals = self._decode_memory(num_rows, num_heads, head_dim)
-        self.device.launch(
-            ATTENTION_OUT,
-            (cuda_type(qkv.dtype), str(head_dim)),
-            attention_out.config(*sizes),
-            qkv,
-            key_cache,
-            value_cache,
-            metadata.block_tables,
-            metadata.table_rows,
-            metadata.cu_seqlens_q,
-            metadata.context_lens,
-            q_norm,
-            k_norm,
-            cos_sin,
-            metadata.positions,
-            metadata.slot_mapping,
-            weight,
-            out,
-            partial_out,
-            arrivals,
-            num_heads,
-            num_kv_heads,
-            0 if cos_sin is None else cos_sin.shape[1],
-            block_size,
-            metadata.block_tables.shape[1],
-            _kernel_window(sliding_window),
-            hidden,
-            eps,
-            _kernel_scale(scale),
-        )
-
-
-def _is_decode(
-    qkv: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    metadata: AttentionMetadata,
-    cos_sin: Tensor | None,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    *others: Tensor,
-) -> bool:
-    """Whether norms, rotation, KV store and attention of a step can be one kernel: no row has two queries."""
-    block_size, head_dim = key_cache.shape[2:]
-    return (
-        metadata.max_seqlen_q <= 1
-        and head_dim in HEAD_SHAPES
-        and qkv.dtype != float32
-        and block_size % UNIT_KEYS == 0
-        and _aligned(16, qkv, key_cache, value_cache, *others)
-        and _rotates_pairs(head_dim, cos_sin, q_norm, k_norm)
-    )
 
 
 def _head_too_large(head_dim: int) -> TesseraError:
