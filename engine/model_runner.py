@@ -212,7 +212,8 @@ class ModelRunner:
 
         assert isinstance(self.ops, CudaOps), f"no kernels for {self.device}"
         self.ops.compile(self._dtype, report, head_dim=self.model.head_dim)
-        self.ops.reserve_attention(self.config.max_num_seqs, self.model.num_heads, self.model.head_dim)
+        rows = self.config.max_num_seqs + 1  # a recorded step has one more, to which padded tokens belong
+        self.ops.reserve_attention(rows, self.model.num_heads, self.model.head_dim)
 
     def warm_up(self) -> None:
         """Run a step of one padding token with every kind of sampling: it leaves no trace, but what a

@@ -30,6 +30,7 @@ class Launch:
 
 class WritingDevice(CpuDevice):
     name = "cuda:0"
+    is_capturing = False
 
     def __init__(self, multiprocessors: int = 132, arch: str = "80", *, clusters: bool = False) -> None:
         self.multiprocessors = multiprocessors
@@ -291,6 +292,26 @@ def test_nothing_is_allocated_after_reserving() -> None:
             out=q,
         )
         assert device.allocated == [num_seqs * 48 * 128 * 2], "more than qkv itself"
+
+
+def test_what_was_recorded_keeps_its_memory() -> None:
+    """A graph replays with the addresses of its recording, and its counters were cleared before that."""
+    device = WritingDevice()
+    ops = CudaOps(device)  # type: ignore[arg-type]
+
+    def attend(num_seqs: int) -> None:
+        q, cache, metadata = attention_step(device, [1] * num_seqs, [300] * num_seqs, 32, 8, 128)
+        ops.paged_attention(q, cache, cache, metadata, scale=0.1, out=q)
+
+    ops.reserve_attention(64, 32, 128)
+    reserved = {ops._partials, ops._arrivals}
+    device.is_capturing = True
+    attend(64)
+    with pytest.raises(AssertionError, match="reserve_attention comes before a recording"):
+        attend(65)
+    device.is_capturing = False
+    attend(65)
+    assert reserved <= set(ops._replaced), "the recording's memory has been given back"
 
 
 def test_partial_results_fit_even_for_very_many_sequences() -> None:

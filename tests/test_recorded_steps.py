@@ -114,6 +114,7 @@ def test_a_shape_holds_its_batch_with_a_row_to_spare_for_padded_tokens() -> None
         assert shape.num_sampled == min(shape.num_seqs, 200)
         assert shape.num_seqs <= max(shape.num_tokens, shape.num_sampled)
     assert StepShape(512, 201, 200) in steps.shapes(), "a full server with a prompt beside"
+    assert max(shape.num_seqs for shape in steps.shapes()) == 201, "as many rows as the runner reserves memory for"
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 40, 128, 256])

@@ -144,6 +144,11 @@ class CudaDevice(Device):
     def event(self, *, timing: bool = False) -> Event:
         return Event(self, timing=timing)
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether what is submitted is being recorded."""
+        return self._captured is not None
+
     @contextmanager
     def capture(self) -> Iterator[Callable[[], Graph]]:
         """Record what is submitted inside the `with` instead of running it.
@@ -256,7 +261,7 @@ class CudaDevice(Device):
             for argument in arguments
         ]
         self.activate()
-        overlaps = spec.overlaps and self._captured is not None and self.compute_capability >= (9, 0)
+        overlaps = spec.overlaps and self.is_capturing and self.compute_capability >= (9, 0)
         with self._lock:
             kernel.set_arguments(values)
             if overlaps or config.cluster > 1:

@@ -177,6 +177,7 @@ class AttentionOps(DecodeAttentionOps):
     def _prefill_memory(self) -> SplitMemory:
         """Allocated once: recorded steps keep its addresses."""
         if self._split_memory is None:
+            assert not self.device.is_capturing, "reserve_attention comes before a recording: counters are cleared once"
             self._split_memory = SplitMemory.allocate(self.device)
         return self._split_memory
 

@@ -152,6 +152,7 @@ class DecodeAttentionOps(Ops):
     _max_splits: int = MAX_SPLITS
     _partials: Tensor | None = None
     _arrivals: Tensor | None = None
+    _replaced: tuple[Tensor, ...] = ()  # still in use by what was recorded before
 
     def reserve_attention(self, max_num_seqs: int, num_heads: int, head_dim: int) -> None:
         """Allocate what steps of up to `max_num_seqs` rows need, so that serving allocates nothing.
@@ -167,13 +168,21 @@ class DecodeAttentionOps(Ops):
         """Where partial outputs, partial sums and counters of arrived blocks are, the counters 0."""
         nbytes = partial_bytes(num_seqs, num_heads, head_dim, self._max_splits)
         if self._partials is None or self._partials.nbytes < nbytes:
+            self._replace(self._partials)
             self._partials = empty((nbytes // float32.itemsize,), float32, self.device)
         if self._arrivals is None or self._arrivals.size < num_seqs * num_heads:
+            self._replace(self._arrivals)
             self._arrivals = empty((num_seqs * num_heads,), uint32, self.device)
             self.device.fill_bytes(self._arrivals.pointer, 0, self._arrivals.nbytes)
         outputs = self._partials.pointer
         sums = outputs + num_seqs * num_heads * self._max_splits * head_dim * float32.itemsize
         return outputs, sums, self._arrivals.pointer
+
+    def _replace(self, memory: Tensor | None) -> None:
+        """Recorded steps keep the addresses that they were recorded with, and counters are cleared but once."""
+        assert not self.device.is_capturing, "reserve_attention comes before a recording, for as many rows as it has"
+        if memory is not None:
+            self._replaced = (*self._replaced, memory)
 
     def _decode(
         self,
