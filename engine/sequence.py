@@ -156,6 +156,8 @@ class Sequence:
             return "length"
         return None
 
-    def block_bytes(self, index: int, block_size: int) -> bytes:
-        """The token ids of full block `index`, as the prefix cache hashes and compares them."""
-        return self.token_ids[index * block_size : (index + 1) * block_size].tobytes()
+    def block_bytes(self, start: int, stop: int, block_size: int) -> list[bytes]:
+        """The token ids of each of the full blocks start..stop - 1, as the prefix cache hashes and compares them."""
+        data = self.token_ids[start * block_size : stop * block_size].tobytes()
+        size = block_size * self.token_ids.itemsize
+        return [data[offset : offset + size] for offset in range(0, len(data), size)]
