@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from engine.constraint import TokenConstraint
-from engine.messages import AddRequest, FinishReason, TokenLogprobs
+from engine.messages import AddRequest, FinishReason, TokenIds, TokenLogprobs
 from engine.sampling_params import SamplingParams
 
 ClientId: TypeAlias = bytes
@@ -27,7 +27,7 @@ class Sequence:
 
     Attributes:
         client: who asked; opaque, for routing the outputs.
-        token_ids: prompt, then output (int32).
+        token_ids: prompt, then output.
         max_num_tokens: the sequence ends at this length: prompt and `max_tokens`, or the whole context.
         stop_token_ids: ids that end the sequence: the model's own (unless ignored) and the request's.
         arrival_number: position in the order of arrival; breaks ties of equal priority.
@@ -47,7 +47,7 @@ class Sequence:
 
     request_id: str
     client: ClientId
-    token_ids: array[int]
+    token_ids: TokenIds
     num_prompt_tokens: int
     params: SamplingParams
     max_num_tokens: int
@@ -121,8 +121,8 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
-    def prompt_token_ids(self) -> list[int]:
-        return self.token_ids[: self.num_prompt_tokens].tolist()
+    def prompt_token_ids(self) -> TokenIds:
+        return self.token_ids[: self.num_prompt_tokens]
 
     @property
     def output_token_ids(self) -> list[int]:
