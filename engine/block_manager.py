@@ -89,15 +89,25 @@ class BlockManager:
         """
         if not self.prefix_caching:
             return []
-        self._extend_digests(sequence, (sequence.num_tokens - 1) // self.block_size)
+        digests = sequence.block_digests
         blocks: list[int] = []
         parent: PublishedBlock | None = None
-        for index in range(sequence.max_shared_tokens // self.block_size):
-            parent = self._find(sequence, index, parent)
-            if parent is None:
+        for token_bytes in sequence.block_bytes(0, sequence.max_shared_tokens // self.block_size, self.block_size):
+            if len(digests) == len(blocks):  # no further than it leads: a new prompt's first says enough
+                self._append_digest(sequence, token_bytes)
+            entry = self._by_digest.get(digests[len(blocks)])
+            if entry is None or not entry.holds(token_bytes, parent, sequence.cache_salt):
                 break
-            blocks.append(parent.block)
+            blocks.append(entry.block)
+            parent = entry
         return blocks
+
+    def extend_digests(self, sequence: Sequence, num_blocks: int) -> None:
+        """Let the sequence have the digests of its first `num_blocks` blocks, which its tokens fill."""
+        num_known = len(sequence.block_digests)
+        if self.prefix_caching and num_known < num_blocks:
+            for token_bytes in sequence.block_bytes(num_known, num_blocks, self.block_size):
+                self._append_digest(sequence, token_bytes)
 
     def fits(self, num_tokens: int, shared_blocks: list[int], *, spare: int) -> bool:
         """Whether `num_tokens` tokens, the first in `shared_blocks`, leave `spare` blocks available."""
@@ -137,7 +147,7 @@ class BlockManager:
         parent = self._published[sequence.block_table[first - 1]] if first > 0 else None
         if first > 0 and parent is None:
             return  # the block before was withdrawn: nothing behind it can be found, nor should it be
-        self._extend_digests(sequence, num_full)
+        self.extend_digests(sequence, num_full)
         for index, token_bytes in enumerate(sequence.block_bytes(first, num_full, self.block_size), first):
             parent = self._publish_block(sequence, index, token_bytes, parent)
         sequence.num_published_blocks = num_full
@@ -168,20 +178,10 @@ class BlockManager:
         self._by_digest[digest] = self._published[own] = entry
         return entry
 
-    def _find(self, sequence: Sequence, index: int, parent: PublishedBlock | None) -> PublishedBlock | None:
-        """The published block that holds the sequence's block `index`, with `parent` before it."""
-        entry = self._by_digest.get(sequence.block_digests[index])
-        if entry is None:
-            return None
-        (token_bytes,) = sequence.block_bytes(index, index + 1, self.block_size)
-        return entry if entry.holds(token_bytes, parent, sequence.cache_salt) else None
-
-    def _extend_digests(self, sequence: Sequence, num_blocks: int) -> None:
+    def _append_digest(self, sequence: Sequence, token_bytes: bytes) -> None:
         digests = sequence.block_digests
         parent = digests[-1] if digests else self._digest(sequence.cache_salt)
-        for token_bytes in sequence.block_bytes(len(digests), num_blocks, self.block_size):
-            parent = self._digest(parent + token_bytes)
-            digests.append(parent)
+        digests.append(self._digest(parent + token_bytes))
 
     def _take(self) -> int:
         """A block that nobody references and nobody can find."""

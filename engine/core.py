@@ -169,6 +169,7 @@ class EngineCore:
         if step is not None:
             submitted = self._clock()
             in_flight.append((step, self._runner.start(step.batch), submitted))
+            self.scheduler.note_prefixes()
         if in_flight and (step is None or len(in_flight) > 1):
             self._finish_step(outputs)
         if step is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -156,8 +156,8 @@ class Sequence:
             return "length"
         return None
 
-    def block_bytes(self, start: int, stop: int, block_size: int) -> list[bytes]:
+    def block_bytes(self, start: int, stop: int, block_size: int) -> Iterator[bytes]:
         """The token ids of each of the full blocks start..stop - 1, as the prefix cache hashes and compares them."""
         data = self.token_ids[start * block_size : stop * block_size].tobytes()
         size = block_size * self.token_ids.itemsize
-        return [data[offset : offset + size] for offset in range(0, len(data), size)]
+        return (data[offset : offset + size] for offset in range(0, len(data), size))
