@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+from array import array
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from app.protocol.common import GenerationRequest
 from app.tokenizer import Tokenizer, load_json
 from engine.errors import ContextLengthError, InvalidRequestError, ModelError
-from engine.messages import EngineInfo
+from engine.messages import EngineInfo, TokenIds
 from engine.sampling_params import MAX_SEED, Grammar, SamplingParams
 
 
@@ -53,26 +56,30 @@ def truncate_prompt(request: GenerationRequest, token_ids: list[int], info: Engi
     return token_ids[-keep:]
 
 
-def check_token_ids(token_ids: list[int], info: EngineInfo, param: str) -> None:
-    """Raise InvalidRequestError for ids outside the vocabulary."""
-    if token_ids and (min(token_ids) < 0 or max(token_ids) >= info.vocab_size):
-        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size)
-        raise InvalidRequestError(
-            f"{param} has token id {wrong}, but ids go from 0 to {info.vocab_size - 1}.", param=param
-        )
+def checked_token_ids(token_ids: list[int], info: EngineInfo, param: str) -> TokenIds:
+    """The same as the engine takes them. Raises InvalidRequestError for ids outside the vocabulary."""
+    with contextlib.suppress(OverflowError):
+        packed = array("i", token_ids)
+        ids = np.asarray(packed)  # compares them all at once
+        if ids.min(initial=0) >= 0 and ids.max(initial=0) < info.vocab_size:
+            return packed
+    wrong = next(token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size)
+    raise InvalidRequestError(f"{param} has token id {wrong}, but ids go from 0 to {info.vocab_size - 1}.", param=param)
 
 
-def check_prompt(token_ids: list[int], info: EngineInfo, param: str) -> None:
-    """Raise for a prompt that is empty, has ids outside the vocabulary, or fills the context."""
+def checked_prompt(token_ids: list[int], info: EngineInfo, param: str) -> TokenIds:
+    """The same as the engine takes it. Raises for a prompt that is empty, has ids outside the vocabulary, or fills the
+    context."""
     if not token_ids:
         raise InvalidRequestError(f"{param} must not be empty: it has no tokens.", param=param)
-    check_token_ids(token_ids, info, param)
+    checked = checked_token_ids(token_ids, info, param)
     if len(token_ids) >= info.max_model_len:
         raise ContextLengthError(
             f"This model's context is {info.max_model_len} tokens, but the prompt has {len(token_ids)} tokens"
             " and leaves no room for an answer.",
             param=param,
         )
+    return checked
 
 
 def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -95,6 +96,8 @@ class Server:
             from app.http_server import HttpServer
 
             self._http = HttpServer(client, app, options.drain_timeout)
+            gc.collect()
+            gc.freeze()  # what was loaded stays: later collections, which hold up every stream, need not look at it
             return await self._serve()
         finally:
             self._report.close()

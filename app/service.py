@@ -24,8 +24,8 @@ from app.request_log import trace_of
 from app.responses.store import ResponseStore
 from app.sampling import (
     bad_word_ids,
-    check_prompt,
-    check_token_ids,
+    checked_prompt,
+    checked_token_ids,
     load_sampling_defaults,
     sampling_params,
     truncate_prompt,
@@ -263,8 +263,7 @@ class Service:
                 f"The request asks for {num_choices} answers, but at most {self.settings.max_choices} are accepted.",
                 param="n",
             )
-        for token_ids in prompts:
-            check_prompt(token_ids, info, param)
+        checked = [checked_prompt(token_ids, info, param) for token_ids in prompts]
         grammar = grammar if grammar is not None else request.grammar
         bad_words = bad_word_ids(request.bad_words, self.tokenizer)
         prepared = [
@@ -284,7 +283,7 @@ class Service:
         # A refusal on the way drops the streams made so far, which takes their requests back.
         choices: list[Choice] = []
         streams: list[RequestStream] = []
-        for row, token_ids in enumerate(prompts):
+        for row, token_ids in enumerate(checked):
             for params in prepared[row]:
                 reader = make_reader()
                 detokenizer = self._detokenizers.make(
@@ -325,7 +324,7 @@ class Service:
         return token_offsets(self._detokenizers.make(skip_special_tokens=skip_special_tokens, at_start=True), token_ids)
 
     def check_token_ids(self, token_ids: list[int], param: str) -> None:
-        check_token_ids(token_ids, self.info, param)
+        checked_token_ids(token_ids, self.info, param)
 
     def truncate(self, request: GenerationRequest, token_ids: list[int]) -> list[int]:
         return truncate_prompt(request, token_ids, self.info)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -24,6 +25,8 @@ async def run_worker(launch: WorkerLaunch) -> None:
     client = EngineClient(launch.run_dir)
     await client.start()
     server = HttpServer(client, launch.settings, launch.drain_timeout)
+    gc.collect()
+    gc.freeze()  # what was loaded stays: later collections, which hold up every stream, need not look at it
     loop.add_signal_handler(signal.SIGTERM, server.stop)
     loop.add_reader(STDIN_FD, _leave_if_orphaned)
     await server.serve(sockets=[socket.socket(fileno=launch.socket_fd)])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from engine.messages import TokenLogprobs
+from engine.messages import TokenIds, TokenLogprobs
 
 if TYPE_CHECKING:
     from engine.sampling_params import SamplingParams
@@ -32,7 +32,7 @@ class SlotInit:
 
     slot: int
     params: SamplingParams
-    prompt_token_ids: list[int]
+    prompt_token_ids: TokenIds
     output_token_ids: list[int]
     suppressed_token_ids: tuple[int, ...]
 

@@ -17,13 +17,13 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.sequence import Sequence
 
 
-@dataclass(eq=False, slots=True, frozen=True)
-class PublishedBlock:
+class PublishedBlock(msgspec.Struct, eq=False, frozen=True):
     """What a published block holds. Compared by identity: a block published anew is another one.
 
     That makes everything behind a withdrawn block unreachable, because its parent is gone for good.
@@ -89,15 +89,25 @@ class BlockManager:
         """
         if not self.prefix_caching:
             return []
-        self._extend_digests(sequence, (sequence.num_tokens - 1) // self.block_size)
+        digests = sequence.block_digests
         blocks: list[int] = []
         parent: PublishedBlock | None = None
-        for index in range(sequence.max_shared_tokens // self.block_size):
-            parent = self._find(sequence, index, parent)
-            if parent is None:
+        for token_bytes in sequence.block_bytes(0, sequence.max_shared_tokens // self.block_size, self.block_size):
+            if len(digests) == len(blocks):  # no further than it leads: a new prompt's first says enough
+                self._append_digest(sequence, token_bytes)
+            entry = self._by_digest.get(digests[len(blocks)])
+            if entry is None or not entry.holds(token_bytes, parent, sequence.cache_salt):
                 break
-            blocks.append(parent.block)
+            blocks.append(entry.block)
+            parent = entry
         return blocks
+
+    def extend_digests(self, sequence: Sequence, num_blocks: int) -> None:
+        """Let the sequence have the digests of its first `num_blocks` blocks, which its tokens fill."""
+        num_known = len(sequence.block_digests)
+        if self.prefix_caching and num_known < num_blocks:
+            for token_bytes in sequence.block_bytes(num_known, num_blocks, self.block_size):
+                self._append_digest(sequence, token_bytes)
 
     def fits(self, num_tokens: int, shared_blocks: list[int], *, spare: int) -> bool:
         """Whether `num_tokens` tokens, the first in `shared_blocks`, leave `spare` blocks available."""
@@ -137,9 +147,9 @@ class BlockManager:
         parent = self._published[sequence.block_table[first - 1]] if first > 0 else None
         if first > 0 and parent is None:
             return  # the block before was withdrawn: nothing behind it can be found, nor should it be
-        self._extend_digests(sequence, num_full)
-        for index in range(first, num_full):
-            parent = self._publish_block(sequence, index, parent)
+        self.extend_digests(sequence, num_full)
+        for index, token_bytes in enumerate(sequence.block_bytes(first, num_full, self.block_size), first):
+            parent = self._publish_block(sequence, index, token_bytes, parent)
         sequence.num_published_blocks = num_full
 
     def release(self, sequence: Sequence, *, withdraw: bool = False) -> None:
@@ -151,36 +161,27 @@ class BlockManager:
         sequence.block_table.clear()
         sequence.num_published_blocks = 0
 
-    def _publish_block(self, sequence: Sequence, index: int, parent: PublishedBlock | None) -> PublishedBlock:
+    def _publish_block(
+        self, sequence: Sequence, index: int, token_bytes: bytes, parent: PublishedBlock | None
+    ) -> PublishedBlock:
         own = sequence.block_table[index]
-        twin = self._find(sequence, index, parent)
-        if twin is not None:
-            self._reference(twin.block)
-            sequence.block_table[index] = twin.block
-            self._dereference(own)
-            return twin
         digest = sequence.block_digests[index]
-        unreachable = self._by_digest.get(digest)
-        if unreachable is not None:
-            self._withdraw(unreachable.block)
-        token_bytes = sequence.block_bytes(index, self.block_size)
+        known = self._by_digest.get(digest)
+        if known is not None:
+            if known.holds(token_bytes, parent, sequence.cache_salt):
+                self._reference(known.block)
+                sequence.block_table[index] = known.block
+                self._dereference(own)
+                return known
+            self._withdraw(known.block)  # nobody can reach it
         entry = PublishedBlock(own, digest, parent, token_bytes, sequence.cache_salt)
         self._by_digest[digest] = self._published[own] = entry
         return entry
 
-    def _find(self, sequence: Sequence, index: int, parent: PublishedBlock | None) -> PublishedBlock | None:
-        """The published block that holds the sequence's block `index`, with `parent` before it."""
-        entry = self._by_digest.get(sequence.block_digests[index])
-        if entry is None or not entry.holds(sequence.block_bytes(index, self.block_size), parent, sequence.cache_salt):
-            return None
-        return entry
-
-    def _extend_digests(self, sequence: Sequence, num_blocks: int) -> None:
+    def _append_digest(self, sequence: Sequence, token_bytes: bytes) -> None:
         digests = sequence.block_digests
         parent = digests[-1] if digests else self._digest(sequence.cache_salt)
-        for index in range(len(digests), num_blocks):
-            parent = self._digest(parent + sequence.block_bytes(index, self.block_size))
-            digests.append(parent)
+        digests.append(self._digest(parent + token_bytes))
 
     def _take(self) -> int:
         """A block that nobody references and nobody can find."""

@@ -48,6 +48,8 @@ from engine.messages import (
     RequestOutput,
     SchedulerStats,
     StepOutputs,
+    TokenIds,
+    client_encoder,
     request_address,
 )
 from engine.sampling_params import SamplingParams
@@ -185,7 +187,7 @@ class EngineClient:
         self._metrics_waiters: dict[int, asyncio.Future[bytes]] = {}
         self._counter = itertools.count()
         self._id_prefix = uuid.uuid4().hex[:12]
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoder = client_encoder()
         self._decoder = msgspec.msgpack.Decoder(EngineMessage)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
@@ -231,7 +233,7 @@ class EngineClient:
 
     def submit(
         self,
-        prompt_token_ids: list[int],
+        prompt_token_ids: TokenIds,
         params: SamplingParams,
         *,
         priority: int = 0,

@@ -88,6 +88,7 @@ class EngineCore:
         self._runner = runner
         self._in_flight: deque[tuple[ScheduledStep, Running, float]] = deque()  # with the times of submission
         self._last_finished = 0.0  # when the newest result came
+        self._unpublished: list[ScheduledStep] = []  # executed, but their blocks are not in the prefix cache yet
         self._max_queue_len = config.max_queue_len
         self._eos_token_ids = tuple(eos_token_ids)
         self._clock = clock
@@ -169,6 +170,7 @@ class EngineCore:
         if step is not None:
             submitted = self._clock()
             in_flight.append((step, self._runner.start(step.batch), submitted))
+            self.scheduler.note_prefixes()
         if in_flight and (step is None or len(in_flight) > 1):
             self._finish_step(outputs)
         if step is not None:
@@ -203,6 +205,7 @@ class EngineCore:
 
     def schedule(self) -> ScheduledStep | None:
         """Decide the next step and count its tokens as computed; None if there is nothing to compute."""
+        self._publish()
         now = self._clock()
         for sequence in [each for each, pending in self._compiling.items() if pending.ready]:
             self._constrain(sequence, now)
@@ -214,7 +217,8 @@ class EngineCore:
     def postprocess(self, step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:
         """Append what an executed step sampled and end the sequences that are done with it.
 
-        What it sampled for sequences that had ended before is dropped.
+        What it sampled for sequences that had ended before is dropped. Its blocks are published only before a
+        sequence ends or the next step is scheduled, so that a long prompt's first token need not wait for it.
         """
         assert len(result.token_ids) == len(step.sampled), "one token for each sampled row"
         now = self._clock()
@@ -223,7 +227,7 @@ class EngineCore:
             sequence.num_pending_tokens -= 1
         if token_ids and min(token_ids) < 0:
             self._fail_rows_without_token(step, token_ids, outputs, now)
-        self.scheduler.publish(step)
+        self._unpublished.append(step)
         keep_prompt_logprobs(step.prompt_rows, result.prompt_logprobs)
         self._advance_constraints(step, token_ids)
 
@@ -262,6 +266,11 @@ class EngineCore:
                 self._finish(sequence, finish_reason, now)
         self.metrics.record_tokens(num_tokens, token_gaps)
         self.num_steps += 1
+
+    def _publish(self) -> None:
+        for step in self._unpublished:
+            self.scheduler.publish(step)
+        self._unpublished.clear()
 
     def _constrain(self, sequence: Sequence, now: float) -> None:
         """Let a sequence whose grammar is ready into the queue, or refuse it if the grammar is wrong."""
@@ -318,6 +327,7 @@ class EngineCore:
         self._finish(sequence, "error", now)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        self._publish()
         self._compiling.pop(sequence, None)
         self.scheduler.finish(sequence, reason)
         del self._sequences[sequence.client, sequence.request_id]
@@ -331,7 +341,8 @@ class EngineCore:
         if not prompt:
             raise InvalidRequestError("the prompt must have at least one token", param="prompt")
         self._verify_length(len(prompt))
-        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
+        ids = np.asarray(prompt)
+        if ids.min() < 0 or ids.max() >= self._vocab_size:
             wrong = next(token_id for token_id in prompt if not 0 <= token_id < self._vocab_size)
             raise InvalidRequestError(
                 f"the prompt has token id {wrong}, but ids go from 0 to {self._vocab_size - 1}", param="prompt"

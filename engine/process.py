@@ -50,6 +50,7 @@ from engine.messages import (
     SchedulerStats,
     StartFailed,
     StepOutputs,
+    client_decoder,
     refused,
     request_address,
 )
@@ -117,7 +118,7 @@ class EngineProcess:
         self._draining = False
         self._stats: SchedulerStats | None = None
         self._stats_at = 0.0
-        self._decoder = msgspec.msgpack.Decoder(ClientMessage)
+        self._decoder = client_decoder()
         self._encoder = msgspec.msgpack.Encoder()
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)

@@ -43,7 +43,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._slots = SlotTable(max_num_seqs, block_manager.num_blocks_for(max_context), block_manager.block_size)
-        self._prefixes = PrefixesInProgress(block_manager.block_size)
+        self._prefixes = PrefixesInProgress(block_manager)
         self._admission_is_blocked = False
         self._pace = StepPace()
 
@@ -101,6 +101,10 @@ class Scheduler:
         for sequence in step.sampled:
             sequence.num_pending_tokens += 1
         return step
+
+    def note_prefixes(self) -> None:
+        """Do now what later calls would do first: at best while the step runs that was scheduled last."""
+        self._prefixes.note_begun()
 
     def publish(self, step: ScheduledStep) -> None:
         """Let the prefix cache have the blocks that an executed step has filled."""

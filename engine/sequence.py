@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from engine.constraint import TokenConstraint
-from engine.messages import AddRequest, FinishReason, TokenLogprobs
+from engine.messages import AddRequest, FinishReason, TokenIds, TokenLogprobs
 from engine.sampling_params import SamplingParams
 
 ClientId: TypeAlias = bytes
@@ -27,7 +27,7 @@ class Sequence:
 
     Attributes:
         client: who asked; opaque, for routing the outputs.
-        token_ids: prompt, then output (int32).
+        token_ids: prompt, then output.
         max_num_tokens: the sequence ends at this length: prompt and `max_tokens`, or the whole context.
         stop_token_ids: ids that end the sequence: the model's own (unless ignored) and the request's.
         arrival_number: position in the order of arrival; breaks ties of equal priority.
@@ -47,7 +47,7 @@ class Sequence:
 
     request_id: str
     client: ClientId
-    token_ids: array[int]
+    token_ids: TokenIds
     num_prompt_tokens: int
     params: SamplingParams
     max_num_tokens: int
@@ -121,8 +121,8 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
-    def prompt_token_ids(self) -> list[int]:
-        return self.token_ids[: self.num_prompt_tokens].tolist()
+    def prompt_token_ids(self) -> TokenIds:
+        return self.token_ids[: self.num_prompt_tokens]
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -156,6 +156,8 @@ class Sequence:
             return "length"
         return None
 
-    def block_bytes(self, index: int, block_size: int) -> bytes:
-        """The token ids of full block `index`, as the prefix cache hashes and compares them."""
-        return self.token_ids[index * block_size : (index + 1) * block_size].tobytes()
+    def block_bytes(self, start: int, stop: int, block_size: int) -> Iterator[bytes]:
+        """The token ids of each of the full blocks start..stop - 1, as the prefix cache hashes and compares them."""
+        data = self.token_ids[start * block_size : stop * block_size].tobytes()
+        size = block_size * self.token_ids.itemsize
+        return (data[offset : offset + size] for offset in range(0, len(data), size))

@@ -121,11 +121,12 @@ class SlotTable:
         has_caught_up = context_lens == num_tokens
         sampled_rows = np.flatnonzero(has_caught_up)
 
-        rows = np.repeat(np.arange(num_rows, dtype=np.int32), counts)
-        positions = np.arange(len(rows), dtype=np.int32) + (starts - cu_seqlens_q[:-1])[rows]
-        blocks = self._block_tables[slots[rows], positions // self._block_size]
+        positions = np.arange(cu_seqlens_q[-1], dtype=np.int32) + np.repeat(starts - cu_seqlens_q[:-1], counts)
+        # As one index into the flat table, which takes half as long as two.
+        first_places = slots * np.int32(self._block_tables.shape[1])
+        blocks = self._block_tables.take(np.repeat(first_places, counts) + positions // self._block_size)
 
-        input_ids = np.empty(len(rows), np.int32)
+        input_ids = np.empty(len(positions), np.int32)
         input_ids[cu_seqlens_q[1:] - 1] = newest
         for row in np.flatnonzero((counts > 1) | ~has_caught_up).tolist():
             chunk = sequences[row].token_ids[starts[row] : context_lens[row]]

@@ -90,9 +90,11 @@ class Client:
     async def _send(self, body: bytes, *, keep_text: bool) -> Answer:
         answer = Answer(keep_text=keep_text)
         self._open.add(answer)
-        start = perf_counter()
+        extensions = {SINK: answer.feed} if self._target.stream else {}
+        request = httpx.Request("POST", self._url, content=body, headers=self._headers, extensions=extensions)
+        start = perf_counter()  # the request is ready: what it took to make is not the server's
         try:
-            await asyncio.wait_for(self._exchange(body, answer), self._target.timeout)
+            await asyncio.wait_for(self._exchange(request, answer), self._target.timeout)
         except (TimeoutError, asyncio.TimeoutError):
             answer.fail("timeout", f"no complete answer within {self._target.timeout:g} s")
         except asyncio.CancelledError:
@@ -106,10 +108,7 @@ class Client:
             self._record(start, answer)
         return answer
 
-    async def _exchange(self, body: bytes, answer: Answer) -> None:
-        stream = self._target.stream
-        extensions = {SINK: answer.feed} if stream else {}
-        request = httpx.Request("POST", self._url, content=body, headers=self._headers, extensions=extensions)
+    async def _exchange(self, request: httpx.Request, answer: Answer) -> None:
         response = await self._transport.handle_async_request(request)
         try:
             content = await response.aread()
@@ -117,7 +116,7 @@ class Client:
             await response.aclose()
         if response.status_code != 200:
             answer.fail(f"HTTP {response.status_code}", content[:300].decode(errors="replace"))
-        elif not stream:
+        elif not self._target.stream:
             answer.read_whole(content)
         elif not answer.finished:
             answer.fail("no [DONE]", "the stream ended without data: [DONE]")

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import EngineUnavailableError
-from engine.messages import EngineInfo, GpuUsage, RequestOutput, SchedulerStats, TokenLogprobs
+from engine.messages import EngineInfo, GpuUsage, RequestOutput, SchedulerStats, TokenIds, TokenLogprobs
 from engine.sampling_params import SamplingParams
 
 INFO = EngineInfo(
@@ -99,7 +99,7 @@ class FakeClient:
 
     def submit(
         self,
-        prompt_token_ids: list[int],
+        prompt_token_ids: TokenIds,
         params: SamplingParams,
         *,
         priority: int = 0,
@@ -108,7 +108,7 @@ class FakeClient:
     ) -> FakeStream:
         if not self.well:
             raise EngineUnavailableError("the engine is starting; please try again later")
-        submission = Submission(prompt_token_ids, params, priority, cache_salt)
+        submission = Submission(prompt_token_ids.tolist(), params, priority, cache_salt)
         self.submissions.append(submission)
         self.submitted.set()
         return FakeStream(submission, self.script(submission), hang=self.hang)

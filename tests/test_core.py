@@ -177,6 +177,17 @@ def test_an_abort_frees_everything_at_once_and_says_nothing_more() -> None:
     assert engine.finish_reasons == {"running": "length"}
 
 
+def test_what_an_aborted_request_had_computed_stays_in_the_prefix_cache() -> None:
+    engine = Harness(block_size=4)
+    prompt = list(range(1, 21))
+    engine.add("aborted", prompt, 3, ignore_eos=True)
+    engine.step()
+    engine.core.abort(["aborted"], CLIENT)
+    engine.add("next", prompt, 3, ignore_eos=True)
+    engine.run()
+    assert engine.last_outputs["next"].num_cached_tokens == 16
+
+
 def test_the_answer_ends_where_the_context_does() -> None:
     engine = Harness(max_model_len=16)
     engine.add("r", list(range(1, 11)), 1000, ignore_eos=True)

@@ -210,6 +210,7 @@ def test_a_refusal_carries_every_field_of_its_error(start: Any) -> None:
 def test_malformed_messages_are_ignored(start: Any) -> None:
     engine = start()
     client = engine.client()
+    wrong_prompts = [msgspec.structs.asdict(add("wrong", prompt)) for prompt in ([2**31], ["one"], b"abc", 5)]
     for payload in (
         b"",
         b"\xc1",
@@ -217,6 +218,7 @@ def test_malformed_messages_are_ignored(start: Any) -> None:
         msgspec.msgpack.encode({"type": "unknown"}),
         msgspec.msgpack.encode({"type": "add", "request_id": 3}),
         msgspec.msgpack.encode({"type": "abort", "request_ids": "text"}),
+        *(msgspec.msgpack.encode({"type": "add", **request}) for request in wrong_prompts),
     ):
         client.send(payload)
         client.send_multipart([payload, payload])

@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine.step_pace": set(),
     "engine.recorded_steps": FOUNDATION | {"engine.batch", "engine.models"},
     "engine.batch": FOUNDATION,
-    "engine.prefixes_in_progress": FOUNDATION | {"engine.sequence"},
+    "engine.prefixes_in_progress": FOUNDATION | {"engine.sequence", "engine.block_manager"},
     "engine.prompt_logprobs": FOUNDATION | {"engine.batch", "engine.sequence"},
     "engine.histogram": set(),
     "engine.logs": set(),

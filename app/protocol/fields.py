@@ -6,6 +6,7 @@ import math
 import re
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
@@ -65,7 +66,10 @@ def _prompts(value: Any) -> list[str | list[int]]:
     """One or several prompts, each text or token ids, always as a list of prompts."""
     if type(value) is list and len(value) > MAX_PROMPT_IDS:  # before each of them is looked at
         raise wrong(f"may have at most {MAX_PROMPTS} prompts, or {MAX_PROMPT_IDS} token ids")
-    if type(value) is str or (type(value) is list and value and _is_token_ids(value)):
+    if type(value) is list and value and _is_token_ids(value):
+        return [value]
+    prompts: list[str | list[int]]
+    if type(value) is str:
         prompts = [value]
     elif type(value) is list and value:
         prompts = value
@@ -86,7 +90,12 @@ def _prompts(value: Any) -> list[str | list[int]]:
 
 
 def _is_token_ids(values: list[Any]) -> bool:
-    return set(map(type, values)) == {int}
+    """Whether all are integers, which booleans are not."""
+    try:
+        msgspec.convert(values, list[int])
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _empty_for_null(value: Any) -> Any:

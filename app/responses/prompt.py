@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.protocol.responses import ResponsesRequest
 from app.responses.conversation import ResponsesChat, cuts, without_oldest
-from app.sampling import check_prompt
+from app.sampling import checked_prompt
 from app.service import ChatPrompt, Service
 from engine.errors import ContextLengthError, RequestError
 
@@ -42,7 +42,7 @@ async def _encode_newest(service: Service, chat: ResponsesChat) -> ChatPrompt:
 async def _encode_if_it_fits(service: Service, chat: ResponsesChat) -> ChatPrompt | None:
     try:
         prompt = await _encode(service, chat)
-        check_prompt(prompt.token_ids, service.info, "input")
+        checked_prompt(prompt.token_ids, service.info, "input")
     except ContextLengthError:
         return None
     limit, _ = chat.token_limit
