@@ -48,11 +48,13 @@ def panel(title: str, x_label: str, lines: dict[str, Points]) -> str:
         colour = COLOURS[index % len(COLOURS)]
         path = " ".join(f"{place_x(x):.1f},{place_y(y):.1f}" for x, y in points)
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>')
-        above = 1 if index % 2 == 0 else -1
         for x, y in points:
             parts.append(f'<circle cx="{place_x(x):.1f}" cy="{place_y(y):.1f}" r="3" fill="{colour}"/>')
-            label = f"{y:,.0f}" if y >= 20 else f"{y:.1f}"
-            at = place_y(y) - 8 if above > 0 else place_y(y) + 16
+            # The highest line's values stand above it, the others' below theirs where there is room.
+            is_highest = y >= max(value for others in lines.values() for place, value in others if place == x)
+            stands_above = is_highest or place_y(y) > height - BOTTOM - 16
+            label = f"{y / 1000:.1f}k" if y >= 10_000 else f"{y:,.0f}" if y >= 20 else f"{y:.1f}"
+            at = place_y(y) - 8 if stands_above else place_y(y) + 16
             parts.append(
                 f'<text x="{place_x(x):.1f}" y="{at:.1f}" text-anchor="middle" style="fill:{colour}">{label}</text>'
             )
