@@ -91,6 +91,7 @@ class ModelRunner:
         side_arrays = max(MAX_TABLE_UPDATES, self.max_num_tokens)
         self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
         self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
+        self._numbers = from_numpy(np.arange(rows + 1, dtype=np.int32), device)
         self._recorded = RecordedSteps(rows, self.max_num_tokens)
         self.num_kv_blocks = config.num_kv_blocks or self._num_blocks_that_fit()
         kv_cache = KVCache(model, self.num_kv_blocks, self.block_size, self._dtype, device)
@@ -134,7 +135,7 @@ class ModelRunner:
                 max_context_len=int(batch.context_lens.max(initial=0)),
             )
             self._submit(inputs, batch)
-            logits = self._forward(inputs)
+            logits = self._forward(inputs, every_token=batch.prompt_rows is not None)
         running = RunningStep(batch, inputs, logits)
         if batch.prompt_rows is not None:
             running.prompt_logprobs = self._score_prompts(batch.prompt_rows)
@@ -157,18 +158,28 @@ class ModelRunner:
 
     def _inputs(self, shape: StepShape, *, max_seqlen_q: int, max_context_len: int) -> StepInputs:
         return StepInputs(
-            self._upload, shape, self._block_tables, max_seqlen_q=max_seqlen_q, max_context_len=max_context_len
+            self._upload,
+            shape,
+            self._block_tables,
+            self._numbers,
+            max_seqlen_q=max_seqlen_q,
+            max_context_len=max_context_len,
         )
 
     def _recorded_inputs(self, shape: StepShape, max_seqlen_q: int) -> StepInputs:
         return self._inputs(shape, max_seqlen_q=max_seqlen_q, max_context_len=self.max_model_len)
 
-    def _forward(self, inputs: StepInputs) -> Tensor:
-        """Logits [S, V] float32 in the step's buffers."""
+    def _forward(self, inputs: StepInputs, *, every_token: bool = False) -> Tensor:
+        """Logits [S, V] float32 in the step's buffers; `every_token` leaves there what others need for theirs."""
         self.ops.scatter(self._block_tables, *inputs.updates)
-        indices = None if inputs.shape.is_decode else inputs.logits_indices
+        indices, last = inputs.logits_indices, inputs.last_attention
         return self.decoder.forward(
-            inputs.input_ids, inputs.attention, indices, self._buffers, sampled=self._sampler.newest
+            inputs.input_ids,
+            inputs.attention,
+            None if inputs.shape.is_decode else indices,
+            self._buffers,
+            sampled=self._sampler.newest,
+            last=None if inputs.shape.is_decode or every_token else last,
         )
 
     def _submit(self, inputs: StepInputs, batch: StepBatch) -> None:

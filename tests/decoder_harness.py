@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from engine.batch import SamplingBatch, SlotInit, StepBatch, TableUpdates
+from engine.model_runner import ModelRunner
 from engine.models.config import load_config
 from engine.models.decoder import Decoder, StepBuffers
 from engine.models.kv_cache import KVCache
 from engine.models.rope import cos_sin_table
+from engine.models.step_inputs import StepShape
 from engine.models.weights import load_weights
 from engine.ops.interface import AttentionMetadata, Ops
 from engine.sampling_params import SamplingParams
@@ -177,3 +180,28 @@ def _sampling_batch(rows: list[Row]) -> SamplingBatch:
         needs_adjustment=any(p.has_penalties or p.logit_bias or p.min_tokens for p in params),
         needs_filter=any(p.top_k or p.top_p < 1 or p.min_p for p in params),
     )
+
+
+def logits_with_and_without_the_last_layers_rest(runner: ModelRunner) -> Iterator[tuple[Array, Array]]:
+    """Of two steps with chunks of prompts, whole prompts and decodes: logits from a forward that computes every token
+    to the end, and from one that leaves out of the last layer what no logits need."""
+    block_size, params = runner.block_size, SamplingParams(max_tokens=8, temperature=0.0)
+    per_row = -(-64 // block_size)
+    rows = [
+        Row(
+            slot,
+            scattered_blocks(per_row, first=slot * per_row),
+            [3 + (7 * slot + i) % 90 for i in range(length)],
+            params,
+        )
+        for slot, length in enumerate((20, 45, 12, 33))
+    ]
+    for counts in ([20, 10, 12, 5], [1, 20, 1, 28]):
+        batch = step_batch(rows, block_size, counts)
+        inputs = runner._inputs(StepShape.of(batch), max_seqlen_q=max(counts), max_context_len=64)
+        runner._submit(inputs, batch)
+        whole = runner._forward(inputs, every_token=True).numpy().copy()
+        yield whole, runner._forward(inputs).numpy().copy()
+        for row in rows:
+            if row.num_computed == len(row.tokens):
+                row.output.append(5)

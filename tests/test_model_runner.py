@@ -17,7 +17,14 @@ from engine.models.kv_cache import block_bytes
 from engine.ops.make import make_ops
 from engine.sampling_params import SamplingParams
 from engine.tensor import Buffer, CpuDevice, float32
-from tests.decoder_harness import DecoderHarness, Row, scattered_blocks, step_batch
+from tests.decoder_harness import (
+    DecoderHarness,
+    Row,
+    logits_with_and_without_the_last_layers_rest,
+    relative_error,
+    scattered_blocks,
+    step_batch,
+)
 from tests.tiny_models import TINY_MODELS, VOCAB_SIZE, build, prompt
 
 BLOCK_SIZE = 8
@@ -386,3 +393,13 @@ def test_other_architectures_run_too(name: str, tmp_path: Path) -> None:
     generate(runner, [one], 6)
     for length in range(6):
         assert one.output[length] == last_logits(reference, one.prompt + one.output[:length]).argmax()
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_the_last_layer_need_not_compute_what_no_logits_need(name: str, tmp_path: Path) -> None:
+    folder = build(TINY_MODELS[name], tmp_path)
+    config = EngineConfig(model=str(folder), block_size=BLOCK_SIZE, max_num_seqs=4, max_model_len=64)
+    device = CpuDevice()
+    runner = ModelRunner(config, load_config(folder), device, make_ops(device))
+    for whole, last in logits_with_and_without_the_last_layers_rest(runner):
+        assert relative_error(last, whole) < 1e-5

@@ -35,6 +35,7 @@ class StepBuffers:
     up: Tensor  # [T, 2 I or I]
     activated: Tensor  # [T, I]
     last_residual: Tensor  # [S, H] rows that are projected to logits
+    last_queries: Tensor  # [S, Hq * D]
     last_normed: Tensor  # [S, H]
     logits: Tensor  # [S, V] float32
 
@@ -60,6 +61,7 @@ def _layout(
     attention = {"qkv": config.qkv_size, "queries": config.q_size, "attended": config.q_size}
     mlp = {"up": config.up_size, "activated": config.intermediate_size}
     last: dict[str, int] = dict.fromkeys(("last_residual", "last_normed"), config.hidden_size)
+    last["last_queries"] = config.q_size
     layout: dict[str, tuple[tuple[int, int], np.dtype[Any], int]] = {}
 
     def place(widths: dict[str, int], rows: int, kind: np.dtype[Any], offset: int) -> int:
@@ -95,11 +97,21 @@ class Decoder:
         buffers: StepBuffers,
         *,
         sampled: Tensor | None = None,
+        last: AttentionMetadata | None = None,
     ) -> Tensor:
         """Store this step's keys and values, return logits [S, V] float32 of the tokens chosen by
         `logits_indices` [S] int32 among input_ids [T] int32 (None: of all). A negative id -1 - n stands
-        for sampled[n]. The result lives in `buffers` until the next step."""
-        residual = self._layers(input_ids, metadata, buffers, sampled)
+        for sampled[n]. The result lives in `buffers` until the next step.
+
+        `last` describes the chosen tokens as S rows of one query each. With it the last layer computes
+        nothing of others but their keys and values, and `project` cannot be asked for others afterwards.
+        """
+        residual = self._embed(input_ids, metadata, buffers, sampled)
+        num_whole = len(self.weights.layers) - (last is not None)
+        for index in range(num_whole):
+            self._layer(index, residual, metadata, buffers)
+        if last is not None and logits_indices is not None:
+            return self._logits(self._last_layer(residual, metadata, logits_indices, last, buffers), buffers)
         if logits_indices is None:
             return self._logits(residual, buffers)
         return self.project(logits_indices, buffers)
@@ -121,7 +133,9 @@ class Decoder:
 
     def hidden_states(self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> Tensor:
         """As `forward`, but the final norm's output [T, H] of every token instead of logits."""
-        residual, weights = self._layers(input_ids, metadata, buffers), self.weights
+        residual, weights = self._embed(input_ids, metadata, buffers), self.weights
+        for index in range(len(weights.layers)):
+            self._layer(index, residual, metadata, buffers)
         normed = buffers.normed[: input_ids.shape[0]]
         if self.config.norm == "layernorm":
             return self.ops.layernorm(
@@ -129,20 +143,70 @@ class Decoder:
             )
         return self.ops.rmsnorm(residual, weights.final_norm, self.config.norm_eps, out=normed)
 
-    def _layers(
+    def _embed(
         self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers, sampled: Tensor | None = None
     ) -> Tensor:
-        """The residual stream [T, H] after the last layer."""
+        """The residual stream [T, H] before the first layer."""
         ops, weights = self.ops, self.weights
         num_tokens = input_ids.shape[0]
         residual = ops.embedding(input_ids, weights.embedding, out=buffers.residual[:num_tokens], sampled=sampled)
         if weights.position_embedding is not None:
             position = ops.embedding(metadata.positions, weights.position_embedding, out=buffers.normed[:num_tokens])
             ops.add(residual, position, out=residual)
-        for index, layer in enumerate(weights.layers):
-            self._attention(index, layer, residual, metadata, buffers)
-            self._mlp(layer, residual, buffers)
         return residual
+
+    def _layer(self, index: int, residual: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> None:
+        layer = self.weights.layers[index]
+        self._attention(index, layer, residual, metadata, buffers)
+        self._mlp(layer, residual, buffers)
+
+    def _last_layer(
+        self,
+        residual: Tensor,
+        metadata: AttentionMetadata,
+        chosen: Tensor,
+        last: AttentionMetadata,
+        buffers: StepBuffers,
+    ) -> Tensor:
+        """The residual stream [S, H] of the tokens `chosen` [S] after the last layer."""
+        ops, config = self.ops, self.config
+        index = len(self.weights.layers) - 1
+        layer, settings = self.weights.layers[index], config.layers[index]
+        keys, values = self.kv_cache.layers[index]
+        num_tokens, num_chosen = residual.shape[0], chosen.shape[0]
+        queries = ops.rope_and_store(
+            self._qkv(layer, residual, buffers),
+            keys,
+            values,
+            metadata,
+            self.cos_sin if settings.rope else None,
+            num_heads=config.num_heads,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=config.norm_eps,
+            out=buffers.queries[:num_tokens],
+        )
+        attended = ops.paged_attention(
+            ops.embedding(chosen, queries, out=buffers.last_queries[:num_chosen]),
+            keys,
+            values,
+            last,
+            scale=settings.attention_scale,
+            sliding_window=settings.sliding_window,
+            out=buffers.attended[:num_chosen],
+        )
+        stream = ops.embedding(chosen, residual, out=buffers.last_residual[:num_chosen])
+        ops.matmul(attended, layer.out, layer.out_bias, out=stream, accumulate=True)
+        self._mlp(layer, stream, buffers)
+        return stream
+
+    def _qkv(self, layer: LayerWeights, residual: Tensor, buffers: StepBuffers) -> Tensor:
+        """[T, (Hq + 2 Hkv) * D]"""
+        num_tokens = residual.shape[0]
+        normed, qkv = buffers.normed[:num_tokens], buffers.qkv[:num_tokens]
+        return self._norm_matmul(
+            residual, layer.input_norm, layer.input_norm_bias, layer.qkv, layer.qkv_bias, normed, qkv
+        )
 
     def _norm_matmul(
         self,
@@ -168,10 +232,8 @@ class Decoder:
         settings: LayerConfig = config.layers[index]
         keys, values = self.kv_cache.layers[index]
         num_tokens = residual.shape[0]
-        normed, qkv = buffers.normed[:num_tokens], buffers.qkv[:num_tokens]
-        self._norm_matmul(residual, layer.input_norm, layer.input_norm_bias, layer.qkv, layer.qkv_bias, normed, qkv)
         attended = ops.attention(
-            qkv,
+            self._qkv(layer, residual, buffers),
             keys,
             values,
             metadata,

@@ -55,13 +55,22 @@ class StepInputs:
     Attributes:
         input_ids [T], logits_indices [S], slots [S], attention, sampling: tensors, valid once
             submitted; attention's maxima are those given here.
+        last_attention: of the sampled tokens alone, a row of one query each, whose keys are stored.
         updates: the rows, columns and blocks [R] of as many of the batch's table updates.
         nbytes: of all arrays.
     """
 
     def __init__(
-        self, upload: StepUpload, shape: StepShape, block_tables: Tensor, *, max_seqlen_q: int, max_context_len: int
+        self,
+        upload: StepUpload,
+        shape: StepShape,
+        block_tables: Tensor,
+        numbers: Tensor,
+        *,
+        max_seqlen_q: int,
+        max_context_len: int,
     ) -> None:
+        """`numbers` [N] int32 are 0, 1, ... N - 1, with N > S."""
         self.shape = shape
         self._upload = upload
         self._places: list[tuple[str, str, int, int, np.dtype[Any]]] = []
@@ -90,6 +99,17 @@ class StepInputs:
         )
         self.sampling = SamplingMetadata(**sampling)
         self.slots = self.sampling.slots
+        # A sampled row's slot is its place in the tables, and the position of what it samples its length so far.
+        self.last_attention = AttentionMetadata(
+            positions=self.sampling.positions,
+            slot_mapping=self.sampling.slots,  # not looked at
+            block_tables=block_tables,
+            table_rows=self.sampling.slots,
+            cu_seqlens_q=numbers[: shape.num_sampled + 1],
+            context_lens=self.sampling.positions,
+            max_seqlen_q=1,
+            max_context_len=max_context_len,
+        )
         self.updates = updates["rows"], updates["columns"], updates["blocks"]
 
     def submit(self, batch: StepBatch, updates: TableUpdates | None) -> None:

@@ -19,7 +19,14 @@ from engine.ops.cuda import CudaOps
 from engine.ops.make import make_ops
 from engine.sampling_params import SamplingParams
 from engine.tensor import CPU, bfloat16, float16, float32, from_numpy
-from tests.decoder_harness import DecoderHarness, Row, relative_error, scattered_blocks, step_batch
+from tests.decoder_harness import (
+    DecoderHarness,
+    Row,
+    logits_with_and_without_the_last_layers_rest,
+    relative_error,
+    scattered_blocks,
+    step_batch,
+)
 from tests.tiny_models import PROMPT_LEN, TINY_MODELS, build, prompt
 
 pytestmark = pytest.mark.gpu
@@ -95,6 +102,18 @@ def generate(runner: ModelRunner, rows: list[Row], count: int) -> None:
         result = runner.execute(step_batch(rows, BLOCK_SIZE))
         for row, token_id in zip(rows, result.token_ids.tolist(), strict=True):
             row.output.append(token_id)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_the_last_layer_need_not_compute_what_no_logits_need(
+    name: str, dtype: np.dtype[Any], tmp_path: Path, cuda_device: CudaDevice, cuda_ops: CudaOps
+) -> None:
+    folder = build(TINY_MODELS[name], tmp_path)
+    settings: dict[str, Any] = {"dtype": dtype.name, "max_model_len": 64, "max_num_seqs": 4, "num_kv_blocks": 64}
+    runner = make_runner(folder, cuda_device, cuda_ops, cuda_graphs=False, **settings)
+    for whole, last in logits_with_and_without_the_last_layers_rest(runner):
+        assert relative_error(last, whole) < TOLERANCE[dtype]
 
 
 @pytest.mark.shared
