@@ -10,8 +10,9 @@ from engine.batch import StepBatch
 from engine.models.step_inputs import StepInputs, StepShape
 from engine.tensor import Tensor
 
-# Steps with prompts in them: beyond the largest, kernels take longer than launching them one by one.
-PROMPT_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+# Steps with prompts in them: beyond the largest, kernels take longer than launching them one by one. From 128 on a
+# product's time grows with every tile of 128 rows.
+PROMPT_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 PROMPT_SEQS = (2, 8, 32, 128)
 
 MakeInputs = Callable[[StepShape, int], StepInputs]  # of a shape whose longest row has that many tokens
@@ -38,6 +39,11 @@ class RecordedSteps:
         self._prompt_seqs = [*(size for size in PROMPT_SEQS if size <= max_num_seqs), max_num_seqs + 1]
         self._max_num_seqs = max_num_seqs
         self._steps: dict[StepShape, RecordedStep] = {}
+
+    @property
+    def padded_sizes(self) -> tuple[int, ...]:
+        """Numbers of tokens of the recorded steps with prompts in them, ascending; none before `record`."""
+        return tuple(self._prompt_tokens) if self._steps else ()
 
     def shapes(self) -> list[StepShape]:
         """All that are worth recording, largest first."""

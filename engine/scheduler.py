@@ -35,8 +35,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, block_manager: BlockManager, *, max_num_seqs: int, max_num_batched_tokens: int, max_context: int
+        self,
+        block_manager: BlockManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_context: int,
+        padded_sizes: tuple[int, ...] = (),
     ) -> None:
+        """`padded_sizes`: see `StepPace`."""
         self.block_manager = block_manager
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -45,7 +52,7 @@ class Scheduler:
         self._slots = SlotTable(max_num_seqs, block_manager.num_blocks_for(max_context), block_manager.block_size)
         self._prefixes = PrefixesInProgress(block_manager)
         self._admission_is_blocked = False
-        self._pace = StepPace()
+        self._pace = StepPace(padded_sizes)
 
     @property
     def has_unfinished(self) -> bool:
@@ -162,7 +169,7 @@ class Scheduler:
                 num_decodes += 1
         # Where fewer decode than wait for their first token, a long step delays fewer than it serves.
         is_gentle = backlog and num_decodes > num_prompts
-        return self._pace.prompt_tokens(backlog, most) if is_gentle else most
+        return self._pace.prompt_tokens(backlog, most, num_decodes) if is_gentle else most
 
     def _allocate(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
         """Get blocks for `num_tokens` tokens from whoever comes last; False if that is `sequence` itself."""

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
+
 SLOWEST = 2.0  # times a step of decodes alone: what a step with prompts in it may take
 DRAIN_STEPS = 32  # a longer queue of prompts is worked off in this many steps, whatever that does to the pace
 FEWEST_TOKENS = 64  # of prompts in a step: fewer cost the device as much
 SMOOTHING = 0.25  # weight of the newest measurement
+FEWER = 0.9  # of the tokens that would keep the pace, where a step would else be padded
 
 
 class StepPace:
-    """Learns from every step. It knows nothing at first, and then bounds nothing."""
+    """Learns from every step. It knows nothing at first, and then bounds nothing.
 
-    def __init__(self) -> None:
+    `padded_sizes`: ascending numbers of tokens to which the runner pads steps with prompts in them; larger steps are
+    not padded. Padding costs as much as tokens do, so a step is filled up to such a size.
+    """
+
+    def __init__(self, padded_sizes: Sequence[int] = ()) -> None:
+        self._padded_sizes = padded_sizes
         self._decode_seconds: float | None = None
         self._seconds_per_token: float | None = None
 
@@ -23,12 +32,22 @@ class StepPace:
             extra = max(seconds - self._decode_seconds, 0.0) / num_prompt_tokens
             self._seconds_per_token = _smoothed(self._seconds_per_token, extra)
 
-    def prompt_tokens(self, backlog: int, most: int) -> int:
-        """Tokens of prompts that may join a step of decodes when `backlog` wait, at most `most`."""
+    def prompt_tokens(self, backlog: int, most: int, num_decodes: int = 0) -> int:
+        """Tokens of prompts that may join a step of `num_decodes` decodes when `backlog` wait, at most `most`."""
         if self._decode_seconds is None or not self._seconds_per_token:
             return most
         kept = (SLOWEST - 1) * self._decode_seconds / self._seconds_per_token
-        return min(max(int(min(kept, most)), FEWEST_TOKENS, backlog // DRAIN_STEPS), most)
+        tokens = min(max(int(min(kept, most)), FEWEST_TOKENS, backlog // DRAIN_STEPS), most)
+        return min(self._filled(tokens, num_decodes), most)
+
+    def _filled(self, tokens: int, num_decodes: int) -> int:
+        """About as many, with which nothing is padded: somewhat fewer, or else more for the same time."""
+        sizes = self._padded_sizes
+        above = bisect_left(sizes, tokens + num_decodes)
+        if above == len(sizes):
+            return tokens
+        fewer = sizes[above - 1] - num_decodes if above else 0
+        return fewer if fewer >= FEWER * tokens else sizes[above] - num_decodes
 
 
 def _smoothed(known: float | None, newest: float) -> float:

@@ -54,6 +54,8 @@ class NoisyStep:
 class NoiseRunner:
     """Chooses at random among the tokens that the mask leaves; a row depends on its own newest token alone."""
 
+    padded_sizes: tuple[int, ...] = ()
+
     def __init__(self, *, asynchronous: bool) -> None:
         self.asynchronous = asynchronous
         self.ops = CpuOps()

@@ -125,6 +125,7 @@ def test_a_step_with_prompts_never_takes_the_recording_of_decodes(max_num_seqs: 
     steps = RecordedSteps(max_num_seqs, max_num_tokens=2048)
     recorder = Recorder()
     recorder.forwarded = None, None
+    assert steps.padded_sizes == (), "nothing is padded where nothing is recorded"
     steps.record(recorder, make_inputs, lambda inputs: inputs)
     for num_seqs in range(1, max_num_seqs + 1):
         for num_tokens in range(num_seqs + 1, 2049, 1 if num_seqs < 40 else 7):
@@ -136,6 +137,7 @@ def test_a_step_with_prompts_never_takes_the_recording_of_decodes(max_num_seqs: 
             shape = step.inputs.shape
             assert not shape.is_decode, (num_tokens, num_seqs, shape)
             assert num_tokens <= shape.num_tokens <= 2048
+            assert shape.num_tokens in steps.padded_sizes
             assert num_seqs < shape.num_seqs, "a row to spare for padded tokens"
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.batch import StepBatch
-from engine.step_pace import DRAIN_STEPS, FEWEST_TOKENS, SLOWEST, StepPace
+from engine.step_pace import DRAIN_STEPS, FEWER, FEWEST_TOKENS, SLOWEST, StepPace
 from tests.fake_runner import Harness
 
 DECODE, TOKEN = 0.005, 0.00002  # seconds of a step of decodes, and what each token of a prompt adds
 
 
-def learned() -> StepPace:
-    pace = StepPace()
+def learned(padded_sizes: tuple[int, ...] = ()) -> StepPace:
+    pace = StepPace(padded_sizes)
     for _ in range(50):
         pace.record(0, DECODE)
         pace.record(500, DECODE + 500 * TOKEN)
@@ -37,6 +39,25 @@ def test_never_more_than_a_step_holds_and_never_too_few_to_be_worth_it() -> None
     for _ in range(100):
         pace.record(500, DECODE + 500 * 0.01)
     assert pace.prompt_tokens(100, 8192) == FEWEST_TOKENS
+
+
+@pytest.mark.parametrize("num_decodes", [1, 16, 64, 200])
+def test_a_step_is_filled_up_to_what_it_is_padded_to(num_decodes: int) -> None:
+    sizes = (64, 128, 256, 384, 512, 1024)
+    for backlog in range(0, 40_000, 1111):
+        free, filled = (pace.prompt_tokens(backlog, 8192, num_decodes) for pace in (learned(), learned(sizes)))
+        total = filled + num_decodes
+        if free + num_decodes > sizes[-1]:
+            assert filled == free, "larger steps are not padded"
+        else:
+            assert total in sizes
+            next_size = min(size for size in sizes if size >= free + num_decodes)
+            assert total <= next_size, "no more than the padding would have taken"
+            assert filled >= FEWER * free
+
+
+def test_filling_keeps_to_what_a_step_holds() -> None:
+    assert learned((128, 4096)).prompt_tokens(1000, 300, 8) <= 300
 
 
 def test_a_long_prompt_is_cut_while_others_decode_and_whole_otherwise() -> None:
