@@ -167,9 +167,10 @@ class Scheduler:
                 num_prompts += 1
             else:
                 num_decodes += 1
+        if backlog and num_decodes > num_prompts:
+            return self._pace.prompt_tokens(backlog, most, num_decodes)
         # Where fewer decode than wait for their first token, a long step delays fewer than it serves.
-        is_gentle = backlog and num_decodes > num_prompts
-        return self._pace.prompt_tokens(backlog, most, num_decodes) if is_gentle else most
+        return self._pace.tokens_of_many(most, num_decodes) if num_prompts + num_decodes > 1 else most
 
     def _allocate(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
         """Get blocks for `num_tokens` tokens from whoever comes last; False if that is `sequence` itself."""

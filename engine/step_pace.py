@@ -9,6 +9,9 @@ SLOWEST = 2.0  # times a step of decodes alone: what a step with prompts in it m
 DRAIN_STEPS = 32  # a longer queue of prompts is worked off in this many steps, whatever that does to the pace
 FEWEST_TOKENS = 64  # of prompts in a step: fewer cost the device as much
 SMOOTHING = 0.25  # weight of the newest measurement
+LONGEST = 0.04  # seconds that a step should last at most where several wait for their first token
+LONGEST_DECODES = 4  # or as long as so many steps of decodes
+MOST_USEFUL = 512  # tokens of prompts in a step: more of them are computed no faster
 FEWER = 0.9  # of the tokens that would keep the pace, where a step would else be padded
 
 
@@ -38,6 +41,15 @@ class StepPace:
             return most
         kept = (SLOWEST - 1) * self._decode_seconds / self._seconds_per_token
         tokens = min(max(int(min(kept, most)), FEWEST_TOKENS, backlog // DRAIN_STEPS), most)
+        return min(self._filled(tokens, num_decodes), most)
+
+    def tokens_of_many(self, most: int, num_decodes: int = 0) -> int:
+        """Tokens of several prompts that a step may have where more wait than decode, at most `most`: so that the
+        first of them need not wait until the last are computed."""
+        if not self._seconds_per_token:
+            return most
+        seconds = max(LONGEST, LONGEST_DECODES * (self._decode_seconds or 0.0))
+        tokens = int(min(max(seconds / self._seconds_per_token, MOST_USEFUL), most))
         return min(self._filled(tokens, num_decodes), most)
 
     def _filled(self, tokens: int, num_decodes: int) -> int:

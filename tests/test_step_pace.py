@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.batch import StepBatch
-from engine.step_pace import DRAIN_STEPS, FEWER, FEWEST_TOKENS, SLOWEST, StepPace
+from engine.step_pace import DRAIN_STEPS, FEWER, FEWEST_TOKENS, LONGEST, MOST_USEFUL, SLOWEST, StepPace
 from tests.fake_runner import Harness
 
 DECODE, TOKEN = 0.005, 0.00002  # seconds of a step of decodes, and what each token of a prompt adds
@@ -54,6 +54,39 @@ def test_a_step_is_filled_up_to_what_it_is_padded_to(num_decodes: int) -> None:
             next_size = min(size for size in sizes if size >= free + num_decodes)
             assert total <= next_size, "no more than the padding would have taken"
             assert filled >= FEWER * free
+
+
+def test_many_prompts_are_computed_in_steps_of_bounded_length() -> None:
+    assert StepPace().tokens_of_many(8192) == 8192, "nothing is bounded before anything was measured"
+    assert learned().tokens_of_many(8192) == pytest.approx(LONGEST / TOKEN, rel=0.01)
+    assert learned((1024, 2048)).tokens_of_many(8192, 8) == 2048 - 8
+    assert learned().tokens_of_many(100) == 100, "a step holds no more"
+    slow = StepPace()
+    for _ in range(50):
+        slow.record(0, 0.001)
+        slow.record(500, 500 * 0.01)
+    assert slow.tokens_of_many(8192) == MOST_USEFUL, "shorter steps would not be sooner done in all"
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_of_several_prompts_the_first_need_not_wait_for_the_last(alone: bool) -> None:
+    engine = Harness(num_blocks=6000, max_num_batched_tokens=8000, max_model_len=20_000)
+    sizes: list[int] = []
+
+    def take_time(batch: StepBatch) -> None:
+        sizes.append(batch.num_tokens)
+        engine.now += DECODE + (batch.num_tokens - batch.num_seqs) * TOKEN
+
+    engine.runner.inspect = take_time
+    for number in range(4):  # what steps cost is learnt from these
+        engine.add(f"lesson{number}", [5 + number] * 100, 9)
+        engine.run()
+    sizes.clear()
+    for number in range(1 if alone else 4):
+        engine.add(f"prompt{number}", [20 + number] * 4000, 1)
+    engine.step(0.0)
+    assert (sizes[0] == 4000) == alone
+    assert sizes[0] <= 1.05 * LONGEST / TOKEN or alone
 
 
 def test_filling_keeps_to_what_a_step_holds() -> None:
