@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
@@ -16,6 +17,13 @@ from app.settings import AppSettings
 from engine.client import EngineClient
 
 KEEP_ALIVE = 75  # seconds an idle connection is kept, longer than clients usually do
+
+
+def freeze_what_is_loaded() -> None:
+    """To be called before serving: what was loaded stays, so that later garbage collections, which hold up every
+    stream, need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 class HttpServer(uvicorn.Server):

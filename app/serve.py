@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -93,11 +92,10 @@ class Server:
         await asyncio.sleep(0)  # the engine process starts, and loads while this one imports the rest
         await client.start()
         try:
-            from app.http_server import HttpServer
+            from app.http_server import HttpServer, freeze_what_is_loaded
 
             self._http = HttpServer(client, app, options.drain_timeout)
-            gc.collect()
-            gc.freeze()  # what was loaded stays: later collections, which hold up every stream, need not look at it
+            freeze_what_is_loaded()
             return await self._serve()
         finally:
             self._report.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -11,7 +10,7 @@ import socket
 import msgspec
 import uvloop
 
-from app.http_server import HttpServer
+from app.http_server import HttpServer, freeze_what_is_loaded
 from app.logs import configure_logging
 from app.worker_pool import WorkerLaunch
 from engine.client import EngineClient
@@ -25,8 +24,7 @@ async def run_worker(launch: WorkerLaunch) -> None:
     client = EngineClient(launch.run_dir)
     await client.start()
     server = HttpServer(client, launch.settings, launch.drain_timeout)
-    gc.collect()
-    gc.freeze()  # what was loaded stays: later collections, which hold up every stream, need not look at it
+    freeze_what_is_loaded()
     loop.add_signal_handler(signal.SIGTERM, server.stop)
     loop.add_reader(STDIN_FD, _leave_if_orphaned)
     await server.serve(sockets=[socket.socket(fileno=launch.socket_fd)])

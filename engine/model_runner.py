@@ -177,14 +177,14 @@ class ModelRunner:
     def _forward(self, inputs: StepInputs, *, every_token: bool = False) -> Tensor:
         """Logits [S, V] float32 in the step's buffers; `every_token` leaves there what others need for theirs."""
         self.ops.scatter(self._block_tables, *inputs.updates)
-        indices, last = inputs.logits_indices, inputs.last_attention
+        is_decode = inputs.shape.is_decode
         return self.decoder.forward(
             inputs.input_ids,
             inputs.attention,
-            None if inputs.shape.is_decode else indices,
+            None if is_decode else inputs.logits_indices,
             self._buffers,
             sampled=self._sampler.newest,
-            last=None if inputs.shape.is_decode or every_token else last,
+            last=None if is_decode or every_token else inputs.last_attention,
         )
 
     def _submit(self, inputs: StepInputs, batch: StepBatch) -> None:

@@ -40,8 +40,7 @@ class StepPace:
         if self._decode_seconds is None or not self._seconds_per_token:
             return most
         kept = (SLOWEST - 1) * self._decode_seconds / self._seconds_per_token
-        tokens = min(max(int(min(kept, most)), FEWEST_TOKENS, backlog // DRAIN_STEPS), most)
-        return min(self._filled(tokens, num_decodes), most)
+        return self._filled(max(kept, FEWEST_TOKENS, backlog // DRAIN_STEPS), most, num_decodes)
 
     def tokens_of_many(self, most: int, num_decodes: int = 0) -> int:
         """Tokens of several prompts that a step may have where more wait than decode, at most `most`: so that the
@@ -49,17 +48,16 @@ class StepPace:
         if not self._seconds_per_token:
             return most
         seconds = max(LONGEST, LONGEST_DECODES * (self._decode_seconds or 0.0))
-        tokens = int(min(max(seconds / self._seconds_per_token, MOST_USEFUL), most))
-        return min(self._filled(tokens, num_decodes), most)
+        return self._filled(max(seconds / self._seconds_per_token, MOST_USEFUL), most, num_decodes)
 
-    def _filled(self, tokens: int, num_decodes: int) -> int:
-        """About as many, with which nothing is padded: somewhat fewer, or else more for the same time."""
-        sizes = self._padded_sizes
+    def _filled(self, wanted: float, most: int, num_decodes: int) -> int:
+        """About as many with which nothing is padded, at most `most`: somewhat fewer, or more for the same time."""
+        tokens, sizes = int(min(wanted, most)), self._padded_sizes
         above = bisect_left(sizes, tokens + num_decodes)
         if above == len(sizes):
             return tokens
         fewer = sizes[above - 1] - num_decodes if above else 0
-        return fewer if fewer >= FEWER * tokens else sizes[above] - num_decodes
+        return fewer if fewer >= FEWER * tokens else min(sizes[above] - num_decodes, most)
 
 
 def _smoothed(known: float | None, newest: float) -> float:

@@ -61,24 +61,20 @@ class StepSampler:
         sampling, shape = batch.sampling, inputs.shape
         wants_logprobs = np.flatnonzero(sampling.num_logprobs >= 0).astype(np.int32)
         graph = self._graphs.get((shape, sampling.needs_adjustment, sampling.needs_filter))
-        rows = raw_logits = None
+        rows = raw_logits = masked = None
         if mask is not None or len(wants_logprobs):
-            masked = None if mask is None else (self._upload.put(mask.words), self._upload.put(mask.rows))
+            if mask is not None:
+                masked = self._upload.put(mask.words), self._upload.put(mask.rows)
             rows = self._upload.put(wants_logprobs)
             self._upload.submit()
             if len(wants_logprobs):
                 raw_logits = self._ops.embedding(rows, logits, out=self._raw_logits[: len(wants_logprobs)])
-            self._choose(
-                logits,
-                inputs,
-                adjusted=sampling.needs_adjustment,
-                filtered=sampling.needs_filter,
-                masked=masked,
-            )
-        elif graph is not None:
+            graph = None  # recorded for steps that want neither
+        if graph is not None:
             graph.launch()
         else:
-            self._choose(logits, inputs, adjusted=sampling.needs_adjustment, filtered=sampling.needs_filter)
+            adjusted, filtered = sampling.needs_adjustment, sampling.needs_filter
+            self._choose(logits, inputs, adjusted=adjusted, filtered=filtered, masked=masked)
         reply = self._replies[self._next_reply]
         self._next_reply = (self._next_reply + 1) % len(self._replies)
         reply.begin(self._chosen[: batch.num_sampled])

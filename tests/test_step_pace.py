@@ -19,6 +19,18 @@ def learned(padded_sizes: tuple[int, ...] = ()) -> StepPace:
     return pace
 
 
+def steps_that_take_time(engine: Harness) -> list[int]:
+    """The tokens of each step that the engine makes from here on, and its clock goes on with them."""
+    sizes: list[int] = []
+
+    def take_time(batch: StepBatch) -> None:
+        sizes.append(batch.num_tokens)
+        engine.now += DECODE + (batch.num_tokens - batch.num_seqs) * TOKEN
+
+    engine.runner.inspect = take_time
+    return sizes
+
+
 def test_nothing_is_bounded_before_anything_was_measured() -> None:
     assert StepPace().prompt_tokens(100_000, 8192) == 8192
 
@@ -71,13 +83,7 @@ def test_many_prompts_are_computed_in_steps_of_bounded_length() -> None:
 @pytest.mark.parametrize("alone", [True, False])
 def test_of_several_prompts_the_first_need_not_wait_for_the_last(alone: bool) -> None:
     engine = Harness(num_blocks=6000, max_num_batched_tokens=8000, max_model_len=20_000)
-    sizes: list[int] = []
-
-    def take_time(batch: StepBatch) -> None:
-        sizes.append(batch.num_tokens)
-        engine.now += DECODE + (batch.num_tokens - batch.num_seqs) * TOKEN
-
-    engine.runner.inspect = take_time
+    sizes = steps_that_take_time(engine)
     for number in range(4):  # what steps cost is learnt from these
         engine.add(f"lesson{number}", [5 + number] * 100, 9)
         engine.run()
@@ -96,13 +102,7 @@ def test_filling_keeps_to_what_a_step_holds() -> None:
 def test_a_long_prompt_is_cut_while_others_decode_and_whole_otherwise() -> None:
     def longest_chunk(*, with_decode: bool) -> int:
         engine = Harness(num_blocks=600, max_num_batched_tokens=1000, max_model_len=2000)
-        chunks: list[int] = []
-
-        def take_time(batch: StepBatch) -> None:
-            chunks.append(batch.num_tokens)
-            engine.now += DECODE + (batch.num_tokens - batch.num_seqs) * TOKEN
-
-        engine.runner.inspect = take_time
+        chunks = steps_that_take_time(engine)
         for number in range(3):
             engine.add(f"decodes{number}", [1 + number] * 70, 60)
         for _ in range(40):
@@ -123,13 +123,7 @@ def test_a_long_prompt_is_cut_while_others_decode_and_whole_otherwise() -> None:
 
 def test_many_prompts_are_not_held_up_by_a_few_who_decode() -> None:
     engine = Harness(num_blocks=600, max_num_batched_tokens=1000, max_model_len=2000)
-    chunks: list[int] = []
-
-    def take_time(batch: StepBatch) -> None:
-        chunks.append(batch.num_tokens)
-        engine.now += DECODE + (batch.num_tokens - batch.num_seqs) * TOKEN
-
-    engine.runner.inspect = take_time
+    chunks = steps_that_take_time(engine)
     engine.add("decodes", [1] * 70, 60)
     for number in range(3):
         engine.step(0.0)

@@ -106,12 +106,12 @@ class Decoder:
         `last` describes the chosen tokens as S rows of one query each. With it the last layer computes
         nothing of others but their keys and values, and `project` cannot be asked for others afterwards.
         """
-        residual = self._embed(input_ids, metadata, buffers, sampled)
-        num_whole = len(self.weights.layers) - (last is not None)
-        for index in range(num_whole):
-            self._layer(index, residual, metadata, buffers)
-        if last is not None and logits_indices is not None:
+        num_layers = len(self.weights.layers)
+        if last is not None:
+            assert logits_indices is not None, "`last` describes chosen tokens"
+            residual = self._layers(input_ids, metadata, buffers, sampled, num_layers=num_layers - 1)
             return self._logits(self._last_layer(residual, metadata, logits_indices, last, buffers), buffers)
+        residual = self._layers(input_ids, metadata, buffers, sampled, num_layers=num_layers)
         if logits_indices is None:
             return self._logits(residual, buffers)
         return self.project(logits_indices, buffers)
@@ -133,9 +133,8 @@ class Decoder:
 
     def hidden_states(self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> Tensor:
         """As `forward`, but the final norm's output [T, H] of every token instead of logits."""
-        residual, weights = self._embed(input_ids, metadata, buffers), self.weights
-        for index in range(len(weights.layers)):
-            self._layer(index, residual, metadata, buffers)
+        weights = self.weights
+        residual = self._layers(input_ids, metadata, buffers, num_layers=len(weights.layers))
         normed = buffers.normed[: input_ids.shape[0]]
         if self.config.norm == "layernorm":
             return self.ops.layernorm(
@@ -143,22 +142,26 @@ class Decoder:
             )
         return self.ops.rmsnorm(residual, weights.final_norm, self.config.norm_eps, out=normed)
 
-    def _embed(
-        self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers, sampled: Tensor | None = None
+    def _layers(
+        self,
+        input_ids: Tensor,
+        metadata: AttentionMetadata,
+        buffers: StepBuffers,
+        sampled: Tensor | None = None,
+        *,
+        num_layers: int,
     ) -> Tensor:
-        """The residual stream [T, H] before the first layer."""
+        """The residual stream [T, H] after the first `num_layers` layers."""
         ops, weights = self.ops, self.weights
         num_tokens = input_ids.shape[0]
         residual = ops.embedding(input_ids, weights.embedding, out=buffers.residual[:num_tokens], sampled=sampled)
         if weights.position_embedding is not None:
             position = ops.embedding(metadata.positions, weights.position_embedding, out=buffers.normed[:num_tokens])
             ops.add(residual, position, out=residual)
+        for index, layer in enumerate(weights.layers[:num_layers]):
+            self._attention(index, layer, residual, metadata, buffers)
+            self._mlp(layer, residual, buffers)
         return residual
-
-    def _layer(self, index: int, residual: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> None:
-        layer = self.weights.layers[index]
-        self._attention(index, layer, residual, metadata, buffers)
-        self._mlp(layer, residual, buffers)
 
     def _last_layer(
         self,
