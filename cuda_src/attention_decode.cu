@@ -20,9 +20,23 @@ __device__ __forceinline__ Splits find_splits(int context_len, int sliding_windo
                                               int max_splits) {
   const int first_key = max(context_len - sliding_window, 0) / WARP_KEYS * WARP_KEYS;
   const int num_keys = context_len - first_key;
-  const int even = ceil_div(ceil_div(num_keys, max_splits), SPLIT_KEYS) * SPLIT_KEYS;
-  const int size = max(even, min_split_keys);
+  int size = min_split_keys;
+  if (num_keys > size * max_splits) size = ceil_div(ceil_div(num_keys, max_splits), SPLIT_KEYS) * SPLIT_KEYS;
   return {first_key, size, max(ceil_div(num_keys, size), 1)};
+}
+
+// Zeros for `elements` of each of the rows first, first + stride, ... before `end` of a matrix [*, row_elements].
+// Apart, since it is seldom needed: every instruction that a short kernel carries along delays it.
+template <typename T>
+__device__ __noinline__ void clear_rows(T* matrix, int first, int end, int stride, int row_elements, int elements) {
+#pragma unroll 1
+  for (int row = first; row < end; row += stride) {
+    const Vec<T, SEGMENT> zeros = {};
+#pragma unroll 1
+    for (int i = threadIdx.x * SEGMENT; i < elements; i += blockDim.x * SEGMENT) {
+      zeros.store(matrix + static_cast<long long>(row) * row_elements + i);
+    }
+  }
 }
 
 // out = softmax over the visible keys of (q . k * scale), times v, for rows with one query. Rows without
@@ -58,7 +72,7 @@ __global__ void __launch_bounds__(32 * WARPS)
                                   const T* q_norm, const T* k_norm, const float* cos_sin,
                                   const int* positions, const int* slot_mapping, T* out, float* partial_out,
                                   float* partial_sums, unsigned* arrivals, int num_tokens, int num_seqs,
-                                  int num_heads, int num_kv_heads, int rotary_dim, int block_size,
+                                  int group, int num_kv_heads, int rotary_dim, int block_size,
                                   int block_table_width, int sliding_window, int min_split_keys,
                                   int max_splits, int block_splits, float eps, float scale_log2) {
   constexpr int THREADS = WARP_SIZE * WARPS;
@@ -81,50 +95,54 @@ __global__ void __launch_bounds__(32 * WARPS)
 
   let_next_kernel_start();
   if (!FUSED) wait_for_earlier_kernels();
-  const int group = num_heads / num_kv_heads;
-  const int kv_head = blockIdx.x % num_kv_heads;
-  const int group_begin = blockIdx.x / num_kv_heads * GROUP_ROWS;
+  int kv_head = blockIdx.x;
+  int group_begin = 0;
+#pragma unroll 1
+  for (; kv_head >= num_kv_heads; kv_head -= num_kv_heads) group_begin += GROUP_ROWS;
+  const int num_heads = group * num_kv_heads;
   const int head0 = kv_head * group + group_begin;
   const int num_group_heads = min(group - group_begin, GROUP_ROWS);
   T* const newest = tile_q + num_group_heads * PITCH;  // [2][HEAD_DIM]: key and value
   const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
   const int row = blockIdx.y;
-  auto clear = [&](int token) {
-    const Vec<T, SEGMENT> zeros = {};
-    for (int i = threadIdx.x; i < num_group_heads * SEGMENTS; i += THREADS) {
-      zeros.store(out + (static_cast<long long>(token) * num_heads + head0) * HEAD_DIM + i * SEGMENT);
-    }
+  auto clear = [&](int first, int end) {
+    clear_rows(out + head0 * HEAD_DIM, first, end, gridDim.y, num_heads * HEAD_DIM, num_group_heads * HEAD_DIM);
   };
-  auto clear_behind_rows = [&]() {
-    if (blockIdx.z != 0) return;
-    for (int token = cu_seqlens_q[num_seqs] + row; token < num_tokens; token += gridDim.y) clear(token);
-  };
-  if (num_seqs == 0) {
-    wait_for_earlier_kernels();
-    clear_behind_rows();
-    return;
-  }
 
-  const int token = cu_seqlens_q[row];
-  const int next_token = cu_seqlens_q[row + 1];
-  const int context_len = context_lens[row];
-  const int table_row = table_rows[row];
+  // All that does not depend on one another is asked for at once.
+  const bool is_row = row < num_seqs;
+  const int token = is_row ? cu_seqlens_q[row] : 0;
+  const int next_token = is_row ? cu_seqlens_q[row + 1] : 0;
+  const int context_len = is_row ? context_lens[row] : 0;
+  const int table_row = is_row ? table_rows[row] : 0;
+  const int first_behind = blockIdx.z == 0 ? cu_seqlens_q[num_seqs] + row : num_tokens;  // of what has no row
+  int slot = -1;
+  int position = 0;
+  if constexpr (FUSED) {
+    // Where every row has a query it is the row's number.
+    const int likely = min(row, num_tokens - 1);
+    slot = slot_mapping[likely];
+    if (rotary_dim > 0) position = positions[likely];
+    if (token != likely && next_token != token) {
+      slot = slot_mapping[token];
+      if (rotary_dim > 0) position = positions[token];
+    }
+  }
   const Splits splits = find_splits(context_len, sliding_window, min_split_keys, max_splits);
   const int first_split = blockIdx.z * block_splits;
-  if (first_split >= splits.count) return;
   if (next_token - token != 1 || context_len <= 0) {
+    if (blockIdx.z != 0) return;
     wait_for_earlier_kernels();
-    if (next_token - token == 1) clear(token);
-    clear_behind_rows();
+    if (next_token - token == 1) clear(token, token + 1);
+    clear(first_behind, num_tokens);
     return;
   }
+  if (first_split >= splits.count) return;
   const int end_split = min(first_split + block_splits, splits.count);
   const int key_begin = splits.first_key + first_split * splits.size;
   const int key_end = min(splits.first_key + end_split * splits.size, context_len);
   const int oldest_key = max(context_len - sliding_window, 0);
-  const int slot = FUSED ? slot_mapping[token] : -1;
-  const int position = FUSED && rotary_dim > 0 ? positions[token] : 0;
   const int newest_key = slot >= 0 ? context_len - 1 : NO_KEY;  // the one that the cache does not have yet
   const int cached_end = min(key_end, slot >= 0 ? context_len - 1 : context_len);
   const int* const block_table = block_tables + static_cast<long long>(table_row) * block_table_width;
@@ -133,46 +151,51 @@ __global__ void __launch_bounds__(32 * WARPS)
   // cache.
   const int num_steps = ceil_div(key_end - key_begin, STEP_KEYS);
   const int split_steps = splits.size / STEP_KEYS;
-  T* const warp_tiles = tiles + warp * STAGES * 2 * TILE_ELEMENTS;
+  const unsigned warp_tiles = to_shared_address(tiles + warp * STAGES * 2 * TILE_ELEMENTS);
   auto tile_begin = [&](int i) { return key_begin + (i * WARPS + warp) * WARP_KEYS; };
+  // The quotient of a key and block_size, by its reciprocal in 2^-32: exact for contexts of less than 2^32 / block_size.
+  const unsigned block_reciprocal = 0xffffffffu / block_size + 1;
+  auto block_of = [&](int key) { return static_cast<int>(__umulhi(key, block_reciprocal)); };
   auto find_unit_row = [&](int i) {  // by lanes 0 and 1
     const int key = tile_begin(i) + lane * UNIT_KEYS;
-    return lane < WARP_KEYS / UNIT_KEYS && key < key_end
-               ? cache_row(block_table, key, kv_head, num_kv_heads, block_size)
-               : 0;
+    if (lane >= WARP_KEYS / UNIT_KEYS || key >= key_end) return 0;
+    const int block = block_of(key);
+    return (block_table[block] * num_kv_heads + kv_head) * block_size + key - block * block_size;
   };
   auto load_tile = [&](int i, int unit_row) {
     constexpr int UNIT_COPIES = UNIT_KEYS * SEGMENTS / WARP_SIZE;
-    T* const tile_k = warp_tiles + i % STAGES * 2 * TILE_ELEMENTS;
-    const int begin = tile_begin(i);
-    const bool is_whole = begin >= oldest_key && begin + WARP_KEYS <= cached_end;
+    constexpr int COPY_KEYS = WARP_SIZE % SEGMENTS == 0 ? WARP_SIZE / SEGMENTS : 0;  // 0: no whole number
+    const unsigned tile_k = warp_tiles + i % STAGES * 2 * TILE_ELEMENTS * sizeof(T);
+    const int oldest = oldest_key - tile_begin(i);
+    const int end = cached_end - tile_begin(i);
 #pragma unroll
     for (int u = 0; u < WARP_KEYS / UNIT_KEYS; ++u) {
       const long long first =
           static_cast<long long>(__shfl_sync(FULL_WARP, unit_row, u)) * HEAD_DIM + lane * SEGMENT;
+      const T* const keys = key_cache + first;
+      const T* const values = value_cache + first;
 #pragma unroll
       for (int c = 0; c < UNIT_COPIES; ++c) {
-        const int key = u * UNIT_KEYS + (c * WARP_SIZE + lane) / SEGMENTS;
-        const int segment = (c * WARP_SIZE + lane) % SEGMENTS;
-        const bool valid = is_whole || (begin + key >= oldest_key && begin + key < cached_end);
-        const long long from = valid ? first + c * WARP_SIZE * SEGMENT : 0;
-        T* const to = tile_k + key * PITCH + segment * SEGMENT;
-        copy_async_16(to, key_cache + from, valid);
-        copy_async_16(to + TILE_ELEMENTS, value_cache + from, valid);
+        const int segment = COPY_KEYS > 0 ? lane % SEGMENTS : (c * WARP_SIZE + lane) % SEGMENTS;
+        const int key = u * UNIT_KEYS + (COPY_KEYS > 0 ? c * COPY_KEYS + lane / SEGMENTS
+                                                       : (c * WARP_SIZE + lane) / SEGMENTS);
+        const bool valid = key >= oldest && key < end;
+        const unsigned to = tile_k + (key * PITCH + segment * SEGMENT) * sizeof(T);
+        copy_async_16(to, keys + c * WARP_SIZE * SEGMENT, valid);
+        copy_async_16(to + TILE_ELEMENTS * sizeof(T), values + c * WARP_SIZE * SEGMENT, valid);
       }
     }
   };
 
   // The keys of earlier steps may be copied while the kernels in front of this one still run.
-  int unit_rows[STAGES + 1];
-#pragma unroll
-  for (int i = 0; i <= STAGES; ++i) unit_rows[i] = find_unit_row(i);
-#pragma unroll
+  int next_row = find_unit_row(0);
+#pragma unroll 1
   for (int i = 0; i < STAGES; ++i) {
-    if (tile_begin(i) < key_end) load_tile(i, unit_rows[i]);
+    const int unit_row = next_row;
+    next_row = find_unit_row(i + 1);
+    if (tile_begin(i) < key_end) load_tile(i, unit_row);
     copy_async_commit();
   }
-  int next_row = unit_rows[STAGES];
 
   if (FUSED) {
     const bool has_newest = newest_key >= key_begin && newest_key < key_end;
@@ -180,58 +203,55 @@ __global__ void __launch_bounds__(32 * WARPS)
         num_group_heads + (has_newest ? 2 : 0);  // queries, key, value: a warp each, in turn
     const float* const angles =
         rotary_dim > 0 ? cos_sin + static_cast<long long>(position) * rotary_dim : nullptr;
-    auto is_key = [&](int item) { return item == num_group_heads; };
-    auto is_value = [&](int item) { return item == num_group_heads + 1; };
-    auto transform_of = [&](int item) {
-      const T* const norm = is_value(item) ? nullptr : is_key(item) ? k_norm : q_norm;
-      return Transform(norm, angles, HEAD_DIM, is_value(item) ? 0 : rotary_dim, eps);
-    };
-    auto prepare = [&](const Transform& transform, int item) {
-      const T* const heads = q + static_cast<long long>(token) * (num_heads + 2 * num_kv_heads) * HEAD_DIM;
-      if (item < num_group_heads) {
-        transform(heads + (head0 + item) * HEAD_DIM,
-                  [&](int i, const Vec<T, 2>& z) { z.store(tile_q + item * PITCH + i); });
-        return;
+    const T* const heads = q + static_cast<long long>(token) * (num_heads + 2 * num_kv_heads) * HEAD_DIM;
+#pragma unroll 1
+    for (int item = warp; item < num_items || item == warp; item += WARPS) {
+      const bool is_key = item == num_group_heads;
+      const bool is_value = item > num_group_heads;
+      const T* const norm = is_value ? nullptr : is_key ? k_norm : q_norm;
+      const Transform transform(norm, angles, HEAD_DIM, is_value ? 0 : rotary_dim, eps);
+      if (item == warp) wait_for_earlier_kernels();
+      if (item >= num_items) break;
+      const int head = is_value ? num_heads + num_kv_heads + kv_head : is_key ? num_heads + kv_head : head0 + item;
+      T* const prepared = is_value ? newest + HEAD_DIM : is_key ? newest : tile_q + item * PITCH;
+      T* stored = nullptr;
+      if ((is_key || is_value) && group_begin == 0) {
+        const int block = block_of(slot);
+        const int place = (block * num_kv_heads + kv_head) * block_size + slot - block * block_size;
+        stored = (is_key ? key_cache : value_cache) + static_cast<long long>(place) * HEAD_DIM;
       }
-      const long long place =
-          (static_cast<long long>(slot / block_size) * num_kv_heads + kv_head) * block_size +
-          slot % block_size;
-      T* const stored = (is_key(item) ? key_cache : value_cache) + place * HEAD_DIM;
-      const int head = num_heads + (is_key(item) ? 0 : num_kv_heads) + kv_head;
       transform(heads + head * HEAD_DIM, [&](int i, const Vec<T, 2>& z) {
-        z.store(newest + (is_key(item) ? 0 : HEAD_DIM) + i);
-        if (group_begin == 0) z.store(stored + i);
+        z.store(prepared + i);
+        if (stored != nullptr) z.store(stored + i);
       });
-    };
-    const Transform first = transform_of(warp);
-    wait_for_earlier_kernels();
-    if (warp < num_items) prepare(first, warp);
-    for (int item = warp + WARPS; item < num_items; item += WARPS) prepare(transform_of(item), item);
+    }
   } else {
     const T* const queries = q + (static_cast<long long>(token) * num_heads + head0) * HEAD_DIM;
+#pragma unroll 1
     for (int i = threadIdx.x; i < num_group_heads * SEGMENTS; i += THREADS) {
       const Vec<T, SEGMENT> elements = Vec<T, SEGMENT>::load(queries + i * SEGMENT);
       elements.store(tile_q + i / SEGMENTS * PITCH + i % SEGMENTS * SEGMENT);
     }
   }
-  clear_behind_rows();
   __syncthreads();
 
   Attention attention(tile_q, num_group_heads);
   Merged result[ITEMS];
-  const int num_blocks = ceil_div(splits.count, block_splits);
+  const int num_blocks = splits.count <= block_splits ? 1 : ceil_div(splits.count, block_splits);
   const long long first_partial = (static_cast<long long>(row) * num_heads + head0) * max_splits;
   int split = first_split;
   int steps_left = split_steps;
+#pragma unroll 1
   for (int i = 0; i < num_steps; ++i) {
     copy_async_wait<STAGES - 1>();
     __syncwarp();
 
     if (tile_begin(i) < key_end) {
-      T* const tile_k = warp_tiles + i % STAGES * 2 * TILE_ELEMENTS;
+      T* const tile_k = tiles + (warp * STAGES + i % STAGES) * 2 * TILE_ELEMENTS;
       T* const tile_v = tile_k + TILE_ELEMENTS;
       const int newest_place = newest_key - tile_begin(i);
       if (FUSED && newest_place >= 0 && newest_place < WARP_KEYS) {
+#pragma unroll 1
         for (int s = lane; s < 2 * SEGMENTS; s += WARP_SIZE) {
           T* const to = (s < SEGMENTS ? tile_k : tile_v) + newest_place * PITCH + s % SEGMENTS * SEGMENT;
           Vec<T, SEGMENT>::load(newest + s * SEGMENT).store(to);
@@ -255,9 +275,8 @@ __global__ void __launch_bounds__(32 * WARPS)
         const int head = item / HEAD_PARTS;
         const int d = item % HEAD_PARTS * FLOATS;
         float highest, total;
-        const Vec<float, FLOATS> values =
-            merge_warps<WARPS>(merged + head * Attention::MERGE_PITCH + d, MERGE_STRIDE, warp_maxima,
-                               warp_sums, head, highest, total);
+        const Floats values = merge_warps<WARPS>(merged + head * Attention::MERGE_PITCH + d, MERGE_STRIDE,
+                                                 warp_maxima, warp_sums, head, highest, total);
         if (num_blocks == 1) {
           result[n].add(values, highest, total);
         } else {
@@ -275,6 +294,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     next_row = find_unit_row(i + STAGES + 1);
   }
 
+  if (first_behind < num_tokens) clear(first_behind, num_tokens);
   if (num_blocks > 1) {
     if (threadIdx.x == 0) {
       is_last = arrives_last(arrivals + static_cast<long long>(row) * gridDim.x + blockIdx.x, num_blocks);
@@ -289,25 +309,23 @@ __global__ void __launch_bounds__(32 * WARPS)
     const int head = item / HEAD_PARTS;
     const int d = item % HEAD_PARTS * FLOATS;
     if (num_blocks > 1) {
-      const float4* const parts =
-          reinterpret_cast<const float4*>(partial_out + (first_partial + head * max_splits) * HEAD_DIM + d);
+      const float* const parts = partial_out + (first_partial + head * max_splits) * HEAD_DIM + d;
       const float2* const part_sums =
           reinterpret_cast<const float2*>(partial_sums) + first_partial + head * max_splits;
-      constexpr int LOADS = 6;  // in flight
+      constexpr int LOADS = 4;  // in flight
+#pragma unroll 1
       for (int s0 = 0; s0 < splits.count; s0 += LOADS) {
-        float4 values[LOADS];
+        Floats values[LOADS];
         float2 maximum_and_sum[LOADS];
 #pragma unroll
-        for (int s = 0; s < LOADS; ++s) {
-          if (s0 + s >= splits.count) continue;
-          values[s] = __ldcg(parts + (s0 + s) * HEAD_PARTS);
-          maximum_and_sum[s] = __ldcg(part_sums + s0 + s);
+        for (int i = 0; i < LOADS; ++i) {
+          const int s = min(s0 + i, splits.count - 1);
+          values[i] = Floats::load_shared_by_multiprocessors(parts + s * HEAD_DIM);
+          maximum_and_sum[i] = __ldcg(part_sums + s);
         }
 #pragma unroll
-        for (int s = 0; s < LOADS; ++s) {
-          if (s0 + s >= splits.count) continue;
-          result[n].add({values[s].x, values[s].y, values[s].z, values[s].w}, maximum_and_sum[s].x,
-                        maximum_and_sum[s].y);
+        for (int i = 0; i < LOADS; ++i) {
+          if (s0 + i < splits.count) result[n].add(values[i], maximum_and_sum[i].x, maximum_and_sum[i].y);
         }
       }
     }

@@ -94,9 +94,13 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
   const int features = gated ? out_features / 2 : out_features;
   const int units_a_tile = gated ? UNITS / 2 : UNITS;
   const int num_units = ceil_div(features, UNIT);
-  const int units_begin = static_cast<int>(static_cast<long long>(num_units) * blockIdx.x / gridDim.x);
-  const int units_end = static_cast<int>(static_cast<long long>(num_units) * (blockIdx.x + 1) / gridDim.x);
-  const int num_tiles = ceil_div(units_end - units_begin, units_a_tile);
+  const int block = blockIdx.x;
+  const int units_a_block = num_units / static_cast<int>(gridDim.x);
+  const int one_more = num_units - units_a_block * static_cast<int>(gridDim.x);  // blocks with one more
+  const int units_begin = block * units_a_block + min(block, one_more);
+  const int units_end = units_begin + units_a_block + (block < one_more ? 1 : 0);
+  const int num_tiles =
+      gated ? ceil_div(units_end - units_begin, UNITS / 2 + (UNITS == 1)) : ceil_div(units_end - units_begin, UNITS);
   const int steps = ceil_div(in_features, STEP_K * WARPS);
   // Where the lane's elements of a step begin; half 0 or 1.
   auto k_of = [&](int step, int half) { return (step * WARPS + warp) * STEP_K + half * STEP_K / 2 + lane_k; };
@@ -110,40 +114,49 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
   auto k_of_vector = [&](int v) { return (v / 8 * WARPS + warp) * STEP_K + v % 8 * SEGMENT; };
 
   // The copies run ahead of the products and have their own place in the sequence of tiles and steps.
+  constexpr unsigned COPY_BYTES = THREADS * sizeof(uint4);  // of all threads
+  const unsigned lane_ring = to_shared_address(ring + threadIdx.x);
   int load_tile = 0;
   int load_step = 0;
   int load_slot = 0;
-  const T* load_from = weight;  // this lane's row of the tile's first unit
+  const T* load_from = weight;  // this lane's row of the tile's first unit, from its first element on
   int load_units = 0;           // units of the tile in which this lane has a row
+  const long long unit_elements = static_cast<long long>(UNIT) * in_features;
   auto load_weight = [&] {
     if (load_step == 0) {
       const int unit = units_begin + load_tile * units_a_tile;
       const int row = unit * UNIT + lane_row;
-      load_from = weight + static_cast<long long>(row) * in_features;
+      load_from = weight + static_cast<long long>(row) * in_features + k_of(0, 0);
       load_units = min(min(units_end - unit, units_a_tile), ceil_div(features - row, UNIT));
     }
+    const int k = load_step * WARPS * STEP_K;
+    const T* from = load_from + k;
+    const int left = in_features - k - k_of(0, 0);
+    const unsigned to = lane_ring + load_slot * LOADS * COPY_BYTES;
+    int unit = 0;
 #pragma unroll
     for (int u = 0; u < UNITS; ++u) {
-      const bool up = u >= units_a_tile;
-      const int unit = up ? u - units_a_tile : u;
-      const long long row = unit * UNIT + (up ? features : 0);
+      if (u > 0) {
+        const bool first_up = u == UNITS / 2 && gated;
+        from = first_up ? load_from + k + static_cast<long long>(features) * in_features : from + unit_elements;
+        unit = first_up ? 0 : unit + 1;
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int k = k_of(load_step, half);
-        const bool valid = unit < load_units && k < in_features;
-        copy_async_16(ring + (load_slot * LOADS + u * 2 + half) * THREADS + threadIdx.x,
-                      valid ? load_from + row * in_features + k : weight, valid);
+        const int element = half * STEP_K / 2;
+        copy_async_16(to + (u * 2 + half) * COPY_BYTES, from + element, unit < load_units && element < left);
       }
     }
   };
   auto load_x = [&](int slot, int step) {
+    const int k = k_of(step, 0);
+    const T* from = x + lane_row * in_features + k;
+    const unsigned to = lane_ring + (slot * LOADS + UNITS * 2) * COPY_BYTES;
 #pragma unroll
     for (int i = 0; i < GROUPS * 2; ++i) {
-      const int token = i / 2 * 8 + lane_row;
-      const int k = k_of(step, i % 2);
-      const bool valid = token < num_rows && k < in_features;
-      const T* const from = valid ? x + static_cast<long long>(token) * in_features + k : x;
-      copy_async_16(ring + (slot * LOADS + UNITS * 2 + i) * THREADS + threadIdx.x, from, valid);
+      const int element = i % 2 * STEP_K / 2;
+      copy_async_16(to + i * COPY_BYTES, from + i / 2 * 8 * in_features + element,
+                    i / 2 * 8 + lane_row < num_rows && k + element < in_features);
     }
   };
   auto advance_load = [&] {
@@ -159,18 +172,19 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
     float sum = 0.0f;
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) sum += sums_of_squares[w][token];
-    return rsqrtf(sum / in_features + eps);
+    return rsqrtf(__fdividef(sum, in_features) + eps);
   };
 
   // Groups of copies are committed also where empty, because the waits count them.
   if (norm != nullptr) {
+#pragma unroll 1
     for (int v = lane; v < vectors; v += WARP_SIZE) {
       const bool valid = k_of_vector(v) < in_features;
       copy_async_16(gains + v, valid ? norm + k_of_vector(v) : norm, valid);
     }
   }
   copy_async_commit();
-#pragma unroll
+#pragma unroll 1
   for (int stage = 0; stage < STAGES; ++stage) {
     if (load_tile < num_tiles) load_weight();
     copy_async_commit();
@@ -180,9 +194,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
   wait_for_earlier_kernels();
 
   if constexpr (RESIDENT) {
-    constexpr int BATCH = 4;  // loads in flight
+    constexpr int BATCH = 2;  // loads in flight
     if (norm != nullptr) copy_async_wait<STAGES>();
     float squares = 0.0f;
+#pragma unroll 1
     for (int first = lane; first < vectors; first += BATCH * WARP_SIZE) {
       uint4 raw[BATCH];
 #pragma unroll
@@ -220,10 +235,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
       }
     }
   } else {
-#pragma unroll
+    int step = 0;
+#pragma unroll 1
     for (int stage = 0; stage < STAGES; ++stage) {
-      if (stage < num_tiles * steps) load_x(stage, stage % steps);
+      if (stage < num_tiles * steps) load_x(stage, step);
       copy_async_commit();
+      step = step + 1 == steps ? 0 : step + 1;
     }
     if (norm != nullptr) copy_async_wait<2 * STAGES>();
   }
@@ -274,6 +291,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
     slot = slot + 1 == STAGES ? 0 : slot + 1;
   };
 
+#pragma unroll 1
   for (int tile = 0; tile < num_tiles; ++tile) {
     const int tile_unit = units_begin + tile * units_a_tile;
 
@@ -293,12 +311,13 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
       if (bias != nullptr) offset[i] = {bias[column], bias[column + 1]};
       if (accumulate) {
         load_past_l1(reinterpret_cast<typename Vec<Out, 2>::Raw&>(before[i]),
-                     out + static_cast<long long>(token) * features + column);
+                     out + token * features + column);
       }
     }
 
 #pragma unroll
     for (int i = 0; i < CHAINS * UNITS * MMAS_M * 4; ++i) (&sums[0][0][0][0])[i] = 0.0f;
+#pragma unroll 1
     for (int step = 0; step < steps; ++step) take_step(step, tile == 0);
 
     if (tile > 0) __syncthreads();  // the partial sums of the tile before may still be in use
@@ -351,14 +370,14 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
         float2 up = total(item + units_a_tile * GROUPS * WARP_SIZE);
         up.x *= scale;
         up.y *= scale;
-        result.x = up.x * (result.x / (1.0f + expf(-result.x)));
-        result.y = up.y * (result.y / (1.0f + expf(-result.y)));
+        result.x = up.x * __fdividef(result.x, 1.0f + __expf(-result.x));
+        result.y = up.y * __fdividef(result.y, 1.0f + __expf(-result.y));
       } else {
         result.x += to_float(offset[i][0]) + to_float(before[i][0]);
         result.y += to_float(offset[i][1]) + to_float(before[i][1]);
       }
       const Vec<Out, 2> pair = {from_float<Out>(result.x), from_float<Out>(result.y)};
-      pair.store(out + static_cast<long long>(token) * features + column);
+      pair.store(out + token * features + column);
     }
   }
 }

@@ -8,21 +8,50 @@
 constexpr int WARP_KEYS = 16;       // keys that a warp handles at a time
 constexpr int UNIT_KEYS = 8;        // keys that lie in one block of the cache
 constexpr int GROUP_ROWS = 8;       // query heads of a key/value head that are handled together
-constexpr int FLOATS = 4;           // of an output that a thread merges at a time
+constexpr int FLOATS = 8;           // of an output that a thread merges at a time
 constexpr float STALE_LOG2 = 8.0f;  // powers of 2 by which scores may pass what they are relative to
+
+// As rescale_factor, in one instruction of the special function unit.
+__device__ __forceinline__ float rescale_fast(float maximum, float new_maximum) {
+  return maximum == MINUS_INFINITY ? 0.0f : exp2_fast(maximum - new_maximum);
+}
+
+// A few floats in a row, 16-byte aligned wherever they lie.
+struct Floats {
+  float data[FLOATS] = {};
+
+  __device__ __forceinline__ float& operator[](int i) { return data[i]; }
+  __device__ __forceinline__ float operator[](int i) const { return data[i]; }
+
+  static __device__ __forceinline__ Floats load(const float* source) {
+    return from(*reinterpret_cast<const float4*>(source), *reinterpret_cast<const float4*>(source + 4));
+  }
+  // Past L1, which does not see what other multiprocessors write.
+  static __device__ __forceinline__ Floats load_shared_by_multiprocessors(const float* source) {
+    return from(__ldcg(reinterpret_cast<const float4*>(source)), __ldcg(reinterpret_cast<const float4*>(source + 4)));
+  }
+  __device__ __forceinline__ void store(float* target) const {
+    *reinterpret_cast<float4*>(target) = make_float4(data[0], data[1], data[2], data[3]);
+    *reinterpret_cast<float4*>(target + 4) = make_float4(data[4], data[5], data[6], data[7]);
+  }
+
+ private:
+  static __device__ __forceinline__ Floats from(const float4& a, const float4& b) {
+    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+  }
+};
 
 // What parts of the keys give together, added up in their order: a few elements of the weighted values of a
 // head, and the sum of the weights, both relative to the maximum so far.
 struct Merged {
-  Vec<float, FLOATS> values = {};
+  Floats values;
   float maximum = MINUS_INFINITY;
   float sum = 0.0f;
 
-  __device__ __forceinline__ void add(const Vec<float, FLOATS>& part_values, float part_maximum,
-                                      float part_sum) {
+  __device__ __forceinline__ void add(const Floats& part_values, float part_maximum, float part_sum) {
     const float renewed = fmaxf(maximum, part_maximum);
-    const float own = rescale_factor(maximum, renewed);
-    const float added = rescale_factor(part_maximum, renewed);
+    const float own = rescale_fast(maximum, renewed);
+    const float added = rescale_fast(part_maximum, renewed);
     maximum = renewed;
     sum = fmaf(sum, own, __fmul_rn(part_sum, added));
 #pragma unroll
@@ -30,9 +59,10 @@ struct Merged {
   }
   template <typename T>
   __device__ __forceinline__ void store(T* out) const {
+    const float inverse = __fdividef(1.0f, sum);
     Vec<T, FLOATS> rounded;
 #pragma unroll
-    for (int e = 0; e < FLOATS; ++e) rounded[e] = from_float<T>(values[e] / sum);
+    for (int e = 0; e < FLOATS; ++e) rounded[e] = from_float<T>(values[e] * inverse);
     rounded.store(out);
   }
 };
@@ -103,7 +133,7 @@ struct WarpAttention {
     if (__any_sync(FULL_WARP, highest > maximum + STALE_LOG2)) {
       float renewed = fmaxf(highest, __shfl_xor_sync(FULL_WARP, highest, 1));
       renewed = fmaxf(maximum, fmaxf(renewed, __shfl_xor_sync(FULL_WARP, renewed, 2)));
-      const float factor = rescale_factor(maximum, renewed);
+      const float factor = rescale_fast(maximum, renewed);
       maximum = renewed;
       sum *= factor;
       const float first = __shfl_sync(FULL_WARP, factor, lane % 4 * 8);
@@ -159,20 +189,20 @@ struct WarpAttention {
 // What WARPS warps have left of `head` from element d on, `stride` floats apart, relative to `highest`;
 // `total` is the sum of the weights.
 template <int WARPS>
-__device__ __forceinline__ Vec<float, FLOATS> merge_warps(const float* merged, int stride,
-                                                          const float (&maxima)[WARPS][GROUP_ROWS],
-                                                          const float (&sums)[WARPS][GROUP_ROWS], int head,
-                                                          float& highest, float& total) {
+__device__ __forceinline__ Floats merge_warps(const float* merged, int stride,
+                                              const float (&maxima)[WARPS][GROUP_ROWS],
+                                              const float (&sums)[WARPS][GROUP_ROWS], int head, float& highest,
+                                              float& total) {
   highest = MINUS_INFINITY;
 #pragma unroll
   for (int w = 0; w < WARPS; ++w) highest = fmaxf(highest, maxima[w][head]);
   total = 0.0f;
-  Vec<float, FLOATS> values = {};
+  Floats values;
 #pragma unroll
   for (int w = 0; w < WARPS; ++w) {
-    const float factor = rescale_factor(maxima[w][head], highest);
+    const float factor = rescale_fast(maxima[w][head], highest);
     total = fmaf(sums[w][head], factor, total);
-    const auto part = Vec<float, FLOATS>::load(merged + w * stride);
+    const auto part = Floats::load(merged + w * stride);
 #pragma unroll
     for (int e = 0; e < FLOATS; ++e) values[e] = fmaf(part[e], factor, values[e]);
   }
