@@ -1,12 +1,16 @@
 // Paged attention on tensor cores for rows with one query, bound by reading keys and values once; where every
 // row of a step has one query, the step's norm, rotary embedding and KV store as well.
 
+#include "cluster.cuh"
 #include "copy.cuh"
 #include "rope.cuh"
 #include "warp_attention.cuh"
 
 constexpr int SPLIT_KEYS = 64;  // of which a split's size is a multiple
 constexpr int NO_KEY = -1;
+constexpr int MAX_CLUSTER = 8;
+constexpr int SENT_FLOATS =
+    FLOATS + 4;  // of a split, from block to block: a few elements, their maximum and sum
 
 // How a row's keys are divided. It depends on the row's own length, the window and two constants of the
 // server, so a row's result does not depend on the other rows.
@@ -25,10 +29,17 @@ __device__ __forceinline__ Splits find_splits(int context_len, int sliding_windo
   return {first_key, size, max(ceil_div(num_keys, size), 1)};
 }
 
-// Zeros for `elements` of each of the rows first, first + stride, ... before `end` of a matrix [*, row_elements].
-// Apart, since it is seldom needed: every instruction that a short kernel carries along delays it.
+// Of numbers up to a few hundred, without a division.
+__device__ __forceinline__ int small_ceil_div(int a, int b) {
+  return static_cast<int>((a + b - 0.5f) * __fdividef(1.0f, b));
+}
+
+// Zeros for `elements` of each of the rows first, first + stride, ... before `end` of a matrix [*,
+// row_elements]. Apart, since it is seldom needed: every instruction that a short kernel carries along delays
+// it.
 template <typename T>
-__device__ __noinline__ void clear_rows(T* matrix, int first, int end, int stride, int row_elements, int elements) {
+__device__ __noinline__ void clear_rows(T* matrix, int first, int end, int stride, int row_elements,
+                                        int elements) {
 #pragma unroll 1
   for (int row = first; row < end; row += stride) {
     const Vec<T, SEGMENT> zeros = {};
@@ -45,8 +56,9 @@ __device__ __noinline__ void clear_rows(T* matrix, int first, int end, int strid
 // -1: then the cache has them); else q holds finished queries and the cache every key.
 //
 // Where a row's splits are several blocks' work, every split's sum of weighted values, maximum and sum go to
-// partial_out and partial_sums, and the last of the blocks to arrive merges them; else the one block does so
-// as it goes. The order is the same.
+// partial_out and partial_sums, and the last of the blocks to arrive merges them; or, CLUSTERED, to the
+// shared memory of the block of the cluster whose share of the elements they belong to; else the one block
+// merges as it goes. The order is the same.
 //
 // q [num_tokens, num_heads * HEAD_DIM] T, FUSED: [num_tokens, (num_heads + 2 * num_kv_heads) * HEAD_DIM];
 // key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] T; block_tables [*, block_table_width]
@@ -59,13 +71,16 @@ __device__ __noinline__ void clear_rows(T* matrix, int first, int end, int strid
 // cos_sin to two elements; num_heads = group * num_kv_heads, rotary_dim a multiple of 4, block_size of 8.
 // Only q, and without FUSED the cache, may be written by a kernel of the same graph that may not have ended:
 // all else is read ahead. Grid: (num_kv_heads * ceil(group / 8), max(num_seqs, 1), ceil(most splits of a row
-// / block_splits)); block: 32 * WARPS threads; shared: (WARPS * STAGES * 2 * 16 + min(group, 8)) * (HEAD_DIM
-// + 8) * sizeof(T) + 2 * HEAD_DIM * sizeof(T). Rows of shared memory are padded by 16 bytes, so that eight of
-// them fill all banks. Unit of work: a block block_splits consecutive splits of a key/value head's keys, all
-// of its query heads (up to 8) together; blocks beyond a row's splits end at once. Warps take 16 keys at a
-// time in turn, each with its own ring of STAGES copies that runs on across splits, and meet only at the end
-// of a split.
-template <typename T, int HEAD_DIM, int WARPS, int STAGES, bool FUSED>
+// / block_splits)), CLUSTERED: 2^cluster_log2 blocks along x, a cluster, for each of the former, and one
+// along z; block: 32 * WARPS threads; shared: (WARPS * STAGES * 2 * 16 + min(group, 8)) * (HEAD_DIM + 8) *
+// sizeof(T)
+// + 2 * HEAD_DIM * sizeof(T), and CLUSTERED SENT_FLOATS floats for each split and FLOATS elements of the
+// largest share. Rows of shared memory are padded by 16 bytes, so that eight of
+// them fill all banks. Unit of work: a block block_splits consecutive splits of a key/value head's keys,
+// CLUSTERED an even part of them, all of its query heads (up to 8) together; blocks beyond a row's splits end
+// at once. Warps take 16 keys at a time in turn, each with its own ring of STAGES copies that runs on across
+// splits, and meet only at the end of a split.
+template <typename T, int HEAD_DIM, int WARPS, int STAGES, bool FUSED, bool CLUSTERED>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_decode_kernel(const T* q, T* key_cache, T* value_cache, const int* block_tables,
                                   const int* table_rows, const int* cu_seqlens_q, const int* context_lens,
@@ -74,7 +89,8 @@ __global__ void __launch_bounds__(32 * WARPS)
                                   float* partial_sums, unsigned* arrivals, int num_tokens, int num_seqs,
                                   int group, int num_kv_heads, int rotary_dim, int block_size,
                                   int block_table_width, int sliding_window, int min_split_keys,
-                                  int max_splits, int block_splits, float eps, float scale_log2) {
+                                  int max_splits, int block_splits, int cluster_log2, float eps,
+                                  float scale_log2) {
   constexpr int THREADS = WARP_SIZE * WARPS;
   constexpr int STEP_KEYS = WARP_KEYS * WARPS;
   constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
@@ -85,6 +101,7 @@ __global__ void __launch_bounds__(32 * WARPS)
   constexpr int ITEMS = ceil_div(GROUP_ROWS * HEAD_PARTS, THREADS);  // parts of heads that a thread merges
   static_assert(SPLIT_KEYS % STEP_KEYS == 0, "all warps must end a split together");
   using Transform = HeadTransform<HEAD_DIM, 2, T>;
+  using Blocks = Cluster<CLUSTERED ? MAX_CLUSTER : 1>;
 
   extern __shared__ __align__(128) unsigned char shared_memory[];
   __shared__ float warp_maxima[WARPS][GROUP_ROWS];
@@ -95,7 +112,9 @@ __global__ void __launch_bounds__(32 * WARPS)
 
   let_next_kernel_start();
   if (!FUSED) wait_for_earlier_kernels();
-  int kv_head = blockIdx.x;
+  const int part =
+      CLUSTERED ? static_cast<int>(blockIdx.x) & ((1 << cluster_log2) - 1) : static_cast<int>(blockIdx.z);
+  int kv_head = CLUSTERED ? blockIdx.x >> cluster_log2 : blockIdx.x;
   int group_begin = 0;
 #pragma unroll 1
   for (; kv_head >= num_kv_heads; kv_head -= num_kv_heads) group_begin += GROUP_ROWS;
@@ -107,7 +126,8 @@ __global__ void __launch_bounds__(32 * WARPS)
   const int warp = threadIdx.x / WARP_SIZE;
   const int row = blockIdx.y;
   auto clear = [&](int first, int end) {
-    clear_rows(out + head0 * HEAD_DIM, first, end, gridDim.y, num_heads * HEAD_DIM, num_group_heads * HEAD_DIM);
+    clear_rows(out + head0 * HEAD_DIM, first, end, gridDim.y, num_heads * HEAD_DIM,
+               num_group_heads * HEAD_DIM);
   };
 
   // All that does not depend on one another is asked for at once.
@@ -116,7 +136,7 @@ __global__ void __launch_bounds__(32 * WARPS)
   const int next_token = is_row ? cu_seqlens_q[row + 1] : 0;
   const int context_len = is_row ? context_lens[row] : 0;
   const int table_row = is_row ? table_rows[row] : 0;
-  const int first_behind = blockIdx.z == 0 ? cu_seqlens_q[num_seqs] + row : num_tokens;  // of what has no row
+  const int first_behind = part == 0 ? cu_seqlens_q[num_seqs] + row : num_tokens;  // of what has no row
   int slot = -1;
   int position = 0;
   if constexpr (FUSED) {
@@ -130,16 +150,30 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
   }
   const Splits splits = find_splits(context_len, sliding_window, min_split_keys, max_splits);
-  const int first_split = blockIdx.z * block_splits;
+  int first_split = part * block_splits;
+  int end_split = min(first_split + block_splits, splits.count);
+  int num_blocks = 1;  // that have splits of this row
+  if constexpr (CLUSTERED) {
+    num_blocks = min(splits.count, 1 << cluster_log2);
+    if (splits.count > num_blocks) {
+      first_split = part * splits.count >> cluster_log2;
+      end_split = (part + 1) * splits.count >> cluster_log2;
+    } else {
+      first_split = part;
+      end_split = part + 1;
+    }
+  } else if (splits.count > block_splits) {
+    num_blocks = ceil_div(splits.count, block_splits);
+  }
   if (next_token - token != 1 || context_len <= 0) {
-    if (blockIdx.z != 0) return;
+    if (part != 0) return;
     wait_for_earlier_kernels();
     if (next_token - token == 1) clear(token, token + 1);
     clear(first_behind, num_tokens);
     return;
   }
   if (first_split >= splits.count) return;
-  const int end_split = min(first_split + block_splits, splits.count);
+  if (CLUSTERED && num_blocks > 1) Blocks::arrive();
   const int key_begin = splits.first_key + first_split * splits.size;
   const int key_end = min(splits.first_key + end_split * splits.size, context_len);
   const int oldest_key = max(context_len - sliding_window, 0);
@@ -153,7 +187,8 @@ __global__ void __launch_bounds__(32 * WARPS)
   const int split_steps = splits.size / STEP_KEYS;
   const unsigned warp_tiles = to_shared_address(tiles + warp * STAGES * 2 * TILE_ELEMENTS);
   auto tile_begin = [&](int i) { return key_begin + (i * WARPS + warp) * WARP_KEYS; };
-  // The quotient of a key and block_size, by its reciprocal in 2^-32: exact for contexts of less than 2^32 / block_size.
+  // The quotient of a key and block_size, by its reciprocal in 2^-32: exact for contexts of less than 2^32 /
+  // block_size.
   const unsigned block_reciprocal = 0xffffffffu / block_size + 1;
   auto block_of = [&](int key) { return static_cast<int>(__umulhi(key, block_reciprocal)); };
   auto find_unit_row = [&](int i) {  // by lanes 0 and 1
@@ -177,8 +212,8 @@ __global__ void __launch_bounds__(32 * WARPS)
 #pragma unroll
       for (int c = 0; c < UNIT_COPIES; ++c) {
         const int segment = COPY_KEYS > 0 ? lane % SEGMENTS : (c * WARP_SIZE + lane) % SEGMENTS;
-        const int key = u * UNIT_KEYS + (COPY_KEYS > 0 ? c * COPY_KEYS + lane / SEGMENTS
-                                                       : (c * WARP_SIZE + lane) / SEGMENTS);
+        const int key = u * UNIT_KEYS +
+                        (COPY_KEYS > 0 ? c * COPY_KEYS + lane / SEGMENTS : (c * WARP_SIZE + lane) / SEGMENTS);
         const bool valid = key >= oldest && key < end;
         const unsigned to = tile_k + (key * PITCH + segment * SEGMENT) * sizeof(T);
         copy_async_16(to, keys + c * WARP_SIZE * SEGMENT, valid);
@@ -212,7 +247,9 @@ __global__ void __launch_bounds__(32 * WARPS)
       const Transform transform(norm, angles, HEAD_DIM, is_value ? 0 : rotary_dim, eps);
       if (item == warp) wait_for_earlier_kernels();
       if (item >= num_items) break;
-      const int head = is_value ? num_heads + num_kv_heads + kv_head : is_key ? num_heads + kv_head : head0 + item;
+      const int head = is_value ? num_heads + num_kv_heads + kv_head
+                       : is_key ? num_heads + kv_head
+                                : head0 + item;
       T* const prepared = is_value ? newest + HEAD_DIM : is_key ? newest : tile_q + item * PITCH;
       T* stored = nullptr;
       if ((is_key || is_value) && group_begin == 0) {
@@ -237,8 +274,12 @@ __global__ void __launch_bounds__(32 * WARPS)
 
   Attention attention(tile_q, num_group_heads);
   Merged result[ITEMS];
-  const int num_blocks = splits.count <= block_splits ? 1 : ceil_div(splits.count, block_splits);
   const long long first_partial = (static_cast<long long>(row) * num_heads + head0) * max_splits;
+  // Each block of a cluster finishes a share of the row's elements; splits' results lie [splits][share].
+  const int num_items = num_group_heads * HEAD_PARTS;
+  const int share = small_ceil_div(num_items, num_blocks);
+  const float share_reciprocal = __fdividef(1.0f, share);
+  float* const received = reinterpret_cast<float*>(newest + 2 * HEAD_DIM);
   int split = first_split;
   int steps_left = split_steps;
 #pragma unroll 1
@@ -267,6 +308,7 @@ __global__ void __launch_bounds__(32 * WARPS)
       float* const merged = reinterpret_cast<float*>(tiles + i % STAGES * 2 * TILE_ELEMENTS);
       constexpr int MERGE_STRIDE = STAGES * 2 * TILE_ELEMENTS * sizeof(T) / sizeof(float);  // between warps
       attention.finish(merged + warp * MERGE_STRIDE, warp_maxima[warp], warp_sums[warp], num_group_heads);
+      if (CLUSTERED && num_blocks > 1 && split == first_split) Blocks::wait();  // the others have begun
       __syncthreads();
 #pragma unroll
       for (int n = 0; n < ITEMS; ++n) {
@@ -279,6 +321,12 @@ __global__ void __launch_bounds__(32 * WARPS)
                                                  warp_maxima, warp_sums, head, highest, total);
         if (num_blocks == 1) {
           result[n].add(values, highest, total);
+        } else if constexpr (CLUSTERED) {
+          const int owner = static_cast<int>((item + 0.5f) * share_reciprocal);
+          float* const to =
+              Blocks::at(received + (split * share + item - owner * share) * SENT_FLOATS, owner);
+          values.store(to);
+          *reinterpret_cast<float2*>(to + FLOATS) = make_float2(highest, total);
         } else {
           const long long partial = first_partial + head * max_splits + split;
           values.store(partial_out + partial * HEAD_DIM + d);
@@ -295,7 +343,23 @@ __global__ void __launch_bounds__(32 * WARPS)
   }
 
   if (first_behind < num_tokens) clear(first_behind, num_tokens);
-  if (num_blocks > 1) {
+  if (CLUSTERED && num_blocks > 1) {
+    Blocks::sync();
+    const int first_item = part * share;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < min(share, num_items - first_item); i += THREADS) {
+      Merged sum;
+#pragma unroll 1
+      for (int s = 0; s < splits.count; ++s) {
+        const float* const from = received + (s * share + i) * SENT_FLOATS;
+        sum.add(Floats::load(from), from[FLOATS], from[FLOATS + 1]);
+      }
+      sum.store(out + (static_cast<long long>(token) * num_heads + head0) * HEAD_DIM +
+                (first_item + i) * FLOATS);
+    }
+    return;
+  }
+  if (!CLUSTERED && num_blocks > 1) {
     if (threadIdx.x == 0) {
       is_last = arrives_last(arrivals + static_cast<long long>(row) * gridDim.x + blockIdx.x, num_blocks);
     }
@@ -308,7 +372,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (item >= num_group_heads * HEAD_PARTS) continue;
     const int head = item / HEAD_PARTS;
     const int d = item % HEAD_PARTS * FLOATS;
-    if (num_blocks > 1) {
+    if (!CLUSTERED && num_blocks > 1) {
       const float* const parts = partial_out + (first_partial + head * max_splits) * HEAD_DIM + d;
       const float2* const part_sums =
           reinterpret_cast<const float2*>(partial_sums) + first_partial + head * max_splits;

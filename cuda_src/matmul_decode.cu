@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
   const int one_more = num_units - units_a_block * static_cast<int>(gridDim.x);  // blocks with one more
   const int units_begin = block * units_a_block + min(block, one_more);
   const int units_end = units_begin + units_a_block + (block < one_more ? 1 : 0);
-  const int num_tiles =
-      gated ? ceil_div(units_end - units_begin, UNITS / 2 + (UNITS == 1)) : ceil_div(units_end - units_begin, UNITS);
+  const int num_tiles = gated ? ceil_div(units_end - units_begin, UNITS / 2 + (UNITS == 1))
+                              : ceil_div(units_end - units_begin, UNITS);
   const int steps = ceil_div(in_features, STEP_K * WARPS);
   // Where the lane's elements of a step begin; half 0 or 1.
   auto k_of = [&](int step, int half) { return (step * WARPS + warp) * STEP_K + half * STEP_K / 2 + lane_k; };
@@ -138,7 +138,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
     for (int u = 0; u < UNITS; ++u) {
       if (u > 0) {
         const bool first_up = u == UNITS / 2 && gated;
-        from = first_up ? load_from + k + static_cast<long long>(features) * in_features : from + unit_elements;
+        from =
+            first_up ? load_from + k + static_cast<long long>(features) * in_features : from + unit_elements;
         unit = first_up ? 0 : unit + 1;
       }
 #pragma unroll

@@ -92,7 +92,7 @@ class ModelRunner:
         self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
         self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
         self._numbers = from_numpy(np.arange(rows + 1, dtype=np.int32), device)
-        self._recorded = RecordedSteps(rows, self.max_num_tokens)
+        self._recorded = RecordedSteps(rows, self.max_num_tokens, self.max_model_len)
         self.num_kv_blocks = config.num_kv_blocks or self._num_blocks_that_fit()
         kv_cache = KVCache(model, self.num_kv_blocks, self.block_size, self._dtype, device)
         self.kv_cache_bytes = kv_cache.nbytes
@@ -171,8 +171,8 @@ class ModelRunner:
             max_context_len=max_context_len,
         )
 
-    def _recorded_inputs(self, shape: StepShape, max_seqlen_q: int) -> StepInputs:
-        return self._inputs(shape, max_seqlen_q=max_seqlen_q, max_context_len=self.max_model_len)
+    def _recorded_inputs(self, shape: StepShape, max_seqlen_q: int, max_context_len: int) -> StepInputs:
+        return self._inputs(shape, max_seqlen_q=max_seqlen_q, max_context_len=max_context_len)
 
     def _forward(self, inputs: StepInputs, *, every_token: bool = False) -> Tensor:
         """Logits [S, V] float32 in the step's buffers; `every_token` leaves there what others need for theirs."""

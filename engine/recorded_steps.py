@@ -15,7 +15,11 @@ from engine.tensor import Tensor
 PROMPT_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 PROMPT_SEQS = (2, 8, 32, 128)
 
-MakeInputs = Callable[[StepShape, int], StepInputs]  # of a shape whose longest row has that many tokens
+# Attention over a few short rows is divided otherwise than over rows of any length.
+SHORT_CONTEXT = 2048  # tokens
+SHORT_CONTEXT_SEQS = 16
+
+MakeInputs = Callable[[StepShape, int, int], StepInputs]  # of a shape, its longest row's tokens, and its context
 Forward = Callable[[StepInputs], Tensor]
 
 
@@ -33,12 +37,14 @@ class RecordedSteps:
     Padded rows store nothing and sample for nobody; padded tokens belong to padded rows.
     """
 
-    def __init__(self, max_num_seqs: int, max_num_tokens: int) -> None:
+    def __init__(self, max_num_seqs: int, max_num_tokens: int, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
         self._decode_sizes = decode_sizes(max_num_seqs)
         self._prompt_tokens = [size for size in PROMPT_TOKENS if size <= max_num_tokens]
         self._prompt_seqs = [*(size for size in PROMPT_SEQS if size <= max_num_seqs), max_num_seqs + 1]
         self._max_num_seqs = max_num_seqs
         self._steps: dict[StepShape, RecordedStep] = {}
+        self._short_steps: dict[StepShape, RecordedStep] = {}
 
     @property
     def padded_sizes(self) -> tuple[int, ...]:
@@ -57,12 +63,18 @@ class RecordedSteps:
         return sorted({*decodes, *prompts}, key=lambda shape: -shape.num_tokens)
 
     def record(self, device: Any, make_inputs: MakeInputs, forward: Forward) -> list[RecordedStep]:
-        """Record a forward of each shape on a CUDA device; -> those of decodes."""
-        for shape in self.shapes():
-            inputs = make_inputs(shape, 1 if shape.is_decode else shape.num_tokens)
+        """Record a forward of each shape on a CUDA device; -> one of each shape of decodes."""
+
+        def record(shape: StepShape, max_context_len: int) -> RecordedStep:
+            inputs = make_inputs(shape, 1 if shape.is_decode else shape.num_tokens, max_context_len)
             with device.capture() as finish:
                 logits = forward(inputs)
-            self._steps[shape] = RecordedStep(inputs, logits, finish())
+            return RecordedStep(inputs, logits, finish())
+
+        for shape in self.shapes():
+            self._steps[shape] = record(shape, self._max_model_len)
+            if shape.is_decode and shape.num_seqs <= SHORT_CONTEXT_SEQS and self._max_model_len > SHORT_CONTEXT:
+                self._short_steps[shape] = record(shape, SHORT_CONTEXT)
         return [step for shape, step in self._steps.items() if shape.is_decode]
 
     def find(self, batch: StepBatch) -> RecordedStep | None:
@@ -72,7 +84,9 @@ class RecordedSteps:
         shape = StepShape.of(batch)
         if shape.is_decode:
             size = self._decode_sizes[bisect_left(self._decode_sizes, shape.num_seqs)]
-            return self._steps[StepShape(size, size, size)]
+            padded = StepShape(size, size, size)
+            short = self._short_steps.get(padded)
+            return short if short and batch.context_lens.max(initial=0) <= SHORT_CONTEXT else self._steps[padded]
         num_seqs = self._prompt_seqs[bisect_left(self._prompt_seqs, shape.num_seqs + 1)]  # one takes the padded tokens
         tokens = bisect_left(self._prompt_tokens, max(shape.num_tokens, num_seqs + 1))
         if tokens == len(self._prompt_tokens):

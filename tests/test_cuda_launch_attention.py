@@ -213,21 +213,23 @@ def test_prefill_grid_has_a_block_for_every_tile() -> None:
             assert config.grid[1] == num_kv_heads
 
 
-def splits_of_row(context_len: int, window: int, max_splits: int) -> int:
+def splits_of_row(context_len: int, window: int, division: attention_decode.Division) -> int:
     """As `find_splits` in attention_decode.cu counts them."""
     warp_keys, split_keys = attention_decode.WARP_KEYS, attention_decode.SPLIT_KEYS
     num_keys = context_len - max(context_len - window, 0) // warp_keys * warp_keys
-    even = ceil_div(ceil_div(num_keys, max_splits), split_keys) * split_keys
-    return max(ceil_div(num_keys, max(even, attention_decode.MIN_SPLIT_KEYS)), 1)
+    even = ceil_div(ceil_div(num_keys, division.max_splits), split_keys) * split_keys
+    return max(ceil_div(num_keys, max(even, division.min_split_keys)), 1)
 
 
 @pytest.mark.parametrize("window", [attention.NO_WINDOW, 1, 250, 600, 4096])
 @pytest.mark.parametrize("max_splits", [1, 8, 31, 32])
-def test_no_row_has_more_splits_than_said(window: int, max_splits: int) -> None:
-    for longest in (0, 1, 64, 65, 5000, 8192, 131072):
-        splits = attention_decode.decode_splits(longest, window, max_splits)
+@pytest.mark.parametrize("num_seqs", [1, 5, 16, 64])
+def test_no_row_has_more_splits_than_said(window: int, max_splits: int, num_seqs: int) -> None:
+    for longest in (0, 1, 64, 65, 2048, 5000, 8192, 131072):
+        division = attention_decode.divide(num_seqs, 8, longest, max_splits, clusters=True)
+        splits = attention_decode.decode_splits(longest, window, division)
         for context_len in {*range(0, longest, max(longest // 97, 1)), longest}:
-            assert splits_of_row(context_len, window, max_splits) <= splits
+            assert splits_of_row(context_len, window, division) <= splits
 
 
 def test_a_decode_step_is_one_launch() -> None:
@@ -256,8 +258,37 @@ def test_few_rows_have_a_block_for_each_split_and_many_share() -> None:
     assert counts[-1] == attention_decode.MAX_SPLITS
     shape = attention_decode.DECODE_SHAPES[128]
     for block_splits in counts:
-        blocks = attention_decode.decode_config(shape, 5, 16, 8, 31, block_splits).grid[2]
+        division = attention_decode.Division(1, attention_decode.MIN_SPLIT_KEYS, 32, block_splits)
+        blocks = attention_decode.decode_config(shape, 5, 16, 8, 31, division).grid[2]
         assert (blocks - 1) * block_splits < 31 <= blocks * block_splits
+
+
+@pytest.mark.parametrize("clusters", [True, False])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(16, 8), (32, 8), (8, 1), (12, 1), (4, 4)])
+def test_every_decode_step_is_compiled_ahead_and_has_its_blocks(
+    num_heads: int, num_kv_heads: int, clusters: bool
+) -> None:
+    compiled = set(attention.instantiations(("__nv_bfloat16",)))
+    found = set()
+    for head_dim in attention_decode.DECODE_SHAPES:
+        for num_seqs in (1, 2, 9, 16, 17, 40, 200):
+            for longest in (40, 2048, 2049, 9000):
+                device = WritingDevice(clusters=clusters)
+                q, cache, metadata = attention_step(
+                    device, [1] * num_seqs, [longest] * num_seqs, num_heads, num_kv_heads, head_dim
+                )
+                qkv = empty((num_seqs, (num_heads + 2 * num_kv_heads) * head_dim), bfloat16, device)
+                ops = CudaOps(device)  # type: ignore[arg-type]
+                ops.attention(qkv, cache, cache, metadata, None, num_heads=num_heads, scale=0.1, queries=q)
+                (launch,) = device.launches
+                check_launch(launch, compiled, device.max_shared_bytes)
+                x, y, z = launch.config.grid
+                groups = attention_decode.head_groups(num_heads, num_kv_heads)
+                found.add(launch.config.cluster)
+                assert (x, y) == (groups * launch.config.cluster, num_seqs)
+                assert z == 1 or launch.config.cluster == 1
+                assert launch.config.cluster == 1 or longest <= attention_decode.CLUSTERED_CONTEXT
+    assert found >= {1, attention_decode.ONE_ROW_BLOCKS} if clusters else found == {1}
 
 
 def test_decode_grid_depends_on_the_maxima_alone() -> None:

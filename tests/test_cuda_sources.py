@@ -82,9 +82,10 @@ def test_description_is_the_sources(spec: KernelSpec) -> None:
 
 
 def test_every_kernel_is_described_once() -> None:
-    described = [(spec.file, spec.name) for spec in SPECS]
+    """Once for each architecture from which on some of its variants compile."""
+    described = [(spec.file, spec.name, spec.min_arch) for spec in SPECS]
     assert len(described) == len(set(described))
-    assert set(IN_SOURCE) == set(described)
+    assert set(IN_SOURCE) == {(file, name) for file, name, _ in described}
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.overlaps], ids=lambda spec: spec.name)

@@ -19,7 +19,7 @@ from engine.model_runner import ModelRunner
 from engine.models.config import load_config
 from engine.models.step_inputs import StepInputs, StepShape
 from engine.ops.make import make_ops
-from engine.recorded_steps import RecordedSteps, decode_sizes
+from engine.recorded_steps import SHORT_CONTEXT, RecordedSteps, decode_sizes
 from engine.sampling_params import SamplingParams
 from engine.tensor import CPU, Tensor
 from tests.decoder_harness import Row, scattered_blocks, step_batch
@@ -109,7 +109,7 @@ def test_padded_steps_choose_the_same_tokens(folder: Path, count: int) -> None:
 
 
 def test_a_shape_holds_its_batch_with_a_row_to_spare_for_padded_tokens() -> None:
-    steps = RecordedSteps(max_num_seqs=200, max_num_tokens=4096)
+    steps = RecordedSteps(max_num_seqs=200, max_num_tokens=4096, max_model_len=8192)
     for shape in steps.shapes():
         assert shape.num_sampled == min(shape.num_seqs, 200)
         assert shape.num_seqs <= max(shape.num_tokens, shape.num_sampled)
@@ -119,10 +119,10 @@ def test_a_shape_holds_its_batch_with_a_row_to_spare_for_padded_tokens() -> None
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 40, 128, 256])
 def test_a_step_with_prompts_never_takes_the_recording_of_decodes(max_num_seqs: int) -> None:
-    def make_inputs(shape: StepShape, max_seqlen_q: int) -> Any:
+    def make_inputs(shape: StepShape, max_seqlen_q: int, max_context_len: int) -> Any:
         return SimpleNamespace(shape=shape)
 
-    steps = RecordedSteps(max_num_seqs, max_num_tokens=2048)
+    steps = RecordedSteps(max_num_seqs, max_num_tokens=2048, max_model_len=8192)
     recorder = Recorder()
     recorder.forwarded = None, None
     assert steps.padded_sizes == (), "nothing is padded where nothing is recorded"
@@ -139,6 +139,36 @@ def test_a_step_with_prompts_never_takes_the_recording_of_decodes(max_num_seqs: 
             assert num_tokens <= shape.num_tokens <= 2048
             assert shape.num_tokens in steps.padded_sizes
             assert num_seqs < shape.num_seqs, "a row to spare for padded tokens"
+
+
+def test_few_decodes_with_short_contexts_have_recordings_of_their_own() -> None:
+    def make_inputs(shape: StepShape, max_seqlen_q: int, max_context_len: int) -> Any:
+        return SimpleNamespace(shape=shape, max_context_len=max_context_len)
+
+    recorder = Recorder()
+    recorder.forwarded = None, None
+    steps = RecordedSteps(40, max_num_tokens=64, max_model_len=8192)
+    decodes = steps.record(recorder, make_inputs, lambda inputs: inputs)
+    assert len({step.inputs.shape for step in decodes}) == len(decodes)
+
+    def recorded_for(num_seqs: int, *context_lens: int) -> int:
+        lens = np.array([*context_lens, *[1] * (num_seqs - len(context_lens))], np.int32)
+        batch: Any = SimpleNamespace(
+            num_tokens=num_seqs, num_seqs=num_seqs, num_sampled=num_seqs, prompt_rows=None, context_lens=lens
+        )
+        step = steps.find(batch)
+        assert step is not None
+        assert step.inputs.shape.num_seqs >= num_seqs
+        return int(step.inputs.max_context_len)
+
+    assert recorded_for(1, SHORT_CONTEXT) == recorded_for(11, 5, SHORT_CONTEXT) == SHORT_CONTEXT
+    assert recorded_for(1, SHORT_CONTEXT + 1) == recorded_for(11, SHORT_CONTEXT + 1, 5) == 8192
+    assert recorded_for(40, 5) == 8192
+
+    short_model = RecordedSteps(40, max_num_tokens=64, max_model_len=SHORT_CONTEXT)
+    before = len(recorder.replays)
+    short_model.record(recorder, make_inputs, lambda inputs: inputs)
+    assert len(recorder.replays) - before == len(short_model.shapes()), "nothing twice where all contexts are short"
 
 
 @pytest.mark.parametrize(("most", "sizes"), [(1, [1]), (3, [1, 2, 3]), (20, [1, 2, 4, 8, 16, 20])])

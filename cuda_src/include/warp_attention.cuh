@@ -28,7 +28,8 @@ struct Floats {
   }
   // Past L1, which does not see what other multiprocessors write.
   static __device__ __forceinline__ Floats load_shared_by_multiprocessors(const float* source) {
-    return from(__ldcg(reinterpret_cast<const float4*>(source)), __ldcg(reinterpret_cast<const float4*>(source + 4)));
+    return from(__ldcg(reinterpret_cast<const float4*>(source)),
+                __ldcg(reinterpret_cast<const float4*>(source + 4)));
   }
   __device__ __forceinline__ void store(float* target) const {
     *reinterpret_cast<float4*>(target) = make_float4(data[0], data[1], data[2], data[3]);
@@ -191,8 +192,8 @@ struct WarpAttention {
 template <int WARPS>
 __device__ __forceinline__ Floats merge_warps(const float* merged, int stride,
                                               const float (&maxima)[WARPS][GROUP_ROWS],
-                                              const float (&sums)[WARPS][GROUP_ROWS], int head, float& highest,
-                                              float& total) {
+                                              const float (&sums)[WARPS][GROUP_ROWS], int head,
+                                              float& highest, float& total) {
   highest = MINUS_INFINITY;
 #pragma unroll
   for (int w = 0; w < WARPS; ++w) highest = fmaxf(highest, maxima[w][head]);

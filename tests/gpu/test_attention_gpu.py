@@ -354,6 +354,7 @@ def test_rope_and_store_of_nothing(cuda_ops: CudaOps) -> None:
 
 # -- a step of single queries, in one kernel ------------------------------------------------------
 
+PAIRED = ((1, 2048), (1, 1), (1, 0), (1, 128), (1, 129), *DECODE[:11])  # as many as clusters of two blocks are for
 SINGLE = ((1, 1), (1, 40), (1, 900), (1, 0), (1, 17), (1, 64), (1, 65), (1, 2500), (1, 128))
 DECODE_CASES = [
     AttentionCase("plain", SINGLE, head_dim=128, num_heads=4, num_kv_heads=2),
@@ -367,6 +368,19 @@ DECODE_CASES = [
     AttentionCase("only_padding", ((1, 0), (1, 0)), head_dim=64),
     AttentionCase("general", SINGLE, head_dim=80),
     AttentionCase("many_rows", DECODE, head_dim=128, num_heads=16, num_kv_heads=4),
+    AttentionCase("many_rows_8", DECODE, head_dim=128, num_heads=16, num_kv_heads=8, sliding_window=600),
+    *(
+        AttentionCase(f"one_row_{length}", ((1, length),), head_dim=128, num_heads=16, num_kv_heads=8, padding=padding)
+        for length, padding in ((1, 0), (17, 2), (64, 0), (65, 0), (500, 0), (513, 1), (2048, 0), (2049, 0))
+    ),
+    AttentionCase("one_row_window", ((1, 1500),), head_dim=64, num_heads=8, sliding_window=333, block_size=8),
+    AttentionCase("one_row_group_32", ((1, 700),), head_dim=64, num_heads=32, num_kv_heads=1),
+    AttentionCase("one_row_96", ((1, 700),), head_dim=96, num_heads=6, num_kv_heads=2),
+    AttentionCase("one_row_256", ((1, 700),), head_dim=256, num_heads=12, num_kv_heads=1),
+    AttentionCase("one_row_without_context", ((1, 0),), head_dim=128),
+    AttentionCase("paired", PAIRED, head_dim=128, num_heads=16, num_kv_heads=8, padding=3),
+    AttentionCase("paired_group_4", PAIRED, head_dim=64, num_heads=32, num_kv_heads=8, sliding_window=1900),
+    AttentionCase("paired_256", PAIRED[:9], head_dim=256, num_heads=24, num_kv_heads=8),
 ]
 
 
@@ -443,8 +457,12 @@ def test_a_decode_step_without_some_of_it(
 @dtypes
 @pytest.mark.parametrize("case", DECODE_CASES, ids=lambda case: case.name)
 def test_one_kernel_is_bit_for_bit_the_two(case: AttentionCase, dtype: np.dtype[Any], cuda_ops: CudaOps) -> None:
-    """Else a row's tokens would depend on whether another row of its step is being prefilled."""
+    """Else a row's tokens would depend on whether another row of its step is being prefilled. A row by itself is
+    divided into smaller parts, which changes its last bits."""
     step = DecodeInputs.of(replace(case, dtype=dtype))
+    if len(case.rows) == 1:
+        assert_close(step.run(cuda_ops)[0], step.run(cuda_ops, fused=False)[0], dtype)
+        return
     for one, two in zip(step.run(cuda_ops), step.run(cuda_ops, fused=False), strict=True):
         np.testing.assert_array_equal(bits(one), bits(two))
 
@@ -460,11 +478,14 @@ def test_the_number_of_blocks_changes_no_bit(
         np.testing.assert_array_equal(bits(actual), bits(want))
 
 
-def test_a_row_of_a_decode_step_is_bit_for_bit_what_it_is_alone(cuda_ops: CudaOps) -> None:
-    step = DecodeInputs.of(AttentionCase("", DECODE, head_dim=128, num_heads=16, num_kv_heads=8, dtype=bfloat16))
+def test_a_row_of_a_decode_step_is_bit_for_bit_what_it_is_beside_any_other(cuda_ops: CudaOps) -> None:
+    rows = DECODE[:32]
+    step = DecodeInputs.of(AttentionCase("", rows, head_dim=128, num_heads=16, num_kv_heads=8, dtype=bfloat16))
     expected = step.run(cuda_ops)[0]
-    for row in range(0, len(DECODE), 7):
-        np.testing.assert_array_equal(step.rows(slice(row, row + 1)).run(cuda_ops)[0], expected[row : row + 1])
+    for row in range(0, len(rows) - 1, 7):
+        np.testing.assert_array_equal(step.rows(slice(row, row + 2)).run(cuda_ops)[0], expected[row : row + 2])
+    for row in (0, 9, 22):  # as many as clusters are for
+        np.testing.assert_array_equal(step.rows(slice(row, row + 10)).run(cuda_ops)[0], expected[row : row + 10])
 
 
 def test_a_graph_of_decode_steps_follows_the_lengths(cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:

@@ -20,7 +20,7 @@ from engine.model_runner import ModelRunner
 from engine.models.config import load_config
 from engine.models.step_inputs import StepShape
 from engine.ops.cuda import CudaOps
-from engine.recorded_steps import RecordedStep
+from engine.recorded_steps import SHORT_CONTEXT, RecordedStep
 from engine.sampling_params import SamplingParams
 from tests.decoder_harness import Row, step_batch
 
@@ -33,8 +33,8 @@ MAX_NUM_SEQS = 40
 MODELS: dict[str, dict[str, Any]] = {
     "heads of 128": {
         "hidden_size": 512,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
         "head_dim": 128,
         "intermediate_size": 1024,
     },
@@ -85,15 +85,16 @@ def make_runner(folder: Path, device: Any, ops: Any) -> ModelRunner:
     return ModelRunner(config, load_config(folder), device, ops)
 
 
-def batch_of(shape: StepShape, rng: np.random.Generator) -> StepBatch:
-    """Rows that the shape is the smallest for: decodes, or prompts beside decodes."""
+def batch_of(shape: StepShape, max_context_len: int, rng: np.random.Generator) -> StepBatch:
+    """Rows that the shape is the smallest for: decodes, or prompts beside decodes; one as long as may be."""
     num_rows = shape.num_seqs if shape.is_decode else min(shape.num_seqs - 1, MAX_NUM_SEQS)
     counts = [1] * num_rows
     if not shape.is_decode:
         counts[0] = shape.num_tokens - num_rows + 1
     rows = []
+    longest = min(max_context_len, BLOCKS_PER_SEQ * BLOCK_SIZE - 1)
     for slot, count in enumerate(counts):
-        context = int(rng.integers(count, BLOCKS_PER_SEQ * BLOCK_SIZE - 1))
+        context = int(rng.integers(count, longest)) if slot else longest
         row = Row(
             slot=slot,
             blocks=list(range(slot * BLOCKS_PER_SEQ, (slot + 1) * BLOCKS_PER_SEQ)),
@@ -112,8 +113,11 @@ def fill_cache(runner: ModelRunner) -> None:
             runner.ops.fill_normal(tensor, std=1.0, seed=3)
 
 
-def steps_of(runner: ModelRunner) -> list[RecordedStep]:
-    return list(runner._recorded._steps.values())
+def steps_of(runner: ModelRunner) -> list[tuple[int, RecordedStep]]:
+    """And how long their rows may be."""
+    recorded = runner._recorded
+    steps = [(runner.max_model_len, step) for step in recorded._steps.values()]
+    return steps + [(SHORT_CONTEXT, step) for step in recorded._short_steps.values()]
 
 
 def test_replays_give_the_bits_of_single_launches(runner: ModelRunner) -> None:
@@ -122,9 +126,9 @@ def test_replays_give_the_bits_of_single_launches(runner: ModelRunner) -> None:
     fill_cache(runner)
     steps = steps_of(runner)
     assert steps, "no step was recorded"
-    for step in steps:
+    for max_context_len, step in steps:
         shape = step.inputs.shape
-        batch = batch_of(shape, rng)
+        batch = batch_of(shape, max_context_len, rng)
         assert runner._recorded.find(batch) is step, shape
         runner._submit(step.inputs, batch)
         expected = runner._forward(step.inputs).numpy()[: batch.num_sampled].copy()

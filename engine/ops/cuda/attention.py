@@ -2,13 +2,15 @@
 
 16-bit dtypes with one of `HEAD_DIMS` run on tensor cores: rows with one query in the decode kernel,
 rows with more in the prefill kernel. Everything else runs in a general kernel. A step in which no row
-has more than one query is one kernel altogether. A row's result depends on nothing but the row,
-whatever is batched with it: the decode kernel divides a context by its own length alone, and how many
-blocks share the parts decides who computes them, not what. The one exception is a row with more than one
-query and 1024 keys or more in sight, on sm_90a: where a step has few tiles of queries for the device's
-multiprocessors, their keys are split, into as many parts as there is room for. So the last bits of such a
-row's result depend on the other rows of its step, on how its prompt is cut into chunks and on the grid; the
-same step gives the same bits every time.
+has more than one query is one kernel altogether. A row's result depends on nothing but the row: the decode
+kernel divides a context by its own length alone, and how many blocks share the parts decides who computes
+them, not what. There are exceptions, in which the last bits depend on what else is in the step; the same
+step gives the same bits every time:
+- a row that is a step by itself is divided into smaller parts (sm_90 and later), and 33 rows or more of 8
+  key/value heads of size 128 are computed by narrower blocks;
+- a row with more than one query and 1024 keys or more in sight, on sm_90a: where a step has few tiles of
+  queries for the device's multiprocessors, their keys are split, into as many parts as there is room for, so
+  that it also matters how a prompt is cut into chunks.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from engine.cuda.device import CudaDevice
@@ -14,7 +14,7 @@ from engine.tensor import Tensor, empty, float32, uint32
 PAGED_ATTENTION_DECODE = KernelSpec(
     file="attention_decode.cu",
     name="paged_attention_decode_kernel",
-    template=("T", "HEAD_DIM", "WARPS", "STAGES", "FUSED"),
+    template=("T", "HEAD_DIM", "WARPS", "STAGES", "FUSED", "CLUSTERED"),
     parameters=(
         ("q", "pointer"),
         ("key_cache", "pointer"),
@@ -43,12 +43,15 @@ PAGED_ATTENTION_DECODE = KernelSpec(
         ("min_split_keys", "int32"),
         ("max_splits", "int32"),
         ("block_splits", "int32"),
+        ("cluster_log2", "int32"),
         ("eps", "float32"),
         ("scale_log2", "float32"),
     ),
     overlaps=True,
 )
-SPECS = (PAGED_ATTENTION_DECODE,)
+# The same function, with CLUSTERED: blocks that share a row's keys merge in each other's shared memory.
+CLUSTERED_ATTENTION_DECODE = replace(PAGED_ATTENTION_DECODE, min_arch=90)
+SPECS = (PAGED_ATTENTION_DECODE, CLUSTERED_ATTENTION_DECODE)
 
 # As in the kernel.
 GROUP_ROWS = 8  # query heads that a block handles
@@ -58,11 +61,19 @@ SPLIT_KEYS = 64
 PADDING = 8  # elements after each row of shared memory
 HALF_BYTES = 2
 
+SENT_FLOATS = 12  # of a split, from block to block
+MERGED_FLOATS = 8  # elements that a thread merges
+
 MIN_SPLIT_KEYS = 128
 MAX_SPLITS = 32
 ROW_GROUPS_PER_SPLIT = 64
 MIN_RESERVED_SPLITS = 8
 RESERVED_BYTES = 128 << 20
+CLUSTERED_CONTEXT = 2048  # keys: longer rows need more blocks than a cluster has
+ONE_ROW_BLOCKS = 8  # of a cluster
+ONE_ROW_SPLIT_KEYS = 64  # a tile for each warp of a block
+PAIRED_ROW_GROUPS = (65, 128)  # rows times groups of heads that clusters of two blocks are for
+MANY_ROW_GROUPS = 257
 
 
 @dataclass(frozen=True)
@@ -73,8 +84,9 @@ class DecodeShape:
     warps: int
     stages: int
 
-    def template(self, *, fused: bool) -> tuple[str, ...]:
-        return (str(self.head_dim), str(self.warps), str(self.stages), "true" if fused else "false")
+    def template(self, *, fused: bool, clustered: bool = False) -> tuple[str, ...]:
+        flags = ("true" if flag else "false" for flag in (fused, clustered))
+        return (str(self.head_dim), str(self.warps), str(self.stages), *flags)
 
 
 DECODE_SHAPES = {
@@ -86,6 +98,7 @@ DECODE_SHAPES = {
         DecodeShape(256, warps=4, stages=1),
     )
 }
+MANY_ROWS_SHAPES = {128: DecodeShape(128, warps=2, stages=3)}  # more blocks to a multiprocessor
 
 
 class HeadTransform(NamedTuple):
@@ -99,19 +112,35 @@ class HeadTransform(NamedTuple):
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched here for elements of these C types."""
-    return [
-        (PAGED_ATTENTION_DECODE, (dtype, *shape.template(fused=fused)))
-        for dtype in dtypes
-        if dtype != "float"
-        for shape in DECODE_SHAPES.values()
-        for fused in (False, True)
+    shapes = (*DECODE_SHAPES.values(), *MANY_ROWS_SHAPES.values())
+    pairs = [(PAGED_ATTENTION_DECODE, shape.template(fused=fused)) for shape in shapes for fused in (False, True)]
+    pairs += [
+        (CLUSTERED_ATTENTION_DECODE, shape.template(fused=True, clustered=True)) for shape in DECODE_SHAPES.values()
     ]
+    return [(spec, (dtype, *template)) for dtype in dtypes if dtype != "float" for spec, template in pairs]
 
 
-def decode_splits(max_context_len: int, sliding_window: int, max_splits: int) -> int:
+class Division(NamedTuple):
+    """How the keys of rows are divided among blocks.
+
+    Attributes:
+        cluster: blocks that share a row's splits and merge them in each other's shared memory; 1: one block has
+            `block_splits`, and several merge through memory.
+        min_split_keys: of a split, where there are not `max_splits` of them.
+        max_splits: of any row.
+        block_splits: of a block that is not of a cluster.
+    """
+
+    cluster: int
+    min_split_keys: int
+    max_splits: int
+    block_splits: int
+
+
+def decode_splits(max_context_len: int, sliding_window: int, division: Division) -> int:
     """The most splits that a row of up to `max_context_len` keys is divided into."""
     num_keys = min(max_context_len, sliding_window + WARP_KEYS - 1)
-    return min(max(ceil_div(num_keys, MIN_SPLIT_KEYS), 1), max_splits)
+    return min(max(ceil_div(num_keys, division.min_split_keys), 1), division.max_splits)
 
 
 def splits_per_block(num_seqs: int, groups: int) -> int:
@@ -124,16 +153,33 @@ def head_groups(num_heads: int, num_kv_heads: int) -> int:
     return num_kv_heads * ceil_div(num_heads // num_kv_heads, GROUP_ROWS)
 
 
+def divide(num_seqs: int, groups: int, max_context_len: int, max_splits: int, *, clusters: bool) -> Division:
+    """For `num_seqs` rows of up to `max_context_len` keys and `groups` of heads."""
+    block_splits = splits_per_block(num_seqs, groups)
+    if clusters and max_context_len <= CLUSTERED_CONTEXT:
+        if num_seqs == 1:
+            return Division(ONE_ROW_BLOCKS, ONE_ROW_SPLIT_KEYS, ONE_ROW_BLOCKS, block_splits)
+        if PAIRED_ROW_GROUPS[0] <= num_seqs * groups <= PAIRED_ROW_GROUPS[1]:
+            return Division(2, MIN_SPLIT_KEYS, max_splits, block_splits)
+    return Division(1, MIN_SPLIT_KEYS, max_splits, block_splits)
+
+
 def decode_config(
-    shape: DecodeShape, num_seqs: int, num_heads: int, num_kv_heads: int, splits: int, block_splits: int
+    shape: DecodeShape, num_seqs: int, num_heads: int, num_kv_heads: int, splits: int, division: Division
 ) -> LaunchConfig:
-    """Blocks for `splits` splits of every row, `block_splits` each."""
+    """Blocks for `splits` splits of every row."""
     pitch = (shape.head_dim + PADDING) * HALF_BYTES
     query_rows = min(num_heads // num_kv_heads, GROUP_ROWS)
     rows = shape.warps * shape.stages * 2 * WARP_KEYS + query_rows
     shared_bytes = rows * pitch + 2 * shape.head_dim * HALF_BYTES
-    grid = (head_groups(num_heads, num_kv_heads), max(num_seqs, 1), ceil_div(splits, block_splits))
-    return LaunchConfig(grid, (shape.warps * WARP_SIZE, 1, 1), shared_bytes)
+    block = (shape.warps * WARP_SIZE, 1, 1)
+    groups, num_seqs, cluster = head_groups(num_heads, num_kv_heads), max(num_seqs, 1), division.cluster
+    if cluster == 1:
+        return LaunchConfig((groups, num_seqs, ceil_div(splits, division.block_splits)), block, shared_bytes)
+    items = query_rows * shape.head_dim // MERGED_FLOATS
+    received = max(count * ceil_div(items, min(count, cluster)) for count in range(1, splits + 1))
+    shared_bytes += received * SENT_FLOATS * float32.itemsize
+    return LaunchConfig((groups * cluster, num_seqs, 1), block, shared_bytes, cluster)
 
 
 def reserved_splits(max_num_seqs: int, num_heads: int, head_dim: int) -> int:
@@ -198,15 +244,20 @@ class DecodeAttentionOps(Ops):
     ) -> None:
         """Rows with one query; `q` is qkv where a transform is still to be done, else finished queries."""
         _, num_kv_heads, block_size, head_dim = key_cache.shape
-        shape = DECODE_SHAPES[head_dim]
         num_seqs, block_table_width = metadata.table_rows.shape[0], metadata.block_tables.shape[1]
-        block_splits = splits_per_block(num_seqs, head_groups(num_heads, num_kv_heads))
-        splits = decode_splits(metadata.max_context_len, window, self._max_splits)
+        groups, fused = head_groups(num_heads, num_kv_heads), transform is not None
+        clusters = fused and self.device.compute_capability >= (9, 0)
+        division = divide(num_seqs, groups, metadata.max_context_len, self._max_splits, clusters=clusters)
+        splits = decode_splits(metadata.max_context_len, window, division)
+        shape = DECODE_SHAPES[head_dim]
+        if num_seqs * groups >= MANY_ROW_GROUPS:
+            shape = MANY_ROWS_SHAPES.get(head_dim, shape)
+        clustered = division.cluster > 1
         cos_sin, q_norm, k_norm, eps = transform or HeadTransform()
         self.device.launch(
-            PAGED_ATTENTION_DECODE,
-            (cuda_type(q.dtype), *shape.template(fused=transform is not None)),
-            decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, block_splits),
+            CLUSTERED_ATTENTION_DECODE if clustered else PAGED_ATTENTION_DECODE,
+            (cuda_type(q.dtype), *shape.template(fused=fused, clustered=clustered)),
+            decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, division),
             q,
             key_cache,
             value_cache,
@@ -229,9 +280,10 @@ class DecodeAttentionOps(Ops):
             block_size,
             block_table_width,
             window,
-            MIN_SPLIT_KEYS,
-            self._max_splits,
-            block_splits,
+            division.min_split_keys,
+            division.max_splits,
+            division.block_splits,
+            division.cluster.bit_length() - 1,
             eps,
             scale_log2,
         )
