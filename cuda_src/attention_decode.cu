@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(32 * WARPS)
   // cache.
   const int num_steps = ceil_div(key_end - key_begin, STEP_KEYS);
   const int split_steps = splits.size / STEP_KEYS;
-  const unsigned warp_tiles = to_shared_address(tiles + warp * STAGES * 2 * TILE_ELEMENTS);
+  const unsigned warp_tiles = shared_address(tiles + warp * STAGES * 2 * TILE_ELEMENTS);
   auto tile_begin = [&](int i) { return key_begin + (i * WARPS + warp) * WARP_KEYS; };
   // The quotient of a key and block_size, by its reciprocal in 2^-32: exact for contexts of less than 2^32 /
   // block_size.

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
 
   // The copies run ahead of the products and have their own place in the sequence of tiles and steps.
   constexpr unsigned COPY_BYTES = THREADS * sizeof(uint4);  // of all threads
-  const unsigned lane_ring = to_shared_address(ring + threadIdx.x);
+  const unsigned lane_ring = shared_address(ring + threadIdx.x);
   int load_tile = 0;
   int load_step = 0;
   int load_slot = 0;

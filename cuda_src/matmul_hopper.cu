@@ -1,59 +1,22 @@
 // Matrix product of many rows on sm_90a: the copy engine fills a ring of shared memory, two warp groups
 // multiply from it. See matmul.cu for other devices and for what is not aligned.
 
-#include "common.cuh"
-#include "hopper.cuh"
-#include "mma.cuh"
+#include "hopper_product.cuh"
 
 constexpr int CONSUMER_WARPGROUPS = 2;
 constexpr int CONSUMER_WARPS = CONSUMER_WARPGROUPS * WARPGROUP_SIZE / WARP_SIZE;
 constexpr int CONSUMERS = CONSUMER_WARPGROUPS * WARPGROUP_SIZE;
-constexpr int PRODUCERS = 2;  // threads that copy: one the weight, one x
-constexpr int TILE_K = 64;    // 2-byte elements in SWIZZLE_BYTES
-constexpr int WGMMA_M = 64;
-constexpr int WGMMA_K = 16;
-constexpr int WARP_ROWS = 16;  // of a product, that one warp holds
-constexpr int MAX_STAGES = 12;
+constexpr int PRODUCERS = 2;       // threads that copy: one the weight, one x
 constexpr int CHUNK_COLUMNS = 64;  // of a warp's rows, that pass through shared memory at a time
-constexpr int CHUNK_STRIDE = CHUNK_COLUMNS + 8;  // 8 rows of 16 bytes fall into different banks
-constexpr int CHUNK_SEGMENTS = WARP_ROWS * CHUNK_COLUMNS / SEGMENT / WARP_SIZE;  // of 16 bytes, for each lane
+constexpr int CHUNK_STRIDE = chunk_stride(CHUNK_COLUMNS);
 constexpr int SPLITTABLE_N = 128;  // the widest warp group whose k may be split: others' sums find no room
 constexpr int SLOT_BYTES = CONSUMERS * 4 * sizeof(float);  // sums of all consumers in 8 columns
 
-// What a block does: tiles first, first + stride, ... and of each the same steps along k.
-struct Work {
-  int tiles_m, tiles_n;
-  int tiles_m_in_l2;  // rows of tiles that share each tile of the weight while it is in L2
-  int first, stride;
-  int first_step, num_steps;
-  int stages;
-
-  // (row, column) of tile `index`: groups of rows, each column by column.
-  __device__ __forceinline__ int2 tile(int index) const {
-    const int above = index / (tiles_m_in_l2 * tiles_n) * tiles_m_in_l2;
-    const int rows = min(tiles_m - above, tiles_m_in_l2);
-    const int in_group = index - above * tiles_n;
-    return make_int2(above + in_group % rows, in_group / rows);
-  }
-};
-
-// Where a thread is in the ring of stages.
-struct RingPosition {
-  int stage = 0;
-  unsigned parity = 0;
-
-  __device__ __forceinline__ void advance(int stages) {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
-// Fill the ring step after step: copy(tile, column, stage) starts copies of `bytes`.
-template <typename Copy>
-__device__ __forceinline__ void produce(const Work& work, Barrier* full, Barrier* empty, int bytes,
-                                        const Copy& copy) {
+// Fill the ring step after step: copy(tile, column, stage) starts copies, after which `bytes` more arrive in
+// this block. Returns where the next step would go.
+template <int SHARING, typename Copy>
+__device__ __forceinline__ RingPosition produce(const Work<SHARING>& work, Barrier* full, Barrier* empty,
+                                                int bytes, const Copy& copy) {
   RingPosition at;
   for (int index = work.first; index < work.tiles_m * work.tiles_n; index += work.stride) {
     const int2 tile = work.tile(index);
@@ -65,6 +28,17 @@ __device__ __forceinline__ void produce(const Work& work, Barrier* full, Barrier
       at.advance(work.stages);
     }
   }
+  return at;
+}
+
+// A warp no longer needs the stage of this barrier: all blocks that copy into it hear of it.
+template <int SHARING>
+__device__ __forceinline__ void release_stage(Barrier* empty, int lane) {
+  if constexpr (SHARING > 1) {
+    if (lane < SHARING) barrier_arrive_in_block(empty, lane);
+  } else {
+    if (lane == 0) barrier_arrive(empty);
+  }
 }
 
 // A barrier of the two warp groups that multiply.
@@ -72,113 +46,8 @@ __device__ __forceinline__ void consumers_sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");
 }
 
-// Four 8x8 matrices of 2-byte elements to shared memory, the counterpart of ldmatrix_x4.
-__device__ __forceinline__ void stmatrix_x4(void* row, const unsigned (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
-               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-}
-
-// Four sums of a thread: gate becomes silu(gate) * up.
-__device__ __forceinline__ void silu_mul_into(float* gate, const float* up) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) gate[i] = __fdividef(gate[i], 1.0f + __expf(-gate[i])) * up[i];
-}
-
-// Four sums of a thread, two rows of a pair of columns, plus that pair of a bias.
-template <typename T>
-__device__ __forceinline__ void add_bias(float* sums, const T* bias) {
-  const Vec<T, 2> pair = Vec<T, 2>::load(bias);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) sums[i] += to_float(pair[i % 2]);
-}
-
-// A warp's part of a tile of the result.
 template <typename T, typename Out>
-struct WarpTile {
-  const T* bias;  // at its first column, or null
-  Out* out;       // its first element
-  int rows, columns, row_stride;
-  bool accumulate;
-  int lane;
-
-  // Segment i of CHUNK_SEGMENTS of this lane, in the CHUNK_COLUMNS columns from `first` on.
-  __device__ __forceinline__ int row(int i) const {
-    return (i * WARP_SIZE + lane) / (CHUNK_COLUMNS / SEGMENT);
-  }
-  __device__ __forceinline__ int column() const { return lane % (CHUNK_COLUMNS / SEGMENT) * SEGMENT; }
-  __device__ __forceinline__ bool has(int i, int first) const {
-    return row(i) < rows && first + column() < columns;
-  }
-  __device__ __forceinline__ Out* at(int i, int first) const {
-    return out + static_cast<long long>(row(i)) * row_stride + first + column();
-  }
-
-  __device__ __forceinline__ void load_chunk(uint4 (&segments)[CHUNK_SEGMENTS], int first) const {
-#pragma unroll
-    for (int i = 0; i < CHUNK_SEGMENTS; ++i) {
-      if (has(i, first)) segments[i] = load_updated(reinterpret_cast<const uint4*>(at(i, first)));
-    }
-  }
-
-  // Columns from `first` on, 8 for each 4 sums, through this warp's `staging` [WARP_ROWS][CHUNK_STRIDE].
-  // `residual`: what load_chunk got, if `accumulate`; the next chunk's afterwards.
-  template <int COLUMNS>
-  __device__ __forceinline__ void store_chunk(float* sums, int first, T* staging,
-                                              uint4 (&residual)[CHUNK_SEGMENTS]) const {
-    T* const fragments = staging + lane % 16 * CHUNK_STRIDE + lane / 16 * 8;
-    if (bias != nullptr) {
-#pragma unroll
-      for (int j = 0; j < COLUMNS; j += 8) {
-        if (first + j < columns) add_bias(sums + j / 2, bias + first + j + lane % 4 * 2);
-      }
-    }
-    if (accumulate) {
-#pragma unroll
-      for (int i = 0; i < CHUNK_SEGMENTS; ++i) {
-        *reinterpret_cast<uint4*>(staging + row(i) * CHUNK_STRIDE + column()) = residual[i];
-      }
-      load_chunk(residual, first + CHUNK_COLUMNS);
-      __syncwarp();
-#pragma unroll
-      for (int j = 0; j < COLUMNS; j += 16) {
-        unsigned packed[4];
-        ldmatrix_x4(packed, fragments + j);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const Vec<T, 2> pair = __builtin_bit_cast(Vec<T, 2>, packed[i]);
-          sums[j / 2 + i * 2] += to_float(pair.data[0]);
-          sums[j / 2 + i * 2 + 1] += to_float(pair.data[1]);
-        }
-      }
-      __syncwarp();
-    }
-#pragma unroll
-    for (int j = 0; j < COLUMNS; j += 16) {
-      unsigned packed[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) packed[i] = pack<T>(sums[j / 2 + i * 2], sums[j / 2 + i * 2 + 1]);
-      stmatrix_x4(fragments + j, packed);
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < CHUNK_SEGMENTS; ++i) {
-      if (has(i, first)) {
-        *reinterpret_cast<uint4*>(at(i, first)) =
-            *reinterpret_cast<const uint4*>(staging + row(i) * CHUNK_STRIDE + column());
-      }
-    }
-    __syncwarp();
-  }
-
-  // Four sums of this lane, in the 8 columns from `column` on, straight from registers.
-  __device__ __forceinline__ bool has_pair(int i, int column) const {
-    return lane / 4 + i * 8 < rows && column < columns;
-  }
-  __device__ __forceinline__ Out* pair_at(int i, int column) const {
-    return out + static_cast<long long>(lane / 4 + i * 8) * row_stride + column + lane % 4 * 2;
-  }
-};
+using Result = WarpTile<T, Out, CHUNK_COLUMNS>;
 
 // Of a tile whose k is split among the blocks of a cluster, finish this block's share of the columns of each
 // half of a warp group's columns. All consumers call it with their `sums` of their slice of k.
@@ -186,7 +55,7 @@ struct WarpTile {
 //   piece incoming: [splits - 1][2][per_share] slots, the others' in order
 template <typename T, typename Out, int WARPGROUP_N>
 __device__ __forceinline__ void finish_share(const float (&sums)[WARPGROUP_N / 2],
-                                             const WarpTile<T, Out>& result, int split, int splits,
+                                             const Result<T, Out>& result, int split, int splits,
                                              Barrier* received, unsigned char* ring, unsigned char* incoming,
                                              T* staging, bool silu_mul) {
   constexpr int HALF_N = WARPGROUP_N / 2;
@@ -197,8 +66,8 @@ __device__ __forceinline__ void finish_share(const float (&sums)[WARPGROUP_N / 2
   const int first = split * per_share;
   const int count = min(per_share, HALF_BLOCKS - first);
 
-  uint4 residuals[2][CHUNK_SEGMENTS];
-  WarpTile<T, Out> shares[2] = {result, result};
+  uint4 residuals[2][Result<T, Out>::SEGMENTS];
+  Result<T, Out> shares[2] = {result, result};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     shares[half].columns = min(result.columns, half * HALF_N + (first + count) * 8);
@@ -267,18 +136,20 @@ __device__ __forceinline__ void finish_share(const float (&sums)[WARPGROUP_N / 2
 // out[m, i] = silu(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I]. Rounded once.
 //
 // x_map: x [num_rows, in_features] T in boxes of TILE_M rows and 64 columns; weight_map: weight
-// [out_features, in_features] T in boxes of WARPGROUP_N rows, of half as many if `silu_mul`, and 64 columns;
-// both with 128-byte swizzle. bias [out_features] T or null; out [num_rows, out_features, or half of it if
-// `silu_mul`] T or float; sums in float32. A float out takes no bias, accumulate or silu_mul; it and warp
-// groups of more than SPLITTABLE_N columns take no splits. Layout: row-major, 16-byte aligned; in_features
-// and the columns of out multiples of 8. Tile: TILE_M = 64 * WARPGROUPS_M rows by TILE_N = WARPGROUP_N * (2 /
-// WARPGROUPS_M) columns. Grid: blocks that walk over the tiles; if splits > 1 a cluster of that many blocks a
-// tile, each of which has a slice of k and finishes a share of the columns: the others send it their sums,
-// added in the order of k. Block: 384 threads: two warp groups that multiply, and one of which two threads
-// copy. Shared: `stages` times (TILE_M + TILE_N) * 64 * sizeof(T) of the ring; for a 16-bit out
-// CONSUMER_WARPS * WARP_ROWS * CHUNK_STRIDE results on their way out; for the others' sums (splits - 1) * 2 *
-// ceil(WARPGROUP_N / 16 / splits) * SLOT_BYTES.
-template <typename T, typename Out, int WARPGROUPS_M, int WARPGROUP_N>
+// [out_features, in_features] T in boxes of WARPGROUP_N rows, of half as many if `silu_mul` or SHARING > 1,
+// and 64 columns; both with 128-byte swizzle. bias [out_features] T or null; out [num_rows, out_features, or
+// half of it if `silu_mul`] T or float; sums in float32. A float out takes no bias, accumulate or silu_mul;
+// it, warp groups of more than SPLITTABLE_N columns and SHARING > 1 take no splits. Layout: row-major,
+// 16-byte aligned; in_features and the columns of out multiples of 8. Tile: TILE_M = 64 * WARPGROUPS_M rows
+// by TILE_N = WARPGROUP_N * (2 / WARPGROUPS_M) columns. Grid: blocks that walk over the tiles; if SHARING > 1
+// in clusters of that many, whose blocks take neighbouring rows of tiles (`tiles_m_in_l2` counts groups of
+// these) and copy a part of each weight tile into all of them, so that it is read once; if splits > 1 a
+// cluster of that many blocks a tile, each of which has a slice of k and finishes a share of the columns: the
+// others send it their sums, added in the order of k. Block: 384 threads: two warp groups that multiply, and
+// one of which two threads copy. Shared: `stages` times (TILE_M + TILE_N) * 64 * sizeof(T) of the ring; for a
+// 16-bit out CONSUMER_WARPS * WARP_ROWS * CHUNK_STRIDE results on their way out; for the others' sums (splits
+// - 1) * 2 * ceil(WARPGROUP_N / 16 / splits) * SLOT_BYTES.
+template <typename T, typename Out, int WARPGROUPS_M, int WARPGROUP_N, int SHARING>
 __global__ void __launch_bounds__(384, 1)
     matmul_hopper_kernel(const __grid_constant__ TensorMap x_map,
                          const __grid_constant__ TensorMap weight_map, const T* bias, Out* out, int num_rows,
@@ -288,6 +159,8 @@ __global__ void __launch_bounds__(384, 1)
   static_assert(WARPGROUPS_M == 1 || WARPGROUPS_M == 2, "two warp groups lie in a row or in a column");
   static_assert(WARPGROUP_N % 32 == 0 && WARPGROUP_N <= 256,
                 "halves of a warp group's columns are whole pairs of 8");
+  static_assert(SHARING == 1 || (SHARING == 2 && WARPGROUPS_M == 2),
+                "two blocks copy half of one warp group's columns each");
   constexpr int WARPGROUPS_N = CONSUMER_WARPGROUPS / WARPGROUPS_M;
   constexpr int TILE_M = WGMMA_M * WARPGROUPS_M;
   constexpr int TILE_N = WARPGROUP_N * WARPGROUPS_N;
@@ -299,55 +172,76 @@ __global__ void __launch_bounds__(384, 1)
   constexpr int HALF_BLOCKS = HALF_N / 8;
   constexpr bool THROUGH_SHARED = sizeof(Out) == 2;
   constexpr int UNROLL = THROUGH_SHARED && WARPGROUP_N == 256 ? 4 : 1;  // brings 1 % where x has many rows
-  constexpr bool SPLITTABLE = THROUGH_SHARED && WARPGROUP_N <= SPLITTABLE_N;
+  constexpr bool SPLITTABLE = THROUGH_SHARED && WARPGROUP_N <= SPLITTABLE_N && SHARING == 1;
 
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ Barrier full[MAX_STAGES], empty[MAX_STAGES], received;
   T* const ring = reinterpret_cast<T*>(shared_memory);
 
+  const int rank = SHARING > 1 ? cluster_rank() : 0;
   const int split = splits > 1 ? cluster_rank() : 0;
   const int steps = ceil_div(in_features, TILE_K);
   const int first_step = split * steps / splits;
-  const Work work = {ceil_div(num_rows, TILE_M),
-                     ceil_div(out_features, TILE_N),
-                     tiles_m_in_l2,
-                     static_cast<int>(blockIdx.x) / splits,
-                     static_cast<int>(gridDim.x) / splits,
-                     first_step,
-                     (split + 1) * steps / splits - first_step,
-                     stages};
+  const int cluster_blocks = SHARING > 1 ? SHARING : splits;
+  const Work<SHARING> work = {ceil_div(num_rows, TILE_M * SHARING),
+                              ceil_div(out_features, TILE_N),
+                              tiles_m_in_l2,
+                              static_cast<int>(blockIdx.x) / cluster_blocks,
+                              static_cast<int>(gridDim.x) / cluster_blocks,
+                              first_step,
+                              (split + 1) * steps / splits - first_step,
+                              stages,
+                              rank};
 
   if (threadIdx.x == CONSUMERS) {
     prefetch_map(weight_map);
     prefetch_map(x_map);
     for (int i = 0; i < stages; ++i) {
       barrier_init(&full[i], PRODUCERS);
-      barrier_init(&empty[i], CONSUMER_WARPS);
+      barrier_init(&empty[i], CONSUMER_WARPS * SHARING);
     }
     barrier_init(&received, 1);
     barrier_init_done();
   }
   __syncthreads();
-  if (splits > 1) cluster_arrive();  // from here on other blocks may send; waited for before the first does
+  if (SHARING > 1 || splits > 1) cluster_arrive();  // others may send from here on, and wait before they do
+  if constexpr (SHARING > 1) cluster_wait();
 
   if (threadIdx.x >= CONSUMERS) {
     give_registers<40>();
     if (threadIdx.x == CONSUMERS) {
       // Weights do not change: their copies need not wait for earlier kernels.
-      produce(work, full, empty, WEIGHT_ELEMENTS * sizeof(T), [&](int2 tile, int column, int stage) {
+      const auto copy = [&](int2 tile, int column, int stage) {
         T* to = ring + stage * STAGE_ELEMENTS + X_ELEMENTS;
+        if constexpr (SHARING > 1) {
+          // The other half comes from the other block, perhaps before this one has announced the whole:
+          // `full` may be that far ahead within a phase, which does not end before this thread has arrived.
+          const int row =
+              silu_mul ? tile.y * HALF_N + rank * (out_features / 2) : tile.y * TILE_N + rank * HALF_N;
+          copy_box_to_blocks<SHARING>(to + rank * HALF_N * TILE_K, weight_map, row, column, &full[stage]);
+        } else {
 #pragma unroll
-        for (int i = 0; i < WARPGROUPS_N; ++i, to += WARPGROUP_N * TILE_K) {
-          if (silu_mul) {
-            const int row = tile.y * (TILE_N / 2) + i * HALF_N;
-            copy_box(to, weight_map, row, column, &full[stage]);
-            copy_box(to + HALF_N * TILE_K, weight_map, row + out_features / 2, column, &full[stage]);
-          } else {
-            copy_box(to, weight_map, tile.y * TILE_N + i * WARPGROUP_N, column, &full[stage]);
+          for (int i = 0; i < WARPGROUPS_N; ++i, to += WARPGROUP_N * TILE_K) {
+            if (silu_mul) {
+              const int row = tile.y * (TILE_N / 2) + i * HALF_N;
+              copy_box(to, weight_map, row, column, &full[stage]);
+              copy_box(to + HALF_N * TILE_K, weight_map, row + out_features / 2, column, &full[stage]);
+            } else {
+              copy_box(to, weight_map, tile.y * TILE_N + i * WARPGROUP_N, column, &full[stage]);
+            }
           }
         }
-      });
+      };
+      RingPosition at = produce(work, full, empty, WEIGHT_ELEMENTS * sizeof(T), copy);
       let_next_kernel_start();
+      if constexpr (SHARING > 1) {
+        // The other block arrives here until it is through with every stage; its copies end before that.
+#pragma unroll 1
+        for (int i = 0; i < stages; ++i) {
+          barrier_wait(&empty[at.stage], at.parity ^ 1);
+          at.advance(stages);
+        }
+      }
     } else if (threadIdx.x == CONSUMERS + WARP_SIZE) {
       wait_for_earlier_kernels();
       fence_global_for_async();
@@ -377,13 +271,13 @@ __global__ void __launch_bounds__(384, 1)
     const int2 tile = work.tile(index);
     const int row0 = tile.x * TILE_M + warpgroup_m * WGMMA_M + warp % 4 * WARP_ROWS;
     const int column0 = (tile.y * WARPGROUPS_N + warpgroup_n) * warpgroup_columns;
-    WarpTile<T, Out> result = {bias == nullptr ? nullptr : bias + column0,
-                               out + static_cast<long long>(row0) * out_columns + column0,
-                               num_rows - row0,
-                               min(warpgroup_columns, out_columns - column0),
-                               out_columns,
-                               accumulate != 0,
-                               lane};
+    Result<T, Out> result = {bias == nullptr ? nullptr : bias + column0,
+                             out + static_cast<long long>(row0) * out_columns + column0,
+                             num_rows - row0,
+                             min(warpgroup_columns, out_columns - column0),
+                             out_columns,
+                             accumulate != 0,
+                             lane};
 
     float sums[WARPGROUP_N / 2];
     int previous = 0;
@@ -399,17 +293,17 @@ __global__ void __launch_bounds__(384, 1)
       }
       wgmma_commit();
       wgmma_wait<1>();
-      if (step > 0 && lane == 0) barrier_arrive(&empty[previous]);
+      if (step > 0) release_stage<SHARING>(&empty[previous], lane);
       previous = at.stage;
       at.advance(stages);
     }
     // What is to be added comes while the last products run.
-    uint4 residual[CHUNK_SEGMENTS];
+    uint4 residual[Result<T, Out>::SEGMENTS];
     if constexpr (THROUGH_SHARED) {
       if (accumulate && splits == 1) result.load_chunk(residual, 0);
     }
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(&empty[previous]);
+    release_stage<SHARING>(&empty[previous], lane);
 
     if constexpr (SPLITTABLE) {
       if (splits > 1) {

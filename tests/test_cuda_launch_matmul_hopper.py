@@ -10,7 +10,15 @@ import pytest
 from engine.cuda.compiler import SOURCE_FOLDER
 from engine.cuda.kernel import KernelSpec, LaunchConfig
 from engine.ops.cuda import CudaOps, matmul_hopper
-from engine.ops.cuda.matmul_hopper import MATMUL_HOPPER, Plan, choose_plan
+from engine.ops.cuda.matmul_hopper import (
+    LOGITS_SHARING_PLANS,
+    MATMUL_HOPPER,
+    MATMUL_HOPPER_WIDE,
+    SHARING_PLANS,
+    WIDE_PLAN,
+    Plan,
+    choose_plan,
+)
 from engine.ops.cuda.types import ceil_div, cuda_type
 from engine.tensor import Buffer, Tensor, bfloat16, empty, float16, float32
 from tests.test_cuda_launch_attention import Launch, WritingDevice
@@ -36,7 +44,7 @@ def maps_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hopper_launches(device: WritingHopper) -> list[Launch]:
-    return [launch for launch in device.launches if launch.spec is MATMUL_HOPPER]
+    return [launch for launch in device.launches if launch.spec in matmul_hopper.SPECS]
 
 
 @pytest.mark.parametrize("logits", [False, True])
@@ -52,22 +60,28 @@ def test_every_plan_can_run(clusters: tuple[int, ...], logits: bool) -> None:
         out_features, in_features = (int(side) for side in rng.choice(sides, 2))
         plan = choose_plan(num_rows, out_features, in_features, clusters, logits=logits)
         itemsize = 4 if logits else 2
-        config = plan.config(num_rows, out_features, itemsize, clusters[0], SHARED_BYTES)
+        config = plan.config(num_rows, out_features, itemsize, clusters[plan.cluster - 1], SHARED_BYTES)
         stages = plan.stages(itemsize, SHARED_BYTES)
         steps = ceil_div(in_features, matmul_hopper.TILE_K)
-        assert (MATMUL_HOPPER, plan.tile.template("__nv_bfloat16", out_dtype)) in compiled
+        assert (plan.spec, plan.template("__nv_bfloat16", out_dtype)) in compiled
         assert 3 <= stages <= matmul_hopper.MAX_STAGES, "a slot in use, one to be used next and one to be filled"
         assert config.shared_bytes + matmul_hopper.BARRIER_BYTES <= SHARED_BYTES
-        assert clusters[plan.splits - 1] > 0
-        assert config.cluster == plan.splits <= max(1, steps)
-        tiles = plan.tile.count(num_rows, out_features)
-        assert config.grid == (tiles * plan.splits if plan.splits > 1 else min(tiles, clusters[0]), 1, 1)
+        assert clusters[plan.cluster - 1] > 0
+        assert config.cluster == plan.cluster
+        assert plan.splits <= max(1, steps)
+        count = plan.count(num_rows, out_features)
+        running = count if plan.splits > 1 else min(count, clusters[plan.cluster - 1])
+        assert config.grid == (running * plan.cluster, 1, 1)
         assert plan.splits == 1 or (not logits and plan.tile.warpgroup_n <= matmul_hopper.SPLITTABLE_N)
         assert plan.splits == 1 or plan.splits * plan.share_bytes <= stages * plan.stage_bytes, "sums lie in the ring"
 
 
 def test_plans_suit_their_shapes() -> None:
     assert choose_plan(8192, 4096, 4096, H200).tile.n == 256
+    assert choose_plan(8192, 28672, 4096, H200) == WIDE_PLAN
+    assert not choose_plan(matmul_hopper.MIN_WIDE_ROWS - 1, 28672, 4096, H200).tile.wide
+    assert not choose_plan(8192, 28672, 4096, H200, logits=True).tile.wide
+    assert not choose_plan(8192, 28672, 4096, (132, 0, *H200[2:])).tile.wide, "the device runs no pairs"
     assert choose_plan(128, 1024, 3072, H200).splits > 1, "eight tiles would leave most of the device idle"
     assert choose_plan(64, 4096, 4096, H200).tile.m == 64
     for num_rows in (128, 256, 512, 1024):
@@ -76,13 +90,81 @@ def test_plans_suit_their_shapes() -> None:
             assert plan.tile.count(num_rows, out_features) * plan.splits >= 64, "half of the device must not idle"
 
 
+def test_many_rows_share_weights_where_they_can() -> None:
+    least = matmul_hopper.MIN_SHARING_ROWS
+    assert choose_plan(least, 4096, 4096, H200) in SHARING_PLANS
+    assert choose_plan(least, 4096, 4096, H200, logits=True) in LOGITS_SHARING_PLANS
+    assert choose_plan(least - 1, 28672, 4096, H200).sharing == 1, "too few rows"
+    assert choose_plan(least, 28672, 4096, H200).sharing == 2
+    assert choose_plan(8192, 64, 4096, H200).sharing == 1, "tiles of few columns have no instantiation"
+    assert choose_plan(8192, 4096, 4096, (132, 0, *H200[2:])).sharing == 1, "the device runs no pairs"
+    for num_rows in (least, 2048, 8192):
+        for out_features, in_features in ((6144, 4096), (4096, 14336), (1024, 3072)):
+            plan = choose_plan(num_rows, out_features, in_features, H200)
+            assert plan.splits == 1 or plan.sharing == 1, "a cluster has one use"
+
+
+@pytest.mark.parametrize("silu_mul", [False, True])
+@pytest.mark.parametrize("num_rows", [128, 129, 257, 1000, 8192, 8193])
+@pytest.mark.parametrize("plan", SHARING_PLANS, ids=lambda plan: str(plan.tile.n))
+def test_blocks_that_share_take_rows_of_tiles_in_pairs(plan: Plan, num_rows: int, silu_mul: bool) -> None:
+    device = WritingHopper()
+    x, weight = tensor(device, num_rows, 1024), tensor(device, 4096, 1024)
+    out = tensor(device, num_rows, 2048 if silu_mul else 4096)
+    matmul_hopper.launch(device, plan, x, weight, None, out, silu_mul=silu_mul)  # type: ignore[arg-type]
+    (launch,) = hopper_launches(device)
+    arguments = dict(zip([name for name, _ in MATMUL_HOPPER.parameters], launch.arguments, strict=True))
+    assert (launch.spec, launch.template) in matmul_hopper.instantiations(("__nv_bfloat16",))
+    assert launch.template[-1] == "2"
+    assert launch.config.cluster == 2
+    pairs = ceil_div(num_rows, 2 * plan.tile.m) * ceil_div(4096, plan.tile.n)
+    assert launch.config.grid == (2 * min(pairs, H200[1]), 1, 1), "only whole clusters, all of which run at once"
+    assert arguments["splits"] == 1
+    assert arguments["tiles_m_in_l2"] == matmul_hopper.ROWS_IN_L2 // (2 * plan.tile.m)
+    assert arguments["weight_map"] == bytes([plan.tile.n // 4]) * 128, "each block copies half of a tile's columns"
+    assert plan.tile.n // 2 % 8 == 0, "where the swizzle repeats"
+
+
+@pytest.mark.parametrize("silu_mul", [False, True])
+@pytest.mark.parametrize("num_rows", [129, 192, 193, 385, 8192])
+def test_wide_tiles_are_192_rows(num_rows: int, silu_mul: bool) -> None:
+    device = WritingHopper()
+    x, weight = tensor(device, num_rows, 1024), tensor(device, 4096, 1024)
+    out = tensor(device, num_rows, 2048 if silu_mul else 4096)
+    matmul_hopper.launch(device, WIDE_PLAN, x, weight, None, out, silu_mul=silu_mul)  # type: ignore[arg-type]
+    (launch,) = hopper_launches(device)
+    assert launch.spec is MATMUL_HOPPER_WIDE
+    assert (launch.spec, launch.template) in matmul_hopper.instantiations(("__nv_bfloat16",))
+    arguments = dict(zip([name for name, _ in MATMUL_HOPPER_WIDE.parameters], launch.arguments, strict=True))
+    assert arguments["x_map"] == bytes([192 // 2]) * 128
+    assert arguments["weight_map"] == bytes([128 // 2]) * 128, "each block copies half of a tile's columns"
+    clusters = ceil_div(num_rows, 2 * 192) * ceil_div(4096, 256)
+    assert launch.config.grid == (2 * min(clusters, H200[1]), 1, 1)
+    assert launch.config.block == (384, 1, 1), "168 registers for each thread"
+    assert arguments["tiles_m_in_l2"] == 2048 // (2 * 192)
+    assert arguments["stages"] == 3
+    assert launch.config.shared_bytes == 3 * (192 + 256) * 128 + 12 * 16 * 40 * 2
+    assert launch.config.shared_bytes + matmul_hopper.BARRIER_BYTES <= SHARED_BYTES
+
+
 def test_constants_are_the_kernels() -> None:
-    source = (SOURCE_FOLDER / "matmul_hopper.cu").read_text()
-    values = {name: int(value) for name, value in re.findall(r"constexpr int (\w+) = (\d+);", source)}
-    for name in ("TILE_K", "MAX_STAGES", "WGMMA_M", "WARP_ROWS", "SPLITTABLE_N"):
+    shared, narrow, wide = (
+        (SOURCE_FOLDER / path).read_text()
+        for path in ("include/hopper_product.cuh", "matmul_hopper.cu", "matmul_hopper_wide.cu")
+    )
+    values, wide_values = (
+        {name: int(value) for name, value in re.findall(r"constexpr int (\w+) = (\d+);", shared + source)}
+        for source in (narrow, wide)
+    )
+    for name in ("TILE_K", "MAX_STAGES", "WGMMA_M", "WARP_ROWS", "SPLITTABLE_N", "CHUNK_COLUMNS"):
         assert values[name] == getattr(matmul_hopper, name), name
-    assert values["CHUNK_COLUMNS"] + 8 == matmul_hopper.CHUNK_STRIDE
+    assert f"return columns + {matmul_hopper.CHUNK_PADDING};" in shared
     assert values["CONSUMER_WARPGROUPS"] * 4 == matmul_hopper.CONSUMER_WARPS
+    assert wide_values["CHUNK_COLUMNS"] == matmul_hopper.WIDE_CHUNK_COLUMNS
+    assert wide_values["WARPGROUPS_M"] * 4 == matmul_hopper.BLOCK_WARPS
+    assert matmul_hopper.WIDE.warpgroups_m == wide_values["WARPGROUPS_M"]
+    assert matmul_hopper.WIDE.n == wide_values["TILE_N"]
+    assert WIDE_PLAN.sharing == wide_values["SHARING"]
 
 
 def tensor(device: WritingHopper, *shape: int, dtype: np.dtype[np.generic] = bfloat16, offset: int = 0) -> Tensor:

@@ -3,20 +3,19 @@
 #pragma once
 
 // Where something lies in shared memory, as instructions take it.
-__device__ __forceinline__ unsigned to_shared_address(const void* shared) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
 // Start copying 16 bytes, both addresses 16-byte aligned; where not `valid` write zeros and read nothing. The
 // rest of the 128-byte line is fetched into L2, since neighbours want it soon.
-__device__ __forceinline__ void copy_async_16(unsigned shared_address, const void* global, bool valid) {
+__device__ __forceinline__ void copy_async_16(unsigned shared, const void* global, bool valid) {
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address), "l"(global),
-               "r"(bytes)
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
                : "memory");
 }
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global, bool valid) {
-  copy_async_16(to_shared_address(shared), global, valid);
+  copy_async_16(shared_address(shared), global, valid);
 }
 
 // Close this thread's group of copies started since the last call.

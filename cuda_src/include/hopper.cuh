@@ -9,15 +9,13 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "copy.cuh"
+
 constexpr int WARPGROUP_SIZE = 128;
 constexpr int SWIZZLE_BYTES = 128;    // of a row in the operands' layout below
 constexpr int SWIZZLE_REPEAT = 1024;  // bytes of 8 rows: operands start at multiples of it
 
 using Barrier = unsigned long long;
-
-__device__ __forceinline__ unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
 
 // ---- barriers -------------------------------------------------------------------------------------------
 
@@ -55,6 +53,16 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, unsigned parity) 
       : "memory");
 }
 
+// Count one in shared memory; whether it was the last of `of`, with which counting begins anew.
+__device__ __forceinline__ bool count_is_last(unsigned* counter, unsigned of) {
+  unsigned before;
+  asm volatile("atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(shared_address(counter)), "r"(of - 1)
+               : "memory");
+  return before == of - 1;
+}
+
 // ---- clusters -------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ unsigned cluster_rank() {
@@ -70,6 +78,36 @@ __device__ __forceinline__ void cluster_arrive() {
 }
 
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+// Arrive at `barrier`, of this block's shared memory, where it is in block `rank` of the cluster. It orders
+// no plain accesses beyond this block, which would cost a fence of the whole device each time: it is for
+// slots that only products read and only copies write.
+__device__ __forceinline__ void barrier_arrive_in_block(Barrier* barrier, unsigned rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
+// As count_is_last with a counter of the cluster's first block, where `counter` is in this one; it orders as
+// little as barrier_arrive_in_block.
+__device__ __forceinline__ bool count_in_cluster_is_last(unsigned* counter, unsigned of) {
+  unsigned before;
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %1, 0;\n"
+      "atom.relaxed.cluster.shared::cluster.inc.u32 %0, [remote], %2;\n"
+      "}"
+      : "=r"(before)
+      : "r"(shared_address(counter)), "r"(of - 1)
+      : "memory");
+  return before == of - 1;
+}
 
 // Start copying `bytes`, a multiple of 16, of this block's shared memory to where `to` is in block `rank` of
 // the cluster; they count towards `barrier` there. Both addresses are multiples of 16.
@@ -107,6 +145,19 @@ __device__ __forceinline__ void copy_box(void* shared, const TensorMap& map, int
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
       "[%4];" ::"r"(shared_address(shared)),
       "l"(reinterpret_cast<unsigned long long>(&map)), "r"(column), "r"(row), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// The same to each of the first BLOCKS blocks of the cluster, where `shared` and `barrier` are in them: the
+// box is read once.
+template <int BLOCKS>
+__device__ __forceinline__ void copy_box_to_blocks(void* shared, const TensorMap& map, int row, int column,
+                                                   Barrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
+      "l"(reinterpret_cast<unsigned long long>(&map)), "r"(column), "r"(row), "r"(shared_address(barrier)),
+      "h"(static_cast<unsigned short>((1 << BLOCKS) - 1))
       : "memory");
 }
 

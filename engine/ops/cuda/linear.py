@@ -15,7 +15,7 @@ from engine.cuda.device import CudaDevice
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from engine.ops.cuda import matmul_decode, matmul_hopper
 from engine.ops.cuda.matmul_decode import MATMUL_DECODE, Limits, choose_decode_tile
-from engine.ops.cuda.matmul_hopper import MATMUL_HOPPER, launch_product
+from engine.ops.cuda.matmul_hopper import launch_product
 from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
 from engine.ops.interface import Ops
 from engine.tensor import Tensor, bfloat16, float32
@@ -67,7 +67,7 @@ MATVEC = KernelSpec(
     template=("T", "Out", "ROWS"),
     parameters=(*MATMUL.parameters, ("warps_per_output", "int32")),
 )
-SPECS = (MATMUL, MATMUL_SPLIT, MATMUL_FLOAT32, MATVEC, MATMUL_DECODE, MATMUL_HOPPER)
+SPECS = (MATMUL, MATMUL_SPLIT, MATMUL_FLOAT32, MATVEC, MATMUL_DECODE, *matmul_hopper.SPECS)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ separately; it does not depend on the other rows otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from engine.cuda.device import CudaDevice
@@ -18,7 +18,7 @@ from engine.tensor import Tensor, float32
 MATMUL_HOPPER = KernelSpec(
     file="matmul_hopper.cu",
     name="matmul_hopper_kernel",
-    template=("T", "Out", "WARPGROUPS_M", "WARPGROUP_N"),
+    template=("T", "Out", "WARPGROUPS_M", "WARPGROUP_N", "SHARING"),
     parameters=(
         ("x_map", "tensor_map"),
         ("weight_map", "tensor_map"),
@@ -37,20 +37,29 @@ MATMUL_HOPPER = KernelSpec(
     arch_specific=True,
     overlaps=True,
 )
-SPECS = (MATMUL_HOPPER,)
+MATMUL_HOPPER_WIDE = replace(
+    MATMUL_HOPPER,
+    file="matmul_hopper_wide.cu",
+    name="matmul_hopper_wide_kernel",
+    template=("T",),
+    parameters=tuple(parameter for parameter in MATMUL_HOPPER.parameters if parameter[0] != "splits"),
+)
+SPECS = (MATMUL_HOPPER, MATMUL_HOPPER_WIDE)
 
-# As in cuda_src/matmul_hopper.cu.
+# As in cuda_src/matmul_hopper.cu, matmul_hopper_wide.cu and include/hopper_product.cuh.
 WGMMA_M = 64
 TILE_K = 64
 MAX_STAGES = 12
 CONSUMER_WARPS = 8
 WARP_ROWS = 16
-CHUNK_STRIDE = 72
+CHUNK_COLUMNS = 64  # of results on their way out
+WIDE_CHUNK_COLUMNS = 32
+CHUNK_PADDING = 8
 SPLITTABLE_N = 128  # the widest warp group whose k may be split
 
-BLOCK_THREADS = (CONSUMER_WARPS + 4) * WARP_SIZE
+BLOCK_WARPS = CONSUMER_WARPS + 4
+BLOCK_THREADS = BLOCK_WARPS * WARP_SIZE
 HALF_BYTES = 2
-STAGING_BYTES = CONSUMER_WARPS * WARP_ROWS * CHUNK_STRIDE * HALF_BYTES
 SLOT_BYTES = CONSUMER_WARPS * WARP_SIZE * 16
 BARRIER_BYTES = 1024  # static shared memory, up to where the ring begins
 
@@ -59,6 +68,8 @@ MULTIPLE = 8  # of in_features and of the result's columns: rows of 16 bytes
 ROWS_IN_L2 = 2048  # that share each tile of the weight while it is in L2
 MAX_CLUSTER = 8
 MIN_SPLIT_STEPS = 2  # along k in a slice
+MIN_SHARING_ROWS = 1024  # from which on pairs of blocks share weight tiles
+MIN_WIDE_ROWS = 4096  # from which on tiles of three warp groups may be chosen
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,8 @@ class Tile:
     """What a block computes at a time.
 
     Attributes:
-        warpgroups_m: of its two warp groups along the rows, 64 rows each; the others lie along the columns.
+        warpgroups_m: warp groups along the rows, 64 rows each. Of two groups the others lie along the columns; three
+            are a wide tile, which has a kernel of its own.
         warpgroup_n: columns of a warp group.
         step_us: microseconds for 64 elements along k where all multiprocessors are at it (H200).
     """
@@ -81,10 +93,11 @@ class Tile:
 
     @property
     def n(self) -> int:
-        return self.warpgroup_n * (2 // self.warpgroups_m)
+        return self.warpgroup_n * (2 if self.warpgroups_m == 1 else 1)
 
-    def template(self, dtype: str, out_dtype: str) -> tuple[str, ...]:
-        return (dtype, out_dtype, str(self.warpgroups_m), str(self.warpgroup_n))
+    @property
+    def wide(self) -> bool:
+        return self.warpgroups_m == 3
 
     def count(self, num_rows: int, out_features: int) -> int:
         """Tiles that cover the product."""
@@ -101,15 +114,40 @@ TILES = (
     Tile(1, 64, step_us=0.25),
     Tile(1, 32, step_us=0.24),
 )
+WIDE = Tile(3, 256, step_us=0.91)
 LOGITS_TILES = (TILES[0], TILES[3], TILES[6])  # for float32 results
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a product is divided: into tiles, and in_features into `splits` slices, one for each block of a cluster."""
+    """How a product is divided, and what the blocks of a cluster have in common; at most one of the two.
+
+    Attributes:
+        splits: slices of in_features, one for each block of the cluster: they have one tile.
+        sharing: blocks of the cluster that take neighbouring rows of tiles and read each tile of the weight once.
+    """
 
     tile: Tile
     splits: int = 1
+    sharing: int = 1
+
+    @property
+    def cluster(self) -> int:
+        """Its blocks."""
+        return self.splits * self.sharing
+
+    @property
+    def spec(self) -> KernelSpec:
+        return MATMUL_HOPPER_WIDE if self.tile.wide else MATMUL_HOPPER
+
+    def template(self, dtype: str, out_dtype: str) -> tuple[str, ...]:
+        if self.tile.wide:
+            return (dtype,)
+        return (dtype, out_dtype, str(self.tile.warpgroups_m), str(self.tile.warpgroup_n), str(self.sharing))
+
+    def count(self, num_rows: int, out_features: int) -> int:
+        """Tiles, or groups of as many as are shared, that cover the product."""
+        return self.tile.count(ceil_div(num_rows, self.sharing), out_features)
 
     def cost(self, num_rows: int, out_features: int, in_features: int, at_once: int) -> float:
         """Microseconds on an H200 beyond what every plan takes, where `at_once` clusters run at a time.
@@ -118,7 +156,7 @@ class Plan:
         it chooses is within 1 % of the best on average and 10 % at worst.
         """
         area = self.tile.m * self.tile.n
-        rounds = ceil_div(self.tile.count(num_rows, out_features), at_once)
+        rounds = ceil_div(self.count(num_rows, out_features), at_once)
         steps = ceil_div(ceil_div(in_features, TILE_K), self.splits)
         products = rounds * steps * self.tile.step_us
         weight = 2 * out_features * in_features / 3.4e6
@@ -137,8 +175,13 @@ class Plan:
 
     def bytes_beside_ring(self, out_itemsize: int) -> int:
         """Of results on their way out and of the sums from other blocks."""
-        staging = STAGING_BYTES if out_itemsize == HALF_BYTES else 0
+        warps, columns = (BLOCK_WARPS, WIDE_CHUNK_COLUMNS) if self.tile.wide else (CONSUMER_WARPS, CHUNK_COLUMNS)
+        staging = warps * WARP_ROWS * (columns + CHUNK_PADDING) * HALF_BYTES if out_itemsize == HALF_BYTES else 0
         return staging + (self.splits - 1) * self.share_bytes
+
+    def weight_box_rows(self, *, silu_mul: bool) -> int:
+        """Rows of the weight that a copy brings: columns of a warp group, or half of them."""
+        return self.tile.warpgroup_n // (2 if silu_mul or self.sharing > 1 else 1)
 
     def stages(self, out_itemsize: int, max_shared_bytes: int) -> int:
         """Of the ring: as many as fit."""
@@ -146,13 +189,14 @@ class Plan:
         return min(MAX_STAGES, room // self.stage_bytes)
 
     def config(
-        self, num_rows: int, out_features: int, out_itemsize: int, multiprocessors: int, max_shared_bytes: int
+        self, num_rows: int, out_features: int, out_itemsize: int, at_once: int, max_shared_bytes: int
     ) -> LaunchConfig:
-        tiles = self.tile.count(num_rows, out_features)
-        blocks = tiles * self.splits if self.splits > 1 else min(tiles, multiprocessors)
+        """Of a launch where `at_once` clusters run at a time."""
+        count = self.count(num_rows, out_features)
+        clusters = count if self.splits > 1 else min(count, at_once)
         ring_bytes = self.stages(out_itemsize, max_shared_bytes) * self.stage_bytes
         shared_bytes = ring_bytes + self.bytes_beside_ring(out_itemsize)
-        return LaunchConfig((blocks, 1, 1), (BLOCK_THREADS, 1, 1), shared_bytes, self.splits)
+        return LaunchConfig((clusters * self.cluster, 1, 1), (BLOCK_THREADS, 1, 1), shared_bytes, self.cluster)
 
 
 PLANS = tuple(
@@ -161,30 +205,43 @@ PLANS = tuple(
     for splits in range(1, 1 + (min(MAX_CLUSTER, tile.warpgroup_n // 16) if tile.warpgroup_n <= SPLITTABLE_N else 1))
 )
 LOGITS_PLANS = tuple(Plan(tile) for tile in LOGITS_TILES)
+SHARING_PLANS = tuple(Plan(tile, sharing=2) for tile in TILES if tile.warpgroups_m == 2 and tile.warpgroup_n >= 128)
+WIDE_PLAN = Plan(WIDE, sharing=2)
+LOGITS_SHARING_PLANS = (Plan(LOGITS_TILES[0], sharing=2),)
 
 
 @lru_cache(maxsize=16384)
 def choose_plan(
     num_rows: int, out_features: int, in_features: int, clusters_at_once: tuple[int, ...], *, logits: bool = False
 ) -> Plan:
-    """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time."""
+    """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time.
+
+    From MIN_SHARING_ROWS rows on blocks share what they read if they can, which the cost does not know of.
+    """
     steps = ceil_div(in_features, TILE_K)
 
     def runs(plan: Plan) -> bool:
-        if plan.tile.m > WGMMA_M >= num_rows:  # half of the tile's rows would be none
+        if num_rows <= plan.tile.m - WGMMA_M:  # a warp group's rows would be none
             return False
         return plan.splits == 1 or (plan.splits * MIN_SPLIT_STEPS <= steps and clusters_at_once[plan.splits - 1] > 0)
 
     def cost(plan: Plan) -> float:
         return plan.cost(num_rows, out_features, in_features, clusters_at_once[plan.splits - 1])
 
-    return min(filter(runs, LOGITS_PLANS if logits else PLANS), key=cost)
+    plans, sharing_plans = (LOGITS_PLANS, LOGITS_SHARING_PLANS) if logits else (PLANS, SHARING_PLANS)
+    if num_rows >= MIN_WIDE_ROWS and clusters_at_once[1] and not logits:
+        plans, sharing_plans = (*plans, Plan(WIDE)), (*sharing_plans, WIDE_PLAN)
+    plan = min(filter(runs, plans), key=cost)
+    if num_rows < MIN_SHARING_ROWS or not clusters_at_once[1]:
+        return plan
+    shared = replace(plan, sharing=2)
+    return shared if shared in sharing_plans else plan
 
 
 @lru_cache(maxsize=16)
 def count_clusters_at_once(device: CudaDevice, dtype: str) -> tuple[int, ...]:
     """Clusters of 1, 2, ... MAX_CLUSTER blocks that `device` runs at a time, each block alone on its multiprocessor."""
-    template = TILES[-1].template(dtype, dtype)
+    template = Plan(TILES[-1]).template(dtype, dtype)
     shared_bytes = device.max_shared_bytes - BARRIER_BYTES
     configs = [LaunchConfig((s, 1, 1), (BLOCK_THREADS, 1, 1), shared_bytes, s) for s in range(2, MAX_CLUSTER + 1)]
     counts = [device.clusters_at_once(MATMUL_HOPPER, template, config) for config in configs]
@@ -192,10 +249,12 @@ def count_clusters_at_once(device: CudaDevice, dtype: str) -> tuple[int, ...]:
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
-    """All that is launched for elements of these C types."""
+    """All that may be launched for elements of these C types."""
     halves = [dtype for dtype in dtypes if dtype != "float"]
-    pairs = [(MATMUL_HOPPER, tile.template(dtype, dtype)) for dtype in halves for tile in TILES]
-    return pairs + [(MATMUL_HOPPER, tile.template(dtype, "float")) for dtype in halves for tile in LOGITS_TILES]
+    plans = [plan for plan in (*PLANS, *SHARING_PLANS, WIDE_PLAN) if plan.splits == 1]
+    pairs = [(plan.spec, plan.template(dtype, dtype)) for dtype in halves for plan in plans]
+    logits_plans = (*LOGITS_PLANS, *LOGITS_SHARING_PLANS)
+    return pairs + [(MATMUL_HOPPER, plan.template(dtype, "float")) for dtype in halves for plan in logits_plans]
 
 
 def launch_product(
@@ -244,20 +303,22 @@ def launch(
     """Submit the product divided by `plan`, which `launch_product` otherwise chooses."""
     num_rows, in_features = x.shape
     out_features = weight.shape[0]
-    tile, itemsize = plan.tile, out.dtype.itemsize
+    dtype, itemsize = cuda_type(x.dtype), out.dtype.itemsize
+    at_once = count_clusters_at_once(device, dtype)[plan.cluster - 1]
+    splits = () if plan.tile.wide else (plan.splits,)
     device.launch(
-        MATMUL_HOPPER,
-        tile.template(cuda_type(x.dtype), cuda_type(out.dtype)),
-        plan.config(num_rows, out_features, itemsize, device.multiprocessors, device.max_shared_bytes),
-        box_map(x, tile.m),
-        box_map(weight, tile.warpgroup_n // (2 if silu_mul else 1)),
+        plan.spec,
+        plan.template(dtype, cuda_type(out.dtype)),
+        plan.config(num_rows, out_features, itemsize, at_once, device.max_shared_bytes),
+        box_map(x, plan.tile.m),
+        box_map(weight, plan.weight_box_rows(silu_mul=silu_mul)),
         bias,
         out,
         num_rows,
         out_features,
         in_features,
-        plan.splits,
-        ROWS_IN_L2 // tile.m,
+        *splits,
+        ROWS_IN_L2 // (plan.tile.m * plan.sharing),
         plan.stages(itemsize, device.max_shared_bytes),
         int(accumulate),
         int(silu_mul),
