@@ -6,6 +6,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 SLOWEST = 2.0  # times a step of decodes alone: what a step with prompts in it may take
+ONE_PROMPT = 512  # tokens: where no more wait, they are not cut in two for the sake of a few
+SLOWEST_FOR_ONE = 2.3
 DRAIN_STEPS = 32  # a longer queue of prompts is worked off in this many steps, whatever that does to the pace
 FEWEST_TOKENS = 64  # of prompts in a step: fewer cost the device as much
 SMOOTHING = 0.25  # weight of the newest measurement
@@ -39,7 +41,8 @@ class StepPace:
         """Tokens of prompts that may join a step of `num_decodes` decodes when `backlog` wait, at most `most`."""
         if self._decode_seconds is None or not self._seconds_per_token:
             return most
-        kept = (SLOWEST - 1) * self._decode_seconds / self._seconds_per_token
+        slowest = SLOWEST_FOR_ONE if backlog <= ONE_PROMPT else SLOWEST
+        kept = (slowest - 1) * self._decode_seconds / self._seconds_per_token
         return self._filled(max(kept, FEWEST_TOKENS, backlog // DRAIN_STEPS), most, num_decodes)
 
     def tokens_of_many(self, most: int, num_decodes: int = 0) -> int:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from engine.batch import StepBatch
-from engine.step_pace import DRAIN_STEPS, FEWER, FEWEST_TOKENS, LONGEST, MOST_USEFUL, SLOWEST, StepPace
+from engine.step_pace import (
+    DRAIN_STEPS,
+    FEWER,
+    FEWEST_TOKENS,
+    LONGEST,
+    MOST_USEFUL,
+    ONE_PROMPT,
+    SLOWEST,
+    SLOWEST_FOR_ONE,
+    StepPace,
+)
 from tests.fake_runner import Harness
 
 DECODE, TOKEN = 0.005, 0.00002  # seconds of a step of decodes, and what each token of a prompt adds
@@ -39,6 +49,12 @@ def test_a_step_with_a_prompt_stays_within_the_multiple() -> None:
     tokens = learned().prompt_tokens(1000, 8192)
     assert DECODE + tokens * TOKEN <= SLOWEST * DECODE
     assert DECODE + (tokens + 8) * TOKEN > SLOWEST * DECODE - 1e-9
+
+
+def test_one_prompt_may_take_somewhat_longer() -> None:
+    tokens = learned().prompt_tokens(ONE_PROMPT, 8192)
+    assert DECODE + tokens * TOKEN <= SLOWEST_FOR_ONE * DECODE
+    assert tokens > learned().prompt_tokens(ONE_PROMPT + 1, 8192)
 
 
 def test_a_long_queue_is_worked_off_in_time() -> None:
@@ -118,7 +134,7 @@ def test_a_long_prompt_is_cut_while_others_decode_and_whole_otherwise() -> None:
         return max(chunks)
 
     assert longest_chunk(with_decode=False) == 900
-    assert longest_chunk(with_decode=True) <= (SLOWEST - 1) * DECODE / TOKEN + 8
+    assert longest_chunk(with_decode=True) <= (SLOWEST_FOR_ONE - 1) * DECODE / TOKEN + 8, "as the last tokens may"
 
 
 def test_many_prompts_are_not_held_up_by_a_few_who_decode() -> None:
