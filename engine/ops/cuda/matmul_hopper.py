@@ -216,7 +216,8 @@ def choose_plan(
 ) -> Plan:
     """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time.
 
-    From MIN_SHARING_ROWS rows on blocks share what they read if they can, which the cost does not know of.
+    From MIN_SHARING_ROWS rows on blocks share what they read if they can; the cost knows of their pairs, not of what
+    that brings.
     """
     steps = ceil_div(in_features, TILE_K)
 
@@ -226,16 +227,14 @@ def choose_plan(
         return plan.splits == 1 or (plan.splits * MIN_SPLIT_STEPS <= steps and clusters_at_once[plan.splits - 1] > 0)
 
     def cost(plan: Plan) -> float:
-        return plan.cost(num_rows, out_features, in_features, clusters_at_once[plan.splits - 1])
+        return plan.cost(num_rows, out_features, in_features, clusters_at_once[plan.cluster - 1])
 
     plans, sharing_plans = (LOGITS_PLANS, LOGITS_SHARING_PLANS) if logits else (PLANS, SHARING_PLANS)
-    if num_rows >= MIN_WIDE_ROWS and clusters_at_once[1] and not logits:
-        plans, sharing_plans = (*plans, Plan(WIDE)), (*sharing_plans, WIDE_PLAN)
-    plan = min(filter(runs, plans), key=cost)
-    if num_rows < MIN_SHARING_ROWS or not clusters_at_once[1]:
-        return plan
-    shared = replace(plan, sharing=2)
-    return shared if shared in sharing_plans else plan
+    if num_rows >= MIN_SHARING_ROWS and clusters_at_once[1]:
+        wide = (WIDE_PLAN,) if num_rows >= MIN_WIDE_ROWS and not logits else ()
+        apart = tuple(plan for plan in plans if replace(plan, sharing=2) not in sharing_plans)
+        plans = (*apart, *sharing_plans, *wide)
+    return min(filter(runs, plans), key=cost)
 
 
 @lru_cache(maxsize=16)
