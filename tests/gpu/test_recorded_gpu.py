@@ -27,6 +27,7 @@ from tests.decoder_harness import Row, step_batch
 pytestmark = pytest.mark.gpu
 
 REPLAYS = 20
+PARTS = 4  # which processes may share
 BLOCK_SIZE = 16
 BLOCKS_PER_SEQ = 140
 MAX_NUM_SEQS = 40
@@ -120,11 +121,12 @@ def steps_of(runner: ModelRunner) -> list[tuple[int, RecordedStep]]:
     return steps + [(SHORT_CONTEXT, step) for step in recorded._short_steps.values()]
 
 
-def test_replays_give_the_bits_of_single_launches(runner: ModelRunner) -> None:
-    rng = np.random.default_rng(11)
-    print("seed 11")
+@pytest.mark.parametrize("part", range(PARTS))
+def test_replays_give_the_bits_of_single_launches(part: int, runner: ModelRunner) -> None:
+    rng = np.random.default_rng(11 + part)
+    print(f"seed {11 + part}")
     fill_cache(runner)
-    steps = steps_of(runner)
+    steps = steps_of(runner)[part::PARTS]
     assert steps, "no step was recorded"
     for max_context_len, step in steps:
         shape = step.inputs.shape
