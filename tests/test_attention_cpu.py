@@ -9,6 +9,7 @@ import pytest
 
 from engine.errors import TesseraError
 from engine.ops.cpu import CpuOps
+from engine.ops.interface import HeadTransform
 from engine.tensor import CPU, Tensor, bfloat16, float32, from_numpy
 from tests import reference
 from tests.op_cases import (
@@ -54,11 +55,12 @@ def test_rope_and_store(norms: str, rotary_dim: int | None, dtype: np.dtype[Any]
         key_cache,
         value_cache,
         inputs.metadata(CPU),
-        None if rotary_dim is None else tensor(cos_sin),
+        HeadTransform(
+            None if rotary_dim is None else tensor(cos_sin),
+            tensor(q_norm) if "q" in norms else None,
+            tensor(k_norm) if "k" in norms else None,
+        ),
         num_heads=num_heads,
-        q_norm=tensor(q_norm) if "q" in norms else None,
-        k_norm=tensor(k_norm) if "k" in norms else None,
-        eps=1e-6,
         out=out,
     )
 
@@ -89,7 +91,7 @@ def test_rope_and_store_of_nothing() -> None:
     key_cache, value_cache = inputs.caches(CPU)
     empty_metadata = AttentionInputs(AttentionCase("", ())).metadata(CPU)
     out = ops.rope_and_store(
-        tensor(random_array(1, (0, 8 * 16))), key_cache, value_cache, empty_metadata, None, num_heads=4
+        tensor(random_array(1, (0, 8 * 16))), key_cache, value_cache, empty_metadata, HeadTransform(), num_heads=4
     )
     assert out.shape == (0, 64)
 
@@ -198,8 +200,9 @@ def test_wrong_attention_inputs_are_refused_before_work(wrong: str) -> None:
         q_norm = tensor(random_array(2, (8,)))
     else:
         metadata = AttentionInputs(AttentionCase("", ((3, 3),))).metadata(CPU)
+    transform = HeadTransform(cos_sin, q_norm)
     with pytest.raises(TesseraError, match="do not fit"):
-        ops.rope_and_store(qkv, key_cache, value_cache, metadata, cos_sin, num_heads=num_heads, q_norm=q_norm)
+        ops.rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads=num_heads)
     assert np.isnan(key_cache.numpy()).all()
 
 

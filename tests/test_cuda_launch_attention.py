@@ -11,7 +11,7 @@ from engine.cuda.kernel import KernelSpec, LaunchConfig
 from engine.ops.cuda import CudaOps, attention, attention_decode, elementwise, linear
 from engine.ops.cuda.registry import all_instantiations
 from engine.ops.cuda.types import C_TYPE_NAMES, ceil_div
-from engine.ops.interface import AttentionMetadata
+from engine.ops.interface import AttentionMetadata, HeadTransform
 from engine.tensor import Buffer, CpuDevice, Tensor, bfloat16, empty, float16, float32, int32
 
 SMALLEST_SHARED_BYTES = 99 << 10  # what a block may use on sm_86, 89 and 120
@@ -185,7 +185,7 @@ def test_every_attention_launch_is_compiled_ahead(head_dim: int, dtype: np.dtype
         q, cache = empty(q.shape, dtype, device), empty(cache.shape, dtype, device)
         ops.paged_attention(q, cache, cache, metadata, scale=0.1)
         ops.rope_and_store(
-            empty((2, 12 * head_dim), dtype, device), cache, cache, metadata_of(device), None, num_heads=8
+            empty((2, 12 * head_dim), dtype, device), cache, cache, metadata_of(device), HeadTransform(), num_heads=8
         )
     for launch in device.launches:
         check_launch(launch, compiled)
@@ -239,7 +239,7 @@ def test_a_decode_step_is_one_launch() -> None:
         q, cache, metadata = attention_step(device, query_lens, [500] * len(query_lens), 8, 2, 128)
         qkv = empty((q.shape[0], 12 * 128), bfloat16, device)
         device.launches.clear()
-        ops.attention(qkv, cache, cache, metadata, None, num_heads=8, scale=0.1, queries=q)
+        ops.attention(qkv, cache, cache, metadata, HeadTransform(), num_heads=8, scale=0.1, queries=q)
         assert len(device.launches) == launches
     for launch in device.launches:
         check_launch(launch, set(attention.instantiations(("__nv_bfloat16",))))
@@ -279,7 +279,7 @@ def test_every_decode_step_is_compiled_ahead_and_has_its_blocks(
                 )
                 qkv = empty((num_seqs, (num_heads + 2 * num_kv_heads) * head_dim), bfloat16, device)
                 ops = CudaOps(device)  # type: ignore[arg-type]
-                ops.attention(qkv, cache, cache, metadata, None, num_heads=num_heads, scale=0.1, queries=q)
+                ops.attention(qkv, cache, cache, metadata, HeadTransform(), num_heads=num_heads, scale=0.1, queries=q)
                 (launch,) = device.launches
                 check_launch(launch, compiled, device.max_shared_bytes)
                 x, y, z = launch.config.grid
@@ -316,7 +316,7 @@ def test_nothing_is_allocated_after_reserving() -> None:
             cache,
             cache,
             metadata,
-            None,
+            HeadTransform(),
             num_heads=32,
             scale=0.1,
             queries=q,

@@ -13,7 +13,7 @@ import numpy as np
 from engine.models.config import LayerConfig, ModelConfig
 from engine.models.kv_cache import KVCache
 from engine.models.weights import LayerWeights, Weights
-from engine.ops.interface import AttentionMetadata, Ops
+from engine.ops.interface import AttentionMetadata, HeadTransform, Ops
 from engine.tensor import Device, Tensor, float32
 
 ALIGNMENT = 256
@@ -88,6 +88,10 @@ class Decoder:
         self.ops = ops
         self.kv_cache = kv_cache
         self.cos_sin = cos_sin
+        self._transforms = [
+            HeadTransform(cos_sin if settings.rope else None, layer.q_norm, layer.k_norm, config.norm_eps)
+            for settings, layer in zip(config.layers, weights.layers, strict=True)
+        ]
 
     def forward(
         self,
@@ -182,11 +186,8 @@ class Decoder:
             keys,
             values,
             metadata,
-            self.cos_sin if settings.rope else None,
+            self._transforms[index],
             num_heads=config.num_heads,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
-            eps=config.norm_eps,
             out=buffers.queries[:num_tokens],
         )
         attended = ops.paged_attention(
@@ -240,13 +241,10 @@ class Decoder:
             keys,
             values,
             metadata,
-            self.cos_sin if settings.rope else None,
+            self._transforms[index],
             num_heads=config.num_heads,
             scale=settings.attention_scale,
             sliding_window=settings.sliding_window,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
-            eps=config.norm_eps,
             queries=buffers.queries[:num_tokens],
             out=buffers.attended[:num_tokens],
         )

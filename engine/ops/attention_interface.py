@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from engine.ops.checks import CheckedOps
 from engine.ops.checks import require as _require
@@ -28,6 +29,24 @@ class AttentionMetadata:
     max_context_len: int
 
 
+class HeadTransform(NamedTuple):
+    """What queries and keys go through before attention.
+
+    Attributes:
+        cos_sin: [P, rotary_dim] float32, a row for each position: the first half holds cosines, the second sines;
+            rotary pairs are (i, i + rotary_dim / 2) of a head's first rotary_dim elements (Su et al. 2021, half-split).
+            None rotates nothing.
+        q_norm: [D] weight of an RMSNorm over each query head before the rotation, or None.
+        k_norm: the same of key heads.
+        eps: of these norms.
+    """
+
+    cos_sin: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    eps: float = 1e-6
+
+
 class AttentionOps(CheckedOps):
     """Letters: T tokens, R sequences, D head size, Hq query heads, Hkv key/value heads."""
 
@@ -39,28 +58,22 @@ class AttentionOps(CheckedOps):
         key_cache: Tensor,
         value_cache: Tensor,
         metadata: AttentionMetadata,
-        cos_sin: Tensor | None,
+        transform: HeadTransform,
         *,
         num_heads: int,
-        q_norm: Tensor | None = None,
-        k_norm: Tensor | None = None,
-        eps: float = 1e-6,
         out: Tensor | None = None,
     ) -> Tensor:
         """Normalise and rotate queries and keys, store keys and values in the cache, return queries.
 
         qkv [T, (Hq + 2 Hkv) * D], each token's query, key and value heads in that order. key_cache
-        and value_cache [num_blocks, Hkv, block_size, D]. cos_sin [P, rotary_dim] float32: the first
-        half of a row holds cosines, the second sines; rotary pairs are (i, i + rotary_dim / 2) of a
-        head's first rotary_dim elements (Su et al. 2021, half-split); None rotates nothing. q_norm
-        and k_norm [D] weights of an RMSNorm over each head before the rotation. -> [T, Hq * D].
+        and value_cache [num_blocks, Hkv, block_size, D]. -> [T, Hq * D].
         """
         self._check(out=out)
-        self._check_rope(qkv, key_cache, value_cache, metadata, cos_sin, num_heads, q_norm, k_norm)
+        self._check_rope(qkv, key_cache, value_cache, metadata, transform, num_heads)
         head_dim = key_cache.shape[3]
         out = self._out(out, (qkv.shape[0], num_heads * head_dim), qkv.dtype)
         if qkv.size:
-            self._rope_and_store(qkv, key_cache, value_cache, metadata, cos_sin, num_heads, q_norm, k_norm, eps, out)
+            self._rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads, out)
         return out
 
     def paged_attention(
@@ -93,27 +106,24 @@ class AttentionOps(CheckedOps):
         key_cache: Tensor,
         value_cache: Tensor,
         metadata: AttentionMetadata,
-        cos_sin: Tensor | None,
+        transform: HeadTransform,
         *,
         num_heads: int,
         scale: float,
         sliding_window: int | None = None,
-        q_norm: Tensor | None = None,
-        k_norm: Tensor | None = None,
-        eps: float = 1e-6,
         queries: Tensor,
         out: Tensor | None = None,
     ) -> Tensor:
         """`rope_and_store`, then `paged_attention` of what it returns; `queries` [T, Hq * D] is scratch."""
         self._check(qkv=qkv, queries=queries, out=out)
-        self._check_rope(qkv, key_cache, value_cache, metadata, cos_sin, num_heads, q_norm, k_norm)
+        self._check_rope(qkv, key_cache, value_cache, metadata, transform, num_heads)
         self._check_attention(queries, key_cache, value_cache, metadata)
         shape = (qkv.shape[0], num_heads * key_cache.shape[3])
         _require(queries.shape == shape and queries.dtype == qkv.dtype, "attention scratch", queries, qkv)
         out = self._out(out, shape, qkv.dtype)
         if qkv.size:
-            rope = (cos_sin, num_heads, q_norm, k_norm, eps)
-            self._attention(qkv, key_cache, value_cache, metadata, *rope, scale, sliding_window, queries, out)
+            inputs = (qkv, key_cache, value_cache, metadata, transform)
+            self._attention(*inputs, num_heads, scale, sliding_window, queries, out)
         return out
 
     def _check_rope(
@@ -122,11 +132,10 @@ class AttentionOps(CheckedOps):
         key_cache: Tensor,
         value_cache: Tensor,
         metadata: AttentionMetadata,
-        cos_sin: Tensor | None,
+        transform: HeadTransform,
         num_heads: int,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
     ) -> None:
+        cos_sin, q_norm, k_norm, _ = transform
         self._check(qkv=qkv, key_cache=key_cache, value_cache=value_cache, cos_sin=cos_sin, q_norm=q_norm)
         self._check(k_norm=k_norm, positions=metadata.positions, slot_mapping=metadata.slot_mapping)
         num_kv_heads, head_dim = key_cache.shape[1], key_cache.shape[3]
@@ -162,11 +171,8 @@ class AttentionOps(CheckedOps):
         key_cache: Tensor,
         value_cache: Tensor,
         metadata: AttentionMetadata,
-        cos_sin: Tensor | None,
+        transform: HeadTransform,
         num_heads: int,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
         out: Tensor,
     ) -> None: ...
     @abstractmethod
@@ -187,15 +193,12 @@ class AttentionOps(CheckedOps):
         key_cache: Tensor,
         value_cache: Tensor,
         metadata: AttentionMetadata,
-        cos_sin: Tensor | None,
+        transform: HeadTransform,
         num_heads: int,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
         scale: float,
         sliding_window: int | None,
         queries: Tensor,
         out: Tensor,
     ) -> None:
-        self._rope_and_store(qkv, key_cache, value_cache, metadata, cos_sin, num_heads, q_norm, k_norm, eps, queries)
+        self._rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads, queries)
         self._paged_attention(queries, key_cache, value_cache, metadata, scale, sliding_window, out)

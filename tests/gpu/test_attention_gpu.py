@@ -17,7 +17,7 @@ from engine.errors import TesseraError
 from engine.ops.cpu import CpuOps
 from engine.ops.cuda import CudaOps
 from engine.ops.cuda import attention_prefill_hopper as prefill_hopper
-from engine.ops.interface import Ops
+from engine.ops.interface import HeadTransform, Ops
 from engine.tensor import CPU, Device, Tensor, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
 from tests.op_cases import ATTENTION_CASES, DTYPES, AttentionCase, AttentionInputs, poisoned, random_array
@@ -290,11 +290,9 @@ def rope_and_store(
     out = poisoned(inputs.q.shape, inputs.q.dtype, device)
     uploaded = {name: from_numpy(weight, device) for name, weight in norms.items()}
     device_qkv, metadata = from_numpy(qkv, device), inputs.metadata(device)
-    table = None if cos_sin is None else from_numpy(cos_sin, device)
+    transform = HeadTransform(None if cos_sin is None else from_numpy(cos_sin, device), **uploaded)
     heads = inputs.case.num_heads
-    ops.rope_and_store(
-        device_qkv, key_cache, value_cache, metadata, table, num_heads=heads, eps=1e-6, out=out, **uploaded
-    )
+    ops.rope_and_store(device_qkv, key_cache, value_cache, metadata, transform, num_heads=heads, out=out)
     return out, key_cache, value_cache
 
 
@@ -342,14 +340,14 @@ def test_rope_and_store_copies_nothing_between_host_and_device(cuda_ops: CudaOps
     caches, metadata = inputs.caches(cuda_ops.device), inputs.metadata(cuda_ops.device)
     qkv = from_numpy(random_array(18, (5, 8 * 16), bfloat16), cuda_ops.device)
     with no_transfers():
-        cuda_ops.rope_and_store(qkv, *caches, metadata, None, num_heads=4)
+        cuda_ops.rope_and_store(qkv, *caches, metadata, HeadTransform(), num_heads=4)
 
 
 def test_rope_and_store_of_nothing(cuda_ops: CudaOps) -> None:
     caches = AttentionInputs(AttentionCase("", ((1, 1),))).caches(cuda_ops.device)
     metadata = AttentionInputs(AttentionCase("", ())).metadata(cuda_ops.device)
     qkv = from_numpy(random_array(1, (0, 8 * 16)), cuda_ops.device)
-    assert cuda_ops.rope_and_store(qkv, *caches, metadata, None, num_heads=4).shape == (0, 64)
+    assert cuda_ops.rope_and_store(qkv, *caches, metadata, HeadTransform(), num_heads=4).shape == (0, 64)
 
 
 # -- a step of single queries, in one kernel ------------------------------------------------------
@@ -426,11 +424,11 @@ class DecodeInputs:
         norms = {name: from_numpy(weight, device) for name, weight in self.norms.items()}
         queries, out = (poisoned(self.inputs.q.shape, case.dtype, device) for _ in range(2))
         attend: dict[str, Any] = {"scale": case.scale, "sliding_window": case.sliding_window, "out": out}
-        rope: dict[str, Any] = {"num_heads": case.num_heads, "eps": 1e-6, **norms}
+        transform, heads = HeadTransform(cos_sin, **norms), case.num_heads
         if fused:
-            ops.attention(qkv, *caches, metadata, cos_sin, queries=queries, **rope, **attend)
+            ops.attention(qkv, *caches, metadata, transform, num_heads=heads, queries=queries, **attend)
         else:
-            ops.rope_and_store(qkv, *caches, metadata, cos_sin, out=queries, **rope)
+            ops.rope_and_store(qkv, *caches, metadata, transform, num_heads=heads, out=queries)
             ops.paged_attention(queries, *caches, metadata, **attend)
         return out.numpy(), caches[0].numpy(), caches[1].numpy()
 
@@ -495,13 +493,13 @@ def test_a_graph_of_decode_steps_follows_the_lengths(cuda_ops: CudaOps, cpu_ops:
     device = cuda_ops.device
     metadata, qkv = step.inputs.metadata(device), from_numpy(step.qkv, device)
     assert step.cos_sin is not None
-    cos_sin = from_numpy(step.cos_sin, device)
+    transform, scale = HeadTransform(from_numpy(step.cos_sin, device)), case.scale
     layers = [step.inputs.caches(device) for _ in range(2)]
     queries, *outs = (poisoned(step.inputs.q.shape, bfloat16, device) for _ in range(3))
 
     def run() -> None:
         for caches, out in zip(layers, outs, strict=True):
-            cuda_ops.attention(qkv, *caches, metadata, cos_sin, num_heads=4, scale=case.scale, queries=queries, out=out)
+            cuda_ops.attention(qkv, *caches, metadata, transform, num_heads=4, scale=scale, queries=queries, out=out)
 
     run()
     with device.capture() as finish:

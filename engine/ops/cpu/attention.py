@@ -14,7 +14,7 @@ import numpy as np
 from engine.ops.cpu.norm import rms_normalised
 from engine.ops.cpu.precision import Float32Array, finish, rounded, scratch, store, widen
 from engine.ops.cpu.workspace import Workspace
-from engine.ops.interface import AttentionMetadata, Ops
+from engine.ops.interface import AttentionMetadata, HeadTransform, Ops
 from engine.tensor import Tensor, float32
 
 IntArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -37,13 +37,11 @@ class AttentionOps(Ops):
         key_cache: Tensor,
         value_cache: Tensor,
         metadata: AttentionMetadata,
-        cos_sin: Tensor | None,
+        transform: HeadTransform,
         num_heads: int,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
         out: Tensor,
     ) -> None:
+        cos_sin, q_norm, k_norm, eps = transform
         _, num_kv_heads, _, head_dim = key_cache.shape
         heads = widen(qkv).reshape(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
         rotated = heads[:, : num_heads + num_kv_heads].copy()

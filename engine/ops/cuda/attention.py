@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from engine.errors import TesseraError
 from engine.ops.cuda import attention_decode
-from engine.ops.cuda.attention_decode import UNIT_KEYS, DecodeAttentionOps, HeadTransform
+from engine.ops.cuda.attention_decode import UNIT_KEYS, DecodeAttentionOps
 from engine.ops.cuda.attention_prefill_hopper import SplitMemory, accepts, launch_prefill
 from engine.ops.cuda.types import ceil_div, cuda_type
-from engine.ops.interface import AttentionMetadata
+from engine.ops.interface import AttentionMetadata, HeadTransform
 from engine.tensor import Tensor, float32
 
 ROPE_AND_STORE = KernelSpec(
@@ -189,13 +189,11 @@ class AttentionOps(DecodeAttentionOps):
         key_cache: Tensor,
         value_cache: Tensor,
         metadata: AttentionMetadata,
-        cos_sin: Tensor | None,
+        transform: HeadTransform,
         num_heads: int,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
         out: Tensor,
     ) -> None:
+        cos_sin, q_norm, k_norm, eps = transform
         _, num_kv_heads, block_size, head_dim = key_cache.shape
         rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
         if head_dim > MAX_HEAD_DIM:
@@ -277,17 +275,14 @@ class AttentionOps(DecodeAttentionOps):
         key_cache: Tensor,
         value_cache: Tensor,
         metadata: AttentionMetadata,
-        cos_sin: Tensor | None,
+        transform: HeadTransform,
         num_heads: int,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
         scale: float,
         sliding_window: int | None,
         queries: Tensor,
         out: Tensor,
     ) -> None:
-        rope = (cos_sin, num_heads, q_norm, k_norm, eps)
+        cos_sin, q_norm, k_norm, _ = transform
         if (
             metadata.max_seqlen_q > 1
             or key_cache.shape[3] not in HEAD_SHAPES
@@ -296,9 +291,9 @@ class AttentionOps(DecodeAttentionOps):
             or not _aligned(16, qkv, key_cache, value_cache, out)
             or not _rotates_pairs(key_cache.shape[3], cos_sin, q_norm, k_norm)
         ):
-            super()._attention(qkv, key_cache, value_cache, metadata, *rope, scale, sliding_window, queries, out)
+            inputs = (qkv, key_cache, value_cache, metadata, transform)
+            super()._attention(*inputs, num_heads, scale, sliding_window, queries, out)
             return
-        transform = HeadTransform(cos_sin, q_norm, k_norm, eps)
         scale_log2, window = _kernel_scale(scale), _kernel_window(sliding_window)
         self._decode(qkv, key_cache, value_cache, metadata, num_heads, scale_log2, window, out, transform)
 

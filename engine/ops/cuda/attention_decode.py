@@ -8,7 +8,7 @@ from typing import NamedTuple
 from engine.cuda.device import CudaDevice
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
-from engine.ops.interface import AttentionMetadata, Ops
+from engine.ops.interface import AttentionMetadata, HeadTransform, Ops
 from engine.tensor import Tensor, empty, float32, uint32
 
 PAGED_ATTENTION_DECODE = KernelSpec(
@@ -99,15 +99,6 @@ DECODE_SHAPES = {
     )
 }
 MANY_ROWS_SHAPES = {128: DecodeShape(128, warps=2, stages=3)}  # more blocks to a multiprocessor
-
-
-class HeadTransform(NamedTuple):
-    """What queries and keys go through before attention; see `Ops.rope_and_store`."""
-
-    cos_sin: Tensor | None = None
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
-    eps: float = 0.0
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
