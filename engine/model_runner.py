@@ -21,6 +21,7 @@ from engine.models.rope import cos_sin_table
 from engine.models.step_inputs import StepInputs, StepShape, inputs_bytes
 from engine.models.step_upload import StepUpload, aligned
 from engine.models.weights import Weights, dummy_weights, load_weights, num_weight_bytes
+from engine.ops.attention_interface import SHORT_CONTEXT
 from engine.ops.interface import Ops
 from engine.recorded_steps import RecordedSteps
 from engine.step_sampler import Reply, StepSampler, mask_words
@@ -92,7 +93,7 @@ class ModelRunner:
         self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
         self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
         self._numbers = from_numpy(np.arange(rows + 1, dtype=np.int32), device)
-        self._recorded = RecordedSteps(rows, self.max_num_tokens, self.max_model_len)
+        self._recorded = RecordedSteps(rows, self.max_num_tokens, self.max_model_len, SHORT_CONTEXT)
         self.num_kv_blocks = config.num_kv_blocks or self._num_blocks_that_fit()
         kv_cache = KVCache(model, self.num_kv_blocks, self.block_size, self._dtype, device)
         self.kv_cache_bytes = kv_cache.nbytes
@@ -100,7 +101,7 @@ class ModelRunner:
         if not isinstance(device, CpuDevice):
             self.warm_up()
             if config.cuda_graphs:
-                for step in self._recorded.record(device, self._recorded_inputs, self._forward):
+                for step in self._recorded.record(device, self._inputs, self._forward):
                     self._sampler.record(device, step.logits, step.inputs)
 
     @property
@@ -136,8 +137,8 @@ class ModelRunner:
         else:
             inputs = self._inputs(
                 StepShape.of(batch),
-                max_seqlen_q=int(np.diff(batch.cu_seqlens_q).max(initial=0)),
-                max_context_len=int(batch.context_lens.max(initial=0)),
+                int(np.diff(batch.cu_seqlens_q).max(initial=0)),
+                int(batch.context_lens.max(initial=0)),
             )
             self._submit(inputs, batch)
             logits = self._forward(inputs, every_token=batch.prompt_rows is not None)
@@ -161,7 +162,7 @@ class ModelRunner:
             self.sample(running, mask)
         return running.result()
 
-    def _inputs(self, shape: StepShape, *, max_seqlen_q: int, max_context_len: int) -> StepInputs:
+    def _inputs(self, shape: StepShape, max_seqlen_q: int, max_context_len: int) -> StepInputs:
         return StepInputs(
             self._upload,
             shape,
@@ -170,9 +171,6 @@ class ModelRunner:
             max_seqlen_q=max_seqlen_q,
             max_context_len=max_context_len,
         )
-
-    def _recorded_inputs(self, shape: StepShape, max_seqlen_q: int, max_context_len: int) -> StepInputs:
-        return self._inputs(shape, max_seqlen_q=max_seqlen_q, max_context_len=max_context_len)
 
     def _forward(self, inputs: StepInputs, *, every_token: bool = False) -> Tensor:
         """Logits [S, V] float32 in the step's buffers; `every_token` leaves there what others need for theirs."""

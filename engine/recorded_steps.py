@@ -15,9 +15,7 @@ from engine.tensor import Tensor
 PROMPT_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 PROMPT_SEQS = (2, 8, 32, 128)
 
-# Attention over a few short rows is divided otherwise than over rows of any length.
-SHORT_CONTEXT = 2048  # tokens
-SHORT_CONTEXT_SEQS = 16
+SHORT_CONTEXT_SEQS = 16  # decodes: up to so many are recorded for short contexts as well
 
 MakeInputs = Callable[[StepShape, int, int], StepInputs]  # of a shape, its longest row's tokens, and its context
 Forward = Callable[[StepInputs], Tensor]
@@ -34,11 +32,13 @@ class RecordedStep(NamedTuple):
 class RecordedSteps:
     """A batch is padded to the smallest recorded shape that holds it.
 
-    Padded rows store nothing and sample for nobody; padded tokens belong to padded rows.
+    Padded rows store nothing and sample for nobody; padded tokens belong to padded rows. A few decodes whose contexts
+    are at most `short_context` have recordings of their own.
     """
 
-    def __init__(self, max_num_seqs: int, max_num_tokens: int, max_model_len: int) -> None:
+    def __init__(self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, short_context: int) -> None:
         self._max_model_len = max_model_len
+        self._short_context = short_context
         self._decode_sizes = decode_sizes(max_num_seqs)
         self._prompt_tokens = [size for size in PROMPT_TOKENS if size <= max_num_tokens]
         self._prompt_seqs = [*(size for size in PROMPT_SEQS if size <= max_num_seqs), max_num_seqs + 1]
@@ -73,8 +73,8 @@ class RecordedSteps:
 
         for shape in self.shapes():
             self._steps[shape] = record(shape, self._max_model_len)
-            if shape.is_decode and shape.num_seqs <= SHORT_CONTEXT_SEQS and self._max_model_len > SHORT_CONTEXT:
-                self._short_steps[shape] = record(shape, SHORT_CONTEXT)
+            if shape.is_decode and shape.num_seqs <= SHORT_CONTEXT_SEQS and self._max_model_len > self._short_context:
+                self._short_steps[shape] = record(shape, self._short_context)
         return [step for shape, step in self._steps.items() if shape.is_decode]
 
     def find(self, batch: StepBatch) -> RecordedStep | None:
@@ -86,7 +86,8 @@ class RecordedSteps:
             size = self._decode_sizes[bisect_left(self._decode_sizes, shape.num_seqs)]
             padded = StepShape(size, size, size)
             short = self._short_steps.get(padded)
-            return short if short and batch.context_lens.max(initial=0) <= SHORT_CONTEXT else self._steps[padded]
+            is_short = short is not None and batch.context_lens.max(initial=0) <= self._short_context
+            return short if is_short else self._steps[padded]
         num_seqs = self._prompt_seqs[bisect_left(self._prompt_seqs, shape.num_seqs + 1)]  # one takes the padded tokens
         tokens = bisect_left(self._prompt_tokens, max(shape.num_tokens, num_seqs + 1))
         if tokens == len(self._prompt_tokens):

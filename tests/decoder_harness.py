@@ -198,7 +198,7 @@ def logits_with_and_without_the_last_layers_rest(runner: ModelRunner) -> Iterato
     ]
     for counts in ([20, 10, 12, 5], [1, 20, 1, 28]):
         batch = step_batch(rows, block_size, counts)
-        inputs = runner._inputs(StepShape.of(batch), max_seqlen_q=max(counts), max_context_len=64)
+        inputs = runner._inputs(StepShape.of(batch), max(counts), 64)
         runner._submit(inputs, batch)
         whole = runner._forward(inputs, every_token=True).numpy().copy()
         yield whole, runner._forward(inputs).numpy().copy()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
+from engine.cuda.compiler import SOURCE_FOLDER
 from engine.cuda.kernel import KernelSpec, LaunchConfig
 from engine.ops.cuda import CudaOps, attention, attention_decode, elementwise, linear
 from engine.ops.cuda.registry import all_instantiations
@@ -245,6 +247,17 @@ def test_a_decode_step_is_one_launch() -> None:
         check_launch(launch, set(attention.instantiations(("__nv_bfloat16",))))
 
 
+def test_decode_constants_are_the_kernels() -> None:
+    sources = [(SOURCE_FOLDER / path).read_text() for path in ("include/warp_attention.cuh", "attention_decode.cu")]
+    values = {name: int(value) for name, value in re.findall(r"constexpr int (\w+) = (\d+);", "".join(sources))}
+    for name in ("GROUP_ROWS", "UNIT_KEYS", "WARP_KEYS", "SPLIT_KEYS"):
+        assert values[name] == getattr(attention_decode, name), name
+    assert values["FLOATS"] == attention_decode.MERGED_FLOATS
+    assert re.search(r"SENT_FLOATS =\s+FLOATS \+ 4;", sources[1])
+    assert attention_decode.SENT_FLOATS == attention_decode.MERGED_FLOATS + 4
+    assert values["MAX_CLUSTER"] >= attention_decode.ONE_ROW_BLOCKS
+
+
 def test_block_tables_are_written_before_attention_may_read_ahead() -> None:
     """A recorded step changes tables in its first kernel, and attention looks at them before it waits."""
     assert attention_decode.PAGED_ATTENTION_DECODE.overlaps
@@ -287,7 +300,7 @@ def test_every_decode_step_is_compiled_ahead_and_has_its_blocks(
                 found.add(launch.config.cluster)
                 assert (x, y) == (groups * launch.config.cluster, num_seqs)
                 assert z == 1 or launch.config.cluster == 1
-                assert launch.config.cluster == 1 or longest <= attention_decode.CLUSTERED_CONTEXT
+                assert launch.config.cluster == 1 or longest <= attention_decode.SHORT_CONTEXT
     assert found >= {1, attention_decode.ONE_ROW_BLOCKS} if clusters else found == {1}
 
 

@@ -18,8 +18,9 @@ from engine.config import EngineConfig
 from engine.model_runner import ModelRunner
 from engine.models.config import load_config
 from engine.models.step_inputs import StepInputs, StepShape
+from engine.ops.attention_interface import SHORT_CONTEXT
 from engine.ops.make import make_ops
-from engine.recorded_steps import SHORT_CONTEXT, RecordedSteps, decode_sizes
+from engine.recorded_steps import RecordedSteps, decode_sizes
 from engine.sampling_params import SamplingParams
 from engine.tensor import CPU, Tensor
 from tests.decoder_harness import Row, scattered_blocks, step_batch
@@ -73,7 +74,7 @@ def record(runner: ModelRunner) -> Recorder:
         recorder.forwarded = runner._forward, inputs
         return runner.buffers.logits[: inputs.shape.num_sampled]
 
-    for step in runner._recorded.record(recorder, runner._recorded_inputs, forward):
+    for step in runner._recorded.record(recorder, runner._inputs, forward):
         assert step.inputs.shape.is_decode
     return recorder
 
@@ -109,7 +110,7 @@ def test_padded_steps_choose_the_same_tokens(folder: Path, count: int) -> None:
 
 
 def test_a_shape_holds_its_batch_with_a_row_to_spare_for_padded_tokens() -> None:
-    steps = RecordedSteps(max_num_seqs=200, max_num_tokens=4096, max_model_len=8192)
+    steps = RecordedSteps(max_num_seqs=200, max_num_tokens=4096, max_model_len=8192, short_context=SHORT_CONTEXT)
     for shape in steps.shapes():
         assert shape.num_sampled == min(shape.num_seqs, 200)
         assert shape.num_seqs <= max(shape.num_tokens, shape.num_sampled)
@@ -122,7 +123,7 @@ def test_a_step_with_prompts_never_takes_the_recording_of_decodes(max_num_seqs: 
     def make_inputs(shape: StepShape, max_seqlen_q: int, max_context_len: int) -> Any:
         return SimpleNamespace(shape=shape)
 
-    steps = RecordedSteps(max_num_seqs, max_num_tokens=2048, max_model_len=8192)
+    steps = RecordedSteps(max_num_seqs, max_num_tokens=2048, max_model_len=8192, short_context=SHORT_CONTEXT)
     recorder = Recorder()
     recorder.forwarded = None, None
     assert steps.padded_sizes == (), "nothing is padded where nothing is recorded"
@@ -147,7 +148,7 @@ def test_few_decodes_with_short_contexts_have_recordings_of_their_own() -> None:
 
     recorder = Recorder()
     recorder.forwarded = None, None
-    steps = RecordedSteps(40, max_num_tokens=64, max_model_len=8192)
+    steps = RecordedSteps(40, max_num_tokens=64, max_model_len=8192, short_context=SHORT_CONTEXT)
     decodes = steps.record(recorder, make_inputs, lambda inputs: inputs)
     assert len({step.inputs.shape for step in decodes}) == len(decodes)
 
@@ -165,7 +166,7 @@ def test_few_decodes_with_short_contexts_have_recordings_of_their_own() -> None:
     assert recorded_for(1, SHORT_CONTEXT + 1) == recorded_for(11, SHORT_CONTEXT + 1, 5) == 8192
     assert recorded_for(40, 5) == 8192
 
-    short_model = RecordedSteps(40, max_num_tokens=64, max_model_len=SHORT_CONTEXT)
+    short_model = RecordedSteps(40, max_num_tokens=64, max_model_len=SHORT_CONTEXT, short_context=SHORT_CONTEXT)
     before = len(recorder.replays)
     short_model.record(recorder, make_inputs, lambda inputs: inputs)
     assert len(recorder.replays) - before == len(short_model.shapes()), "nothing twice where all contexts are short"

@@ -10,6 +10,9 @@ from engine.ops.checks import CheckedOps
 from engine.ops.checks import require as _require
 from engine.tensor import Tensor, float32
 
+# Tokens: how attention over a few rows is divided may depend on whether any of them may have more.
+SHORT_CONTEXT = 2048
+
 
 @dataclass(frozen=True)
 class AttentionMetadata:

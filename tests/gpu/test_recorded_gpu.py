@@ -19,8 +19,9 @@ from engine.cuda.device import CudaDevice
 from engine.model_runner import ModelRunner
 from engine.models.config import load_config
 from engine.models.step_inputs import StepShape
+from engine.ops.attention_interface import SHORT_CONTEXT
 from engine.ops.cuda import CudaOps
-from engine.recorded_steps import SHORT_CONTEXT, RecordedStep
+from engine.recorded_steps import RecordedStep
 from engine.sampling_params import SamplingParams
 from tests.decoder_harness import Row, step_batch
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from engine.cuda.device import CudaDevice
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from engine.ops.attention_interface import SHORT_CONTEXT
 from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
 from engine.ops.interface import AttentionMetadata, HeadTransform, Ops
 from engine.tensor import Tensor, empty, float32, uint32
@@ -69,7 +70,6 @@ MAX_SPLITS = 32
 ROW_GROUPS_PER_SPLIT = 64
 MIN_RESERVED_SPLITS = 8
 RESERVED_BYTES = 128 << 20
-CLUSTERED_CONTEXT = 2048  # keys: longer rows need more blocks than a cluster has
 ONE_ROW_BLOCKS = 8  # of a cluster
 ONE_ROW_SPLIT_KEYS = 64  # a tile for each warp of a block
 PAIRED_ROW_GROUPS = (65, 128)  # rows times groups of heads that clusters of two blocks are for
@@ -147,7 +147,7 @@ def head_groups(num_heads: int, num_kv_heads: int) -> int:
 def divide(num_seqs: int, groups: int, max_context_len: int, max_splits: int, *, clusters: bool) -> Division:
     """For `num_seqs` rows of up to `max_context_len` keys and `groups` of heads."""
     block_splits = splits_per_block(num_seqs, groups)
-    if clusters and max_context_len <= CLUSTERED_CONTEXT:
+    if clusters and max_context_len <= SHORT_CONTEXT:  # longer rows need more blocks than a cluster has
         if num_seqs == 1:
             return Division(ONE_ROW_BLOCKS, ONE_ROW_SPLIT_KEYS, ONE_ROW_BLOCKS, block_splits)
         if PAIRED_ROW_GROUPS[0] <= num_seqs * groups <= PAIRED_ROW_GROUPS[1]:
