@@ -9,11 +9,11 @@
 constexpr int SPLIT_KEYS = 64;  // of which a split's size is a multiple
 constexpr int NO_KEY = -1;
 constexpr int MAX_CLUSTER = 8;
-constexpr int SENT_FLOATS =
-    FLOATS + 4;  // of a split, from block to block: a few elements, their maximum and sum
+// Of a split, from block to block: a few elements, their maximum and sum.
+constexpr int SENT_FLOATS = FLOATS + 4;
 
-// How a row's keys are divided. It depends on the row's own length, the window and two constants of the
-// server, so a row's result does not depend on the other rows.
+// How a row's keys are divided. It depends on the row's own length, the window and two numbers that are the
+// same for every step, but for one of a single row: what other rows there are makes no difference.
 struct Splits {
   int first_key;  // a multiple of WARP_KEYS, not after the oldest visible key
   int size;       // keys a split, a multiple of SPLIT_KEYS
@@ -67,19 +67,18 @@ __device__ __noinline__ void clear_rows(T* matrix, int first, int end, int strid
 // rope_and_store_kernel, FUSED alone; out [num_tokens, num_heads * HEAD_DIM] T; partial_out [num_seqs,
 // num_heads, max_splits, HEAD_DIM] float; partial_sums [num_seqs, num_heads, max_splits, 2] float; arrivals
 // [num_seqs, gridDim.x] unsigned, 0 before and after. scale_log2 = scale * log2(e), positive; min_split_keys
-// a multiple of 64; Layout: row-major, q, out and the caches 16-byte aligned, norms and
-// cos_sin to two elements; num_heads = group * num_kv_heads, rotary_dim a multiple of 4, block_size of 8.
+// a multiple of 64. Layout: row-major, q, out and the caches 16-byte aligned, norms and cos_sin to two
+// elements; num_heads = group * num_kv_heads, rotary_dim a multiple of 4, block_size of 8.
 // Only q, and without FUSED the cache, may be written by a kernel of the same graph that may not have ended:
 // all else is read ahead. Grid: (num_kv_heads * ceil(group / 8), max(num_seqs, 1), ceil(most splits of a row
 // / block_splits)), CLUSTERED: 2^cluster_log2 blocks along x, a cluster, for each of the former, and one
 // along z; block: 32 * WARPS threads; shared: (WARPS * STAGES * 2 * 16 + min(group, 8)) * (HEAD_DIM + 8) *
-// sizeof(T)
-// + 2 * HEAD_DIM * sizeof(T), and CLUSTERED SENT_FLOATS floats for each split and FLOATS elements of the
-// largest share. Rows of shared memory are padded by 16 bytes, so that eight of
-// them fill all banks. Unit of work: a block block_splits consecutive splits of a key/value head's keys,
-// CLUSTERED an even part of them, all of its query heads (up to 8) together; blocks beyond a row's splits end
-// at once. Warps take 16 keys at a time in turn, each with its own ring of STAGES copies that runs on across
-// splits, and meet only at the end of a split.
+// sizeof(T) + 2 * HEAD_DIM * sizeof(T), and CLUSTERED SENT_FLOATS floats for each split and FLOATS elements
+// of the largest share. Rows of shared memory are padded by 16 bytes, so that eight of them fill all banks.
+// Unit of work: a block block_splits consecutive splits of a key/value head's keys, CLUSTERED an even part of
+// them, all of its query heads (up to 8) together; blocks beyond a row's splits end at once. Warps take 16
+// keys at a time in turn, each with its own ring of STAGES copies that runs on across splits, and meet only
+// at the end of a split.
 template <typename T, int HEAD_DIM, int WARPS, int STAGES, bool FUSED, bool CLUSTERED>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_decode_kernel(const T* q, T* key_cache, T* value_cache, const int* block_tables,

@@ -47,8 +47,9 @@ __global__ void __launch_bounds__(32 * WARPS)
 
   const int group = num_heads / num_kv_heads;
   const int kv_head = blockIdx.y;
-  const QueryTile found =
-      find_query_tile(cu_seqlens_q, num_seqs, gridDim.x - 1 - blockIdx.x, group, TILE_ROWS);
+  const int tile = gridDim.x - 1 - blockIdx.x;
+  const RowItem found = find_row_item(
+      num_seqs, tile, [&](int row) { return count_query_tiles(cu_seqlens_q, row, group, TILE_ROWS); });
   if (found.row < 0) return;
   const int first_token = cu_seqlens_q[found.row];
   const int num_queries = cu_seqlens_q[found.row + 1] - first_token;
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(32 * WARPS)
       block_tables + static_cast<long long>(table_rows[found.row]) * block_table_width;
 
   // Row m of the tile is head m % group of the row's token m / group.
-  const int tile_row0 = found.tile_in_row * TILE_ROWS;
+  const int tile_row0 = found.item * TILE_ROWS;
   const int num_rows = min(num_queries * group - tile_row0, TILE_ROWS);
   const int key_end = max(first_position + (tile_row0 + num_rows - 1) / group + 1, 0);
   const int oldest_key = max(first_position + tile_row0 / group - sliding_window + 1, 0);

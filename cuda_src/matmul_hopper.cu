@@ -285,13 +285,7 @@ __global__ void __launch_bounds__(384, 1)
     for (int step = 0; step < work.num_steps; ++step) {
       barrier_wait(&full[at.stage], at.parity);
       const unsigned long long offset = at.stage * (STAGE_ELEMENTS * sizeof(T) >> 4);
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < TILE_K / WGMMA_K; ++k) {
-        wgmma<T, WARPGROUP_N>(sums, x_descriptor + offset + k * DESCRIPTOR_STEP_K,
-                              weight_descriptor + offset + k * DESCRIPTOR_STEP_K, step > 0 || k > 0);
-      }
-      wgmma_commit();
+      multiply_stage<T, WARPGROUP_N>(sums, x_descriptor, weight_descriptor, offset, step > 0);
       wgmma_wait<1>();
       if (step > 0) release_stage<SHARING>(&empty[previous], lane);
       previous = at.stage;

@@ -144,13 +144,7 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1)
     for (int step = 0; step < steps; ++step) {
       barrier_wait(&full[at.stage], at.parity);
       const unsigned long long offset = at.stage * (STAGE_BYTES >> 4);
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < TILE_K / WGMMA_K; ++k) {
-        wgmma<T, TILE_N>(sums, x_descriptor + offset + k * DESCRIPTOR_STEP_K,
-                         weight_descriptor + offset + k * DESCRIPTOR_STEP_K, step > 0 || k > 0);
-      }
-      wgmma_commit();
+      multiply_stage<T, TILE_N>(sums, x_descriptor, weight_descriptor, offset, step > 0);
       wgmma_wait<1>();
       if (step > 0) release(previous, index, tile, step - 1);
       previous = at.stage;

@@ -55,20 +55,10 @@ __device__ __forceinline__ RowItem find_row_item(int num_seqs, int item, const C
   return {-1, 0};
 }
 
-// A tile of queries: `tile` counts through all rows with two or more queries, in order.
-struct QueryTile {
-  int row;  // -1: there is no such tile
-  int tile_in_row;
-};
-
-// Every lane of a warp must call; all get the result.
-__device__ __forceinline__ QueryTile find_query_tile(const int* cu_seqlens_q, int num_seqs, int tile,
-                                                     int group, int tile_queries) {
-  const RowItem found = find_row_item(num_seqs, tile, [&](int row) {
-    const int num_queries = cu_seqlens_q[row + 1] - cu_seqlens_q[row];
-    return num_queries > 1 ? ceil_div(num_queries * group, tile_queries) : 0;
-  });
-  return {found.row, found.item};
+// Tiles of a row with two or more queries, of each of which `group` heads make rows; others have none.
+__device__ __forceinline__ int count_query_tiles(const int* cu_seqlens_q, int row, int group, int tile_rows) {
+  const int num_queries = cu_seqlens_q[row + 1] - cu_seqlens_q[row];
+  return num_queries > 1 ? ceil_div(num_queries * group, tile_rows) : 0;
 }
 
 // Whether this is the last of `count` arrivals at a counter, which begins and ends at 0. What the callers

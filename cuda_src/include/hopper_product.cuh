@@ -49,6 +49,21 @@ struct RingPosition {
   }
 };
 
+// Start a warp group's products of the stage of the ring that lies `offset` behind what the descriptors
+// describe; they begin the sums or, if `adds`, add to them.
+template <typename T, int COLUMNS>
+__device__ __forceinline__ void multiply_stage(float (&sums)[COLUMNS / 2], unsigned long long x_descriptor,
+                                               unsigned long long weight_descriptor,
+                                               unsigned long long offset, bool adds) {
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < TILE_K / WGMMA_K; ++k) {
+    wgmma<T, COLUMNS>(sums, x_descriptor + offset + k * DESCRIPTOR_STEP_K,
+                      weight_descriptor + offset + k * DESCRIPTOR_STEP_K, adds || k > 0);
+  }
+  wgmma_commit();
+}
+
 // This thread's lane, read whenever it is called: the compiler keeps nothing that follows from it in between.
 __device__ __forceinline__ int lane_id() {
   int lane;

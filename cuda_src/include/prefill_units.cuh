@@ -39,10 +39,8 @@ struct PrefillUnits {
   int splits;
   int per_head;
 
-  // Tiles of a row with two or more queries; others have none.
   __device__ __forceinline__ int count_tiles(int row) const {
-    const int num_queries = cu_seqlens_q[row + 1] - cu_seqlens_q[row];
-    return num_queries > 1 ? ceil_div(num_queries * group, tile_rows) : 0;
+    return count_query_tiles(cu_seqlens_q, row, group, tile_rows);
   }
 
   __device__ __forceinline__ bool is_long(int row) const {
