@@ -62,7 +62,8 @@ class CudaDevice(Device):
         self.total_memory = int(check(driver.cuDeviceTotalMem, handle))
         self.transfers = Transfers()
 
-        self._context = _CurrentContext(check(driver.cuDevicePrimaryCtxRetain, handle))
+        self._context: Any = check(driver.cuDevicePrimaryCtxRetain, handle)
+        self._current = threading.local()
         self.activate()
         self.stream: Any = check(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self._pool = MemoryPool(self.activate)
@@ -75,7 +76,13 @@ class CudaDevice(Device):
 
     def activate(self) -> Any:
         """Make the context current in the calling thread, unless it is; returns the context."""
-        return self._context.handle
+        # No threading.local with a constructor: a collection of garbage during it frees buffers, which comes back here.
+        try:
+            return self._current.context
+        except AttributeError:
+            check(driver.cuCtxSetCurrent, self._context)
+            self._current.context = self._context
+            return self._context
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -280,14 +287,6 @@ class CudaDevice(Device):
                 )
         if status:
             raise driver_error(status, f"launch of {spec.instantiation(template)}", config)
-
-
-class _CurrentContext(threading.local):
-    """Its constructor runs once in each thread that touches it, and makes the context current there."""
-
-    def __init__(self, context: Any) -> None:
-        check(driver.cuCtxSetCurrent, context)
-        self.handle = context
 
 
 @lru_cache(maxsize=4096)

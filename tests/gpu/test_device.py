@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,6 +163,26 @@ class TestCopies:
         cuda_device.download_async(target[2:6], tensor[2:6].pointer)
         cuda_device.synchronize()
         assert target.tolist() == [-1, -1, 2, 3, 4, 5, -1, -1]
+
+    def test_memory_that_is_freed_while_a_thread_first_touches_the_device(
+        self, cuda_device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As a collection of garbage does that happens to run there."""
+        from engine.cuda import device
+
+        buffers = [cuda_device.pinned(64)]
+        set_current = device.driver.cuCtxSetCurrent
+
+        def collecting(context: Any) -> Any:
+            buffers.clear()
+            return set_current(context)
+
+        errors: list[Any] = []
+        monkeypatch.setattr(device.driver, "cuCtxSetCurrent", collecting)
+        monkeypatch.setattr(sys, "unraisablehook", errors.append)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(cuda_device.activate).result()
+        assert (buffers, errors) == ([], [])
 
     def test_only_contiguous_host_memory(self, cuda_device: CudaDevice) -> None:
         tensor = zeros((4,), float32, cuda_device)
