@@ -29,11 +29,6 @@ __device__ __forceinline__ Splits find_splits(int context_len, int sliding_windo
   return {first_key, size, max(ceil_div(num_keys, size), 1)};
 }
 
-// Of numbers up to a few hundred, without a division.
-__device__ __forceinline__ int small_ceil_div(int a, int b) {
-  return static_cast<int>((a + b - 0.5f) * __fdividef(1.0f, b));
-}
-
 // Zeros for `elements` of each of the rows first, first + stride, ... before `end` of a matrix [*,
 // row_elements]. Apart, since it is seldom needed: every instruction that a short kernel carries along delays
 // it.

@@ -18,6 +18,7 @@ template <int SHARING, typename Copy>
 __device__ __forceinline__ RingPosition produce(const Work<SHARING>& work, Barrier* full, Barrier* empty,
                                                 int bytes, const Copy& copy) {
   RingPosition at;
+#pragma unroll 1
   for (int index = work.first; index < work.tiles_m * work.tiles_n; index += work.stride) {
     const int2 tile = work.tile(index);
 #pragma unroll 1
@@ -61,7 +62,7 @@ __device__ __forceinline__ void finish_share(const float (&sums)[WARPGROUP_N / 2
   constexpr int HALF_N = WARPGROUP_N / 2;
   constexpr int HALF_BLOCKS = HALF_N / 8;
   constexpr int MAX_SHARE = ceil_div(HALF_BLOCKS, 4) * 2;  // whole stmatrix_x4 of a half by two
-  const int per_share = ceil_div(HALF_BLOCKS, splits);
+  const int per_share = small_ceil_div(HALF_BLOCKS, splits);
   const int piece = 2 * per_share * SLOT_BYTES;
   const int first = split * per_share;
   const int count = min(per_share, HALF_BLOCKS - first);
@@ -78,7 +79,7 @@ __device__ __forceinline__ void finish_share(const float (&sums)[WARPGROUP_N / 2
   float4* const mine = reinterpret_cast<float4*>(ring) + threadIdx.x;
 #pragma unroll
   for (int j = 0; j < HALF_BLOCKS; ++j) {
-    const int owner = j / per_share;
+    const int owner = small_div(j, per_share);
     float4* const slot = mine + (owner * 2 * per_share + j - owner * per_share) * CONSUMERS;
     const float* half = sums + HALF_BLOCKS * 4;
     slot[0] = make_float4(sums[j * 4], sums[j * 4 + 1], sums[j * 4 + 2], sums[j * 4 + 3]);
@@ -89,8 +90,9 @@ __device__ __forceinline__ void finish_share(const float (&sums)[WARPGROUP_N / 2
   consumers_sync();
   if (threadIdx.x == 0) {
     barrier_arrive_expecting(received, (splits - 1) * piece);
+#pragma unroll 1
     for (int i = 1; i < splits; ++i) {
-      const int owner = (split + i) % splits;
+      const int owner = split + i < splits ? split + i : split + i - splits;
       const int place = split < owner ? split : split - 1;
       copy_to_block(incoming + place * piece, ring + owner * piece, piece, received, owner);
     }
@@ -181,21 +183,22 @@ __global__ void __launch_bounds__(384, 1)
   const int rank = SHARING > 1 ? cluster_rank() : 0;
   const int split = splits > 1 ? cluster_rank() : 0;
   const int steps = ceil_div(in_features, TILE_K);
-  const int first_step = split * steps / splits;
+  const int first_step = small_div(split * steps, splits);
   const int cluster_blocks = SHARING > 1 ? SHARING : splits;
   const Work<SHARING> work = {ceil_div(num_rows, TILE_M * SHARING),
                               ceil_div(out_features, TILE_N),
                               tiles_m_in_l2,
-                              static_cast<int>(blockIdx.x) / cluster_blocks,
-                              static_cast<int>(gridDim.x) / cluster_blocks,
+                              small_div(blockIdx.x, cluster_blocks),
+                              small_div(gridDim.x, cluster_blocks),
                               first_step,
-                              (split + 1) * steps / splits - first_step,
+                              small_div((split + 1) * steps, splits) - first_step,
                               stages,
                               rank};
 
   if (threadIdx.x == CONSUMERS) {
     prefetch_map(weight_map);
     prefetch_map(x_map);
+#pragma unroll 1
     for (int i = 0; i < stages; ++i) {
       barrier_init(&full[i], PRODUCERS);
       barrier_init(&empty[i], CONSUMER_WARPS * SHARING);
@@ -267,6 +270,7 @@ __global__ void __launch_bounds__(384, 1)
 
   wait_for_earlier_kernels();
   RingPosition at;
+#pragma unroll 1
   for (int index = work.first; index < work.tiles_m * work.tiles_n; index += work.stride) {
     const int2 tile = work.tile(index);
     const int row0 = tile.x * TILE_M + warpgroup_m * WGMMA_M + warp % 4 * WARP_ROWS;

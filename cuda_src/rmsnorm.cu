@@ -1,24 +1,6 @@
 // RMSNorm per row.
 #include "common.cuh"
 
-namespace {
-
-// out = row / sqrt(mean_square + eps) * weight; the part of one thread.
-template <typename T>
-__device__ __forceinline__ void scale_row(const T* row, const T* weight, T* out, int hidden,
-                                          float inverse_rms) {
-  for (int i = threadIdx.x * CHUNK; i < hidden; i += blockDim.x * CHUNK) {
-    float values[CHUNK], weights[CHUNK];
-    load_updated_floats(row + i, hidden - i, values);
-    load_floats(weight + i, hidden - i, weights);
-#pragma unroll
-    for (int j = 0; j < CHUNK; ++j) values[j] = values[j] * inverse_rms * weights[j];
-    store_floats(out + i, hidden - i, values);
-  }
-}
-
-}  // namespace
-
 // out = x / sqrt(mean(x^2) + eps) * weight over each row (Zhang and Sennrich 2019).
 //   in:  x [rows, hidden] T, weight [hidden] T
 //   out: out [rows, hidden] T, may be x
@@ -28,17 +10,40 @@ __device__ __forceinline__ void scale_row(const T* row, const T* weight, T* out,
 template <typename T>
 __global__ void rmsnorm_kernel(const T* x, const T* weight, T* out, int hidden, float eps) {
   ASSERT_ELEMENT(T);
-  let_next_kernel_start();
-  wait_for_earlier_kernels();
   const long long start = static_cast<long long>(blockIdx.x) * hidden;
-  const T* row = x + start;
-  float sum_of_squares = 0.0f;
-  for (int i = threadIdx.x * CHUNK; i < hidden; i += blockDim.x * CHUNK) {
-    float values[CHUNK];
-    load_updated_floats(row + i, hidden - i, values);
+  const int first = threadIdx.x * CHUNK;
+  const int stride = blockDim.x * CHUNK;
+  auto load = [&](int i, float (&values)[CHUNK]) { load_updated_floats(x + start + i, hidden - i, values); };
+  auto store = [&](int i, float (&values)[CHUNK], const float (&gains)[CHUNK], float inverse_rms) {
 #pragma unroll
-    for (int j = 0; j < CHUNK; ++j) sum_of_squares += values[j] * values[j];
+    for (int j = 0; j < CHUNK; ++j) values[j] = values[j] * inverse_rms * gains[j];
+    store_floats(out + start + i, hidden - i, values);
+  };
+
+  // A thread keeps what it needs again of its first chunk, which is all of most rows.
+  float gains[CHUNK] = {};
+  float values[CHUNK] = {};
+  let_next_kernel_start();
+  if (first < hidden) load_floats(weight + first, hidden - first, gains);
+  wait_for_earlier_kernels();
+  if (first < hidden) load(first, values);
+  float sum_of_squares = 0.0f;
+#pragma unroll
+  for (int j = 0; j < CHUNK; ++j) sum_of_squares += values[j] * values[j];
+#pragma unroll 1
+  for (int i = first + stride; i < hidden; i += stride) {
+    float others[CHUNK];
+    load(i, others);
+#pragma unroll
+    for (int j = 0; j < CHUNK; ++j) sum_of_squares += others[j] * others[j];
   }
   const float inverse_rms = rsqrtf(block_sum(sum_of_squares) / hidden + eps);
-  scale_row(row, weight, out + start, hidden, inverse_rms);
+  if (first < hidden) store(first, values, gains, inverse_rms);
+#pragma unroll 1
+  for (int i = first + stride; i < hidden; i += stride) {
+    float others[CHUNK];
+    load(i, others);
+    load_floats(weight + i, hidden - i, gains);
+    store(i, others, gains, inverse_rms);
+  }
 }

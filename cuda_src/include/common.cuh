@@ -17,6 +17,34 @@ __host__ __device__ constexpr auto ceil_div(A a, B b) -> decltype(a + b) {
   return (a + b - 1) / b;
 }
 
+// ---- fast arithmetic, one instruction of the special function unit each, within 2 units in the last place
+// ------
+
+// 2^x within 2^-22 relative, 0 for -inf; results below 2^-126 are 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// x / (1 + exp(-x)).
+__device__ __forceinline__ float silu_fast(float x) {
+  constexpr float LOG2_E = 1.4426950408889634f;
+  return x * reciprocal_fast(1.0f + exp2_fast(x * -LOG2_E));
+}
+
+// Quotients of what is counted up to a million, in a fifth of the instructions that integers take.
+__device__ __forceinline__ int small_div(int a, int b) {
+  return static_cast<int>((a + 0.5f) * reciprocal_fast(b));
+}
+__device__ __forceinline__ int small_ceil_div(int a, int b) { return small_div(a + b - 1, b); }
+
 // ---- order of kernels -----------------------------------------------------------------------------------
 
 // A kernel whose description says `overlaps` may start before the ones in front of it have ended. It calls

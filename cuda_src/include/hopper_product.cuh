@@ -29,10 +29,11 @@ struct Work {
 
   // (row, column) of this block's tile `index`: groups of rows, each column by column.
   __device__ __forceinline__ int2 tile(int index) const {
-    const int above = index / (tiles_m_in_l2 * tiles_n) * tiles_m_in_l2;
+    const int above = small_div(index, tiles_m_in_l2 * tiles_n) * tiles_m_in_l2;
     const int rows = min(tiles_m - above, tiles_m_in_l2);
     const int in_group = index - above * tiles_n;
-    return make_int2((above + in_group % rows) * SHARING + rank, in_group / rows);
+    const int column = small_div(in_group, rows);
+    return make_int2((above + in_group - column * rows) * SHARING + rank, column);
   }
 };
 
@@ -81,7 +82,7 @@ __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned (&r)[4]) {
 // Four sums of a thread: gate becomes silu(gate) * up.
 __device__ __forceinline__ void silu_mul_into(float* gate, const float* up) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) gate[i] = __fdividef(gate[i], 1.0f + __expf(-gate[i])) * up[i];
+  for (int i = 0; i < 4; ++i) gate[i] = silu_fast(gate[i]) * up[i];
 }
 
 // Four sums of a thread, two rows of a pair of columns, plus that pair of a bias.
@@ -111,7 +112,7 @@ struct WarpTile {
     return row(i) < rows && first + column() < columns;
   }
   __device__ __forceinline__ Out* at(int i, int first) const {
-    return out + static_cast<long long>(row(i)) * row_stride + first + column();
+    return out + row(i) * row_stride + first + column();
   }
 
   __device__ __forceinline__ void load_chunk(uint4 (&segments)[SEGMENTS], int first) const {
@@ -176,6 +177,6 @@ struct WarpTile {
     return lane / 4 + i * 8 < rows && column < columns;
   }
   __device__ __forceinline__ Out* pair_at(int i, int column) const {
-    return out + static_cast<long long>(lane / 4 + i * 8) * row_stride + column + lane % 4 * 2;
+    return out + (lane / 4 + i * 8) * row_stride + column + lane % 4 * 2;
   }
 };

@@ -66,10 +66,3 @@ __device__ __forceinline__ unsigned pack<__half>(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
-
-// 2^x within 2^-22 relative, 0 for -inf; results below 2^-126 are 0.
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}

@@ -60,7 +60,7 @@ struct Merged {
   }
   template <typename T>
   __device__ __forceinline__ void store(T* out) const {
-    const float inverse = __fdividef(1.0f, sum);
+    const float inverse = reciprocal_fast(sum);
     Vec<T, FLOATS> rounded;
 #pragma unroll
     for (int e = 0; e < FLOATS; ++e) rounded[e] = from_float<T>(values[e] * inverse);
