@@ -29,6 +29,14 @@ __device__ __forceinline__ Splits find_splits(int context_len, int sliding_windo
   return {first_key, size, max(ceil_div(num_keys, size), 1)};
 }
 
+// Waits when a block ends, wherever it does.
+struct WaitAtEnd {
+  bool waits;
+  __device__ __forceinline__ ~WaitAtEnd() {
+    if (waits) wait_for_earlier_kernels();
+  }
+};
+
 // Zeros for `elements` of each of the rows first, first + stride, ... before `end` of a matrix [*,
 // row_elements]. Apart, since it is seldom needed: every instruction that a short kernel carries along delays
 // it.
@@ -65,15 +73,16 @@ __device__ __noinline__ void clear_rows(T* matrix, int first, int end, int strid
 // a multiple of 64. Layout: row-major, q, out and the caches 16-byte aligned, norms and cos_sin to two
 // elements; num_heads = group * num_kv_heads, rotary_dim a multiple of 4, block_size of 8.
 // Only q, and without FUSED the cache, may be written by a kernel of the same graph that may not have ended:
-// all else is read ahead. Grid: (num_kv_heads * ceil(group / 8), max(num_seqs, 1), ceil(most splits of a row
-// / block_splits)), CLUSTERED: 2^cluster_log2 blocks along x, a cluster, for each of the former, and one
-// along z; block: 32 * WARPS threads; shared: (WARPS * STAGES * 2 * 16 + min(group, 8)) * (HEAD_DIM + 8) *
-// sizeof(T) + 2 * HEAD_DIM * sizeof(T), and CLUSTERED SENT_FLOATS floats for each split and FLOATS elements
-// of the largest share. Rows of shared memory are padded by 16 bytes, so that eight of them fill all banks.
-// Unit of work: a block block_splits consecutive splits of a key/value head's keys, CLUSTERED an even part of
-// them, all of its query heads (up to 8) together; blocks beyond a row's splits end at once. Warps take 16
-// keys at a time in turn, each with its own ring of STAGES copies that runs on across splits, and meet only
-// at the end of a split.
+// all else is read ahead. beside_prefill: the kernel in front has let this one start when all that both need
+// was there, and they run side by side. Grid: (num_kv_heads * ceil(group / 8), max(num_seqs, 1), ceil(most
+// splits of a row / block_splits)), CLUSTERED: 2^cluster_log2 blocks along x, a cluster, for each of the
+// former, and one along z; block: 32 * WARPS threads; shared: (WARPS * STAGES * 2 * 16 + min(group, 8)) *
+// (HEAD_DIM + 8) * sizeof(T) + 2 * HEAD_DIM * sizeof(T), and CLUSTERED SENT_FLOATS floats for each split and
+// FLOATS elements of the largest share. Rows of shared memory are padded by 16 bytes, so that eight of them
+// fill all banks. Unit of work: a block block_splits consecutive splits of a key/value head's keys, CLUSTERED
+// an even part of them, all of its query heads (up to 8) together; blocks beyond a row's splits end at once.
+// Warps take 16 keys at a time in turn, each with its own ring of STAGES copies that runs on across splits,
+// and meet only at the end of a split.
 template <typename T, int HEAD_DIM, int WARPS, int STAGES, bool FUSED, bool CLUSTERED>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_decode_kernel(const T* q, T* key_cache, T* value_cache, const int* block_tables,
@@ -83,8 +92,8 @@ __global__ void __launch_bounds__(32 * WARPS)
                                   float* partial_sums, unsigned* arrivals, int num_tokens, int num_seqs,
                                   int group, int num_kv_heads, int rotary_dim, int block_size,
                                   int block_table_width, int sliding_window, int min_split_keys,
-                                  int max_splits, int block_splits, int cluster_log2, float eps,
-                                  float scale_log2) {
+                                  int max_splits, int block_splits, int cluster_log2, int beside_prefill,
+                                  float eps, float scale_log2) {
   constexpr int THREADS = WARP_SIZE * WARPS;
   constexpr int STEP_KEYS = WARP_KEYS * WARPS;
   constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
@@ -105,7 +114,9 @@ __global__ void __launch_bounds__(32 * WARPS)
   T* const tile_q = tiles + WARPS * STAGES * 2 * TILE_ELEMENTS;
 
   let_next_kernel_start();
-  if (!FUSED) wait_for_earlier_kernels();
+  if (!FUSED && !beside_prefill) wait_for_earlier_kernels();
+  // Later kernels wait for this one alone.
+  const WaitAtEnd at_end{!FUSED && beside_prefill != 0};
   const int part =
       CLUSTERED ? static_cast<int>(blockIdx.x) & ((1 << cluster_log2) - 1) : static_cast<int>(blockIdx.z);
   int kv_head = CLUSTERED ? blockIdx.x >> cluster_log2 : blockIdx.x;

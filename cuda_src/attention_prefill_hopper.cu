@@ -189,6 +189,7 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
   }
   __syncthreads();
   wait_for_earlier_kernels();
+  let_next_kernel_start();  // attention of rows with one query, which needs no more than this has waited for
 
   // The slot of the next tile; who takes it frees it when the tile is not looked at any more.
   int announcement = 0;

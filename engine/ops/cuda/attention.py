@@ -250,7 +250,8 @@ class AttentionOps(DecodeAttentionOps):
             self.device.launch(PAGED_ATTENTION, (dtype,), config, *inputs, out, num_seqs, *heads, *cache, scale_log2)
             return
 
-        if metadata.max_seqlen_q > 1 and self.hopper_prefill and accepts(self.device, head_dim, block_size):
+        hopper = metadata.max_seqlen_q > 1 and self.hopper_prefill and accepts(self.device, head_dim, block_size)
+        if hopper:
             prefill = (q, key_cache, value_cache, metadata, window, scale_log2, out)
             launch_prefill(self.device, *prefill, self._prefill_memory())
         elif metadata.max_seqlen_q > 1:
@@ -267,7 +268,8 @@ class AttentionOps(DecodeAttentionOps):
                 scale_log2,
             )
 
-        self._decode(q, key_cache, value_cache, metadata, num_heads, scale_log2, window, out, None)
+        decode = (q, key_cache, value_cache, metadata, num_heads, scale_log2, window, out, None)
+        self._decode(*decode, beside_prefill=hopper)
 
     def _attention(
         self,

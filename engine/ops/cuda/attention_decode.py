@@ -45,6 +45,7 @@ PAGED_ATTENTION_DECODE = KernelSpec(
         ("max_splits", "int32"),
         ("block_splits", "int32"),
         ("cluster_log2", "int32"),
+        ("beside_prefill", "int32"),
         ("eps", "float32"),
         ("scale_log2", "float32"),
     ),
@@ -232,8 +233,13 @@ class DecodeAttentionOps(Ops):
         window: int,
         out: Tensor,
         transform: HeadTransform | None,
+        *,
+        beside_prefill: bool = False,
     ) -> None:
-        """Rows with one query; `q` is qkv where a transform is still to be done, else finished queries."""
+        """Rows with one query; `q` is qkv where a transform is still to be done, else finished queries.
+
+        `beside_prefill`: the kernel in front is one of the same step's prompts, which lets this one run beside it.
+        """
         _, num_kv_heads, block_size, head_dim = key_cache.shape
         num_seqs, block_table_width = metadata.table_rows.shape[0], metadata.block_tables.shape[1]
         groups, fused = head_groups(num_heads, num_kv_heads), transform is not None
@@ -275,6 +281,7 @@ class DecodeAttentionOps(Ops):
             division.max_splits,
             division.block_splits,
             division.cluster.bit_length() - 1,
+            int(beside_prefill),
             eps,
             scale_log2,
         )
