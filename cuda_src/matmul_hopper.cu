@@ -12,11 +12,10 @@ constexpr int CHUNK_STRIDE = chunk_stride(CHUNK_COLUMNS);
 constexpr int SPLITTABLE_N = 128;  // the widest warp group whose k may be split: others' sums find no room
 constexpr int SLOT_BYTES = CONSUMERS * 4 * sizeof(float);  // sums of all consumers in 8 columns
 
-// Fill the ring step after step: copy(tile, column, stage) starts copies, after which `bytes` more arrive in
-// this block. Returns where the next step would go.
+// Fill the ring step after step: copy(tile, column, stage) announces how much arrives in this block and
+// starts its copies. Returns where the next step would go.
 template <int SHARING, typename Copy>
-__device__ __forceinline__ RingPosition produce(const Work<SHARING>& work, Barrier* full, Barrier* empty,
-                                                int bytes, const Copy& copy) {
+__device__ __forceinline__ RingPosition produce(const Work<SHARING>& work, Barrier* empty, const Copy& copy) {
   RingPosition at;
 #pragma unroll 1
   for (int index = work.first; index < work.tiles_m * work.tiles_n; index += work.stride) {
@@ -24,7 +23,6 @@ __device__ __forceinline__ RingPosition produce(const Work<SHARING>& work, Barri
 #pragma unroll 1
     for (int step = 0; step < work.num_steps; ++step) {
       barrier_wait(&empty[at.stage], at.parity ^ 1);
-      barrier_arrive_expecting(&full[at.stage], bytes);
       copy(tile, (work.first_step + step) * TILE_K, at.stage);
       at.advance(work.stages);
     }
@@ -137,23 +135,25 @@ __device__ __forceinline__ void finish_share(const float (&sums)[WARPGROUP_N / 2
 // out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; if `silu_mul`,
 // out[m, i] = silu(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I]. Rounded once.
 //
-// x_map: x [num_rows, in_features] T in boxes of TILE_M rows and 64 columns; weight_map: weight
-// [out_features, in_features] T in boxes of WARPGROUP_N rows, of half as many if `silu_mul` or SHARING > 1,
-// and 64 columns; both with 128-byte swizzle. bias [out_features] T or null; out [num_rows, out_features, or
-// half of it if `silu_mul`] T or float; sums in float32. A float out takes no bias, accumulate or silu_mul;
-// it, warp groups of more than SPLITTABLE_N columns and SHARING > 1 take no splits. Layout: row-major,
-// 16-byte aligned; in_features and the columns of out multiples of 8. Tile: TILE_M = 64 * WARPGROUPS_M rows
-// by TILE_N = WARPGROUP_N * (2 / WARPGROUPS_M) columns. Grid: blocks that walk over the tiles; if SHARING > 1
-// in clusters of that many, whose blocks take neighbouring rows of tiles (`tiles_m_in_l2` counts groups of
-// these) and copy a part of each weight tile into all of them, so that it is read once; if splits > 1 a
-// cluster of that many blocks a tile, each of which has a slice of k and finishes a share of the columns: the
-// others send it their sums, added in the order of k. Block: 384 threads: two warp groups that multiply, and
-// one of which two threads copy. Shared: `stages` times (TILE_M + TILE_N) * 64 * sizeof(T) of the ring; for a
-// 16-bit out CONSUMER_WARPS * WARP_ROWS * CHUNK_STRIDE results on their way out; for the others' sums (splits
-// - 1) * 2 * ceil(WARPGROUP_N / 16 / splits) * SLOT_BYTES.
+// x_map: x [num_rows, in_features] T in boxes of TILE_M rows and 64 columns; x_tail_map: the same in boxes of
+// num_rows % TILE_M rows, for the last tile (rows beyond a matrix take longer to copy than others);
+// weight_map: weight [out_features, in_features] T in boxes of WARPGROUP_N rows, of half as many if
+// `silu_mul` or SHARING > 1, and 64 columns; all with 128-byte swizzle. bias [out_features] T or null; out
+// [num_rows, out_features, or half of it if `silu_mul`] T or float; sums in float32. A float out takes no
+// bias, accumulate or silu_mul; it, warp groups of more than SPLITTABLE_N columns and SHARING > 1 take no
+// splits. Layout: row-major, 16-byte aligned; in_features and the columns of out multiples of 8. Tile: TILE_M
+// = 64 * WARPGROUPS_M rows by TILE_N = WARPGROUP_N * (2 / WARPGROUPS_M) columns. Grid: blocks that walk over
+// the tiles; if SHARING > 1 in clusters of that many, whose blocks take neighbouring rows of tiles
+// (`tiles_m_in_l2` counts groups of these) and copy a part of each weight tile into all of them, so that it
+// is read once; if splits > 1 a cluster of that many blocks a tile, each of which has a slice of k and
+// finishes a share of the columns: the others send it their sums, added in the order of k. Block: 384
+// threads: two warp groups that multiply, and one of which two threads copy. Shared: `stages` times (TILE_M +
+// TILE_N) * 64 * sizeof(T) of the ring; for a 16-bit out CONSUMER_WARPS * WARP_ROWS * CHUNK_STRIDE results on
+// their way out; for the others' sums (splits - 1) * 2 * ceil(WARPGROUP_N / 16 / splits) * SLOT_BYTES.
 template <typename T, typename Out, int WARPGROUPS_M, int WARPGROUP_N, int SHARING>
 __global__ void __launch_bounds__(384, 1)
     matmul_hopper_kernel(const __grid_constant__ TensorMap x_map,
+                         const __grid_constant__ TensorMap x_tail_map,
                          const __grid_constant__ TensorMap weight_map, const T* bias, Out* out, int num_rows,
                          int out_features, int in_features, int splits, int tiles_m_in_l2, int stages,
                          int accumulate, int silu_mul) {
@@ -198,6 +198,7 @@ __global__ void __launch_bounds__(384, 1)
   if (threadIdx.x == CONSUMERS) {
     prefetch_map(weight_map);
     prefetch_map(x_map);
+    prefetch_map(x_tail_map);
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
       barrier_init(&full[i], PRODUCERS);
@@ -216,6 +217,7 @@ __global__ void __launch_bounds__(384, 1)
       // Weights do not change: their copies need not wait for earlier kernels.
       const auto copy = [&](int2 tile, int column, int stage) {
         T* to = ring + stage * STAGE_ELEMENTS + X_ELEMENTS;
+        barrier_arrive_expecting(&full[stage], WEIGHT_ELEMENTS * sizeof(T));
         if constexpr (SHARING > 1) {
           // The other half comes from the other block, perhaps before this one has announced the whole:
           // `full` may be that far ahead within a phase, which does not end before this thread has arrived.
@@ -235,7 +237,7 @@ __global__ void __launch_bounds__(384, 1)
           }
         }
       };
-      RingPosition at = produce(work, full, empty, WEIGHT_ELEMENTS * sizeof(T), copy);
+      RingPosition at = produce(work, empty, copy);
       let_next_kernel_start();
       if constexpr (SHARING > 1) {
         // The other block arrives here until it is through with every stage; its copies end before that.
@@ -248,8 +250,12 @@ __global__ void __launch_bounds__(384, 1)
     } else if (threadIdx.x == CONSUMERS + WARP_SIZE) {
       wait_for_earlier_kernels();
       fence_global_for_async();
-      produce(work, full, empty, X_ELEMENTS * sizeof(T), [&](int2 tile, int column, int stage) {
-        copy_box(ring + stage * STAGE_ELEMENTS, x_map, tile.x * TILE_M, column, &full[stage]);
+      produce(work, empty, [&](int2 tile, int column, int stage) {
+        const int row = tile.x * TILE_M;
+        const int rows = min(num_rows - row, TILE_M);
+        const TensorMap& map = rows == TILE_M ? x_map : x_tail_map;
+        barrier_arrive_expecting(&full[stage], max(rows, 0) * TILE_K * sizeof(T));
+        if (rows > 0) copy_box(ring + stage * STAGE_ELEMENTS, map, row, column, &full[stage]);
       });
     }
     if (splits > 1) cluster_wait();

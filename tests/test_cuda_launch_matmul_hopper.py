@@ -125,6 +125,18 @@ def test_blocks_that_share_take_rows_of_tiles_in_pairs(plan: Plan, num_rows: int
     assert plan.tile.n // 2 % 8 == 0, "where the swizzle repeats"
 
 
+@pytest.mark.parametrize(("num_rows", "tail"), [(40, 40), (64, 64), (144, 16), (256, 128), (1000, 104), (1024, 128)])
+def test_the_last_tile_copies_no_rows_beyond_the_matrix(num_rows: int, tail: int) -> None:
+    device = WritingHopper()
+    x, weight = tensor(device, num_rows, 1024), tensor(device, 4096, 1024)
+    plan = choose_plan(num_rows, 4096, 1024, H200)
+    matmul_hopper.launch(device, plan, x, weight, None, tensor(device, num_rows, 4096))  # type: ignore[arg-type]
+    (launch,) = hopper_launches(device)
+    arguments = dict(zip([name for name, _ in MATMUL_HOPPER.parameters], launch.arguments, strict=True))
+    assert arguments["x_map"] == bytes([plan.tile.m // 2]) * 128
+    assert arguments["x_tail_map"] == bytes([tail // 2]) * 128
+
+
 @pytest.mark.parametrize("silu_mul", [False, True])
 @pytest.mark.parametrize("num_rows", [129, 192, 193, 385, 8192])
 def test_wide_tiles_are_192_rows(num_rows: int, silu_mul: bool) -> None:

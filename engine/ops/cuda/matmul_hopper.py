@@ -21,6 +21,7 @@ MATMUL_HOPPER = KernelSpec(
     template=("T", "Out", "WARPGROUPS_M", "WARPGROUP_N", "SHARING"),
     parameters=(
         ("x_map", "tensor_map"),
+        ("x_tail_map", "tensor_map"),
         ("weight_map", "tensor_map"),
         ("bias", "pointer"),
         ("out", "pointer"),
@@ -42,7 +43,7 @@ MATMUL_HOPPER_WIDE = replace(
     file="matmul_hopper_wide.cu",
     name="matmul_hopper_wide_kernel",
     template=("T",),
-    parameters=tuple(parameter for parameter in MATMUL_HOPPER.parameters if parameter[0] != "splits"),
+    parameters=tuple(p for p in MATMUL_HOPPER.parameters if p[0] not in ("x_tail_map", "splits")),
 )
 SPECS = (MATMUL_HOPPER, MATMUL_HOPPER_WIDE)
 
@@ -306,11 +307,13 @@ def launch(
     dtype, itemsize = cuda_type(x.dtype), out.dtype.itemsize
     at_once = count_clusters_at_once(device, dtype)[plan.cluster - 1]
     splits = () if plan.tile.wide else (plan.splits,)
+    tail = () if plan.tile.wide else (box_map(x, num_rows % plan.tile.m or plan.tile.m),)
     device.launch(
         plan.spec,
         plan.template(dtype, cuda_type(out.dtype)),
         plan.config(num_rows, out_features, itemsize, at_once, device.max_shared_bytes),
         box_map(x, plan.tile.m),
+        *tail,
         box_map(weight, plan.weight_box_rows(silu_mul=silu_mul)),
         bias,
         out,
