@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         const int place = (block * num_kv_heads + kv_head) * block_size + slot - block * block_size;
         stored = (is_key ? key_cache : value_cache) + static_cast<long long>(place) * HEAD_DIM;
       }
-      transform(heads + head * HEAD_DIM, [&](int i, const Vec<T, 2>& z) {
+      transform(transform.load(heads + head * HEAD_DIM), [&](int i, const Vec<T, 2>& z) {
         z.store(prepared + i);
         if (stored != nullptr) z.store(stored + i);
       });

@@ -4,7 +4,6 @@
 #include "rope.cuh"
 
 constexpr int WARPS = 4;
-constexpr int MAX_HEAD_DIM = 256;
 
 // Query and key heads are normalised (where they have a norm) and rotated as HeadTransform says, value
 // heads stay as they are; keys and values go to the cache, queries to out.
@@ -14,46 +13,58 @@ constexpr int MAX_HEAD_DIM = 256;
 // rotary_dim is 0; positions [num_tokens] int; slot_mapping [num_tokens] int, block * block_size + offset, -1
 // stores nothing; key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim] T;
 // out [num_tokens, num_heads * head_dim] T: the queries.
-// Layout: row-major; head_dim <= 256; VECTOR = 2 needs pointers aligned to two elements, head_dim and
-// rotary_dim / 2 even. Grid: ceil(num_tokens * (num_heads + 2 * num_kv_heads) / 4); block: 128 threads; no
-// shared memory. Unit of work: one warp a head of a token.
-template <typename T, int VECTOR>
+// Layout: row-major; head_dim <= MAX_HEAD_DIM; VECTOR = 2 needs pointers aligned to two elements, head_dim
+// and rotary_dim / 2 even. Grid: (num_tokens, ceil((ceil(num_heads / part_heads) + 2 * ceil(num_kv_heads /
+// part_heads)) / 4)); block: 128 threads; no shared memory. Unit of work: a warp up to part_heads heads of
+// one kind of a token, which have norm and angles in common.
+template <typename T, int VECTOR, int MAX_HEAD_DIM>
 __global__ void __launch_bounds__(32 * WARPS)
     rope_and_store_kernel(const T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin,
                           const int* positions, const int* slot_mapping, T* key_cache, T* value_cache, T* out,
-                          int num_tokens, int num_heads, int num_kv_heads, int head_dim, int rotary_dim,
+                          int num_heads, int num_kv_heads, int part_heads, int head_dim, int rotary_dim,
                           int block_size, float eps) {
   ASSERT_ELEMENT(T);
   static_assert(VECTOR == 1 || VECTOR == 2, "a lane moves one or two elements at a time");
-  const int heads_per_token = num_heads + 2 * num_kv_heads;
-  const int item = blockIdx.x * WARPS + threadIdx.x / WARP_SIZE;
-  if (item >= num_tokens * heads_per_token) return;
+  using Transform = HeadTransform<MAX_HEAD_DIM, VECTOR, T>;
+  const int query_parts = ceil_div(num_heads, part_heads);
+  const int kv_parts = ceil_div(num_kv_heads, part_heads);
+  const int token = blockIdx.x;
+  const int part = blockIdx.y * WARPS + threadIdx.x / WARP_SIZE;
+  if (part >= query_parts + 2 * kv_parts) return;
   let_next_kernel_start();
-  const int token = item / heads_per_token;
-  const int head = item % heads_per_token;
-  const bool is_query = head < num_heads;
-  const bool is_value = head >= num_heads + num_kv_heads;
+  const bool is_query = part < query_parts;
+  const bool is_value = part >= query_parts + kv_parts;
+  // Within its kind.
+  const int first = (part - (is_query ? 0 : is_value ? query_parts + kv_parts : query_parts)) * part_heads;
+  const int count = min((is_query ? num_heads : num_kv_heads) - first, part_heads);
 
-  T* target;
+  T* target;  // of the first head; the next ones follow after `stride`
+  int stride = head_dim;
   if (is_query) {
-    target = out + (static_cast<long long>(token) * num_heads + head) * head_dim;
+    target = out + (static_cast<long long>(token) * num_heads + first) * head_dim;
   } else {
     const int slot = slot_mapping[token];
-    const int kv_head = is_value ? head - num_heads - num_kv_heads : head - num_heads;
-    const long long row = (static_cast<long long>(slot / block_size) * num_kv_heads + kv_head) * block_size;
+    const long long row = (static_cast<long long>(slot / block_size) * num_kv_heads + first) * block_size;
     target = slot < 0 ? nullptr : (is_value ? value_cache : key_cache) + (row + slot % block_size) * head_dim;
+    stride *= block_size;
   }
   const int rotated = is_value ? 0 : rotary_dim;
   const float* const angles =
       rotated > 0 ? cos_sin + static_cast<long long>(positions[token]) * rotary_dim : nullptr;
-
-  const HeadTransform<MAX_HEAD_DIM, VECTOR, T> transform(is_query   ? q_norm
-                                                         : is_value ? nullptr
-                                                                    : k_norm,
-                                                         angles, head_dim, rotated, eps);
+  const T* const norm = is_query ? q_norm : is_value ? nullptr : k_norm;
+  const Transform transform(norm, angles, head_dim, rotated, eps);
+  const int head = first + (is_query ? 0 : is_value ? num_heads + num_kv_heads : num_heads);
+  const T* const heads =
+      qkv + (static_cast<long long>(token) * (num_heads + 2 * num_kv_heads) + head) * head_dim;
 
   wait_for_earlier_kernels();
   if (target == nullptr) return;
-  transform(qkv + static_cast<long long>(item) * head_dim,
-            [&](int i, const Vec<T, VECTOR>& z) { z.store(target + i); });
+  typename Transform::Head next = transform.load(heads);
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    const typename Transform::Head current = next;
+    if (i + 1 < count) next = transform.load(heads + (i + 1) * head_dim);
+    T* const to = target + i * stride;
+    transform(current, [&](int e, const Vec<T, VECTOR>& z) { z.store(to + e); });
+  }
 }

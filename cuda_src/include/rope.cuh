@@ -12,6 +12,11 @@
 // alike, whatever its MAX_HEAD_DIM.
 template <int MAX_HEAD_DIM, int VECTOR, typename T>
 class HeadTransform {
+  using Floats = Vec<float, VECTOR>;
+  static constexpr int STRIDE = WARP_SIZE * VECTOR;
+  static constexpr int MAX_PAIRS = ceil_div(MAX_HEAD_DIM / 2, STRIDE);
+  static constexpr int MAX_OTHERS = ceil_div(MAX_HEAD_DIM, STRIDE);
+
  public:
   using Elements = Vec<T, VECTOR>;
 
@@ -37,22 +42,33 @@ class HeadTransform {
     }
   }
 
-  // x [head_dim] T; store(i, VECTOR elements z[i], ... rounded to T) is called for each i.
-  template <typename Store>
-  __device__ __forceinline__ void operator()(const T* x, Store store) const {
-    const int half = rotary_dim_ / 2;
+  // A lane's part of a head.
+  struct Head {
     Floats low[MAX_PAIRS], high[MAX_PAIRS], others[MAX_OTHERS];
+  };
+
+  // x [head_dim] T.
+  __device__ __forceinline__ Head load(const T* x) const {
+    const int half = rotary_dim_ / 2;
+    Head head;
 #pragma unroll
     for (int p = 0; p < MAX_PAIRS; ++p) {
       if (pair_at(p) >= half) continue;
-      low[p] = floats(Elements::load(x + pair_at(p)));
-      high[p] = floats(Elements::load(x + half + pair_at(p)));
+      head.low[p] = floats(Elements::load(x + pair_at(p)));
+      head.high[p] = floats(Elements::load(x + half + pair_at(p)));
     }
 #pragma unroll
     for (int p = 0; p < MAX_OTHERS; ++p) {
-      if (other_at(p) < head_dim_) others[p] = floats(Elements::load(x + other_at(p)));
+      if (other_at(p) < head_dim_) head.others[p] = floats(Elements::load(x + other_at(p)));
     }
+    return head;
+  }
 
+  // store(i, VECTOR elements z[i], ... rounded to T) is called for each i.
+  template <typename Store>
+  __device__ __forceinline__ void operator()(Head head, Store store) const {
+    const int half = rotary_dim_ / 2;
+    auto& [low, high, others] = head;
     if (has_norm_) {
       float squares = 0.0f;
 #pragma unroll
@@ -99,11 +115,6 @@ class HeadTransform {
   }
 
  private:
-  using Floats = Vec<float, VECTOR>;
-  static constexpr int STRIDE = WARP_SIZE * VECTOR;
-  static constexpr int MAX_PAIRS = ceil_div(MAX_HEAD_DIM / 2, STRIDE);
-  static constexpr int MAX_OTHERS = ceil_div(MAX_HEAD_DIM, STRIDE);
-
   // A lane's places in a head: pairs at pair_at(p) and half a rotation after it, others at other_at(p).
   __device__ __forceinline__ int pair_at(int p) const {
     return threadIdx.x % WARP_SIZE * VECTOR + p * STRIDE;

@@ -15,7 +15,7 @@ import pytest
 
 from engine.errors import TesseraError
 from engine.ops.cpu import CpuOps
-from engine.ops.cuda import CudaOps
+from engine.ops.cuda import CudaOps, attention
 from engine.ops.cuda import attention_prefill_hopper as prefill_hopper
 from engine.ops.interface import HeadTransform, Ops
 from engine.tensor import CPU, Device, Tensor, bfloat16, float16, float32, from_numpy
@@ -310,15 +310,21 @@ def assert_same_cache(actual: Array, expected: Array, dtype: np.dtype[Any]) -> N
     [(8, 8), (16, None), (16, 6), (20, 20), (64, 64), (64, 16), (80, 32), (96, None), (128, 128), (256, 256)],
 )
 @pytest.mark.parametrize("norms", ["", "q", "qk"])
+@pytest.mark.parametrize(("heads", "most_warps"), [((6, 2), 8192), ((20, 10), 64)], ids=str)
 def test_rope_and_store(
+    heads: tuple[int, int],
+    most_warps: int,
     norms: str,
     head_dim: int,
     rotary_dim: int | None,
     dtype: np.dtype[Any],
     cuda_ops: CudaOps,
     cpu_ops: CpuOps,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    case = AttentionCase("", ((4, 37), (7, 7), (1, 55), (1, 0)), num_heads=6, head_dim=head_dim, dtype=dtype)
+    monkeypatch.setattr(attention, "ROPE_MOST_WARPS", most_warps)  # with more, each takes several heads
+    rows = ((4, 37), (7, 7), (1, 55), (1, 0))
+    case = AttentionCase("", rows, num_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim, dtype=dtype)
     inputs = AttentionInputs(case)
     inputs.slot_mapping[[2, 9]] = -1
     qkv = random_array(15, (len(inputs.q), (case.num_heads + 2 * case.num_kv_heads) * head_dim), dtype)

@@ -30,7 +30,7 @@ from engine.tensor import Tensor, float32
 ROPE_AND_STORE = KernelSpec(
     file="rope.cu",
     name="rope_and_store_kernel",
-    template=("T", "VECTOR"),
+    template=("T", "VECTOR", "MAX_HEAD_DIM"),
     parameters=(
         ("qkv", "pointer"),
         ("q_norm", "pointer"),
@@ -41,9 +41,9 @@ ROPE_AND_STORE = KernelSpec(
         ("key_cache", "pointer"),
         ("value_cache", "pointer"),
         ("out", "pointer"),
-        ("num_tokens", "int32"),
         ("num_heads", "int32"),
         ("num_kv_heads", "int32"),
+        ("part_heads", "int32"),
         ("head_dim", "int32"),
         ("rotary_dim", "int32"),
         ("block_size", "int32"),
@@ -106,6 +106,9 @@ SPECS = (
 MAX_HEAD_DIM = 256
 BLOCK = (128, 1, 1)  # threads of all kernels here, but for decode with large heads
 ROPE_WARPS = 4
+ROPE_PARTS = (1, 2, 4, 8)  # heads of a warp
+ROPE_MOST_WARPS = 8192  # with more, each takes more heads
+ROPE_HEAD_DIMS = (128, MAX_HEAD_DIM)  # up to which a head has an instantiation
 HALF_BYTES = 2
 PADDING = 8  # elements after each row of shared memory
 NO_WINDOW = 1 << 30
@@ -144,7 +147,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
     pairs: list[Instantiation] = []
     for dtype in dtypes:
-        pairs += [(ROPE_AND_STORE, (dtype, vector)) for vector in ("1", "2")]
+        pairs += [(ROPE_AND_STORE, (dtype, vector, str(dim))) for vector in ("1", "2") for dim in ROPE_HEAD_DIMS]
         pairs.append((PAGED_ATTENTION, (dtype,)))
         if dtype != "float":
             for shape in HEAD_SHAPES.values():
@@ -152,9 +155,16 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     return pairs + attention_decode.instantiations(dtypes)
 
 
-def rope_config(num_tokens: int, num_heads: int, num_kv_heads: int) -> LaunchConfig:
-    """One warp a head."""
-    return LaunchConfig((ceil_div(num_tokens * (num_heads + 2 * num_kv_heads), ROPE_WARPS), 1, 1), BLOCK)
+def rope_part_heads(num_tokens: int, num_heads: int, num_kv_heads: int) -> int:
+    """Heads that a warp takes one after another: one while there are few, so that these are soon done."""
+    heads = num_tokens * (num_heads + 2 * num_kv_heads)
+    return next((part for part in ROPE_PARTS if heads <= part * ROPE_MOST_WARPS), ROPE_PARTS[-1])
+
+
+def rope_config(num_tokens: int, num_heads: int, num_kv_heads: int, part_heads: int) -> LaunchConfig:
+    """A warp for up to `part_heads` heads of a kind of a token."""
+    parts = ceil_div(num_heads, part_heads) + 2 * ceil_div(num_kv_heads, part_heads)
+    return LaunchConfig((num_tokens, ceil_div(parts, ROPE_WARPS), 1), BLOCK)
 
 
 def prefill_config(shape: HeadShape, num_tokens: int, num_seqs: int, num_heads: int, num_kv_heads: int) -> LaunchConfig:
@@ -199,10 +209,13 @@ class AttentionOps(DecodeAttentionOps):
         if head_dim > MAX_HEAD_DIM:
             raise _head_too_large(head_dim)
         pairs = _rotates_pairs(head_dim, cos_sin, qkv, q_norm, k_norm, key_cache, value_cache, out)
+        largest = next(dim for dim in ROPE_HEAD_DIMS if dim >= head_dim)
+        num_tokens = qkv.shape[0]
+        part_heads = rope_part_heads(num_tokens, num_heads, num_kv_heads)
         self.device.launch(
             ROPE_AND_STORE,
-            (cuda_type(qkv.dtype), "2" if pairs else "1"),
-            rope_config(qkv.shape[0], num_heads, num_kv_heads),
+            (cuda_type(qkv.dtype), "2" if pairs else "1", str(largest)),
+            rope_config(num_tokens, num_heads, num_kv_heads, part_heads),
             qkv,
             q_norm,
             k_norm,
@@ -212,9 +225,9 @@ class AttentionOps(DecodeAttentionOps):
             key_cache,
             value_cache,
             out,
-            qkv.shape[0],
             num_heads,
             num_kv_heads,
+            part_heads,
             head_dim,
             rotary_dim,
             block_size,
