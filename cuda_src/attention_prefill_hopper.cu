@@ -121,19 +121,20 @@ struct Softmax {
 // and partial_sums [blocks, 64 * CONSUMERS, 2] float and arrivals [blocks * CONSUMERS] uint, where splits
 // leave their results; every launch finds arrivals 0 and leaves 0. scale_log2 = scale * log2(e), positive.
 // Layout: row-major, q, out and partials 16-byte aligned; num_heads = group * num_kv_heads; block_size a
-// multiple of 8. The group's heads of consecutive tokens are the consecutive rows of a tile, so that they
-// share its keys. Grid: at most as many blocks as run at a time; they take tiles of 64 * CONSUMERS rows until
-// none is left, of `heads_at_once` key/value heads, then of the next; later tiles first, since they see more
-// keys. Where there are so few tiles that each may have several blocks, its keys are split
-// (prefill_units.cuh). Block: 128 * (CONSUMERS + 1) threads; shared: 4 * (64 * CONSUMERS + 128 * STAGES) *
-// HEAD_DIM + 1024 bytes. Unit of work: a warp group holds 64 rows of a tile; of one more group a warp chooses
-// tiles, one copies keys and one values. The groups take turns to multiply, so that one multiplies while
-// another one computes weights; and a group multiplies the weights of a tile of keys while it computes those
-// of the next. Tiles of keys are taken from the last to the first and begin at multiples of TILE_KEYS, so
-// while keys are not split a query's result depends on its own row alone, and not on how its prompt was cut
-// into chunks. Splits change its last bits, as sums are added up in another order: with a row's length, what
-// else is in the step and the number of blocks, but not from one run to the next. Rows (or windows) of less
-// than 2 * MIN_SPLIT_TILES * TILE_KEYS keys are never split.
+// multiple of 8. Only q and the caches may be written by a kernel of the same graph that may not have ended.
+// The group's heads of consecutive tokens are the consecutive rows of a tile, so that they share its keys.
+// Grid: at most as many blocks as run at a time; they take tiles of 64 * CONSUMERS rows until none is left,
+// of `heads_at_once` key/value heads, then of the next; later tiles first, since they see more keys. Where
+// there are so few tiles that each may have several blocks, its keys are split (prefill_units.cuh). Block:
+// 128 * (CONSUMERS + 1) threads; shared: 4 * (64 * CONSUMERS + 128 * STAGES) * HEAD_DIM + 1024 bytes. Unit of
+// work: a warp group holds 64 rows of a tile; of one more group a warp chooses tiles, one copies keys and one
+// values. The groups take turns to multiply, so that one multiplies while another one computes weights; and a
+// group multiplies the weights of a tile of keys while it computes those of the next. Tiles of keys are taken
+// from the last to the first and begin at multiples of TILE_KEYS, so while keys are not split a query's
+// result depends on its own row alone, and not on how its prompt was cut into chunks. Splits change its last
+// bits, as sums are added up in another order: with a row's length, what else is in the step and the number
+// of blocks, but not from one run to the next. Rows (or windows) of less than 2 * MIN_SPLIT_TILES * TILE_KEYS
+// keys are never split.
 template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
 __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     paged_attention_prefill_hopper_kernel(const __grid_constant__ TensorMap key_map,
@@ -188,8 +189,6 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     barrier_init_done();
   }
   __syncthreads();
-  wait_for_earlier_kernels();
-  let_next_kernel_start();  // attention of rows with one query, which needs no more than this has waited for
 
   // The slot of the next tile; who takes it frees it when the tile is not looked at any more.
   int announcement = 0;
@@ -244,13 +243,13 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     }
 
     if (warp == KEY_WARP || warp == VALUE_WARP) {
-      fence_global_for_async();
       const bool is_key = warp == KEY_WARP;
       const TensorMap& map = is_key ? key_map : value_map;
       unsigned char* const to = (is_key ? tiles_k : tiles_v) + lane * piece / 8 * KEY_STEP;
       Barrier* const full = is_key ? full_k : full_v;
       Barrier* const empty = is_key ? empty_k : empty_v;
       int step = 0;  // counts tiles of keys through all tiles of queries
+      bool waited = false;
       while (true) {
         const int slot = take_slot();
         const AnnouncedTile tile = tiles[slot];
@@ -265,6 +264,11 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
           return exists ? cache_row(block_table, key, tile.kv_head, num_kv_heads, block_size) : -1;
         };
         int row = find_piece(tile.key_tiles - 1);
+        if (!waited) {
+          wait_for_earlier_kernels();
+          fence_global_for_async();
+          waited = true;
+        }
         for (int key_tile = tile.key_tiles - 1; key_tile >= 0; --key_tile, ++step) {
           const int next_row = find_piece(key_tile - 1);
           const int stage = step % STAGES;
@@ -510,10 +514,12 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
 
   if (consumer == CONSUMERS - 1) named_barrier_arrive(TURN_BARRIER, 2 * WARPGROUP_SIZE);
   slot = take_slot();
+  wait_for_earlier_kernels();
+  let_next_kernel_start();  // attention of rows with one query, which needs no more than this has waited for
   if (uniform(tiles[slot].kv_head) < 0) return;
   load_queries(slot, buffer);
-  synchronize_group();
   begin_tile(slot);
+  synchronize_group();
   barrier_wait(&full_k[0], 0);
   pin(scores);
   wgmma_fence();
