@@ -42,13 +42,13 @@ class Runner(Protocol):
 
     `start` submits a step; a constrained one stops before it chooses tokens and goes on with `sample`.
     An asynchronous runner computes meanwhile, and takes the next step before the last one's result. Steps with
-    prompts in them are padded to the next of `padded_sizes` tokens.
+    prompts in them had best be filled up to one of `full_sizes` tokens.
     """
 
     @property
     def asynchronous(self) -> bool: ...
     @property
-    def padded_sizes(self) -> tuple[int, ...]: ...
+    def full_sizes(self) -> tuple[int, ...]: ...
     def start(self, batch: StepBatch) -> Running: ...
     def sample(self, running: Any, mask: TokenMask | None) -> None: ...
 
@@ -87,7 +87,7 @@ class EngineCore:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_context=self._max_context,
-            padded_sizes=runner.padded_sizes,
+            full_sizes=runner.full_sizes,
         )
         self._runner = runner
         self._in_flight: deque[tuple[ScheduledStep, Running, float]] = deque()  # with the times of submission

@@ -117,9 +117,9 @@ class ModelRunner:
         return self.device.asynchronous
 
     @property
-    def padded_sizes(self) -> tuple[int, ...]:
+    def full_sizes(self) -> tuple[int, ...]:
         """Numbers of tokens to which steps with prompts in them are padded; larger ones are not."""
-        return self._recorded.padded_sizes
+        return self._recorded.full_sizes
 
     def start(self, batch: StepBatch) -> RunningStep:
         """Submit a step: its tokens' keys and values go to the KV cache, and each logits row gets a token.

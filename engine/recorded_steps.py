@@ -12,8 +12,10 @@ from engine.tensor import Tensor
 
 # Steps with prompts in them: beyond the largest, kernels take longer than launching them one by one. From 128 on a
 # product's time grows with every tile of 128 rows.
-PROMPT_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
-PROMPT_SEQS = (2, 8, 32, 128)
+PROMPT_TOKENS = (16, 32, 64, 128, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
+# Of these, at which few multiprocessors are idle in the last round of a product's tiles.
+FULL_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+PROMPT_SEQS = (2, 9, 17, 33, 65, 129)  # one of them has the padded tokens
 
 SHORT_CONTEXT_SEQS = 16  # decodes: up to so many are recorded for short contexts as well
 
@@ -47,9 +49,9 @@ class RecordedSteps:
         self._short_steps: dict[StepShape, RecordedStep] = {}
 
     @property
-    def padded_sizes(self) -> tuple[int, ...]:
-        """Numbers of tokens of the recorded steps with prompts in them, ascending; none before `record`."""
-        return tuple(self._prompt_tokens) if self._steps else ()
+    def full_sizes(self) -> tuple[int, ...]:
+        """Numbers of tokens, ascending, to which a step with prompts in it had best be filled; none before `record`."""
+        return tuple(size for size in self._prompt_tokens if size in FULL_TOKENS) if self._steps else ()
 
     def shapes(self) -> list[StepShape]:
         """All that are worth recording, largest first."""
@@ -58,7 +60,6 @@ class RecordedSteps:
             self._prompt_shape(num_tokens, num_seqs)
             for num_tokens in self._prompt_tokens
             for num_seqs in self._prompt_seqs
-            if num_seqs < num_tokens  # else it would be the shape of a decode
         ]
         return sorted({*decodes, *prompts}, key=lambda shape: -shape.num_tokens)
 
@@ -88,13 +89,15 @@ class RecordedSteps:
             short = self._short_steps.get(padded)
             is_short = short is not None and batch.context_lens.max(initial=0) <= self._short_context
             return short if is_short else self._steps[padded]
-        num_seqs = self._prompt_seqs[bisect_left(self._prompt_seqs, shape.num_seqs + 1)]  # one takes the padded tokens
+        num_seqs = shape.num_seqs + 1  # one takes the padded tokens
         tokens = bisect_left(self._prompt_tokens, max(shape.num_tokens, num_seqs + 1))
         if tokens == len(self._prompt_tokens):
             return None
-        return self._steps[self._prompt_shape(self._prompt_tokens[tokens], num_seqs)]
+        seqs = self._prompt_seqs[bisect_left(self._prompt_seqs, num_seqs)]
+        return self._steps[self._prompt_shape(self._prompt_tokens[tokens], seqs)]
 
     def _prompt_shape(self, num_tokens: int, num_seqs: int) -> StepShape:
+        num_seqs = min(num_seqs, num_tokens - 1)  # else it would be the shape of a decode
         return StepShape(num_tokens, num_seqs, min(num_seqs, self._max_num_seqs))
 
 

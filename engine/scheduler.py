@@ -41,9 +41,9 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_context: int,
-        padded_sizes: tuple[int, ...] = (),
+        full_sizes: tuple[int, ...] = (),
     ) -> None:
-        """`padded_sizes`: see `StepPace`."""
+        """`full_sizes`: see `StepPace`."""
         self.block_manager = block_manager
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -52,7 +52,7 @@ class Scheduler:
         self._slots = SlotTable(max_num_seqs, block_manager.num_blocks_for(max_context), block_manager.block_size)
         self._prefixes = PrefixesInProgress(block_manager)
         self._admission_is_blocked = False
-        self._pace = StepPace(padded_sizes)
+        self._pace = StepPace(full_sizes)
 
     @property
     def has_unfinished(self) -> bool:
@@ -168,7 +168,7 @@ class Scheduler:
             else:
                 num_decodes += 1
         if backlog and num_decodes > num_prompts:
-            return self._pace.prompt_tokens(backlog, most, num_decodes)
+            return self._pace.prompt_tokens(backlog, most, num_decodes, num_prompts)
         # Where fewer decode than wait for their first token, a long step delays fewer than it serves.
         return self._pace.tokens_of_many(most, num_decodes) if num_prompts + num_decodes > 1 else most
 

@@ -74,7 +74,7 @@ class FakeRunner:
     An asynchronous one is given steps before the results of those before are known, as a GPU is.
     """
 
-    padded_sizes: tuple[int, ...] = ()
+    full_sizes: tuple[int, ...] = ()
 
     def __init__(self, num_blocks: int, block_size: int, *, asynchronous: bool = False) -> None:
         self.block_size = block_size

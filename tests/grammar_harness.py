@@ -54,7 +54,7 @@ class NoisyStep:
 class NoiseRunner:
     """Chooses at random among the tokens that the mask leaves; a row depends on its own newest token alone."""
 
-    padded_sizes: tuple[int, ...] = ()
+    full_sizes: tuple[int, ...] = ()
 
     def __init__(self, *, asynchronous: bool) -> None:
         self.asynchronous = asynchronous

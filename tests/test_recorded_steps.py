@@ -20,7 +20,7 @@ from engine.models.config import load_config
 from engine.models.step_inputs import StepInputs, StepShape
 from engine.ops.attention_interface import SHORT_CONTEXT
 from engine.ops.make import make_ops
-from engine.recorded_steps import RecordedSteps, decode_sizes
+from engine.recorded_steps import PROMPT_TOKENS, RecordedSteps, decode_sizes
 from engine.sampling_params import SamplingParams
 from engine.tensor import CPU, Tensor
 from tests.decoder_harness import Row, scattered_blocks, step_batch
@@ -126,7 +126,7 @@ def test_a_step_with_prompts_never_takes_the_recording_of_decodes(max_num_seqs: 
     steps = RecordedSteps(max_num_seqs, max_num_tokens=2048, max_model_len=8192, short_context=SHORT_CONTEXT)
     recorder = Recorder()
     recorder.forwarded = None, None
-    assert steps.padded_sizes == (), "nothing is padded where nothing is recorded"
+    assert steps.full_sizes == (), "nothing is filled where nothing is recorded"
     steps.record(recorder, make_inputs, lambda inputs: inputs)
     for num_seqs in range(1, max_num_seqs + 1):
         for num_tokens in range(num_seqs + 1, 2049, 1 if num_seqs < 40 else 7):
@@ -138,8 +138,9 @@ def test_a_step_with_prompts_never_takes_the_recording_of_decodes(max_num_seqs: 
             shape = step.inputs.shape
             assert not shape.is_decode, (num_tokens, num_seqs, shape)
             assert num_tokens <= shape.num_tokens <= 2048
-            assert shape.num_tokens in steps.padded_sizes
+            assert shape.num_tokens == min(size for size in PROMPT_TOKENS if size >= max(num_tokens, num_seqs + 2))
             assert num_seqs < shape.num_seqs, "a row to spare for padded tokens"
+    assert set(steps.full_sizes) <= set(PROMPT_TOKENS), "a step that is filled is not padded further"
 
 
 def test_few_decodes_with_short_contexts_have_recordings_of_their_own() -> None:

@@ -7,9 +7,11 @@ import pytest
 from engine.batch import StepBatch
 from engine.step_pace import (
     DRAIN_STEPS,
+    EACH_MORE,
     FEWER,
     FEWEST_TOKENS,
     LONGEST,
+    LONGEST_DECODES,
     MOST_USEFUL,
     ONE_PROMPT,
     SLOWEST,
@@ -21,8 +23,8 @@ from tests.fake_runner import Harness
 DECODE, TOKEN = 0.005, 0.00002  # seconds of a step of decodes, and what each token of a prompt adds
 
 
-def learned(padded_sizes: tuple[int, ...] = ()) -> StepPace:
-    pace = StepPace(padded_sizes)
+def learned(full_sizes: tuple[int, ...] = ()) -> StepPace:
+    pace = StepPace(full_sizes)
     for _ in range(50):
         pace.record(0, DECODE)
         pace.record(500, DECODE + 500 * TOKEN)
@@ -55,6 +57,15 @@ def test_one_prompt_may_take_somewhat_longer() -> None:
     tokens = learned().prompt_tokens(ONE_PROMPT, 8192)
     assert DECODE + tokens * TOKEN <= SLOWEST_FOR_ONE * DECODE
     assert tokens > learned().prompt_tokens(ONE_PROMPT + 1, 8192)
+
+
+def test_each_more_that_waits_may_add_to_a_step_up_to_a_bound() -> None:
+    alone = learned().prompt_tokens(4000, 8192)
+    assert learned().prompt_tokens(4000, 8192, num_prompts=2) == pytest.approx(alone * (1 + EACH_MORE), abs=1)
+    assert learned().prompt_tokens(4000, 8192, num_prompts=5) == pytest.approx(alone * (1 + 4 * EACH_MORE), abs=1)
+    bound = max(LONGEST, LONGEST_DECODES * DECODE) / TOKEN
+    assert learned().prompt_tokens(4000, 8192, num_prompts=100) == pytest.approx(bound, abs=1)
+    assert learned().prompt_tokens(4000, 200, num_prompts=100) == 200, "a step holds no more"
 
 
 def test_a_long_queue_is_worked_off_in_time() -> None:
