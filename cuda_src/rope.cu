@@ -59,12 +59,14 @@ __global__ void __launch_bounds__(32 * WARPS)
 
   wait_for_earlier_kernels();
   if (target == nullptr) return;
-  typename Transform::Head next = transform.load(heads);
+  typename Transform::Head current = transform.load(heads), next = current, after_next = current;
+  if (count > 1) next = transform.load(heads + head_dim);
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
-    const typename Transform::Head current = next;
-    if (i + 1 < count) next = transform.load(heads + (i + 1) * head_dim);
+    if (i + 2 < count) after_next = transform.load(heads + (i + 2) * head_dim);
     T* const to = target + i * stride;
     transform(current, [&](int e, const Vec<T, VECTOR>& z) { z.store(to + e); });
+    current = next;
+    next = after_next;
   }
 }

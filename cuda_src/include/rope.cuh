@@ -42,9 +42,9 @@ class HeadTransform {
     }
   }
 
-  // A lane's part of a head.
+  // A lane's part of a head, as it is in memory.
   struct Head {
-    Floats low[MAX_PAIRS], high[MAX_PAIRS], others[MAX_OTHERS];
+    Elements low[MAX_PAIRS], high[MAX_PAIRS], others[MAX_OTHERS];
   };
 
   // x [head_dim] T.
@@ -54,21 +54,32 @@ class HeadTransform {
 #pragma unroll
     for (int p = 0; p < MAX_PAIRS; ++p) {
       if (pair_at(p) >= half) continue;
-      head.low[p] = floats(Elements::load(x + pair_at(p)));
-      head.high[p] = floats(Elements::load(x + half + pair_at(p)));
+      head.low[p] = Elements::load(x + pair_at(p));
+      head.high[p] = Elements::load(x + half + pair_at(p));
     }
 #pragma unroll
     for (int p = 0; p < MAX_OTHERS; ++p) {
-      if (other_at(p) < head_dim_) head.others[p] = floats(Elements::load(x + other_at(p)));
+      if (other_at(p) < head_dim_) head.others[p] = Elements::load(x + other_at(p));
     }
     return head;
   }
 
   // store(i, VECTOR elements z[i], ... rounded to T) is called for each i.
   template <typename Store>
-  __device__ __forceinline__ void operator()(Head head, Store store) const {
+  __device__ __forceinline__ void operator()(const Head& head, Store store) const {
     const int half = rotary_dim_ / 2;
-    auto& [low, high, others] = head;
+    Floats low[MAX_PAIRS], high[MAX_PAIRS], others[MAX_OTHERS];
+#pragma unroll
+    for (int p = 0; p < MAX_PAIRS; ++p) {
+      if (pair_at(p) >= half) continue;
+      low[p] = floats(head.low[p]);
+      high[p] = floats(head.high[p]);
+    }
+#pragma unroll
+    for (int p = 0; p < MAX_OTHERS; ++p) {
+      if (other_at(p) < head_dim_) others[p] = floats(head.others[p]);
+    }
+
     if (has_norm_) {
       float squares = 0.0f;
 #pragma unroll
