@@ -1,49 +1,79 @@
 // RMSNorm per row.
 #include "common.cuh"
 
+constexpr int CHUNKS = 4;  // of a row, that a thread keeps
+
+// The same address, which the compiler may take for a multiple of 16 bytes if it IS_ALIGNED.
+template <bool IS_ALIGNED, typename T>
+__device__ __forceinline__ T* aligned(T* elements) {
+  return IS_ALIGNED ? static_cast<T*>(__builtin_assume_aligned(elements, 16)) : elements;
+}
+
 // out = x / sqrt(mean(x^2) + eps) * weight over each row (Zhang and Sennrich 2019).
 //   in:  x [rows, hidden] T, weight [hidden] T
 //   out: out [rows, hidden] T, may be x
-// Layout: contiguous rows of any length; 16-byte accesses where a row's address allows them.
+// Layout: contiguous rows of any length; 16-byte accesses where a row's address allows them, which WHOLE says
+// of all rows: x, weight and out 16-byte aligned, hidden a multiple of 8.
 // Grid: rows. Block: whole warps, up to 1024 threads. Shared memory: none dynamic.
-// Unit of work: one block per row.
-template <typename T>
+// Unit of work: one block per row. Where CHUNKS chunks of each thread are less than the row, the rest is read
+// twice.
+template <typename T, bool WHOLE>
 __global__ void rmsnorm_kernel(const T* x, const T* weight, T* out, int hidden, float eps) {
   ASSERT_ELEMENT(T);
   const long long start = static_cast<long long>(blockIdx.x) * hidden;
-  const int first = threadIdx.x * CHUNK;
   const int stride = blockDim.x * CHUNK;
-  auto load = [&](int i, float (&values)[CHUNK]) { load_updated_floats(x + start + i, hidden - i, values); };
+  const int first = threadIdx.x * CHUNK;
+  auto count = [&](int i) { return WHOLE ? CHUNK : hidden - i; };
+  auto load = [&](int i, float (&values)[CHUNK]) {
+    load_updated_floats(aligned<WHOLE>(x + start + i), count(i), values);
+  };
+  auto load_gains = [&](int i, float (&gains)[CHUNK]) {
+    load_floats(aligned<WHOLE>(weight + i), count(i), gains);
+  };
   auto store = [&](int i, float (&values)[CHUNK], const float (&gains)[CHUNK], float inverse_rms) {
 #pragma unroll
     for (int j = 0; j < CHUNK; ++j) values[j] = values[j] * inverse_rms * gains[j];
-    store_floats(out + start + i, hidden - i, values);
+    store_floats(aligned<WHOLE>(out + start + i), count(i), values);
   };
 
-  // A thread keeps what it needs again of its first chunk, which is all of most rows.
-  float gains[CHUNK] = {};
-  float values[CHUNK] = {};
+  float values[CHUNKS][CHUNK] = {};
+  float gains[CHUNKS][CHUNK];
   let_next_kernel_start();
-  if (first < hidden) load_floats(weight + first, hidden - first, gains);
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c) {
+    const int i = first + c * stride;
+    if (i < hidden) load_gains(i, gains[c]);
+  }
   wait_for_earlier_kernels();
-  if (first < hidden) load(first, values);
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c) {
+    const int i = first + c * stride;
+    if (i < hidden) load(i, values[c]);
+  }
   float sum_of_squares = 0.0f;
 #pragma unroll
-  for (int j = 0; j < CHUNK; ++j) sum_of_squares += values[j] * values[j];
+  for (int c = 0; c < CHUNKS; ++c) {
+#pragma unroll
+    for (int j = 0; j < CHUNK; ++j) sum_of_squares += values[c][j] * values[c][j];
+  }
 #pragma unroll 1
-  for (int i = first + stride; i < hidden; i += stride) {
+  for (int i = first + CHUNKS * stride; i < hidden; i += stride) {
     float others[CHUNK];
     load(i, others);
 #pragma unroll
     for (int j = 0; j < CHUNK; ++j) sum_of_squares += others[j] * others[j];
   }
   const float inverse_rms = rsqrtf(block_sum(sum_of_squares) / hidden + eps);
-  if (first < hidden) store(first, values, gains, inverse_rms);
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c) {
+    const int i = first + c * stride;
+    if (i < hidden) store(i, values[c], gains[c], inverse_rms);
+  }
 #pragma unroll 1
-  for (int i = first + stride; i < hidden; i += stride) {
-    float others[CHUNK];
+  for (int i = first + CHUNKS * stride; i < hidden; i += stride) {
+    float others[CHUNK], other_gains[CHUNK];
     load(i, others);
-    load_floats(weight + i, hidden - i, gains);
-    store(i, others, gains, inverse_rms);
+    load_gains(i, other_gains);
+    store(i, others, other_gains, inverse_rms);
   }
 }

@@ -175,7 +175,7 @@ def test_matmul_keeps_a_broken_row_to_itself(m: int, dtype: np.dtype[Any], cuda_
 
 
 @dtypes
-@pytest.mark.parametrize("shape", ROW_SHAPES)
+@pytest.mark.parametrize("shape", [*ROW_SHAPES, (3, 40_000), (3, 40_001)])
 def test_norms(shape: tuple[int, int], dtype: np.dtype[Any], compare: Callable[..., None]) -> None:
     x = random_array(1, shape, dtype, 3)
     weight, bias = random_array(3, shape[1:], dtype), random_array(4, shape[1:], dtype)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from engine.cuda.device import CudaDevice
-from engine.cuda.kernel import Instantiation, KernelSpec
-from engine.ops.cuda.types import cuda_type, row_config
+from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from engine.ops.cuda.types import CHUNK, MAX_BLOCK, WARP_SIZE, ceil_div, cuda_type, row_config
 from engine.ops.interface import Ops
 from engine.tensor import Tensor
 
 RMSNORM = KernelSpec(
     file="rmsnorm.cu",
     name="rmsnorm_kernel",
-    template=("T",),
+    template=("T", "WHOLE"),
     parameters=(
         ("x", "pointer"),
         ("weight", "pointer"),
@@ -36,10 +36,20 @@ LAYERNORM = KernelSpec(
 )
 SPECS = (RMSNORM, LAYERNORM)
 
+ROW_CHUNKS = 4  # of CHUNK elements, that a thread of rmsnorm_kernel keeps
+ALIGNMENT = 16  # bytes
+
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
-    return [(spec, (dtype,)) for spec in SPECS for dtype in dtypes]
+    whole = [(RMSNORM, (dtype, flag)) for dtype in dtypes for flag in ("true", "false")]
+    return whole + [(LAYERNORM, (dtype,)) for dtype in dtypes]
+
+
+def rmsnorm_config(rows: int, hidden: int) -> LaunchConfig:
+    """One block a row, of a size that depends on the width alone, so that a row's sums never depend on the batch."""
+    warps = ceil_div(ceil_div(hidden, CHUNK * ROW_CHUNKS), WARP_SIZE)
+    return LaunchConfig((rows, 1, 1), (min(warps * WARP_SIZE, MAX_BLOCK), 1, 1))
 
 
 class NormOps(Ops):
@@ -47,7 +57,9 @@ class NormOps(Ops):
 
     def _rmsnorm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         rows, hidden = x.shape
-        self.device.launch(RMSNORM, (cuda_type(x.dtype),), row_config(rows, hidden), x, weight, out, hidden, eps)
+        whole = hidden % CHUNK == 0 and (x.pointer | weight.pointer | out.pointer) % ALIGNMENT == 0
+        template = (cuda_type(x.dtype), "true" if whole else "false")
+        self.device.launch(RMSNORM, template, rmsnorm_config(rows, hidden), x, weight, out, hidden, eps)
 
     def _layernorm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
         rows, hidden = x.shape
