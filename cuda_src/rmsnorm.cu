@@ -2,6 +2,7 @@
 #include "common.cuh"
 
 constexpr int CHUNKS = 4;  // of a row, that a thread keeps
+constexpr int MAX_THREADS = 512;
 
 // The same address, which the compiler may take for a multiple of 16 bytes if it IS_ALIGNED.
 template <bool IS_ALIGNED, typename T>
@@ -14,11 +15,12 @@ __device__ __forceinline__ T* aligned(T* elements) {
 //   out: out [rows, hidden] T, may be x
 // Layout: contiguous rows of any length; 16-byte accesses where a row's address allows them, which WHOLE says
 // of all rows: x, weight and out 16-byte aligned, hidden a multiple of 8.
-// Grid: rows. Block: whole warps, up to 1024 threads. Shared memory: none dynamic.
+// Grid: rows. Block: whole warps, up to MAX_THREADS. Shared memory: none dynamic.
 // Unit of work: one block per row. Where CHUNKS chunks of each thread are less than the row, the rest is read
 // twice.
 template <typename T, bool WHOLE>
-__global__ void rmsnorm_kernel(const T* x, const T* weight, T* out, int hidden, float eps) {
+__global__ void __launch_bounds__(MAX_THREADS)
+    rmsnorm_kernel(const T* x, const T* weight, T* out, int hidden, float eps) {
   ASSERT_ELEMENT(T);
   const long long start = static_cast<long long>(blockIdx.x) * hidden;
   const int stride = blockDim.x * CHUNK;

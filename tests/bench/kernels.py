@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.cuda.device import CudaDevice
 from engine.ops.cuda import CudaOps
-from engine.ops.interface import AttentionMetadata
+from engine.ops.interface import AttentionMetadata, HeadTransform
 from engine.ops.sampling_interface import SamplingMetadata, SamplingState
 from engine.tensor import Tensor, bfloat16, empty, float32, from_numpy, int32, uint32
 from tests.sampling_cases import SlotTables, make_metadata, make_state
@@ -190,8 +190,9 @@ def _attention(
         )
         attend: dict[str, Any] = {"scale": head_dim**-0.5, "out": out}
         if decodes:
-            rope: dict[str, Any] = {"num_heads": heads, "q_norm": norm, "k_norm": norm, "queries": q}
-            calls.append(partial(ops.attention, qkv, keys, values, metadata, cos_sin, **rope, **attend))
+            transform = HeadTransform(cos_sin, norm, norm)
+            attend |= {"num_heads": heads, "queries": q}
+            calls.append(partial(ops.attention, qkv, keys, values, metadata, transform, **attend))
         else:
             calls.append(partial(ops.paged_attention, q, keys, values, metadata, **attend))
     microseconds = measure(device, calls * (-(-CALLS // layers) if decodes else 3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.cuda.device import CudaDevice
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from engine.ops.cuda.types import CHUNK, MAX_BLOCK, WARP_SIZE, ceil_div, cuda_type, row_config
+from engine.ops.cuda.types import CHUNK, WARP_SIZE, ceil_div, cuda_type, row_config
 from engine.ops.interface import Ops
 from engine.tensor import Tensor
 
@@ -36,6 +36,7 @@ LAYERNORM = KernelSpec(
 )
 SPECS = (RMSNORM, LAYERNORM)
 
+MAX_ROW_THREADS = 512
 ROW_CHUNKS = 4  # of CHUNK elements, that a thread of rmsnorm_kernel keeps
 ALIGNMENT = 16  # bytes
 
@@ -49,7 +50,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 def rmsnorm_config(rows: int, hidden: int) -> LaunchConfig:
     """One block a row, of a size that depends on the width alone, so that a row's sums never depend on the batch."""
     warps = ceil_div(ceil_div(hidden, CHUNK * ROW_CHUNKS), WARP_SIZE)
-    return LaunchConfig((rows, 1, 1), (min(warps * WARP_SIZE, MAX_BLOCK), 1, 1))
+    return LaunchConfig((rows, 1, 1), (min(warps * WARP_SIZE, MAX_ROW_THREADS), 1, 1))
 
 
 class NormOps(Ops):
