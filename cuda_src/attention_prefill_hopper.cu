@@ -236,6 +236,7 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
         } else {
           const int before = announcement - 1;
           if (tile.key_tiles > SHORT_TILES) barrier_wait(&freed[before % SLOTS], before / SLOTS % 2);
+          wait_for_earlier_kernels();  // the launch before this one may still count
           if (lane == 0) number = 2 * gridDim.x + atomicInc(&tiles_taken, num_units - gridDim.x - 1);
           number = __shfl_sync(FULL_WARP, number, 0);
         }

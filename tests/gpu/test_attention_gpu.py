@@ -232,6 +232,31 @@ def test_a_graph_with_splits_follows_the_lengths(head_dim: int, cuda_ops: CudaOp
         assert_splits_are_done(cuda_ops)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_launch_right_behind_another_takes_tiles_of_its_own(head_dim: int, cuda_ops: CudaOps) -> None:
+    """It begins while blocks of the one before still take theirs, and no kernel in between waits for these."""
+    rows = ((70, 70), (400, 900), (33, 33), (200, 200)) * 4
+    inputs = AttentionInputs(
+        AttentionCase("", rows, num_heads=16, num_kv_heads=16, head_dim=head_dim, dtype=bfloat16, sliding_window=300)
+    )
+    expected = attend(cuda_ops, inputs)
+    device, case = cuda_ops.device, inputs.case
+    caches, metadata, q = inputs.caches(device), inputs.metadata(device), from_numpy(inputs.q, device)
+    outs = [poisoned(inputs.q.shape, bfloat16, device) for _ in range(8)]
+    cuda_ops.paged_attention(q, *caches, metadata, scale=case.scale, sliding_window=300, out=outs[0])
+    with device.capture() as finish:
+        for out in outs:
+            cuda_ops.paged_attention(q, *caches, metadata, scale=case.scale, sliding_window=300, out=out)
+    graph = finish()
+    for _ in range(5):
+        for out in outs:
+            out.upload(np.full(inputs.q.shape, np.nan, bfloat16))
+        graph.launch()
+        device.synchronize()
+        for out in outs:
+            np.testing.assert_array_equal(bits(out.numpy()), bits(expected))
+
+
 def test_paged_attention_of_nothing(cuda_ops: CudaOps) -> None:
     assert attend(cuda_ops, AttentionInputs(AttentionCase("", ()))).shape == (0, 64)
 
