@@ -8,21 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.cuda.kernel import KernelSpec, LaunchConfig
 from engine.ops.cuda import CudaOps, attention_prefill_hopper, matmul_hopper
 from tests.bench import kernels
-from tests.test_cuda_launch_attention import WritingDevice
+from tests.test_cuda_launch_matmul_hopper import WritingHopper
 
 
-class WritingHopper(WritingDevice):
-    def __init__(self) -> None:
-        super().__init__(132, "90a", clusters=True)
-
-    def upload(self, pointer: int, source: np.ndarray[Any, Any]) -> None:
+class BenchDevice(WritingHopper):
+    def upload(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
         pass
-
-    def clusters_at_once(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig) -> int:
-        return self.multiprocessors // config.cluster
 
 
 def without_reference(rows: Callable[..., Any]) -> Callable[[CudaOps, Any], list[kernels.Row]]:
@@ -43,7 +36,7 @@ PARTS = {
 def test_every_figure_launches_something(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[int] = []
 
-    def measure(device: WritingHopper, calls: list[Callable[[], object]]) -> float:
+    def measure(device: BenchDevice, calls: list[Callable[[], object]]) -> float:
         before = len(device.launches)
         for call in calls[:2]:
             call()
@@ -53,7 +46,7 @@ def test_every_figure_launches_something(part: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kernels, "measure", measure)
     for module, name in ((matmul_hopper, "box_map"), (attention_prefill_hopper, "row_groups_map")):
         monkeypatch.setattr(module, name, lambda *_: bytes(128))
-    device = WritingHopper()
+    device = BenchDevice()
     rows = PARTS[part](CudaOps(device), device)  # type: ignore[arg-type]
     assert len(rows) == len(launches) > 0
     assert min(launches) > 0
