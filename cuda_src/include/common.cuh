@@ -17,8 +17,9 @@ __host__ __device__ constexpr auto ceil_div(A a, B b) -> decltype(a + b) {
   return (a + b - 1) / b;
 }
 
-// ---- fast arithmetic, one instruction of the special function unit each, within 2 units in the last place
-// ------
+// ---- fast arithmetic ------------------------------------------------------------------------------------
+
+// Each takes the special function unit one instruction, and is within 2 units in the last place.
 
 // 2^x within 2^-22 relative, 0 for -inf; results below 2^-126 are 0.
 __device__ __forceinline__ float exp2_fast(float x) {
