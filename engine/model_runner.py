@@ -118,7 +118,7 @@ class ModelRunner:
 
     @property
     def full_sizes(self) -> tuple[int, ...]:
-        """Numbers of tokens to which steps with prompts in them are padded; larger ones are not."""
+        """Numbers of tokens to which a step with prompts in it had best be filled."""
         return self._recorded.full_sizes
 
     def start(self, batch: StepBatch) -> RunningStep:

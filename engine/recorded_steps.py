@@ -12,9 +12,10 @@ from engine.tensor import Tensor
 
 # Steps with prompts in them: beyond the largest, kernels take longer than launching them one by one. From 128 on a
 # product's time grows with every tile of 128 rows.
-PROMPT_TOKENS = (16, 32, 64, 128, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
-# Of these, at which few multiprocessors are idle in the last round of a product's tiles.
 FULL_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+# At these many multiprocessors are idle in the last round of a product's tiles: no step need be filled up to them.
+UNEVEN_TOKENS = (640, 896, 1280, 1792)
+PROMPT_TOKENS = tuple(sorted((*FULL_TOKENS, *UNEVEN_TOKENS)))
 PROMPT_SEQS = (2, 9, 17, 33, 65, 129)  # one of them has the padded tokens
 
 SHORT_CONTEXT_SEQS = 16  # decodes: up to so many are recorded for short contexts as well

@@ -15,14 +15,14 @@ SMOOTHING = 0.25  # weight of the newest measurement
 LONGEST = 0.03  # seconds that prompts should add to a step at most where several wait for their first token
 LONGEST_DECODES = 3  # or as long as so many steps of decodes
 MOST_USEFUL = 512  # tokens of prompts in a step: more of them are computed no faster
-FEWER = 0.9  # of the tokens that would keep the pace, where a step would else be padded
+FEWER = 0.9  # of the tokens that would keep the pace, where a step would else waste some
 
 
 class StepPace:
     """Learns from every step. It knows nothing at first, and then bounds nothing.
 
     `full_sizes`: ascending numbers of tokens with which a step with prompts in it wastes nothing. A step in between
-    costs about as much as the next of them, to which the runner pads it or the device idles, so it is filled up;
+    costs about as much as the next of them, since it is padded or the device idles, so it is filled up;
     larger steps waste little.
     """
 
@@ -61,7 +61,7 @@ class StepPace:
         return max(seconds / seconds_per_token, MOST_USEFUL)
 
     def _filled(self, wanted: float, most: int, num_decodes: int) -> int:
-        """About as many with which nothing is padded, at most `most`: somewhat fewer, or more for the same time."""
+        """About as many with which nothing is wasted, at most `most`: somewhat fewer, or more for the same time."""
         tokens, sizes = int(min(wanted, most)), self._full_sizes
         above = bisect_left(sizes, tokens + num_decodes)
         if above == len(sizes):

@@ -23,7 +23,7 @@ from engine.errors import TesseraError
 from engine.ops.cuda import attention_decode
 from engine.ops.cuda.attention_decode import UNIT_KEYS, DecodeAttentionOps
 from engine.ops.cuda.attention_prefill_hopper import SplitMemory, accepts, launch_prefill
-from engine.ops.cuda.types import ceil_div, cuda_type
+from engine.ops.cuda.types import aligned, ceil_div, cuda_type
 from engine.ops.interface import AttentionMetadata, HeadTransform
 from engine.tensor import Tensor, float32
 
@@ -256,8 +256,8 @@ class AttentionOps(DecodeAttentionOps):
         cache = (block_size, block_table_width, window)
 
         shape = HEAD_SHAPES.get(head_dim)
-        aligned = _aligned(16, q, key_cache, value_cache, out) and block_size % UNIT_KEYS == 0
-        if shape is None or q.dtype == float32 or not aligned:
+        tiled = aligned(16, q, key_cache, value_cache, out) and block_size % UNIT_KEYS == 0
+        if shape is None or q.dtype == float32 or not tiled:
             config = LaunchConfig((q.shape[0], num_heads, 1), BLOCK)
             heads = (num_heads, num_kv_heads, head_dim)
             self.device.launch(PAGED_ATTENTION, (dtype,), config, *inputs, out, num_seqs, *heads, *cache, scale_log2)
@@ -303,7 +303,7 @@ class AttentionOps(DecodeAttentionOps):
             or key_cache.shape[3] not in HEAD_SHAPES
             or qkv.dtype == float32
             or key_cache.shape[2] % UNIT_KEYS > 0
-            or not _aligned(16, qkv, key_cache, value_cache, out)
+            or not aligned(16, qkv, key_cache, value_cache, out)
             or not _rotates_pairs(key_cache.shape[3], cos_sin, q_norm, k_norm)
         ):
             inputs = (qkv, key_cache, value_cache, metadata, transform)
@@ -331,9 +331,5 @@ def _rotates_pairs(head_dim: int, cos_sin: Tensor | None, *tensors: Tensor | Non
     """Whether norms and rotation may take two elements at a time."""
     rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
     sizes = [2 * tensor.dtype.itemsize for tensor in tensors if tensor is not None]
-    aligned = _aligned(max(sizes, default=1), *tensors) and _aligned(2 * float32.itemsize, cos_sin)
-    return head_dim % 2 == 0 and rotary_dim % 4 == 0 and aligned
-
-
-def _aligned(nbytes: int, *tensors: Tensor | None) -> bool:
-    return all(tensor.pointer % nbytes == 0 for tensor in tensors if tensor is not None)
+    in_pairs = aligned(max(sizes, default=1), *tensors) and aligned(2 * float32.itemsize, cos_sin)
+    return head_dim % 2 == 0 and rotary_dim % 4 == 0 and in_pairs

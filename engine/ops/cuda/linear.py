@@ -16,7 +16,7 @@ from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from engine.ops.cuda import matmul_decode, matmul_hopper
 from engine.ops.cuda.matmul_decode import MATMUL_DECODE, Limits, choose_decode_tile
 from engine.ops.cuda.matmul_hopper import launch_product
-from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
+from engine.ops.cuda.types import WARP_SIZE, aligned, ceil_div, cuda_type
 from engine.ops.interface import Ops
 from engine.tensor import Tensor, bfloat16, float32
 
@@ -245,19 +245,19 @@ class LinearOps(Ops):
         num_rows, out_features = sizes[:2]
         dtype, out_dtype = cuda_type(x.dtype), cuda_type(out.dtype)
         multiprocessors = self.device.multiprocessors
-        aligned = _is_aligned(x, weight, out)
+        is_aligned = _is_aligned(x, weight, out)
         clusters = self.device.compute_capability >= (9, 0)
-        if aligned and num_rows <= FEW_ROWS and out.dtype == x.dtype and clusters:
+        if is_aligned and num_rows <= FEW_ROWS and out.dtype == x.dtype and clusters:
             tile, splits = choose_split_tile(num_rows, out_features, multiprocessors)
         else:
-            tiles = (UNALIGNED_TILE,) if not aligned else TILES if out.dtype == x.dtype else LOGITS_TILES
+            tiles = (UNALIGNED_TILE,) if not is_aligned else TILES if out.dtype == x.dtype else LOGITS_TILES
             tile, splits = choose_tile(num_rows, out_features, multiprocessors, tiles), 1
         config = tile.config(num_rows, out_features, splits)
         if splits > 1:
             template = _split_template(dtype, tile, splits)
             self.device.launch(MATMUL_SPLIT, template, config, x, weight, bias, out, *sizes)
         else:
-            template = tile.template(dtype, out_dtype, aligned)
+            template = tile.template(dtype, out_dtype, is_aligned)
             self.device.launch(MATMUL, template, config, x, weight, bias, out, *sizes)
 
     def _matmul_silu_mul(self, x: Tensor, weight: Tensor, gate_up: Tensor, out: Tensor) -> None:
@@ -291,7 +291,7 @@ class LinearOps(Ops):
         gated: bool = False,
     ) -> bool:
         """Run it as one `matmul_decode_kernel`; False where that kernel is not for it, and nothing was done."""
-        if x.dtype == float32 or not _is_aligned(x, weight, out) or (norm is not None and norm.pointer % 16):
+        if x.dtype == float32 or not _is_aligned(x, weight, out) or not aligned(16, norm):
             return False
         (num_rows, in_features), features = x.shape, out.shape[1]
         normed, logits = norm is not None, out.dtype != x.dtype
@@ -320,4 +320,4 @@ class LinearOps(Ops):
 def _is_aligned(x: Tensor, weight: Tensor, out: Tensor) -> bool:
     """Whether `matmul_kernel` may move whole 16-byte segments in and pairs of results out."""
     whole = x.shape[1] % 8 == 0 and out.shape[1] % 2 == 0
-    return whole and (x.pointer | weight.pointer) % 16 == 0 and out.pointer % (2 * out.dtype.itemsize) == 0
+    return whole and aligned(16, x, weight) and aligned(2 * out.dtype.itemsize, out)

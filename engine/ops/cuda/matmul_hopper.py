@@ -12,7 +12,7 @@ from functools import lru_cache
 from engine.cuda.device import CudaDevice
 from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from engine.cuda.tensor_map import ALIGNMENT, box_map
-from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
+from engine.ops.cuda.types import WARP_SIZE, aligned, ceil_div, cuda_type
 from engine.tensor import Tensor, float32
 
 MATMUL_HOPPER = KernelSpec(
@@ -278,9 +278,9 @@ def launch_product(
     logits = out.dtype != x.dtype
     if logits and (accumulate or bias is not None):
         return False
-    if in_features % MULTIPLE or out.shape[1] % MULTIPLE or (x.pointer | weight.pointer | out.pointer) % ALIGNMENT:
+    if in_features % MULTIPLE or out.shape[1] % MULTIPLE or not aligned(ALIGNMENT, x, weight, out):
         return False
-    if bias is not None and bias.pointer % (2 * HALF_BYTES):
+    if not aligned(2 * HALF_BYTES, bias):
         return False
     dtype = cuda_type(x.dtype)
     out_features = weight.shape[0]

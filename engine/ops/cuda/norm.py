@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.cuda.device import CudaDevice
-from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from engine.ops.cuda.types import CHUNK, WARP_SIZE, ceil_div, cuda_type, row_config
+from engine.cuda.kernel import Instantiation, KernelSpec
+from engine.ops.cuda.types import CHUNK, aligned, cuda_type, row_config
 from engine.ops.interface import Ops
 from engine.tensor import Tensor
 
@@ -36,9 +36,9 @@ LAYERNORM = KernelSpec(
 )
 SPECS = (RMSNORM, LAYERNORM)
 
+# As in cuda_src/rmsnorm.cu.
 MAX_ROW_THREADS = 512
-ROW_CHUNKS = 4  # of CHUNK elements, that a thread of rmsnorm_kernel keeps
-ALIGNMENT = 16  # bytes
+ROW_CHUNKS = 4  # of CHUNK elements, that a thread keeps
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
@@ -47,20 +47,15 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     return whole + [(LAYERNORM, (dtype,)) for dtype in dtypes]
 
 
-def rmsnorm_config(rows: int, hidden: int) -> LaunchConfig:
-    """One block a row, of a size that depends on the width alone, so that a row's sums never depend on the batch."""
-    warps = ceil_div(ceil_div(hidden, CHUNK * ROW_CHUNKS), WARP_SIZE)
-    return LaunchConfig((rows, 1, 1), (min(warps * WARP_SIZE, MAX_ROW_THREADS), 1, 1))
-
-
 class NormOps(Ops):
     device: CudaDevice
 
     def _rmsnorm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         rows, hidden = x.shape
-        whole = hidden % CHUNK == 0 and (x.pointer | weight.pointer | out.pointer) % ALIGNMENT == 0
+        whole = hidden % CHUNK == 0 and aligned(16, x, weight, out)
         template = (cuda_type(x.dtype), "true" if whole else "false")
-        self.device.launch(RMSNORM, template, rmsnorm_config(rows, hidden), x, weight, out, hidden, eps)
+        config = row_config(rows, hidden, CHUNK * ROW_CHUNKS, MAX_ROW_THREADS)
+        self.device.launch(RMSNORM, template, config, x, weight, out, hidden, eps)
 
     def _layernorm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
         rows, hidden = x.shape

@@ -1,4 +1,4 @@
-"""What all groups of CUDA operations share: C type names and the two usual shapes of a launch."""
+"""What all groups of CUDA operations share: C type names, alignment, and the two usual shapes of a launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.cuda.kernel import LaunchConfig
 from engine.errors import TesseraError
-from engine.tensor import bfloat16, float16, float32
+from engine.tensor import Tensor, bfloat16, float16, float32
 
 C_TYPE_NAMES = {float32: "float", float16: "__half", bfloat16: "__nv_bfloat16"}
 
@@ -33,10 +33,15 @@ def flat_config(size: int, per_thread: int = CHUNK) -> LaunchConfig:
     return LaunchConfig((ceil_div(size, FLAT_BLOCK * per_thread), 1, 1), (FLAT_BLOCK, 1, 1))
 
 
-def row_config(rows: int, width: int) -> LaunchConfig:
+def row_config(rows: int, width: int, per_thread: int = CHUNK, max_threads: int = MAX_BLOCK) -> LaunchConfig:
     """One block a row; its size depends on the width alone, so that a row's sums never depend on the batch."""
-    warps = ceil_div(ceil_div(width, CHUNK), WARP_SIZE)
-    return LaunchConfig((rows, 1, 1), (min(warps * WARP_SIZE, MAX_BLOCK), 1, 1))
+    warps = ceil_div(ceil_div(width, per_thread), WARP_SIZE)
+    return LaunchConfig((rows, 1, 1), (min(warps * WARP_SIZE, max_threads), 1, 1))
+
+
+def aligned(nbytes: int, *tensors: Tensor | None) -> bool:
+    """Whether each that there is begins at a multiple of `nbytes`."""
+    return all(tensor.pointer % nbytes == 0 for tensor in tensors if tensor is not None)
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
