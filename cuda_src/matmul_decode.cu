@@ -8,11 +8,13 @@
 constexpr int WARPS = 8;
 constexpr int THREADS = WARPS * WARP_SIZE;
 constexpr int UNIT = 8;     // rows of the weight that one tensor-core instruction takes
-constexpr int STEP_K = 64;  // elements of each row that a warp takes at a time, 2 * 16 bytes a lane
+constexpr int HALF_K = 32;  // elements of each row that a warp takes by 16 bytes a lane
 
 // A multiprocessor has room for the blocks of the next kernels, which fill their rings while this one runs.
-template <int TOKENS>
-constexpr int MIN_BLOCKS = TOKENS <= 8 ? 3 : 2;
+template <int TOKENS, int UNITS>
+constexpr int MIN_BLOCKS = UNITS > 6     ? 1
+                           : TOKENS <= 8 ? 3
+                                         : 2;
 
 template <typename T>
 struct pair_of {
@@ -60,14 +62,14 @@ __device__ __forceinline__ uint4 multiply_elements(const uint4& a, const uint4& 
 // engine/ops/cuda/matmul_decode.py.
 //
 // Unit of work: a block's warps take every eighth step of k each, of UNITS units at a time (a tile), and are
-// added in order at its end, so the order of a row's sums depends on in_features and UNITS alone. A lane
-// copies just the weights that it will feed to the tensor cores, through a ring of its own, so that no
+// added in order at its end, so the order of a row's sums depends on in_features, UNITS and HALVES alone. A
+// lane copies just the weights that it will feed to the tensor cores, through a ring of its own, so that no
 // barrier delays the stream: the k of an instruction may be in any order that is the same for x and weight,
 // and 16 bytes of a row are what lane t needs as elements 2t, 2t+1, 2t+8, 2t+9 of two instructions. One row
 // of y (TOKENS = 1) stays in shared memory; more rows of x travel through the ring, once a tile, and meet the
 // norm on their way to the tensor cores, for T with the range of a float alone.
-template <typename T, typename Out, int TOKENS, int UNITS, int STAGES>
-__global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
+template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, int HALVES>
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
     matmul_decode_kernel(const T* x, const T* norm, const T* weight, const T* bias, Out* out, int num_rows,
                          int out_features, int in_features, float eps, int accumulate, int gated) {
   constexpr bool RESIDENT = TOKENS == 1;
@@ -75,7 +77,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
   constexpr int GROUPS = ceil_div(TOKENS, 8);  // of 8 tokens
   constexpr int MMAS_M = ceil_div(TOKENS, 16);
   constexpr int CHAINS = UNITS * MMAS_M >= 4 ? 1 : 2;  // independent sums that hide the latency of an mma
-  constexpr int LOADS = 2 * (UNITS + (RESIDENT ? 0 : GROUPS));
+  constexpr int STEP_K = HALVES * HALF_K;              // elements of each row that a warp takes at a time
+  constexpr int STEP_VECTORS = STEP_K / SEGMENT;
+  constexpr int LOADS = HALVES * (UNITS + (RESIDENT ? 0 : GROUPS));
   constexpr int ITEMS = ceil_div(UNITS * GROUPS * WARP_SIZE, THREADS);
   static_assert(sizeof(T) == 2, "tensor cores take bfloat16 or float16");
   static_assert(TOKENS == 1 || TOKENS == 8 || TOKENS % 16 == 0,
@@ -102,8 +106,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
   const int num_tiles = gated ? ceil_div(units_end - units_begin, UNITS / 2 + (UNITS == 1))
                               : ceil_div(units_end - units_begin, UNITS);
   const int steps = ceil_div(in_features, STEP_K * WARPS);
-  // Where the lane's elements of a step begin; half 0 or 1.
-  auto k_of = [&](int step, int half) { return (step * WARPS + warp) * STEP_K + half * STEP_K / 2 + lane_k; };
+  // Where the lane's elements of a step begin.
+  auto k_of = [&](int step, int half) { return (step * WARPS + warp) * STEP_K + half * HALF_K + lane_k; };
 
   // This warp's vectors of norm and of y: those of its steps one after another, zeros beyond in_features.
   const int vectors = steps * STEP_K / SEGMENT;
@@ -111,7 +115,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
       reinterpret_cast<uint4*>(partial + WARPS * UNITS * GROUPS * WARP_SIZE) + warp * vectors;
   uint4* const y = gains + WARPS * vectors;  // of one resident row
   __shared__ float sums_of_squares[WARPS][TOKENS];
-  auto k_of_vector = [&](int v) { return (v / 8 * WARPS + warp) * STEP_K + v % 8 * SEGMENT; };
+  auto k_of_vector = [&](int v) {
+    return (v / STEP_VECTORS * WARPS + warp) * STEP_K + v % STEP_VECTORS * SEGMENT;
+  };
 
   // The copies run ahead of the products and have their own place in the sequence of tiles and steps.
   constexpr unsigned COPY_BYTES = THREADS * sizeof(uint4);  // of all threads
@@ -143,21 +149,23 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
         unit = first_up ? 0 : unit + 1;
       }
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int element = half * STEP_K / 2;
-        copy_async_16(to + (u * 2 + half) * COPY_BYTES, from + element, unit < load_units && element < left);
+      for (int half = 0; half < HALVES; ++half) {
+        const int element = half * HALF_K;
+        copy_async_16(to + (u * HALVES + half) * COPY_BYTES, from + element,
+                      unit < load_units && element < left);
       }
     }
   };
   auto load_x = [&](int slot, int step) {
     const int k = k_of(step, 0);
     const T* from = x + lane_row * in_features + k;
-    const unsigned to = lane_ring + (slot * LOADS + UNITS * 2) * COPY_BYTES;
+    const unsigned to = lane_ring + (slot * LOADS + UNITS * HALVES) * COPY_BYTES;
 #pragma unroll
-    for (int i = 0; i < GROUPS * 2; ++i) {
-      const int element = i % 2 * STEP_K / 2;
-      copy_async_16(to + i * COPY_BYTES, from + i / 2 * 8 * in_features + element,
-                    i / 2 * 8 + lane_row < num_rows && k + element < in_features);
+    for (int i = 0; i < GROUPS * HALVES; ++i) {
+      const int element = i % HALVES * HALF_K;
+      const int group = i / HALVES;
+      copy_async_16(to + i * COPY_BYTES, from + group * 8 * in_features + element,
+                    group * 8 + lane_row < num_rows && k + element < in_features);
     }
   };
   auto advance_load = [&] {
@@ -251,7 +259,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
   auto multiply = [&](const uint4* weights, const uint4(&tokens)[GROUPS]) {
 #pragma unroll
     for (int u = 0; u < UNITS; ++u) {
-      const uint4 w = weights[u * 2 * THREADS];
+      const uint4 w = weights[u * HALVES * THREADS];
 #pragma unroll
       for (int i = 0; i < MMAS_M; ++i) {
         const uint4 low = tokens[i * 2];
@@ -267,17 +275,17 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS>)
     copy_async_wait<STAGES - 1>();
     const uint4* const stage = ring + slot * LOADS * THREADS + threadIdx.x;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < HALVES; ++half) {
       uint4 tokens[GROUPS];
 #pragma unroll
       for (int i = 0; i < GROUPS; ++i) {
         if constexpr (RESIDENT) {
-          tokens[i] = y[(step * 2 + half) * 4 + lane % 4];  // for all 8 rows; only the first is stored
+          tokens[i] = y[(step * HALVES + half) * 4 + lane % 4];  // for all 8 rows; only the first is stored
         } else {
-          tokens[i] = stage[(UNITS * 2 + i * 2 + half) * THREADS];
+          tokens[i] = stage[((UNITS + i) * HALVES + half) * THREADS];
           if (SCALES_SUMS && norm != nullptr) {
             if (is_first_tile) squares[i] = add_squares<T>(squares[i], tokens[i]);
-            tokens[i] = multiply_elements<T>(tokens[i], gains[(step * 2 + half) * 4 + lane % 4]);
+            tokens[i] = multiply_elements<T>(tokens[i], gains[(step * HALVES + half) * 4 + lane % 4]);
           }
         }
       }

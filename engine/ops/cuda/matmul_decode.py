@@ -1,7 +1,7 @@
 """The matrix product of a decode step: which variant of `matmul_decode_kernel` runs, and on how many blocks.
 
-A row's result does not depend on the other rows, nor on their number while `units` is the same: every sum
-runs over the same eight interleaved parts of k in the same order. (With a norm before it, one row and
+A row's result does not depend on the other rows, nor on their number while `units` and `halves` are the same: every
+sum runs over the same eight interleaved parts of k in the same order. (With a norm before it, one row and
 several may differ in the last bit of the root.)
 """
 
@@ -18,7 +18,7 @@ from engine.tensor import float32
 MATMUL_DECODE = KernelSpec(
     file="matmul_decode.cu",
     name="matmul_decode_kernel",
-    template=("T", "Out", "TOKENS", "UNITS", "STAGES"),
+    template=("T", "Out", "TOKENS", "UNITS", "STAGES", "HALVES"),
     parameters=(
         ("x", "pointer"),
         ("norm", "pointer"),
@@ -39,7 +39,7 @@ MATMUL_DECODE = KernelSpec(
 WARPS = 8
 THREADS = WARPS * WARP_SIZE
 UNIT = 8
-STEP_K = 64
+HALF_K = 32
 
 SEGMENT_BYTES = 16
 HALF_BYTES = 2
@@ -53,23 +53,30 @@ class DecodeTile:
         tokens: the most rows of x.
         units: of 8 weight rows that a block takes at a time.
         stages: of the ring of copies.
+        halves: of 32 elements of k that a warp takes at a time.
     """
 
     tokens: int
     units: int
     stages: int
+    halves: int = 2
 
     def template(self, dtype: str, out_dtype: str) -> tuple[str, ...]:
-        return (dtype, out_dtype, str(self.tokens), str(self.units), str(self.stages))
+        return (dtype, out_dtype, str(self.tokens), str(self.units), str(self.stages), str(self.halves))
 
     def shared_bytes(self, in_features: int, *, normed: bool) -> int:
         """Dynamic shared memory of a block; a single row of x stays in it, and so does the norm of any."""
         resident = self.tokens == 1
         groups = ceil_div(self.tokens, 8)
-        ring = self.stages * 2 * (self.units + (0 if resident else groups)) * THREADS * SEGMENT_BYTES
+        loads = self.halves * (self.units + (0 if resident else groups))
+        ring = self.stages * loads * THREADS * SEGMENT_BYTES
         partial = WARPS * self.units * groups * WARP_SIZE * 8
-        row = steps(in_features) * STEP_K * WARPS * HALF_BYTES
+        row = self.steps(in_features) * self.halves * HALF_K * WARPS * HALF_BYTES
         return ring + partial + (2 if resident else int(normed)) * row
+
+    def steps(self, in_features: int) -> int:
+        """That each warp takes."""
+        return ceil_div(in_features, self.halves * HALF_K * WARPS)
 
     def fits(self, in_features: int, limit: int, *, normed: bool) -> bool:
         """Whether a block has this much shared memory, with the sums of squares of each warp's rows."""
@@ -81,19 +88,16 @@ class DecodeTile:
         return LaunchConfig((min(blocks, ceil_div(features, UNIT)), 1, 1), (THREADS, 1, 1), shared_bytes)
 
 
-def steps(in_features: int) -> int:
-    """Of 64 elements of k that each warp takes."""
-    return ceil_div(in_features, STEP_K * WARPS)
-
-
 MAX_ROWS = 16
 MAX_RESIDENT_FEATURES = 8192  # of the one row that a block keeps in shared memory
 
 TOKENS = (1, 8, 16)
 SIZES = ((1, 6), (4, 2), (4, 3), (6, 2), (6, 3))  # units and stages
 LOGITS_SIZES = ((4, 2), (6, 3))
-TILES = tuple(DecodeTile(tokens, *size) for tokens in TOKENS for size in SIZES)
-LOGITS_TILES = tuple(DecodeTile(tokens, *size) for tokens in TOKENS for size in LOGITS_SIZES)
+WIDE_SIZE = (14, 2, 1)  # units, stages and halves for several rows: they come past all weights fewer times
+WIDE_TILES = tuple(DecodeTile(tokens, *WIDE_SIZE) for tokens in TOKENS if tokens > 1)
+TILES = (*(DecodeTile(tokens, *size) for tokens in TOKENS for size in SIZES), *WIDE_TILES)
+LOGITS_TILES = (*(DecodeTile(tokens, *size) for tokens in TOKENS for size in LOGITS_SIZES), *WIDE_TILES)
 
 
 class Limits(NamedTuple):
@@ -119,7 +123,8 @@ def choose_decode_tile(
 
     Several rows are normalised in a dtype with the range of a float alone, since what enters the product has
     not been divided by the root of its mean square yet.
-    As many units as a block has to do, if they can be taken at once, and where the ring goes round a
+    As many units as a block has to do, if they can be taken at once: each time that several rows of x come past, they
+    are read from the L2, which is as much as the weights after a few times. And where the ring goes round a
     third stage. The few bytes of a short ring leave room for the next kernel's.
     """
     one = num_rows == 1 and in_features <= MAX_RESIDENT_FEATURES
@@ -136,7 +141,7 @@ def choose_decode_tile(
     needed = ceil_div(ceil_div(features, UNIT), limits.multiprocessors) * (1 + gated)
     units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
     short, *deep = [tile for tile in fitting if tile.units == units]
-    return deep[-1] if deep and steps(in_features) * ceil_div(needed, units) > short.stages else short
+    return deep[-1] if deep and short.steps(in_features) * ceil_div(needed, units) > short.stages else short
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
