@@ -10,6 +10,7 @@ import pytest
 
 from engine.ops.cuda import CudaOps, attention_prefill_hopper, matmul_hopper
 from tests.bench import kernels
+from tests.bench.__main__ import kernel_table
 from tests.test_cuda_launch_matmul_hopper import WritingHopper
 
 
@@ -51,3 +52,4 @@ def test_every_figure_launches_something(part: str, monkeypatch: pytest.MonkeyPa
     assert len(rows) == len(launches) > 0
     assert min(launches) > 0
     assert all(row["us"] > 0 and row["shape"] for row in rows)
+    assert kernel_table(rows).row_count == len(rows)

@@ -25,7 +25,7 @@ def kernel_table(rows: list[dict[str, Any]]) -> Table:
             row["kernel"],
             row["shape"],
             f"{row['us']:.1f}",
-            f"{row['GB/s']:.0f}",
+            f"{row['GB/s']:.0f}" if row["GB/s"] else "",
             f"{row['TFLOP/s']:.0f}" if row["TFLOP/s"] else "",
             f"{reference:.1f}" if reference else "",
             f"{reference / row['us']:.2f}" if reference else "",
