@@ -202,6 +202,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     const int block = block_of(key);
     return (block_table[block] * num_kv_heads + kv_head) * block_size + key - block * block_size;
   };
+  const unsigned long long policy = evict_first_policy();
   auto load_tile = [&](int i, int unit_row) {
     constexpr int UNIT_COPIES = UNIT_KEYS * SEGMENTS / WARP_SIZE;
     constexpr int COPY_KEYS = WARP_SIZE % SEGMENTS == 0 ? WARP_SIZE / SEGMENTS : 0;  // 0: no whole number
@@ -221,8 +222,8 @@ __global__ void __launch_bounds__(32 * WARPS)
                         (COPY_KEYS > 0 ? c * COPY_KEYS + lane / SEGMENTS : (c * WARP_SIZE + lane) / SEGMENTS);
         const bool valid = key >= oldest && key < end;
         const unsigned to = tile_k + (key * PITCH + segment * SEGMENT) * sizeof(T);
-        copy_async_16(to, keys + c * WARP_SIZE * SEGMENT, valid);
-        copy_async_16(to + TILE_ELEMENTS * sizeof(T), values + c * WARP_SIZE * SEGMENT, valid);
+        copy_async_16(to, keys + c * WARP_SIZE * SEGMENT, valid, policy);
+        copy_async_16(to + TILE_ELEMENTS * sizeof(T), values + c * WARP_SIZE * SEGMENT, valid, policy);
       }
     }
   };

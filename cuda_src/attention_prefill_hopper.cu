@@ -184,13 +184,13 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     }
     for (int i = 0; i < SLOTS; ++i) {
       barrier_init(&announced[i], 1);
-      barrier_init(&freed[i], CONSUMERS * WARPS + 2);
+      barrier_init(&freed[i], (CONSUMERS * WARPS + 2) * WARP_SIZE);
     }
     barrier_init_done();
   }
   __syncthreads();
 
-  // The slot of the next tile; who takes it frees it when the tile is not looked at any more.
+  // The slot of the next tile; every lane that takes it frees it when it does not look at the tile any more.
   int announcement = 0;
   auto take_slot = [&] {
     const int slot = announcement % SLOTS;
@@ -198,10 +198,7 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     ++announcement;
     return slot;
   };
-  auto free_slot = [&](int slot) {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&freed[slot]);
-  };
+  auto free_slot = [&](int slot) { barrier_arrive(&freed[slot]); };
 
   if (warp < WARPS) {
     give_registers<PRODUCER_REGISTERS>();

@@ -17,7 +17,7 @@ __device__ __forceinline__ int swizzled(int row, int segment) {
 
 // Copy rows [row0, row0 + ROWS) x columns [column0, column0 + TILE_K) of source [num_rows, in_features] to a
 // swizzled tile, zeros beyond the edges.
-template <typename T, int ROWS, int TILE_K, int THREADS, bool ALIGNED>
+template <typename T, int ROWS, int TILE_K, int THREADS, bool ALIGNED, bool READ_ONCE>
 __device__ __forceinline__ void load_tile(T* tile, const T* source, int row0, int num_rows, int column0,
                                           int in_features) {
   constexpr int SEGMENTS_PER_ROW = TILE_K / SEGMENT;
@@ -32,7 +32,12 @@ __device__ __forceinline__ void load_tile(T* tile, const T* source, int row0, in
     const T* from = source + static_cast<long long>(row_valid ? row0 + row : 0) * in_features;
     if constexpr (ALIGNED) {
       const bool valid = row_valid && column < in_features;
-      copy_async_16(to, valid ? from + column : source, valid);
+      const T* const segment_from = valid ? from + column : source;
+      if constexpr (READ_ONCE) {
+        copy_async_16(shared_address(to), segment_from, valid, evict_first_policy());
+      } else {
+        copy_async_16(to, segment_from, valid);
+      }
     } else {
       Vec<T, SEGMENT> values;
 #pragma unroll
@@ -91,17 +96,18 @@ __device__ __forceinline__ void multiply_tile(const T* x, const T* weight, const
   const int tiles_k = ceil_div(in_features, TILE_K);
   const int first_tile_k = tiles_k * rank / SPLITS;
   const int num_tiles_k = tiles_k * (rank + 1) / SPLITS - first_tile_k;
+  constexpr bool ONE_TILE = TILE_M <= 32;  // of rows; larger ones are for more rows
   auto load_weight = [&](int tile_k) {
     if (tile_k >= num_tiles_k) return;
     T* const to = stages + tile_k % STAGES * STAGE_ELEMENTS + TILE_M * TILE_K;
-    load_tile<T, TILE_N, TILE_K, THREADS, ALIGNED>(to, weight, column0, out_features,
-                                                   (first_tile_k + tile_k) * TILE_K, in_features);
+    load_tile<T, TILE_N, TILE_K, THREADS, ALIGNED, ONE_TILE>(to, weight, column0, out_features,
+                                                             (first_tile_k + tile_k) * TILE_K, in_features);
   };
   auto load_x = [&](int tile_k) {
     if (tile_k >= num_tiles_k) return;
     T* const to = stages + tile_k % STAGES * STAGE_ELEMENTS;
-    load_tile<T, TILE_M, TILE_K, THREADS, ALIGNED>(to, x, row0, num_rows, (first_tile_k + tile_k) * TILE_K,
-                                                   in_features);
+    load_tile<T, TILE_M, TILE_K, THREADS, ALIGNED, false>(to, x, row0, num_rows,
+                                                          (first_tile_k + tile_k) * TILE_K, in_features);
   };
 
   unsigned a[2][MMAS_M][4];

@@ -128,6 +128,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
   const T* load_from = weight;  // this lane's row of the tile's first unit, from its first element on
   int load_units = 0;           // units of the tile in which this lane has a row
   const long long unit_elements = static_cast<long long>(UNIT) * in_features;
+  const unsigned long long policy = evict_first_policy();
   auto load_weight = [&] {
     if (load_step == 0) {
       const int unit = units_begin + load_tile * units_a_tile;
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
       for (int half = 0; half < HALVES; ++half) {
         const int element = half * HALF_K;
         copy_async_16(to + (u * HALVES + half) * COPY_BYTES, from + element,
-                      unit < load_units && element < left);
+                      unit < load_units && element < left, policy);
       }
     }
   };

@@ -215,6 +215,10 @@ __global__ void __launch_bounds__(384, 1)
     give_registers<40>();
     if (threadIdx.x == CONSUMERS) {
       // Weights do not change: their copies need not wait for earlier kernels.
+      const unsigned long long policy = num_rows <= TILE_M ? evict_first_policy() : evict_unchanged_policy();
+      const auto copy_weight = [&](T* to, int row, int column, int stage) {
+        copy_box(to, weight_map, row, column, &full[stage], policy);
+      };
       const auto copy = [&](int2 tile, int column, int stage) {
         T* to = ring + stage * STAGE_ELEMENTS + X_ELEMENTS;
         barrier_arrive_expecting(&full[stage], WEIGHT_ELEMENTS * sizeof(T));
@@ -229,10 +233,10 @@ __global__ void __launch_bounds__(384, 1)
           for (int i = 0; i < WARPGROUPS_N; ++i, to += WARPGROUP_N * TILE_K) {
             if (silu_mul) {
               const int row = tile.y * (TILE_N / 2) + i * HALF_N;
-              copy_box(to, weight_map, row, column, &full[stage]);
-              copy_box(to + HALF_N * TILE_K, weight_map, row + out_features / 2, column, &full[stage]);
+              copy_weight(to, row, column, stage);
+              copy_weight(to + HALF_N * TILE_K, row + out_features / 2, column, stage);
             } else {
-              copy_box(to, weight_map, tile.y * TILE_N + i * WARPGROUP_N, column, &full[stage]);
+              copy_weight(to, tile.y * TILE_N + i * WARPGROUP_N, column, stage);
             }
           }
         }

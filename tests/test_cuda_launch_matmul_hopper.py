@@ -226,6 +226,24 @@ def test_other_products_take_the_portable_kernels(
     assert not hopper_launches(device)
 
 
+@pytest.mark.parametrize(
+    ("features", "gated", "first"),
+    [(1024, False, 33), (3072, False, 17), (4096, False, 17), (6144, False, 33), (128256, False, 33), (3072, True, 17)],
+)
+def test_rows_from_which_on_it_is_faster(features: int, gated: bool, first: int) -> None:
+    for rows in (first - 1, first):
+        device = WritingHopper()
+        ops = CudaOps(device)  # type: ignore[arg-type]
+        x, weight = tensor(device, rows, 1024), tensor(device, features * (1 + gated), 1024)
+        if gated:
+            ops.matmul_silu_mul(
+                x, weight, gate_up=tensor(device, rows, features * 2), out=tensor(device, rows, features)
+            )
+        else:
+            ops.matmul(x, weight, out=tensor(device, rows, features))
+        assert len(hopper_launches(device)) == (rows == first)
+
+
 @pytest.mark.parametrize("portable", [True, False])
 @pytest.mark.parametrize("arch", ["80", "89", "90a", "100a", "120a"])
 def test_only_sm_90a_has_it(arch: str, portable: bool) -> None:

@@ -18,6 +18,27 @@ __device__ __forceinline__ void copy_async_16(void* shared, const void* global, 
   copy_async_16(shared_address(shared), global, valid);
 }
 
+// How copies treat L2. What is read once leaves it first, so that what every kernel comes back to,
+// activations, tables and instructions, stays.
+__device__ __forceinline__ unsigned long long evict_first_policy() {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+// The order in which lines leave stays as it is.
+__device__ __forceinline__ unsigned long long evict_unchanged_policy() {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_unchanged.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void copy_async_16(unsigned shared, const void* global, bool valid,
+                                              unsigned long long policy) {
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(shared),
+               "l"(global), "r"(bytes), "l"(policy)
+               : "memory");
+}
+
 // Close this thread's group of copies started since the last call.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

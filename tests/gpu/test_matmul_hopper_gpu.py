@@ -17,6 +17,7 @@ from engine.ops.cuda.matmul_hopper import (
     LOGITS_SHARING_PLANS,
     MATMUL_HOPPER,
     MIN_ROWS,
+    MIN_ROWS_AHEAD,
     PLANS,
     SHARING_PLANS,
     WIDE_PLAN,
@@ -36,7 +37,7 @@ HALVES = [bfloat16, float16]
 
 # (rows, in_features, columns): whole tiles; edges in all directions; less than a step; fewer columns than a pair
 # of tiles; several tiles for each block.
-SHAPES = [(128, 1024, 512), (129, 1096, 1000), (300, 1032, 264), (65, 1544, 16), (700, 1024, 4104)]
+SHAPES = [(128, 1024, 512), (129, 1096, 1000), (300, 1032, 264), (65, 1544, 16), (700, 1024, 4104), (17, 1032, 520)]
 # For blocks that take rows of tiles in pairs: fewer steps than stages; one step; an odd number of rows of tiles and
 # several pairs for some clusters; more rows than share the weight in L2.
 SHARING_SHAPES = [*SHAPES, (200, 136, 512), (257, 64, 1008), (1000, 1544, 2064), (2100, 1024, 4112)]
@@ -133,7 +134,7 @@ def test_every_plan_for_logits(plan: Plan, hopper: CudaOps, cpu_ops: CpuOps) -> 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("k", [8, 72, 1024])
-@pytest.mark.parametrize("m", [MIN_ROWS, 64, 129, 300])
+@pytest.mark.parametrize("m", [MIN_ROWS_AHEAD, MIN_ROWS, 64, 129, 300])
 def test_both_paths_of_the_operations(
     m: int, k: int, dtype: np.dtype[np.generic], cuda_ops: CudaOps, portable: CudaOps, cpu_ops: CpuOps
 ) -> None:
