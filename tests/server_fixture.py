@@ -238,8 +238,8 @@ def running_server(folder: Path | None, log_file: Path, *arguments: str) -> Iter
         )
     try:
         server = Server(process, folder.name if folder else BUILTIN_MODEL, log_file)
-        yield server
-        server.http.close()
+        with server.http:
+            yield server
     finally:
         process.send_signal(signal.SIGKILL)  # the engine ends with it
         process.wait()

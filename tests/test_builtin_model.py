@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ CASES, SEED = 4, 3  # a skill; the model gets all of these right
 
 
 @pytest.fixture(scope="module")
-def client(builtin_server: Server) -> OpenAI:
-    return OpenAI(base_url=f"{builtin_server.url}/v1", api_key="unused", max_retries=0)
+def client(builtin_server: Server) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{builtin_server.url}/v1", api_key="unused", max_retries=0) as sdk:
+        yield sdk
 
 
 def test_it_is_served_when_no_model_is_named(client: OpenAI) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,9 @@ def json_schema(definition: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def client(builtin_server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{builtin_server.url}/v1", api_key="none", max_retries=0)
+def client(builtin_server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{builtin_server.url}/v1", api_key="none", max_retries=0) as sdk:
+        yield sdk
 
 
 def refusal(server: Server, path: str = "/v1/chat/completions", **fields: Any) -> dict[str, Any]:
