@@ -36,7 +36,7 @@ pytestmark = pytest.mark.gpu
 HALVES = [bfloat16, float16]
 
 # (rows, in_features, columns): whole tiles; edges in all directions; less than a step; fewer columns than a pair
-# of tiles; several tiles for each block.
+# of tiles; several tiles for each block; few rows.
 SHAPES = [(128, 1024, 512), (129, 1096, 1000), (300, 1032, 264), (65, 1544, 16), (700, 1024, 4104), (17, 1032, 520)]
 # For blocks that take rows of tiles in pairs: fewer steps than stages; one step; an odd number of rows of tiles and
 # several pairs for some clusters; more rows than share the weight in L2.
