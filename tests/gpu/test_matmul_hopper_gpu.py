@@ -13,11 +13,11 @@ import pytest
 from engine.ops.cpu import CpuOps
 from engine.ops.cuda import CudaOps
 from engine.ops.cuda.matmul_hopper import (
-    FEWEST_ROWS,
     LOGITS_PLANS,
     LOGITS_SHARING_PLANS,
     MATMUL_HOPPER,
     MIN_ROWS,
+    MIN_ROWS_AHEAD,
     PLANS,
     SHARING_PLANS,
     WIDE_PLAN,
@@ -134,7 +134,7 @@ def test_every_plan_for_logits(plan: Plan, hopper: CudaOps, cpu_ops: CpuOps) -> 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("k", [8, 72, 1024])
-@pytest.mark.parametrize("m", [FEWEST_ROWS, MIN_ROWS, 64, 129, 300])
+@pytest.mark.parametrize("m", [MIN_ROWS_AHEAD, MIN_ROWS, 64, 129, 300])
 def test_both_paths_of_the_operations(
     m: int, k: int, dtype: np.dtype[np.generic], cuda_ops: CudaOps, portable: CudaOps, cpu_ops: CpuOps
 ) -> None:

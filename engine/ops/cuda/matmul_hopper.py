@@ -64,8 +64,8 @@ HALF_BYTES = 2
 SLOT_BYTES = CONSUMER_WARPS * WARP_SIZE * 16
 BARRIER_BYTES = 1024  # static shared memory, up to where the ring begins
 
-MIN_ROWS = 33  # with fewer, the portable kernels are as fast for most products
-FEWEST_ROWS = 17  # and as fast for all
+MIN_ROWS = 33  # with fewer, the portable kernels are as fast,
+MIN_ROWS_AHEAD = 17  # but not for some products
 MULTIPLE = 8  # of in_features and of the result's columns: rows of 16 bytes
 ROWS_IN_L2 = 2048  # that share each tile of the weight while it is in L2
 MAX_CLUSTER = 8
@@ -266,8 +266,8 @@ def min_rows(features: int, multiprocessors: int, *, silu_mul: bool, logits: boo
     the activation to one of its own, results of 3,072 or 4,096 features 6 to 29 % less, logits a little less; of 1,024
     to 2,560, 5,120 or 6,144 features up to 25 % more.
     """
-    gains = silu_mul or logits or 23 * multiprocessors <= features <= 32 * multiprocessors
-    return FEWEST_ROWS if gains else MIN_ROWS
+    ahead = silu_mul or logits or 23 * multiprocessors <= features <= 32 * multiprocessors
+    return MIN_ROWS_AHEAD if ahead else MIN_ROWS
 
 
 def launch_product(
