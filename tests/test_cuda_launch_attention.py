@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pytest
 
 from engine.cuda.compiler import SOURCE_FOLDER
 from engine.cuda.kernel import KernelSpec, LaunchConfig
-from engine.ops.cuda import CudaOps, attention, attention_decode, elementwise, linear
+from engine.ops.cuda import CudaOps, attention, attention_decode, elementwise, linear, matmul_decode
 from engine.ops.cuda.registry import all_instantiations
 from engine.ops.cuda.types import C_TYPE_NAMES, ceil_div
 from engine.ops.interface import AttentionMetadata, HeadTransform
 from engine.tensor import Buffer, CpuDevice, Tensor, bfloat16, empty, float16, float32, int32
+from tests.gpu.test_ops_gpu import FUSED_ROWS, FUSED_SHAPES, NUM_ROWS, WIDTHS
 
 SMALLEST_SHARED_BYTES = 99 << 10  # what a block may use on sm_86, 89 and 120
 LARGE_SHARED_BYTES = 227 << 10  # sm_90, 100
@@ -160,6 +162,27 @@ def test_norm_product_activation_and_residual_of_a_decode_step_are_few_kernels(
         assert len(products) == 3
         norms = 0 if num_rows == 1 or dtype == bfloat16 else 2
         assert len(device.launches) == 3 + norms, "only several rows of float16 are normalised beforehand"
+
+
+def test_the_tests_on_a_gpu_run_every_variant_of_a_decode_product() -> None:
+    """On the device that the figures are from: which one runs follows from the sizes."""
+    device = WritingDevice(clusters=True)
+    ops = CudaOps(device)  # type: ignore[arg-type]
+
+    def tensor(*shape: int, dtype: np.dtype[np.generic] = bfloat16) -> Tensor:
+        return empty(shape, dtype, device)
+
+    for k, n, m in product(WIDTHS, WIDTHS, NUM_ROWS):
+        for dtype in (bfloat16, float32):
+            ops.matmul(tensor(m, k), tensor(n, k), out=tensor(m, n, dtype=dtype))
+    for (k, n), m in product(FUSED_SHAPES, FUSED_ROWS):
+        x, norm, weight, gate_up = tensor(m, k), tensor(k), tensor(n, k), tensor(m, n)
+        ops.rmsnorm_matmul(x, norm, 1e-5, weight, normed=x, out=gate_up)
+        ops.rmsnorm_matmul(x, norm, 1e-5, weight, normed=x, out=tensor(m, n, dtype=float32))
+        ops.matmul_silu_mul(x, weight, gate_up=gate_up)
+        ops.rmsnorm_matmul_silu_mul(x, norm, 1e-5, weight, normed=x, gate_up=gate_up)
+    run = {launch.template for launch in device.launches if launch.spec is linear.MATMUL_DECODE}
+    assert run == {template for _, template in matmul_decode.instantiations((C_TYPE_NAMES[bfloat16],))}
 
 
 def test_wide_tiles_for_many_rows_and_flat_ones_for_few() -> None:

@@ -90,6 +90,7 @@ def test_matmul(
 
 FUSED_ROWS = [1, 2, 3, 4, 8, 16, 33, 64, 130]
 FUSED_SHAPES = [(1, 2), (31, 8), (64, 64), (172, 34), (1000, 1000), (1024, 6144), (4096, 512), (5128, 64)]
+FUSED_SHAPES += [(1096, 6000), (264, 7400), (264, 16200)]  # every variant for few rows, also for several tiles a block
 
 
 @dtypes
