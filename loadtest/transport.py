@@ -125,7 +125,9 @@ class _Connection(asyncio.Protocol):
     def reusable(self) -> bool:
         if self._end is None:
             return not self._closed
-        return self._end.done() and not self._closed and self._parser.should_keep_alive()
+        if not self._end.done() or self._end.cancelled():  # cancelled: given up on, and the answer still comes
+            return False
+        return not self._closed and self._parser.should_keep_alive()
 
     async def send(self, message: bytes, sink: Callable[[bytes], None] | None) -> None:
         """Send a request; returns when the head of its answer is here.

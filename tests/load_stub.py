@@ -1,7 +1,7 @@
 """A server with known delays for the load test: every answer's tokens come at fixed times after its request.
 
-It notes when each request arrived and each token left, on the clock that the client uses: that is the truth which
-the load test's figures are held against, also where a busy machine makes a timer late.
+It notes when each request arrived and each token left, on the clock that the client uses: no request is sent after it
+arrives, no token arrives before it left.
 """
 
 from __future__ import annotations
@@ -68,9 +68,13 @@ class StubServer:
         with self.changed:
             assert self.changed.wait_for(condition, 30)
 
+    def protocol(self) -> asyncio.Protocol:
+        """One connection's end of the server, for a loop that is not the server's own."""
+        return _Connection(self)
+
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        server = await self._loop.create_server(lambda: _Connection(self), "127.0.0.1", 0, backlog=256)
+        server = await self._loop.create_server(self.protocol, "127.0.0.1", 0, backlog=256)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         self._ready.set()
         await self._stop.wait()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,9 @@ import pytest
 
 from app.cli import main
 from loadtest.arrival import Arrival
+from loadtest.form import Form
 from loadtest.random_workload import RandomWorkload
-from loadtest.run import run
+from loadtest.run import drive
 from tests.load_page import check_page
 from tests.load_stub import Manner, StubServer
 from tests.server_fixture import Server
@@ -29,29 +29,23 @@ def bench(url: str, *options: str) -> int:
     return main(["bench", "--base-url", url, "--no-progress", *options])
 
 
-def test_figures_are_within_3_percent_of_the_truth() -> None:
-    """24 answers of 30 tokens, eight at a time from two processes: 120 ms to the first token, 12 ms between tokens."""
+def test_two_processes_record_on_the_server_s_clock() -> None:
+    """Their figures are exact in `test_loadtest_times.py`; here: no request is noted too late, no token too early."""
     with StubServer(lambda _index, _body: Manner(ttft=0.12, tpot=0.012)) as server:
-        summary = run(server.url, "stub", RandomWorkload(24, 50, 30, 500), Arrival(max_concurrency=8), processes=2)
-    exchanges = server.exchanges
-    assert (summary["completed"], summary["failed"], summary["errors"]) == (24, 0, {})
-    assert (summary["total_input_tokens"], summary["total_output_tokens"]) == (24 * 50, 24 * 30)
-    assert summary["client_processes"] == 2
-    assert summary["max_concurrent_requests"] == server.most_running == 8
-    ttft = [(exchange.sent[0] - exchange.received) * 1e3 for exchange in exchanges]
-    tpot = [(exchange.sent[-1] - exchange.sent[0]) / 29 * 1e3 for exchange in exchanges]
-    e2el = [(exchange.sent[-1] - exchange.received) * 1e3 for exchange in exchanges]
-    gaps = [gap * 1e3 for exchange in exchanges for gap in np.diff(exchange.sent)]
-    assert summary["median_ttft_ms"] == pytest.approx(median(ttft), rel=0.03)
-    assert summary["mean_ttft_ms"] == pytest.approx(fmean(ttft), rel=0.03)
-    assert summary["mean_tpot_ms"] == pytest.approx(fmean(tpot), rel=0.03)
-    assert summary["median_tpot_ms"] == pytest.approx(median(tpot), rel=0.03)
-    assert summary["mean_itl_ms"] == pytest.approx(fmean(gaps), rel=0.03)
-    assert summary["median_e2el_ms"] == pytest.approx(median(e2el), rel=0.03)
-    duration = max(exchange.sent[-1] for exchange in exchanges) - min(exchange.received for exchange in exchanges)
-    assert summary["duration"] == pytest.approx(duration, rel=0.03)
-    assert summary["output_throughput"] == pytest.approx(24 * 30 / duration, rel=0.03)
-    assert summary["request_throughput"] == pytest.approx(24 / duration, rel=0.03)
+        arrival = Arrival(max_concurrency=8)
+        outcome = drive(server.url, Form("stub"), RandomWorkload(24, 50, 30, 500), arrival, processes=2)
+    records, exchanges = outcome.records, server.exchanges
+    assert (records.ok.sum(), records.errors, len(outcome.cpu_shares)) == (24, {}, 2)
+    assert (records.input_tokens.tolist(), records.output_tokens.tolist()) == ([50] * 24, [30] * 24)
+    assert server.most_running == 8
+    # The first to be sent is noted no later than any arrives, the second no later than any but one, and so on.
+    received = np.sort([exchange.received for exchange in exchanges])
+    sent = np.sort([time for exchange in exchanges for time in exchange.sent])
+    assert outcome.start <= records.start[0]
+    assert (np.sort(records.start) <= received).all()
+    assert (np.sort(records.token_times) >= sent).all()
+    assert (records.first > records.start).all()
+    assert records.end.max() >= sent[-1]
 
 
 FAULTS = ("busy", "reset", "cut", "event", "garbage", "silent")
@@ -65,7 +59,7 @@ def test_failures_are_counted_by_kind_and_reported(tmp_path: Path, capsys: pytes
     with StubServer(manner) as server:
         options = ("--num-prompts", "12", "--max-concurrency", "12", "--input-len", "20", "--output-len", "5")
         files = ("--output", str(output), "--html", str(page))
-        limits = ("--request-timeout", "0.6", "--goodput", "ttft:5000", "tpot:5000")
+        limits = ("--request-timeout", "3", "--goodput", "ttft:60000", "tpot:60000")
         assert bench(server.url, *options, *files, *limits, "--api-key", "secret", "--header", "x-tenant=a") == 1
     assert {exchange.headers["authorization"] for exchange in server.exchanges} == {"Bearer secret"}
     assert {exchange.headers["x-tenant"] for exchange in server.exchanges} == {"a"}
@@ -104,18 +98,16 @@ def test_a_conversation_grows_by_the_answers(tmp_path: Path) -> None:
     assert json.loads(output.read_text())["total_output_tokens"] == 12
 
 
-def test_whole_answers_and_a_constant_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "figures.json"
-    with StubServer(lambda _index, _body: Manner(ttft=0.1)) as server:
-        options = ("--num-prompts", "11", "--input-len", "5", "--output-len", "1", "--request-rate", "25")
+    with StubServer() as server:
+        options = ("--num-prompts", "11", "--input-len", "5", "--output-len", "1", "--request-rate", "500")
         extra = ("--burstiness", "inf", "--no-stream", "--extra-body", '{"top_k": 7}', "--no-ignore-eos")
         assert bench(server.url, *options, *extra, "--output", str(output)) == 0
     assert all(exchange.body["top_k"] == 7 and "ignore_eos" not in exchange.body for exchange in server.exchanges)
-    received = sorted(exchange.received for exchange in server.exchanges)
-    assert received[-1] - received[0] == pytest.approx(10 / 25, rel=0.05)
     summary = json.loads(output.read_text())
-    assert summary["median_e2el_ms"] == pytest.approx(100, rel=0.1)
     assert (summary["mean_ttft_ms"], summary["total_output_tokens"]) == (0, 11)
+    assert summary["median_e2el_ms"] > 0
     assert "TTFT" not in capsys.readouterr().out
 
 

@@ -1,4 +1,7 @@
-"""`make bench-gpu`: kernels, then loads over HTTP; a table at the end and JSON in --output."""
+"""`make bench-gpu`: kernels, then loads over HTTP; a table at the end and JSON in --output.
+
+The part `client` needs no GPU: it holds the load test itself against a server with known delays.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import serve
+from tests.bench import client, serve
 from tests.bench.models import CONFIGS
+
+PARTS = ("client", "kernels", "loads", "start", "interference")
 
 
 def kernel_table(rows: list[dict[str, Any]]) -> Table:
@@ -71,7 +76,7 @@ def plain_table(title: str, rows: list[dict[str, Any]]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--only", choices=("kernels", "loads", "start", "interference"), help="a part of it")
+    parser.add_argument("--only", choices=PARTS, help="a part of it (default: all)")
     parser.add_argument("--model", action="append", choices=tuple(CONFIGS), help="of the loads (default: all)")
     parser.add_argument("--sweep", action="store_true", help="of the loads: how cost grows with streams and lengths")
     parser.add_argument("--no-reference", action="store_true", help="do not time PyTorch beside")
@@ -85,6 +90,9 @@ def main() -> None:
     def wanted(part: str) -> bool:
         return options.only in (None, part)
 
+    if wanted("client"):
+        figures["client"] = client.measure()
+        console.print(plain_table("The load test against a server with known delays", figures["client"]))
     if wanted("kernels"):
         from tests.bench import kernels
 
