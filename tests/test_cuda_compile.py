@@ -100,6 +100,7 @@ def test_all_instantiations_are_compiled_for_some_architecture() -> None:
         assert {spec for spec, _ in pairs_for(arch)} == {spec for spec in all_specs() if spec.supports(arch)}
 
 
+@pytest.mark.timeout(280)  # 20 s of compiling for sm_90a, and many more where others use the cores
 @pytest.mark.parametrize("arch", DTYPE_OF_ARCH)
 def test_every_kernel_compiles(arch: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """What did not change since the last run comes from a cache of the tests' own."""

@@ -14,7 +14,7 @@ from app.settings import AppSettings
 from engine.errors import EngineError
 from engine.messages import RequestOutput
 from tests.fake_client import FakeClient, always, play
-from tests.http_fixtures import call, events, ids, settings_for, write_model_folder
+from tests.http_fixtures import call, events, ids, serve, settings_for, write_model_folder
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "hi"}
@@ -163,13 +163,13 @@ def test_model_without_tokenizer_answers_in_token_ids(tmp_path: Path) -> None:
 
 
 def test_models(settings: AppSettings) -> None:
-    client = FakeClient(always(HELLO))
-    listed = call(client, settings, "GET", "/v1/models").json()
-    assert listed["object"] == "list"
-    (model,) = listed["data"]
-    assert (model["id"], model["object"], model["owned_by"]) == ("tiny", "model", "tessera")
-    assert isinstance(model["created"], int)
-    assert call(client, settings, "GET", "/v1/models/tiny").json() == model
+    with serve(FakeClient(always(HELLO)), settings) as url:  # one server: `created` is when it started
+        listed = httpx.get(f"{url}/v1/models").json()
+        assert listed["object"] == "list"
+        (model,) = listed["data"]
+        assert (model["id"], model["object"], model["owned_by"]) == ("tiny", "model", "tessera")
+        assert isinstance(model["created"], int)
+        assert httpx.get(f"{url}/v1/models/tiny").json() == model
 
 
 def test_model_names_with_slashes(tmp_path: Path) -> None:
