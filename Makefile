@@ -33,7 +33,7 @@ test-gpu: .venv/.dev
 sanitize-gpu: .venv/.dev
 	for tool in memcheck racecheck; do \
 		TESSERA_REQUIRE_GPU=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
-			$(BIN)/python -m pytest -m gpu -q $(or $(ARGS),tests/gpu/test_ops_gpu.py tests/gpu/test_attention_gpu.py) || exit 1; \
+			$(BIN)/python -m pytest -m gpu -q $(or $(ARGS),tests/gpu/test_ops_gpu.py tests/gpu/test_attention*_gpu.py tests/gpu/test_rope_gpu.py) || exit 1; \
 	done
 
 bench-gpu: .venv/.dev

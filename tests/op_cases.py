@@ -13,6 +13,7 @@ from engine.tensor import CpuDevice, Device, Tensor, bfloat16, empty, float16, f
 Array = np.ndarray[Any, Any]
 
 DTYPES = [float32, bfloat16, float16]
+DECODE_ROWS = tuple((1, int(length)) for length in np.random.default_rng(1).integers(1, 900, 64))  # (queries, context)
 
 
 def random_array(seed: int, shape: tuple[int, ...], dtype: np.dtype[Any] = float32, scale: float = 1.0) -> Array:

@@ -54,6 +54,19 @@ def assert_close(
     )
 
 
+def bits(array: Array) -> Array:
+    """For comparisons in which -0 is not 0 and one NaN may equal another."""
+    return array.view(np.uint8)
+
+
+def assert_same_cache(actual: Array, expected: Array, dtype: np.dtype[Any]) -> None:
+    """The NaN of slots without a token are still there."""
+    actual, expected = actual.astype(np.float32), expected.astype(np.float32)
+    empty_slots = np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(actual), empty_slots)
+    assert_close(np.where(empty_slots, 0, actual), np.where(empty_slots, 0, expected), dtype)
+
+
 def matmul(x: Array, weight: Array, bias: Array | None = None) -> Array:
     product = x.astype(np.float64) @ weight.astype(np.float64).T
     return product if bias is None else product + bias.astype(np.float64)

@@ -1,4 +1,4 @@
-"""CUDA rotary embedding, KV store and paged attention against the NumPy implementation.
+"""CUDA paged attention against the NumPy implementation.
 
 Slots without a token are NaN on both devices, outputs beforehand too, and the number of host-device
 copies must stand still.
@@ -7,7 +7,7 @@ copies must stand still.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,13 @@ import pytest
 
 from engine.errors import TesseraError
 from engine.ops.cpu import CpuOps
-from engine.ops.cuda import CudaOps, attention
+from engine.ops.cuda import CudaOps
 from engine.ops.cuda import attention_prefill_hopper as prefill_hopper
-from engine.ops.interface import HeadTransform, Ops
-from engine.tensor import CPU, Device, Tensor, bfloat16, float16, float32, from_numpy
+from engine.ops.interface import Ops
+from engine.tensor import CPU, Tensor, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
-from tests.op_cases import ATTENTION_CASES, DTYPES, AttentionCase, AttentionInputs, poisoned, random_array
-from tests.reference import assert_close
+from tests.op_cases import ATTENTION_CASES, DECODE_ROWS, DTYPES, AttentionCase, AttentionInputs, poisoned
+from tests.reference import assert_close, bits
 
 Array = np.ndarray[Any, Any]
 
@@ -39,7 +39,6 @@ def random_rows(seed: int, count: int, longest: int) -> tuple[tuple[int, int], .
 
 LONG = ((1, 5000), (1, 4097), (64, 5000), (1, 255), (1, 256), (1, 257), (200, 3000))
 PROMPTS = ((300, 300), (0, 0), (290, 411), (4, 0), (1, 77), (2, 129), (128, 128), (500, 1700))
-DECODE = tuple((1, int(length)) for length in np.random.default_rng(1).integers(1, 900, 64))
 
 LARGE_CASES = [
     AttentionCase("long", LONG, num_heads=8, head_dim=64),
@@ -48,7 +47,7 @@ LARGE_CASES = [
     AttentionCase("long_general", LONG, head_dim=80, block_size=32),
     AttentionCase("mixed_64_rows", random_rows(2, 64, 700), num_heads=8, head_dim=64, padding=5),
     AttentionCase("mixed_64_rows_128", random_rows(3, 64, 400), num_heads=8, head_dim=128, sliding_window=129),
-    AttentionCase("decode_64_rows", DECODE, num_heads=16, num_kv_heads=4, head_dim=128),
+    AttentionCase("decode_64_rows", DECODE_ROWS, num_heads=16, num_kv_heads=4, head_dim=128),
     AttentionCase("head_dim_256", random_rows(4, 12, 600), head_dim=256),
     AttentionCase("group_32", random_rows(5, 12, 300), num_heads=32, num_kv_heads=1, head_dim=64),
     AttentionCase("prompts_64", PROMPTS, num_heads=6, head_dim=64, block_size=24),
@@ -76,10 +75,6 @@ def attend(ops: Ops, inputs: AttentionInputs, out: Tensor | None = None) -> Arra
         sliding_window=case.sliding_window,
         out=out,
     ).numpy()
-
-
-def bits(array: Array) -> Array:
-    return array.view(np.uint8)
 
 
 @pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.name)
@@ -301,263 +296,6 @@ def test_a_broken_row_stays_alone(head_dim: int, dtype: np.dtype[Any], cuda_ops:
     result = attend(cuda_ops, inputs)
     assert np.isnan(result[0].astype(np.float32)).all()
     np.testing.assert_array_equal(result[1:], expected[1:])
-
-
-# -- rope and cache -------------------------------------------------------------------------------
-
-
-def rope_and_store(
-    ops: Ops, inputs: AttentionInputs, qkv: Array, cos_sin: Array | None, norms: dict[str, Array]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, key cache and value cache."""
-    device: Device = ops.device
-    key_cache, value_cache = inputs.caches(device)
-    out = poisoned(inputs.q.shape, inputs.q.dtype, device)
-    uploaded = {name: from_numpy(weight, device) for name, weight in norms.items()}
-    device_qkv, metadata = from_numpy(qkv, device), inputs.metadata(device)
-    transform = HeadTransform(None if cos_sin is None else from_numpy(cos_sin, device), **uploaded)
-    heads = inputs.case.num_heads
-    ops.rope_and_store(device_qkv, key_cache, value_cache, metadata, transform, num_heads=heads, out=out)
-    return out, key_cache, value_cache
-
-
-def assert_same_cache(actual: Array, expected: Array, dtype: np.dtype[Any]) -> None:
-    """The NaN of slots without a token are still there."""
-    actual, expected = actual.astype(np.float32), expected.astype(np.float32)
-    empty_slots = np.isnan(expected)
-    np.testing.assert_array_equal(np.isnan(actual), empty_slots)
-    assert_close(np.where(empty_slots, 0, actual), np.where(empty_slots, 0, expected), dtype)
-
-
-@dtypes
-@pytest.mark.parametrize(
-    ("head_dim", "rotary_dim"),
-    [
-        *((8, 8), (16, None), (16, 6), (20, 20), (64, 64), (64, 16), (80, 32)),
-        *((96, None), (128, 128), (256, 256), (256, 90)),
-    ],
-)
-@pytest.mark.parametrize("norms", ["", "q", "qk"])
-@pytest.mark.parametrize(("heads", "most_warps"), [((6, 2), 8192), ((20, 10), 64)], ids=str)
-def test_rope_and_store(
-    heads: tuple[int, int],
-    most_warps: int,
-    norms: str,
-    head_dim: int,
-    rotary_dim: int | None,
-    dtype: np.dtype[Any],
-    cuda_ops: CudaOps,
-    cpu_ops: CpuOps,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(attention, "ROPE_MOST_WARPS", most_warps)  # with more, each takes several heads
-    rows = ((4, 37), (7, 7), (1, 55), (1, 0))
-    case = AttentionCase("", rows, num_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim, dtype=dtype)
-    inputs = AttentionInputs(case)
-    inputs.slot_mapping[[2, 9]] = -1
-    qkv = random_array(15, (len(inputs.q), (case.num_heads + 2 * case.num_kv_heads) * head_dim), dtype)
-    cos_sin = None
-    if rotary_dim is not None:
-        angles = np.random.default_rng(16).uniform(-3, 3, (60, rotary_dim // 2))
-        cos_sin = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    weights = {f"{name}_norm": random_array(17, (head_dim,), dtype) for name in norms}
-
-    expected = rope_and_store(cpu_ops, inputs, qkv, cos_sin, weights)
-    actual = rope_and_store(cuda_ops, inputs, qkv, cos_sin, weights)
-    assert_close(actual[0].numpy(), expected[0].numpy(), dtype)
-    for actual_cache, expected_cache in zip(actual[1:], expected[1:], strict=True):
-        assert_same_cache(actual_cache.numpy(), expected_cache.numpy(), dtype)
-
-
-def test_rope_and_store_copies_nothing_between_host_and_device(cuda_ops: CudaOps, no_transfers: NoTransfers) -> None:
-    inputs = AttentionInputs(AttentionCase("", ((4, 37), (1, 9)), dtype=bfloat16))
-    caches, metadata = inputs.caches(cuda_ops.device), inputs.metadata(cuda_ops.device)
-    qkv = from_numpy(random_array(18, (5, 8 * 16), bfloat16), cuda_ops.device)
-    with no_transfers():
-        cuda_ops.rope_and_store(qkv, *caches, metadata, HeadTransform(), num_heads=4)
-
-
-def test_rope_and_store_of_nothing(cuda_ops: CudaOps) -> None:
-    caches = AttentionInputs(AttentionCase("", ((1, 1),))).caches(cuda_ops.device)
-    metadata = AttentionInputs(AttentionCase("", ())).metadata(cuda_ops.device)
-    qkv = from_numpy(random_array(1, (0, 8 * 16)), cuda_ops.device)
-    assert cuda_ops.rope_and_store(qkv, *caches, metadata, HeadTransform(), num_heads=4).shape == (0, 64)
-
-
-# -- a step of single queries, in one kernel ------------------------------------------------------
-
-PAIRED = ((1, 2048), (1, 1), (1, 0), (1, 128), (1, 129), *DECODE[:11])  # as many as clusters of two blocks are for
-SINGLE = ((1, 1), (1, 40), (1, 900), (1, 0), (1, 17), (1, 64), (1, 65), (1, 2500), (1, 128))
-DECODE_CASES = [
-    AttentionCase("plain", SINGLE, head_dim=128, num_heads=4, num_kv_heads=2),
-    AttentionCase("head_dim_64", SINGLE, head_dim=64, num_heads=8, num_kv_heads=2, padding=3),
-    AttentionCase("head_dim_96", SINGLE, head_dim=96, num_heads=3, num_kv_heads=3, block_size=32),
-    AttentionCase("head_dim_256", SINGLE, head_dim=256, num_heads=4, num_kv_heads=1),
-    AttentionCase("window", SINGLE, head_dim=128, sliding_window=77, block_size=8),
-    AttentionCase("window_of_one", SINGLE, head_dim=64, sliding_window=1),
-    AttentionCase("group_32", SINGLE, head_dim=64, num_heads=32, num_kv_heads=1),
-    AttentionCase("rows_without_queries", ((0, 30), *SINGLE, (0, 0)), head_dim=64, padding=2),
-    AttentionCase("only_padding", ((1, 0), (1, 0)), head_dim=64),
-    AttentionCase("general", SINGLE, head_dim=80),
-    AttentionCase("many_rows", DECODE, head_dim=128, num_heads=16, num_kv_heads=4),
-    AttentionCase("many_rows_8", DECODE, head_dim=128, num_heads=16, num_kv_heads=8, sliding_window=600),
-    *(
-        AttentionCase(f"one_row_{length}", ((1, length),), head_dim=128, num_heads=16, num_kv_heads=8, padding=padding)
-        for length, padding in ((1, 0), (17, 2), (64, 0), (65, 0), (500, 0), (513, 1), (2048, 0), (2049, 0))
-    ),
-    AttentionCase("one_row_window", ((1, 1500),), head_dim=64, num_heads=8, sliding_window=333, block_size=8),
-    AttentionCase("one_row_group_32", ((1, 700),), head_dim=64, num_heads=32, num_kv_heads=1),
-    AttentionCase("one_row_96", ((1, 700),), head_dim=96, num_heads=6, num_kv_heads=2),
-    AttentionCase("one_row_256", ((1, 700),), head_dim=256, num_heads=12, num_kv_heads=1),
-    AttentionCase("one_row_without_context", ((1, 0),), head_dim=128),
-    AttentionCase("paired", PAIRED, head_dim=128, num_heads=16, num_kv_heads=8, padding=3),
-    AttentionCase("paired_group_4", PAIRED, head_dim=64, num_heads=32, num_kv_heads=8, sliding_window=1900),
-    AttentionCase("paired_256", PAIRED[:9], head_dim=256, num_heads=24, num_kv_heads=8),
-]
-
-
-@dataclass
-class DecodeInputs:
-    """A step as the layers have it: the newest token of a row is in `qkv` alone."""
-
-    inputs: AttentionInputs
-    qkv: Array
-    cos_sin: Array | None
-    norms: dict[str, Array]
-
-    @classmethod
-    def of(cls, case: AttentionCase, norms: str = "qk", rotary_dim: int | None = None) -> DecodeInputs:
-        inputs = AttentionInputs(case)
-        heads = case.num_heads + 2 * case.num_kv_heads
-        rotary_dim = case.head_dim if rotary_dim is None else rotary_dim
-        angles = np.random.default_rng(16).uniform(-3, 3, (2600, rotary_dim // 2))
-        cos_sin = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-        for slot in inputs.slot_mapping[inputs.slot_mapping >= 0].tolist():
-            for cache in (inputs.key_cache, inputs.value_cache):
-                cache[slot // case.block_size, :, slot % case.block_size] = np.nan
-        return cls(
-            inputs,
-            random_array(15, (len(inputs.q), heads * case.head_dim), case.dtype),
-            cos_sin if rotary_dim else None,
-            {f"{name}_norm": random_array(17, (case.head_dim,), case.dtype) for name in norms},
-        )
-
-    def rows(self, rows: slice) -> DecodeInputs:
-        """Some of the rows, all with one query each, over the same caches."""
-        whole, part = self.inputs, AttentionInputs(replace(self.inputs.case, rows=self.inputs.case.rows[rows]))
-        part.key_cache, part.value_cache = whole.key_cache, whole.value_cache
-        part.block_tables, part.slot_mapping = whole.block_tables[rows], whole.slot_mapping[rows]
-        return replace(self, inputs=part, qkv=self.qkv[rows])
-
-    def run(self, ops: Ops, *, fused: bool = True) -> tuple[Array, Array, Array]:
-        """Outputs, key cache and value cache."""
-        case, device = self.inputs.case, ops.device
-        caches, metadata = self.inputs.caches(device), self.inputs.metadata(device)
-        qkv = from_numpy(self.qkv, device)
-        cos_sin = None if self.cos_sin is None else from_numpy(self.cos_sin, device)
-        norms = {name: from_numpy(weight, device) for name, weight in self.norms.items()}
-        queries, out = (poisoned(self.inputs.q.shape, case.dtype, device) for _ in range(2))
-        attend: dict[str, Any] = {"scale": case.scale, "sliding_window": case.sliding_window, "out": out}
-        transform, heads = HeadTransform(cos_sin, **norms), case.num_heads
-        if fused:
-            ops.attention(qkv, *caches, metadata, transform, num_heads=heads, queries=queries, **attend)
-        else:
-            ops.rope_and_store(qkv, *caches, metadata, transform, num_heads=heads, out=queries)
-            ops.paged_attention(queries, *caches, metadata, **attend)
-        return out.numpy(), caches[0].numpy(), caches[1].numpy()
-
-
-@dtypes
-@pytest.mark.parametrize("case", DECODE_CASES, ids=lambda case: case.name)
-def test_a_decode_step(case: AttentionCase, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
-    step = DecodeInputs.of(replace(case, dtype=dtype))
-    actual, expected = step.run(cuda_ops), step.run(cpu_ops)
-    assert_close(actual[0], expected[0], dtype)
-    for actual_cache, expected_cache in zip(actual[1:], expected[1:], strict=True):
-        assert_same_cache(actual_cache, expected_cache, dtype)
-
-
-@dtypes
-@pytest.mark.parametrize(("norms", "rotary_dim"), [("", None), ("q", 64), ("k", 16), ("qk", 0)])
-def test_a_decode_step_without_some_of_it(
-    norms: str, rotary_dim: int | None, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps
-) -> None:
-    step = DecodeInputs.of(AttentionCase("", SINGLE, head_dim=128, dtype=dtype), norms, rotary_dim)
-    assert_close(step.run(cuda_ops)[0], step.run(cpu_ops)[0], dtype)
-
-
-@dtypes
-@pytest.mark.parametrize("case", DECODE_CASES, ids=lambda case: case.name)
-def test_one_kernel_is_bit_for_bit_the_two(case: AttentionCase, dtype: np.dtype[Any], cuda_ops: CudaOps) -> None:
-    """Else a row's tokens would depend on whether another row of its step is being prefilled. A row by itself is
-    divided into smaller parts, which changes its last bits."""
-    step = DecodeInputs.of(replace(case, dtype=dtype))
-    if len(case.rows) == 1:
-        assert_close(step.run(cuda_ops)[0], step.run(cuda_ops, fused=False)[0], dtype)
-        return
-    for one, two in zip(step.run(cuda_ops), step.run(cuda_ops, fused=False), strict=True):
-        np.testing.assert_array_equal(bits(one), bits(two))
-
-
-@pytest.mark.parametrize("splits_per_block", [2, 7, 32])
-def test_the_number_of_blocks_changes_no_bit(
-    splits_per_block: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = DecodeInputs.of(AttentionCase("", SINGLE, head_dim=128, dtype=bfloat16))
-    expected = step.run(cuda_ops)
-    monkeypatch.setattr("engine.ops.cuda.attention_decode.splits_per_block", lambda *_: splits_per_block)
-    for actual, want in zip(step.run(cuda_ops), expected, strict=True):
-        np.testing.assert_array_equal(bits(actual), bits(want))
-
-
-def test_a_row_of_a_decode_step_is_bit_for_bit_what_it_is_beside_any_other(cuda_ops: CudaOps) -> None:
-    rows = DECODE[:32]
-    step = DecodeInputs.of(AttentionCase("", rows, head_dim=128, num_heads=16, num_kv_heads=8, dtype=bfloat16))
-    expected = step.run(cuda_ops)[0]
-    for row in range(0, len(rows) - 1, 7):
-        np.testing.assert_array_equal(step.rows(slice(row, row + 2)).run(cuda_ops)[0], expected[row : row + 2])
-    for row in (0, 9, 22):  # as many as clusters are for
-        np.testing.assert_array_equal(step.rows(slice(row, row + 10)).run(cuda_ops)[0], expected[row : row + 10])
-
-
-def test_a_graph_of_decode_steps_follows_the_lengths(cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
-    """Two layers a graph, so that kernels overlap; each replay finds the counters as the last one left them."""
-    case = AttentionCase("", ((1, 900), (1, 300), (1, 2500)), head_dim=128, dtype=bfloat16)
-    step = DecodeInputs.of(case)
-    device = cuda_ops.device
-    metadata, qkv = step.inputs.metadata(device), from_numpy(step.qkv, device)
-    assert step.cos_sin is not None
-    transform, scale = HeadTransform(from_numpy(step.cos_sin, device)), case.scale
-    layers = [step.inputs.caches(device) for _ in range(2)]
-    queries, *outs = (poisoned(step.inputs.q.shape, bfloat16, device) for _ in range(3))
-
-    def run() -> None:
-        for caches, out in zip(layers, outs, strict=True):
-            cuda_ops.attention(qkv, *caches, metadata, transform, num_heads=4, scale=scale, queries=queries, out=out)
-
-    run()
-    with device.capture() as finish:
-        run()
-    graph = finish()
-    for lengths in ((900, 300, 2500), (0, 300, 70), (1, 0, 2499), (899, 17, 0)):
-        rows = tuple((1, length) for length in lengths)
-        shorter = DecodeInputs(AttentionInputs(replace(case, rows=rows)), step.qkv, step.cos_sin, {})
-        tables = np.zeros_like(step.inputs.block_tables)
-        tables[:, : shorter.inputs.block_tables.shape[1]] = shorter.inputs.block_tables
-        inputs = shorter.inputs
-        inputs.block_tables = tables
-        fresh = inputs.metadata(device)
-        for name in ("positions", "slot_mapping", "block_tables", "table_rows", "context_lens"):
-            getattr(metadata, name).upload(getattr(fresh, name).numpy())
-        for key_cache, value_cache in layers:
-            blocks = len(inputs.key_cache)
-            key_cache[:blocks].upload(inputs.key_cache)
-            value_cache[:blocks].upload(inputs.value_cache)
-        graph.launch()
-        device.synchronize()
-        expected = shorter.run(cpu_ops)[0]
-        for out in outs:
-            assert_close(out.numpy(), expected, bfloat16)
 
 
 def test_attention_refuses_inputs_of_another_device_or_dtype(cuda_ops: CudaOps) -> None:

@@ -1,0 +1,91 @@
+"""CUDA rotary embedding and KV store against the NumPy implementation; slots without a token are NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.ops.cpu import CpuOps
+from engine.ops.cuda import CudaOps, attention
+from engine.ops.interface import HeadTransform, Ops
+from engine.tensor import Device, Tensor, bfloat16, from_numpy
+from tests.gpu.conftest import NoTransfers
+from tests.op_cases import DTYPES, AttentionCase, AttentionInputs, poisoned, random_array
+from tests.reference import assert_close, assert_same_cache
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = pytest.mark.gpu
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def rope_and_store(
+    ops: Ops, inputs: AttentionInputs, qkv: Array, cos_sin: Array | None, norms: dict[str, Array]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, key cache and value cache."""
+    device: Device = ops.device
+    key_cache, value_cache = inputs.caches(device)
+    out = poisoned(inputs.q.shape, inputs.q.dtype, device)
+    uploaded = {name: from_numpy(weight, device) for name, weight in norms.items()}
+    device_qkv, metadata = from_numpy(qkv, device), inputs.metadata(device)
+    transform = HeadTransform(None if cos_sin is None else from_numpy(cos_sin, device), **uploaded)
+    heads = inputs.case.num_heads
+    ops.rope_and_store(device_qkv, key_cache, value_cache, metadata, transform, num_heads=heads, out=out)
+    return out, key_cache, value_cache
+
+
+@dtypes
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim"),
+    [
+        *((8, 8), (16, None), (16, 6), (20, 20), (64, 64), (64, 16), (80, 32)),
+        *((96, None), (128, 128), (256, 256), (256, 90)),
+    ],
+)
+@pytest.mark.parametrize("norms", ["", "q", "qk"])
+@pytest.mark.parametrize(("heads", "most_warps"), [((6, 2), 8192), ((20, 10), 64)], ids=str)
+def test_rope_and_store(
+    heads: tuple[int, int],
+    most_warps: int,
+    norms: str,
+    head_dim: int,
+    rotary_dim: int | None,
+    dtype: np.dtype[Any],
+    cuda_ops: CudaOps,
+    cpu_ops: CpuOps,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "ROPE_MOST_WARPS", most_warps)  # with more, each takes several heads
+    rows = ((4, 37), (7, 7), (1, 55), (1, 0))
+    case = AttentionCase("", rows, num_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim, dtype=dtype)
+    inputs = AttentionInputs(case)
+    inputs.slot_mapping[[2, 9]] = -1
+    qkv = random_array(15, (len(inputs.q), (case.num_heads + 2 * case.num_kv_heads) * head_dim), dtype)
+    cos_sin = None
+    if rotary_dim is not None:
+        angles = np.random.default_rng(16).uniform(-3, 3, (60, rotary_dim // 2))
+        cos_sin = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    weights = {f"{name}_norm": random_array(17, (head_dim,), dtype) for name in norms}
+
+    expected = rope_and_store(cpu_ops, inputs, qkv, cos_sin, weights)
+    actual = rope_and_store(cuda_ops, inputs, qkv, cos_sin, weights)
+    assert_close(actual[0].numpy(), expected[0].numpy(), dtype)
+    for actual_cache, expected_cache in zip(actual[1:], expected[1:], strict=True):
+        assert_same_cache(actual_cache.numpy(), expected_cache.numpy(), dtype)
+
+
+def test_rope_and_store_copies_nothing_between_host_and_device(cuda_ops: CudaOps, no_transfers: NoTransfers) -> None:
+    inputs = AttentionInputs(AttentionCase("", ((4, 37), (1, 9)), dtype=bfloat16))
+    caches, metadata = inputs.caches(cuda_ops.device), inputs.metadata(cuda_ops.device)
+    qkv = from_numpy(random_array(18, (5, 8 * 16), bfloat16), cuda_ops.device)
+    with no_transfers():
+        cuda_ops.rope_and_store(qkv, *caches, metadata, HeadTransform(), num_heads=4)
+
+
+def test_rope_and_store_of_nothing(cuda_ops: CudaOps) -> None:
+    caches = AttentionInputs(AttentionCase("", ((1, 1),))).caches(cuda_ops.device)
+    metadata = AttentionInputs(AttentionCase("", ())).metadata(cuda_ops.device)
+    qkv = from_numpy(random_array(1, (0, 8 * 16)), cuda_ops.device)
+    assert cuda_ops.rope_and_store(qkv, *caches, metadata, HeadTransform(), num_heads=4).shape == (0, 64)
