@@ -27,7 +27,7 @@ format: .venv/.dev
 	$(BIN)/clang-format -i cuda_src/*.cu cuda_src/include/*.cuh
 
 test-gpu: .venv/.dev
-	TESSERA_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu $(ARGS)
+	TESSERA_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu -p tests.gpu.launched $(ARGS)
 
 # What the kernels read and write, under NVIDIA's compute-sanitizer (from the CUDA toolkit); ARGS choose tests.
 sanitize-gpu: .venv/.dev
