@@ -3,8 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 MODEL ?=
 ARGS ?=
+CUDA_SOURCES := cuda_src/*.cu cuda_src/include/*.cuh tests/emulation/emulator.h
+KERNEL_TESTS := tests/gpu/test_ops_gpu.py $(wildcard tests/gpu/test_attention*_gpu.py) tests/gpu/test_rope_gpu.py
 
-.PHONY: serve test check format eval test-gpu sanitize-gpu bench-gpu image-check clean
+.PHONY: serve test check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check clean
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -19,21 +21,26 @@ check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror cuda_src/*.cu cuda_src/include/*.cuh
+	$(BIN)/clang-format --dry-run --Werror $(CUDA_SOURCES)
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i cuda_src/*.cu cuda_src/include/*.cuh
+	$(BIN)/clang-format -i $(CUDA_SOURCES)
 
 test-gpu: .venv/.dev
 	TESSERA_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu -p tests.gpu.launched $(ARGS)
+
+# The same on a machine without a GPU, which runs the kernels' sources with g++: thousands of times slower, so choose
+# some with ARGS, for example 'tests/gpu/test_rope_gpu.py -k bfloat16'.
+test-emulated: .venv/.dev
+	TESSERA_EMULATED=1 $(BIN)/python -m pytest -m gpu --numprocesses 2 --timeout 0 $(or $(ARGS),$(KERNEL_TESTS))
 
 # What the kernels read and write, under NVIDIA's compute-sanitizer (from the CUDA toolkit); ARGS choose tests.
 sanitize-gpu: .venv/.dev
 	for tool in memcheck racecheck; do \
 		TESSERA_REQUIRE_GPU=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
-			$(BIN)/python -m pytest -m gpu -q $(or $(ARGS),tests/gpu/test_ops_gpu.py tests/gpu/test_attention*_gpu.py tests/gpu/test_rope_gpu.py) || exit 1; \
+			$(BIN)/python -m pytest -m gpu -q $(or $(ARGS),$(KERNEL_TESTS)) || exit 1; \
 	done
 
 bench-gpu: .venv/.dev

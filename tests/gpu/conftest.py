@@ -1,4 +1,7 @@
-"""The devices and operations of the GPU tests; without a GPU they are skipped, saying why."""
+"""The devices and operations of the GPU tests; without a GPU they are skipped, saying why.
+
+With TESSERA_EMULATED=1 the kernels run on the CPU (`tests/emulation`), those of sm_90a alone excepted.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -20,8 +24,13 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def cuda_device() -> CudaDevice:
+def cuda_device(pytestconfig: pytest.Config) -> CudaDevice:
     """Device 0. With TESSERA_REQUIRE_GPU=1 its absence is a failure."""
+    if os.environ.get("TESSERA_EMULATED") == "1":
+        from tests.emulation.device import EmulatedDevice
+
+        assert pytestconfig.cache is not None
+        return EmulatedDevice(Path(pytestconfig.cache.mkdir("emulation")))  # type: ignore[return-value]
     found = find_device(0)
     if not found.usable:
         if os.environ.get("TESSERA_REQUIRE_GPU") == "1":

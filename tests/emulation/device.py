@@ -1,0 +1,120 @@
+"""A device that runs the kernels' own sources on the CPU: slow, and the same on every machine."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig
+from engine.cuda.memory import Transfers
+from engine.tensor import CpuDevice, Tensor
+from tests.emulation.source import MAIN, write_sources
+
+COMPILER = "g++"
+HERE = Path(__file__).parent
+OPTIONS = ("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-gnu-unique")
+
+
+class EmulationError(RuntimeError):
+    """A kernel did what a GPU does not allow."""
+
+
+class EmulatedDevice(CpuDevice):
+    """A GPU of sm_100 as far as `CudaOps` and the kernels know: with clusters, without what only sm_90a has.
+
+    Attributes:
+        launched: every kernel so far.
+    """
+
+    def __init__(self, folder: Path, edit: Callable[[str], str] = str, multiprocessors: int = 132) -> None:
+        """Compiled kernels are kept in `folder`; `edit` makes another text of a kernel's file."""
+        self.name = "cuda:0"
+        self.device_name = "emulated"
+        self.asynchronous = False
+        self.compute_capability = (10, 0)
+        self.arch = "100a"
+        self.multiprocessors = multiprocessors
+        self.max_shared_bytes = 227 << 10
+        self._captured: list[tuple[Any, ...]] | None = None
+        self.transfers = Transfers()
+        self._folder = folder
+        self._edit = edit
+        self._kernels: dict[Instantiation, tuple[Kernel, Any]] = {}
+        self.launched: set[Instantiation] = set()
+
+    def fill_bytes(self, pointer: int, value: int, nbytes: int) -> None:
+        ctypes.memset(pointer, value, nbytes)
+
+    def compile(
+        self, instantiations: Sequence[Instantiation], progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Nothing: a kernel is compiled when it is first launched."""
+
+    @contextmanager
+    def capture(self) -> Iterator[Callable[[], EmulatedGraph]]:
+        self._captured = []
+        yield lambda: graph
+        graph, self._captured = EmulatedGraph(self, self._captured), None
+
+    @property
+    def is_capturing(self) -> bool:
+        return self._captured is not None
+
+    def launch(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig, *arguments: Any) -> None:
+        if self._captured is not None:
+            self._captured.append((spec, template, config, *arguments))
+            return
+        if (spec, template) not in self._kernels:
+            self._kernels[spec, template] = Kernel(spec, None), library(self._folder, spec, template, self._edit).launch
+        self.launched.add((spec, template))
+        kernel, function = self._kernels[spec, template]
+        kernel.set_arguments(
+            [
+                argument.pointer if isinstance(argument, Tensor) else 0 if argument is None else argument
+                for argument in arguments
+            ]
+        )
+        grid, block = ((ctypes.c_uint * 3)(*sizes) for sizes in (config.grid, config.block))
+        error = function(grid, block, config.shared_bytes, config.cluster, ctypes.c_void_p(kernel.arguments_address))
+        if error is not None:
+            raise EmulationError(f"{spec.instantiation(template)}, {config}: {error.decode()}")
+
+
+@dataclass(frozen=True)
+class EmulatedGraph:
+    """What was launched while it was captured, arguments as they were."""
+
+    device: EmulatedDevice
+    launches: list[tuple[Any, ...]]
+
+    def launch(self) -> None:
+        for launch in self.launches:
+            self.device.launch(*launch)
+
+
+def library(folder: Path, spec: KernelSpec, template: tuple[str, ...], edit: Callable[[str], str] = str) -> ctypes.CDLL:
+    """The kernel compiled, from `folder` if it is there. Raises: RuntimeError with the compiler's complaints."""
+    sources = write_sources((spec, template), edit)
+    parts = [*OPTIONS, (HERE / "emulator.h").read_text(), *sources, *sources.values()]
+    place = folder / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    found = place / "kernel.so"
+    if not found.is_file():
+        place.mkdir(parents=True, exist_ok=True)
+        for name, text in sources.items():
+            (place / name).write_text(text)
+        made = place / f"{os.getpid()}.so"  # another process may be at the same
+        command = [COMPILER, *OPTIONS, f"-I{place}", f"-I{HERE}", place / MAIN, "-o", made]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{spec.instantiation(template)} does not compile for the CPU:\n{done.stderr[:4000]}")
+        made.replace(found)
+    loaded = ctypes.CDLL(str(found))
+    loaded.launch.restype = ctypes.c_char_p
+    return loaded

@@ -1,0 +1,115 @@
+"""A kernel's source as C++ for `emulator.h`: asm statements become calls of functions named after the instruction."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.cuda.compiler import INCLUDE, SOURCE_FOLDER
+from engine.cuda.kernel import Instantiation, KernelSpec
+
+MAIN = "launch.cc"
+ASM = re.compile(r"\basm\s*(?:volatile)?\s*\(")
+TOOLKIT_INCLUDE = re.compile(r"^\s*#\s*include\s*<cuda_.*$", re.MULTILINE)
+DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+__align__\(\d+\)\s+([\w ]+?)\s+(\w+)\[\];")
+STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+def write_sources(instantiation: Instantiation, edit: Callable[[str], str]) -> dict[str, str]:
+    """The kernel's file, changed by `edit`, its headers, and MAIN with a function `launch`: texts by name."""
+    spec, template = instantiation
+    sources = {path.name: path.read_text() for path in reached(spec.file)}
+    sources[spec.file] = edit(sources[spec.file])
+    launch = (
+        'extern "C" __attribute__((visibility("default"))) const char* launch(const unsigned* grid, '
+        "const unsigned* block, unsigned shared_bytes, unsigned cluster, void** arguments) {\n"
+        f"  cluster = std::max<unsigned>(cluster, {cluster_size(spec, template)});\n"
+        f"  return emulated::launch(&{spec.instantiation(template)}, grid, block, shared_bytes, cluster, arguments);\n"
+        "}\n"
+    )
+    main = f'#include "emulator.h"\n#include "{spec.file}"\n{launch}'
+    return {name: translated(text) for name, text in sources.items()} | {MAIN: main}
+
+
+def cluster_size(spec: KernelSpec, template: tuple[str, ...]) -> str:
+    """What the source says of it before the kernel's name, as C++."""
+    text = (SOURCE_FOLDER / spec.file).read_text()
+    found = re.search(rf"(?:__cluster_dims__|BLOCKS_OF_A_CLUSTER)\((\w+)[^;{{}}]*?\b{spec.name}\(", text)
+    return "1" if found is None else dict(zip(spec.template, template, strict=True)).get(found[1], found[1])
+
+
+def reached(file: str) -> list[Path]:
+    """The file and all headers that it includes, directly or not."""
+    found: dict[Path, None] = {}
+    pending = [SOURCE_FOLDER / file]
+    while pending:
+        path = pending.pop()
+        if path not in found:
+            found[path] = None
+            pending += [SOURCE_FOLDER / "include" / name for name in INCLUDE.findall(path.read_text())]
+    return list(found)
+
+
+def translated(text: str) -> str:
+    text = TOOLKIT_INCLUDE.sub("", text)
+    text = DYNAMIC_SHARED.sub(r"\1* const \2 = reinterpret_cast<\1*>(emulated::shared_bytes);", text)
+    parts, end = [], 0
+    for match in ASM.finditer(text):
+        close = _closing(text, match.end())
+        parts += [text[end : match.start()], _call(text[match.end() : close])]
+        end = close + 1
+    return "".join([*parts, text[end:]])
+
+
+def _call(statement: str) -> str:
+    """What stands between the parentheses of an asm statement, as calls."""
+    code, *operands = _split(statement, ":")
+    instructions = [line.strip() for line in "".join(STRING.findall(code)).replace("\\n", "").split(";")]
+    names = [_name(instruction) for instruction in instructions if instruction]
+    values = [_value(operand) for group in operands[:2] for operand in _split(group, ",") if operand.strip()]
+    if len(names) > 1 and values:
+        raise ValueError(f"several instructions that share operands: {statement}")
+    return "; ".join(f"ptx_{name}({', '.join(values)})" for name in names)
+
+
+def _name(instruction: str) -> str:
+    """Of `mov.u32 %0, %%cluster_ctarank` mov_u32_cluster_ctarank."""
+    special = re.search(r"%%(\w+)", instruction)
+    name = instruction.split()[0].replace(".", "_").replace(":", "_")
+    return name + (f"_{special[1]}" if special else "")
+
+
+def _value(operand: str) -> str:
+    """Of `"=r"(x)` x."""
+    return operand[operand.index("(") + 1 : operand.rindex(")")]
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the parenthesis is closed that is open at `start`."""
+    depth, place = 1, start
+    while True:
+        string = STRING.match(text, place)
+        if string:
+            place = string.end()
+            continue
+        depth += {"(": 1, ")": -1}.get(text[place], 0)
+        if depth == 0:
+            return place
+        place += 1
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """At separators outside of strings and parentheses."""
+    parts, start, place, depth = [], 0, 0, 0
+    while place < len(text):
+        string = STRING.match(text, place)
+        if string:
+            place = string.end()
+            continue
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(text[place], 0)
+        if text[place] == separator and depth == 0:
+            parts.append(text[start:place])
+            start = place + 1
+        place += 1
+    return [*parts, text[start:]]
