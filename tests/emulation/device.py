@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,9 +59,11 @@ class EmulatedDevice(CpuDevice):
 
     @contextmanager
     def capture(self) -> Iterator[Callable[[], EmulatedGraph]]:
-        self._captured = []
-        yield lambda: graph
-        graph, self._captured = EmulatedGraph(self, self._captured), None
+        self._captured = launches = []
+        try:
+            yield lambda: EmulatedGraph(self, launches)
+        finally:
+            self._captured = None
 
     @property
     def is_capturing(self) -> bool:
@@ -102,19 +104,20 @@ class EmulatedGraph:
 def library(folder: Path, spec: KernelSpec, template: tuple[str, ...], edit: Callable[[str], str] = str) -> ctypes.CDLL:
     """The kernel compiled, from `folder` if it is there. Raises: RuntimeError with the compiler's complaints."""
     sources = write_sources((spec, template), edit)
-    parts = [*OPTIONS, (HERE / "emulator.h").read_text(), *sources, *sources.values()]
-    place = folder / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    found = place / "kernel.so"
+    headers = [path.read_text() for path in sorted(HERE.glob("*.h"))]
+    parts = [*OPTIONS, *headers, *sources, *sources.values()]
+    found = folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     if not found.is_file():
-        place.mkdir(parents=True, exist_ok=True)
-        for name, text in sources.items():
-            (place / name).write_text(text)
-        made = place / f"{os.getpid()}.so"  # another process may be at the same
-        command = [COMPILER, *OPTIONS, f"-I{place}", f"-I{HERE}", place / MAIN, "-o", made]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{spec.instantiation(template)} does not compile for the CPU:\n{done.stderr[:4000]}")
-        made.replace(found)
+        with tempfile.TemporaryDirectory(dir=folder) as name:  # another process may be at the same
+            work = Path(name)
+            for file, text in sources.items():
+                (work / file).write_text(text)
+            command = [COMPILER, *OPTIONS, f"-I{work}", f"-I{HERE}", work / MAIN, "-o", work / "kernel.so"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                kernel = spec.instantiation(template)
+                raise RuntimeError(f"{kernel} does not compile for the CPU:\n{done.stderr[:4000]}")
+            (work / "kernel.so").replace(found)
     loaded = ctypes.CDLL(str(found))
     loaded.launch.restype = ctypes.c_char_p
     return loaded

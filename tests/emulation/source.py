@@ -1,4 +1,4 @@
-"""A kernel's source as C++ for `emulator.h`: asm statements become calls of functions named after the instruction."""
+"""A kernel's source as C++ for `ptx.h`: asm statements become calls of functions named after the instruction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_sources(instantiation: Instantiation, edit: Callable[[str], str]) -> d
         f"  return emulated::launch(&{spec.instantiation(template)}, grid, block, shared_bytes, cluster, arguments);\n"
         "}\n"
     )
-    main = f'#include "emulator.h"\n#include "{spec.file}"\n{launch}'
+    main = f'#include "ptx.h"\n#include "{spec.file}"\n{launch}'
     return {name: translated(text) for name, text in sources.items()} | {MAIN: main}
 
 

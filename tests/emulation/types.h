@@ -1,0 +1,91 @@
+// CUDA C++ keywords and types.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __noinline__
+#define __restrict__
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __shared__ static thread_local
+#define __CUDA_ARCH__ 1000
+
+struct uint3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+template <typename To, typename From>
+To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+struct __half {
+  std::uint16_t bits;
+};
+struct __nv_bfloat16 {
+  std::uint16_t bits;
+};
+struct __half2 {
+  __half x, y;
+};
+struct __nv_bfloat162 {
+  __nv_bfloat16 x, y;
+};
+inline float __half2float(__half h) {
+  const std::uint32_t sign = (h.bits & 0x8000u) << 16, magnitude = h.bits & 0x7fffu;
+  if (magnitude >= 0x7c00) return bits_as<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+  return bits_as<float>(sign | bits_as<std::uint32_t>(bits_as<float>(magnitude << 13) * 0x1p112f));
+}
+inline __half __float2half_rn(float f) {
+  const auto bits = bits_as<std::uint32_t>(f);
+  const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000u);
+  if (std::isnan(f)) return {0x7fff};
+  const float magnitude = std::fabs(f);
+  if (magnitude >= 65520.0f) return {static_cast<std::uint16_t>(sign | 0x7c00u)};
+  // What is too small for a full fraction is rounded by an addition to a multiple of 2^-24.
+  const bool small = magnitude < 0x1p-14f;
+  const std::uint32_t rounded = small
+                                    ? bits_as<std::uint32_t>(magnitude + 0.5f) - bits_as<std::uint32_t>(0.5f)
+                                    : (bits & 0x7fffffffu) - 0x38000000u + 0xfffu + (bits >> 13 & 1) >> 13;
+  return {static_cast<std::uint16_t>(sign | rounded)};
+}
+inline float __bfloat162float(__nv_bfloat16 b) { return bits_as<float>(std::uint32_t{b.bits} << 16); }
+inline __nv_bfloat16 __float2bfloat16_rn(float f) {
+  if (std::isnan(f)) return {0x7fff};
+  const auto bits = bits_as<std::uint32_t>(f);
+  return {static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+inline __half2 __hmul2(__half2 a, __half2 b) {
+  return {__float2half_rn(__half2float(a.x) * __half2float(b.x)),
+          __float2half_rn(__half2float(a.y) * __half2float(b.y))};
+}
+inline __nv_bfloat162 __hmul2(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return {__float2bfloat16_rn(__bfloat162float(a.x) * __bfloat162float(b.x)),
+          __float2bfloat16_rn(__bfloat162float(a.y) * __bfloat162float(b.y))};
+}
