@@ -4,7 +4,7 @@ BIN := .venv/bin
 MODEL ?=
 ARGS ?=
 CUDA_SOURCES := cuda_src/*.cu cuda_src/include/*.cuh tests/emulation/*.h
-KERNEL_TESTS := tests/gpu/test_ops_gpu.py $(wildcard tests/gpu/test_attention*_gpu.py) tests/gpu/test_rope_gpu.py
+KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py rope*.py sampling*.py token*.py))
 
 .PHONY: serve test check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check clean
 

@@ -125,9 +125,8 @@ class _Connection(asyncio.Protocol):
     def reusable(self) -> bool:
         if self._end is None:
             return not self._closed
-        if not self._end.done() or self._end.cancelled():  # cancelled: given up on, and the answer still comes
-            return False
-        return not self._closed and self._parser.should_keep_alive()
+        complete = self._end.done() and not self._end.cancelled()  # cancelled: given up on, and the answer still comes
+        return complete and not self._closed and self._parser.should_keep_alive()
 
     async def send(self, message: bytes, sink: Callable[[bytes], None] | None) -> None:
         """Send a request; returns when the head of its answer is here.

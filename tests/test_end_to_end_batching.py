@@ -24,7 +24,7 @@ from tests.server_fixture import Answer, Server, async_client, running_server, s
 from tests.tiny_models import TINY_MODELS, VOCAB_SIZE, build
 
 NUM_REQUESTS = 32
-NUM_ENTRANCES = 4  # requests that begin at once; every other one waits for an earlier one's first token
+NUM_ENTRANCES = 8  # requests that begin at once; every other one waits for an earlier one's first token
 CLIENT = b"test"
 
 # -- over HTTP ------------------------------------------------------------------------------------
@@ -80,8 +80,7 @@ def test_32_requests_at_different_times_give_what_each_gives_alone(server: Serve
     assert [answer.text for answer in together] == [answer.text for answer in alone]
     assert [len(answer.token_ids) for answer in alone] == [request["max_tokens"] for request in requests]
     assert num_alone == sum(request["max_tokens"] for request in requests), "alone, each token takes a step"
-    # A third is usual. On a busy machine requests enter late, but four at a time from the first to the last.
-    assert num_together < num_alone / 2
+    assert num_together < num_alone / 3
     print(
         f"\n{server.model}: {NUM_REQUESTS} requests one after another {seconds_alone:.2f} s in {num_alone} steps, "
         f"in company {seconds_together:.2f} s in {num_together} steps: "

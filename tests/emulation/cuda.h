@@ -9,7 +9,6 @@
 #define gridDim (emulated::grid_size)
 
 using std::isfinite;
-using std::isinf;
 using std::isnan;
 using std::max;
 using std::min;
@@ -22,7 +21,6 @@ inline void __syncthreads() {
   emulated::wait_for([&own, generation] { return own.generation != generation; });
 }
 inline void __syncwarp(unsigned mask = ~0u) { emulated::meet(mask); }
-inline void __threadfence() {}
 
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int source) {
@@ -55,9 +53,7 @@ inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
   return sum;
 }
 
-inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
-inline int __clz(int v) { return v == 0 ? 32 : __builtin_clz(v); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<std::uint64_t>(a) * b >> 32; }
 inline float __int_as_float(int v) { return bits_as<float>(v); }
 inline float __uint_as_float(unsigned v) { return bits_as<float>(v); }

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig
 from engine.cuda.memory import Transfers
 from engine.tensor import CpuDevice, Tensor
-from tests.emulation.source import MAIN, write_sources
+from tests.emulation.source import MAIN, cpu_sources
 
 COMPILER = "g++"
 HERE = Path(__file__).parent
@@ -105,9 +107,15 @@ class EmulatedGraph:
             self.device.launch(*launch)
 
 
-def library(folder: Path, spec: KernelSpec, template: tuple[str, ...], edit: Callable[[str], str] = str) -> ctypes.CDLL:
+def kernel_folder(config: pytest.Config) -> Path:
+    """A cache of the tests' own: what did not change since the last run is not compiled again."""
+    assert config.cache is not None
+    return Path(config.cache.mkdir("emulation"))
+
+
+def library(folder: Path, spec: KernelSpec, template: tuple[str, ...], edit: Callable[[str], str]) -> ctypes.CDLL:
     """The kernel compiled, from `folder` if it is there. Raises: RuntimeError with the compiler's complaints."""
-    sources = write_sources((spec, template), edit)
+    sources = cpu_sources((spec, template), edit)
     headers = [path.read_text() for path in sorted(HERE.glob("*.h"))]
     parts = [*OPTIONS, *headers, *sources, *sources.values()]
     found = folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"

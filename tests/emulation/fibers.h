@@ -9,7 +9,6 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -105,7 +104,7 @@ inline thread_local uint3 block_index;
 inline thread_local uint3 block_size, grid_size;
 alignas(1024) inline thread_local unsigned char shared_bytes[SHARED_BYTES];
 inline thread_local std::size_t shared_limit = 0;
-inline bool late_copies = false;
+inline bool late_copies = false, last_first = false;
 inline std::function<void()> body;
 inline std::mutex error_lock;
 inline char error[256];
@@ -192,14 +191,6 @@ inline void resume(Fiber& fiber) {
   self = nullptr;
 }
 
-inline std::vector<int> order(int count) {
-  std::vector<int> found(count);
-  for (int i = 0; i < count; ++i) found[i] = i;
-  const char* const wanted = std::getenv("EMULATED_ORDER");
-  if (wanted != nullptr && std::strcmp(wanted, "last_first") == 0) std::reverse(found.begin(), found.end());
-  return found;
-}
-
 // Whether all blocks of a cluster wait for each other: each has found nobody twice since anybody moved.
 struct Watch {
   explicit Watch(Cluster& watched) : cluster(watched), since(cluster.shared.size()) {}
@@ -250,12 +241,11 @@ inline void run_block(Cluster& cluster, int rank, uint3 index, uint3 grid, uint3
     fiber.copies.clear(), fiber.groups.clear();
     fiber.arrivals = fiber.waits = fiber.warp_phase = 0;
   }
-  const std::vector<int> turns = order(threads);
   Watch watch(cluster);
   while (own.running > 0) {
     bool moved = false;
-    for (const int turn : turns) {
-      Fiber& fiber = own.fibers[turn];
+    for (int turn = 0; turn < threads; ++turn) {
+      Fiber& fiber = own.fibers[last_first ? threads - 1 - turn : turn];
       if (fiber.done || !fiber.ready()) continue;
       moved = true;
       resume(fiber);
@@ -272,13 +262,18 @@ inline void run_block(Cluster& cluster, int rank, uint3 index, uint3 grid, uint3
   cluster.idle_rounds[rank] = OVER;
 }
 
+inline bool asked_for(const char* variable, const char* wanted) {
+  const char* const value = std::getenv(variable);
+  return value != nullptr && std::strcmp(value, wanted) == 0;
+}
+
 // Runs the whole grid, cluster after cluster; -> what went wrong, or null.
 inline const char* run(uint3 grid, uint3 size, unsigned dynamic_bytes, unsigned cluster_size,
                        std::function<void()> kernel) {
   if (dynamic_bytes > SHARED_BYTES) return "more shared memory than a block may have";
   failed = false;
-  const char* const late = std::getenv("EMULATED_LATE_COPIES");
-  late_copies = late != nullptr && late[0] == '1';
+  late_copies = asked_for("EMULATED_LATE_COPIES", "1");
+  last_first = asked_for("EMULATED_ORDER", "last_first");
   body = std::move(kernel);
   for (unsigned z = 0; z < grid.z; ++z) {
     for (unsigned y = 0; y < grid.y; ++y) {
@@ -298,8 +293,7 @@ inline const char* run(uint3 grid, uint3 size, unsigned dynamic_bytes, unsigned 
             ++here;
             while (here < cluster_size) std::this_thread::yield();
             run_block(cluster, rank, {x + rank, y, z}, grid, size, dynamic_bytes);
-            ++here;  // its shared memory lasts until all have ended, as on a device once they have met a last
-                     // time
+            ++here;  // its shared memory must last until all have ended
             while (here < 2 * cluster_size) std::this_thread::yield();
           });
         }

@@ -15,6 +15,12 @@ inline unsigned char* at(std::uint32_t address, std::size_t bytes) {
   return place;
 }
 
+inline void check_rank(int rank) {
+  if (rank < 0 || rank >= static_cast<int>(block->cluster->shared.size())) {
+    fail("a block that is not of the cluster");
+  }
+}
+
 inline void copy_16(const Copy& copy) {
   if (copy.from == nullptr) {
     std::memset(copy.to, 0, 16);
@@ -184,18 +190,13 @@ inline void ptx_barrier_cluster_wait_acquire_aligned() {
   const unsigned wanted = emulated::self->waits;
   emulated::wait_for([&cluster, wanted] { return cluster.phase >= wanted; });
 }
-inline void check_rank(int rank) {
-  if (rank < 0 || rank >= static_cast<int>(emulated::block->cluster->shared.size())) {
-    emulated::fail("a block that is not of the cluster");
-  }
-}
 inline void ptx_mapa_u64(unsigned long long& address, unsigned long long own, int rank) {
-  check_rank(rank);
+  emulated::check_rank(rank);
   address = own - reinterpret_cast<std::uintptr_t>(emulated::shared_bytes) +
             reinterpret_cast<std::uintptr_t>(emulated::block->cluster->shared[rank]);
 }
 inline void ptx_mapa_shared__cluster_u32(unsigned& address, unsigned own, int rank) {
-  check_rank(rank);
+  emulated::check_rank(rank);
   address = own | (rank + 1u) << emulated::RANK_SHIFT;
 }
 inline void ptx_ld_shared__cluster_v2_f32(float& x, float& y, unsigned address) {

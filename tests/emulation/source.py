@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from engine.cuda.compiler import INCLUDE, SOURCE_FOLDER
@@ -16,7 +17,7 @@ DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+__align__\(\d+\)\s+([\w ]+?)
 STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
-def write_sources(instantiation: Instantiation, edit: Callable[[str], str]) -> dict[str, str]:
+def cpu_sources(instantiation: Instantiation, edit: Callable[[str], str]) -> dict[str, str]:
     """The kernel's file, changed by `edit`, its headers, and MAIN with a function `launch`: texts by name."""
     spec, template = instantiation
     sources = {path.name: path.read_text() for path in reached(spec.file)}
@@ -87,29 +88,22 @@ def _value(operand: str) -> str:
 
 def _closing(text: str, start: int) -> int:
     """Where the parenthesis is closed that is open at `start`."""
-    depth, place = 1, start
-    while True:
-        string = STRING.match(text, place)
-        if string:
-            place = string.end()
-            continue
-        depth += {"(": 1, ")": -1}.get(text[place], 0)
-        if depth == 0:
-            return place
-        place += 1
+    return next(place for place, depth in _outside_strings(text, start) if depth < 0)
 
 
 def _split(text: str, separator: str) -> list[str]:
     """At separators outside of strings and parentheses."""
-    parts, start, place, depth = [], 0, 0, 0
+    places = [place for place, depth in _outside_strings(text) if depth == 0 and text[place] == separator]
+    return [text[begin + 1 : end] for begin, end in pairwise([-1, *places, len(text)])]
+
+
+def _outside_strings(text: str, start: int = 0) -> Iterator[tuple[int, int]]:
+    """Places of characters that are not of a string, each with how many brackets are open after it."""
+    place, depth = start, 0
     while place < len(text):
-        string = STRING.match(text, place)
-        if string:
+        if string := STRING.match(text, place):
             place = string.end()
             continue
-        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(text[place], 0)
-        if text[place] == separator and depth == 0:
-            parts.append(text[start:place])
-            start = place + 1
+        depth += (text[place] in "([{") - (text[place] in ")]}")
+        yield place, depth
         place += 1
-    return [*parts, text[start:]]

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -27,10 +26,9 @@ if TYPE_CHECKING:
 def cuda_device(pytestconfig: pytest.Config) -> CudaDevice:
     """Device 0. With TESSERA_REQUIRE_GPU=1 its absence is a failure."""
     if os.environ.get("TESSERA_EMULATED") == "1":
-        from tests.emulation.device import EmulatedDevice
+        from tests.emulation.device import EmulatedDevice, kernel_folder
 
-        assert pytestconfig.cache is not None
-        return EmulatedDevice(Path(pytestconfig.cache.mkdir("emulation")))  # type: ignore[return-value]
+        return EmulatedDevice(kernel_folder(pytestconfig))  # type: ignore[return-value]
     found = find_device(0)
     if not found.usable:
         if os.environ.get("TESSERA_REQUIRE_GPU") == "1":

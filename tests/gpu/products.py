@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from engine.ops.cpu import CpuOps
-from engine.tensor import CPU, Device, Tensor, bfloat16, empty, float16, from_numpy
+from engine.tensor import CPU, Device, Tensor, bfloat16, empty, float16, float32, from_numpy
 from tests.op_cases import poisoned, random_array
+from tests.reference import assert_close
 
 if TYPE_CHECKING:
     from engine.cuda.device import CudaDevice
+    from tests.gpu.conftest import NoTransfers
 
 Array = np.ndarray[Any, Any]
+
+
+class Multiply(Protocol):
+    """A product by one kernel, whatever the operations would choose."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, accumulate: bool = False
+    ) -> None: ...
+
 
 HALVES = [bfloat16, float16]
 
@@ -32,6 +42,10 @@ def guarded(shape: tuple[int, ...], dtype: np.dtype[np.generic], device: Device)
     """A tensor of NaN with a row of NaN before and after it, and these three together."""
     whole = poisoned((shape[0] + 2, shape[1]), dtype, device)
     return whole[1 : shape[0] + 1], whole
+
+
+def check_guards(whole: Tensor) -> None:
+    assert np.isnan(whole.numpy()[[0, -1]].astype(np.float32)).all(), "a row beyond the result was written"
 
 
 @dataclass(frozen=True)
@@ -61,15 +75,51 @@ def product(index: int) -> Product:
     return Product(x, weight, bias, residual, ops.matmul(*inputs).numpy(), added, gated)
 
 
-def check_that_a_chain_waits(device: CudaDevice, multiply: Callable[[Tensor, Tensor, Tensor], None]) -> None:
-    """Of recorded products (x, weight, out) each reads what the one before wrote, and may start before that ends."""
+def check_product(case: Product, multiply: Multiply, device: CudaDevice, no_transfers: NoTransfers) -> None:
+    """With bias, and added to the residual; no row beyond the result is written, nothing crosses to the host."""
+    dtype = case.x.dtype
+    x, weight, bias = (from_numpy(array, device) for array in (case.x, case.weight, case.bias))
+    out, whole = guarded(case.plain.shape, dtype, device)
+    with no_transfers():
+        multiply(x, weight, bias, out)
+    assert_close(out.numpy(), case.plain, dtype)
+    check_guards(whole)
+
+    residual = from_numpy(case.residual, device)
+    multiply(x, weight, bias, residual, accumulate=True)
+    assert_close(residual.numpy(), case.added, dtype)
+
+
+def check_logits(
+    shape: tuple[int, int, int], dtype: np.dtype[np.generic], multiply: Multiply, device: CudaDevice
+) -> None:
+    """A float32 result of 16-bit inputs."""
+    m, k, n = shape
+    x, weight = random_array(5, (m, k), dtype), random_array(6, (n, k), dtype, k**-0.5)
+    out, whole = guarded((m, n), float32, device)
+    multiply(*(from_numpy(array, device) for array in (x, weight)), None, out)
+    expected = CpuOps().matmul(from_numpy(x, CPU), from_numpy(weight, CPU), out=empty((m, n), float32, CPU))
+    assert_close(out.numpy(), expected.numpy(), float32, typical=4)
+    check_guards(whole)
+
+
+def check_that_a_broken_row_keeps_to_itself(multiply: Multiply, device: CudaDevice) -> None:
+    x, weight = random_array(10, (200, 128), bfloat16), random_array(11, (264, 128), bfloat16)
+    x[70] = np.nan
+    out, _whole = guarded((200, 264), bfloat16, device)
+    multiply(from_numpy(x, device), from_numpy(weight, device), None, out)
+    assert np.isnan(out.numpy().astype(np.float32)).any(1).nonzero()[0].tolist() == [70]
+
+
+def check_that_a_chain_waits(multiply: Multiply, device: CudaDevice) -> None:
+    """Of recorded products each reads what the one before wrote, and may start before that ends."""
     layers, width = 8, 512
     weights = [from_numpy(random_array(i, (width, width), bfloat16, width**-0.5), device) for i in range(layers)]
     rows = [from_numpy(random_array(20 + i, (192, width), bfloat16), device) for i in range(layers + 1)]
 
     def chain() -> None:
         for i, weight in enumerate(weights):
-            multiply(rows[i], weight, rows[i + 1])
+            multiply(rows[i], weight, None, rows[i + 1])
 
     chain()
     expected = rows[-1].numpy().copy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,9 +22,21 @@ from engine.ops.cuda.matmul_hopper import (
     Plan,
     launch,
 )
-from engine.tensor import CPU, Tensor, bfloat16, empty, float32, from_numpy
+from engine.tensor import CPU, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
-from tests.gpu.products import HALVES, SHAPES, SHARING_SHAPES, Array, check_that_a_chain_waits, guarded, product
+from tests.gpu.products import (
+    HALVES,
+    SHAPES,
+    SHARING_SHAPES,
+    Array,
+    check_guards,
+    check_logits,
+    check_product,
+    check_that_a_broken_row_keeps_to_itself,
+    check_that_a_chain_waits,
+    guarded,
+    product,
+)
 from tests.op_cases import poisoned, random_array
 from tests.reference import assert_close
 
@@ -55,37 +68,22 @@ def name(plan: Plan) -> str:
 
 @pytest.mark.parametrize(("plan", "index"), CASES, ids=lambda part: name(part) if isinstance(part, Plan) else str(part))
 def test_every_plan(plan: Plan, index: int, hopper: CudaOps, no_transfers: NoTransfers) -> None:
-    case = product(index)
-    dtype, device, shape = case.x.dtype, hopper.device, case.plain.shape
-    x, weight, bias = (from_numpy(array, device) for array in (case.x, case.weight, case.bias))
-
-    out, whole = guarded(shape, dtype, device)
-    with no_transfers():
-        launch(device, plan, x, weight, bias, out)
-    assert_close(out.numpy(), case.plain, dtype)
-    assert np.isnan(whole.numpy()[[0, -1]].astype(np.float32)).all(), "a row beyond the result was written"
-
-    residual = from_numpy(case.residual, device)
-    launch(device, plan, x, weight, bias, residual, accumulate=True)
-    assert_close(residual.numpy(), case.added, dtype)
-
+    case, device = product(index), hopper.device
+    check_product(case, partial(launch, device, plan), device, no_transfers)
     if case.gated is not None:
-        out, whole = guarded(case.gated.shape, dtype, hopper.device)
+        out, whole = guarded(case.gated.shape, case.x.dtype, device)
+        x, weight = (from_numpy(array, device) for array in (case.x, case.weight))
         launch(device, plan, x, weight, None, out, silu_mul=True)
-        assert_close(out.numpy(), case.gated, dtype, roundings=2)  # here once, the reference also before the gate
-        assert np.isnan(whole.numpy()[[0, -1]].astype(np.float32)).all()
+        # Rounded once here, by the reference also before the gate.
+        assert_close(out.numpy(), case.gated, case.x.dtype, roundings=2)
+        check_guards(whole)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("plan", [*LOGITS_PLANS, *LOGITS_SHARING_PLANS], ids=name)
-def test_every_plan_for_logits(plan: Plan, dtype: np.dtype[np.generic], hopper: CudaOps, cpu_ops: CpuOps) -> None:
-    for m, k, n in SHARING_SHAPES if plan.sharing > 1 else SHAPES:
-        x, weight = random_array(5, (m, k), dtype), random_array(6, (n, k), dtype, k**-0.5)
-        out, whole = guarded((m, n), float32, hopper.device)
-        launch(hopper.device, plan, *(from_numpy(array, hopper.device) for array in (x, weight)), None, out)
-        expected = cpu_ops.matmul(from_numpy(x, CPU), from_numpy(weight, CPU), out=empty((m, n), float32, CPU))
-        assert_close(out.numpy(), expected.numpy(), float32, typical=4)
-        assert np.isnan(whole.numpy()[[0, -1]]).all()
+def test_every_plan_for_logits(plan: Plan, dtype: np.dtype[np.generic], hopper: CudaOps) -> None:
+    for shape in SHARING_SHAPES if plan.sharing > 1 else SHAPES:
+        check_logits(shape, dtype, partial(launch, hopper.device, plan), hopper.device)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -112,17 +110,9 @@ def test_both_paths_of_the_operations(
 
 @pytest.mark.parametrize("plan", [*(plan for plan in PLANS if plan.splits <= 2), *PAIRED], ids=name)
 def test_a_broken_row_keeps_to_itself(plan: Plan, hopper: CudaOps) -> None:
-    x, weight = random_array(10, (200, 128), bfloat16), random_array(11, (264, 128), bfloat16)
-    x[70] = np.nan
-    out, _whole = guarded((200, 264), bfloat16, hopper.device)
-    launch(hopper.device, plan, from_numpy(x, hopper.device), from_numpy(weight, hopper.device), None, out)
-    assert np.isnan(out.numpy().astype(np.float32)).any(1).nonzero()[0].tolist() == [70]
+    check_that_a_broken_row_keeps_to_itself(partial(launch, hopper.device, plan), hopper.device)
 
 
 def test_kernels_of_a_graph_wait_for_what_they_read(hopper: CudaOps) -> None:
     for plan in (Plan(PLANS[0].tile), *(p for p in PLANS if p.splits == 2), *PAIRED):
-
-        def multiply(x: Tensor, weight: Tensor, out: Tensor, plan: Plan = plan) -> None:
-            launch(hopper.device, plan, x, weight, None, out)
-
-        check_that_a_chain_waits(hopper.device, multiply)
+        check_that_a_chain_waits(partial(launch, hopper.device, plan), hopper.device)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from engine.cuda.device import CudaDevice
-from engine.ops.cpu import CpuOps
 from engine.ops.cuda.linear import LOGITS_TILES, MATMUL, MATMUL_SPLIT, SPLIT_CHOICES, TILES, Tile
 from engine.ops.cuda.types import cuda_type
-from engine.tensor import CPU, Tensor, bfloat16, empty, float32, from_numpy
+from engine.tensor import Tensor
 from tests.gpu.conftest import NoTransfers
-from tests.gpu.products import HALVES, SHARING_SHAPES, check_that_a_chain_waits, guarded, product
-from tests.op_cases import random_array
-from tests.reference import assert_close
+from tests.gpu.products import (
+    HALVES,
+    SHARING_SHAPES,
+    check_logits,
+    check_product,
+    check_that_a_broken_row_keeps_to_itself,
+    check_that_a_chain_waits,
+    product,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -51,46 +58,21 @@ def launch(
 @pytest.mark.parametrize("index", CASES)
 @pytest.mark.parametrize("choice", CHOICES, ids=name)
 def test_every_tile(choice: tuple[Tile, int], index: int, cuda_device: CudaDevice, no_transfers: NoTransfers) -> None:
-    case = product(index)
-    dtype = case.x.dtype
-    x, weight, bias = (from_numpy(array, cuda_device) for array in (case.x, case.weight, case.bias))
-    out, whole = guarded(case.plain.shape, dtype, cuda_device)
-    with no_transfers():
-        launch(cuda_device, choice, x, weight, bias, out)
-    assert_close(out.numpy(), case.plain, dtype)
-    assert np.isnan(whole.numpy()[[0, -1]].astype(np.float32)).all(), "a row beyond the result was written"
-
-    residual = from_numpy(case.residual, cuda_device)
-    launch(cuda_device, choice, x, weight, bias, residual, accumulate=True)
-    assert_close(residual.numpy(), case.added, dtype)
+    check_product(product(index), partial(launch, cuda_device, choice), cuda_device, no_transfers)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("choice", [(tile, 1) for tile in LOGITS_TILES], ids=name)
-def test_every_tile_for_logits(
-    choice: tuple[Tile, int], dtype: np.dtype[np.generic], cuda_device: CudaDevice, cpu_ops: CpuOps
-) -> None:
-    for m, k, n in LOGITS_SHAPES:
-        x, weight = random_array(5, (m, k), dtype), random_array(6, (n, k), dtype, k**-0.5)
-        out, whole = guarded((m, n), float32, cuda_device)
-        launch(cuda_device, choice, *(from_numpy(array, cuda_device) for array in (x, weight)), None, out)
-        expected = cpu_ops.matmul(from_numpy(x, CPU), from_numpy(weight, CPU), out=empty((m, n), float32, CPU))
-        assert_close(out.numpy(), expected.numpy(), float32, typical=4)
-        assert np.isnan(whole.numpy()[[0, -1]]).all()
+def test_every_tile_for_logits(choice: tuple[Tile, int], dtype: np.dtype[np.generic], cuda_device: CudaDevice) -> None:
+    for shape in LOGITS_SHAPES:
+        check_logits(shape, dtype, partial(launch, cuda_device, choice), cuda_device)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=name)
 def test_a_broken_row_keeps_to_itself(choice: tuple[Tile, int], cuda_device: CudaDevice) -> None:
-    x, weight = random_array(10, (200, 128), bfloat16), random_array(11, (264, 128), bfloat16)
-    x[70] = np.nan
-    out, _whole = guarded((200, 264), bfloat16, cuda_device)
-    launch(cuda_device, choice, from_numpy(x, cuda_device), from_numpy(weight, cuda_device), None, out)
-    assert np.isnan(out.numpy().astype(np.float32)).any(1).nonzero()[0].tolist() == [70]
+    check_that_a_broken_row_keeps_to_itself(partial(launch, cuda_device, choice), cuda_device)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=name)
 def test_kernels_of_a_graph_wait_for_what_they_read(choice: tuple[Tile, int], cuda_device: CudaDevice) -> None:
-    def multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
-        launch(cuda_device, choice, x, weight, None, out)
-
-    check_that_a_chain_waits(cuda_device, multiply)
+    check_that_a_chain_waits(partial(launch, cuda_device, choice), cuda_device)
