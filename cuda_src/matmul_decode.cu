@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
   auto k_of = [&](int step, int half) { return (step * WARPS + warp) * STEP_K + half * HALF_K + lane_k; };
 
   // This warp's vectors of norm and of y: those of its steps one after another, zeros beyond in_features.
-  const int vectors = steps * STEP_K / SEGMENT;
+  const int vectors = steps * STEP_VECTORS;
   uint4* const gains =
       reinterpret_cast<uint4*>(partial + WARPS * UNITS * GROUPS * WARP_SIZE) + warp * vectors;
   uint4* const y = gains + WARPS * vectors;  // of one resident row

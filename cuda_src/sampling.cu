@@ -38,15 +38,17 @@ struct Row {
     }
   }
 
-  // The same with little code, for what is costly.
+  // The same with little code, for what is costly; the lanes of a warp visit together, those whose ids are
+  // `end` and more as well.
   template <int NUM_THREADS, typename Visit>
   __device__ __forceinline__ void for_each_group_in_turn(Visit visit) const {
     constexpr int STRIDE = NUM_THREADS * GROUP;
+    const int lane_ids = threadIdx.x % WARP_SIZE * GROUP;
     int id = begin + threadIdx.x * GROUP;
     float values[GROUP];
     load_floats(logits + id, end - id, values);
 #pragma unroll 1
-    for (; id < end; id += STRIDE) {
+    for (; id - lane_ids < end; id += STRIDE) {
       float next[GROUP];
       load_floats(logits + id + STRIDE, end - id - STRIDE, next);
       visit(id, values);
@@ -122,36 +124,45 @@ class GumbelChoice {
         inverse_temperature_(1.0f / row.temperature),
         best_score_(best_score) {}
 
+  // Every lane of the warp calls it; ids from the row's `end` on are none.
   __device__ __forceinline__ void visit(int id, const float (&values)[GROUP]) {
     constexpr float SLACK = 0x1p-10f;
-    const float threshold =
-        score_of(static_cast<Choice>(*static_cast<volatile unsigned*>(best_score_)) << 32);  // NaN at first
-    const float reach = fminf(REACH, MAX_NOISE + SLACK - threshold);
-    float distances[GROUP];  // at most the real ones
-    bool any_within_reach = false;
+    float threshold = score_of(static_cast<Choice>(*static_cast<volatile unsigned*>(best_score_)) << 32);
+    const float reach = fminf(REACH, MAX_NOISE + SLACK - threshold);  // the threshold is NaN at first
+    float bounds[GROUP];  // so far distances, at most the real ones
+    unsigned possible = 0;
 #pragma unroll
     for (int j = 0; j < GROUP; ++j) {
-      distances[j] = (row_.maximum - values[j]) * inverse_temperature_ * (1.0f - 0x1p-20f);
-      any_within_reach |= !(distances[j] >= reach);
+      bounds[j] = (row_.maximum - values[j]) * inverse_temperature_ * (1.0f - 0x1p-20f);
+      possible |= bounds[j] >= reach || id + j >= row_.end ? 0u : 1u << j;
     }
-    if (!any_within_reach) return;
+    if (!__any_sync(FULL_WARP, possible != 0)) return;
     const uint4 random = philox4x32_10(make_uint4(id / GROUP, position_, 0u, 0u), key_);
     const unsigned words[GROUP] = {random.x, random.y, random.z, random.w};
-    unsigned possible = 0;
 #pragma unroll
     for (int j = 0; j < GROUP; ++j) {
       const float one_to_two = __uint_as_float(words[j] >> 9 | 0x3f800000u);  // 1 + (word >> 9) / 2^23
       const float complement = 2.0f - one_to_two - 0x1p-24f;                  // 1 - u, exact
-      const float bound = SLACK - __logf(complement) - distances[j];
-      possible |= bound < threshold || id + j >= row_.end ? 0u : 1u << j;
+      bounds[j] = SLACK - __logf(complement) - bounds[j];
     }
-#pragma unroll 1
-    for (; possible != 0; possible &= possible - 1) {
-      const int j = __ffs(possible) - 1;
-      score(id + j, pick(values, j), pick(words, j));
+    while (true) {
+#pragma unroll
+      for (int j = 0; j < GROUP; ++j) {
+        if (bounds[j] < threshold) possible &= ~(1u << j);
+      }
+      if (!__any_sync(FULL_WARP, possible != 0)) return;
+      if (possible != 0) {
+        const int j = likeliest(bounds, possible);
+        possible ^= 1u << j;
+        score(id + j, pick(values, j), pick(words, j));
+      }
+      const unsigned highest = __reduce_max_sync(FULL_WARP, static_cast<unsigned>(best_ >> 32));
+      if (threadIdx.x % WARP_SIZE == 0) atomicMax(best_score_, highest);
+      threshold = fmaxf(threshold, score_of(static_cast<Choice>(highest) << 32));
     }
   }
 
+  // The thread's.
   __device__ __forceinline__ Choice best() const { return best_; }
 
  private:
@@ -160,14 +171,25 @@ class GumbelChoice {
     return j < 2 ? (j == 0 ? items[0] : items[1]) : (j == 2 ? items[2] : items[3]);
   }
 
+  // That of the possible ones with the highest bound, so that a row's first scores rule out most others.
+  static __device__ __forceinline__ int likeliest(const float (&bounds)[GROUP], unsigned possible) {
+    int best = __ffs(possible) - 1;
+    float highest = pick(bounds, best);
+#pragma unroll
+    for (int j = 1; j < GROUP; ++j) {
+      if ((possible >> j & 1) != 0 && bounds[j] > highest) {
+        highest = bounds[j];
+        best = j;
+      }
+    }
+    return best;
+  }
+
   __device__ __forceinline__ void score(int id, float logit, unsigned word) {
     const float distance = distance_of(logit, row_.maximum, row_.temperature);
     if (!(distance < REACH) || key_of(distance) > cutoff_) return;
     const float uniform = (static_cast<float>(word >> 9) + 0.5f) * 0x1p-23f;
-    const Choice choice = make_choice(-logf(-logf(uniform)) - distance, id);
-    if (choice <= best_) return;
-    best_ = choice;
-    atomicMax(best_score_, static_cast<unsigned>(choice >> 32));
+    best_ = better(best_, make_choice(-logf(-logf(uniform)) - distance, id));
   }
 
   const Row& row_;
@@ -213,6 +235,12 @@ __device__ __forceinline__ void sample_row(const float* logits, const int* slots
     return;
   }
 
+  // All at once: memory is far.
+  const unsigned long long seed = seeds[row_index];
+  const int position = positions[row_index];
+  const float min_probability = FILTERED ? min_p[row_index] : 0.0f;
+  const int most_kept = FILTERED ? top_k[row_index] : 0;
+  const float mass_kept = FILTERED ? top_p[row_index] : 1.0f;
   const int part = ceil_div(ceil_div(vocab_size, BLOCKS), GROUP) * GROUP;
   Row row;
   row.logits = logits + static_cast<long long>(row_index) * vocab_size;
@@ -223,8 +251,7 @@ __device__ __forceinline__ void sample_row(const float* logits, const int* slots
   row.maximum = score_of(best);
 
   if (isfinite(row.maximum) && row.temperature > 0.0f) {
-    const bool filters =
-        FILTERED && (min_p[row_index] > 0.0f || top_k[row_index] > 0 || top_p[row_index] < 1.0f);
+    const bool filters = FILTERED && (min_probability > 0.0f || most_kept > 0 || mass_kept < 1.0f);
     unsigned cutoff = LAST_KEY;
     if (filters) {
       __shared__ TokenFilter<BLOCKS, NUM_THREADS> filter;
@@ -233,21 +260,26 @@ __device__ __forceinline__ void sample_row(const float* logits, const int* slots
           Vec<unsigned, GROUP> keys;
 #pragma unroll
           for (int j = 0; j < GROUP; ++j) keys[j] = id + j < row.end ? row.key(values[j]) : NO_KEY;
-          keys.store(cached_keys + (id - row.begin));
+          if (id < row.end) keys.store(cached_keys + (id - row.begin));
         });
       }
-      cutoff = filter.cutoff(RowKeys<NUM_THREADS, CACHED>{row, cached_keys}, min_p[row_index],
-                             top_k[row_index], top_p[row_index]);
+      cutoff = filter.cutoff(RowKeys<NUM_THREADS, CACHED>{row, cached_keys}, min_probability, most_kept,
+                             mass_kept);
     }
-    GumbelChoice choice(row, cutoff, seeds[row_index], positions[row_index], &best_score);
+    GumbelChoice choice(row, cutoff, seed, position, &best_score);
     if (CACHED && filters) {
+      const int lane_ids = threadIdx.x % WARP_SIZE * GROUP;
 #pragma unroll 1
-      for (int id = row.begin + threadIdx.x * GROUP; id < row.end; id += NUM_THREADS * GROUP) {
-        const auto keys = Vec<unsigned, GROUP>::load(cached_keys + (id - row.begin));
-        if (min(min(keys[0], keys[1]), min(keys[2], keys[3])) > cutoff) continue;
+      for (int id = row.begin + threadIdx.x * GROUP; id - lane_ids < row.end; id += NUM_THREADS * GROUP) {
+        bool any_kept = false;
+        if (id < row.end) {
+          const auto keys = Vec<unsigned, GROUP>::load(cached_keys + (id - row.begin));
+          any_kept = min(min(keys[0], keys[1]), min(keys[2], keys[3])) <= cutoff;
+        }
+        if (!__any_sync(FULL_WARP, any_kept)) continue;
         float values[GROUP];
-        load_floats(row.logits + id, row.end - id, values);
-        choice.visit(id, values);
+        load_floats(row.logits + id, any_kept ? row.end - id : 0, values);
+        choice.visit(any_kept ? id : row.end, values);
       }
     } else {
       row.for_each_group_in_turn<NUM_THREADS>(
@@ -282,7 +314,7 @@ __global__ void __launch_bounds__(THREADS)
 // Grid: (8, num_rows), eight blocks a cluster; block: 512 threads; shared: FILTERED, 4 bytes for each id of
 // an eighth of the vocabulary (in whole groups of 4), and 21 KB of static. Unit of work: a cluster a row.
 template <bool FILTERED>
-__cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS, 2)
+__cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS, FILTERED ? 2 : 3)
     sample_cluster_kernel(const float* logits, const int* slots, const float* temperature, const int* top_k,
                           const float* top_p, const float* min_p, const unsigned long long* seeds,
                           const int* positions, int* token_ids, int vocab_size) {

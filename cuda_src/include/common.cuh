@@ -19,7 +19,7 @@ __host__ __device__ constexpr auto ceil_div(A a, B b) -> decltype(a + b) {
 
 // ---- fast arithmetic ------------------------------------------------------------------------------------
 
-// Each takes the special function unit one instruction, and is within 2 units in the last place.
+// By approximations of the special function unit, each within 2 units in the last place.
 
 // 2^x within 2^-22 relative, 0 for -inf; results below 2^-126 are 0.
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
   return y;
 }
 
-// x / (1 + exp(-x)).
+// x / (1 + exp(-x)), by two of them.
 __device__ __forceinline__ float silu_fast(float x) {
   constexpr float LOG2_E = 1.4426950408889634f;
   return x * reciprocal_fast(1.0f + exp2_fast(x * -LOG2_E));

@@ -82,24 +82,29 @@ class TokenFilter {
   static constexpr int NUM_WARPS = THREADS / WARP_SIZE;
   static_assert(THREADS % WARP_SIZE == 0 && NUM_BINS <= THREADS, "a thread looks after one bin");
 
-  // Least key such that the amounts of the keys up to it reach `target_of(amount of all)`; `limit` if that is
-  // the whole or more. Amounts are masses or, not BY_MASS, ones. Keys above `limit` do not exist for it.
-  // Rounds look at 9, 9, 9 and 5 bits of the keys that share the bits found so far. Every block adds up all
-  // blocks' bins for itself, and so they meet but once a round.
+  // Least key such that the amounts of the keys up to it reach `target_of(amount of all)`, or one that keeps
+  // the same tokens; `limit` if that is the whole or more. Amounts are masses or, not BY_MASS, ones. Keys
+  // above `limit` do not exist for it. The first round looks at the first 16 nats in parts of 1/32, later
+  // ones at 9 more bits of the keys that share the bits found so far, until one token is left or all bits are
+  // known. Every block adds up all blocks' bins for itself, and so they meet but once a round.
   template <bool BY_MASS, typename ForEachKey, typename TargetOf>
   __device__ unsigned select(ForEachKey for_each_key, unsigned limit, int& turn, TargetOf target_of) {
+    constexpr int FIRST_SHIFT = 22;
+    constexpr int REST_SHIFT = 23;  // beyond the first 16 nats
     unsigned base = 0;
     unsigned last = LAST_KEY;
     unsigned long long target = 0;
-    for (int shift = 32 - BIN_BITS;; shift = max(shift - BIN_BITS, 0)) {
+    bool first_round = true;
+    for (int shift = FIRST_SHIFT;;) {
       turn = 1 - turn;
       const unsigned end = min(limit, last);
       for_each_key([&](unsigned key) {
         if (key != NO_KEY && key >= base && key <= end) {
+          const unsigned bin = min((key - base) >> shift, NUM_BINS - 1u);
           if (BY_MASS) {
-            histogram_.add((key - base) >> shift, mass_of(key));
+            histogram_.add(bin, mass_of(key));
           } else {
-            histogram_.add_one((key - base) >> shift);
+            histogram_.add_one(bin);
           }
         }
       });
@@ -114,7 +119,7 @@ class TokenFilter {
         for (int b = 0; b < BLOCKS; ++b) amount += Blocks::at(amounts_[turn], b)[threadIdx.x];
       }
       const unsigned long long through = inclusive_sum(amount);
-      if (shift == 32 - BIN_BITS) target = target_of(whole_);
+      if (first_round) target = target_of(whole_);
       if (target > 0 && through - amount < target && target <= through) {
         found_ = {through - amount, amount, static_cast<unsigned>(threadIdx.x)};
       }
@@ -122,9 +127,27 @@ class TokenFilter {
       if (target == 0) return limit;
       target -= found_.before;
       base += found_.bin << shift;
-      last = base + ((1u << shift) - 1);
-      if (shift == 0 || target == found_.amount) return min(last, limit);
+      if (first_round && found_.bin == NUM_BINS - 1) {
+        shift = REST_SHIFT;
+      } else {
+        last = base + min((1u << shift) - 1, LAST_KEY - base);
+        if (shift == 0 || target == found_.amount || (BY_MASS && is_one_token(found_.amount, base))) {
+          return min(last, limit);
+        }
+        shift = max(shift - BIN_BITS, 0);
+      }
+      first_round = false;
     }
+  }
+
+  // Whether a bin of at most 1/16 nat from this key on has one token: its amount is not twice what one has.
+  // Far tokens weigh too few steps to tell.
+  static __device__ __forceinline__ bool is_one_token(unsigned long long amount, unsigned key) {
+    constexpr unsigned long long ENOUGH_STEPS = 16;
+    const Mass mass = mass_of(key);
+    const unsigned long long most =
+        static_cast<unsigned long long>(mass.places[2]) << 26 | mass.places[1] << 13 | mass.places[0];
+    return most >= ENOUGH_STEPS && 2 * amount < 3 * most;
   }
 
   // Of the block's threads up to and with this one; that of all goes to whole_.

@@ -48,6 +48,18 @@ def group_programs(instantiations: Iterable[Instantiation]) -> list[Program]:
     return programs
 
 
+def source_files(file: str, folder: Path = SOURCE_FOLDER) -> list[Path]:
+    """Of `folder` the file and all headers that it includes, directly or not, in the order of their names."""
+    found: set[Path] = set()
+    pending = [folder / file]
+    while pending:
+        path = pending.pop()
+        if path not in found and path.is_file():
+            found.add(path)
+            pending += [folder / "include" / name for name in INCLUDE.findall(path.read_text())]
+    return sorted(found)
+
+
 class Compiler:
     """Compiles the files of `source_folder` for one architecture.
 
@@ -94,21 +106,10 @@ class Compiler:
         """Digest of everything that the machine code depends on."""
         digest = hashlib.sha256()
         parts = [repr(self.version), *self._options(), *program.names]
-        for part in [*(text.encode() for text in parts), *self._sources(program.file)]:
+        sources = [path.read_bytes() for path in source_files(program.file, self.source_folder)]
+        for part in [*(text.encode() for text in parts), *sources]:
             digest.update(len(part).to_bytes(8, "little") + part)
         return digest.hexdigest()
-
-    def _sources(self, file: str) -> list[bytes]:
-        """The file and all headers of ours that it includes, directly or not."""
-        include = self.source_folder / "include"
-        contents: dict[Path, bytes] = {}
-        pending = [self.source_folder / file]
-        while pending:
-            path = pending.pop()
-            if path not in contents and path.is_file():
-                contents[path] = path.read_bytes()
-                pending += [include / name for name in INCLUDE.findall(contents[path].decode())]
-        return [contents[path] for path in sorted(contents)]
 
     def _run(self, program: Program) -> Cubin:
         try:

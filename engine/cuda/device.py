@@ -18,10 +18,10 @@ from engine.cuda.cache import CubinCache, default_cache_dir
 from engine.cuda.compiler import Compiler, Program, group_programs
 from engine.cuda.driver import check, compute_capability, device_attribute, device_name, driver_error, find_device
 from engine.cuda.events import Event, Graph
-from engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig
+from engine.cuda.kernel import Argument, Instantiation, Kernel, KernelSpec, LaunchConfig
 from engine.cuda.memory import MemoryPool, PinnedBuffer, PoolStatistics, Transfers
 from engine.errors import DeviceError
-from engine.tensor import Buffer, Device, Tensor
+from engine.tensor import Buffer, Device
 
 ALL_SHARED_PERCENT = 100  # of the L1 that a kernel may have as shared memory
 FIRST_ARCH_WITH_SUFFIX = 90  # from here on full instruction sets are named sm_90a, sm_100a, ...
@@ -253,24 +253,19 @@ class CudaDevice(Device):
         spec: KernelSpec,
         template: tuple[str, ...],
         config: LaunchConfig,
-        *arguments: Tensor | int | float | bytes | None,
+        *arguments: Argument,
     ) -> None:
         """Submit a kernel; compiles it first if it is used for the first time.
 
-        Tensors (and None) become pointers; numbers fit the parameter's type; maps are bytes. Tensors must live on
-        this device, which the operations have checked.
+        Tensors must live on this device, which the operations have checked.
 
         Raises: DeviceError if the arguments do not fit the description or the driver refuses.
         """
         kernel = self._kernel(spec, template)
-        values = [
-            argument.pointer if isinstance(argument, Tensor) else 0 if argument is None else argument
-            for argument in arguments
-        ]
         self.activate()
         overlaps = spec.overlaps and self.is_capturing and self.compute_capability >= (9, 0)
         with self._lock:
-            kernel.set_arguments(values)
+            kernel.set_arguments(arguments)
             if overlaps or config.cluster > 1:
                 (status,) = driver.cuLaunchKernelEx(
                     _extended(config, overlaps, self.stream), kernel.function, kernel.arguments_address, 0

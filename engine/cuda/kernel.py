@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from engine.errors import DeviceError
+from engine.tensor import Tensor
 
 ParameterType = Literal["pointer", "int32", "int64", "uint32", "uint64", "float32", "tensor_map"]
 
@@ -74,6 +75,8 @@ class KernelSpec:
 
 Instantiation = tuple[KernelSpec, tuple[str, ...]]
 
+Argument = Tensor | int | float | bytes | None  # a tensor stands for its pointer, None for 0; maps are bytes
+
 
 class Kernel:
     """A loaded function and its argument block.
@@ -99,11 +102,15 @@ class Kernel:
         self._pack_into = packer.pack_into
         self.arguments_address = ctypes.addressof(self._pointers)
 
-    def set_arguments(self, values: Sequence[int | float | bytes]) -> None:
-        """Write one launch's arguments, tensors already turned into pointers and maps into bytes.
+    def set_arguments(self, arguments: Sequence[Argument]) -> None:
+        """Write one launch's arguments.
 
-        Raises: DeviceError if number, type or range of the values do not fit the parameters.
+        Raises: DeviceError if number, type or range of the arguments do not fit the parameters.
         """
+        values = [
+            argument.pointer if isinstance(argument, Tensor) else 0 if argument is None else argument
+            for argument in arguments
+        ]
         try:
             self._pack_into(self._block, 0, *values)
         except (struct.error, TypeError) as error:

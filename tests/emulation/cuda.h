@@ -52,6 +52,14 @@ inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
   }
   return sum;
 }
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
+  const auto shown = emulated::show(mask, &value, 1);
+  unsigned largest = 0;
+  for (int lane = 0; lane < emulated::LANES; ++lane) {
+    if (mask >> lane & 1) largest = std::max(largest, shown[lane][0]);
+  }
+  return largest;
+}
 
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<std::uint64_t>(a) * b >> 32; }

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig
+from engine.cuda.kernel import Argument, Instantiation, Kernel, KernelSpec, LaunchConfig
 from engine.cuda.memory import Transfers
-from engine.tensor import CpuDevice, Tensor
+from engine.tensor import CpuDevice
 from tests.emulation.source import MAIN, cpu_sources
 
 COMPILER = "g++"
@@ -75,7 +75,10 @@ class EmulatedDevice(CpuDevice):
     def is_capturing(self) -> bool:
         return self._captured is not None
 
-    def launch(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig, *arguments: Any) -> None:
+    def clusters_at_once(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig) -> int:
+        return self.multiprocessors // config.cluster
+
+    def launch(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig, *arguments: Argument) -> None:
         if self._captured is not None:
             self._captured.append((spec, template, config, *arguments))
             return
@@ -83,12 +86,7 @@ class EmulatedDevice(CpuDevice):
             self._kernels[spec, template] = Kernel(spec, None), library(self._folder, spec, template, self._edit).launch
         self.launched.add((spec, template))
         kernel, function = self._kernels[spec, template]
-        kernel.set_arguments(
-            [
-                argument.pointer if isinstance(argument, Tensor) else 0 if argument is None else argument
-                for argument in arguments
-            ]
-        )
+        kernel.set_arguments(arguments)
         grid, block = ((ctypes.c_uint * 3)(*sizes) for sizes in (config.grid, config.block))
         error = function(grid, block, config.shared_bytes, config.cluster, ctypes.c_void_p(kernel.arguments_address))
         if error is not None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 
-from engine.cuda.compiler import INCLUDE, SOURCE_FOLDER
+from engine.cuda.compiler import SOURCE_FOLDER, source_files
 from engine.cuda.kernel import Instantiation, KernelSpec
 
 MAIN = "launch.cc"
@@ -20,7 +19,7 @@ STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 def cpu_sources(instantiation: Instantiation, edit: Callable[[str], str]) -> dict[str, str]:
     """The kernel's file, changed by `edit`, its headers, and MAIN with a function `launch`: texts by name."""
     spec, template = instantiation
-    sources = {path.name: path.read_text() for path in reached(spec.file)}
+    sources = {path.name: path.read_text() for path in source_files(spec.file)}
     sources[spec.file] = edit(sources[spec.file])
     launch = (
         'extern "C" __attribute__((visibility("default"))) const char* launch(const unsigned* grid, '
@@ -38,18 +37,6 @@ def cluster_size(spec: KernelSpec, template: tuple[str, ...]) -> str:
     text = (SOURCE_FOLDER / spec.file).read_text()
     found = re.search(rf"(?:__cluster_dims__|BLOCKS_OF_A_CLUSTER)\((\w+)[^;{{}}]*?\b{spec.name}\(", text)
     return "1" if found is None else dict(zip(spec.template, template, strict=True)).get(found[1], found[1])
-
-
-def reached(file: str) -> list[Path]:
-    """The file and all headers that it includes, directly or not."""
-    found: dict[Path, None] = {}
-    pending = [SOURCE_FOLDER / file]
-    while pending:
-        path = pending.pop()
-        if path not in found:
-            found[path] = None
-            pending += [SOURCE_FOLDER / "include" / name for name in INCLUDE.findall(path.read_text())]
-    return list(found)
 
 
 def translated(text: str) -> str:

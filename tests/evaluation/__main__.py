@@ -56,13 +56,15 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200, help="cases a skill (%(default)s)")
     parser.add_argument("--concurrency", type=int, default=32, help="requests at once (%(default)s)")
     parser.add_argument("--device", default="auto", help="of the server that is started (%(default)s)")
+    parser.add_argument("--dtype", default="auto", help="of the server that is started (%(default)s)")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print N wrong answers of each skill")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the shares as JSON")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         if options.base_url is None:
             log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "server.log"
-            options.base_url, _ = stack.enter_context(server(None, log, "--device", options.device))
+            arguments = ("--device", options.device, "--dtype", options.dtype)
+            options.base_url, _ = stack.enter_context(server(None, log, *arguments))
         listed = httpx.get(f"{options.base_url}/v1/models", timeout=30).raise_for_status().json()
         model = listed["data"][0]["id"]
         start = time.perf_counter()

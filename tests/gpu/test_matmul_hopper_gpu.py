@@ -15,7 +15,7 @@ from engine.ops.cuda.matmul_hopper import (
     LOGITS_SHARING_PLANS,
     MATMUL_HOPPER,
     MIN_ROWS,
-    MIN_ROWS_AHEAD,
+    MIN_ROWS_WHERE_AHEAD,
     PLANS,
     SHARING_PLANS,
     WIDE_PLAN,
@@ -88,7 +88,7 @@ def test_every_plan_for_logits(plan: Plan, dtype: np.dtype[np.generic], hopper: 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("k", [8, 72, 1024])
-@pytest.mark.parametrize("m", [MIN_ROWS_AHEAD, MIN_ROWS, 64, 129, 300])
+@pytest.mark.parametrize("m", [MIN_ROWS_WHERE_AHEAD, MIN_ROWS, 64, 129, 300])
 def test_both_paths_of_the_operations(
     m: int, k: int, dtype: np.dtype[np.generic], cuda_ops: CudaOps, portable: CudaOps, cpu_ops: CpuOps
 ) -> None:

@@ -179,7 +179,15 @@ def test_sampling_and_logprobs_agree_with_the_cpu(tmp_path: Path, cuda_device: C
     assert outputs[0][1] == pytest.approx(outputs[1][1], abs=1e-4)
 
 
-def test_the_kv_cache_takes_its_share_of_the_memory(tmp_path: Path, cuda_device: CudaDevice, cuda_ops: CudaOps) -> None:
+def test_the_kv_cache_takes_its_share_of_the_memory(
+    tmp_path: Path, cuda_device: CudaDevice, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what this process has of the device: other tests may come and go on it meanwhile."""
+
+    def taken() -> int:
+        return cuda_device.pool_statistics.in_use + cuda_device.pool_statistics.cached
+
+    monkeypatch.setattr(CudaDevice, "free_memory", lambda device: device.total_memory - taken())
     llama = TINY_MODELS["llama"].config
     folder = tmp_path / "wide"
     folder.mkdir()
@@ -187,6 +195,5 @@ def test_the_kv_cache_takes_its_share_of_the_memory(tmp_path: Path, cuda_device:
     (folder / "config.json").write_text(json.dumps({**llama, **sizes}))
     runner = make_runner(folder, cuda_device, cuda_ops, load_format="dummy", max_num_seqs=64)
     share = int(0.2 * cuda_device.total_memory)
-    used = cuda_device.total_memory - cuda_device.free_memory()
-    assert 0.9 * share < used < 1.01 * share
+    assert 0.98 * share < taken() < 1.01 * share
     assert runner.kv_cache_bytes > 0.5 * share

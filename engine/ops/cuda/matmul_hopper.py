@@ -64,8 +64,8 @@ HALF_BYTES = 2
 SLOT_BYTES = CONSUMER_WARPS * WARP_SIZE * 16
 BARRIER_BYTES = 1024  # static shared memory, up to where the ring begins
 
-MIN_ROWS = 33  # with fewer, the portable kernels are as fast,
-MIN_ROWS_AHEAD = 17  # but not for some products
+MIN_ROWS = 33  # from which on this kernel is as fast as the portable ones or faster;
+MIN_ROWS_WHERE_AHEAD = 17  # for products of which `min_rows` knows
 MULTIPLE = 8  # of in_features and of the result's columns: rows of 16 bytes
 ROWS_IN_L2 = 2048  # that share each tile of the weight while it is in L2
 MAX_CLUSTER = 8
@@ -267,7 +267,7 @@ def min_rows(features: int, multiprocessors: int, *, silu_mul: bool, logits: boo
     to 2,560, 5,120 or 6,144 features up to 25 % more.
     """
     ahead = silu_mul or logits or 23 * multiprocessors <= features <= 32 * multiprocessors
-    return MIN_ROWS_AHEAD if ahead else MIN_ROWS
+    return MIN_ROWS_WHERE_AHEAD if ahead else MIN_ROWS
 
 
 def launch_product(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from engine.cuda.device import CudaDevice
@@ -188,6 +189,20 @@ def cluster_config(rows: int, vocab_size: int, *, filtered: bool) -> LaunchConfi
     return LaunchConfig((CLUSTER_BLOCKS, rows, 1), (CLUSTER_THREADS, 1, 1), shared_bytes)
 
 
+@lru_cache(maxsize=1024)
+def spread(device: CudaDevice, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig) -> LaunchConfig:
+    """The launch of a cluster a row with shared memory that it does not use, if that keeps blocks apart.
+
+    Few clusters are otherwise packed onto few multiprocessors, while others have nothing to do.
+    """
+    for blocks in (1, 2):  # at most, on a multiprocessor
+        shared_bytes = max(config.shared_bytes, device.max_shared_bytes // (blocks + 1))
+        apart = config._replace(shared_bytes=shared_bytes)
+        if config.grid[1] <= device.clusters_at_once(spec, template, apart._replace(cluster=CLUSTER_BLOCKS)):
+            return apart
+    return config
+
+
 def logprobs_cluster_config(rows: int, vocab_size: int, num_top: int) -> LaunchConfig:
     """A cluster a row; all ids of `num_top` threads may be candidates."""
     ids_per_thread = ceil_div(ceil_div(vocab_size, CLUSTER_BLOCKS), CLUSTER_THREADS)
@@ -256,13 +271,14 @@ class SamplingOps(Ops):
     def _sample(self, logits: Tensor, metadata: SamplingMetadata, filtered: bool, out: Tensor) -> None:
         rows, vocab_size = logits.shape
         spec, config = SAMPLE, row_block_config(rows)
+        template = ("true" if filtered else "false",)
         if SAMPLE_CLUSTER.supports(self.device.arch):
             in_cluster = cluster_config(rows, vocab_size, filtered=filtered)
             if in_cluster.shared_bytes + SAMPLE_STATIC_BYTES <= self.device.max_shared_bytes:
-                spec, config = SAMPLE_CLUSTER, in_cluster
+                spec, config = SAMPLE_CLUSTER, spread(self.device, SAMPLE_CLUSTER, template, in_cluster)
         self.device.launch(
             spec,
-            ("true" if filtered else "false",),
+            template,
             config,
             logits,
             metadata.slots,
