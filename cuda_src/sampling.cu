@@ -312,7 +312,8 @@ __global__ void __launch_bounds__(THREADS)
 // The same.
 //
 // Grid: (8, num_rows), eight blocks a cluster; block: 512 threads; shared: FILTERED, 4 bytes for each id of
-// an eighth of the vocabulary (in whole groups of 4), and 21 KB of static. Unit of work: a cluster a row.
+// an eighth of the vocabulary (in whole groups of 4) or more, and 21 KB of static. Unit of work: a cluster a
+// row.
 template <bool FILTERED>
 __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS, FILTERED ? 2 : 3)
     sample_cluster_kernel(const float* logits, const int* slots, const float* temperature, const int* top_k,

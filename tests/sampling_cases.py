@@ -184,6 +184,6 @@ KEPT += [
 ]
 KEPT += [
     (f"top_p {count}/8, steps of {step}", falling(step), {"top_p": (count - 0.5) / 8}, set(range(count)))
-    for step in (1e-5, 1e-6)
+    for step in (1 / 64, 1e-5, 1e-6)
     for count in (1, 2, 5)
 ]

@@ -131,6 +131,28 @@ def test_filters_of_a_large_flat_row(cuda_ops: CudaOps, cuda_device: CudaDevice,
         assert_sound_choice(int(tokens[i]), int(expected[i]), logits[i], metadata, i)
 
 
+def test_a_crowd_far_behind_is_filtered_within(
+    cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator
+) -> None:
+    """Tokens beyond 16 nats, of which one weighs nothing and all together a hundredth."""
+    row = rng.uniform(-16.5, -16.05, 151936).astype(np.float32)
+    row[rng.integers(len(row))] = 0
+    # Where one of the crowd would be chosen without filters.
+    positions = [264, 273, 314, 454, 597, 834, 1146, 1229, 1231, 1272, 1317, 1408, 1480, 1491, 1550, 1575, 1644, 1702]
+    filters: dict[str, list[float]] = {
+        "top_p": [0.9945, 0.998, 1.0, 1.0, 0.997],
+        "top_k": [0, 0, 0, 100000, 50000],
+        "min_p": [0.0, 0.0, float(np.exp(-16.2)), 0.0, 0.0],
+    }
+    logits = np.tile(row, (len(positions) * 5, 1))
+    settings = {name: np.tile(values, len(positions)) for name, values in filters.items()}
+    settings["positions"] = np.repeat(positions, 5)
+    expected = sample(CpuOps(), logits, CPU, True, **settings)
+    for kept in (row[expected] < -16).reshape(-1, 5).sum(axis=0):
+        assert 1 < kept < len(positions) - 1, "a filter parts the crowd"
+    np.testing.assert_array_equal(sample(cuda_ops, logits, cuda_device, True, **settings), expected)
+
+
 @pytest.mark.parametrize(("probabilities", "settings", "kept"), [c[1:] for c in KEPT], ids=[c[0] for c in KEPT])
 def test_kept_tokens(
     cuda_ops: CudaOps, cuda_device: CudaDevice, probabilities: list[float], settings: dict[str, Any], kept: set[int]

@@ -141,6 +141,7 @@ ROW_BLOCK = 1024
 RANDOM_GROUP = 4
 CLUSTER_BLOCKS = 8
 CLUSTER_THREADS = 512
+MOST_TOGETHER = 2  # blocks on a multiprocessor that are kept from getting a third
 MAX_CLUSTER_TOP = 64
 LOGPROBS_STATIC_BYTES = 10 << 10
 SAMPLE_STATIC_BYTES = 22 << 10  # of shared memory that the kernel itself declares, rounded up
@@ -189,25 +190,26 @@ def cluster_config(rows: int, vocab_size: int, *, filtered: bool) -> LaunchConfi
     return LaunchConfig((CLUSTER_BLOCKS, rows, 1), (CLUSTER_THREADS, 1, 1), shared_bytes)
 
 
-@lru_cache(maxsize=1024)
-def spread(device: CudaDevice, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig) -> LaunchConfig:
-    """The launch of a cluster a row with shared memory that it does not use, if that keeps blocks apart.
-
-    Few clusters are otherwise packed onto few multiprocessors, while others have nothing to do.
-    """
-    for blocks in (1, 2):  # at most, on a multiprocessor
-        shared_bytes = max(config.shared_bytes, device.max_shared_bytes // (blocks + 1))
-        apart = config._replace(shared_bytes=shared_bytes)
-        if config.grid[1] <= device.clusters_at_once(spec, template, apart._replace(cluster=CLUSTER_BLOCKS)):
-            return apart
-    return config
-
-
 def logprobs_cluster_config(rows: int, vocab_size: int, num_top: int) -> LaunchConfig:
     """A cluster a row; all ids of `num_top` threads may be candidates."""
     ids_per_thread = ceil_div(ceil_div(vocab_size, CLUSTER_BLOCKS), CLUSTER_THREADS)
     shared_bytes = num_top * ids_per_thread * uint64.itemsize
     return LaunchConfig((CLUSTER_BLOCKS, rows, 1), (CLUSTER_THREADS, 1, 1), shared_bytes)
+
+
+@lru_cache(maxsize=1024)
+def apart(device: CudaDevice, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig) -> LaunchConfig:
+    """A launch of a cluster a row with few blocks to a multiprocessor, if all clusters run at a time even so.
+
+    Clusters are otherwise packed onto some multiprocessors while others have nothing to do. What keeps their blocks
+    apart is shared memory that nobody uses.
+    """
+    rows = config.grid[1]
+    for together in range(1, MOST_TOGETHER + 1):
+        padded = config._replace(shared_bytes=max(config.shared_bytes, device.max_shared_bytes // (together + 1)))
+        if rows <= device.clusters_at_once(spec, template, padded._replace(cluster=CLUSTER_BLOCKS)):
+            return padded
+    return config
 
 
 def row_thread_config(rows: int) -> LaunchConfig:
@@ -275,7 +277,7 @@ class SamplingOps(Ops):
         if SAMPLE_CLUSTER.supports(self.device.arch):
             in_cluster = cluster_config(rows, vocab_size, filtered=filtered)
             if in_cluster.shared_bytes + SAMPLE_STATIC_BYTES <= self.device.max_shared_bytes:
-                spec, config = SAMPLE_CLUSTER, spread(self.device, SAMPLE_CLUSTER, template, in_cluster)
+                spec, config = SAMPLE_CLUSTER, apart(self.device, SAMPLE_CLUSTER, template, in_cluster)
         self.device.launch(
             spec,
             template,
@@ -308,5 +310,6 @@ class SamplingOps(Ops):
         if TOP_LOGPROBS_CLUSTER.supports(self.device.arch) and num_top <= MAX_CLUSTER_TOP:
             in_cluster = logprobs_cluster_config(rows, vocab_size, num_top)
             if in_cluster.shared_bytes + LOGPROBS_STATIC_BYTES <= self.device.max_shared_bytes:
-                spec, config = TOP_LOGPROBS_CLUSTER, in_cluster
+                spec = TOP_LOGPROBS_CLUSTER
+                config = apart(self.device, spec, (), in_cluster)
         self.device.launch(spec, (), config, logits, token_ids, chosen, rank, top_ids, top_values, vocab_size, num_top)
