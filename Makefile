@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 MODEL ?=
 ARGS ?=
-CUDA_SOURCES := cuda_src/*.cu cuda_src/include/*.cuh tests/emulation/*.h
+CUDA_SOURCES = cuda_src/*.cu cuda_src/include/*.cuh tests/emulation/*.h tests/emulation/*.cc
 KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py rope*.py sampling*.py token*.py))
 
 .PHONY: serve test check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check clean
@@ -32,7 +32,8 @@ test-gpu: .venv/.dev
 	TESSERA_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu -p tests.gpu.launched $(ARGS)
 
 # The same on a machine without a GPU, which runs the kernels' sources with g++: thousands of times slower, so choose
-# some with ARGS, for example 'tests/gpu/test_rope_gpu.py -k bfloat16'.
+# some with ARGS, for example 'tests/gpu/test_rope_gpu.py -k bfloat16'. With EMULATED_RACES=1 it also finds races in
+# shared memory, whatever the order in which threads run.
 test-emulated: .venv/.dev
 	TESSERA_EMULATED=1 $(BIN)/python -m pytest -m gpu --numprocesses 2 --timeout 0 $(or $(ARGS),$(KERNEL_TESTS))
 

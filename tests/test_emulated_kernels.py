@@ -1,13 +1,15 @@
 """The kernels' own sources, run on the CPU by `tests/emulation`: each of another kind, on small shapes.
 
-Every test runs twice: threads in turn from the first, copies done when they are started; and from the last, copies
-done when they are waited for. `make test-emulated` runs the GPU tests in the same way.
+Every test runs three times: threads in turn from the first, copies done when they are started; from the last, copies
+done when they are waited for; and watched for races. `make test-emulated` runs the GPU tests in the same way.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 LATE = {"EMULATED_ORDER": "last_first", "EMULATED_LATE_COPIES": "1"}
+WATCHED = {"EMULATED_RACES": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def folder(pytestconfig: pytest.Config) -> Path:
     return kernel_folder(pytestconfig)
 
 
-@pytest.fixture(params=[{}, LATE], ids=["first_first", "last_first"])
+@pytest.fixture(params=[{}, LATE, WATCHED], ids=["first_first", "last_first", "races"])
 def ops(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> CudaOps:
     for variable, value in request.param.items():
         monkeypatch.setenv(variable, value)
@@ -146,6 +149,23 @@ def test_a_broken_product_is_noticed(fault: str, folder: Path, monkeypatch: pyte
                 print(f"{fault}: {str(error).splitlines()[0]}")
                 noticed += 1
     assert noticed, "a kernel that is wrong passes"
+
+
+RACES: dict[str, tuple[Callable[[CudaOps], None], str, str]] = {
+    "a stage in use is filled": (partial(test_products_of_many_rows, (NARROW, 1)), *BROKEN["a wait too short"]),
+    "threads do not meet": (partial(test_products_of_many_rows, (NARROW, 1)), *BROKEN["no barrier"]),
+    "lanes do not meet": (partial(test_products_of_few_rows, 16, 72, 240, 14), "__syncwarp();", ""),
+    "blocks do not meet": (partial(test_sampling, True), "  Blocks::sync();\n", ""),
+}
+
+
+@pytest.mark.parametrize("fault", RACES)
+def test_a_race_is_found(fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever order threads run: without the watch, lanes that do not meet give right results."""
+    monkeypatch.setenv("EMULATED_RACES", "1")
+    run, old, new = RACES[fault]
+    with pytest.raises(EmulationError, match=r"a race of thread \d+ of block \d+ at .+ and thread \d+ of block"):
+        run(broken(old, new, folder))
 
 
 ARRIVE = "if (CLUSTERED && num_blocks > 1) Blocks::arrive();"

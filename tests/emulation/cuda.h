@@ -19,8 +19,12 @@ inline void __syncthreads() {
   ++own.arrived;
   emulated::release_if_all_are_here();
   emulated::wait_for([&own, generation] { return own.generation != generation; });
+  ++emulated::self->syncs;
 }
-inline void __syncwarp(unsigned mask = ~0u) { emulated::meet(mask); }
+inline void __syncwarp(unsigned mask = ~0u) {
+  emulated::meet(mask);
+  ++emulated::self->warp_syncs;
+}
 
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int source) {
@@ -95,8 +99,10 @@ T atomicOr(T* to, std::type_identity_t<T> value) {
 }
 template <typename T>
 T atomicMax(T* to, std::type_identity_t<T> value) {
-  T before = *to;
-  *to = std::max(before, value);
+  auto& place = *reinterpret_cast<std::atomic<T>*>(to);
+  T before = place;
+  while (before < value && !place.compare_exchange_weak(before, value)) {
+  }
   return before;
 }
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
+import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +24,16 @@ from tests.emulation.source import MAIN, cpu_sources
 
 COMPILER = "g++"
 HERE = Path(__file__).parent
+RACES = HERE / "races.cc"
+EMULATION_FILES = ("cuda.h", "fibers.h", "ptx.h", "types.h", "races.cc")
 OPTIONS = (
-    *("-std=c++20", "-O1", "-w", "-fPIC", "-shared", "-pthread"),
+    *("-std=c++20", "-O1", "-w", "-fPIC", "-pthread"),
     *("-fvisibility=hidden", "-fno-gnu-unique"),  # each kernel has shared memory of its own
     "-U_FORTIFY_SOURCE",  # some systems' default, for which a jump to another stack is an attack
 )
+WATCHED = ("-g", "-DEMULATED_RACES")
+WATCHED_KERNEL = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1")
+PLACE = re.compile(r"\{(0x[0-9a-f]+)\}")  # in a message, of code
 
 
 class EmulationError(RuntimeError):
@@ -39,8 +47,18 @@ class EmulatedDevice(CpuDevice):
         launched: every kernel so far.
     """
 
-    def __init__(self, folder: Path, edit: Callable[[str], str] = str, multiprocessors: int = 132) -> None:
-        """Compiled kernels are kept in `folder`; `edit` makes another text of a kernel's file."""
+    def __init__(
+        self,
+        folder: Path,
+        edit: Callable[[str], str] = str,
+        multiprocessors: int = 132,
+        *,
+        races: bool | None = None,
+    ) -> None:
+        """Compiled kernels are kept in `folder`; `edit` makes another text of a kernel's file.
+
+        `races`: look for races in shared memory (see `races.cc`), by default if EMULATED_RACES is 1.
+        """
         self.name = "cuda:0"
         self.device_name = "emulated"
         self.asynchronous = False
@@ -52,6 +70,7 @@ class EmulatedDevice(CpuDevice):
         self.transfers = Transfers()
         self._folder = folder
         self._edit = edit
+        self._races = os.environ.get("EMULATED_RACES") == "1" if races is None else races
         self._kernels: dict[Instantiation, tuple[Kernel, Any]] = {}
         self.launched: set[Instantiation] = set()
 
@@ -83,14 +102,18 @@ class EmulatedDevice(CpuDevice):
             self._captured.append((spec, template, config, *arguments))
             return
         if (spec, template) not in self._kernels:
-            self._kernels[spec, template] = Kernel(spec, None), library(self._folder, spec, template, self._edit).launch
+            loaded = library(self._folder, spec, template, self._edit, races=self._races)
+            self._kernels[spec, template] = Kernel(spec, None), loaded
         self.launched.add((spec, template))
-        kernel, function = self._kernels[spec, template]
+        kernel, loaded = self._kernels[spec, template]
         kernel.set_arguments(arguments)
         grid, block = ((ctypes.c_uint * 3)(*sizes) for sizes in (config.grid, config.block))
-        error = function(grid, block, config.shared_bytes, config.cluster, ctypes.c_void_p(kernel.arguments_address))
+        error = loaded.launch(
+            grid, block, config.shared_bytes, config.cluster, ctypes.c_void_p(kernel.arguments_address)
+        )
         if error is not None:
-            raise EmulationError(f"{spec.instantiation(template)}, {config}: {error.decode()}")
+            message = PLACE.sub(lambda found: source_line(loaded._name, found[1]), error.decode())
+            raise EmulationError(f"{spec.instantiation(template)}, {config}: {message}")
 
 
 @dataclass(frozen=True)
@@ -111,23 +134,50 @@ def kernel_folder(config: pytest.Config) -> Path:
     return Path(config.cache.mkdir("emulation"))
 
 
-def library(folder: Path, spec: KernelSpec, template: tuple[str, ...], edit: Callable[[str], str]) -> ctypes.CDLL:
+def library(
+    folder: Path, spec: KernelSpec, template: tuple[str, ...], edit: Callable[[str], str], *, races: bool
+) -> ctypes.CDLL:
     """The kernel compiled, from `folder` if it is there. Raises: RuntimeError with the compiler's complaints."""
     sources = cpu_sources((spec, template), edit)
+    options = (*OPTIONS, *WATCHED) if races else OPTIONS
     headers = [path.read_text() for path in sorted(HERE.glob("*.h"))]
-    parts = [*OPTIONS, *headers, *sources, *sources.values()]
-    found = folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+    parts = [*options, *headers, *sources, *sources.values(), RACES.read_text() if races else ""]
+    found = folder / f"{digest(parts)}.so"
     if not found.is_file():
         with tempfile.TemporaryDirectory(dir=folder) as name:  # another process may be at the same
             work = Path(name)
             for file, text in sources.items():
                 (work / file).write_text(text)
-            command = [COMPILER, *OPTIONS, f"-I{work}", f"-I{HERE}", work / MAIN, "-o", work / "kernel.so"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                kernel = spec.instantiation(template)
-                raise RuntimeError(f"{kernel} does not compile for the CPU:\n{done.stderr[:4000]}")
+            linked = [work / MAIN]
+            if races:
+                # Apart, because what watches must not be watched.
+                run([*options, *WATCHED_KERNEL, f"-I{work}", f"-I{HERE}", "-c", work / MAIN, "-o", work / "kernel.o"])
+                run([*options, f"-I{HERE}", "-c", RACES, "-o", work / "races.o"])
+                linked = [work / "races.o", work / "kernel.o"]
+            run([*options, "-shared", f"-I{work}", f"-I{HERE}", *linked, "-o", work / "kernel.so"])
             (work / "kernel.so").replace(found)
     loaded = ctypes.CDLL(str(found))
     loaded.launch.restype = ctypes.c_char_p
     return loaded
+
+
+def digest(parts: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def run(arguments: Sequence[str | Path]) -> None:
+    """The compiler. Raises: RuntimeError with what it complains of."""
+    done = subprocess.run([COMPILER, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the kernel does not compile for the CPU:\n{done.stderr[:4000]}")
+
+
+def source_line(library: str, address: str) -> str:
+    """Of code in a library; the address where there is no `addr2line` to ask."""
+    if shutil.which("addr2line") is None:
+        return address
+    command = ["addr2line", "--exe", library, "--inlines", address]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    places = [Path(line).name for line in lines if ":" in line]
+    kernels = [place for place in places if not place.startswith(EMULATION_FILES)]
+    return next(iter([*kernels, *places]), address)

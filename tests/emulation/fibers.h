@@ -49,6 +49,7 @@ struct Fiber {
   std::deque<std::vector<Copy>> groups;
   unsigned arrivals = 0, waits = 0;  // at the barrier of the cluster
   unsigned warp_phase = 0;
+  unsigned syncs = 0, warp_syncs = 0;  // how often it passed __syncthreads and __syncwarp
 };
 
 struct Warp {
@@ -119,6 +120,16 @@ inline void fail(const char* what) {
   }
   if (self != nullptr) _longjmp(block->scheduler, 1);
 }
+
+#ifdef EMULATED_RACES  // races.cc
+constexpr bool WATCHED = true;
+void watch_block(int rank);                   // to be called before any block of the cluster runs
+void note_copy(void* to, std::size_t bytes);  // which is no plain access
+#else
+constexpr bool WATCHED = false;
+inline void watch_block(int) {}
+inline void note_copy(void*, std::size_t) {}
+#endif
 
 inline void wait_for(std::function<bool()> ready) {
   if (ready()) return;
@@ -239,7 +250,7 @@ inline void run_block(Cluster& cluster, int rank, uint3 index, uint3 grid, uint3
     fiber.done = fiber.begun = false;
     fiber.ready = [] { return true; };
     fiber.copies.clear(), fiber.groups.clear();
-    fiber.arrivals = fiber.waits = fiber.warp_phase = 0;
+    fiber.arrivals = fiber.waits = fiber.warp_phase = fiber.syncs = fiber.warp_syncs = 0;
   }
   Watch watch(cluster);
   while (own.running > 0) {
@@ -272,7 +283,7 @@ inline const char* run(uint3 grid, uint3 size, unsigned dynamic_bytes, unsigned 
                        std::function<void()> kernel) {
   if (dynamic_bytes > SHARED_BYTES) return "more shared memory than a block may have";
   failed = false;
-  late_copies = asked_for("EMULATED_LATE_COPIES", "1");
+  late_copies = WATCHED || asked_for("EMULATED_LATE_COPIES", "1");
   last_first = asked_for("EMULATED_ORDER", "last_first");
   body = std::move(kernel);
   for (unsigned z = 0; z < grid.z; ++z) {
@@ -281,6 +292,7 @@ inline const char* run(uint3 grid, uint3 size, unsigned dynamic_bytes, unsigned 
         Cluster cluster(cluster_size, size.x * size.y * size.z);
         if (cluster_size == 1) {
           cluster.shared[0] = shared_bytes;
+          watch_block(0);
           run_block(cluster, 0, {x, y, z}, grid, size, dynamic_bytes);
           if (failed) return error;
           continue;
@@ -290,6 +302,7 @@ inline const char* run(uint3 grid, uint3 size, unsigned dynamic_bytes, unsigned 
         for (unsigned rank = 0; rank < cluster_size; ++rank) {
           blocks.emplace_back([&, rank] {
             cluster.shared[rank] = shared_bytes;
+            watch_block(rank);
             ++here;
             while (here < cluster_size) std::this_thread::yield();
             run_block(cluster, rank, {x + rank, y, z}, grid, size, dynamic_bytes);

@@ -22,6 +22,7 @@ inline void check_rank(int rank) {
 }
 
 inline void copy_16(const Copy& copy) {
+  note_copy(copy.to, 16);
   if (copy.from == nullptr) {
     std::memset(copy.to, 0, 16);
   } else {
@@ -33,6 +34,7 @@ inline void start_copy(std::uint32_t to, const void* from, int bytes) {
   if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("a copy from a misaligned address");
   const Copy copy{at(to, 16), bytes == 0 ? nullptr : from};
   if (late_copies) {
+    note_copy(copy.to, 16);
     self->copies.push_back(copy);
   } else {
     copy_16(copy);
