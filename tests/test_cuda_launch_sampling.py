@@ -67,7 +67,10 @@ def test_a_row_is_a_cluster_where_there_are_clusters(
     if spec is sampling.SAMPLE_CLUSTER:
         assert launch.config.grid[0] == sampling.CLUSTER_BLOCKS
         ids = launch.config.shared_bytes // 4 * sampling.CLUSTER_BLOCKS
-        assert ids >= vocab_size or not filtered
+        if filtered:
+            assert ids >= vocab_size
+        elif rows == 256:  # too many to be kept apart
+            assert ids == 0
 
 
 @pytest.mark.parametrize("filtered", [False, True])

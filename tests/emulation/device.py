@@ -25,7 +25,6 @@ from tests.emulation.source import MAIN, cpu_sources
 COMPILER = "g++"
 HERE = Path(__file__).parent
 RACES = HERE / "races.cc"
-EMULATION_FILES = ("cuda.h", "fibers.h", "ptx.h", "types.h", "races.cc")
 OPTIONS = (
     *("-std=c++20", "-O1", "-w", "-fPIC", "-pthread"),
     *("-fvisibility=hidden", "-fno-gnu-unique"),  # each kernel has shared memory of its own
@@ -47,17 +46,10 @@ class EmulatedDevice(CpuDevice):
         launched: every kernel so far.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        edit: Callable[[str], str] = str,
-        multiprocessors: int = 132,
-        *,
-        races: bool | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, edit: Callable[[str], str] = str, multiprocessors: int = 132) -> None:
         """Compiled kernels are kept in `folder`; `edit` makes another text of a kernel's file.
 
-        `races`: look for races in shared memory (see `races.cc`), by default if EMULATED_RACES is 1.
+        With EMULATED_RACES=1 they are watched for races in shared memory (`races.cc`).
         """
         self.name = "cuda:0"
         self.device_name = "emulated"
@@ -70,7 +62,7 @@ class EmulatedDevice(CpuDevice):
         self.transfers = Transfers()
         self._folder = folder
         self._edit = edit
-        self._races = os.environ.get("EMULATED_RACES") == "1" if races is None else races
+        self._races = os.environ.get("EMULATED_RACES") == "1"
         self._kernels: dict[Instantiation, tuple[Kernel, Any]] = {}
         self.launched: set[Instantiation] = set()
 
@@ -141,20 +133,23 @@ def library(
     sources = cpu_sources((spec, template), edit)
     options = (*OPTIONS, *WATCHED) if races else OPTIONS
     headers = [path.read_text() for path in sorted(HERE.glob("*.h"))]
-    parts = [*options, *headers, *sources, *sources.values(), RACES.read_text() if races else ""]
+    watch = (*WATCHED_KERNEL, RACES.read_text()) if races else ()
+    parts = [*options, *watch, *headers, *sources, *sources.values()]
     found = folder / f"{digest(parts)}.so"
     if not found.is_file():
         with tempfile.TemporaryDirectory(dir=folder) as name:  # another process may be at the same
             work = Path(name)
             for file, text in sources.items():
                 (work / file).write_text(text)
+            kernel = spec.instantiation(template)
+            command = [*options, f"-I{work}", f"-I{HERE}"]
             linked = [work / MAIN]
             if races:
                 # Apart, because what watches must not be watched.
-                run([*options, *WATCHED_KERNEL, f"-I{work}", f"-I{HERE}", "-c", work / MAIN, "-o", work / "kernel.o"])
-                run([*options, f"-I{HERE}", "-c", RACES, "-o", work / "races.o"])
                 linked = [work / "races.o", work / "kernel.o"]
-            run([*options, "-shared", f"-I{work}", f"-I{HERE}", *linked, "-o", work / "kernel.so"])
+                run([*command, "-c", RACES, "-o", linked[0]], kernel)
+                run([*command, *WATCHED_KERNEL, "-c", work / MAIN, "-o", linked[1]], kernel)
+            run([*command, "-shared", *linked, "-o", work / "kernel.so"], kernel)
             (work / "kernel.so").replace(found)
     loaded = ctypes.CDLL(str(found))
     loaded.launch.restype = ctypes.c_char_p
@@ -165,19 +160,19 @@ def digest(parts: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def run(arguments: Sequence[str | Path]) -> None:
+def run(arguments: Sequence[str | Path], kernel: str) -> None:
     """The compiler. Raises: RuntimeError with what it complains of."""
     done = subprocess.run([COMPILER, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"the kernel does not compile for the CPU:\n{done.stderr[:4000]}")
+        raise RuntimeError(f"{kernel} does not compile for the CPU:\n{done.stderr[:4000]}")
 
 
 def source_line(library: str, address: str) -> str:
-    """Of code in a library; the address where there is no `addr2line` to ask."""
+    """Of code in a library, of a kernel's file if it is inlined there; the address where no `addr2line` is to ask."""
     if shutil.which("addr2line") is None:
         return address
     command = ["addr2line", "--exe", library, "--inlines", address]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     places = [Path(line).name for line in lines if ":" in line]
-    kernels = [place for place in places if not place.startswith(EMULATION_FILES)]
+    kernels = [place for place in places if not (HERE / place.split(":")[0]).is_file()]
     return next(iter([*kernels, *places]), address)

@@ -20,7 +20,7 @@ constexpr std::size_t CELL_BYTES = 2;
 struct Access {
   const void* place;  // in the code
   unsigned rank, thread;
-  unsigned syncs, arrivals, warp_syncs;
+  unsigned syncs, arrivals, waits, warp_syncs;
   std::uint32_t lanes;  // of its warp, that did the same since the last __syncwarp
   bool atomic;
 
@@ -65,10 +65,9 @@ int find_library(dl_phdr_info* info, std::size_t, void*) {
 }
 
 bool is_ordered(const Access& earlier, const Access& now) {
-  const bool past_cluster = emulated::self->waits > earlier.arrivals;
-  if (earlier.rank != now.rank) return past_cluster;
-  if (earlier.thread == now.thread && earlier.lanes == now.lanes) return true;
-  if (past_cluster || now.syncs > earlier.syncs) return true;
+  if (now.waits > earlier.arrivals) return true;
+  if (earlier.rank != now.rank) return false;
+  if (now.syncs > earlier.syncs) return true;
   if (earlier.warp() != now.warp()) return false;
   return now.warp_syncs > earlier.warp_syncs || (earlier.lanes & ~now.lanes) == 0;
 }
@@ -132,9 +131,15 @@ void access(const void* address, std::size_t bytes, bool writes, bool atomic, co
     if (where == blocks) return;
   }
   const unsigned index = fiber->index;
-  const Access now{
-      place, rank, index, fiber->syncs, fiber->arrivals, fiber->warp_syncs, 1u << index % emulated::LANES,
-      atomic};
+  const Access now{.place = place,
+                   .rank = rank,
+                   .thread = index,
+                   .syncs = fiber->syncs,
+                   .arrivals = fiber->arrivals,
+                   .waits = fiber->waits,
+                   .warp_syncs = fiber->warp_syncs,
+                   .lanes = 1u << index % emulated::LANES,
+                   .atomic = atomic};
   Region& region = regions[where];
   const Access* other = nullptr;
   while (blocks > 1 && region.taken.test_and_set(std::memory_order_acquire)) {
@@ -159,7 +164,7 @@ void access(const void* address, std::size_t bytes, bool writes, bool atomic, co
 namespace emulated {
 
 void watch_block(int rank) {
-  if (rank >= MOST_BLOCKS) fail("more blocks in a cluster than are watched");
+  if (rank >= MOST_BLOCKS) return fail("more blocks in a cluster than are watched");
   shared_bytes[0] = 0;  // now there is memory for what is thread_local
   if (begin == 0) {
     dl_iterate_phdr(find_library, nullptr);
@@ -190,30 +195,23 @@ void note_copy(void* to, std::size_t bytes) { access(to, bytes, true, false, __b
     access(const_cast<T*>(at), sizeof(T), true, true, PLACE);          \
     return __atomic_fetch_##name(at, value, __ATOMIC_SEQ_CST);         \
   }
-#define DEFINE_ATOMIC(bits, T)                                                                          \
-  DEFINE_FETCH(bits, T, add)                                                                            \
-  DEFINE_FETCH(bits, T, sub)                                                                            \
-  DEFINE_FETCH(bits, T, or)                                                                             \
-  DEFINE_FETCH(bits, T, and)                                                                            \
-  T __tsan_atomic##bits##_load(const volatile T* at, int) {                                             \
-    access(const_cast<const T*>(at), sizeof(T), false, true, PLACE);                                    \
-    return __atomic_load_n(at, __ATOMIC_SEQ_CST);                                                       \
-  }                                                                                                     \
-  void __tsan_atomic##bits##_store(volatile T* at, T value, int) {                                      \
-    access(const_cast<T*>(at), sizeof(T), true, true, PLACE);                                           \
-    __atomic_store_n(at, value, __ATOMIC_SEQ_CST);                                                      \
-  }                                                                                                     \
-  T __tsan_atomic##bits##_exchange(volatile T* at, T value, int) {                                      \
-    access(const_cast<T*>(at), sizeof(T), true, true, PLACE);                                           \
-    return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST);                                            \
-  }                                                                                                     \
-  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* at, T* expected, T value, int, int) {   \
-    access(const_cast<T*>(at), sizeof(T), true, true, PLACE);                                           \
-    return __atomic_compare_exchange_n(at, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
-  }                                                                                                     \
-  int __tsan_atomic##bits##_compare_exchange_weak(volatile T* at, T* expected, T value, int, int) {     \
-    access(const_cast<T*>(at), sizeof(T), true, true, PLACE);                                           \
-    return __atomic_compare_exchange_n(at, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
+#define DEFINE_COMPARE_EXCHANGE(bits, T, strength)                                                        \
+  int __tsan_atomic##bits##_compare_exchange_##strength(volatile T* at, T* expected, T value, int, int) { \
+    access(const_cast<T*>(at), sizeof(T), true, true, PLACE);                                             \
+    return __atomic_compare_exchange_n(at, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);   \
+  }
+#define DEFINE_ATOMIC(bits, T)                                       \
+  DEFINE_FETCH(bits, T, add)                                         \
+  DEFINE_FETCH(bits, T, or)                                          \
+  DEFINE_COMPARE_EXCHANGE(bits, T, strong)                           \
+  DEFINE_COMPARE_EXCHANGE(bits, T, weak)                             \
+  T __tsan_atomic##bits##_load(const volatile T* at, int) {          \
+    access(const_cast<const T*>(at), sizeof(T), false, true, PLACE); \
+    return __atomic_load_n(at, __ATOMIC_SEQ_CST);                    \
+  }                                                                  \
+  void __tsan_atomic##bits##_store(volatile T* at, T value, int) {   \
+    access(const_cast<T*>(at), sizeof(T), true, true, PLACE);        \
+    __atomic_store_n(at, value, __ATOMIC_SEQ_CST);                   \
   }
 
 extern "C" {
@@ -221,11 +219,8 @@ void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
-void __tsan_vptr_read(void**) {}
 void __tsan_read_range(void* at, std::size_t bytes) { access(at, bytes, false, false, PLACE); }
 void __tsan_write_range(void* at, std::size_t bytes) { access(at, bytes, true, false, PLACE); }
-void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-void __tsan_atomic_signal_fence(int) {}
 DEFINE_ACCESS(1)
 DEFINE_ACCESS(2)
 DEFINE_ACCESS(4)
