@@ -9,6 +9,7 @@ COPY app app
 COPY engine engine
 COPY cuda_src cuda_src
 COPY loadtest loadtest
+COPY tessera tessera
 # With compiled modules: in a read-only file system no start could keep them.
 RUN python -m venv --without-pip /opt/tessera \
     && pip --python /opt/tessera/bin/python install --no-cache-dir --compile .

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.logs import LogFormat, LogLevel
+from tessera.engine.contract.logs import LogFormat, LogLevel
 
 ToolParserName = Literal["auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "none"]
 ReasoningParserName = Literal["auto", "think", "none"]

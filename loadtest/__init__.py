@@ -1,0 +1,1 @@
+"""`tessera bench`: load tests over HTTP. Imports nothing of the server."""

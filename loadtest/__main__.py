@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from loadtest.command import bench_command
-from loadtest.options import add_options
+from tessera.loadtest.command import bench_command
+from tessera.loadtest.options import add_options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,20 +14,20 @@ import httpx
 import orjson
 from rich.console import Console
 
-from loadtest.arrival import Arrival
-from loadtest.comparison import comparison_table, read_summary
-from loadtest.errors import UsageError
-from loadtest.file_workload import FileWorkload, read_dialogues
-from loadtest.form import Form
-from loadtest.options import BACKENDS
-from loadtest.page import write_page
-from loadtest.progress import LiveProgress
-from loadtest.random_workload import RandomWorkload
-from loadtest.run import ClientProcessError, Outcome, drive
-from loadtest.summary import BUSY_CLIENT, summarize
-from loadtest.sweep import Level, best, search
-from loadtest.table import summary_table, sweep_table
-from loadtest.workload import Workload
+from tessera.loadtest.errors import UsageError
+from tessera.loadtest.options import BACKENDS
+from tessera.loadtest.report.comparison import comparison_table, read_summary
+from tessera.loadtest.report.page import write_page
+from tessera.loadtest.report.table import summary_table, sweep_table
+from tessera.loadtest.run.progress import LiveProgress
+from tessera.loadtest.run.run import ClientProcessError, Outcome, drive
+from tessera.loadtest.run.summary import BUSY_CLIENT, summarize
+from tessera.loadtest.run.sweep import Level, best, search
+from tessera.loadtest.workload.arrival import Arrival
+from tessera.loadtest.workload.base import Workload
+from tessera.loadtest.workload.file import FileWorkload, read_dialogues
+from tessera.loadtest.workload.form import Form
+from tessera.loadtest.workload.random_prompts import RandomWorkload
 
 EXIT_FAILURE = 1
 EXIT_WRONG_USE = 2

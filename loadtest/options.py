@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from loadtest.ranges import integer, number
+from tessera.loadtest.ranges import integer, number
 
 METRIC_NAMES = ("ttft", "tpot", "itl", "e2el")
 GOODPUT_NAMES = ("ttft", "tpot", "e2el")

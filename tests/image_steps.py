@@ -25,7 +25,8 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support.paths import ROOT
+
 DEADLINE = 120.0  # seconds for the server to start
 HOST_FOLDERS = ("bin", "usr", "etc", "tmp")  # of the machine itself, when an instruction names them
 QUESTION = {"model": "tessera-builtin", "messages": [{"role": "user", "content": "What is 357 + 468?"}]}

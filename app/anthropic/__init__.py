@@ -1,1 +1,1 @@
-"""Anthropic's Messages API over the same conversations as chat."""
+"""Anthropic's /v1/messages and /v1/messages/count_tokens."""

@@ -8,9 +8,7 @@ from typing import Any, ClassVar
 
 import orjson
 
-from app.protocol.chat import ChatCompletionRequest, ChatMessage, ToolCall, ToolCallFunction
-from app.protocol.common import SamplingFields
-from app.protocol.messages import (
+from tessera.app.anthropic.schema import (
     ContentBlock,
     MessagesPrompt,
     MessagesRequest,
@@ -18,7 +16,9 @@ from app.protocol.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from app.protocol.text_parts import TextPart
+from tessera.app.schema.chat import ChatCompletionRequest, ChatMessage, ToolCall, ToolCallFunction
+from tessera.app.schema.common import SamplingFields
+from tessera.app.schema.text_parts import TextPart
 
 
 class MessagesChat(ChatCompletionRequest):

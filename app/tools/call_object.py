@@ -8,8 +8,8 @@ from typing import Literal, Protocol
 
 import orjson
 
-from app.tools.json_value import SPACE, JsonValue
-from app.tools.parts import PartWriter, new_call_id
+from tessera.app.tools.json_value import SPACE, JsonValue
+from tessera.app.tools.parts import PartWriter, new_call_id
 
 MAX_CALLED_NAME = 64
 MAX_KEY = 256  # characters of a member's name as it is written, with its quotes

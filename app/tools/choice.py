@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from app.protocol.chat import ChatCompletionRequest
-from app.reasoning import ReasoningStart
-from app.tools.formats import ToolFormat
-from app.tools.grammar import (
+from tessera.app.schema.chat import ChatCompletionRequest
+from tessera.app.text.reasoning import ReasoningStart
+from tessera.app.tools.formats import ToolFormat
+from tessera.app.tools.grammar import (
     CONTENT_SPACE,
     ESCAPED_SLASH,
     CallableFunction,
@@ -17,8 +17,8 @@ from app.tools.grammar import (
     literal,
     text_and_calls_grammar,
 )
-from engine.errors import InvalidRequestError
-from engine.sampling_params import Grammar
+from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.sampling_params import Grammar
 
 
 def tool_grammar(

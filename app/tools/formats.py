@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from app.settings import ToolParserName
-from app.tools import grammar
-from app.tools.hermes import HermesParser
-from app.tools.llama import LlamaParser
-from app.tools.mistral import ARGUMENTS, MistralParser
-from app.tools.parser import ToolParser
-from app.tools.qwen_coder import QwenCoderParser
-from engine.errors import ConfigError
+from tessera.app.settings import ToolParserName
+from tessera.app.tools import grammar
+from tessera.app.tools.hermes import HermesParser
+from tessera.app.tools.llama import LlamaParser
+from tessera.app.tools.mistral import ARGUMENTS, MistralParser
+from tessera.app.tools.parser import ToolParser
+from tessera.app.tools.qwen_coder import QwenCoderParser
+from tessera.engine.contract.errors import ConfigError
 
 
 @dataclass(frozen=True)

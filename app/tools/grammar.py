@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from app.reasoning import BEGIN as THINK_BEGIN
-from app.reasoning import END as THINK_END
-from app.reasoning import ReasoningStart
-from app.tools import hermes, mistral, qwen_coder
+from tessera.app.text.reasoning import BEGIN as THINK_BEGIN
+from tessera.app.text.reasoning import END as THINK_END
+from tessera.app.text.reasoning import ReasoningStart
+from tessera.app.tools import hermes, mistral, qwen_coder
 
 TokenIdOf: TypeAlias = Callable[[str], int | None]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.tools.parser import JsonCallParser, skip_space
+from tessera.app.tools.parser import JsonCallParser, skip_space
 
 BEGIN = "<tool_call>"
 END = "</tool_call>"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.tools.call_object import CallObject
-from app.tools.parser import JsonCallParser, ToolSchemas, skip_space
+from tessera.app.tools.call_object import CallObject
+from tessera.app.tools.parser import JsonCallParser, ToolSchemas, skip_space
 
 PYTHON_TAG = "<|python_tag|>"
 

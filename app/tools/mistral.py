@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import secrets
 
-from app.tools.call_object import CALLED_NAME, MAX_CALLED_NAME, NamedCall
-from app.tools.parser import JsonCallParser, ToolSchemas, skip_space
+from tessera.app.tools.call_object import CALLED_NAME, MAX_CALLED_NAME, NamedCall
+from tessera.app.tools.parser import JsonCallParser, ToolSchemas, skip_space
 
 BEGIN = "[TOOL_CALLS]"
 CALL_ID = "[CALL_ID]"

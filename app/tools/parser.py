@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from app.tools.call_object import Call, CallObject
-from app.tools.json_value import SPACE
-from app.tools.parts import Part, PartWriter, new_call_id
+from tessera.app.tools.call_object import Call, CallObject
+from tessera.app.tools.json_value import SPACE
+from tessera.app.tools.parts import Part, PartWriter, new_call_id
 
 ToolSchemas = Mapping[str, Mapping[str, Any]]  # parameters by the function's name
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
-from app.tools.call_object import CALLED_NAME, MAX_CALLED_NAME
-from app.tools.parser import ToolParser, ToolSchemas, skip_space
-from app.tools.parts import new_call_id
+from tessera.app.tools.call_object import CALLED_NAME, MAX_CALLED_NAME
+from tessera.app.tools.parser import ToolParser, ToolSchemas, skip_space
+from tessera.app.tools.parts import new_call_id
 
 BEGIN = "<tool_call>"
 END = "</tool_call>"

@@ -1,0 +1,1 @@
+"""The demonstration model's files, and in `training` how they are made."""

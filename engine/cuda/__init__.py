@@ -1,0 +1,1 @@
+"""The driver layer, the only importer of `cuda.*`: device, memory, compiler, cubin cache, kernels."""

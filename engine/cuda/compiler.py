@@ -13,10 +13,10 @@ from typing import Any
 
 from cuda.bindings import nvrtc
 
-from engine.cuda.cache import Cubin, CubinCache
-from engine.cuda.headers import include_folders
-from engine.cuda.kernel import Instantiation
-from engine.errors import CompileError
+from tessera.engine.contract.errors import CompileError
+from tessera.engine.cuda.cache import Cubin, CubinCache
+from tessera.engine.cuda.headers import include_folders
+from tessera.engine.cuda.kernel import Instantiation
 
 SOURCE_FOLDER = Path(__file__).resolve().parents[2] / "cuda_src"
 OPTIONS = ("--std=c++17",)

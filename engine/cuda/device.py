@@ -14,14 +14,21 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from engine.cuda.cache import CubinCache, default_cache_dir
-from engine.cuda.compiler import Compiler, Program, group_programs
-from engine.cuda.driver import check, compute_capability, device_attribute, device_name, driver_error, find_device
-from engine.cuda.events import Event, Graph
-from engine.cuda.kernel import Argument, Instantiation, Kernel, KernelSpec, LaunchConfig
-from engine.cuda.memory import MemoryPool, PinnedBuffer, PoolStatistics, Transfers
-from engine.errors import DeviceError
-from engine.tensor import Buffer, Device
+from tessera.engine.contract.errors import DeviceError
+from tessera.engine.cuda.cache import CubinCache, default_cache_dir
+from tessera.engine.cuda.compiler import Compiler, Program, group_programs
+from tessera.engine.cuda.driver import (
+    check,
+    compute_capability,
+    device_attribute,
+    device_name,
+    driver_error,
+    find_device,
+)
+from tessera.engine.cuda.events import Event, Graph
+from tessera.engine.cuda.kernel import Argument, Instantiation, Kernel, KernelSpec, LaunchConfig
+from tessera.engine.cuda.memory import MemoryPool, PinnedBuffer, PoolStatistics, Transfers
+from tessera.engine.tensor import Buffer, Device
 
 ALL_SHARED_PERCENT = 100  # of the L1 that a kernel may have as shared memory
 FIRST_ARCH_WITH_SUFFIX = 90  # from here on full instruction sets are named sm_90a, sm_100a, ...

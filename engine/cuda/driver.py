@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cuda.bindings import driver
 
-from engine.errors import DeviceError, OutOfMemoryError
+from tessera.engine.contract.errors import DeviceError, OutOfMemoryError
 
 MIN_DRIVER_VERSION = 13_000  # cubins of CUDA 13's compiler; 1000 * major + 10 * minor
 MIN_COMPUTE_CAPABILITY = (8, 0)  # mma.sync on bfloat16, cp.async

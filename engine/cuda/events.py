@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
-from engine.cuda.driver import check, driver_error
+from tessera.engine.cuda.driver import check, driver_error
 
 if TYPE_CHECKING:
-    from engine.cuda.device import CudaDevice
+    from tessera.engine.cuda.device import CudaDevice
 
 
 class Event:

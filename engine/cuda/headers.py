@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cuda.bindings import nvrtc
 
-from engine.errors import CompileError
+from tessera.engine.contract.errors import CompileError
 
 FIRST_VERSION_WITH_HEADERS = (13, 3)
 WITNESS = "cuda_bf16.h"

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from engine.errors import DeviceError
-from engine.tensor import Tensor
+from tessera.engine.contract.errors import DeviceError
+from tessera.engine.tensor import Tensor
 
 ParameterType = Literal["pointer", "int32", "int64", "uint32", "uint64", "float32", "tensor_map"]
 
@@ -43,7 +43,7 @@ class KernelSpec:
     """One `__global__` template; compared by identity, because launches look kernels up by it.
 
     Attributes:
-        file: under `cuda_src/`, for example `rmsnorm.cu`.
+        file: under `cuda_src/`, for example `norm/rmsnorm.cu`.
         name: of the function, for example `rmsnorm_kernel`.
         template: names of its template parameters in order, as in the source.
         parameters: names and types of its parameters in order, as in the source.

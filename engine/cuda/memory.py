@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from engine.cuda.driver import check
-from engine.errors import OutOfMemoryError
+from tessera.engine.contract.errors import OutOfMemoryError
+from tessera.engine.cuda.driver import check
 
 SMALLEST_CLASS = 512
 LARGEST_POOLED = 32 * 2**20

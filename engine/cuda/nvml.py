@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from cuda.bindings import driver, nvml
 
-from engine.cuda.driver import check
+from tessera.engine.cuda.driver import check
 
 logger = logging.getLogger("tessera.gpu")
 

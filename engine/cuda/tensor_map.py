@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from engine.cuda.driver import check
-from engine.tensor import Tensor, bfloat16
+from tessera.engine.cuda.driver import check
+from tessera.engine.tensor import Tensor, bfloat16
 
 MAP_BYTES = 128
 SWIZZLE_BYTES = 128  # of a box's row; what `operand_descriptor` in cuda_src/include/hopper.cuh expects

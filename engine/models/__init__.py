@@ -1,0 +1,1 @@
+"""Model configurations, architectures and forwards."""

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from engine.errors import ModelError
-from engine.models.architectures import ARCHITECTURES, Architecture
-from engine.models.fields import Fields, is_integer, read_json_object, shown
-from engine.models.rope import MAX_POSITIONS, RopeConfig, longest_context, parse_rope
-from engine.tensor import bfloat16, float16, float32
+from tessera.engine.contract.errors import ModelError
+from tessera.engine.models.fields import Fields, is_integer, read_json_object, shown
+from tessera.engine.models.registry import ARCHITECTURES, Architecture
+from tessera.engine.models.rope import MAX_POSITIONS, RopeConfig, longest_context, parse_rope
+from tessera.engine.tensor import bfloat16, float16, float32
 
 MAX_VOCAB = 2**22
 MAX_HIDDEN = 2**17

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.models.config import LayerConfig, ModelConfig
-from engine.models.kv_cache import KVCache
-from engine.models.weights import LayerWeights, Weights
-from engine.ops.interface import AttentionMetadata, HeadTransform, Ops
-from engine.tensor import Device, Tensor, float32
+from tessera.engine.models.config import LayerConfig, ModelConfig
+from tessera.engine.models.kv_cache import KVCache
+from tessera.engine.models.weights.loader import LayerWeights, Weights
+from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
+from tessera.engine.tensor import Device, Tensor, float32
 
 ALIGNMENT = 256
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.models.config import ModelConfig
-from engine.models.weights import EncoderWeights, LayerWeights
-from engine.ops.interface import Ops
-from engine.tensor import Device, Tensor, empty
+from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.weights.loader import EncoderWeights, LayerWeights
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import Device, Tensor, empty
 
 
 class EncoderBuffers:

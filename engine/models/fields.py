@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine.errors import ModelError
+from tessera.engine.contract.errors import ModelError
 
 MAX_JSON_BYTES = 16 * 2**20
 MAX_SHOWN = 60

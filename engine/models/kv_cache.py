@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.models.config import ModelConfig
-from engine.tensor import Device, Tensor
+from tessera.engine.models.config import ModelConfig
+from tessera.engine.tensor import Device, Tensor
 
 
 class KVCache:

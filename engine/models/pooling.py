@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.config import PoolingName
-from engine.errors import ModelError
-from engine.models.fields import MAX_JSON_BYTES, Fields, read_json_object, shown
+from tessera.engine.contract.config import PoolingName
+from tessera.engine.contract.errors import ModelError
+from tessera.engine.models.fields import MAX_JSON_BYTES, Fields, read_json_object, shown
 
 MAX_MODULES = 16
 MAX_SEQ_LENGTH = 2**27

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import ModelError
-from engine.models.fields import Fields, shown
+from tessera.engine.contract.errors import ModelError
+from tessera.engine.models.fields import Fields, shown
 
 Float64Array = np.ndarray[Any, np.dtype[np.float64]]
 Float32Array = np.ndarray[Any, np.dtype[np.float32]]

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache; see `engine.ops.interface`."""
+"""Attention over the paged KV cache; see `tessera.engine.ops.interface`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from abc import abstractmethod
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from engine.ops.checks import CheckedOps
-from engine.ops.checks import require as _require
-from engine.tensor import Tensor, float32
+from tessera.engine.ops.checks import CheckedOps
+from tessera.engine.ops.checks import require as _require
+from tessera.engine.tensor import Tensor, float32
 
 # Tokens: how attention over a few rows is divided may depend on whether any of them may have more.
 SHORT_CONTEXT = 2048

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import TesseraError
-from engine.tensor import Device, Tensor, empty
+from tessera.engine.contract.errors import TesseraError
+from tessera.engine.tensor import Device, Tensor, empty
 
 
 class CheckedOps(ABC):

@@ -1,11 +1,11 @@
-"""The operations that only text encoders and pooling need; see `engine.ops.interface`."""
+"""The operations that only text encoders and pooling need; see `tessera.engine.ops.interface`."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 
-from engine.ops.checks import CheckedOps, require
-from engine.tensor import FLOAT_DTYPES, Tensor, float32, int32
+from tessera.engine.ops.checks import CheckedOps, require
+from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32, int32
 
 
 class EncoderOps(CheckedOps):

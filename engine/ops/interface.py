@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from engine.ops.attention_interface import AttentionMetadata, AttentionOps, HeadTransform
-from engine.ops.checks import require as _require
-from engine.ops.encoder_interface import EncoderOps
-from engine.ops.layer_interface import LayerOps
-from engine.ops.sampling_interface import SamplingOps
-from engine.tensor import FLOAT_DTYPES, Tensor, float32, int32
+from tessera.engine.ops.attention_interface import AttentionMetadata, AttentionOps, HeadTransform
+from tessera.engine.ops.checks import require as _require
+from tessera.engine.ops.encoder_interface import EncoderOps
+from tessera.engine.ops.layer_interface import LayerOps
+from tessera.engine.ops.sampling_interface import SamplingOps
+from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32, int32
 
 __all__ = ["AttentionMetadata", "HeadTransform", "Ops"]
 

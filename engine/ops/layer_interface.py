@@ -1,12 +1,12 @@
-"""The operations of a layer's halves: norms, products, activations; see `engine.ops.interface`."""
+"""The operations of a layer's halves: norms, products, activations; see `tessera.engine.ops.interface`."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 
-from engine.ops.checks import CheckedOps
-from engine.ops.checks import require as _require
-from engine.tensor import FLOAT_DTYPES, Tensor, float32
+from tessera.engine.ops.checks import CheckedOps
+from tessera.engine.ops.checks import require as _require
+from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32
 
 
 class LayerOps(CheckedOps):

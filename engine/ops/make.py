@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.ops.cpu import CpuOps
-from engine.ops.interface import Ops
-from engine.tensor import CpuDevice, Device
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import CpuDevice, Device
 
 
 def make_ops(device: Device) -> Ops:
@@ -12,8 +12,8 @@ def make_ops(device: Device) -> Ops:
     if isinstance(device, CpuDevice):
         return CpuOps(device)
     # Imported only here, so that a machine without the driver never loads its bindings.
-    from engine.cuda.device import CudaDevice
-    from engine.ops.cuda import CudaOps
+    from tessera.engine.cuda.device import CudaDevice
+    from tessera.engine.ops.cuda import CudaOps
 
     assert isinstance(device, CudaDevice), f"no operations for {device}"
     return CudaOps(device)

@@ -1,4 +1,4 @@
-"""The operations that choose tokens from logits; see `engine.ops.interface`."""
+"""The operations that choose tokens from logits; see `tessera.engine.ops.interface`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.ops.checks import CheckedOps, require
-from engine.tensor import Tensor, empty, float32, int32, uint32, uint64
+from tessera.engine.ops.checks import CheckedOps, require
+from tessera.engine.tensor import Tensor, empty, float32, int32, uint32, uint64
 
 
 @dataclass(frozen=True)
 class SamplingMetadata:
-    """Per sampled row, on the device; names and meanings as in `engine.batch.SamplingBatch`."""
+    """Per sampled row, on the device; names and meanings as in `tessera.engine.core.step_batch.SamplingBatch`."""
 
     slots: Tensor  # [S] int32
     num_output_tokens: Tensor  # [S] int32

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.arrival import Arrival
-from loadtest.random_workload import RandomWorkload
-from loadtest.run import run
-from tests.load_stub import Manner, StubServer
+from tessera.loadtest.run.run import run
+from tessera.loadtest.workload.arrival import Arrival
+from tessera.loadtest.workload.random_prompts import RandomWorkload
+from tests.support.load_stub import Manner, StubServer
 
 STREAMS = (8, 64, 256)
 REQUESTS_PER_STREAM = 3

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.cuda.device import CudaDevice
-from engine.ops.cuda import CudaOps
-from engine.ops.interface import AttentionMetadata, HeadTransform
-from engine.ops.sampling_interface import SamplingMetadata, SamplingState
-from engine.tensor import Tensor, bfloat16, empty, float32, from_numpy, int32, uint32
-from tests.sampling_cases import SlotTables, make_metadata, make_state
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
+from tessera.engine.ops.sampling_interface import SamplingMetadata, SamplingState
+from tessera.engine.tensor import Tensor, bfloat16, empty, float32, from_numpy, int32, uint32
+from tests.support.sampling_cases import SlotTables, make_metadata, make_state
 
 COLD_BYTES = 300 << 20  # several times the L2
 CALLS = 20

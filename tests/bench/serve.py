@@ -18,9 +18,9 @@ from typing import Any
 
 import httpx
 
-from loadtest.arrival import Arrival
-from loadtest.random_workload import RandomWorkload
-from loadtest.run import run
+from tessera.loadtest.run.run import run
+from tessera.loadtest.workload.arrival import Arrival
+from tessera.loadtest.workload.random_prompts import RandomWorkload
 from tests.bench.models import decode_bytes, write_model
 
 READ_BANDWIDTH = 4.3e12  # bytes per second, measured on one H200; see PERF.md
@@ -72,7 +72,7 @@ def server(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     model = [str(folder)] if folder else []
-    command = [sys.executable, "-m", "app.cli", "serve", *model, "--port", str(port), *arguments]
+    command = [sys.executable, "-m", "tessera.app.cli.command", "serve", *model, "--port", str(port), *arguments]
     environment = {**os.environ, **({"TESSERA_CACHE_DIR": cache_dir} if cache_dir else {})}
     start = time.perf_counter()
     with log.open("wb") as output:

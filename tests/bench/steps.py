@@ -16,15 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.batch import StepBatch
-from engine.config import EngineConfig
-from engine.cuda.device import CudaDevice
-from engine.model_runner import ModelRunner
-from engine.models.config import load_config
-from engine.ops.cuda import CudaOps
-from engine.sampling_params import SamplingParams
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.core.step_batch import StepBatch
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.models.config import load_config
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.runner.model_runner import ModelRunner
 from tests.bench.models import CONFIGS, write_model
-from tests.decoder_harness import Row, step_batch
+from tests.support.decoder_harness import Row, step_batch
 
 BLOCK_SIZE = 16
 STEPS = 60

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.cuda.device import CudaDevice
-from engine.models.config import load_config
-from engine.models.weights import load_weights
-from engine.ops.cuda import CudaOps
-from engine.tensor import bfloat16
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.models.config import load_config
+from tessera.engine.models.weights.loader import load_weights
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.tensor import bfloat16
 from tests.bench.models import CONFIGS, write_model
 
 

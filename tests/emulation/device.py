@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from engine.cuda.kernel import Argument, Instantiation, Kernel, KernelSpec, LaunchConfig
-from engine.cuda.memory import Transfers
-from engine.tensor import CpuDevice
+from tessera.engine.cuda.kernel import Argument, Instantiation, Kernel, KernelSpec, LaunchConfig
+from tessera.engine.cuda.memory import Transfers
+from tessera.engine.tensor import CpuDevice
 from tests.emulation.source import MAIN, cpu_sources
 
 COMPILER = "g++"

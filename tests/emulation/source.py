@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
-from engine.cuda.compiler import SOURCE_FOLDER, source_files
-from engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.cuda.compiler import SOURCE_FOLDER, source_files
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 
 MAIN = "launch.cc"
 ASM = re.compile(r"\basm\s*(?:volatile)?\s*\(")
@@ -20,7 +21,8 @@ def cpu_sources(instantiation: Instantiation, edit: Callable[[str], str]) -> dic
     """The kernel's file, changed by `edit`, its headers, and MAIN with a function `launch`: texts by name."""
     spec, template = instantiation
     sources = {path.name: path.read_text() for path in source_files(spec.file)}
-    sources[spec.file] = edit(sources[spec.file])
+    name = Path(spec.file).name
+    sources[name] = edit(sources[name])
     launch = (
         'extern "C" __attribute__((visibility("default"))) const char* launch(const unsigned* grid, '
         "const unsigned* block, unsigned shared_bytes, unsigned cluster, void** arguments) {\n"
@@ -28,7 +30,7 @@ def cpu_sources(instantiation: Instantiation, edit: Callable[[str], str]) -> dic
         f"  return emulated::launch(&{spec.instantiation(template)}, grid, block, shared_bytes, cluster, arguments);\n"
         "}\n"
     )
-    main = f'#include "ptx.h"\n#include "{spec.file}"\n{launch}'
+    main = f'#include "ptx.h"\n#include "{name}"\n{launch}'
     return {name: translated(text) for name, text in sources.items()} | {MAIN: main}
 
 

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from engine.builtin.training.conversation import Conversation
-from engine.builtin.training.corpus import SKILLS, cases
+from tessera.engine.builtin.training.conversation import Conversation
+from tessera.engine.builtin.training.corpus import SKILLS, cases
 from tests.bench.serve import server
 from tests.evaluation.judge import is_right, request_of
 

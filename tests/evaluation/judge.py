@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from engine.builtin.training.conversation import Conversation, Message
+from tessera.engine.builtin.training.conversation import Conversation, Message
 
 
 def request_of(conversation: Conversation, model: str) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import msgspec
 
-from app.settings import AppSettings
-from engine.messages import EmbeddingInfo
-from tests.fake_client import FakeClient, always, play
-from tests.http_fixtures import call, ids
-from tests.surface_fixtures import ROOMY
+from tessera.app.settings import AppSettings
+from tessera.engine.contract.messages import EmbeddingInfo
+from tests.support.fake_client import FakeClient, always, play
+from tests.support.http_fixtures import call, ids
+from tests.support.surface_fixtures import ROOMY
 
 EMBEDDING_INFO = EmbeddingInfo(
     role="main", architecture="Fake", pooling="last", dimension=8, vocab_size=512, max_input_tokens=16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.settings import AppSettings
-from tests.surface_fixtures import tool_settings
+from tessera.app.settings import AppSettings
+from tests.support.surface_fixtures import tool_settings
 
 
 @pytest.fixture(scope="module")

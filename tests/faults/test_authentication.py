@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from app import auth
-from app.application import PAGE_ROUTES, ROUTES
-from app.auth import OPEN_PATHS
-from app.settings import AppSettings
-from tests.fake_client import FakeClient, always, play
-from tests.http_fixtures import call, ids, settings_for, write_model_folder
+from tessera.app.http import auth
+from tessera.app.http.auth import OPEN_PATHS
+from tessera.app.server.application import PAGE_ROUTES, ROUTES
+from tessera.app.settings import AppSettings
+from tests.support.fake_client import FakeClient, always, play
+from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
 
 HELLO = play(ids("hello"), finish="length")
 

@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from app.application import create_app
-from app.chat_template import RESERVED_KWARGS, ChatTemplate, check_kwargs
-from app.settings import AppSettings
-from engine.errors import InvalidRequestError
+from tessera.app.server.application import create_app
+from tessera.app.settings import AppSettings
+from tessera.app.text.chat_template import RESERVED_KWARGS, ChatTemplate, check_kwargs
+from tessera.engine.contract.errors import InvalidRequestError
 from tests.faults.app_fixtures import post
-from tests.http_fixtures import settings_for, write_model_folder
-from tests.surface_fixtures import says
+from tests.support.http_fixtures import settings_for, write_model_folder
+from tests.support.surface_fixtures import says
 
 USER = [{"role": "user", "content": "hi"}]
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from app.settings import AppSettings
-from tests.fake_runner import Harness
+from tessera.app.settings import AppSettings
 from tests.faults.app_fixtures import post
-from tests.http_fixtures import settings_for, write_model_folder
-from tests.server_fixture import Server
-from tests.tiny_models import VOCAB_SIZE
+from tests.support.fake_runner import Harness
+from tests.support.http_fixtures import settings_for, write_model_folder
+from tests.support.server_fixture import Server
+from tests.support.tiny_models import VOCAB_SIZE
 
 TEXT_OR_IDS: list[Any] = [None, "", [], [""], ["a", ""], [[]], [[5], []], [-1], [True], [1.5], [1, "a"], {"a": 1}, 5]
 CONVERSATIONS: list[Any] = [

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.settings import AppSettings
-from engine.errors import (
+from tessera.app.settings import AppSettings
+from tessera.engine.contract.errors import (
     ContextLengthError,
     EngineError,
     EngineUnavailableError,
@@ -20,13 +20,13 @@ from engine.errors import (
     QueueFullError,
     RequestError,
 )
-from engine.grammar import GrammarCompiler
-from engine.messages import RequestOutput
-from engine.sampling_params import Grammar
-from tests.fake_client import FakeClient, Submission, always, play
-from tests.grammar_harness import EOS, MODEL, VOCAB_SIZE, GrammarHarness
-from tests.http_fixtures import call, ids, settings_for, write_model_folder
-from tests.surface_fixtures import ROOMY, says, tool_settings
+from tessera.engine.contract.messages import RequestOutput
+from tessera.engine.contract.sampling_params import Grammar
+from tessera.engine.grammar.compiler import GrammarCompiler
+from tests.support.fake_client import FakeClient, Submission, always, play
+from tests.support.grammar_harness import EOS, MODEL, VOCAB_SIZE, GrammarHarness
+from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
+from tests.support.surface_fixtures import ROOMY, says, tool_settings
 
 LEAKS = re.compile(
     r"Traceback|File \"|site-packages|\.py\b|\bat 0x|0x[0-9a-f]{6}|pydantic|starlette|orjson|msgspec|/tmp/|/srv/|"

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from app.protocol.completions import CompletionRequest
-from app.protocol.parse import parse_request
-from engine import grammar as grammar_module
-from engine.errors import InvalidRequestError
-from engine.grammar import COMPILE_LIMIT, MAX_CACHED, GrammarCompiler
-from engine.grammar_source import MAX_NESTING
-from engine.sampling_params import MAX_GRAMMAR_LENGTH, Grammar
-from tests.grammar_harness import CLIENT, EOS, MODEL, VOCAB_SIZE, GrammarHarness, schema
-from tests.http_fixtures import call
-from tests.surface_fixtures import says, tool_settings
+from tessera.app.openai.completions.schema import CompletionRequest
+from tessera.app.schema.parse import parse_request
+from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.sampling_params import MAX_GRAMMAR_LENGTH, Grammar
+from tessera.engine.grammar import compiler as grammar_module
+from tessera.engine.grammar.compiler import COMPILE_LIMIT, MAX_CACHED, GrammarCompiler
+from tessera.engine.grammar.source import MAX_NESTING
+from tests.support.grammar_harness import CLIENT, EOS, MODEL, VOCAB_SIZE, GrammarHarness, schema
+from tests.support.http_fixtures import call
+from tests.support.surface_fixtures import says, tool_settings
 
 
 @pytest.fixture(scope="module")

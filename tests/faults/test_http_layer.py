@@ -12,13 +12,13 @@ import httpx
 import orjson
 import pytest
 
-from app.connection import MAX_HEAD_BYTES
-from app.settings import AppSettings
-from engine.messages import RequestOutput
-from tests.fake_client import FakeClient, Submission
+from tessera.app.server.connection import MAX_HEAD_BYTES
+from tessera.app.settings import AppSettings
+from tessera.engine.contract.messages import RequestOutput
 from tests.faults.app_fixtures import post
-from tests.http_fixtures import call, ids, serve, settings_for, write_model_folder
-from tests.surface_fixtures import PATIENCE, says
+from tests.support.fake_client import FakeClient, Submission
+from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder
+from tests.support.surface_fixtures import PATIENCE, says
 
 TEXT = {"model": "tiny", "prompt": "hi"}
 JSON = {"content-type": "application/json"}

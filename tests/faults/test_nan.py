@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from app.openapi import openapi_document
-from app.openapi_operations import OPERATIONS, Operation
-from app.protocol.parse import parse_request
-from app.settings import AppSettings
-from engine.errors import InvalidRequestError
-from engine.sampling_params import SamplingParams
+from tessera.app.openapi.document import openapi_document
+from tessera.app.openapi.operations import OPERATIONS, Operation
+from tessera.app.schema.parse import parse_request
+from tessera.app.settings import AppSettings
+from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.sampling_params import SamplingParams
 from tests.faults.schema_limits import REF, SchemaLimits
-from tests.http_fixtures import call
-from tests.server_fixture import Server
-from tests.surface_fixtures import says
-from tests.tiny_models import prompt
+from tests.support.http_fixtures import call
+from tests.support.server_fixture import Server
+from tests.support.surface_fixtures import says
+from tests.support.tiny_models import prompt
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 FLOATS = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.server_fixture import Server, async_client, running_server
+from tests.support.server_fixture import Server, async_client, running_server
 
 CAPACITY = 8  # running and waiting
 NUM_TOKENS = 40

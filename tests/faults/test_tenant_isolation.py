@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from app.settings import AppSettings
-from tests.fake_client import FakeClient, always, play
-from tests.http_fixtures import call, ids, settings_for, write_model_folder
+from tessera.app.settings import AppSettings
+from tests.support.fake_client import FakeClient, always, play
+from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
 
 TEXT = {"model": "tiny", "prompt": "hi"}
 HELLO = play(ids("hello"), finish="length")

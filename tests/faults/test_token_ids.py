@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from app.settings import AppSettings
-from engine.errors import InvalidRequestError
-from engine.sampling_params import SamplingParams
+from tessera.app.settings import AppSettings
+from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.sampling_params import SamplingParams
 from tests.faults.app_fixtures import EMBEDDING_INFO, post
-from tests.server_fixture import Server, async_client
-from tests.tiny_models import VOCAB_SIZE, prompt
+from tests.support.server_fixture import Server, async_client
+from tests.support.tiny_models import VOCAB_SIZE, prompt
 
 NUM_IDS = EMBEDDING_INFO.vocab_size
 WRONG_IDS = [-1, NUM_IDS, 2**31, 2**32 + 1, 2**63, 2**64, -(2**63)]

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from app.reasoning import ReasoningSplitter
-from app.stop_strings import StopMatcher
-from app.tools.formats import FORMATS
+from tessera.app.text.reasoning import ReasoningSplitter
+from tessera.app.text.stop_strings import StopMatcher
+from tessera.app.tools.formats import FORMATS
 
 NOTICEABLE = 0.02  # seconds
 ATTEMPTS = 5  # the best of several, because other work on the machine only adds to a time

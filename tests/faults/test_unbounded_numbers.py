@@ -13,16 +13,16 @@ import httpx
 import msgspec
 import pytest
 
-from app.application import create_app
-from app.openapi import openapi_document
-from app.openapi_operations import OPERATIONS, Operation
-from app.protocol.parse import parse_request
-from app.settings import AppSettings
-from engine.messages import EmbeddingInfo
-from tests.fake_client import INFO, FakeClient, always
+from tessera.app.openapi.document import openapi_document
+from tessera.app.openapi.operations import OPERATIONS, Operation
+from tessera.app.schema.parse import parse_request
+from tessera.app.server.application import create_app
+from tessera.app.settings import AppSettings
+from tessera.engine.contract.messages import EmbeddingInfo
 from tests.faults.schema_limits import REF, Limit, SchemaLimits
-from tests.http_fixtures import call
-from tests.surface_fixtures import says, tool_settings
+from tests.support.fake_client import INFO, FakeClient, always
+from tests.support.http_fixtures import call
+from tests.support.surface_fixtures import says, tool_settings
 
 IN_TIME = 0.05  # seconds of processor time, from the request's last byte to the refusal
 ATTEMPTS = 5  # the best of several, because other work on the machine only adds to a time

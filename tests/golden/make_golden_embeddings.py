@@ -21,12 +21,11 @@ import numpy as np
 import torch
 import transformers
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.embedding_texts import TEXTS  # noqa: E402
-from tests.tiny_encoder import build_encoder, inputs  # noqa: E402
-from tests.tiny_models import TINY_MODELS, build, prompt  # noqa: E402
+from tests.support.embedding_texts import TEXTS
+from tests.support.tiny_encoder import build_encoder, inputs
+from tests.support.tiny_models import TINY_MODELS, build, prompt
 
 DECODERS = ("llama", "qwen3")
 

@@ -20,10 +20,9 @@ import numpy as np
 import torch
 import transformers
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.tiny_models import PROMPT_LEN, TINY_MODELS, build, prompt  # noqa: E402
+from tests.support.tiny_models import PROMPT_LEN, TINY_MODELS, build, prompt
 
 POSITIONS = sorted({*range(0, PROMPT_LEN, 4), PROMPT_LEN - 1})
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from engine.cuda.driver import find_device
-from engine.ops.cpu import CpuOps
-from tests.op_cases import DTYPES
+from tessera.engine.cuda.driver import find_device
+from tessera.engine.ops.cpu import CpuOps
+from tests.support.op_cases import DTYPES
 
 if TYPE_CHECKING:
-    from engine.cuda.device import CudaDevice
-    from engine.ops.cuda import CudaOps
+    from tessera.engine.cuda.device import CudaDevice
+    from tessera.engine.ops.cuda import CudaOps
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,7 @@ def cuda_device(pytestconfig: pytest.Config) -> CudaDevice:
         if os.environ.get("TESSERA_REQUIRE_GPU") == "1":
             pytest.fail(f"TESSERA_REQUIRE_GPU=1, but {found.reason}", pytrace=False)
         pytest.skip(found.reason)
-    from engine.cuda.device import CudaDevice
+    from tessera.engine.cuda.device import CudaDevice
 
     return CudaDevice(0)
 
@@ -42,7 +42,7 @@ def cuda_device(pytestconfig: pytest.Config) -> CudaDevice:
 @pytest.fixture(scope="session")
 def cuda_ops(cuda_device: CudaDevice) -> CudaOps:
     """All kernels compiled beforehand, which is many at a time."""
-    from engine.ops.cuda import CudaOps
+    from tessera.engine.ops.cuda import CudaOps
 
     ops = CudaOps(cuda_device)
     for dtype in DTYPES:

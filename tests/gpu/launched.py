@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import tests.single_blas_thread  # noqa: F401 (it must come before NumPy)
-from engine.cuda.device import CudaDevice
-from engine.cuda.kernel import KernelSpec
-from engine.ops.cuda.registry import all_instantiations
-from engine.ops.cuda.types import C_TYPE_NAMES
+import tests.support.single_blas_thread  # noqa: F401 (it must come before NumPy)
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.kernel import KernelSpec
+from tessera.engine.ops.cuda.registry import all_instantiations
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES
 
 KEY = "launched"
 launched: set[str] = set()

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from engine.ops.cpu import CpuOps
-from engine.tensor import CPU, Device, Tensor, bfloat16, empty, float16, float32, from_numpy
-from tests.op_cases import poisoned, random_array
-from tests.reference import assert_close
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.tensor import CPU, Device, Tensor, bfloat16, empty, float16, float32, from_numpy
+from tests.support.op_cases import poisoned, random_array
+from tests.support.reference import assert_close
 
 if TYPE_CHECKING:
-    from engine.cuda.device import CudaDevice
+    from tessera.engine.cuda.device import CudaDevice
     from tests.gpu.conftest import NoTransfers
 
 Array = np.ndarray[Any, Any]

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.ops.cpu import CpuOps
-from engine.ops.cuda import CudaOps
-from engine.ops.interface import HeadTransform, Ops
-from engine.tensor import bfloat16, from_numpy
-from tests.op_cases import DECODE_ROWS, DTYPES, AttentionCase, AttentionInputs, poisoned, random_array
-from tests.reference import assert_close, assert_same_cache, bits
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.interface import HeadTransform, Ops
+from tessera.engine.tensor import bfloat16, from_numpy
+from tests.support.op_cases import DECODE_ROWS, DTYPES, AttentionCase, AttentionInputs, poisoned, random_array
+from tests.support.reference import assert_close, assert_same_cache, bits
 
 Array = np.ndarray[Any, Any]
 
@@ -139,7 +139,7 @@ def test_the_number_of_blocks_changes_no_bit(
 ) -> None:
     step = DecodeInputs.of(AttentionCase("", SINGLE, head_dim=128, dtype=bfloat16))
     expected = step.run(cuda_ops)
-    monkeypatch.setattr("engine.ops.cuda.attention_decode.splits_per_block", lambda *_: splits_per_block)
+    monkeypatch.setattr("tessera.engine.ops.cuda.attention_decode.splits_per_block", lambda *_: splits_per_block)
     for actual, want in zip(step.run(cuda_ops), expected, strict=True):
         np.testing.assert_array_equal(bits(actual), bits(want))
 

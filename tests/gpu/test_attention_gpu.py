@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import TesseraError
-from engine.ops.cpu import CpuOps
-from engine.ops.cuda import CudaOps
-from engine.ops.cuda import attention_prefill_hopper as prefill_hopper
-from engine.ops.interface import Ops
-from engine.tensor import CPU, Tensor, bfloat16, float16, float32, from_numpy
+from tessera.engine.contract.errors import TesseraError
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda import sm90_attention_prefill as prefill_hopper
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import CPU, Tensor, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
-from tests.op_cases import ATTENTION_CASES, DECODE_ROWS, DTYPES, AttentionCase, AttentionInputs, poisoned
-from tests.reference import assert_close, bits
+from tests.support.op_cases import ATTENTION_CASES, DECODE_ROWS, DTYPES, AttentionCase, AttentionInputs, poisoned
+from tests.support.reference import assert_close, bits
 
 Array = np.ndarray[Any, Any]
 

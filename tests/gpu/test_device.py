@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from engine.cuda.kernel import KernelSpec, LaunchConfig
-from engine.errors import DeviceError, OutOfMemoryError, TesseraError
-from engine.ops.cuda.elementwise import SCALE
-from engine.ops.cuda.types import flat_config
-from engine.tensor import (
+from tessera.engine.contract.errors import DeviceError, OutOfMemoryError, TesseraError
+from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
+from tessera.engine.ops.cuda.elementwise import SCALE
+from tessera.engine.ops.cuda.types import flat_config
+from tessera.engine.tensor import (
     CPU,
     bfloat16,
     empty,
@@ -30,8 +30,8 @@ from engine.tensor import (
 )
 
 if TYPE_CHECKING:
-    from engine.cuda.device import CudaDevice
-    from engine.ops.cuda import CudaOps
+    from tessera.engine.cuda.device import CudaDevice
+    from tessera.engine.ops.cuda import CudaOps
 
 pytestmark = pytest.mark.gpu
 
@@ -52,7 +52,7 @@ class TestDevice:
         assert 0 < cuda_device.free_memory() <= cuda_device.total_memory
 
     def test_one_that_does_not_exist(self, cuda_device: CudaDevice) -> None:
-        from engine.cuda.device import CudaDevice
+        from tessera.engine.cuda.device import CudaDevice
 
         with pytest.raises(DeviceError, match="there is no CUDA device 1000"):
             CudaDevice(1000)
@@ -168,7 +168,7 @@ class TestCopies:
         self, cuda_device: CudaDevice, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As a collection of garbage does that happens to run there."""
-        from engine.cuda import device
+        from tessera.engine.cuda import device
 
         buffers = [cuda_device.pinned(64)]
         set_current = device.driver.cuCtxSetCurrent
@@ -253,7 +253,7 @@ class TestGraphs:
 
 class TestLaunch:
     def test_compiles_on_first_use_and_then_loads_from_the_cache(self, cuda_device: CudaDevice, tmp_path: Path) -> None:
-        from engine.cuda.device import CudaDevice
+        from tessera.engine.cuda.device import CudaDevice
 
         for _ in range(2):
             device = CudaDevice(0, tmp_path)
@@ -264,7 +264,7 @@ class TestLaunch:
             assert len(list((tmp_path / "cubin").iterdir())) == 1
 
     def test_progress_counts_kernels(self, cuda_device: CudaDevice, tmp_path: Path) -> None:
-        from engine.cuda.device import CudaDevice
+        from tessera.engine.cuda.device import CudaDevice
 
         seen: list[tuple[int, int]] = []
         pairs = [(SCALE, ("float",)), (SCALE, ("__half",)), (SCALE, ("float",))]
@@ -288,7 +288,7 @@ class TestLaunch:
             cuda_device.launch(SCALE, ("float",), config, x, x, 4, 1.0)
 
     def test_a_kernel_for_another_architecture_is_refused(self, cuda_device: CudaDevice) -> None:
-        other = KernelSpec("elementwise.cu", "scale_kernel", ("T",), SCALE.parameters, min_arch=999)
+        other = KernelSpec("elementwise/elementwise.cu", "scale_kernel", ("T",), SCALE.parameters, min_arch=999)
         with pytest.raises(DeviceError, match="scale_kernel does not run on"):
             cuda_device.compile([(other, ("float",))])
 

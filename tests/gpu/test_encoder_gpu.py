@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
-from engine.embedding_runner import DecoderEmbeddingRunner, EncoderRunner
-from engine.errors import TesseraError
-from engine.model_runner import ModelRunner
-from engine.models.config import load_config
-from engine.models.pooling import PoolingConfig
-from engine.ops.cpu import CpuOps
-from engine.ops.cuda import CudaOps
-from engine.tensor import CPU, float32, from_numpy
-from tests.decoder_harness import relative_error
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import TesseraError
+from tessera.engine.models.config import load_config
+from tessera.engine.models.pooling import PoolingConfig
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.runner.embedding_runner import DecoderEmbeddingRunner, EncoderRunner
+from tessera.engine.runner.model_runner import ModelRunner
+from tessera.engine.tensor import CPU, float32, from_numpy
+from tests.engine.test_embeddings_models import golden, minilm
 from tests.gpu.conftest import NoTransfers
-from tests.op_cases import DTYPES, poisoned, random_array
-from tests.reference import assert_close
-from tests.test_embeddings_models import golden, minilm
-from tests.tiny_encoder import build_encoder, inputs
-from tests.tiny_models import TINY_MODELS, build, prompt
+from tests.support.decoder_harness import relative_error
+from tests.support.op_cases import DTYPES, poisoned, random_array
+from tests.support.reference import assert_close
+from tests.support.tiny_encoder import build_encoder, inputs
+from tests.support.tiny_models import TINY_MODELS, build, prompt
 
 __all__ = ["golden", "minilm"]
 

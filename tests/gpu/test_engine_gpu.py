@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.messages import AddRequest
-from engine.process import load_engine
-from engine.sampling_params import SamplingParams
-from tests.fake_runner import check_blocks
-from tests.tiny_models import TINY_MODELS, VOCAB_SIZE, build
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.messages import AddRequest
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.core.core import EngineCore
+from tessera.engine.ipc.process import load_engine
+from tests.support.fake_runner import check_blocks
+from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, build
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda_device")]
 

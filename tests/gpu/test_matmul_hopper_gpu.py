@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from engine.ops.cpu import CpuOps
-from engine.ops.cuda import CudaOps
-from engine.ops.cuda.matmul_hopper import (
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.sm90_matmul import (
     LOGITS_PLANS,
     LOGITS_SHARING_PLANS,
     MATMUL_HOPPER,
@@ -22,7 +22,7 @@ from engine.ops.cuda.matmul_hopper import (
     Plan,
     launch,
 )
-from engine.tensor import CPU, float32, from_numpy
+from tessera.engine.tensor import CPU, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
 from tests.gpu.products import (
     HALVES,
@@ -37,8 +37,8 @@ from tests.gpu.products import (
     guarded,
     product,
 )
-from tests.op_cases import poisoned, random_array
-from tests.reference import assert_close
+from tests.support.op_cases import poisoned, random_array
+from tests.support.reference import assert_close
 
 pytestmark = pytest.mark.gpu
 

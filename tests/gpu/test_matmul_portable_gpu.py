@@ -7,10 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from engine.cuda.device import CudaDevice
-from engine.ops.cuda.linear import LOGITS_TILES, MATMUL, MATMUL_SPLIT, SPLIT_CHOICES, TILES, Tile
-from engine.ops.cuda.types import cuda_type
-from engine.tensor import Tensor
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.ops.cuda.linear import LOGITS_TILES, MATMUL, MATMUL_SPLIT, SPLIT_CHOICES, TILES, Tile
+from tessera.engine.ops.cuda.types import cuda_type
+from tessera.engine.tensor import Tensor
 from tests.gpu.conftest import NoTransfers
 from tests.gpu.products import (
     HALVES,

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
-from engine.cuda.device import CudaDevice
-from engine.errors import TesseraError
-from engine.model_runner import ModelRunner
-from engine.models.config import load_config
-from engine.models.weights import dummy_weights
-from engine.ops.cuda import CudaOps
-from engine.ops.make import make_ops
-from engine.sampling_params import SamplingParams
-from engine.tensor import CPU, bfloat16, float16, float32, from_numpy
-from tests.decoder_harness import (
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import TesseraError
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.models.config import load_config
+from tessera.engine.models.weights.loader import dummy_weights
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.make import make_ops
+from tessera.engine.runner.model_runner import ModelRunner
+from tessera.engine.tensor import CPU, bfloat16, float16, float32, from_numpy
+from tests.support.decoder_harness import (
     DecoderHarness,
     Row,
     logits_with_and_without_the_last_layers_rest,
@@ -27,11 +27,12 @@ from tests.decoder_harness import (
     scattered_blocks,
     step_batch,
 )
-from tests.tiny_models import PROMPT_LEN, TINY_MODELS, build, prompt
+from tests.support.paths import GOLDEN
+from tests.support.tiny_models import PROMPT_LEN, TINY_MODELS, build, prompt
 
 pytestmark = pytest.mark.gpu
 
-GOLDEN_FILE = Path(__file__).parents[1] / "golden" / "golden_logits.npz"
+GOLDEN_FILE = GOLDEN / "golden_logits.npz"
 TOLERANCE = {float32: 1e-4, bfloat16: 2e-2, float16: 2e-2}
 BLOCK_SIZE = 16
 MODEST = {"block_size": BLOCK_SIZE, "max_num_seqs": 4, "max_num_batched_tokens": 256, "gpu_memory_utilization": 0.2}

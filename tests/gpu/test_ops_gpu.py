@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import TesseraError
-from engine.ops.cpu import CpuOps
-from engine.ops.cuda import CudaOps
-from engine.ops.interface import Ops
-from engine.ops.make import make_ops
-from engine.tensor import CPU, Tensor, empty, float16, float32, from_numpy
-from tests import reference
+from tessera.engine.contract.errors import TesseraError
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.interface import Ops
+from tessera.engine.ops.make import make_ops
+from tessera.engine.tensor import CPU, Tensor, empty, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
-from tests.op_cases import DTYPES, poisoned, random_array
-from tests.reference import assert_close
+from tests.support import reference
+from tests.support.op_cases import DTYPES, poisoned, random_array
+from tests.support.reference import assert_close
 
 Array = np.ndarray[Any, Any]
 

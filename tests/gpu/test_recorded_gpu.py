@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.batch import StepBatch
-from engine.config import EngineConfig
-from engine.cuda.device import CudaDevice
-from engine.model_runner import ModelRunner
-from engine.models.config import load_config
-from engine.models.step_inputs import StepShape
-from engine.ops.attention_interface import SHORT_CONTEXT
-from engine.ops.cuda import CudaOps
-from engine.recorded_steps import RecordedStep
-from engine.sampling_params import SamplingParams
-from tests.decoder_harness import Row, step_batch
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.core.step_batch import StepBatch
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.models.config import load_config
+from tessera.engine.ops.attention_interface import SHORT_CONTEXT
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.runner.cuda_graphs import RecordedStep
+from tessera.engine.runner.model_runner import ModelRunner
+from tessera.engine.runner.step_inputs import StepShape
+from tests.support.decoder_harness import Row, step_batch
 
 pytestmark = pytest.mark.gpu
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.ops.cpu import CpuOps
-from engine.ops.cuda import CudaOps, attention
-from engine.ops.interface import HeadTransform, Ops
-from engine.tensor import Device, Tensor, bfloat16, from_numpy
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.cuda import CudaOps, attention
+from tessera.engine.ops.interface import HeadTransform, Ops
+from tessera.engine.tensor import Device, Tensor, bfloat16, from_numpy
 from tests.gpu.conftest import NoTransfers
-from tests.op_cases import DTYPES, AttentionCase, AttentionInputs, poisoned, random_array
-from tests.reference import assert_close, assert_same_cache
+from tests.support.op_cases import DTYPES, AttentionCase, AttentionInputs, poisoned, random_array
+from tests.support.reference import assert_close, assert_same_cache
 
 Array = np.ndarray[Any, Any]
 

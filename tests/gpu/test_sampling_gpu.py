@@ -7,17 +7,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from engine.ops.cpu import CpuOps
-from engine.ops.cpu.philox import keys_of_seeds, philox4x32_10
-from engine.ops.interface import Ops
-from engine.ops.sampling_interface import SamplingMetadata
-from engine.tensor import CPU, Device, from_numpy
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.cpu.philox import keys_of_seeds, philox4x32_10
+from tessera.engine.ops.interface import Ops
+from tessera.engine.ops.sampling_interface import SamplingMetadata
+from tessera.engine.tensor import CPU, Device, from_numpy
 from tests.gpu.conftest import NoTransfers
-from tests.sampling_cases import KEPT, SlotTables, int32s, kept_tokens, log_of, make_metadata, make_state, softmax
+from tests.support.sampling_cases import (
+    KEPT,
+    SlotTables,
+    int32s,
+    kept_tokens,
+    log_of,
+    make_metadata,
+    make_state,
+    softmax,
+)
 
 if TYPE_CHECKING:
-    from engine.cuda.device import CudaDevice
-    from engine.ops.cuda import CudaOps
+    from tessera.engine.cuda.device import CudaDevice
+    from tessera.engine.ops.cuda import CudaOps
 
 pytestmark = pytest.mark.gpu
 

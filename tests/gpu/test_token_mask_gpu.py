@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from engine.ops.cpu import CpuOps
-from engine.tensor import CPU, Device, Tensor, from_numpy
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.tensor import CPU, Device, Tensor, from_numpy
 from tests.gpu.conftest import NoTransfers
 
 if TYPE_CHECKING:
-    from engine.cuda.device import CudaDevice
-    from engine.ops.cuda import CudaOps
+    from tessera.engine.cuda.device import CudaDevice
+    from tessera.engine.ops.cuda import CudaOps
 
 pytestmark = pytest.mark.gpu
 

@@ -12,11 +12,11 @@ import httpx
 import openai
 import pytest
 
-from app.settings import AppSettings
-from engine.sampling_params import SamplingParams
-from tests.fake_client import FakeClient, always, play
-from tests.http_fixtures import ids, serve, settings_for, write_model_folder
-from tests.surface_fixtures import PATIENCE, ROOMY, TOOL_TEMPLATE, prompt_of
+from tessera.app.settings import AppSettings
+from tessera.engine.contract.sampling_params import SamplingParams
+from tests.support.fake_client import FakeClient, always, play
+from tests.support.http_fixtures import ids, serve, settings_for, write_model_folder
+from tests.support.surface_fixtures import PATIENCE, ROOMY, TOOL_TEMPLATE, prompt_of
 
 TEXT = "hello wörld 🙂"
 # Like Qwen3's: a prompt may say that there is nothing to think about.

@@ -10,10 +10,10 @@ import msgspec
 import openai
 import pytest
 
-from engine.errors import ContextLengthError, EngineError, QueueFullError
-from tests.fake_client import play
-from tests.http_fixtures import ids
-from tests.surface_fixtures import CALL, OTHER_CALL
+from tessera.engine.contract.errors import ContextLengthError, EngineError, QueueFullError
+from tests.support.fake_client import play
+from tests.support.http_fixtures import ids
+from tests.support.surface_fixtures import CALL, OTHER_CALL
 from tests.wire.conftest import TEXT, Scripted
 from tests.wire.requests import ASK, CHAT, TOOLS
 

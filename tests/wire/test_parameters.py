@@ -8,8 +8,8 @@ import msgspec
 import openai
 import pytest
 
-from tests.fake_client import play
-from tests.http_fixtures import ids
+from tests.support.fake_client import play
+from tests.support.http_fixtures import ids
 from tests.wire.conftest import TEXT, Scripted
 from tests.wire.requests import ASK, CHAT
 
@@ -151,7 +151,7 @@ def test_wire_parameter_return_token_ids(plain: Scripted, kind: str) -> None:
 
 @BOTH
 def test_wire_parameter_prompt_logprobs(plain: Scripted, kind: str) -> None:
-    """How they are answered: tests/test_prompt_scores.py."""
+    """How they are answered: tests/app/test_prompt_scores.py."""
     assert changed(plain, kind, prompt_logprobs=1) == {"prompt_logprobs": 1}
     assert refuses(plain, kind, "prompt_logprobs", 21)
 

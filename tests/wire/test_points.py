@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.support.paths import TESTS
 from tests.wire.points import ENDPOINTS, PARAMETERS, POINTS
-
-TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from engine.errors import QueueFullError
-from tests.fake_client import play
-from tests.http_fixtures import ids
-from tests.server_fixture import DEADLINE, Server
-from tests.surface_fixtures import CALL, OTHER_CALL
+from tessera.engine.contract.errors import QueueFullError
+from tests.support.fake_client import play
+from tests.support.http_fixtures import ids
+from tests.support.server_fixture import DEADLINE, Server
+from tests.support.surface_fixtures import CALL, OTHER_CALL
 from tests.wire.conftest import TEXT, Scripted
 from tests.wire.requests import ASK, CHAT
 

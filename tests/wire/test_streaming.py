@@ -8,10 +8,10 @@ import anthropic
 import openai
 import pytest
 
-from engine.errors import EngineError
-from tests.fake_client import play
-from tests.http_fixtures import events, ids
-from tests.surface_fixtures import CALL, OTHER_CALL
+from tessera.engine.contract.errors import EngineError
+from tests.support.fake_client import play
+from tests.support.http_fixtures import events, ids
+from tests.support.surface_fixtures import CALL, OTHER_CALL
 from tests.wire.conftest import TEXT, Scripted
 from tests.wire.requests import ASK, CHAT, TOOLS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from engine.builtin.training.conversation import Conversation, Split, Wording, draw, in_split
+from tessera.engine.builtin.training.conversation import Conversation, Split, Wording, draw, in_split
 
 _OPENINGS = ("", "", "", "Please: ", "Tell me: ", "Quick question: ", "Hi! ", "Now ", "Next: ", "Hello, ", "One more: ")
 _CLOSINGS = ("", "?", ".", " please", " please?", ", thanks", " =", " = ?", "!")

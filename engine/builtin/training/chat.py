@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from engine.builtin.training.arithmetic import addition, multiplication, subtraction
-from engine.builtin.training.conversation import Conversation, Split, Wording, choose, draw
-from engine.builtin.training.words import (
+from tessera.engine.builtin.training.arithmetic import addition, multiplication, subtraction
+from tessera.engine.builtin.training.conversation import Conversation, Split, Wording, choose, draw
+from tessera.engine.builtin.training.words import (
     ADJECTIVES,
     ANIMALS,
     CITIES,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from random import Random
 
-from engine.builtin.training import arithmetic, chat, extraction, lists, memory, reading, tools
-from engine.builtin.training.conversation import Conversation, Split
+from tessera.engine.builtin.training import arithmetic, chat, extraction, lists, memory, reading, tools
+from tessera.engine.builtin.training.conversation import Conversation, Split
 
 Generator = Callable[[Random, Split], Conversation]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from engine.builtin.training.conversation import Conversation, Split, Wording, choose
-from engine.builtin.training.words import (
+from tessera.engine.builtin.training.conversation import Conversation, Split, Wording, choose
+from tessera.engine.builtin.training.words import (
     CITIES,
     COLOURS,
     DAYS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from engine.builtin.training.conversation import Conversation, Split, Wording
-from engine.builtin.training.words import integer, word
+from tessera.engine.builtin.training.conversation import Conversation, Split, Wording
+from tessera.engine.builtin.training.words import integer, word
 
 _OPENINGS = ("", "", "", "Please ", "Could you ", "Can you ", "Now ", "I want you to ", "Next, ")
 _NOUNS = ("this list", "these", "these items", "the list", "the following", "the following list", "these entries")

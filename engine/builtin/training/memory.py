@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from engine.builtin.training.arithmetic import addition, multiplication
-from engine.builtin.training.conversation import Conversation, Split, Wording
-from engine.builtin.training.lists import copying, reversing
-from engine.builtin.training.words import ANIMALS, COLOURS, FOODS, JOBS, city, integer, name, noun
+from tessera.engine.builtin.training.arithmetic import addition, multiplication
+from tessera.engine.builtin.training.conversation import Conversation, Split, Wording
+from tessera.engine.builtin.training.lists import copying, reversing
+from tessera.engine.builtin.training.words import ANIMALS, COLOURS, FOODS, JOBS, city, integer, name, noun
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from engine.builtin.training.conversation import Conversation, Split, Wording
-from engine.builtin.training.words import ANIMALS, COLOURS, FOODS, JOBS, OBJECTS, PLACES, city, integer, name, noun
+from tessera.engine.builtin.training.conversation import Conversation, Split, Wording
+from tessera.engine.builtin.training.words import (
+    ANIMALS,
+    COLOURS,
+    FOODS,
+    JOBS,
+    OBJECTS,
+    PLACES,
+    city,
+    integer,
+    name,
+    noun,
+)
 
 NOT_SAID = "The text does not say."
 

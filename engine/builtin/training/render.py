@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.builtin.training.conversation import Conversation
+from tessera.engine.builtin.training.conversation import Conversation
 
 FOLDER = Path(__file__).resolve().parents[1]
 _TURN = "<|im_start|>assistant\n"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from engine.builtin.training.corpus import conversations
-from engine.builtin.training.render import render
+from tessera.engine.builtin.training.corpus import conversations
+from tessera.engine.builtin.training.render import render
 
 VOCAB_SIZE = 2560
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from engine.builtin.training.arithmetic import addition, multiplication
-from engine.builtin.training.chat import greeting, unknown
-from engine.builtin.training.conversation import Conversation, Split, Wording
-from engine.builtin.training.words import (
+from tessera.engine.builtin.training.arithmetic import addition, multiplication
+from tessera.engine.builtin.training.chat import greeting, unknown
+from tessera.engine.builtin.training.conversation import Conversation, Split, Wording
+from tessera.engine.builtin.training.words import (
     DAYS,
     FOODS,
     LANGUAGES,

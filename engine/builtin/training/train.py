@@ -1,4 +1,4 @@
-"""Makes the built-in model: `python -m engine.builtin.training.train --out FOLDER` on a CUDA machine with PyTorch.
+"""Makes the built-in model: `python -m tessera.engine.builtin.training.train --out FOLDER` on a CUDA machine with PyTorch.
 
 Data are generated while training, by worker processes, in an order that depends on the seed alone. The
 matrices are trained with Muon (Jordan et al. 2024), embeddings and norms with AdamW; the learning rate
@@ -23,9 +23,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from engine.builtin.training.corpus import SKILLS, cases, conversations
-from engine.builtin.training.render import FOLDER, render
-from engine.builtin.training.tokenizer import write as write_tokenizer
+from tessera.engine.builtin.training.corpus import SKILLS, cases, conversations
+from tessera.engine.builtin.training.render import FOLDER, render
+from tessera.engine.builtin.training.tokenizer import write as write_tokenizer
 
 Array = np.ndarray[Any, Any]
 

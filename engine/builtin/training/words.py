@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from engine.builtin.training.conversation import Split, choose, draw
+from tessera.engine.builtin.training.conversation import Split, choose, draw
 
 NAMES = (
     "Ada Alan Alba Alice Amir Amy Ana Anders Anna Anton Arun Astrid Ava Ben Berta Bilal Bob Boris Bruno Carla Carlos "

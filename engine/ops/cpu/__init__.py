@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from engine.ops.cpu.activation import ActivationOps
-from engine.ops.cpu.attention import AttentionOps
-from engine.ops.cpu.elementwise import ElementwiseOps
-from engine.ops.cpu.encoder import EncoderOps
-from engine.ops.cpu.linear import LinearOps
-from engine.ops.cpu.norm import NormOps
-from engine.ops.cpu.random import RandomOps
-from engine.ops.cpu.sampling import SamplingOps
-from engine.ops.cpu.softmax import SoftmaxOps
-from engine.ops.cpu.workspace import Workspace
-from engine.tensor import CPU, CpuDevice
+from tessera.engine.ops.cpu.activation import ActivationOps
+from tessera.engine.ops.cpu.attention import AttentionOps
+from tessera.engine.ops.cpu.elementwise import ElementwiseOps
+from tessera.engine.ops.cpu.encoder import EncoderOps
+from tessera.engine.ops.cpu.linear import LinearOps
+from tessera.engine.ops.cpu.norm import NormOps
+from tessera.engine.ops.cpu.random import RandomOps
+from tessera.engine.ops.cpu.sampling import SamplingOps
+from tessera.engine.ops.cpu.softmax import SoftmaxOps
+from tessera.engine.ops.cpu.workspace import Workspace
+from tessera.engine.tensor import CPU, CpuDevice
 
 
 class CpuOps(

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.ops.cpu.precision import Float32Array, store, widen
-from engine.ops.interface import Ops
-from engine.tensor import Tensor
+from tessera.engine.ops.cpu.precision import Float32Array, store, widen
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import Tensor
 
 Float64Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 

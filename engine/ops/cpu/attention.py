@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.ops.cpu.norm import rms_normalised
-from engine.ops.cpu.precision import Float32Array, finish, rounded, scratch, store, widen
-from engine.ops.cpu.workspace import Workspace
-from engine.ops.interface import AttentionMetadata, HeadTransform, Ops
-from engine.tensor import Tensor, float32
+from tessera.engine.ops.cpu.norm import rms_normalised
+from tessera.engine.ops.cpu.precision import Float32Array, finish, rounded, scratch, store, widen
+from tessera.engine.ops.cpu.workspace import Workspace
+from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
+from tessera.engine.tensor import Tensor, float32
 
 IntArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

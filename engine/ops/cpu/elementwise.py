@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.ops.cpu.precision import store, widen
-from engine.ops.interface import Ops
-from engine.tensor import FLOAT_DTYPES, Tensor
+from tessera.engine.ops.cpu.precision import store, widen
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import FLOAT_DTYPES, Tensor
 
 
 class ElementwiseOps(Ops):

@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 
-from engine.ops.cpu.precision import store, widen
-from engine.ops.interface import Ops
-from engine.tensor import Tensor, float32
+from tessera.engine.ops.cpu.precision import store, widen
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import Tensor, float32
 
 SCORE_ELEMENTS = 1 << 20  # of the scores computed at a time, so that long texts need no more memory
 

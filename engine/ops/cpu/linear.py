@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.ops.cpu.precision import Float32Array, finish, scratch, widen, widen_array
-from engine.ops.interface import Ops
-from engine.tensor import Tensor, float32
+from tessera.engine.ops.cpu.precision import Float32Array, finish, scratch, widen, widen_array
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import Tensor, float32
 
 # Up to this many rows, reading a weight matrix once a row is faster than packing it for a matrix
 # product; and each row's result is then the same in any such batch.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.ops.cpu.precision import Float32Array, store, widen
-from engine.ops.interface import Ops
-from engine.tensor import Tensor
+from tessera.engine.ops.cpu.precision import Float32Array, store, widen
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import Tensor
 
 
 class NormOps(Ops):

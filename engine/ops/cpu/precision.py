@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.tensor import Tensor, float32
+from tessera.engine.tensor import Tensor, float32
 
 Float32Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 

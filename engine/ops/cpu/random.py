@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from engine.ops.cpu.philox import key_of_seed, philox4x32_10
-from engine.ops.cpu.precision import Float32Array, rounded
-from engine.ops.interface import Ops
-from engine.tensor import Tensor
+from tessera.engine.ops.cpu.philox import key_of_seed, philox4x32_10
+from tessera.engine.ops.cpu.precision import Float32Array, rounded
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import Tensor
 
 # Philox blocks of four numbers that are made at a time.
 NORMAL_BLOCKS = 1 << 16

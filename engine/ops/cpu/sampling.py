@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.ops.cpu.philox import keys_of_seeds, philox4x32_10
-from engine.ops.interface import Ops
-from engine.ops.sampling_interface import IN_PROMPT_BIT, SamplingMetadata, SamplingState
-from engine.tensor import Tensor
+from tessera.engine.ops.cpu.philox import keys_of_seeds, philox4x32_10
+from tessera.engine.ops.interface import Ops
+from tessera.engine.ops.sampling_interface import IN_PROMPT_BIT, SamplingMetadata, SamplingState
+from tessera.engine.tensor import Tensor
 
 Int32Array: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
 IndexArray: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]

@@ -7,24 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from engine.cuda.device import CudaDevice
-from engine.ops.cuda.activation import ActivationOps
-from engine.ops.cuda.attention import AttentionOps
-from engine.ops.cuda.elementwise import ElementwiseOps
-from engine.ops.cuda.encoder import EncoderOps
-from engine.ops.cuda.linear import LinearOps
-from engine.ops.cuda.norm import NormOps
-from engine.ops.cuda.random import RandomOps
-from engine.ops.cuda.registry import all_instantiations
-from engine.ops.cuda.sampling import SamplingOps
-from engine.ops.cuda.softmax import SoftmaxOps
-from engine.ops.cuda.types import cuda_type
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.ops.cuda.activation import ActivationOps
+from tessera.engine.ops.cuda.attention import AttentionOps
+from tessera.engine.ops.cuda.elementwise import ElementwiseOps
+from tessera.engine.ops.cuda.encoder import EncoderOps
+from tessera.engine.ops.cuda.linear import LinearOps
+from tessera.engine.ops.cuda.norm import NormOps
+from tessera.engine.ops.cuda.random import RandomOps
+from tessera.engine.ops.cuda.registry import all_instantiations
+from tessera.engine.ops.cuda.sampling import SamplingOps
+from tessera.engine.ops.cuda.softmax import SoftmaxOps
+from tessera.engine.ops.cuda.types import cuda_type
 
 
 class CudaOps(
     LinearOps, AttentionOps, NormOps, ActivationOps, ElementwiseOps, SoftmaxOps, RandomOps, SamplingOps, EncoderOps
 ):
-    """All operations on one CUDA device; see `engine.ops.interface.Ops`."""
+    """All operations on one CUDA device; see `tessera.engine.ops.interface.Ops`."""
 
     def __init__(self, device: CudaDevice) -> None:
         self.device = device

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from engine.cuda.device import CudaDevice
-from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from engine.ops.cuda.types import CHUNK, FLAT_BLOCK, ceil_div, cuda_type, flat_config
-from engine.ops.interface import Ops
-from engine.tensor import Tensor
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.ops.cuda.types import CHUNK, FLAT_BLOCK, ceil_div, cuda_type, flat_config
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import Tensor
 
 SILU_MUL = KernelSpec(
-    file="activation.cu",
+    file="elementwise/activation.cu",
     name="silu_mul_kernel",
     template=("T",),
     parameters=(("gate_up", "pointer"), ("out", "pointer"), ("inner", "int32")),
     overlaps=True,
 )
 GELU = KernelSpec(
-    file="activation.cu",
+    file="elementwise/activation.cu",
     name="gelu_kernel",
     template=("T", "TANH"),
     parameters=(("x", "pointer"), ("out", "pointer"), ("size", "int64")),

@@ -18,17 +18,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from engine.errors import TesseraError
-from engine.ops.cuda import attention_decode
-from engine.ops.cuda.attention_decode import UNIT_KEYS, DecodeAttentionOps
-from engine.ops.cuda.attention_prefill_hopper import SplitMemory, accepts, launch_prefill
-from engine.ops.cuda.types import aligned, ceil_div, cuda_type
-from engine.ops.interface import AttentionMetadata, HeadTransform
-from engine.tensor import Tensor, float32
+from tessera.engine.contract.errors import TesseraError
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.ops.cuda import attention_decode
+from tessera.engine.ops.cuda.attention_decode import UNIT_KEYS, DecodeAttentionOps
+from tessera.engine.ops.cuda.sm90_attention_prefill import SplitMemory, accepts, launch_prefill
+from tessera.engine.ops.cuda.types import aligned, ceil_div, cuda_type
+from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
+from tessera.engine.tensor import Tensor, float32
 
 ROPE_AND_STORE = KernelSpec(
-    file="rope.cu",
+    file="attention/rope.cu",
     name="rope_and_store_kernel",
     template=("T", "VECTOR", "MAX_HEAD_DIM"),
     parameters=(
@@ -52,7 +52,7 @@ ROPE_AND_STORE = KernelSpec(
     overlaps=True,
 )
 PAGED_ATTENTION = KernelSpec(
-    file="attention.cu",
+    file="attention/attention.cu",
     name="paged_attention_kernel",
     template=("T",),
     parameters=(
@@ -75,7 +75,7 @@ PAGED_ATTENTION = KernelSpec(
     ),
 )
 PAGED_ATTENTION_PREFILL = KernelSpec(
-    file="attention_prefill.cu",
+    file="attention/prefill.cu",
     name="paged_attention_prefill_kernel",
     template=("T", "HEAD_DIM", "ROW_TILES", "TILE_KEYS"),
     parameters=(

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from engine.cuda.device import CudaDevice
-from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from engine.ops.attention_interface import SHORT_CONTEXT
-from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
-from engine.ops.interface import AttentionMetadata, HeadTransform, Ops
-from engine.tensor import Tensor, empty, float32, uint32
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.ops.attention_interface import SHORT_CONTEXT
+from tessera.engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
+from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
+from tessera.engine.tensor import Tensor, empty, float32, uint32
 
 PAGED_ATTENTION_DECODE = KernelSpec(
-    file="attention_decode.cu",
+    file="attention/decode.cu",
     name="paged_attention_decode_kernel",
     template=("T", "HEAD_DIM", "WARPS", "STAGES", "FUSED", "CLUSTERED"),
     parameters=(

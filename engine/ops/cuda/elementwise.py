@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from engine.cuda.device import CudaDevice
-from engine.cuda.kernel import Instantiation, KernelSpec
-from engine.ops.cuda.types import cuda_type, flat_config, row_config
-from engine.ops.interface import Ops
-from engine.tensor import Tensor
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.ops.cuda.types import cuda_type, flat_config, row_config
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import Tensor
 
 ADD = KernelSpec(
-    file="elementwise.cu",
+    file="elementwise/elementwise.cu",
     name="add_kernel",
     template=("T",),
     parameters=(("a", "pointer"), ("b", "pointer"), ("out", "pointer"), ("size", "int64")),
 )
 MUL = KernelSpec(
-    file="elementwise.cu",
+    file="elementwise/elementwise.cu",
     name="mul_kernel",
     template=("T",),
     parameters=(("a", "pointer"), ("b", "pointer"), ("out", "pointer"), ("size", "int64")),
 )
 SCALE = KernelSpec(
-    file="elementwise.cu",
+    file="elementwise/elementwise.cu",
     name="scale_kernel",
     template=("T",),
     parameters=(("x", "pointer"), ("out", "pointer"), ("size", "int64"), ("factor", "float32")),
 )
 CONVERT = KernelSpec(
-    file="elementwise.cu",
+    file="elementwise/elementwise.cu",
     name="convert_kernel",
     template=("Source", "Target"),
     parameters=(("x", "pointer"), ("out", "pointer"), ("size", "int64")),
 )
 EMBEDDING = KernelSpec(
-    file="embedding.cu",
+    file="elementwise/embedding.cu",
     name="embedding_kernel",
     template=("T",),
     parameters=(
@@ -46,7 +46,7 @@ EMBEDDING = KernelSpec(
     ),
 )
 SCATTER = KernelSpec(
-    file="scatter.cu",
+    file="elementwise/scatter.cu",
     name="scatter_kernel",
     template=(),
     parameters=(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from engine.cuda.device import CudaDevice
-from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from engine.errors import TesseraError
-from engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
-from engine.ops.interface import Ops
-from engine.tensor import Tensor
+from tessera.engine.contract.errors import TesseraError
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import Tensor
 
 BIDIRECTIONAL_ATTENTION = KernelSpec(
-    file="attention_bidirectional.cu",
+    file="attention/bidirectional.cu",
     name="bidirectional_attention_kernel",
     template=("T",),
     parameters=(
@@ -26,7 +26,7 @@ BIDIRECTIONAL_ATTENTION = KernelSpec(
     ),
 )
 SEGMENT_MEAN = KernelSpec(
-    file="segment_mean.cu",
+    file="elementwise/segment_mean.cu",
     name="segment_mean_kernel",
     template=("T",),
     parameters=(
@@ -39,7 +39,7 @@ SEGMENT_MEAN = KernelSpec(
 )
 SPECS = (BIDIRECTIONAL_ATTENTION, SEGMENT_MEAN)
 
-# As in cuda_src/attention_bidirectional.cu.
+# As in cuda_src/attention/bidirectional.cu.
 QUERIES = 8
 MAX_HEAD_DIM = 128
 

@@ -11,17 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from engine.cuda.device import CudaDevice
-from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from engine.ops.cuda import matmul_decode, matmul_hopper
-from engine.ops.cuda.matmul_decode import MATMUL_DECODE, Limits, choose_decode_tile
-from engine.ops.cuda.matmul_hopper import launch_product
-from engine.ops.cuda.types import WARP_SIZE, aligned, ceil_div, cuda_type
-from engine.ops.interface import Ops
-from engine.tensor import Tensor, bfloat16, float32
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.ops.cuda import matmul_decode
+from tessera.engine.ops.cuda import sm90_matmul as matmul_hopper
+from tessera.engine.ops.cuda.matmul_decode import MATMUL_DECODE, Limits, choose_decode_tile
+from tessera.engine.ops.cuda.sm90_matmul import launch_product
+from tessera.engine.ops.cuda.types import WARP_SIZE, aligned, ceil_div, cuda_type
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import Tensor, bfloat16, float32
 
 MATMUL = KernelSpec(
-    file="matmul.cu",
+    file="linear/matmul.cu",
     name="matmul_kernel",
     template=(
         "T",
@@ -48,7 +49,7 @@ MATMUL = KernelSpec(
     overlaps=True,
 )
 MATMUL_SPLIT = KernelSpec(
-    file="matmul.cu",
+    file="linear/matmul.cu",
     name="matmul_split_kernel",
     template=(*MATMUL.template[:-1], "SPLITS"),
     parameters=MATMUL.parameters,
@@ -56,13 +57,13 @@ MATMUL_SPLIT = KernelSpec(
     overlaps=True,
 )
 MATMUL_FLOAT32 = KernelSpec(
-    file="matmul_float32.cu",
+    file="linear/matmul_float32.cu",
     name="matmul_float32_kernel",
     template=("TILE",),
     parameters=MATMUL.parameters,
 )
 MATVEC = KernelSpec(
-    file="matvec.cu",
+    file="linear/gemv.cu",
     name="matvec_kernel",
     template=("T", "Out", "ROWS"),
     parameters=(*MATMUL.parameters, ("warps_per_output", "int32")),

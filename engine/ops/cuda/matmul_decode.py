@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from engine.ops.cuda.types import WARP_SIZE, ceil_div
-from engine.tensor import float32
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.ops.cuda.types import WARP_SIZE, ceil_div
+from tessera.engine.tensor import float32
 
 MATMUL_DECODE = KernelSpec(
-    file="matmul_decode.cu",
+    file="linear/matmul_decode.cu",
     name="matmul_decode_kernel",
     template=("T", "Out", "TOKENS", "UNITS", "STAGES", "HALVES"),
     parameters=(
@@ -35,7 +35,7 @@ MATMUL_DECODE = KernelSpec(
     overlaps=True,
 )
 
-# As in cuda_src/matmul_decode.cu.
+# As in cuda_src/linear/matmul_decode.cu.
 WARPS = 8
 THREADS = WARPS * WARP_SIZE
 UNIT = 8

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from engine.cuda.device import CudaDevice
-from engine.cuda.kernel import Instantiation, KernelSpec
-from engine.ops.cuda.types import CHUNK, aligned, cuda_type, row_config
-from engine.ops.interface import Ops
-from engine.tensor import Tensor
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.ops.cuda.types import CHUNK, aligned, cuda_type, row_config
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import Tensor
 
 RMSNORM = KernelSpec(
-    file="rmsnorm.cu",
+    file="norm/rmsnorm.cu",
     name="rmsnorm_kernel",
     template=("T", "WHOLE"),
     parameters=(
@@ -22,7 +22,7 @@ RMSNORM = KernelSpec(
     overlaps=True,
 )
 LAYERNORM = KernelSpec(
-    file="layernorm.cu",
+    file="norm/layernorm.cu",
     name="layernorm_kernel",
     template=("T",),
     parameters=(
@@ -36,7 +36,7 @@ LAYERNORM = KernelSpec(
 )
 SPECS = (RMSNORM, LAYERNORM)
 
-# As in cuda_src/rmsnorm.cu.
+# As in cuda_src/norm/rmsnorm.cu.
 MAX_ROW_THREADS = 512
 ROW_CHUNKS = 4  # of CHUNK elements, that a thread keeps
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from engine.cuda.kernel import Instantiation, KernelSpec
-from engine.ops.cuda import activation, attention, elementwise, encoder, linear, norm, random, sampling, softmax
-from engine.ops.cuda import attention_prefill_hopper as prefill_hopper
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.ops.cuda import (
+    activation,
+    attention,
+    elementwise,
+    encoder,
+    linear,
+    norm,
+    random,
+    sampling,
+    softmax,
+)
+from tessera.engine.ops.cuda import sm90_attention_prefill as prefill_hopper
 
 GROUPS = (linear, attention, prefill_hopper, norm, activation, elementwise, softmax, random, sampling, encoder)
 ENCODER_GROUPS = (linear, norm, activation, elementwise, encoder)  # all that a text encoder launches

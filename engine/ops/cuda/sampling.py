@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from engine.cuda.device import CudaDevice
-from engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig, ParameterType
-from engine.ops.cuda.types import ceil_div
-from engine.ops.interface import Ops
-from engine.ops.sampling_interface import SamplingMetadata, SamplingState
-from engine.tensor import Tensor, uint32, uint64
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig, ParameterType
+from tessera.engine.ops.cuda.types import ceil_div
+from tessera.engine.ops.interface import Ops
+from tessera.engine.ops.sampling_interface import SamplingMetadata, SamplingState
+from tessera.engine.tensor import Tensor, uint32, uint64
 
 ADJUST_LOGITS = KernelSpec(
-    file="penalties.cu",
+    file="sampling/penalties.cu",
     name="adjust_logits_kernel",
     template=(),
     parameters=(
@@ -38,7 +38,7 @@ ADJUST_LOGITS = KernelSpec(
     overlaps=True,
 )
 RESET_SLOT = KernelSpec(
-    file="penalties.cu",
+    file="sampling/penalties.cu",
     name="reset_slot_kernel",
     template=(),
     parameters=(
@@ -52,7 +52,7 @@ RESET_SLOT = KernelSpec(
     ),
 )
 RECORD_TOKENS = KernelSpec(
-    file="penalties.cu",
+    file="sampling/penalties.cu",
     name="record_tokens_kernel",
     template=(),
     parameters=(
@@ -66,7 +66,7 @@ RECORD_TOKENS = KernelSpec(
     overlaps=True,
 )
 APPLY_TOKEN_MASK = KernelSpec(
-    file="token_mask.cu",
+    file="sampling/token_mask.cu",
     name="apply_token_mask_kernel",
     template=(),
     parameters=(
@@ -91,14 +91,14 @@ _SAMPLE_PARAMETERS: tuple[tuple[str, ParameterType], ...] = (
     ("vocab_size", "int32"),
 )
 SAMPLE = KernelSpec(
-    file="sampling.cu",
+    file="sampling/sampling.cu",
     name="sample_kernel",
     template=("FILTERED",),
     parameters=_SAMPLE_PARAMETERS,
     overlaps=True,
 )
 SAMPLE_CLUSTER = KernelSpec(
-    file="sampling.cu",
+    file="sampling/sampling.cu",
     name="sample_cluster_kernel",
     template=("FILTERED",),
     parameters=_SAMPLE_PARAMETERS,
@@ -115,9 +115,11 @@ _LOGPROBS_PARAMETERS: tuple[tuple[str, ParameterType], ...] = (
     ("vocab_size", "int32"),
     ("num_top", "int32"),
 )
-TOP_LOGPROBS = KernelSpec(file="logprobs.cu", name="top_logprobs_kernel", template=(), parameters=_LOGPROBS_PARAMETERS)
+TOP_LOGPROBS = KernelSpec(
+    file="sampling/logprobs.cu", name="top_logprobs_kernel", template=(), parameters=_LOGPROBS_PARAMETERS
+)
 TOP_LOGPROBS_CLUSTER = KernelSpec(
-    file="logprobs.cu",
+    file="sampling/logprobs.cu",
     name="top_logprobs_cluster_kernel",
     template=(),
     parameters=_LOGPROBS_PARAMETERS,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from engine.cuda.device import CudaDevice
-from engine.cuda.kernel import Instantiation, KernelSpec
-from engine.ops.cuda.types import cuda_type, row_config
-from engine.ops.interface import Ops
-from engine.tensor import Tensor
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.ops.cuda.types import cuda_type, row_config
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import Tensor
 
 SOFTMAX = KernelSpec(
-    file="softmax.cu",
+    file="elementwise/softmax.cu",
     name="softmax_kernel",
     template=("T", "LOG"),
     parameters=(("x", "pointer"), ("out", "pointer"), ("width", "int32")),

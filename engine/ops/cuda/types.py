@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.cuda.kernel import LaunchConfig
-from engine.errors import TesseraError
-from engine.tensor import Tensor, bfloat16, float16, float32
+from tessera.engine.contract.errors import TesseraError
+from tessera.engine.cuda.kernel import LaunchConfig
+from tessera.engine.tensor import Tensor, bfloat16, float16, float32
 
 C_TYPE_NAMES = {float32: "float", float16: "__half", bfloat16: "__nv_bfloat16"}
 

@@ -1,0 +1,119 @@
+"""An answer as content blocks, and the events that tell of them as they grow."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from tessera.app.generate.generation import FinishReason, Usage
+from tessera.app.tools.parts import CallArguments, CallStart, Content, Part, Reasoning
+
+Event = dict[str, Any]
+
+
+class MessageHead:
+    """The message without its content."""
+
+    def __init__(self, model: str) -> None:
+        self._fields = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
+
+    def message(
+        self, content: list[dict[str, Any]], stop_reason: str | None, stop_sequence: str | None, usage: dict[str, Any]
+    ) -> dict[str, Any]:
+        return {
+            **self._fields,
+            "content": content,
+            "stop_reason": stop_reason,
+            "stop_sequence": stop_sequence,
+            "usage": usage,
+        }
+
+
+def messages_usage(usage: Usage) -> dict[str, Any]:
+    """Anthropic counts the tokens that were read from the cache apart from the others of the input."""
+    return {
+        "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.num_cached_tokens,
+        "output_tokens": usage.num_completion_tokens,
+    }
+
+
+def stop_reason(finish_reason: FinishReason | None, stop_sequence: str | None, *, uses_tools: bool) -> str:
+    if finish_reason == "length":
+        return "max_tokens"
+    if stop_sequence is not None:
+        return "stop_sequence"
+    return "tool_use" if uses_tools else "end_turn"
+
+
+class BlockWriter:
+    """Turns the parts of one answer into blocks; each method returns the events that this causes.
+
+    Attributes:
+        blocks: the content so far; the last block may still be open.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[dict[str, Any]] = []
+        self._open = ""
+        self._texts: list[str] = []
+
+    @property
+    def uses_tools(self) -> bool:
+        return any(block["type"] == "tool_use" for block in self.blocks)
+
+    def write(self, parts: Sequence[Part]) -> list[Event]:
+        events: list[Event] = []
+        for part in parts:
+            if isinstance(part, Content):
+                events += self._opened("text", {"type": "text", "text": ""})
+                events.append(self._delta({"type": "text_delta", "text": part.text}, part.text))
+            elif isinstance(part, Reasoning):
+                events += self._opened("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                events.append(self._delta({"type": "thinking_delta", "thinking": part.text}, part.text))
+            elif isinstance(part, CallStart):
+                events += self.finish()
+                block = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+                events += self._opened("tool_use", block)
+            elif isinstance(part, CallArguments):
+                events.append(self._delta({"type": "input_json_delta", "partial_json": part.text}, part.text))
+        return events
+
+    def finish(self) -> list[Event]:
+        """Close the block that is open, if one is."""
+        if not self._open:
+            return []
+        block, text = self.blocks[-1], "".join(self._texts)
+        if self._open == "tool_use":
+            block["input"] = _parsed_input(text)
+        else:
+            block[self._open] = text
+        self._open = ""
+        self._texts = []
+        return [{"type": "content_block_stop", "index": len(self.blocks) - 1}]
+
+    def _opened(self, kind: str, block: dict[str, Any]) -> list[Event]:
+        if self._open == kind:
+            return []
+        events = self.finish()
+        self._open = kind
+        self.blocks.append(block)
+        events.append({"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)})
+        return events
+
+    def _delta(self, delta: dict[str, Any], text: str) -> Event:
+        self._texts.append(text)
+        return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
+
+
+def _parsed_input(text: str) -> dict[str, Any]:
+    """A call's arguments; an empty object for those that were cut, as `stop_reason` then says."""
+    try:
+        parsed = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {}

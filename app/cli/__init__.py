@@ -1,0 +1,1 @@
+"""The command `tessera`: options, model download, API keys. Public: `command.main`."""

@@ -1,0 +1,1 @@
+"""Generation from a checked request: admission, sampling parameters, running generations."""

@@ -1,0 +1,335 @@
+"""Engine outputs to text: one `Choice` per sequence, one `Generation` per request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tessera.app.generate.reader import AnswerReader
+from tessera.app.http.access_log import milliseconds
+from tessera.app.text.detokenizer import Detokenizer
+from tessera.app.text.stop_strings import StopMatcher
+from tessera.app.tools.parts import Content, Part
+from tessera.engine.contract.errors import EngineUnavailableError
+from tessera.engine.contract.messages import RequestOutput, TokenLogprobs
+from tessera.engine.ipc.client import RequestStream
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(slots=True)
+class TokenEntry:
+    """A token with its logprobs; `text_offset` is where its text begins, in characters of the choice's text."""
+
+    logprobs: TokenLogprobs
+    text_offset: int
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one choice gained: text that is final, the tokens and log-probabilities that go with it.
+
+    `parts` is the text as a reader understood it; None where the answer has no reader.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    entries: list[TokenEntry]
+    finish_reason: FinishReason | None
+    parts: list[Part] | None = None
+
+    def read_parts(self) -> list[Part]:
+        """The parts, of an answer without a reader all text."""
+        if self.parts is not None:
+            return self.parts
+        return [Content(self.text)] if self.text else []
+
+
+@dataclass(slots=True)
+class TextOptions:
+    """How a request wants its tokens turned into text; `scores_only` wants none of the answer, not even one token."""
+
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False
+    min_tokens: int = 0
+    wants_logprobs: bool = False
+    scores_only: bool = False
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of a request, as the usage object reports them."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_reasoning_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Timing:
+    """When a request's tokens came.
+
+    Attributes:
+        queue_time: seconds from arrival at the engine to the first step, of the choice that came first.
+        first_token_at: `time.monotonic()` of the first token of all choices.
+        time_per_output_token: mean seconds between two tokens of a choice.
+    """
+
+    queue_time: float | None
+    first_token_at: float | None
+    time_per_output_token: float | None
+
+
+class Choice:
+    """The text of one sequence as it grows.
+
+    Attributes:
+        num_tokens: tokens generated, up to and with the one that ended the text.
+        num_reasoning_tokens: those of them that the model thought aloud.
+        finish_reason: set once the text is complete, by the engine or by a stop string.
+        prompt_logprobs: of the prompt's tokens but the first, where asked for, from the first output on.
+        queue_time: seconds from arrival at the engine to the first step, known from the first output on.
+        first_token_at, last_token_at: `time.monotonic()` of the first and of the newest output.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        options: TextOptions,
+        *,
+        text_offset: int = 0,
+        reader: AnswerReader | None = None,
+    ) -> None:
+        self.index = index
+        self.num_tokens = 0
+        self.num_reasoning_tokens = 0
+        self.num_cached_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.queue_time: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at = 0.0
+        self._detokenizer = detokenizer
+        self._options = options
+        self._matcher = StopMatcher(options.stops, include_stop=options.include_stop)
+        self._reader = reader
+        self._by_token = bool(options.stops) or options.wants_logprobs or reader is not None
+        self._num_chars = text_offset  # of all text so far, held back or not
+        self._num_shown = text_offset
+        self._token_ids: list[int] = []
+        self._entries: list[TokenEntry] = []
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._matcher.found
+
+    def advance(self, output: RequestOutput) -> Delta | None:
+        """Take one engine output; None while no character became whole.
+
+        Raises:
+            EngineUnavailableError: the engine gave the sequence up.
+        """
+        reason = output.finish_reason
+        if reason == "abort" or reason == "error":  # errors are raised by the stream itself
+            raise EngineUnavailableError("The engine gave this request up before its end.")
+        self.last_token_at = time.monotonic()
+        if self.first_token_at is None:
+            self.first_token_at, self.queue_time = self.last_token_at, output.queue_time
+        if output.num_cached_tokens:
+            self.num_cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        if self._options.scores_only:
+            self.finish_reason = "length"
+            return Delta(self.index, "", [], [], "length")
+        token_ids = output.token_ids
+        hidden = reason == "stop" and not self._options.include_stop and token_ids[-1:] == [output.stop_token_id]
+        text = self._feed_tokens(output, hidden) if self._by_token else self._feed_all(token_ids, hidden)
+        if reason is not None and not self._matcher.stopped:
+            rest = self._take(self._detokenizer.flush()) + self._matcher.flush()
+            text += rest
+            if self._reader is not None:
+                self._reader.feed(rest)
+        if self._ended_by_text:
+            self.finish_reason = "stop"
+        elif reason is not None:
+            self.finish_reason = reason
+        self._num_shown += len(text)
+        parts = self._read_parts() if self._reader is not None else None
+        if self.finish_reason is None and not (text if parts is None else parts):
+            return None
+        shown_ids, self._token_ids = self._token_ids, []
+        return Delta(self.index, text, shown_ids, self._release_entries(), self.reported_reason, parts)
+
+    @property
+    def _ended_by_text(self) -> bool:
+        return self._matcher.stopped or (self._reader is not None and self._reader.complete)
+
+    @property
+    def reported_reason(self) -> FinishReason | None:
+        """As the answer names it: calls that are whole have a reason of their own."""
+        if self.finish_reason == "stop" and self._reader is not None and self._reader.ends_with_calls:
+            return "tool_calls"
+        return self.finish_reason
+
+    def _read_parts(self) -> list[Part]:
+        assert self._reader is not None
+        if self.finish_reason is not None:
+            self._reader.finish(cut=self.finish_reason == "length")
+        return self._reader.take()
+
+    def _feed_all(self, token_ids: list[int], hidden: bool) -> str:
+        self.num_tokens += len(token_ids)
+        self._token_ids += token_ids
+        return self._detokenizer.feed(token_ids[:-1] if hidden else token_ids)
+
+    def _feed_tokens(self, output: RequestOutput, hidden: bool) -> str:
+        shown = ""
+        num_visible = len(output.token_ids) - hidden
+        for position, token_id in enumerate(output.token_ids):
+            self.num_tokens += 1
+            self._token_ids.append(token_id)
+            if position >= num_visible:
+                break
+            if output.logprobs is not None:
+                self._entries.append(TokenEntry(output.logprobs[position], self._num_chars))
+            text = self._take(self._detokenizer.feed([token_id]))
+            shown += text
+            if self._reader is not None:
+                was_thinking = self._reader.thinking
+                self._reader.feed(text)
+                self.num_reasoning_tokens += was_thinking or self._reader.thinking
+            if self._ended_by_text:
+                break
+        return shown
+
+    def _take(self, text: str) -> str:
+        """What may be shown of new text; stop strings are looked for after the first `min_tokens` tokens."""
+        self._num_chars += len(text)
+        if not self._options.stops or self._matcher.stopped or self.num_tokens <= self._options.min_tokens:
+            return text
+        return self._matcher.feed(text)
+
+    def _release_entries(self) -> list[TokenEntry]:
+        """Entries whose text is shown; those of a stop string's tokens are dropped with its text."""
+        if not self._matcher.holding and not self._matcher.stopped:
+            released, self._entries = self._entries, []
+            return released
+        released = [entry for entry in self._entries if entry.text_offset < self._num_shown]
+        self._entries = [] if self._matcher.stopped else self._entries[len(released) :]
+        return released
+
+
+@dataclass(slots=True)
+class Generation:
+    """All sequences of one request. `choices[i]` reads `streams[i]`.
+
+    `num_prompt_tokens` counts each prompt once; `choices_per_prompt` are its answers.
+    """
+
+    choices: Sequence[Choice]
+    streams: Sequence[RequestStream]
+    num_prompt_tokens: int
+    choices_per_prompt: int = 1
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def usage(self) -> Usage:
+        return Usage(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=sum(choice.num_cached_tokens for choice in self.choices[:: self.choices_per_prompt]),
+            num_completion_tokens=sum(choice.num_tokens for choice in self.choices),
+            num_reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices),
+        )
+
+    def timing(self) -> Timing:
+        """Of the tokens that have come so far."""
+        begun = [(choice.first_token_at, choice) for choice in self.choices if choice.first_token_at is not None]
+        if not begun:
+            return Timing(None, None, None)
+        first_token_at, first = min(begun, key=lambda pair: pair[0])
+        num_gaps = sum(choice.num_tokens - 1 for _, choice in begun if choice.num_tokens)
+        seconds = sum(choice.last_token_at - at for at, choice in begun)
+        return Timing(first.queue_time, first_token_at, seconds / num_gaps if num_gaps else None)
+
+    def prompt_logprobs(self, index: int) -> list[TokenLogprobs]:
+        """Of the prompt of choice `index`, where the first of its prompt's choices was asked for them."""
+        return self.choices[index - index % self.choices_per_prompt].prompt_logprobs
+
+    def account(self, arrival: float) -> dict[str, Any]:
+        """Fields of the access log: tokens, times in milliseconds, how the choices ended."""
+        usage, timing = self.usage(), self.timing()
+        reasons = {choice.reported_reason or "abort" for choice in self.choices}
+        return {
+            "prompt_tokens": usage.num_prompt_tokens,
+            "cached_tokens": usage.num_cached_tokens,
+            "output_tokens": usage.num_completion_tokens,
+            "choices": len(self.choices) if len(self.choices) > 1 else None,
+            "queue_ms": milliseconds(timing.queue_time),
+            "ttft_ms": milliseconds(timing.first_token_at - arrival if timing.first_token_at is not None else None),
+            "tpot_ms": milliseconds(timing.time_per_output_token),
+            "finish_reason": "+".join(sorted(reasons)),
+        }
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Deltas of all choices in order of arrival. Whoever reads them calls `abort` in the end.
+
+        Raises:
+            RequestError: the engine failed one of the sequences.
+        """
+        source = self._merged() if len(self.choices) > 1 else _follow(self.choices[0], self.streams[0])
+        async with aclosing(source):
+            async for delta in source:
+                yield delta
+
+    async def abort(self) -> None:
+        """Stop every sequence that has not ended by itself; harmless when all have."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for choice, stream in zip(self.choices, self.streams, strict=True):
+            if choice.finish_reason is None:
+                await stream.abort()
+
+    async def _merged(self) -> AsyncGenerator[Delta, None]:
+        # Bounded, so that a slow reader leaves the outputs in the streams, where they merge.
+        queue: asyncio.Queue[Delta | Exception] = asyncio.Queue(maxsize=len(self.choices))
+
+        async def pump(choice: Choice, stream: RequestStream) -> None:
+            try:
+                async for delta in _follow(choice, stream):
+                    await queue.put(delta)
+            except Exception as error:
+                await queue.put(error)
+
+        self._tasks += [
+            asyncio.ensure_future(pump(choice, stream))
+            for choice, stream in zip(self.choices, self.streams, strict=True)
+        ]
+        num_open = len(self.choices)
+        while num_open:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            num_open -= item.finish_reason is not None
+            yield item
+
+
+async def _follow(choice: Choice, stream: RequestStream) -> AsyncGenerator[Delta, None]:
+    """One sequence's deltas up to its finish; a stop string ends the engine's work at once."""
+    async for output in stream:
+        delta = choice.advance(output)
+        if choice.finish_reason is not None and output.finish_reason is None:
+            await stream.abort()
+        if delta is not None:
+            yield delta
+        if choice.finish_reason is not None:
+            return
+    raise EngineUnavailableError("The engine ended this request without an answer.")

@@ -1,0 +1,163 @@
+"""From a request's fields and the model's own defaults to complete SamplingParams."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from tessera.app.schema.common import GenerationRequest
+from tessera.app.text.tokenizer import Tokenizer, load_json
+from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, ModelError
+from tessera.engine.contract.messages import EngineInfo, TokenIds
+from tessera.engine.contract.sampling_params import MAX_SEED, Grammar, SamplingParams
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What applies where a request is silent."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def load_sampling_defaults(folder: Path) -> SamplingDefaults:
+    """From the model's generation_config.json, where it has one.
+
+    Raises:
+        ModelError: the file has a value that no request could use.
+    """
+    config = load_json(folder / "generation_config.json")
+    given = {name: config[name] for name in SamplingDefaults.__struct_fields__ if config.get(name) is not None}
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
+    try:
+        defaults = msgspec.convert(given, SamplingDefaults)
+        SamplingParams(max_tokens=1, **msgspec.structs.asdict(defaults)).verify(vocab_size=1)
+    except (msgspec.ValidationError, InvalidRequestError) as error:
+        raise ModelError(f"{folder / 'generation_config.json'} cannot be used: {error}") from None
+    return defaults
+
+
+def truncate_prompt(request: GenerationRequest, token_ids: list[int], info: EngineInfo) -> list[int]:
+    """The prompt's last tokens, as many as `truncate_prompt_tokens` says."""
+    keep = request.truncate_prompt_tokens
+    if keep is None:
+        return token_ids
+    if keep == -1:
+        keep = max(1, info.max_model_len - (request.token_limit[0] or 1))
+    return token_ids[-keep:]
+
+
+def checked_token_ids(token_ids: list[int], info: EngineInfo, param: str) -> TokenIds:
+    """The same as the engine takes them. Raises InvalidRequestError for ids outside the vocabulary."""
+    with contextlib.suppress(OverflowError):
+        packed = array("i", token_ids)
+        ids = np.asarray(packed)  # compares them all at once
+        if ids.min(initial=0) >= 0 and ids.max(initial=0) < info.vocab_size:
+            return packed
+    wrong = next(token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size)
+    raise InvalidRequestError(f"{param} has token id {wrong}, but ids go from 0 to {info.vocab_size - 1}.", param=param)
+
+
+def checked_prompt(token_ids: list[int], info: EngineInfo, param: str) -> TokenIds:
+    """The same as the engine takes it. Raises for a prompt that is empty, has ids outside the vocabulary, or fills the
+    context."""
+    if not token_ids:
+        raise InvalidRequestError(f"{param} must not be empty: it has no tokens.", param=param)
+    checked = checked_token_ids(token_ids, info, param)
+    if len(token_ids) >= info.max_model_len:
+        raise ContextLengthError(
+            f"This model's context is {info.max_model_len} tokens, but the prompt has {len(token_ids)} tokens"
+            " and leaves no room for an answer.",
+            param=param,
+        )
+    return checked
+
+
+def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """How each word is spelled at the beginning of a text and after a space.
+
+    Raises:
+        InvalidRequestError: a word has no tokens.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        body = word.lstrip(" ")
+        spellings = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (body, f" {body}")]
+        if not any(spellings):
+            raise InvalidRequestError(f"bad_words has {word!r}, which is no token of this model.", param="bad_words")
+        found |= dict.fromkeys(filter(None, spellings))
+    return tuple(found)
+
+
+def sampling_params(
+    request: GenerationRequest,
+    num_prompt_tokens: int,
+    info: EngineInfo,
+    defaults: SamplingDefaults,
+    grammar: Grammar | None = None,
+    bad_words: tuple[tuple[int, ...], ...] = (),
+    default_seed: int | None = None,
+) -> list[SamplingParams]:
+    """Parameters of each of the prompt's `n` answers, which match `grammar` and have none of `bad_words`; they
+    differ in their seeds, which begin with `default_seed` where the request has none.
+
+    Raises:
+        InvalidRequestError: a field is out of range, or prompt and answer exceed the context.
+    """
+    room = info.max_model_len - num_prompt_tokens
+    limit, limit_name = request.token_limit
+    if limit is not None and limit > room:
+        raise ContextLengthError(
+            f"This model's context is {info.max_model_len} tokens, but {num_prompt_tokens + limit} were requested"
+            f" ({num_prompt_tokens} in the prompt, {limit} by {limit_name}).",
+            param=limit_name,
+        )
+    max_tokens = room if limit is None else limit
+    if request.min_tokens is not None and request.min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"min_tokens ({request.min_tokens}) must be at most {limit_name} ({max_tokens}).", param="min_tokens"
+        )
+    base = SamplingParams(
+        max_tokens=max(max_tokens, 1),  # the prompt's logits come with a token, wanted or not
+        min_tokens=request.min_tokens or 0,
+        temperature=_either(request.temperature, defaults.temperature),
+        top_k=max(0, request.top_k if request.top_k is not None else defaults.top_k),
+        top_p=_either(request.top_p, defaults.top_p),
+        min_p=_either(request.min_p, defaults.min_p),
+        repetition_penalty=_either(request.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        logit_bias=request.logit_bias,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        logprobs=request.num_logprobs,
+        prompt_logprobs=request.num_prompt_logprobs,
+        grammar=grammar,
+        allowed_token_ids=request.allowed_token_ids or None,
+        bad_words=bad_words,
+    )
+    base.verify(info.vocab_size)
+    # In a stream each choice brings its own copy, which goes out with its first token; otherwise one will do.
+    seed = default_seed if request.seed is None else request.seed
+    others = base if request.stream else msgspec.structs.replace(base, prompt_logprobs=None)
+    return [
+        msgspec.structs.replace(others if index else base, seed=_seed(seed, index))
+        for index in range(request.num_choices)
+    ]
+
+
+def _either(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _seed(seed: int | None, index: int) -> int:
+    return secrets.randbits(64) if seed is None else (seed + index) & MAX_SEED

@@ -1,0 +1,169 @@
+"""Sending an answer while watching for its client: disconnects, stalled readers and deadlines end the work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tessera.app.http.access_log import trace_of
+from tessera.app.http.errors import ClientDisconnectedError, GenerationTimeoutError, InternalError, error_response
+from tessera.app.settings import AppSettings
+from tessera.engine.contract.errors import RequestError
+
+logger = logging.getLogger("tessera.app")
+
+T = TypeVar("T")
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T], timeout: float) -> T:
+    """The result of `work`, which is cancelled when its client leaves or the time is up.
+
+    Raises:
+        ClientDisconnectedError: the client left.
+        GenerationTimeoutError: no result within `timeout` seconds.
+    """
+    worker = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({worker, watcher}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if worker.done():
+            return worker.result()
+        if watcher.done():
+            raise ClientDisconnectedError
+        raise GenerationTimeoutError(f"The answer was not complete within {timeout:g} seconds.")
+    finally:
+        worker.cancel()
+        watcher.cancel()
+        await asyncio.gather(worker, watcher, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Source(Protocol):
+    """A running generation."""
+
+    def deltas(self) -> AsyncGenerator[Any, None]: ...
+
+    async def abort(self) -> None: ...
+
+
+class Events(Protocol):
+    """Server-sent events of one completion, in the order they are sent."""
+
+    def opening(self) -> bytes: ...
+
+    def delta(self, delta: Any) -> bytes: ...
+
+    def closing(self) -> bytes: ...
+
+    def failure(self, error: RequestError) -> bytes:
+        """The last events of a stream that breaks off."""
+
+
+class EventStream(Response):
+    """A streamed answer. It waits for the first output, so that a refusal still gets its own HTTP status."""
+
+    def __init__(
+        self,
+        source: Source,
+        events: Events,
+        settings: AppSettings,
+    ) -> None:
+        super().__init__(media_type="text/event-stream")
+        self._source = source
+        self._events = events
+        self._settings = settings
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        patient_send = _PatientSend(send, self._settings.stall_timeout)
+        try:
+            await run_while_connected(receive, self._write(patient_send), self._settings.request_timeout)
+        except ClientDisconnectedError:
+            return
+        except asyncio.CancelledError:
+            if patient_send.stalled:
+                return
+            raise
+        except RequestError as error:
+            await self._fail(error, scope, receive, send)
+        except Exception:
+            logger.exception("a streamed answer failed")
+            await self._fail(InternalError(), scope, receive, send)
+        finally:
+            patient_send.close()
+            await self._source.abort()
+
+    async def _write(self, send: _PatientSend) -> None:
+        send.watch(asyncio.current_task())
+        events = self._events
+        async with contextlib.aclosing(self._source.deltas()) as deltas:
+            async for delta in deltas:
+                body = events.delta(delta)
+                if not self._started:
+                    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+                    self._started = True
+                    body = events.opening() + body
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": events.closing(), "more_body": False})
+
+    async def _fail(self, error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
+        trace_of(scope).error = error
+        if self._started:
+            last = send({"type": "http.response.body", "body": self._events.failure(error), "more_body": False})
+            with contextlib.suppress(asyncio.TimeoutError):  # the reader has stalled as well
+                await asyncio.wait_for(last, self._settings.stall_timeout)
+        else:
+            await error_response(error, scope["path"])(scope, receive, send)
+
+
+class _PatientSend:
+    """ASGI send that cancels the writing task when one send takes longer than `timeout` seconds.
+
+    One timer watches the whole answer; a timeout per send would cost more than the send.
+    """
+
+    def __init__(self, send: Send, timeout: float) -> None:
+        self.stalled = False
+        self._send = send
+        self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        self._waiting_since: float | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, task: asyncio.Task[Any] | None) -> None:
+        self._task = task
+        self._check()
+
+    async def __call__(self, message: dict[str, Any]) -> None:
+        self._waiting_since = self._loop.time()
+        await self._send(message)
+        self._waiting_since = None
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        waiting_since = self._waiting_since
+        if waiting_since is not None and self._loop.time() - waiting_since > self._timeout and self._task is not None:
+            self.stalled = True
+            self._task.cancel()
+            return
+        self._timer = self._loop.call_later(self._timeout / 2, self._check)

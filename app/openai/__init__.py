@@ -1,0 +1,1 @@
+"""OpenAI's API; each endpoint is a package with its routes, schema and events."""

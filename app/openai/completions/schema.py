@@ -1,0 +1,51 @@
+"""The body of POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tessera.app.schema.common import MAX_INT32, GenerationRequest, Off
+from tessera.app.schema.fields import MAX_CHOICES, Prompts, integer
+from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.sampling_params import MAX_LOGPROBS
+
+
+class CompletionRequest(GenerationRequest):
+    """One or several prompts, `n` answers each; choices are numbered prompt by prompt."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **{name: neutral for name, neutral in GenerationRequest.refused.items() if name != "echo"},
+        "suffix": ("",),
+    }
+
+    prompt: Prompts
+    max_tokens: int | None = integer(
+        0,
+        MAX_INT32,
+        "Most tokens to generate; the rest of the context if omitted; 0 only with echo or prompt_logprobs.",
+    )
+    echo: Off = False
+    logprobs: int | None = integer(0, MAX_LOGPROBS, "Alternatives to report per token.")
+    best_of: int | None = integer(1, MAX_CHOICES, "Must equal n.")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        asked = [count for count in (self.prompt_logprobs, self.logprobs if self.echo else None) if count is not None]
+        return max(asked, default=None)
+
+    def check(self) -> None:
+        super().check()
+        if self.best_of is not None and self.best_of != self.num_choices:
+            raise InvalidRequestError(
+                f"best_of ({self.best_of}) must equal n ({self.num_choices}): choosing among more is not supported.",
+                param="best_of",
+            )
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise InvalidRequestError(
+                "max_tokens must be at least 1, or 0 together with echo or prompt_logprobs.", param="max_tokens"
+            )

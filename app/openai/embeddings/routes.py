@@ -1,0 +1,50 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from tessera.app.generate.service import service_of
+from tessera.app.http.access_log import trace_of
+from tessera.app.http.body import read_json_object
+from tessera.app.openai.embeddings.models import Vectors, embeddings_of
+from tessera.app.openai.embeddings.schema import EmbeddingRequest
+from tessera.app.schema.parse import parse_request
+
+router = APIRouter()
+
+
+@router.post("/v1/embeddings")
+async def create_embeddings(http_request: Request) -> Response:
+    service, embeddings = service_of(http_request), embeddings_of(http_request)
+    request = parse_request(EmbeddingRequest, await read_json_object(http_request, service.settings))
+    request.check()
+    model, info = embeddings.find(request.model)
+    inputs = await embeddings.token_ids(request, model, info)
+    trace = trace_of(http_request.scope)
+    trace.model, trace.num_prompt_tokens = request.model, sum(map(len, inputs))
+    vectors = await embeddings.embed(http_request, model, info, inputs, request.dimensions)
+    content = {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": embedding}
+            for index, embedding in enumerate(_encoded(vectors, request.encoding_format))
+        ],
+        "model": request.model,
+        "usage": {"prompt_tokens": trace.num_prompt_tokens, "total_tokens": trace.num_prompt_tokens},
+    }
+    # Straight from NumPy, each number as short as a float32 can be written.
+    body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(body, media_type="application/json")
+
+
+def _encoded(vectors: Vectors, encoding_format: str) -> list[Any]:
+    """Each vector as numbers, or as the base64 of its little-endian float32 bytes."""
+    if encoding_format == "float":
+        return list(vectors)
+    return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]

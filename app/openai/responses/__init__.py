@@ -1,0 +1,1 @@
+"""/v1/responses: create, retrieve, delete, input items."""

@@ -1,0 +1,131 @@
+"""A request of the Responses API as a chat: its items as messages, its fields under chat's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import TypeAdapter
+
+from tessera.app.openai.responses.schema import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputItem,
+    MessageItem,
+    ReasoningItem,
+    ResponsesRequest,
+)
+from tessera.app.schema.chat import ChatCompletionRequest, ChatMessage, ToolCall, ToolCallFunction
+from tessera.app.schema.common import SamplingFields
+
+_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
+
+
+@dataclass(slots=True)
+class _AssistantTurn:
+    """One message of the assistant's, gathered from neighbouring items: reasoning, then text, then calls."""
+
+    reasoning: list[str] = field(default_factory=list)
+    content: str | None = None
+    calls: list[ToolCall] = field(default_factory=list)
+
+    @property
+    def has_answer(self) -> bool:
+        return self.content is not None or bool(self.calls)
+
+    def message(self) -> ChatMessage:
+        return ChatMessage(
+            role="assistant",
+            content=self.content if self.content is not None or self.calls else "",
+            tool_calls=self.calls or None,
+            reasoning="\n".join(self.reasoning) if self.reasoning else None,
+        )
+
+
+class ResponsesChat(ChatCompletionRequest):
+    """The chat that a request of the Responses API amounts to; its fields have been checked under their own names."""
+
+    format_param: ClassVar[str] = "text.format"
+
+    @property
+    def token_limit(self) -> tuple[int | None, str]:
+        return self.max_completion_tokens, "max_output_tokens"
+
+
+def chat_request(request: ResponsesRequest, conversation: Sequence[ChatMessage]) -> ResponsesChat:
+    """`conversation` after the request's instructions, if it has any."""
+    instructions = [ChatMessage(role="system", content=request.instructions)] if request.instructions else []
+    shared: dict[str, Any] = {name: getattr(request, name) for name in SamplingFields.model_fields}
+    return ResponsesChat.model_construct(
+        **shared,
+        model=request.model,
+        messages=[*instructions, *conversation],
+        max_completion_tokens=request.max_output_tokens,
+        logprobs=request.wants_logprobs,
+        top_logprobs=request.top_logprobs,
+        tools=[tool.for_chat() for tool in request.tools or ()],
+        tool_choice=request.chat_tool_choice,
+        parallel_tool_calls=request.parallel_tool_calls,
+        chat_template_kwargs=request.chat_template_kwargs,
+        response_format=request.response_format,
+    )
+
+
+def without_oldest(chat: ResponsesChat, num_dropped: int) -> ResponsesChat:
+    """The chat without its oldest messages, where `num_dropped` is one of `cuts`."""
+    instructions = chat.messages[: _num_instructions(chat)]
+    return chat.model_copy(update={"messages": [*instructions, *chat.messages[len(instructions) + num_dropped :]]})
+
+
+def cuts(chat: ResponsesChat) -> list[int]:
+    """How many of the oldest messages can be left away so that the rest begins with the user, least first."""
+    rest = chat.messages[_num_instructions(chat) :]
+    return [0, *(index for index, message in enumerate(rest) if index > 0 and message.role == "user")]
+
+
+def _num_instructions(chat: ResponsesChat) -> int:
+    """Messages at the beginning that are kept in any case."""
+    for index, message in enumerate(chat.messages):
+        if message.role not in ("system", "developer"):
+            return index
+    return len(chat.messages)
+
+
+def messages_of(items: Iterable[InputItem]) -> list[ChatMessage]:
+    """Each item as a message; what belongs to one turn of the assistant's becomes one message."""
+    messages: list[ChatMessage] = []
+    turn: _AssistantTurn | None = None
+    for item in items:
+        begins_turn = isinstance(item, ReasoningItem) or (isinstance(item, MessageItem) and item.role == "assistant")
+        continues_turn = begins_turn or isinstance(item, FunctionCallItem)
+        if turn is not None and (not continues_turn or (begins_turn and turn.has_answer)):
+            messages.append(turn.message())
+            turn = None
+        if continues_turn:
+            turn = turn or _AssistantTurn()
+            _extend(turn, item)
+        elif isinstance(item, FunctionCallOutputItem):
+            messages.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
+        elif isinstance(item, MessageItem):
+            messages.append(ChatMessage(role=item.role, content=item.content))
+    if turn is not None:
+        messages.append(turn.message())
+    return messages
+
+
+def messages_of_output(output: list[dict[str, object]]) -> list[ChatMessage]:
+    """An answer's items as the messages that the next request begins with."""
+    return messages_of(_ITEMS.validate_python(output))
+
+
+def _extend(turn: _AssistantTurn, item: InputItem) -> None:
+    if isinstance(item, ReasoningItem):
+        text = item.content or item.summary
+        if text:
+            turn.reasoning.append(text)
+    elif isinstance(item, FunctionCallItem):
+        function = ToolCallFunction(name=item.name, arguments=item.arguments)
+        turn.calls.append(ToolCall(id=item.call_id, function=function))
+    elif isinstance(item, MessageItem):
+        turn.content = item.content

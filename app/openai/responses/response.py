@@ -1,0 +1,112 @@
+"""The response object, whole or in the making."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any, Literal
+
+from tessera.app.generate.generation import FinishReason, Usage
+from tessera.app.generate.sampling import SamplingDefaults
+from tessera.app.openai.responses.schema import ResponsesRequest
+from tessera.engine.contract.errors import RequestError
+
+FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+
+
+class ResponseObject:
+    """What all states of one response have in common, as OpenAI's API describes them."""
+
+    def __init__(self, request: ResponsesRequest, defaults: SamplingDefaults, *, stored: bool) -> None:
+        self.id = f"resp_{secrets.token_hex(24)}"
+        self._head = {"id": self.id, "object": "response", "created_at": int(time.time())}
+        self._settings = _settings(request, defaults, stored)
+
+    def in_progress(self) -> dict[str, Any]:
+        return self._in_state("in_progress", output=[])
+
+    def finished(
+        self, output: list[dict[str, Any]], finish_reason: FinishReason | None, usage: Usage
+    ) -> dict[str, Any]:
+        """Complete, or cut by the token limit."""
+        whole = finish_reason != "length"
+        return self._in_state(
+            "completed" if whole else "incomplete",
+            completed_at=int(time.time()) if whole else None,
+            incomplete_details=None if whole else {"reason": "max_output_tokens"},
+            output=output,
+            usage=responses_usage(usage),
+        )
+
+    def failed(self, output: list[dict[str, Any]], error: RequestError) -> dict[str, Any]:
+        code: FailureCode = "server_error"
+        if error.status == 429:
+            code = "rate_limit_exceeded"
+        elif error.status < 500:
+            code = "invalid_prompt"
+        return self._in_state("failed", error={"code": code, "message": error.message}, output=output)
+
+    def _in_state(
+        self,
+        status: str,
+        *,
+        output: list[dict[str, Any]],
+        completed_at: int | None = None,
+        error: dict[str, Any] | None = None,
+        incomplete_details: dict[str, Any] | None = None,
+        usage: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        return {
+            **self._head,
+            "status": status,
+            "completed_at": completed_at,
+            "error": error,
+            "incomplete_details": incomplete_details,
+            "output": output,
+            "usage": usage,
+            **self._settings,
+        }
+
+
+def responses_usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.num_prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.num_completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
+        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+    }
+
+
+def _settings(request: ResponsesRequest, defaults: SamplingDefaults, stored: bool) -> dict[str, Any]:
+    """The request's own fields, echoed with their defaults."""
+    tool_choice: Any = request.tool_choice or "auto"
+    if not isinstance(tool_choice, str):
+        tool_choice = tool_choice.model_dump()
+    form = request.text.format if request.text is not None else None
+    return {
+        "background": False,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "metadata": request.metadata or {},
+        "model": request.model,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",
+        "store": stored,
+        "temperature": request.temperature if request.temperature is not None else defaults.temperature,
+        "text": {
+            "format": form.model_dump(by_alias=True) if form is not None else {"type": "text"},
+            "verbosity": "medium",
+        },
+        "tool_choice": tool_choice,
+        "tools": [tool.model_dump() for tool in request.tools or ()],
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": request.top_p if request.top_p is not None else defaults.top_p,
+        "truncation": request.truncation or "disabled",
+        "user": request.user,
+    }

@@ -1,0 +1,1 @@
+"""The API's own description at /openapi.json."""

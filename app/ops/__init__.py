@@ -1,0 +1,1 @@
+"""Operators' endpoints: health, readiness, metrics, version, status page."""

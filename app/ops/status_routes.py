@@ -1,0 +1,57 @@
+"""GET / (the status page), what it is made of under /ui/, and /status.json, which it asks again and again."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from tessera.app.generate.service import service_of
+from tessera.app.http.json_response import json_response
+from tessera.app.ops.status import status_object
+
+router = APIRouter()
+
+FOLDER = Path(__file__).resolve().parent / "ui"
+HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+FILES = {
+    "/": ("index.html", "text/html"),
+    "/ui/status.css": ("status.css", "text/css"),
+    "/ui/status.js": ("status.js", "text/javascript"),
+    "/ui/chat.js": ("chat.js", "text/javascript"),
+    "/ui/key.js": ("key.js", "text/javascript"),
+    "/ui/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+
+
+@cache
+def _content(name: str) -> bytes:
+    return (FOLDER / name).read_bytes()
+
+
+async def show_file(http_request: Request) -> Response:
+    name, media_type = FILES[http_request.url.path]
+    return Response(_content(name), 200, HEADERS, media_type)
+
+
+for path in FILES:
+    router.add_api_route(path, show_file, methods=["GET"])
+
+
+@router.get("/status.json")
+async def show_status(http_request: Request) -> Response:
+    response = json_response(status_object(service_of(http_request)))
+    response.headers["cache-control"] = "no-store"
+    return response

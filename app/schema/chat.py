@@ -1,0 +1,187 @@
+"""The body of POST /v1/chat/completions, and its messages as chat templates read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool
+
+from tessera.app.schema.common import MAX_INT32, MAX_NAME, GenerationRequest, Metadata, Off, RequestModel
+from tessera.app.schema.fields import Text, at_most, integer
+from tessera.app.schema.text_parts import TextContent, text_of
+from tessera.app.schema.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_tool_choice
+from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.sampling_params import MAX_LOGPROBS
+
+MAX_MESSAGES = 16384
+MAX_TOOL_CALLS = 128
+TEXT_KEYS = {"text": "text", "refusal": "refusal"}
+
+
+def _content(value: Any) -> str | None:
+    return None if value is None else text_of(value, TEXT_KEYS)
+
+
+class ToolCallFunction(BaseModel):
+    """`arguments` is JSON text, as the model wrote it."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    name: str = Field(max_length=MAX_NAME)
+    arguments: Text = ""
+
+
+class ToolCall(BaseModel):
+    """A call that the assistant made earlier in the conversation."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    id: str = Field(default="", max_length=MAX_NAME)
+    type: Literal["function"] = "function"
+    function: ToolCallFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """With the arguments as an object, which is what templates print; text that is no object stays text."""
+        arguments: Any = self.function.arguments
+        try:
+            parsed = orjson.loads(arguments or "{}")
+        except orjson.JSONDecodeError:
+            parsed = None
+        if isinstance(parsed, dict):
+            arguments = parsed
+        return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
+
+
+class ChatMessage(BaseModel):
+    """One message of any role."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, PlainValidator(_content, json_schema_input_type=TextContent | None)] = None
+    name: str | None = Field(default=None, max_length=MAX_NAME)
+    tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_TOOL_CALLS)
+    tool_call_id: str | None = Field(default=None, max_length=MAX_NAME)
+    refusal: Text | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
+    audio: None = Field(default=None, description="Must be null: there is no audio here.")
+    function_call: None = Field(default=None, description="Must be null: the older form of `tool_calls`.")
+
+    def check(self, path: str) -> None:
+        """Raise InvalidRequestError naming what this role needs and does not have."""
+        has_other = self.tool_calls or self.refusal is not None or self.thoughts is not None
+        if self.content is None and not (self.role == "assistant" and has_other):
+            raise InvalidRequestError(f"{path}.content is required.", param=f"{path}.content")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise InvalidRequestError(
+                f"{path}.tool_call_id is required in a message of role 'tool'.", param=f"{path}.tool_call_id"
+            )
+
+    @property
+    def thoughts(self) -> str | None:
+        """What the model thought aloud before this message, under either of its names."""
+        return self.reasoning_content if self.reasoning_content is not None else self.reasoning
+
+    def for_template(self) -> dict[str, Any]:
+        """As a dict with only the keys that are set, because templates test for them."""
+        content = self.content if self.content is not None else self.refusal or ""
+        message: dict[str, Any] = {"role": self.role, "content": content}
+        if self.thoughts is not None:
+            message["reasoning_content"] = message["reasoning"] = message["thinking"] = self.thoughts
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            message["name"] = self.name
+        return message
+
+
+class ConversationFields(RequestModel):
+    """What turns messages into a prompt; shared with /tokenize."""
+
+    messages: Annotated[list[ChatMessage], at_most(MAX_MESSAGES)] = Field(min_length=1, max_length=MAX_MESSAGES)
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: Off = False
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=64)
+    tools: Tools | None = None
+
+    def check_conversation(self) -> None:
+        for index, message in enumerate(self.messages):
+            message.check(f"messages[{index}]")
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise InvalidRequestError(
+                    "continue_final_message and add_generation_prompt cannot both be true.",
+                    param="continue_final_message",
+                )
+            if self.messages[-1].role != "assistant" or self.messages[-1].content is None:
+                raise InvalidRequestError(
+                    "continue_final_message needs a last message of role 'assistant' with content.",
+                    param="continue_final_message",
+                )
+
+    @property
+    def shown_tools(self) -> Sequence[Tool]:
+        """The tools that the model gets to see."""
+        return self.tools or ()
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the prompt ends with the opening of an assistant message."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+
+CHAT_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "chat_template": (),
+    "documents": ([],),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": (),
+    "store": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+
+class ChatCompletionRequest(ConversationFields, GenerationRequest):
+    """A conversation, `n` answers to it."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**GenerationRequest.refused, **CHAT_REFUSED}
+
+    max_completion_tokens: int | None = integer(1, MAX_INT32, "The newer name of max_tokens; goes before it.")
+    logprobs: Off = False
+    top_logprobs: int | None = integer(0, MAX_LOGPROBS, "Alternatives to report per token; needs logprobs.")
+    tool_choice: ToolChoiceField = None
+    parallel_tool_calls: StrictBool | None = None
+    metadata: Metadata | None = None
+
+    @property
+    def token_limit(self) -> tuple[int | None, str]:
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens, "max_completion_tokens"
+        return super().token_limit
+
+    @property
+    def choice_of_tools(self) -> ToolChoice:
+        return self.tool_choice or ToolChoice(mode="auto")
+
+    @property
+    def shown_tools(self) -> Sequence[Tool]:
+        return self.tools if self.tools and self.choice_of_tools.mode != "none" else ()
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check(self) -> None:
+        super().check()
+        self.check_conversation()
+        check_tool_choice(self.tool_choice, self.tools or ())
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")

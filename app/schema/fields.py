@@ -1,0 +1,192 @@
+"""Field types that several requests share, each with its bounds and one clear sentence when they are broken."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from tessera.engine.contract.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+
+MAX_TEXT = 2**23  # characters, more than any context holds; what fits, the model decides
+MAX_KEYS = 1024
+
+MAX_STOPS = 4
+MAX_STOP_LENGTH = 256
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
+MAX_CHOICES = 128
+MAX_PROMPTS = 2048
+MAX_PROMPT_IDS = 2**20
+MAX_TOKEN_ID = 2**63
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}\Z")
+
+
+def wrong(message: str) -> PydanticCustomError:
+    """An error whose text continues the field's name."""
+    return PydanticCustomError("field", "{text}", {"text": message})
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    stops = [value] if type(value) is str else value
+    if type(stops) is not list or any(type(stop) is not str for stop in stops):
+        raise wrong("must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise wrong(f"may have at most {MAX_STOPS} strings, not {len(stops)}")
+    if any(not 0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
+        raise wrong(f"must have strings of 1 to {MAX_STOP_LENGTH} characters")
+    return tuple(stops)
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    if value is None:
+        return {}
+    if type(value) is not dict:
+        raise wrong("must be an object that maps token ids to numbers")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise wrong(f"may have at most {MAX_LOGIT_BIAS} entries, not {len(value)}")
+    biases = {}
+    for key, bias in value.items():
+        if not _INTEGER.match(key):
+            raise wrong(f"has the key {key[:40]!r}, which is not a token id")
+        if type(bias) not in (int, float) or not math.isfinite(bias) or not -100 <= bias <= 100:
+            raise wrong("must have numbers from -100 to 100")
+        biases[int(key)] = float(bias)
+    return biases
+
+
+def _prompts(value: Any) -> list[str | list[int]]:
+    """One or several prompts, each text or token ids, always as a list of prompts."""
+    if type(value) is list and len(value) > MAX_PROMPT_IDS:  # before each of them is looked at
+        raise wrong(f"may have at most {MAX_PROMPTS} prompts, or {MAX_PROMPT_IDS} token ids")
+    if type(value) is list and value and _is_token_ids(value):
+        return [value]
+    prompts: list[str | list[int]]
+    if type(value) is str:
+        prompts = [value]
+    elif type(value) is list and value:
+        prompts = value
+    else:
+        raise wrong("must be a string, a list of strings, a list of token ids or a list of such lists, not empty")
+    if len(prompts) > MAX_PROMPTS:
+        raise wrong(f"may have at most {MAX_PROMPTS} prompts, not {len(prompts)}")
+    for prompt in prompts:
+        if type(prompt) is not str and not (type(prompt) is list and (not prompt or _is_token_ids(prompt))):
+            raise wrong("must be a string, a list of strings, a list of token ids or a list of such lists")
+        if not prompt:
+            raise wrong("must not be empty")
+        if type(prompt) is str and len(prompt) > MAX_TEXT:
+            raise wrong(f"may have at most {MAX_TEXT} characters, not {len(prompt)}")
+        if type(prompt) is list and len(prompt) > MAX_PROMPT_IDS:
+            raise wrong(f"may have at most {MAX_PROMPT_IDS} token ids, not {len(prompt)}")
+    return prompts
+
+
+def _is_token_ids(values: list[Any]) -> bool:
+    """Whether all are integers, which booleans are not."""
+    try:
+        msgspec.convert(values, list[int])
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _empty_for_null(value: Any) -> Any:
+    return () if value is None else tuple(value) if type(value) is list else value
+
+
+def at_most(most: int) -> BeforeValidator:
+    """Refuses a longer list before its entries are looked at, which pydantic does as it goes."""
+
+    def check(value: Any) -> Any:
+        if type(value) is list and len(value) > most:
+            raise wrong(f"may have at most {most} entries, not {len(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+JsonObject = Annotated[dict[str, Any], Field(max_length=MAX_KEYS)]
+
+# What the validators above accept, for the API's description.
+StopInput = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+StopsInput = StopInput | Annotated[list[StopInput], Field(max_length=MAX_STOPS)] | None
+LogitBiasInput = (
+    Annotated[
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,19}$")], Annotated[float, Field(ge=-100, le=100)]],
+        Field(max_length=MAX_LOGIT_BIAS),
+    ]
+    | None
+)
+PromptText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+PromptIds = Annotated[
+    list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]], Field(min_length=1, max_length=MAX_PROMPT_IDS)
+]
+PromptsInput = (
+    PromptText
+    | PromptIds
+    | Annotated[list[PromptText], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[PromptIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+)
+
+Stops = Annotated[
+    tuple[str, ...],
+    PlainValidator(_stops, json_schema_input_type=StopsInput),
+    Field(description=f"A string or up to {MAX_STOPS} of them, 1 to {MAX_STOP_LENGTH} characters each."),
+]
+LogitBias = Annotated[
+    dict[int, float],
+    PlainValidator(_logit_bias, json_schema_input_type=LogitBiasInput),
+    Field(description=f"Token ids to addends from -100 to 100; at most {MAX_LOGIT_BIAS}."),
+]
+Prompts = Annotated[
+    list[Any],
+    PlainValidator(_prompts, json_schema_input_type=PromptsInput),
+    Field(description=f"Text, token ids, or a list of either; at most {MAX_PROMPTS} prompts."),
+]
+TokenId = Annotated[int, Field(ge=-MAX_TOKEN_ID, le=MAX_TOKEN_ID)]
+StopTokenIdsInput = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None
+AllowedTokenIdsInput = Annotated[list[TokenId], Field(max_length=MAX_ALLOWED_TOKEN_IDS)] | None
+StopTokenIds = Annotated[
+    tuple[TokenId, ...],
+    Field(max_length=MAX_STOP_TOKEN_IDS),
+    BeforeValidator(_empty_for_null, json_schema_input_type=StopTokenIdsInput),
+    Field(description=f"At most {MAX_STOP_TOKEN_IDS} ids of the vocabulary."),
+]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
+BadWordsInput = Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None
+BadWords = Annotated[
+    tuple[BadWord, ...],
+    Field(max_length=MAX_BAD_WORDS),
+    BeforeValidator(_empty_for_null, json_schema_input_type=BadWordsInput),
+    Field(
+        description=f"Up to {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_CHARS} characters that the answer cannot have."
+    ),
+]
+AllowedTokenIds = Annotated[
+    tuple[TokenId, ...],
+    Field(max_length=MAX_ALLOWED_TOKEN_IDS),
+    BeforeValidator(_empty_for_null, json_schema_input_type=AllowedTokenIdsInput),
+    Field(
+        description=f"At most {MAX_ALLOWED_TOKEN_IDS} ids of the vocabulary, the only ones to choose from; none: all.",
+    ),
+]
+
+
+def number(low: float, high: float, meaning: str, *, open_low: bool = False) -> Any:
+    """A Field for a finite number within [low, high], or (low, high] with `open_low`."""
+    lower: dict[str, Any] = {"gt" if open_low else "ge": low}
+    return Field(default=None, le=high, allow_inf_nan=False, description=meaning, **lower)
+
+
+def integer(low: int, high: int, meaning: str, *, default: int | None = None) -> Any:
+    """A Field for an integer within [low, high]."""
+    return Field(default=default, ge=low, le=high, description=meaning)

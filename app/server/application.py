@@ -1,0 +1,84 @@
+"""The FastAPI application of one app process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.middleware.cors import CORSMiddleware
+
+from tessera import __version__
+from tessera.app.anthropic import routes as messages
+from tessera.app.generate.service import Service
+from tessera.app.http.auth import AuthMiddleware
+from tessera.app.http.counts import HttpCounts
+from tessera.app.http.errors import install_error_handlers
+from tessera.app.http.request_id import RequestIdMiddleware
+from tessera.app.openai.chat import routes as chat
+from tessera.app.openai.completions import routes as completions
+from tessera.app.openai.embeddings import routes as embeddings
+from tessera.app.openai.embeddings.models import Embeddings
+from tessera.app.openai.models import routes as models
+from tessera.app.openai.responses import routes as responses
+from tessera.app.openai.responses.store import ResponseStore
+from tessera.app.openai.tokenize import routes as tokenize
+from tessera.app.openapi import routes as description
+from tessera.app.ops import health
+from tessera.app.ops import status_routes as status
+from tessera.app.settings import AppSettings
+from tessera.engine.ipc.client import EngineClient
+
+ROUTES = (chat, completions, responses, messages, embeddings, models, tokenize, health, description)
+PAGE_ROUTES = (status,)  # for people; left away with --no-ui
+
+
+def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
+    """All routes over one engine. The caller starts and closes `client`.
+
+    Raises:
+        ConfigError: the model's tokenizer, chat template or sampling defaults cannot be used.
+    """
+    service = Service(client, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.workers.close()
+
+    app = FastAPI(
+        title="Tessera",
+        version=__version__,
+        docs_url=None,  # both load scripts from elsewhere
+        redoc_url=None,
+        openapi_url=None,  # app.openapi has it: FastAPI does not know the bodies that app.http.body reads
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    app.state.service = service
+    app.state.response_store = ResponseStore(
+        settings.max_stored_responses, settings.max_stored_bytes, settings.response_file
+    )
+    app.state.embeddings = Embeddings(service)
+    served = ROUTES + (PAGE_ROUTES if settings.ui else ())
+    for routes in served:
+        app.include_router(routes.router)
+    counts = app.state.http_counts = HttpCounts(
+        [route.path for routes in served for route in routes.router.routes if isinstance(route, APIRoute)],
+        file=settings.count_file,
+        num_rows=settings.num_app_processes,
+        row=settings.app_process,
+    )
+    install_error_handlers(app)
+    app.add_middleware(AuthMiddleware, api_keys=settings.api_keys)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,  # outside of AuthMiddleware: browsers ask beforehand, and without a key
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "request-id", "retry-after"),
+        )
+    app.add_middleware(RequestIdMiddleware, counts=counts)  # added last, so it is outermost
+    return app

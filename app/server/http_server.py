@@ -1,0 +1,54 @@
+"""The HTTP side of one app process: uvicorn on a listening socket."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, cast
+
+import uvicorn
+
+from tessera.app.server.application import create_app
+from tessera.app.server.connection import BoundedConnection
+from tessera.app.server.listener import BACKLOG
+from tessera.app.settings import AppSettings
+from tessera.engine.ipc.client import EngineClient
+
+KEEP_ALIVE = 75  # seconds an idle connection is kept, longer than clients usually do
+
+
+def freeze_what_is_loaded() -> None:
+    """To be called before serving: what was loaded stays, so that later garbage collections, which hold up every
+    stream, need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
+class HttpServer(uvicorn.Server):
+    """Uvicorn, with the handling of signals left to its owner."""
+
+    def __init__(self, client: EngineClient, settings: AppSettings, drain_timeout: int) -> None:
+        """Raises ConfigError if the model's tokenizer or templates cannot be used."""
+        super().__init__(
+            uvicorn.Config(
+                create_app(client, settings),
+                http=cast(Any, partial(BoundedConnection, head_timeout=settings.body_timeout)),
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE,
+                timeout_graceful_shutdown=drain_timeout,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self) -> None:
+        """Accept nothing more, and end once what runs has been answered or `drain_timeout` is over."""
+        self.should_exit = True

@@ -1,0 +1,151 @@
+"""What a person sees on the terminal while the server starts: progress, then what was decided."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from tessera import __version__
+from tessera.app.settings import AppSettings
+from tessera.engine.contract.messages import EngineInfo, LoadProgress
+
+logger = logging.getLogger("tessera.serve")
+
+STAGES = {"kernels": "compiling kernels", "weights": "loading weights"}
+BYTE_STAGES = frozenset({"weights"})  # the other stages count pieces
+PLAIN_STEPS = 4  # lines per stage where there is no terminal to draw a bar on
+SI_UNITS = ("", "k", "M", "G", "T")
+
+
+class StartReport:
+    """Draws bars on a terminal, prints plain lines elsewhere; everything goes to standard error.
+
+    `as_log` makes lines of the log of it, for who reads standard error by machine.
+    """
+
+    def __init__(self, console: Console | None = None, *, as_log: bool = False) -> None:
+        self._as_log = as_log
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._bars: dict[str, TaskID] = {}
+        self._progress: Progress | None = None
+        self._reported: dict[str, int] = {}
+
+    def show_progress(self, progress: LoadProgress) -> None:
+        if progress.total <= 0:
+            return
+        if self._console.is_terminal and not self._as_log:
+            self._draw(progress)
+        else:
+            self._print_step(progress)
+
+    def show_listening(self, url: str) -> None:
+        self._line(f"Tessera {__version__} listens on {url} and answers 503 until the model is loaded")
+
+    def show_ready(self, info: EngineInfo, settings: AppSettings, url: str, *, has_template: bool) -> None:
+        self.close()
+        for name, value in _facts(info, settings).items():
+            self._line(f"  {name:<12}{value}")
+        self._line(f"Ready on {url}  Try:")
+        line = curl_line(settings, url, has_template=has_template) if info.generates else embed_line(settings, url)
+        self._line(f"  {line}")
+
+    def show(self, sentence: str) -> None:
+        self._line(sentence)
+
+    def close(self) -> None:
+        """Leave the bars as they are."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _draw(self, progress: LoadProgress) -> None:
+        if self._progress is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
+            self._progress = Progress(*columns, TimeElapsedColumn(), console=self._console)
+            self._progress.start()
+        stage = progress.stage
+        if stage not in self._bars:
+            description = STAGES.get(stage, stage)
+            self._bars[stage] = self._progress.add_task(description, total=progress.total, amount="")
+        self._progress.update(
+            self._bars[stage], completed=progress.done, total=progress.total, amount=_amount(progress)
+        )
+
+    def _print_step(self, progress: LoadProgress) -> None:
+        step = PLAIN_STEPS * progress.done // progress.total
+        if step != self._reported.get(progress.stage, 0):
+            self._reported[progress.stage] = step
+            self._line(f"{STAGES.get(progress.stage, progress.stage)}: {_amount(progress)}")
+
+    def _line(self, text: str) -> None:
+        if self._as_log:
+            logger.info("%s", text.strip())
+        else:
+            self._console.print(Text(text))
+
+
+def embed_line(settings: AppSettings, url: str) -> str:
+    """As `curl_line`, for a model that makes embeddings only."""
+    return _curl(settings, url + "/v1/embeddings", {"input": "Once upon a time"})
+
+
+def curl_line(settings: AppSettings, url: str, *, has_template: bool) -> str:
+    """A request that can be pasted into a shell."""
+    if has_template:
+        messages = [{"role": "user", "content": "Hello!"}]
+        return _curl(settings, url + "/v1/chat/completions", {"messages": messages, "max_tokens": 64})
+    return _curl(settings, url + "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 64})
+
+
+def _curl(settings: AppSettings, url: str, fields: dict[str, object]) -> str:
+    body = {"model": settings.served_model_names[0], **fields}
+    words = ["curl", shlex.quote(url), "-H", shlex.quote("Content-Type: application/json")]
+    if settings.api_keys:
+        words += ["-H", '"Authorization: Bearer $TESSERA_API_KEY"']
+    return " ".join([*words, "-d", shlex.quote(json.dumps(body))])
+
+
+def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
+    names = ", ".join(settings.served_model_names)
+    num_tokens = info.num_kv_blocks * info.block_size
+    kv_cache = (
+        f"{info.num_kv_blocks} blocks of {info.block_size} tokens, {num_tokens} tokens in all, "
+        f"{si(info.kv_cache_bytes)}B"
+    )
+    facts = {
+        "model": f"{names} ({info.architecture}, {si(info.num_parameters)} parameters)",
+        "device": f"{info.device}, {info.device_name}: {info.device_reason}",
+        "dtype": f"{info.dtype}, {si(info.weight_bytes)}B of weights",
+        **({"KV cache": kv_cache} if info.generates else {}),
+        "context": f"{info.max_model_len} tokens",
+        "step": f"at most {info.max_num_seqs} sequences and {info.max_num_batched_tokens} tokens",
+        "loaded in": f"{info.load_seconds:.1f} s",
+    }
+    for embedding in info.embeddings:
+        beside = f"{', '.join(settings.embedding_model_names)}, " if embedding.role == "beside" else ""
+        facts["embeddings" if embedding.role == "main" else "beside it"] = (
+            f"{beside}{embedding.dimension} dimensions, {embedding.pooling} pooling, "
+            f"of at most {embedding.max_input_tokens} tokens"
+        )
+    return facts
+
+
+def si(value: float) -> str:
+    """`value` with three digits and an SI prefix: 1.04 M, 16.1 G."""
+    unit = 0
+    while value >= 999.5 and unit < len(SI_UNITS) - 1:
+        value /= 1000
+        unit += 1
+    return f"{value:.3g} {SI_UNITS[unit]}"
+
+
+def _amount(progress: LoadProgress) -> str:
+    if progress.stage in BYTE_STAGES:
+        return f"{si(progress.done)}B of {si(progress.total)}B"
+    return f"{progress.done} of {progress.total}"

@@ -1,0 +1,88 @@
+"""Keeps further app processes running beside the first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+
+import msgspec
+
+from tessera import PACKAGE_ROOT
+from tessera.app.settings import AppSettings
+
+logger = logging.getLogger("tessera.worker")
+
+RESTART_DELAY = 1.0  # seconds
+KILL_DELAY = 5.0  # seconds beyond the drain timeout
+
+
+class WorkerLaunch(msgspec.Struct, frozen=True):
+    """The line of JSON that a worker reads from its standard input, which then stays open for its life."""
+
+    run_dir: str
+    socket_fd: int
+    drain_timeout: int
+    settings: AppSettings
+
+
+class WorkerPool:
+    """Keeps `num_workers` further app processes running, with numbers from 1."""
+
+    def __init__(self, num_workers: int, launch: WorkerLaunch) -> None:
+        self._num_workers = num_workers
+        self._launch = launch
+        self._stopping = asyncio.Event()
+        self._processes: set[Process] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._keep_running(1 + i)) for i in range(self._num_workers)]
+
+    def terminate(self) -> None:
+        """Let the workers finish what they are doing and end."""
+        self._stopping.set()
+        for process in self._processes:
+            process.terminate()
+
+    async def join(self) -> None:
+        """Wait for the end of all workers after `terminate`; who takes too long is killed."""
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=self._launch.drain_timeout + KILL_DELAY)
+        if late:
+            for process in self._processes:
+                process.kill()
+        await asyncio.gather(*self._tasks)
+
+    async def _keep_running(self, app_process: int) -> None:
+        settings = msgspec.structs.replace(self._launch.settings, app_process=app_process)
+        launch = msgspec.structs.replace(self._launch, settings=settings)
+        while not self._stopping.is_set():
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tessera.app.server.worker",
+                cwd=PACKAGE_ROOT,
+                stdin=PIPE,
+                pass_fds=(self._launch.socket_fd,),
+                start_new_session=True,
+            )
+            assert process.stdin is not None
+            self._processes.add(process)
+            if self._stopping.is_set():
+                process.terminate()
+            process.stdin.write(msgspec.json.encode(launch) + b"\n")
+            exit_code = await process.wait()
+            self._processes.discard(process)
+            if not self._stopping.is_set():
+                logger.error("an app process ended with exit code %d and is restarted", exit_code)
+                await _wait_at_most(self._stopping, RESTART_DELAY)
+
+
+async def _wait_at_most(event: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except asyncio.TimeoutError:
+        return

@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizer, detokenizer, chat template and its sandbox, stop strings, reasoning."""

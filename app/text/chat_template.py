@@ -1,0 +1,194 @@
+"""Messages to prompt text, by the template that came with the model or was given at the start."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.meta
+
+from tessera.app.text.sandbox import Meter, RenderLimitError, TemplateEnvironment
+from tessera.app.text.tokenizer import SPECIAL_TOKEN_NAMES, load_json
+from tessera.engine.contract.errors import ConfigError, InvalidRequestError, ModelError
+
+# What a request's chat_template_kwargs may not set, because the server decides it.
+RESERVED_KWARGS = frozenset(
+    {"messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message"}
+    | {"conversation", "raise_exception", "strftime_now", "range", "dict", "namespace", "lipsum", "cycler", "joiner"}
+    | {"loop", "self", "caller", "varargs", "kwargs", *SPECIAL_TOKEN_NAMES, "additional_special_tokens"}
+)
+MAX_ERROR_LENGTH = 500
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+class ChatTemplate:
+    """Compiled templates of one model. Rendering is synchronous: call it off the event loop.
+
+    Attributes:
+        sources: template texts by name; `default` always, `tool_use` where the model has one.
+        variables: names that the templates read from outside.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        *,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Raises ConfigError where a template is not valid Jinja."""
+        self.sources = dict(sources)
+        self._special_tokens = dict(special_tokens)
+        self._environment = TemplateEnvironment(now)
+        try:
+            self._templates = {name: self._environment.from_string(source) for name, source in sources.items()}
+            self.variables = frozenset[str]().union(
+                *(jinja2.meta.find_undeclared_variables(self._environment.parse(text)) for text in sources.values())
+            )
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(
+                f"The chat template is not valid Jinja: line {error.lineno}: {error.message};"
+                " --chat-template FILE gives another"
+            ) from None
+        self._handles_developer = any("developer" in source for source in sources.values())
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        extra: Mapping[str, Any] | None = None,
+        deadline: float | None = None,
+        max_chars: int = 2**24,
+    ) -> str:
+        """The prompt's text.
+
+        Args:
+            extra: the request's chat_template_kwargs, checked with `check_kwargs`.
+            continue_final_message: leave the last message open, so that the model goes on with it.
+            deadline: in `time.monotonic()` seconds; without one five seconds from now.
+            max_chars: longest text.
+
+        Raises:
+            InvalidRequestError: the template refuses or cannot render these messages, or takes too long.
+        """
+        if not self._handles_developer:
+            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+        mark = ""
+        if continue_final_message:
+            # Templates may trim what stands at a message's end, so the end is marked and found again.
+            mark = f"|{secrets.token_hex(16)}|"
+            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + mark}]
+        template = self._templates["tool_use" if tools and "tool_use" in self._templates else "default"]
+        variables: dict[str, Any] = {
+            **self._special_tokens,
+            **(extra or {}),
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        self._environment.meter = Meter(deadline or time.monotonic() + 5.0, max_chars)
+        text = self._run(template, variables)
+        if not continue_final_message:
+            return text
+        end = text.rfind(mark)
+        if end < 0:
+            raise InvalidRequestError(
+                "continue_final_message cannot be used here: this model's chat template changes the final message.",
+                param="continue_final_message",
+            )
+        return text[:end]
+
+    def _run(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
+        meter = self._environment.meter
+        pieces = []
+        size = 0
+        try:
+            for piece in template.generate(variables):
+                size += len(piece)
+                meter.check_size(size)
+                meter.tick()
+                pieces.append(piece)
+        except RenderLimitError as error:
+            raise InvalidRequestError(str(error), param="messages") from None
+        except jinja2.exceptions.SecurityError:
+            raise InvalidRequestError(
+                "The chat template attempts what its sandbox forbids.", param="messages"
+            ) from None
+        except (RecursionError, MemoryError):
+            raise InvalidRequestError("The chat template nests too deeply.", param="messages") from None
+        except Exception as error:  # a template can raise whatever its expressions raise
+            reason = _ADDRESS.sub("", str(error))[:MAX_ERROR_LENGTH] or type(error).__name__
+            raise InvalidRequestError(
+                f"The chat template cannot render these messages: {reason}", param="messages"
+            ) from None
+        return "".join(pieces)
+
+
+def check_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Raise InvalidRequestError for a chat_template_kwargs entry that would replace the server's own."""
+    for name in kwargs:
+        if name in RESERVED_KWARGS or name.startswith("_"):
+            raise InvalidRequestError(
+                f"chat_template_kwargs may not set {name[:100]!r}: the server decides it.",
+                param="chat_template_kwargs",
+            )
+
+
+def load_chat_template(folder: Path, override: str | None, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """The template of a model folder, or of the file `override`; None where the model has none.
+
+    Raises:
+        ConfigError: the file cannot be read, or its template is not valid.
+    """
+    sources = _override_sources(Path(override)) if override is not None else _model_sources(folder)
+    if not sources:
+        return None
+    if "default" not in sources:
+        sources["default"] = next(iter(sources.values()))
+    return ChatTemplate(sources, special_tokens)
+
+
+def _override_sources(path: Path) -> dict[str, str]:
+    try:
+        return {"default": path.read_text(encoding="utf-8")}
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"--chat-template {path} cannot be read: {reason}") from None
+
+
+def _model_sources(folder: Path) -> dict[str, str]:
+    """From chat_template.jinja and additional_chat_templates/, else tokenizer_config.json or chat_template.json."""
+    try:
+        sources = {path.stem: path.read_text(encoding="utf-8") for path in _template_files(folder)}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"A chat template in {folder} cannot be read: {error}") from None
+    if "chat_template" in sources:
+        return {"default": sources.pop("chat_template"), **sources}
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        found = load_json(folder / name).get("chat_template")
+        if isinstance(found, str):
+            return {"default": found}
+        if isinstance(found, list):
+            return {str(entry["name"]): str(entry["template"]) for entry in found if _is_named_template(entry)}
+    return {}
+
+
+def _template_files(folder: Path) -> list[Path]:
+    main = folder / "chat_template.jinja"
+    others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    return [main, *others] if main.is_file() else []
+
+
+def _is_named_template(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)

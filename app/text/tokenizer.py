@@ -1,0 +1,262 @@
+"""A model's tokenizer: text to token ids, ids to text, and the raw bytes that each id stands for."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import tokenizers
+
+from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, ModelError
+
+# How a tokenizer writes bytes into its tokens' names.
+#   byte_level: GPT-2's table of 256 printable characters (Radford et al. 2019, encoder.py)
+#   metaspace: SentencePiece's U+2581 for a space and <0xNN> for a single byte
+#   other: only the decoder itself knows
+TokenSpelling = Literal["byte_level", "metaspace", "other"]
+
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+METASPACE = "\u2581"
+
+
+class Tokenizer(Protocol):
+    """What the rest of the app needs of a tokenizer."""
+
+    spelling: TokenSpelling
+    strips_leading_space: bool
+    max_token_chars: int
+    special_tokens: dict[str, str]
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def encode_beginning(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def token_string(self, token_id: int) -> str: ...
+
+    def is_special(self, token_id: int) -> bool: ...
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model folder; one that speaks in token ids where the folder has none.
+
+    Raises:
+        ModelError: tokenizer.json or tokenizer_config.json is there but cannot be read.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return IdTokenizer()
+    config = load_json(folder / "tokenizer_config.json")
+    special_map = load_json(folder / "special_tokens_map.json")
+    try:
+        inner = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from None
+    if config.get("legacy") is False:
+        _prepend_only_at_start(inner)
+    return HuggingFaceTokenizer(inner, special_tokens_of({**special_map, **config}))
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of the model; empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        parsed = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return parsed
+
+
+def special_tokens_of(config: dict[str, Any]) -> dict[str, str]:
+    """The named special tokens that are set, as chat templates see them."""
+    found = {}
+    for name in SPECIAL_TOKEN_NAMES:
+        value = config.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+class HuggingFaceTokenizer:
+    """tokenizer.json through the `tokenizers` library. Safe to use from several threads.
+
+    Attributes:
+        spelling: how tokens spell bytes.
+        strips_leading_space: decoding drops one space at the very start of a text.
+        max_token_chars: length of the longest token, so that a text of n characters has at least
+            n / max_token_chars tokens.
+        special_tokens: bos_token, eos_token and so on, those that are set.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, special_tokens: dict[str, str]) -> None:
+        inner.no_truncation()
+        inner.no_padding()
+        self._inner = inner
+        added = inner.get_added_tokens_decoder()
+        self._added = {token_id: token.content.encode() for token_id, token in added.items()}
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.spelling, self.strips_leading_space = _spelling_of(inner)
+        self.max_token_chars = max((len(token) for token in inner.get_vocab()), default=1)
+        self.special_tokens = special_tokens
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # The batch call lets go of the interpreter lock while it works; the single one does not.
+        ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        return ids
+
+    def encode_beginning(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
+        """As much of the text as `max_tokens` hold, special tokens included; never fewer than these."""
+        encoding = self._inner.encode_batch_fast([text], add_special_tokens=False)[0]
+        num_special = self._inner.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0
+        encoding.truncate(max(max_tokens - num_special, 0))
+        ids: list[int] = self._inner.post_process(encoding, None, add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return self._inner.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Raw bytes, which need not be whole characters; empty for an id without a token."""
+        added = self._added.get(token_id)
+        if added is not None:
+            return added
+        token = self._inner.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self.spelling == "byte_level":
+            return _byte_level_bytes(token)
+        if self.spelling == "metaspace":
+            return _metaspace_bytes(token)
+        return self._inner.decode([token_id], skip_special_tokens=False).encode()
+
+    def token_string(self, token_id: int) -> str:
+        """The token as its vocabulary spells it."""
+        return self._inner.id_to_token(token_id) or ""
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special
+
+
+class IdTokenizer:
+    """Stands in where a model folder has no tokenizer (random weights made from a config alone).
+
+    Prompts must be token ids, and answers are spelled as decimal ids with a space after each.
+    """
+
+    spelling: TokenSpelling = "byte_level"
+    strips_leading_space = False
+    max_token_chars = 1
+
+    def __init__(self) -> None:
+        self.special_tokens: dict[str, str] = {}
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        raise InvalidRequestError(
+            "This model has no tokenizer.json: send the prompt to /v1/completions as a list of token ids.",
+            param="prompt",
+        )
+
+    def encode_beginning(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
+        return self.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return "".join(map(self.token_string, token_ids))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.token_string(token_id).encode()
+
+    def token_string(self, token_id: int) -> str:
+        return f"{token_id} "
+
+    def is_special(self, token_id: int) -> bool:
+        return False
+
+
+def check_text_length(tokenizer: Tokenizer, num_chars: int, max_model_len: int, param: str) -> None:
+    """Refuse, before any encoding, a text that cannot fit the context however it is split."""
+    least = -(-num_chars // tokenizer.max_token_chars)
+    if least > max_model_len:
+        raise ContextLengthError(
+            f"This model's context is {max_model_len} tokens, but {param} has {num_chars} characters,"
+            f" which are at least {least} tokens.",
+            param=param,
+        )
+
+
+def printable_token(raw: bytes) -> str:
+    """A token's bytes as text; bytes that are not whole characters as \\xNN escapes."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _spelling_of(inner: tokenizers.Tokenizer) -> tuple[TokenSpelling, bool]:
+    """Spelling, and whether one leading space is dropped, from the decoder's own description."""
+    if inner.decoder is None:
+        return "other", False
+    outer = json.loads(inner.decoder.__getstate__())
+    steps: list[dict[str, Any]] = outer["decoders"] if outer["type"] == "Sequence" else [outer]
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return "byte_level", False
+    if kinds == ["Metaspace"]:
+        return "metaspace", steps[0].get("prepend_scheme", "always") != "never"
+    replaces_metaspace = (
+        steps[0]["type"] == "Replace" and steps[0]["pattern"] == {"String": METASPACE} and steps[0]["content"] == " "
+    )
+    if replaces_metaspace and set(kinds[1:]) <= {"ByteFallback", "Fuse", "Strip"}:
+        return "metaspace", "Strip" in kinds
+    return "other", False
+
+
+def _prepend_only_at_start(inner: tokenizers.Tokenizer) -> None:
+    """Honour `legacy: false`: the space that SentencePiece puts before a text goes before its start alone.
+
+    tokenizer.json files made for the older behaviour put one after every special token as well.
+    """
+    if inner.normalizer is None or inner.pre_tokenizer is not None:
+        return
+    normalizer = json.loads(inner.normalizer.__getstate__())
+    kinds = [step["type"] for step in normalizer.get("normalizers", [])]
+    if kinds == ["Prepend", "Replace"] and normalizer["normalizers"][0]["prepend"] == METASPACE:
+        inner.normalizer = None
+        inner.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(METASPACE, prepend_scheme="first", split=False)
+
+
+@functools.cache
+def _bytes_of_characters() -> dict[str, int]:
+    """GPT-2's table: printable Latin-1 characters are themselves, the other 68 bytes follow from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    table.update({chr(256 + index): byte for index, byte in enumerate(hidden)})
+    return table
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    table = _bytes_of_characters()
+    try:
+        return bytes([table[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
+def _metaspace_bytes(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            return token.encode()
+    return token.replace(METASPACE, " ").encode()

@@ -1,0 +1,285 @@
+"""What app processes and the engine process say to each other: msgspec structs, never pickle.
+
+A client (one per app process) is a DEALER socket, the engine a ROUTER; heartbeats go out over a PUB
+socket of their own, and the start is reported over a pipe to the supervisor alone. Times are
+`time.monotonic()` seconds, one clock for all processes of a machine.
+"""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import msgspec
+
+from tessera.engine.contract.errors import QueueFullError, RequestError
+from tessera.engine.contract.sampling_params import SamplingParams
+
+EmbedderRole = Literal["main", "beside"]  # the served model itself, or the encoder beside it
+FinishReason = Literal["stop", "length", "abort", "error"]
+if TYPE_CHECKING:
+    TokenIds: TypeAlias = array[int]  # int32
+else:
+    TokenIds = array  # has no parameters before Python 3.12
+
+
+def request_address(run_dir: str | Path) -> str:
+    """Where the engine's ROUTER listens; `run_dir` is a folder that only this user can enter."""
+    return f"ipc://{run_dir}/engine.sock"
+
+
+def heartbeat_address(run_dir: str | Path) -> str:
+    """Where the engine publishes its heartbeats."""
+    return f"ipc://{run_dir}/heartbeat.sock"
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """A client's first message; the engine answers `Ready` as soon as it is."""
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag="add"):
+    """Start one sequence. `request_id` is unique among this client's live requests.
+
+    `prompt_token_ids` cross as their bytes: a list of 8,000 would be looked through number by number at each end.
+    `cache_salt` separates prefix caches: blocks are shared only between equal salts.
+    `priority`: lower runs first; equal priorities run in order of arrival.
+    """
+
+    request_id: str
+    prompt_token_ids: TokenIds
+    sampling_params: SamplingParams
+    arrival_time: float
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class AddEmbedding(msgspec.Struct, frozen=True, tag="embed"):
+    """Embed these inputs, each a list of token ids. `request_id` is unique among this client's live requests."""
+
+    request_id: str
+    inputs: list[list[int]]
+    role: EmbedderRole = "main"
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop these requests now and free what they hold; unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class GetMetrics(msgspec.Struct, frozen=True, tag="metrics"):
+    """Ask for the engine's metrics in Prometheus text format."""
+
+    token: int
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Take no new requests, finish the running and waiting ones, then exit with code 0."""
+
+
+ClientMessage = Hello | AddRequest | AddEmbedding | AbortRequests | GetMetrics | Drain
+
+
+class EmbeddingInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One model that makes embeddings; `matryoshka_dimensions` are the lengths it may be cut to, None for none."""
+
+    role: EmbedderRole
+    architecture: str
+    pooling: str
+    dimension: int
+    vocab_size: int
+    max_input_tokens: int
+    matryoshka_dimensions: tuple[int, ...] | None = None
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine decided at its start; facts for logs, /v1/models and request checks."""
+
+    device: str
+    device_name: str
+    device_reason: str
+    dtype: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_kv_blocks: int
+    kv_cache_bytes: int
+    weight_bytes: int
+    num_parameters: int
+    eos_token_ids: tuple[int, ...]
+    load_seconds: float
+    generates: bool = True  # False: an encoder, which makes embeddings only
+    embeddings: tuple[EmbeddingInfo, ...] = ()
+
+
+class LoadProgress(msgspec.Struct, frozen=True, tag="progress"):
+    """A stage of the start: `kernels` or `weights`, with done and total in the stage's own unit."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine can take requests. `epoch` differs between engine processes."""
+
+    epoch: str
+    info: EngineInfo
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine cannot start; `user_error` tells a ConfigError (do not retry) from a fault."""
+
+    message: str
+    user_error: bool
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position, from the model's own distribution (before any adjustment)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+class RequestOutput(msgspec.Struct, array_like=True):
+    """What one step brought for one request.
+
+    `finish_reason` is set on the last output only. `stop_token_id` names the id that ended it.
+    `prompt_logprobs` comes with the first token, where asked for: one for each prompt token but the first.
+    `queue_time` comes with it too: seconds from the request's arrival to its first step.
+    `error` (message) comes with finish_reason "error"; the other `error_*` fields and `retry_after`
+    (seconds) go with it and carry a `RequestError` across.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+    error_code: str | None = None
+    error_status: int = 500
+    error_param: str | None = None
+    error_type: str | None = None
+    retry_after: int | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    queue_time: float | None = None
+
+
+class EmbeddingOutput(msgspec.Struct, frozen=True, tag="embedding"):
+    """The answer to AddEmbedding: little-endian float32 [inputs, dimension], or why there is none."""
+
+    request_id: str
+    vectors: bytes = b""
+    refusal: RequestOutput | None = None
+
+
+class EngineTotals(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Counts since the engine's start. Latencies are counts by the buckets of `engine.contract.histogram`."""
+
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+    num_preemptions: int
+    num_finished: dict[FinishReason, int]
+    time_to_first_token: list[int]
+    inter_token_latency: list[int]
+    e2e_latency: list[int]
+
+
+class SchedulerStats(msgspec.Struct, array_like=True):
+    """Gauges of the moment, and the counts that go with them where somebody keeps any."""
+
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_used_blocks: int
+    totals: EngineTotals | None = None
+
+
+class GpuUsage(msgspec.Struct, frozen=True, array_like=True):
+    """Of the whole device, whoever uses it: bytes, and the share of time in which a kernel ran (0 to 1) if known."""
+
+    memory_used: int
+    memory_total: int
+    utilization: float | None
+
+
+class StepOutputs(msgspec.Struct, tag="outputs"):
+    """All of one step's outputs for one client."""
+
+    epoch: str
+    outputs: list[RequestOutput]
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """Published twice a second. `num_steps` stands still while a step hangs.
+
+    `has_work`: a step is running or more are to follow. `ready`: requests are taken (false while loading and while
+    draining). `draining`: no more will be, for as long as this process lives. `stats_time`: when `stats` were
+    true, as a step may take longer than the time between heartbeats. `gpu`: a few seconds old at most; None
+    without a GPU, and where nothing is known of it.
+    """
+
+    epoch: str
+    num_steps: int
+    has_work: bool
+    ready: bool
+    stats: SchedulerStats | None
+    draining: bool = False
+    stats_time: float = 0.0
+    gpu: GpuUsage | None = None
+
+
+class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
+    """Answer to GetMetrics."""
+
+    token: int
+    text: bytes
+
+
+EngineReport = LoadProgress | Ready | StartFailed
+EngineMessage = Ready | StepOutputs | EmbeddingOutput | Metrics
+
+
+def client_encoder() -> msgspec.msgpack.Encoder:
+    """Encodes a ClientMessage."""
+    return msgspec.msgpack.Encoder(enc_hook=array.tobytes)
+
+
+def client_decoder() -> msgspec.msgpack.Decoder[ClientMessage]:
+    """Decodes a ClientMessage; raises MsgspecError for what is none."""
+    return msgspec.msgpack.Decoder(ClientMessage, dec_hook=_token_ids)
+
+
+def _token_ids(kind: type, value: Any) -> TokenIds:
+    assert kind is array, f"nothing else than token ids is decoded by a hook, but {kind} was asked for"
+    try:
+        return array("i", value)
+    except OverflowError as error:  # which msgspec would let through
+        raise ValueError(str(error)) from None
+
+
+def refused(request_id: str, error: RequestError) -> RequestOutput:
+    """The only output of a request that was not accepted."""
+    return RequestOutput(
+        request_id=request_id,
+        token_ids=[],
+        finish_reason="error",
+        error=error.message,
+        error_code=error.code,
+        error_status=error.status,
+        error_param=error.param,
+        error_type=error.type,
+        retry_after=error.retry_after if isinstance(error, QueueFullError) else None,
+    )

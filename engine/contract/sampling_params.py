@@ -1,0 +1,164 @@
+"""How one sequence's tokens are chosen and when it ends."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from tessera.engine.contract.errors import InvalidRequestError
+
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_SEED = 2**64 - 1
+MAX_GRAMMAR_LENGTH = 2**18
+MAX_ALLOWED_TOKEN_IDS = 2**16
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_LENGTH = 1024  # tokens
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf"]
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an answer must match from its first token to its last.
+
+    Attributes:
+        kind: how `text` is to be read: `json_schema`, a schema as JSON; `json_object`, any object,
+            the text is empty; `regex`, in Rust's syntax, matching the whole answer; `choice`, a JSON list
+            of strings; `lark`, a grammar in llguidance's dialect of Lark; `gbnf`, one in llama.cpp's notation.
+        text: at most MAX_GRAMMAR_LENGTH characters.
+        param: the request field that it comes from, for errors.
+        start_token_id: it holds from after this token (the end of a section of reasoning), which must
+            come before the answer may end; None: from the start.
+        section_token_id: where it is set, that is so only if this token (the beginning of such a section) is the
+            answer's first; after any other first token the grammar has held from the start.
+    """
+
+    kind: GrammarKind
+    text: str = ""
+    param: str = "response_format"
+    start_token_id: int | None = None
+    section_token_id: int | None = None
+
+    def verify(self, vocab_size: int) -> None:
+        """Raise InvalidRequestError for a text that is too long or a token that does not exist."""
+        if len(self.text) > MAX_GRAMMAR_LENGTH:
+            raise InvalidRequestError(
+                f"{self.param} has {len(self.text)} characters of grammar, but may have at most {MAX_GRAMMAR_LENGTH}",
+                param=self.param,
+            )
+        for token_id in (self.start_token_id, self.section_token_id):
+            if token_id is not None:
+                _token_id(self.param, token_id, vocab_size)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling settings of one sequence, complete: every default has been filled in.
+
+    Order of application to a row of logits: `logit_bias`; stop ids suppressed until `min_tokens`;
+    repetition, frequency and presence penalties; tokens that `grammar`, `allowed_token_ids` or `bad_words`
+    exclude; temperature; min_p; top_k; top_p.
+
+    Attributes:
+        max_tokens: most tokens to generate.
+        min_tokens: end-of-sequence and stop ids cannot be chosen before this many tokens.
+        temperature: 0 is greedy.
+        top_k: 0 is off.
+        top_p: 1 is off; smallest set of tokens whose probability reaches it.
+        min_p: 0 is off; drops tokens less probable than min_p times the most probable.
+        repetition_penalty: 1 is off; over prompt and output (Keskar et al. 2019).
+        presence_penalty, frequency_penalty: 0 is off; over the output, as OpenAI defines them.
+        logit_bias: token id to an addend; -100 or less and 100 or more decide the choice in practice.
+        seed: key of the counter-based generator; always set (drawn where the user gave none).
+        stop_token_ids: end the sequence with `stop`; the model's own end ids are added by the engine.
+        ignore_eos: the model's own end ids do not end the sequence.
+        logprobs: number of alternatives to report per token; None reports nothing, 0 the token's own.
+        prompt_logprobs: the same for the prompt's tokens, all but the first.
+        grammar: what the answer must match; once nothing can follow, the sequence ends with `stop`, whatever
+            `min_tokens` and `ignore_eos` say.
+        allowed_token_ids: no other ids can be chosen; None allows all.
+        bad_words: sequences of ids that cannot come one after the other in the output.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def verify(self, vocab_size: int) -> None:
+        """Raise InvalidRequestError naming the first field that is out of range or not finite."""
+        _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _in_range("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _in_range("temperature", self.temperature, 0.0, 2.0)
+        _in_range("top_k", self.top_k, 0, 2**31 - 1)
+        _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _in_range("seed", self.seed, 0, MAX_SEED)
+        if self.logprobs is not None:
+            _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
+        _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
+        for token_id, bias in self.logit_bias.items():
+            _token_id("logit_bias", token_id, vocab_size)
+            _in_range("logit_bias", bias, -100.0, 100.0)
+        for token_id in self.stop_token_ids:
+            _token_id("stop_token_ids", token_id, vocab_size)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
+            _at_most("allowed_token_ids", len(self.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS)
+            for token_id in self.allowed_token_ids:
+                _token_id("allowed_token_ids", token_id, vocab_size)
+        _at_most("bad_words", len(self.bad_words), MAX_BAD_WORDS)
+        for word in self.bad_words:
+            _in_range("the number of tokens of each of bad_words", len(word), 1, MAX_BAD_WORD_LENGTH)
+            for token_id in word:
+                _token_id("bad_words", token_id, vocab_size)
+        if self.grammar is not None:
+            self.grammar.verify(vocab_size)
+
+
+def _in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    # Compared before isfinite: an integer beyond float's range would make that overflow.
+    if not (low <= value <= high) or not math.isfinite(value) or (open_low and value == low):
+        lower = f"greater than {low}" if open_low else f"at least {low}"
+        raise InvalidRequestError(f"{name} must be {lower} and at most {high}, not {value}", param=name)
+
+
+def _at_most(name: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise InvalidRequestError(f"{name} may have at most {limit} entries, not {count}", param=name)
+
+
+def _token_id(name: str, token_id: int, vocab_size: int) -> None:
+    if not 0 <= token_id < vocab_size:
+        raise InvalidRequestError(f"{name} has token id {token_id}, but ids go from 0 to {vocab_size - 1}", param=name)

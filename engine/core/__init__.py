@@ -1,0 +1,1 @@
+"""Scheduling without device code: core loop, scheduler, sequences, KV blocks, step batches."""

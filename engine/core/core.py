@@ -1,0 +1,383 @@
+"""The engine without its process: requests in, steps, outputs out. One thread, no sockets, no device code."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from itertools import repeat
+from typing import Any, Protocol, TypeAlias, cast
+
+import numpy as np
+
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import (
+    ContextLengthError,
+    EngineError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestError,
+)
+from tessera.engine.contract.messages import AddRequest, FinishReason, RequestOutput, SchedulerStats, refused
+from tessera.engine.core.block_manager import BlockManager
+from tessera.engine.core.metrics import EngineMetrics
+from tessera.engine.core.prompt_logprobs import keep_prompt_logprobs
+from tessera.engine.core.scheduler import Scheduler
+from tessera.engine.core.sequence import ClientId, Sequence, SequenceStatus
+from tessera.engine.core.slot_table import ScheduledStep
+from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
+from tessera.engine.grammar.compiler import GrammarCompiler, PendingGrammar
+from tessera.engine.grammar.constraint import GrammarConstraint, TokenConstraint, advance_constraints
+
+Outputs: TypeAlias = defaultdict[ClientId, list[RequestOutput]]
+
+MAX_RETRY_AFTER = 60  # seconds
+THROUGHPUT_WINDOW = 64  # finished requests that the recent throughput is taken from
+GRAMMAR_WAIT = 0.002  # seconds that a step without other work waits for a grammar
+
+
+class Running(Protocol):
+    """A step on its way; `result` waits for it."""
+
+    def result(self) -> StepResult: ...
+
+
+class Runner(Protocol):
+    """What executes steps, in their order: the model runner, or a fake in tests.
+
+    `start` submits a step; a constrained one stops before it chooses tokens and goes on with `sample`.
+    An asynchronous runner computes meanwhile, and takes the next step before the last one's result. Steps with
+    prompts in them had best be filled up to one of `full_sizes` tokens.
+    """
+
+    @property
+    def asynchronous(self) -> bool: ...
+    @property
+    def full_sizes(self) -> tuple[int, ...]: ...
+    def start(self, batch: StepBatch) -> Running: ...
+    def sample(self, running: Any, mask: TokenMask | None) -> None: ...
+
+
+class EngineCore:
+    """Add and abort requests between steps; each `step()` moves all of them forward.
+
+    `config` has its device defaults filled in. `num_kv_blocks` blocks of `config.block_size` tokens are
+    what `runner` has room for. `grammars` is None where no tokenizer can tell what tokens spell. Every
+    accepted request ends with exactly one output that has a finish_reason, except where it is aborted:
+    then nothing more is said of it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        num_kv_blocks: int,
+        eos_token_ids: Iterable[int],
+        grammars: GrammarCompiler | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        metrics: EngineMetrics | None = None,
+    ) -> None:
+        self.num_steps = 0
+        self.metrics = metrics if metrics is not None else EngineMetrics(config.model)
+        self.block_manager = BlockManager(num_kv_blocks, config.block_size, prefix_caching=config.prefix_caching)
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._max_cached_tokens = num_kv_blocks * config.block_size
+        self._max_context = min(max_model_len, self._max_cached_tokens)
+        self.scheduler = Scheduler(
+            self.block_manager,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_context=self._max_context,
+            full_sizes=runner.full_sizes,
+        )
+        self._runner = runner
+        self._in_flight: deque[tuple[ScheduledStep, Running, float]] = deque()  # with the times of submission
+        self._last_finished = 0.0  # when the newest result came
+        self._unpublished: list[ScheduledStep] = []  # executed, but their blocks are not in the prefix cache yet
+        self._max_queue_len = config.max_queue_len
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._clock = clock
+        self._grammars = grammars
+        self._sequences: dict[tuple[ClientId, str], Sequence] = {}
+        self._compiling: dict[Sequence, PendingGrammar] = {}  # they join the scheduler's queue afterwards
+        self._refusals: Outputs = defaultdict(list)
+        self._num_arrivals = 0
+        self._finish_times: deque[float] = deque(maxlen=THROUGHPUT_WINDOW)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_unfinished or bool(self._compiling or self._refusals or self._in_flight)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.scheduler.waiting) + len(self._compiling)
+
+    def stats(self) -> SchedulerStats:
+        stats = self.scheduler.stats()
+        stats.num_waiting = self.num_waiting
+        stats.totals = self.metrics.totals()
+        return stats
+
+    def render_metrics(self) -> bytes:
+        """Prometheus text format."""
+        return self.metrics.render(self.stats())
+
+    def add(self, request: AddRequest, client: ClientId) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequestError: a wrong prompt or parameter, or a request id that is in use.
+            ContextLengthError: the prompt and one token can never fit.
+            QueueFullError: as many requests wait as may.
+        """
+        self._verify(request, client)
+        if self.num_waiting >= self._max_queue_len:
+            raise QueueFullError(
+                f"{self.num_waiting} requests are waiting already, and no more may; try again later",
+                retry_after=self._estimate_retry_after(),
+            )
+        sequence = Sequence.from_request(
+            request,
+            client,
+            eos_token_ids=self._eos_token_ids,
+            max_context=self._max_context,
+            arrival_number=self._num_arrivals,
+        )
+        self._num_arrivals += 1
+        self._sequences[client, request.request_id] = sequence
+        params = request.sampling_params
+        if params.grammar is not None and self._grammars is not None:
+            self._compiling[sequence] = self._grammars.submit(params.grammar)
+            return
+        if params.allowed_token_ids is not None or params.bad_words:
+            sequence.constraint = TokenConstraint(params, self._vocab_size)
+        self.scheduler.add(sequence)
+
+    def abort(self, request_ids: list[str], client: ClientId) -> None:
+        """End these requests of `client` without an output; unknown ids are ignored."""
+        for request_id in request_ids:
+            sequence = self._sequences.get((client, request_id))
+            if sequence is not None:
+                self._finish(sequence, "abort", self._clock())
+
+    def step(self) -> Outputs:
+        """Submit the next step and take the result of the oldest; -> every client's outputs.
+
+        An asynchronous runner is kept one step ahead: it computes a step while the one before is
+        postprocessed and the one after is scheduled. A constrained step is computed ahead like others,
+        but chooses its tokens only once the tokens before are known. Without work nothing is done.
+
+        An exception of the runner passes through, and the engine is of no use afterwards.
+        """
+        in_flight = self._in_flight
+        step = self.schedule()
+        outputs = self._take_refusals()
+        if step is not None:
+            submitted = self._clock()
+            in_flight.append((step, self._runner.start(step.batch), submitted))
+            self.scheduler.note_prefixes()
+        if in_flight and (step is None or len(in_flight) > 1):
+            self._finish_step(outputs)
+        if step is not None:
+            if step.constrained:
+                self._runner.sample(in_flight[-1][1], self._token_mask(step))
+            if not self._runner.asynchronous:
+                self._finish_step(outputs)
+        elif self._compiling and not outputs and not in_flight and self._grammars is not None:
+            self._grammars.wait(list(self._compiling.values()), GRAMMAR_WAIT)
+        return outputs
+
+    def _finish_step(self, outputs: Outputs) -> None:
+        """Take the oldest step's result."""
+        step, running, submitted = self._in_flight.popleft()
+        result = running.result()
+        now = self._clock()
+        self.scheduler.record_pace(step, now - max(submitted, self._last_finished))
+        self._last_finished = now
+        self.postprocess(step, result, outputs)
+
+    def _token_mask(self, step: ScheduledStep) -> TokenMask | None:
+        """Of the constrained rows whose sequences have not ended meanwhile."""
+        masks = [
+            (row, sequence.constraint.mask)
+            for row, sequence in step.constrained
+            if sequence.constraint is not None and not sequence.is_finished
+        ]
+        if not masks:
+            return None
+        rows, words = zip(*masks, strict=True)
+        return TokenMask(np.array(rows, np.int32), np.stack(words))
+
+    def schedule(self) -> ScheduledStep | None:
+        """Decide the next step and count its tokens as computed; None if there is nothing to compute."""
+        self._publish()
+        now = self._clock()
+        for sequence in [each for each, pending in self._compiling.items() if pending.ready]:
+            self._constrain(sequence, now)
+        step = self.scheduler.schedule(now)
+        if step is not None:
+            self.metrics.record_scheduled(step.batch.num_tokens, step.admitted, len(step.preempted))
+        return step
+
+    def postprocess(self, step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:
+        """Append what an executed step sampled and end the sequences that are done with it.
+
+        What it sampled for sequences that had ended before is dropped. Its blocks are published only before a
+        sequence ends or the next step is scheduled, so that a long prompt's first token need not wait for it.
+        """
+        assert len(result.token_ids) == len(step.sampled), "one token for each sampled row"
+        now = self._clock()
+        token_ids = cast("list[int]", result.token_ids.tolist())
+        for sequence in step.sampled:
+            sequence.num_pending_tokens -= 1
+        if token_ids and min(token_ids) < 0:
+            self._fail_rows_without_token(step, token_ids, outputs, now)
+        self._unpublished.append(step)
+        keep_prompt_logprobs(step.prompt_rows, result.prompt_logprobs)
+        self._advance_constraints(step, token_ids)
+
+        num_tokens = 0
+        token_gaps: list[float] = []
+        all_logprobs = result.logprobs or repeat(None)
+        for sequence, token_id, logprobs in zip(step.sampled, token_ids, all_logprobs, strict=False):
+            if sequence.status is SequenceStatus.FINISHED:
+                continue
+            if sequence.constraint is not None and sequence.constraint.error is not None:
+                error = InvalidRequestError(sequence.constraint.error, param=sequence.constraint.param)
+                self._fail(sequence, error, outputs, now)
+                continue
+            num_tokens += 1
+            if sequence.last_token_time is None:
+                sequence.first_token_time = now
+                self.metrics.record_first_token(sequence)
+            else:
+                token_gaps.append(now - sequence.last_token_time)
+            sequence.last_token_time = now
+            finish_reason = sequence.append(token_id)
+            output = RequestOutput(
+                sequence.request_id,
+                [token_id],
+                None if logprobs is None else [logprobs],
+                finish_reason,
+                token_id if finish_reason == "stop" and token_id in sequence.stop_token_ids else None,
+                sequence.num_cached_tokens,
+                prompt_logprobs=sequence.prompt_logprobs,
+            )
+            sequence.prompt_logprobs = None
+            if sequence.first_token_time == now and sequence.first_scheduled_time is not None:
+                output.queue_time = sequence.first_scheduled_time - sequence.arrival_time
+            outputs[sequence.client].append(output)
+            if finish_reason is not None:
+                self._finish(sequence, finish_reason, now)
+        self.metrics.record_tokens(num_tokens, token_gaps)
+        self.num_steps += 1
+
+    def _publish(self) -> None:
+        for step in self._unpublished:
+            self.scheduler.publish(step)
+        self._unpublished.clear()
+
+    def _constrain(self, sequence: Sequence, now: float) -> None:
+        """Let a sequence whose grammar is ready into the queue, or refuse it if the grammar is wrong."""
+        pending = self._compiling.pop(sequence)
+        try:
+            sequence.constraint = GrammarConstraint(
+                sequence.params, pending.result(), vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids
+            )
+        except InvalidRequestError as error:
+            self._fail(sequence, error, self._refusals, now)
+        else:
+            self.scheduler.add(sequence)
+
+    def _take_refusals(self) -> Outputs:
+        refusals, self._refusals = self._refusals, defaultdict(list)
+        return refusals
+
+    def _advance_constraints(self, step: ScheduledStep, token_ids: list[int]) -> None:
+        """Let constraints follow the tokens that were sampled, before anybody asks what may come next."""
+        followed = [
+            (sequence.constraint, token_ids[row])
+            for row, sequence in step.constrained
+            if sequence.constraint is not None and not sequence.is_finished
+        ]
+        if followed:
+            constraints, chosen = zip(*followed, strict=True)
+            advance_constraints(constraints, chosen, self._grammars)
+
+    def _fail_rows_without_token(
+        self,
+        step: ScheduledStep,
+        token_ids: list[int],
+        outputs: Outputs,
+        now: float,
+    ) -> None:
+        """End each sequence that got no token, before any of its blocks can be shared."""
+        for sequence, token_id in zip(step.sampled, token_ids, strict=True):
+            if token_id >= 0 or sequence.is_finished:
+                continue
+            error: RequestError = EngineError(
+                "the model's output for this request was not finite, so it cannot be continued"
+            )
+            if sequence.constraint is not None:
+                param = sequence.constraint.param
+                error = InvalidRequestError(f"{param} and the request's other fields leave no token", param=param)
+            self._fail(sequence, error, outputs, now)
+
+    def _fail(
+        self, sequence: Sequence, error: RequestError, outputs: dict[ClientId, list[RequestOutput]], now: float
+    ) -> None:
+        output = refused(sequence.request_id, error)
+        output.num_cached_tokens = sequence.num_cached_tokens
+        outputs[sequence.client].append(output)
+        self._finish(sequence, "error", now)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        self._publish()
+        self._compiling.pop(sequence, None)
+        self.scheduler.finish(sequence, reason)
+        del self._sequences[sequence.client, sequence.request_id]
+        self._finish_times.append(now)
+        self.metrics.record_finished(sequence, now)
+
+    def _verify(self, request: AddRequest, client: ClientId) -> None:
+        if (client, request.request_id) in self._sequences:
+            raise InvalidRequestError(f"the request id {request.request_id!r} is in use", param="request_id")
+        prompt = request.prompt_token_ids
+        if not prompt:
+            raise InvalidRequestError("the prompt must have at least one token", param="prompt")
+        self._verify_length(len(prompt))
+        ids = np.asarray(prompt)
+        if ids.min() < 0 or ids.max() >= self._vocab_size:
+            wrong = next(token_id for token_id in prompt if not 0 <= token_id < self._vocab_size)
+            raise InvalidRequestError(
+                f"the prompt has token id {wrong}, but ids go from 0 to {self._vocab_size - 1}", param="prompt"
+            )
+        request.sampling_params.verify(self._vocab_size)
+        grammar = request.sampling_params.grammar
+        if grammar is not None and self._grammars is None:
+            raise InvalidRequestError(f"{grammar.param} is not supported by this model", param=grammar.param)
+
+    def _verify_length(self, num_prompt_tokens: int) -> None:
+        if num_prompt_tokens < self._max_context:
+            return
+        if self._max_context == self._max_model_len:
+            limit = f"the model's context holds {self._max_model_len} tokens"
+        else:
+            limit = f"the server's KV cache holds {self._max_cached_tokens} tokens"
+        raise ContextLengthError(
+            f"{limit}, one of them at least for the answer, but the prompt has {num_prompt_tokens}; shorten the prompt",
+            param="prompt",
+        )
+
+    def _estimate_retry_after(self) -> int:
+        """Seconds until those who wait now have been served at the recent throughput, from 1 to 60."""
+        if not self._finish_times:
+            return 1
+        elapsed = self._clock() - self._finish_times[0]
+        seconds_per_request = elapsed / len(self._finish_times)
+        return min(max(math.ceil(self.num_waiting * seconds_per_request), 1), MAX_RETRY_AFTER)

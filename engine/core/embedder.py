@@ -1,0 +1,226 @@
+"""Embeddings beside generation: a queue of requests, and passes that take from them in turn. No device code."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tessera.engine.contract.errors import (
+    ContextLengthError,
+    EngineError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestError,
+)
+from tessera.engine.contract.messages import (
+    AddEmbedding,
+    AddRequest,
+    EmbeddingOutput,
+    RequestOutput,
+    SchedulerStats,
+    refused,
+)
+from tessera.engine.core.sequence import ClientId
+
+Float32Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+
+BUSY_SHARE = 4  # while text is generated, a pass has this part of the tokens it may have otherwise
+
+
+class EmbeddingModel(Protocol):
+    """What computes a pass: an EmbeddingRunner, or a fake in tests."""
+
+    dimension: int
+    vocab_size: int
+    max_input_tokens: int
+    max_num_tokens: int
+    max_num_inputs: int
+
+    def embed(self, inputs: list[list[int]]) -> Float32Array: ...
+
+
+class _Job:
+    """One request on its way."""
+
+    __slots__ = ("client", "num_done", "num_taken", "request", "vectors")
+
+    def __init__(self, request: AddEmbedding, client: ClientId, dimension: int) -> None:
+        self.request = request
+        self.client = client
+        self.num_taken = 0
+        self.num_done = 0
+        self.vectors = np.empty((len(request.inputs), dimension), np.dtype("<f4"))
+
+
+class Embedder:
+    """Add and abort requests between passes. Every accepted request ends with exactly one output, unless it is
+    aborted.
+
+    A pass is filled with one input of each request in turn, so that a long list delays nobody by more than
+    the passes that others fill.
+    """
+
+    def __init__(self, model: EmbeddingModel, *, max_queue_len: int) -> None:
+        self.num_steps = 0
+        self.num_requests = 0
+        self.num_tokens = 0
+        self._model = model
+        self._max_queue_len = max_queue_len
+        self._jobs: dict[tuple[ClientId, str], _Job] = {}
+        self._queue: deque[_Job] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._queue)
+
+    @property
+    def num_in_hand(self) -> int:
+        """Requests that wait or are being computed."""
+        return len(self._jobs)
+
+    def add(self, request: AddEmbedding, client: ClientId) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequestError: no inputs, an empty one, a wrong token id, or a request id that is in use.
+            ContextLengthError: an input is longer than the model takes.
+            QueueFullError: as many requests wait as may.
+        """
+        if (client, request.request_id) in self._jobs:
+            raise InvalidRequestError(f"the request id {request.request_id!r} is in use", param="request_id")
+        if not request.inputs:
+            raise InvalidRequestError("input must not be empty", param="input")
+        for token_ids in request.inputs:
+            self._verify(token_ids)
+        if len(self._jobs) >= self._max_queue_len:
+            raise QueueFullError(
+                f"{len(self._jobs)} requests for embeddings are waiting already, and no more may; try again later"
+            )
+        job = _Job(request, client, self._model.dimension)
+        self._jobs[client, request.request_id] = job
+        self._queue.append(job)
+
+    def abort(self, request_ids: list[str], client: ClientId) -> None:
+        """End these requests of `client` without an output; unknown ids are ignored."""
+        for request_id in request_ids:
+            job = self._jobs.pop((client, request_id), None)
+            if job is not None and job in self._queue:
+                self._queue.remove(job)
+
+    def step(self, *, busy: bool) -> list[tuple[ClientId, EmbeddingOutput]]:
+        """One pass; -> the requests that it ended. `busy`: generation waits meanwhile, so the pass is small.
+
+        An exception of the model passes through, and the engine is of no use afterwards.
+        """
+        picked = self._pick(self._model.max_num_tokens // (BUSY_SHARE if busy else 1))
+        if not picked:
+            return []
+        vectors = self._model.embed([job.request.inputs[index] for job, index in picked])
+        self.num_steps += 1
+        finite: list[bool] = [bool(np.isfinite(vector).all()) for vector in vectors]
+        ended: list[tuple[ClientId, EmbeddingOutput]] = []
+        for (job, index), vector, is_finite in zip(picked, vectors, finite, strict=True):
+            key = (job.client, job.request.request_id)
+            if key not in self._jobs:
+                continue
+            if not is_finite:
+                self.abort([job.request.request_id], job.client)
+                error = EngineError(f"the model's output for input {index} was not finite")
+                ended.append((job.client, failed(job.request.request_id, error)))
+                continue
+            job.vectors[index] = vector
+            job.num_done += 1
+            self.num_tokens += len(job.request.inputs[index])
+            if job.num_done == len(job.request.inputs):
+                del self._jobs[key]
+                self.num_requests += 1
+                ended.append((job.client, EmbeddingOutput(job.request.request_id, job.vectors.tobytes())))
+        return ended
+
+    def _pick(self, max_tokens: int) -> list[tuple[_Job, int]]:
+        """Inputs for a pass of at most `max_tokens`, or of one input that has more."""
+        picked: list[tuple[_Job, int]] = []
+        num_tokens = 0
+        while self._queue and len(picked) < self._model.max_num_inputs:
+            job = self._queue[0]
+            size = len(job.request.inputs[job.num_taken])
+            if picked and num_tokens + size > max_tokens:
+                break
+            picked.append((job, job.num_taken))
+            num_tokens += size
+            job.num_taken += 1
+            self._queue.popleft()
+            if job.num_taken < len(job.request.inputs):
+                self._queue.append(job)
+        return picked
+
+    def _verify(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise InvalidRequestError("input must not be empty: one of its texts has no tokens", param="input")
+        if len(token_ids) > self._model.max_input_tokens:
+            raise ContextLengthError(
+                f"the model embeds at most {self._model.max_input_tokens} tokens, but an input has {len(token_ids)}",
+                param="input",
+            )
+        if min(token_ids) < 0 or max(token_ids) >= self._model.vocab_size:
+            raise InvalidRequestError(
+                f"input has a token id outside 0 to {self._model.vocab_size - 1}, the model's vocabulary", param="input"
+            )
+
+
+class EmbeddingMetrics(Collector):
+    """What embedders have done since the start, by their models' names."""
+
+    def __init__(self, embedders: Mapping[str, Embedder]) -> None:
+        self._embedders = embedders
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        """Prometheus text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["model_name"]
+        requests = CounterMetricFamily(
+            "tessera:embedding_requests", "Requests for embeddings that were answered.", labels=labels
+        )
+        tokens = CounterMetricFamily("tessera:embedding_tokens", "Tokens that were embedded.", labels=labels)
+        in_hand = GaugeMetricFamily(
+            "tessera:num_embedding_requests", "Requests for embeddings waiting or running.", labels=labels
+        )
+        for name, embedder in self._embedders.items():
+            requests.add_metric([name], embedder.num_requests)
+            tokens.add_metric([name], embedder.num_tokens)
+            in_hand.add_metric([name], embedder.num_in_hand)
+        yield from (requests, tokens, in_hand)
+
+
+class EmbeddingOnlyCore:
+    """Stands where an engine that generates has its EngineCore: refuses every request for text."""
+
+    has_work = False
+    num_steps = 0
+
+    def add(self, request: AddRequest, client: ClientId) -> None:
+        raise InvalidRequestError("this model makes embeddings, not text: use /v1/embeddings", param="model")
+
+    def abort(self, request_ids: list[str], client: ClientId) -> None:
+        pass
+
+    def step(self) -> dict[ClientId, list[RequestOutput]]:
+        return {}
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(0, 0, 0, 0, 0)
+
+
+def failed(request_id: str, error: RequestError) -> EmbeddingOutput:
+    """The only output of a request that was not accepted, or could not be answered."""
+    return EmbeddingOutput(request_id, refusal=refused(request_id, error))

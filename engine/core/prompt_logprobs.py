@@ -1,0 +1,57 @@
+"""Log-probabilities of prompts' own tokens, from the steps that compute them.
+
+The logits at one position are about the token at the next, so a prompt of n tokens has n - 1 of them. Each is
+asked for once: what a preemption or a cached prefix makes a step compute again, or not at all, is not asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import numpy as np
+
+from tessera.engine.contract.messages import TokenLogprobs
+from tessera.engine.core.sequence import Sequence
+from tessera.engine.core.step_batch import Int32Array, PromptRows
+
+
+def gather_prompt_rows(
+    rows: Rows[int], sequences: Rows[Sequence], num_scheduled: Rows[int], cu_seqlens_q: Int32Array
+) -> tuple[PromptRows | None, list[tuple[Sequence, int]]]:
+    """Of a step's sequences those at `rows`, which are still within their prompts: what they want to know of it.
+
+    It counts as asked from here on. -> the rows, None for none, and whose they are in their order.
+    """
+    askers: list[tuple[Sequence, int]] = []
+    token_indices: list[Int32Array] = []
+    next_token_ids: list[Int32Array] = []
+    for row in rows:
+        sequence = sequences[row]
+        if sequence.params.prompt_logprobs is None:
+            continue
+        start = sequence.num_computed_tokens
+        first = max(start, sequence.num_prompt_logprobs)
+        stop = min(start + num_scheduled[row], sequence.num_prompt_tokens - 1)
+        if first < stop:
+            offset = int(cu_seqlens_q[row]) - start
+            token_indices.append(np.arange(first + offset, stop + offset, dtype=np.int32))
+            next_token_ids.append(np.array(sequence.token_ids[first + 1 : stop + 1], np.int32))
+            askers.append((sequence, stop - first))
+            sequence.num_prompt_logprobs = stop
+    if not askers:
+        return None, askers
+    counts = [sequence.params.prompt_logprobs or 0 for sequence, _ in askers]
+    return PromptRows(
+        token_indices=np.concatenate(token_indices),
+        next_token_ids=np.concatenate(next_token_ids),
+        num_logprobs=np.repeat(np.array(counts, np.int32), [count for _, count in askers]),
+    ), askers
+
+
+def keep_prompt_logprobs(askers: Rows[tuple[Sequence, int]], found: Rows[TokenLogprobs]) -> None:
+    """Hand each sequence its share of what a step found, until its first token takes all of it along."""
+    start = 0
+    for sequence, count in askers:
+        if sequence.prompt_logprobs is not None:
+            sequence.prompt_logprobs += found[start : start + count]
+        start += count

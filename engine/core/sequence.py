@@ -1,0 +1,163 @@
+"""One sequence: its tokens, how far they are computed, and what it holds while it runs."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from tessera.engine.contract.messages import AddRequest, FinishReason, TokenIds, TokenLogprobs
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.grammar.constraint import TokenConstraint
+
+ClientId: TypeAlias = bytes
+
+
+class SequenceStatus(enum.Enum):
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """State of one request inside the engine. Times are the engine clock's seconds.
+
+    Attributes:
+        client: who asked; opaque, for routing the outputs.
+        token_ids: prompt, then output.
+        max_num_tokens: the sequence ends at this length: prompt and `max_tokens`, or the whole context.
+        stop_token_ids: ids that end the sequence: the model's own (unless ignored) and the request's.
+        arrival_number: position in the order of arrival; breaks ties of equal priority.
+        num_computed_tokens: tokens whose keys and values are in the cache, or will be after the steps
+            that are being executed.
+        num_pending_tokens: tokens that steps being executed will append.
+        num_cached_tokens: tokens that the prefix cache spared when the sequence was first scheduled.
+        block_table: KV blocks, in the order of their tokens.
+        block_digests: chained hashes of the first full blocks; kept by the block manager.
+        awaited_digest: of the block that another is computing, at whose publication this one may enter.
+        num_published_blocks: blocks of the table that were offered to the prefix cache or came from it.
+        slot: row of the scheduler's arrays while running, else -1.
+        num_prompt_logprobs: prompt tokens whose log-probability has been asked of a step, a preemption ago or not.
+        prompt_logprobs: what came of it, until it goes out with the first token; None where not asked for.
+        constraint: on the tokens that may be chosen; in step with `token_ids`, also through preemptions.
+    """
+
+    request_id: str
+    client: ClientId
+    token_ids: TokenIds
+    num_prompt_tokens: int
+    params: SamplingParams
+    max_num_tokens: int
+    stop_token_ids: frozenset[int]
+    arrival_number: int
+    arrival_time: float
+    priority: int = 0
+    cache_salt: bytes = b""
+
+    status: SequenceStatus = SequenceStatus.WAITING
+    num_computed_tokens: int = 0
+    num_pending_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    block_table: list[int] = field(default_factory=list)
+    block_digests: list[bytes] = field(default_factory=list)
+    awaited_digest: bytes | None = None
+    num_published_blocks: int = 0
+    slot: int = -1
+    num_prompt_logprobs: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    constraint: TokenConstraint | None = None
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finish_reason: FinishReason | None = None
+
+    @classmethod
+    def from_request(
+        cls,
+        request: AddRequest,
+        client: ClientId,
+        *,
+        eos_token_ids: Iterable[int],
+        max_context: int,
+        arrival_number: int,
+    ) -> Sequence:
+        """A waiting sequence from a request whose fields have been verified."""
+        params = request.sampling_params
+        num_prompt_tokens = len(request.prompt_token_ids)
+        return cls(
+            request_id=request.request_id,
+            client=client,
+            token_ids=array("i", request.prompt_token_ids),
+            num_prompt_tokens=num_prompt_tokens,
+            params=params,
+            max_num_tokens=min(num_prompt_tokens + params.max_tokens, max_context),
+            stop_token_ids=frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids),
+            arrival_number=arrival_number,
+            arrival_time=request.arrival_time,
+            priority=request.priority,
+            cache_salt=request.cache_salt.encode("utf-8", "surrogatepass"),
+            prompt_logprobs=None if params.prompt_logprobs is None else [],
+        )
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts sequences by who is served first."""
+        return self.priority, self.arrival_number
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def prompt_token_ids(self) -> TokenIds:
+        return self.token_ids[: self.num_prompt_tokens]
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :].tolist()
+
+    @property
+    def max_shared_tokens(self) -> int:
+        """Most tokens of its beginning that need not be computed for it: those whose logits it does not want, and
+        never the last, after which the next is chosen."""
+        if self.params.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt_tokens - 1:
+            return self.num_prompt_logprobs
+        return len(self.token_ids) - 1
+
+    @property
+    def is_running(self) -> bool:
+        return self.status is SequenceStatus.RUNNING
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Add a sampled token; -> why the sequence ends with it, or None if it goes on."""
+        token_ids = self.token_ids
+        token_ids.append(token_id)
+        if token_id in self.stop_token_ids and self.num_output_tokens > self.params.min_tokens:
+            return "stop"
+        if self.constraint is not None and self.constraint.is_complete:
+            return "stop"
+        if len(token_ids) >= self.max_num_tokens:
+            return "length"
+        return None
+
+    def block_bytes(self, start: int, stop: int, block_size: int) -> Iterator[bytes]:
+        """The token ids of each of the full blocks start..stop - 1, as the prefix cache hashes and compares them."""
+        data = self.token_ids[start * block_size : stop * block_size].tobytes()
+        size = block_size * self.token_ids.itemsize
+        return (data[offset : offset + size] for offset in range(0, len(data), size))

@@ -1,0 +1,133 @@
+"""What one step needs, packed into arrays: made by the scheduler, consumed by the model runner.
+
+Plain host memory; the runner decides how it reaches the device. Letters in shapes: T tokens and
+R sequences of the step, S rows of logits to sample (at most one a sequence).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from tessera.engine.contract.messages import TokenIds, TokenLogprobs
+
+if TYPE_CHECKING:
+    from tessera.engine.contract.sampling_params import SamplingParams
+
+Int32Array: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
+Float32Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+UInt32Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
+UInt64Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+@dataclass
+class SlotInit:
+    """A sequence (re)enters the batch in `slot`: the runner resets its sampling state there.
+
+    `prompt_token_ids` and `output_token_ids` are what penalties count from (after a preemption the
+    output is not empty); `suppressed_token_ids` cannot be chosen before `min_tokens` outputs.
+    """
+
+    slot: int
+    params: SamplingParams
+    prompt_token_ids: TokenIds
+    output_token_ids: list[int]
+    suppressed_token_ids: tuple[int, ...]
+
+
+@dataclass
+class SamplingBatch:
+    """Per sampled row; see `SamplingParams` for meanings."""
+
+    slots: Int32Array  # [S] where the row's persistent sampling state lives
+    num_output_tokens: Int32Array  # [S] tokens generated before this one
+    positions: Int32Array  # [S] index in its sequence of the token to be chosen
+    seeds: UInt64Array  # [S]
+    temperature: Float32Array  # [S] 0 is greedy
+    top_k: Int32Array  # [S] 0 is off
+    top_p: Float32Array  # [S] 1 is off
+    min_p: Float32Array  # [S] 0 is off
+    repetition_penalty: Float32Array  # [S] 1 is off
+    presence_penalty: Float32Array  # [S] 0 is off
+    frequency_penalty: Float32Array  # [S] 0 is off
+    min_tokens: Int32Array  # [S]
+    num_logprobs: Int32Array  # [S] -1: none, else the number of alternatives
+    needs_adjustment: bool  # any row with penalties, bias or suppressed ids in force
+    needs_filter: bool  # any row with top_k, top_p or min_p
+
+
+@dataclass
+class TokenMask:
+    """Which tokens the rows that are constrained may choose; M of the S sampled rows."""
+
+    rows: Int32Array  # [M] among the sampled rows
+    words: UInt32Array  # [M, ceil(V / 32)] bit id % 32 of word id // 32: the token may be chosen
+
+
+@dataclass
+class TableUpdates:
+    """Entries of the block tables that a step changes first; U of them, no place twice."""
+
+    rows: Int32Array  # [U] of the tables
+    columns: Int32Array  # [U]
+    blocks: Int32Array  # [U]
+
+    def part(self, start: int, stop: int) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """Rows, columns and blocks of the entries start..stop - 1."""
+        return self.rows[start:stop], self.columns[start:stop], self.blocks[start:stop]
+
+
+@dataclass
+class PromptRows:
+    """Tokens of the step whose logits say how probable the prompt's next token was; P of them."""
+
+    token_indices: Int32Array  # [P] among the step's tokens
+    next_token_ids: Int32Array  # [P] what follows them in their prompts
+    num_logprobs: Int32Array  # [P] alternatives to report
+
+
+@dataclass
+class StepBatch:
+    """One step's work. Sequences are rows; a row's tokens are consecutive in the token arrays."""
+
+    input_ids: Int32Array  # [T]; -1 - s: what was last sampled in slot s, which the host may not know yet
+    positions: Int32Array  # [T] index in its sequence
+    slot_mapping: Int32Array  # [T] block * block_size + offset in the block
+    table_rows: Int32Array  # [R] each row's place in the runner's block tables, which is its slot
+    cu_seqlens_q: Int32Array  # [R + 1] first token of each row
+    context_lens: Int32Array  # [R] tokens in the cache once this step's are stored
+    logits_indices: Int32Array  # [S] token whose hidden state is projected and sampled
+    sampling: SamplingBatch
+    slot_inits: list[SlotInit] = field(default_factory=list)
+    table_updates: TableUpdates | None = None
+    is_constrained: bool = False  # sampling waits for a TokenMask
+    prompt_rows: PromptRows | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.context_lens)
+
+    @property
+    def num_sampled(self) -> int:
+        return len(self.logits_indices)
+
+
+@dataclass
+class StepResult:
+    """What a step sampled.
+
+    Attributes:
+        token_ids: [S]; -1 where the row's logits were not finite, or its mask left nothing to choose.
+        logprobs: per sampled row, or None where not asked for; None altogether if no row asked.
+        prompt_logprobs: one for each of the batch's prompt rows.
+    """
+
+    token_ids: Int32Array
+    logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -1,0 +1,1 @@
+"""Grammars for structured output: compiled beside the steps, applied as token masks."""

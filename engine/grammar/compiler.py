@@ -1,0 +1,264 @@
+"""Compiling the grammars that answers must match, beside the engine's steps."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import llguidance
+import msgspec
+import numpy as np
+
+from tessera import PACKAGE_ROOT
+from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.sampling_params import Grammar
+from tessera.engine.grammar.probe import ProbeAnswer, ProbeSettings
+from tessera.engine.grammar.source import GrammarError, complaint
+
+Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]  # bit id % 32 of word id // 32 stands for a token
+
+COMPILE_LIMIT = 2.0  # seconds that one grammar may take
+NUM_THREADS = 2
+
+# Compiled grammars are kept until there are too many, or until they took so long to compile in all,
+# because the largest take longest: about 200 MB a second.
+MAX_CACHED = 128
+MAX_CACHED_SECONDS = 4.0
+
+LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
+
+
+@dataclass(frozen=True)
+class GrammarTokenizer:
+    """The vocabulary as llguidance wants it.
+
+    Attributes:
+        num_words: of its token masks, which may reach beyond the model's own vocabulary.
+        probe_settings: a line for the processes that try grammars out.
+    """
+
+    inner: llguidance.LLTokenizer
+    num_words: int
+    probe_settings: bytes
+
+
+@dataclass(frozen=True)
+class CompiledGrammar:
+    """`matcher` stays in its first state and is copied for each answer; `first_mask` [num_words]."""
+
+    matcher: llguidance.LLMatcher
+    first_mask: Words
+    seconds: float
+
+
+class PendingGrammar:
+    """A grammar on its way. `ready` once it is compiled, refused, or has taken too long."""
+
+    def __init__(self, grammar: Grammar, job: _Job) -> None:
+        self._grammar = grammar
+        self._job = job
+
+    @property
+    def ready(self) -> bool:
+        return self._job.future.done() or self._job.is_late
+
+    def result(self) -> CompiledGrammar:
+        """Raises: InvalidRequestError naming the request's field and what is wrong with its grammar."""
+        assert self.ready, "a grammar's result is taken once it is there"
+        if not self._job.future.done():
+            reason = f"takes longer than {COMPILE_LIMIT:g} seconds to compile"
+        elif (error := self._job.future.exception()) is None:
+            return self._job.future.result()
+        elif isinstance(error, GrammarError):
+            reason = str(error)
+        else:
+            raise error
+        param = self._grammar.param
+        raise InvalidRequestError(f"the grammar of {param} cannot be used: it {reason}", param=param)
+
+
+class _Job:
+    """One grammar's compilation, which several requests may wait for."""
+
+    def __init__(self) -> None:
+        self.future: Future[CompiledGrammar]
+        self.started_at: float | None = None
+
+    @property
+    def is_late(self) -> bool:
+        return self.started_at is not None and time.monotonic() - self.started_at > COMPILE_LIMIT
+
+
+class GrammarCompiler:
+    """Compiles for the tokenizer of a model folder, in threads; its methods are for one thread.
+
+    Reading the tokenizer begins at once and can take a second, which the first grammar waits for.
+    """
+
+    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self._tokenizer = self._threads.submit(load_tokenizer, folder, vocab_size, eos_token_ids)
+        self._cache: OrderedDict[tuple[str, str], _Job] = OrderedDict()
+        self._probe_of_thread = threading.local()
+        self._probes: list[GrammarProbe] = []
+        self._mask_workers: llguidance.LLExecutor | None = None
+
+    def submit(self, grammar: Grammar) -> PendingGrammar:
+        """Begin to compile, unless that has been done. What is wrong with it, its result will say."""
+        key = (grammar.kind, grammar.text)
+        job = self._cache.get(key)
+        if job is None:
+            job = self._cache[key] = _Job()
+            job.future = self._threads.submit(self._compile, job, grammar)
+            self._evict()
+        self._cache.move_to_end(key)
+        return PendingGrammar(grammar, job)
+
+    def wait(self, pending: Sequence[PendingGrammar], timeout: float) -> None:
+        """Until one of them is done, at most `timeout` seconds."""
+        wait([each._job.future for each in pending], timeout, "FIRST_COMPLETED")
+
+    def fill_masks(self, matchers: Sequence[llguidance.LLMatcher]) -> Words:
+        """What may follow in each matcher's state, [len(matchers), num_words]; several are worked on at once."""
+        if self._mask_workers is None:
+            self._mask_workers = llguidance.LLExecutor()
+        num_words = self._tokenizer.result().num_words
+        masks = np.empty((len(matchers), num_words), np.uint32)
+        self._mask_workers.unsafe_compute_mask_ptr(
+            [(matcher, row) for row, matcher in enumerate(matchers)],
+            masks.ctypes.data,
+            num_words * masks.itemsize,
+            len(matchers),
+        )
+        return masks
+
+    def close(self) -> None:
+        """End the threads and the processes that they own."""
+        self._threads.shutdown(cancel_futures=True)
+        for probe in self._probes:
+            probe.close()
+
+    def _compile(self, job: _Job, grammar: Grammar) -> CompiledGrammar:
+        tokenizer = self._tokenizer.result()
+        probe = self._probe(tokenizer)
+        probe.wait_ready()
+        start = job.started_at = time.monotonic()  # what came before is not the grammar's fault
+        source = probe.source_of(grammar)
+        matcher = llguidance.LLMatcher(tokenizer.inner, source, log_level=0, limits=LIMITS)
+        _raise_error_of(matcher)
+        first_mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+        _raise_error_of(matcher)
+        return CompiledGrammar(matcher, first_mask, time.monotonic() - start)
+
+    def _probe(self, tokenizer: GrammarTokenizer) -> GrammarProbe:
+        """This thread's own."""
+        probe: GrammarProbe | None = getattr(self._probe_of_thread, "probe", None)
+        if probe is None:
+            probe = self._probe_of_thread.probe = GrammarProbe(tokenizer.probe_settings)
+            self._probes.append(probe)
+        return probe
+
+    def _evict(self) -> None:
+        seconds = itertools.accumulate(_seconds(job) for job in reversed(self._cache.values()))
+        num_kept = sum(1 for total in itertools.islice(seconds, MAX_CACHED) if total <= MAX_CACHED_SECONDS)
+        while len(self._cache) > max(num_kept, 1):
+            self._cache.popitem(last=False)
+
+
+class GrammarProbe:
+    """A process in which grammars are tried out before they may come near the engine; see `grammar_probe`."""
+
+    def __init__(self, settings: bytes) -> None:
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def wait_ready(self) -> None:
+        """Have the process running and past its start, which takes longer than most grammars do."""
+        if self._process is None:
+            self.source_of(Grammar("lark", 'start: "a"'))
+
+    def source_of(self, grammar: Grammar) -> str:
+        """The grammar in llguidance's own form.
+
+        Raises: GrammarError for one that is wrong, or needs too much time or memory.
+        """
+        process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(msgspec.json.encode(grammar) + b"\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = b""
+        if not answer:
+            self.close()
+            raise GrammarError("needs too much time or memory to compile: make it smaller")
+        found = msgspec.json.decode(answer, type=ProbeAnswer)
+        if found.error:
+            raise GrammarError(found.error)
+        return found.source
+
+    def close(self) -> None:
+        """End the process, which another grammar would start again."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tessera.engine.grammar.probe"],
+            cwd=PACKAGE_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(self._settings)
+        return self._process
+
+
+def load_tokenizer(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarTokenizer:
+    """From tokenizer.json; `vocab_size` is the model's, whose rows beyond the tokenizer's are padding.
+
+    Raises: GrammarError where there is none that llguidance can use.
+    """
+    try:
+        text = (folder / "tokenizer.json").read_text()
+        added = json.loads(text).get("added_tokens", [])
+        # One id more than the model has, for grammars to end with where the model has no end of its own.
+        end = vocab_size
+        try:
+            inner = llguidance.LLTokenizer(text, n_vocab=end + 1, eos_token=list(eos_token_ids) or [end])
+        except ValueError:
+            end = llguidance.LLTokenizer(text).vocab_size
+            if end <= vocab_size:
+                raise
+            inner = llguidance.LLTokenizer(text, n_vocab=end + 1, eos_token=list(eos_token_ids) or [end])
+        special = {token["id"]: token["content"] for token in added if token.get("special") and token["id"] < end}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise GrammarError("needs a tokenizer.json, and this model has none that can be used for it") from error
+    settings = msgspec.json.encode(ProbeSettings(end, special)) + b"\n"
+    return GrammarTokenizer(inner, -(-(end + 1) // 32), settings)
+
+
+def _seconds(job: _Job) -> float:
+    if not job.future.done() or job.future.cancelled() or job.future.exception() is not None:
+        return 0.0
+    return job.future.result().seconds
+
+
+def _raise_error_of(matcher: llguidance.LLMatcher) -> None:
+    if matcher.is_error():
+        raise GrammarError(complaint(matcher.get_error()))

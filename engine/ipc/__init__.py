@@ -1,0 +1,1 @@
+"""The engine process and its face: client, supervisor, heartbeat, and the process itself."""

@@ -1,0 +1,452 @@
+"""The engine as app/ sees it: submit requests, read their outputs, know whether it is well.
+
+One EngineClient serves one event loop. It needs no supervisor: that the engine process died it learns
+from its own connection, and the engine's health from the heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+import uuid
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import zmq
+
+from tessera.engine.contract.errors import (
+    ContextLengthError,
+    EngineError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestError,
+)
+from tessera.engine.contract.messages import (
+    AbortRequests,
+    AddEmbedding,
+    AddRequest,
+    ClientMessage,
+    EmbedderRole,
+    EmbeddingOutput,
+    EngineInfo,
+    EngineMessage,
+    GetMetrics,
+    GpuUsage,
+    Heartbeat,
+    Hello,
+    Metrics,
+    Ready,
+    RequestOutput,
+    SchedulerStats,
+    StepOutputs,
+    TokenIds,
+    client_encoder,
+    request_address,
+)
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.ipc.heartbeat import HeartbeatReceiver
+
+logger = logging.getLogger("tessera.client")
+
+Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+
+MAX_SILENCE = 3.0  # seconds without a heartbeat until the engine counts as not well
+STALL_LIMITS = {"cuda": 30.0, "cpu": 300.0}  # seconds for one step until the engine counts as stuck
+METRICS_TIMEOUT = 5.0
+HISTORY_LENGTH = 241  # heartbeats of two minutes
+MESSAGES_PER_TURN = 64  # read before other tasks of the event loop have their turn
+
+
+class RequestStream:
+    """The outputs of one request: an async iterator that ends after the one with a finish_reason.
+
+    Outputs that arrive while the consumer is busy come as one. Raises the RequestError that ended the
+    request, if one did. When the consumer is cancelled while waiting, calls `abort`, or drops the
+    stream before its end, the engine is told to stop the request.
+    """
+
+    def __init__(self, client: EngineClient, request_id: str, inbox: _Inbox) -> None:
+        self.request_id = request_id
+        self._client = client
+        self._inbox = inbox
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        inbox = self._inbox
+        while True:
+            if inbox.output is not None:
+                output, inbox.output = inbox.output, None
+                return output
+            if inbox.error is not None:
+                error, inbox.error = inbox.error, None
+                raise error
+            if inbox.ended:
+                raise StopAsyncIteration
+            try:
+                await inbox.wait()
+            except asyncio.CancelledError:
+                await self.abort()
+                raise
+
+    async def abort(self) -> None:
+        """Stop the request if it still runs; iteration ends. Calling it again does nothing."""
+        self._inbox.output = None
+        if not self._inbox.ended:
+            self._inbox.end()
+            self._client._abandon(self.request_id)
+
+    aclose = abort
+
+    async def __aenter__(self) -> RequestStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.abort()
+
+    def __del__(self) -> None:
+        if not self._inbox.ended:
+            self._inbox.ended = True
+            self._client._abandon_from_anywhere(self.request_id)
+
+
+class _Inbox:
+    """Where a request's outputs wait for their consumer, merged into one."""
+
+    __slots__ = ("ended", "error", "output", "waiter")
+
+    def __init__(self) -> None:
+        self.output: RequestOutput | None = None
+        self.error: RequestError | None = None
+        self.ended = False
+        self.waiter: asyncio.Future[None] | None = None
+
+    async def wait(self) -> None:
+        self.waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self.waiter
+        finally:
+            self.waiter = None
+
+    def put(self, output: RequestOutput) -> None:
+        if self.ended:
+            return
+        if output.finish_reason == "error":
+            self.fail(error_of(output))
+            return
+        if self.output is None:
+            self.output = output
+        else:
+            _merge(self.output, output)
+        if output.finish_reason is not None:
+            self.ended = True
+        self._wake()
+
+    def fail(self, error: RequestError) -> None:
+        if not self.ended:
+            self.error = error
+            self.end()
+
+    def end(self) -> None:
+        self.ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+class EngineClient:
+    """One app process's connection to the engine whose sockets are in `run_dir`.
+
+    Attributes:
+        info: what the engine said of itself when it was last ready.
+        history: (time, stats) of this engine's heartbeats in the last two minutes, the newest last.
+    """
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.info: EngineInfo | None = None
+        self.history: deque[tuple[float, SchedulerStats]] = deque(maxlen=HISTORY_LENGTH)
+        self._run_dir = run_dir
+        self._epoch: str | None = None
+        self._first_ready = asyncio.Event()
+        self._lost: str | None = None
+        self._inboxes: dict[str, _Inbox] = {}
+        self._embedding_waiters: dict[str, asyncio.Future[bytes]] = {}
+        self._metrics_waiters: dict[int, asyncio.Future[bytes]] = {}
+        self._counter = itertools.count()
+        self._id_prefix = uuid.uuid4().hex[:12]
+        self._encoder = client_encoder()
+        self._decoder = msgspec.msgpack.Decoder(EngineMessage)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+
+    async def start(self) -> None:
+        """Connect, in the running event loop; the engine may come up later."""
+        self._loop = asyncio.get_running_loop()
+        self._connect()
+
+    async def wait_first_ready(self) -> None:
+        """Wait until this client has for the first time heard that the engine takes requests."""
+        await self._first_ready.wait()
+
+    async def close(self) -> None:
+        """End all requests and leave."""
+        self._fail_all("the server is shutting down")
+        self._disconnect()
+        self._context.destroy(linger=0)
+
+    @property
+    def ready(self) -> bool:
+        """The engine takes requests."""
+        # The last heartbeat may be of before the engine was loaded, so its `ready` does not count.
+        last = self._heartbeats.last
+        return self._epoch is not None and not (last is not None and last.draining and last.epoch == self._epoch)
+
+    @property
+    def gpu(self) -> GpuUsage | None:
+        """How the engine's GPU was used a few seconds ago; None where nobody knows."""
+        last = self._heartbeats.last
+        return last.gpu if last is not None and self._epoch is not None else None
+
+    def health(self) -> tuple[bool, str]:
+        """Whether the engine is ready, alive and getting on with its work; and a sentence about it."""
+        if self._epoch is None or self.info is None:
+            return False, self._lost or "the engine is starting"
+        if not self.ready:
+            return False, "the engine is shutting down"
+        if self._heartbeats.silent_for > MAX_SILENCE:
+            return False, f"the engine has shown no sign of life for {self._heartbeats.silent_for:.0f} s"
+        if self._heartbeats.stalled_for > STALL_LIMITS["cpu" if self.info.device == "cpu" else "cuda"]:
+            return False, f"the engine has worked on one step for {self._heartbeats.stalled_for:.0f} s"
+        return True, "the engine is ready"
+
+    def submit(
+        self,
+        prompt_token_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        request_id: str | None = None,
+    ) -> RequestStream:
+        """Send a request; must be called in the client's event loop.
+
+        Raises:
+            EngineUnavailableError: the engine is not ready or shows no life. Every other refusal is
+                raised by the stream.
+        """
+        well, reason = self.health()
+        if not well:
+            raise EngineUnavailableError(f"{reason}; please try again later")
+        if request_id is None:
+            request_id = f"{self._id_prefix}-{next(self._counter)}"
+        assert request_id not in self._inboxes, f"request id {request_id} is in use"
+        inbox = _Inbox()
+        self._inboxes[request_id] = inbox
+        self._send(AddRequest(request_id, prompt_token_ids, params, time.monotonic(), priority, cache_salt))
+        return RequestStream(self, request_id, inbox)
+
+    async def embed(self, inputs: list[list[int]], *, role: EmbedderRole = "main") -> Vectors:
+        """Embeddings [inputs, dimension] of unit length. Cancelling it stops the work.
+
+        Raises:
+            RequestError: an input is wrong or too long, too many requests wait, or the engine is not there.
+        """
+        well, reason = self.health()
+        if not well:
+            raise EngineUnavailableError(f"{reason}; please try again later")
+        request_id = f"{self._id_prefix}-{next(self._counter)}"
+        waiter = self._embedding_waiters[request_id] = self._loop.create_future()
+        self._send(AddEmbedding(request_id, inputs, role))
+        try:
+            vectors = await waiter
+        except asyncio.CancelledError:
+            if request_id in self._embedding_waiters:
+                self._send(AbortRequests([request_id]))
+            raise
+        finally:
+            self._embedding_waiters.pop(request_id, None)
+        return np.frombuffer(vectors, "<f4").reshape(len(inputs), -1)
+
+    async def metrics(self) -> bytes:
+        """The engine's metrics in Prometheus text format.
+
+        Raises:
+            EngineUnavailableError: the engine is not there or does not answer in time.
+        """
+        if self._epoch is None:
+            raise EngineUnavailableError(self._lost or "the engine is starting")
+        token = next(self._counter)
+        waiter = self._metrics_waiters[token] = self._loop.create_future()
+        self._send(GetMetrics(token))
+        try:
+            return await asyncio.wait_for(waiter, METRICS_TIMEOUT)
+        except asyncio.TimeoutError:
+            raise EngineUnavailableError("the engine did not answer in time") from None
+        finally:
+            del self._metrics_waiters[token]
+
+    def _connect(self) -> None:
+        self._heartbeats = HeartbeatReceiver(self._context, self._run_dir, self._on_heartbeat)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED, f"inproc://monitor-{next(self._counter)}"
+        )
+        self._socket.connect(request_address(self._run_dir))
+        self._loop.add_reader(self._socket.FD, self._receive)
+        self._loop.add_reader(self._monitor.FD, self._watch_connection)
+        # ZMQ signals an arrival only to who has once found nothing.
+        self._loop.call_soon(self._watch_connection)
+        self._send(Hello())
+
+    def _disconnect(self) -> None:
+        self._heartbeats.close()
+        self._loop.remove_reader(self._socket.FD)
+        self._loop.remove_reader(self._monitor.FD)
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+
+    def _send(self, message: ClientMessage) -> None:
+        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        # Sending may swallow the edge-triggered signal that something has arrived.
+        self._loop.call_soon(self._receive)
+
+    def _receive(self) -> None:
+        socket = self._socket
+        if socket.closed:
+            return
+        for _ in range(MESSAGES_PER_TURN):
+            try:
+                payload = socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._dispatch(self._decoder.decode(payload))
+        self._loop.call_soon(self._receive)
+
+    def _dispatch(self, message: EngineMessage) -> None:
+        if type(message) is StepOutputs:
+            inboxes = self._inboxes
+            for output in message.outputs:
+                request_id = output.request_id
+                inbox = inboxes.get(request_id)
+                if inbox is not None:
+                    if output.finish_reason is not None:
+                        del inboxes[request_id]
+                    inbox.put(output)
+        elif type(message) is EmbeddingOutput:
+            embedding_waiter = self._embedding_waiters.get(message.request_id)
+            if embedding_waiter is not None and not embedding_waiter.done():
+                if message.refusal is not None:
+                    embedding_waiter.set_exception(error_of(message.refusal))
+                else:
+                    embedding_waiter.set_result(message.vectors)
+        elif type(message) is Ready:
+            self._epoch, self.info, self._lost = message.epoch, message.info, None
+            self._first_ready.set()
+        elif type(message) is Metrics:
+            waiter = self._metrics_waiters.get(message.token)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(message.text)
+
+    def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        if self._epoch is not None and heartbeat.epoch != self._epoch:
+            self._loop.call_soon(self._check_epoch)
+            return
+        is_news = not self.history or heartbeat.stats_time > self.history[-1][0]
+        if self._epoch is not None and heartbeat.stats is not None and is_news:
+            self.history.append((heartbeat.stats_time, heartbeat.stats))
+
+    def _check_epoch(self) -> None:
+        last = self._heartbeats.last
+        if self._epoch is not None and last is not None and last.epoch != self._epoch:
+            self._engine_lost()
+
+    def _watch_connection(self) -> None:
+        if self._monitor.closed:
+            return
+        with contextlib.suppress(zmq.Again):
+            self._monitor.recv_multipart(zmq.NOBLOCK)
+            self._engine_lost()
+
+    def _engine_lost(self) -> None:
+        """The engine process is gone: take what it still sent, fail the rest, wait for the next one."""
+        while True:
+            try:
+                self._dispatch(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                break
+        if self._epoch is not None:
+            logger.warning("the engine process ended with %d requests in flight", len(self._inboxes))
+            self._lost = "the engine process ended and is being restarted"
+        self._epoch = None
+        self.history.clear()
+        self._fail_all("the engine process ended while it worked on this request")
+        self._disconnect()
+        self._connect()
+
+    def _fail_all(self, reason: str) -> None:
+        inboxes, self._inboxes = self._inboxes, {}
+        for inbox in inboxes.values():
+            inbox.fail(EngineError(reason, code="engine_died"))
+        embeddings, self._embedding_waiters = self._embedding_waiters, {}
+        for embedding in embeddings.values():
+            if not embedding.done():
+                embedding.set_exception(EngineError(reason, code="engine_died"))
+        for waiter in self._metrics_waiters.values():
+            if not waiter.done():
+                waiter.set_exception(EngineUnavailableError(reason))
+
+    def _abandon(self, request_id: str) -> None:
+        if self._inboxes.pop(request_id, None) is not None:
+            self._send(AbortRequests([request_id]))
+
+    def _abandon_from_anywhere(self, request_id: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, and with it this client
+            self._loop.call_soon_threadsafe(self._abandon, request_id)
+
+
+def error_of(output: RequestOutput) -> RequestError:
+    """The exception that an output with finish_reason "error" carries."""
+    message = output.error or "the engine failed this request"
+    error: RequestError
+    if output.error_status == QueueFullError.status:
+        error = QueueFullError(message, retry_after=output.retry_after or 1)
+    elif output.error_status == EngineUnavailableError.status:
+        error = EngineUnavailableError(message)
+    elif output.error_code == ContextLengthError.code:
+        error = ContextLengthError(message, param=output.error_param)
+    elif output.error_status < 500:
+        error = InvalidRequestError(message, param=output.error_param)
+    else:
+        error = EngineError(message, param=output.error_param)
+    error.status = output.error_status
+    error.code = output.error_code
+    error.type = output.error_type or error.type
+    return error
+
+
+def _merge(earlier: RequestOutput, later: RequestOutput) -> None:
+    earlier.token_ids += later.token_ids
+    if later.logprobs is not None:
+        earlier.logprobs = (earlier.logprobs or []) + later.logprobs
+    if later.prompt_logprobs is not None:
+        earlier.prompt_logprobs = later.prompt_logprobs
+    if later.queue_time is not None:
+        earlier.queue_time = later.queue_time
+    earlier.finish_reason = later.finish_reason
+    earlier.stop_token_id = later.stop_token_id
+    earlier.num_cached_tokens = max(earlier.num_cached_tokens, later.num_cached_tokens)

@@ -1,0 +1,425 @@
+"""The engine process: `python -m tessera.engine.ipc.process RUN_DIR REPORT_FD`, an EngineCore behind a ZMQ socket.
+
+The supervisor writes an EngineConfig as one line of JSON to standard input and keeps that pipe open:
+when it ends, so has the parent, and this process follows it. The start is reported over the inherited
+REPORT_FD as lines of JSON (`EngineReport`). Exit codes: 0 drained, 1 fault, 2 ConfigError.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import msgspec
+import zmq
+
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import (
+    ConfigError,
+    EngineError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    RequestError,
+)
+from tessera.engine.contract.logs import configure_logging
+from tessera.engine.contract.messages import (
+    AbortRequests,
+    AddEmbedding,
+    AddRequest,
+    ClientMessage,
+    Drain,
+    EmbedderRole,
+    EmbeddingOutput,
+    EngineInfo,
+    EngineMessage,
+    EngineReport,
+    GetMetrics,
+    GpuUsage,
+    Heartbeat,
+    Hello,
+    LoadProgress,
+    Metrics,
+    Ready,
+    RequestOutput,
+    SchedulerStats,
+    StartFailed,
+    StepOutputs,
+    client_decoder,
+    refused,
+    request_address,
+)
+from tessera.engine.ipc.heartbeat import INTERVAL, HeartbeatSender
+from tessera.engine.tensor import Device
+
+logger = logging.getLogger("tessera.engine")
+
+FLUSH_MS = 2000  # how long a leaving engine waits for clients to take its last outputs
+STDIN_FD = 0
+
+
+class Core(Protocol):
+    """What this process needs of an EngineCore; `client` is opaque to the core."""
+
+    @property
+    def has_work(self) -> bool: ...
+    @property
+    def num_steps(self) -> int: ...
+    def add(self, request: AddRequest, client: bytes) -> None: ...
+    def abort(self, request_ids: list[str], client: bytes) -> None: ...
+    def step(self) -> Mapping[bytes, list[RequestOutput]]: ...
+    def stats(self) -> SchedulerStats: ...
+
+
+class Embedding(Protocol):
+    """What this process needs of an Embedder."""
+
+    @property
+    def has_work(self) -> bool: ...
+    @property
+    def num_steps(self) -> int: ...
+    def add(self, request: AddEmbedding, client: bytes) -> None: ...
+    def abort(self, request_ids: list[str], client: bytes) -> None: ...
+    def step(self, *, busy: bool) -> list[tuple[bytes, EmbeddingOutput]]: ...
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    core: Core
+    info: EngineInfo
+    render_metrics: Callable[[], bytes]
+    embedders: Mapping[EmbedderRole, Embedding] = field(default_factory=dict)
+    gpu_usage: Callable[[], GpuUsage | None] = lambda: None
+
+    @property
+    def has_work(self) -> bool:
+        return self.core.has_work or any(embedder.has_work for embedder in self.embedders.values())
+
+    @property
+    def num_steps(self) -> int:
+        return self.core.num_steps + sum(embedder.num_steps for embedder in self.embedders.values())
+
+
+Progress: TypeAlias = Callable[[str, int, int], None]  # stage, done, total
+Loader: TypeAlias = Callable[[EngineConfig, Progress], LoadedEngine]
+
+
+class EngineProcess:
+    """Moves messages between the clients' sockets and the core, one step after the other."""
+
+    def __init__(self, run_dir: str) -> None:
+        self.epoch = uuid.uuid4().hex
+        self._engine: LoadedEngine | None = None
+        self._has_work = False
+        self._draining = False
+        self._stats: SchedulerStats | None = None
+        self._stats_at = 0.0
+        self._decoder = client_decoder()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone is an error
+        self._router.setsockopt(zmq.SNDHWM, 0)  # a ROUTER at its limit drops tokens silently
+        self._router.bind(request_address(run_dir))
+        self._heartbeat = HeartbeatSender(
+            self._context, run_dir, self._make_heartbeat, STDIN_FD, on_orphaned=lambda: _leave_orphaned(run_dir)
+        )
+        self._heartbeat.start()
+
+    def close(self) -> None:
+        self._heartbeat.stop()
+        self._router.close(linger=FLUSH_MS)
+        self._context.term()
+
+    def run(self, engine: LoadedEngine) -> None:
+        """Serve until drained; an exception from a step ends the process."""
+        self._engine = engine
+        core = engine.core
+        wake_up = self._drain_on_sigterm()
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(wake_up, zmq.POLLIN)
+        while True:
+            self._has_work = engine.has_work
+            self._refresh_stats(core)
+            if not self._has_work:
+                if self._draining:
+                    return
+                if wake_up.fileno() in dict(poller.poll()):
+                    wake_up.recv(64)
+            self._receive(core)
+            if core.has_work:
+                self._has_work = True
+                for client, outputs in core.step().items():
+                    self._send_outputs(core, client, outputs)
+            self._embed(engine)
+
+    def _embed(self, engine: LoadedEngine) -> None:
+        """One pass of each embedder that has work, between two steps of the core."""
+        for embedder in engine.embedders.values():
+            if embedder.has_work:
+                self._has_work = True
+                for client, output in embedder.step(busy=engine.core.has_work):
+                    self._send(client, output)
+
+    def _drain_on_sigterm(self) -> socket.socket:
+        """Let SIGTERM start a drain; -> a socket that becomes readable when a signal arrives."""
+
+        def start_drain(signum: int, frame: object) -> None:
+            self._draining = True
+
+        reader, writer = socket.socketpair()
+        reader.setblocking(False)
+        writer.setblocking(False)
+        self._wake_up_sockets = (reader, writer)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, start_drain)
+        return reader
+
+    def _receive(self, core: Core) -> None:
+        while True:
+            try:
+                frames = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                client, payload = frames
+                message = self._decoder.decode(payload)
+            except (ValueError, msgspec.MsgspecError) as error:
+                logger.warning("ignored a malformed message: %s", error)
+                continue
+            self._handle(core, client, message)
+
+    def _handle(self, core: Core, client: bytes, message: ClientMessage) -> None:
+        assert self._engine is not None
+        match message:
+            case AddRequest():
+                self._add(core, client, message)
+            case AddEmbedding():
+                self._add_embedding(client, message)
+            case AbortRequests():
+                core.abort(message.request_ids, client)
+                for embedder in self._engine.embedders.values():
+                    embedder.abort(message.request_ids, client)
+            case GetMetrics():
+                self._send(client, Metrics(message.token, self._engine.render_metrics()))
+            case Hello():
+                self._send(client, Ready(self.epoch, self._engine.info))
+            case Drain():
+                self._draining = True
+
+    def _add(self, core: Core, client: bytes, request: AddRequest) -> None:
+        try:
+            if self._draining:
+                raise EngineUnavailableError("the engine is shutting down and takes no new requests")
+            core.add(request, client)
+        except RequestError as error:
+            refusal = error
+        except Exception:
+            logger.exception("request %s was refused by a fault", request.request_id)
+            refusal = EngineError("the engine failed to take this request")
+        else:
+            return
+        self._send(client, StepOutputs(self.epoch, [refused(request.request_id, refusal)]))
+
+    def _add_embedding(self, client: bytes, request: AddEmbedding) -> None:
+        assert self._engine is not None
+        try:
+            if self._draining:
+                raise EngineUnavailableError("the engine is shutting down and takes no new requests")
+            if request.role not in self._engine.embedders:
+                raise InvalidRequestError("this model makes no embeddings", param="model")
+            self._engine.embedders[request.role].add(request, client)
+        except RequestError as error:
+            refusal = error
+        except Exception:
+            logger.exception("request %s was refused by a fault", request.request_id)
+            refusal = EngineError("the engine failed to take this request")
+        else:
+            return
+        self._send(client, EmbeddingOutput(request.request_id, refusal=refused(request.request_id, refusal)))
+
+    def _send_outputs(self, core: Core, client: bytes, outputs: list[RequestOutput]) -> None:
+        if not self._send(client, StepOutputs(self.epoch, outputs)):
+            core.abort([output.request_id for output in outputs], client)
+
+    def _send(self, client: bytes, message: EngineMessage) -> bool:
+        """-> False if the client is gone."""
+        try:
+            self._router.send_multipart([client, self._encoder.encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def _refresh_stats(self, core: Core) -> None:
+        now = time.monotonic()
+        if not self._has_work or now - self._stats_at >= INTERVAL:
+            self._stats = core.stats()
+            self._stats_at = now
+
+    def _make_heartbeat(self) -> Heartbeat:
+        engine = self._engine
+        return Heartbeat(
+            epoch=self.epoch,
+            num_steps=engine.num_steps if engine is not None else 0,
+            has_work=self._has_work,
+            ready=engine is not None and not self._draining,
+            stats=self._stats,
+            stats_time=self._stats_at if self._has_work else time.monotonic(),
+            draining=self._draining,
+            gpu=engine.gpu_usage() if engine is not None else None,
+        )
+
+
+def serve(load: Loader) -> int:
+    """Run an engine process to its end; -> its exit code."""
+    run_dir, report_fd = sys.argv[1], int(sys.argv[2])
+    config = msgspec.json.decode(_read_line(STDIN_FD), type=EngineConfig)
+    configure_logging(config.log_format, config.log_level)
+
+    def report(message: EngineReport) -> None:
+        os.write(report_fd, msgspec.json.encode(message) + b"\n")
+
+    process = EngineProcess(run_dir)
+    try:
+        engine = load(config, lambda stage, done, total: report(LoadProgress(stage, done, total)))
+        gc.collect()
+        gc.freeze()  # what was loaded stays: later collections need not look at it
+        report(Ready(process.epoch, engine.info))
+    except ConfigError as error:
+        report(StartFailed(str(error), user_error=True))
+        process.close()
+        return 2
+    except Exception as error:
+        logger.exception("the engine failed to start")
+        report(StartFailed(f"{type(error).__name__}: {error}", user_error=False))
+        process.close()
+        return 1
+    try:
+        process.run(engine)
+    except Exception:
+        logger.exception("the engine failed")
+        return 1
+    finally:
+        process.close()
+    return 0
+
+
+def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
+    """Device, model, weights, KV cache and scheduler, as `config` wants them.
+
+    Raises: ConfigError (ModelError) where that cannot be; DeviceError.
+    """
+    # Imported only here: what does not load must still be able to report why.
+    from tessera.engine.core.core import EngineCore
+    from tessera.engine.core.metrics import EngineMetrics
+    from tessera.engine.grammar.compiler import GrammarCompiler
+    from tessera.engine.models.config import load_config
+    from tessera.engine.ops.make import make_ops
+    from tessera.engine.runner.devices import select_device
+    from tessera.engine.runner.embedding_engine import EmbeddingEngine
+    from tessera.engine.runner.model_runner import ModelRunner
+
+    start = time.monotonic()
+    folder = Path(config.model)
+    model = load_config(folder)
+    device, device_reason = select_device(config.device)
+    config = config.with_device_defaults("cpu" if device.name == "cpu" else "cuda")
+    config.verify()
+    ops = make_ops(device)
+    embedding = EmbeddingEngine(config)
+    if model.is_encoder:
+        encoder_core, info = embedding.load_alone(model, ops, device_reason, progress)
+        return LoadedEngine(encoder_core, info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
+    grammars = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)  # reads its tokenizer meanwhile
+    embedding.load_beside(ops, progress)  # before the KV cache takes what memory is left
+    runner = ModelRunner(config, model, device, ops, progress)
+    embedding.add_decoder(model, runner)
+    core = EngineCore(
+        config,
+        runner,
+        vocab_size=model.vocab_size,
+        max_model_len=runner.max_model_len,
+        num_kv_blocks=runner.num_kv_blocks,
+        eos_token_ids=model.eos_token_ids,
+        grammars=grammars,
+        metrics=EngineMetrics(config.served_name or folder.name),
+    )
+    info = EngineInfo(
+        device=device.name,
+        device_name=getattr(device, "device_name", f"{os.cpu_count()} cores"),
+        device_reason=device_reason,
+        dtype=runner.dtype,
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        max_model_len=runner.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        block_size=runner.block_size,
+        num_kv_blocks=runner.num_kv_blocks,
+        kv_cache_bytes=runner.kv_cache_bytes,
+        weight_bytes=runner.weight_bytes,
+        num_parameters=runner.num_parameters,
+        eos_token_ids=model.eos_token_ids,
+        load_seconds=time.monotonic() - start,
+        embeddings=embedding.infos,
+    )
+
+    def render_metrics() -> bytes:
+        return core.render_metrics() + embedding.render_metrics()
+
+    return LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device))
+
+
+def watch_gpu(device: Device) -> Callable[[], GpuUsage | None]:
+    """-> what tells how the device was used a few seconds ago."""
+    if device.name == "cpu":
+        return lambda: None
+    from tessera.engine.cuda.nvml import UsageMonitor
+
+    monitor = UsageMonitor()
+    monitor.start()
+
+    def usage() -> GpuUsage | None:
+        latest = monitor.latest
+        return GpuUsage(*latest) if latest is not None else None
+
+    return usage
+
+
+def _read_line(fd: int) -> bytes:
+    """One line, and not a byte more: what follows is not ours to consume."""
+    line = b""
+    while (byte := os.read(fd, 1)) not in (b"", b"\n"):
+        line += byte
+    return line
+
+
+def _leave_orphaned(run_dir: str) -> None:
+    """The parent is gone, so nobody is left to serve or to tidy up; the main thread may be in a step."""
+    shutil.rmtree(run_dir, ignore_errors=True)
+    os._exit(1)
+
+
+def main() -> None:
+    code = serve(load_engine)
+    sys.stderr.flush()
+    if code == 1:
+        os._exit(code)  # a device in an error state can hang the interpreter's own way out
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

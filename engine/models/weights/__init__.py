@@ -1,0 +1,1 @@
+"""Checkpoints: safetensors, conversion and loading onto a device."""

@@ -1,0 +1,200 @@
+"""Attention of rows with two or more queries on sm_90a's own tensor-core instructions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.tensor_map import row_groups_map
+from tessera.engine.ops.cuda.types import ceil_div, cuda_type
+from tessera.engine.ops.interface import AttentionMetadata
+from tessera.engine.tensor import Tensor, empty, float32, uint32
+
+PAGED_ATTENTION_PREFILL_HOPPER = KernelSpec(
+    file="attention/sm90_prefill.cu",
+    name="paged_attention_prefill_hopper_kernel",
+    template=("T", "HEAD_DIM", "CONSUMERS", "STAGES"),
+    parameters=(
+        ("key_map", "tensor_map"),
+        ("value_map", "tensor_map"),
+        ("q", "pointer"),
+        ("block_tables", "pointer"),
+        ("table_rows", "pointer"),
+        ("cu_seqlens_q", "pointer"),
+        ("context_lens", "pointer"),
+        ("out", "pointer"),
+        ("partial_out", "pointer"),
+        ("partial_sums", "pointer"),
+        ("arrivals", "pointer"),
+        ("num_seqs", "int32"),
+        ("num_heads", "int32"),
+        ("num_kv_heads", "int32"),
+        ("block_size", "int32"),
+        ("piece", "int32"),
+        ("block_table_width", "int32"),
+        ("sliding_window", "int32"),
+        ("heads_at_once", "int32"),
+        ("scale_log2", "float32"),
+    ),
+    min_arch=90,
+    arch_specific=True,
+    overlaps=True,
+)
+SPECS = (PAGED_ATTENTION_PREFILL_HOPPER,)
+
+# As in the kernel.
+GROUP_THREADS = 128
+GROUP_ROWS = 64
+TILE_KEYS = 128
+MIN_SPLIT_TILES = 4  # of keys
+MAX_SPLITS = 16
+
+MIN_PIECE = 8  # keys: what lies swizzled in shared memory
+ALIGNMENT_BYTES = 1024  # of the tiles in shared memory
+ELEMENT_BYTES = 2
+NEAR_BYTES = 40 << 20  # of keys and values: what the L2 keeps while tiles of queries pass over them
+
+
+@dataclass(frozen=True)
+class HopperShape:
+    """How the kernel treats one head size."""
+
+    head_dim: int
+    consumers: int  # groups of four warps, 64 rows each
+    stages: int
+
+    @property
+    def tile_rows(self) -> int:
+        return GROUP_ROWS * self.consumers
+
+    @property
+    def template(self) -> tuple[str, ...]:
+        return (str(self.head_dim), str(self.consumers), str(self.stages))
+
+
+SHAPES = {
+    shape.head_dim: shape for shape in (HopperShape(64, consumers=3, stages=2), HopperShape(128, consumers=2, stages=2))
+}
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that is launched for elements of these C types."""
+    return [
+        (PAGED_ATTENTION_PREFILL_HOPPER, (dtype, *shape.template))
+        for dtype in dtypes
+        if dtype != "float"
+        for shape in SHAPES.values()
+    ]
+
+
+def accepts(device: CudaDevice, head_dim: int, block_size: int = MIN_PIECE) -> bool:
+    """Whether the kernel runs on this device for heads of this size, in blocks of this size."""
+    return head_dim in SHAPES and block_size % MIN_PIECE == 0 and PAGED_ATTENTION_PREFILL_HOPPER.supports(device.arch)
+
+
+@dataclass(frozen=True)
+class SplitMemory:
+    """Where the splits of tiles leave their results: enough for any launch on a device, of any head size.
+
+    Attributes:
+        partials: float32, each block's outputs and after them maxima and sums.
+        arrivals: uint32, counters of the warp groups that are done; every launch finds and leaves 0.
+    """
+
+    partials: Tensor
+    arrivals: Tensor
+
+    @classmethod
+    def allocate(cls, device: CudaDevice) -> SplitMemory:
+        """Raises: OutOfMemoryError."""
+        block_floats = max(shape.tile_rows * (shape.head_dim + 2) for shape in SHAPES.values())
+        partials = empty((device.multiprocessors * block_floats,), float32, device)
+        groups = device.multiprocessors * max(shape.consumers for shape in SHAPES.values())
+        arrivals = empty((groups,), uint32, device)
+        device.fill_bytes(arrivals.pointer, 0, arrivals.nbytes)
+        return cls(partials, arrivals)
+
+    def pointers(self, shape: HopperShape, num_blocks: int) -> tuple[int, int, int]:
+        """Of outputs, of maxima and sums, and of counters, for a launch of `num_blocks`."""
+        outputs = self.partials.pointer
+        sums = outputs + num_blocks * shape.tile_rows * shape.head_dim * float32.itemsize
+        return outputs, sums, self.arrivals.pointer
+
+
+def most_splits(num_keys: int) -> int:
+    """The most parts that the keys of a tile are split into if its row has up to `num_keys` in sight."""
+    if num_keys < 2 * MIN_SPLIT_TILES * TILE_KEYS:
+        return 1
+    tiles = ceil_div(num_keys, TILE_KEYS) + 1  # a window may begin and end within a tile
+    return min(tiles // MIN_SPLIT_TILES, MAX_SPLITS)
+
+
+def prefill_config(shape: HopperShape, num_units: int, multiprocessors: int) -> LaunchConfig:
+    """A block for each multiprocessor, or for each of at most `num_units` splits of tiles if they are fewer."""
+    rows = 2 * (shape.tile_rows + shape.stages * TILE_KEYS)
+    shared_bytes = rows * shape.head_dim * ELEMENT_BYTES + ALIGNMENT_BYTES
+    grid = (min(multiprocessors, num_units), 1, 1)
+    return LaunchConfig(grid, (GROUP_THREADS * (shape.consumers + 1), 1, 1), shared_bytes)
+
+
+def most_tiles(shape: HopperShape, num_tokens: int, num_seqs: int, num_heads: int, num_kv_heads: int) -> int:
+    """Tiles that `num_tokens` can make however they are divided into rows: each row's last may be partial."""
+    per_head = num_tokens * (num_heads // num_kv_heads) // shape.tile_rows + min(num_seqs, num_tokens)
+    return per_head * num_kv_heads
+
+
+def heads_at_once(num_keys: int, num_kv_heads: int, head_dim: int) -> int:
+    """Heads whose keys and values are read at the same time; those of all together may not stay in the L2."""
+    head_bytes = 2 * max(num_keys, 1) * head_dim * ELEMENT_BYTES
+    parts = ceil_div(num_kv_heads, max(NEAR_BYTES // head_bytes, 1))
+    return ceil_div(num_kv_heads, parts)
+
+
+def launch_prefill(
+    device: CudaDevice,
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    sliding_window: int,
+    scale_log2: float,
+    out: Tensor,
+    memory: SplitMemory,
+) -> None:
+    """Attend from all rows with two or more queries, where `accepts` says that this can.
+
+    q and out [T, Hq * D] of 2-byte elements, 16-byte aligned like the caches; see `Ops.paged_attention`.
+    """
+    num_blocks, num_kv_heads, block_size, head_dim = key_cache.shape
+    shape = SHAPES[head_dim]
+    num_seqs, num_heads = metadata.table_rows.shape[0], q.shape[1] // head_dim
+    piece = math.gcd(block_size, TILE_KEYS)
+    rows = num_blocks * num_kv_heads * block_size
+    num_keys = min(metadata.max_context_len, metadata.max_seqlen_q + sliding_window)
+    num_units = most_tiles(shape, q.shape[0], num_seqs, num_heads, num_kv_heads) * most_splits(num_keys)
+    config = prefill_config(shape, num_units, device.multiprocessors)
+    device.launch(
+        PAGED_ATTENTION_PREFILL_HOPPER,
+        (cuda_type(q.dtype), *shape.template),
+        config,
+        row_groups_map(key_cache.pointer, q.dtype, rows, head_dim, piece),
+        row_groups_map(value_cache.pointer, q.dtype, rows, head_dim, piece),
+        q,
+        metadata.block_tables,
+        metadata.table_rows,
+        metadata.cu_seqlens_q,
+        metadata.context_lens,
+        out,
+        *memory.pointers(shape, config.grid[0]),
+        num_seqs,
+        num_heads,
+        num_kv_heads,
+        block_size,
+        piece,
+        metadata.block_tables.shape[1],
+        sliding_window,
+        heads_at_once(num_keys, num_kv_heads, head_dim),
+        scale_log2,
+    )

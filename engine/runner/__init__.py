@@ -1,0 +1,1 @@
+"""Runs steps on a device: uploads, CUDA graphs, the model runner, sampling, embeddings."""

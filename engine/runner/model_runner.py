@@ -1,0 +1,361 @@
+"""Runs a model: takes a step's batch to the device, through the decoder and the sampler, and back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import ConfigError, OutOfMemoryError
+from tessera.engine.core.step_batch import PromptRows, SamplingBatch, StepBatch, StepResult, TableUpdates, TokenMask
+from tessera.engine.models.config import DTYPES, ModelConfig
+from tessera.engine.models.decoder import Decoder, StepBuffers
+from tessera.engine.models.kv_cache import KVCache, block_bytes
+from tessera.engine.models.rope import cos_sin_table
+from tessera.engine.models.weights.loader import Weights, dummy_weights, load_weights, num_weight_bytes
+from tessera.engine.ops.attention_interface import SHORT_CONTEXT
+from tessera.engine.ops.interface import Ops
+from tessera.engine.runner.cuda_graphs import RecordedSteps
+from tessera.engine.runner.prompt_logprobs import LogprobTensors, launch_prompt_logprobs, read_prompt_logprobs
+from tessera.engine.runner.sampler import Reply, StepSampler, mask_words
+from tessera.engine.runner.step_inputs import StepInputs, StepShape, inputs_bytes
+from tessera.engine.runner.upload import StepUpload, aligned
+from tessera.engine.tensor import CpuDevice, Device, Tensor, bfloat16, float32, from_numpy, int32, zeros
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]  # stage, done, total
+
+GIB = 2**30
+MAX_CACHED_BLOCKS = 1 << 20  # the host keeps a record of each, 16 million tokens in the usual blocks
+MAX_TABLE_UPDATES = 1 << 14  # entries of the block tables in one copy
+MIN_DERIVED_LEN = 256  # a context that is shortened to what memory holds is of no use below this
+
+
+class ModelRunner:
+    """One model on one device, with its KV cache and everything that a step needs, made at the start.
+
+    Attributes:
+        dtype: name of the dtype of weights, activations and KV cache.
+        max_model_len: most tokens of a sequence, prompt and answer.
+        max_num_tokens: most tokens of a step.
+        num_kv_blocks, block_size, kv_cache_bytes: of the KV cache.
+        weight_bytes, num_parameters: of the weights.
+
+    Raises: ConfigError where a setting does not fit the model or the memory; ModelError (see
+    `load_weights`); DeviceError.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        device: Device,
+        ops: Ops,
+        progress: Progress | None = None,
+    ) -> None:
+        self.config = config = config.with_device_defaults("cpu" if isinstance(device, CpuDevice) else "cuda")
+        self.model = model
+        self.device = device
+        self.ops = ops
+        self._dtype = resolve_dtype(config, model, device)
+        self.dtype: str = self._dtype.name
+        self.max_model_len = resolve_max_model_len(config, model)
+        self.max_num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * self.max_model_len)
+        self.block_size = config.block_size
+        try:
+            self._make(progress)
+        except OutOfMemoryError as error:
+            raise ConfigError(
+                f"{device} has too little memory for this model in {self.dtype} "
+                f"({num_weight_bytes(model, self._dtype) / GIB:.2f} GiB of weights): {error}; "
+                "a smaller --max-num-batched-tokens or --max-num-seqs needs less beside the weights"
+            ) from error
+
+    def _make(self, progress: Progress | None) -> None:
+        config, model, device = self.config, self.model, self.device
+        if not isinstance(device, CpuDevice):
+            self._prepare_kernels(progress)
+        weights = self._load_weights(progress)
+        self.weight_bytes = weights.nbytes
+        self.num_parameters = weights.num_parameters
+        cos_sin = None if model.rope is None else from_numpy(cos_sin_table(model.rope, self.max_model_len), device)
+        rows = config.max_num_seqs
+        self._buffers = StepBuffers(model, self._dtype, device, max_tokens=self.max_num_tokens, max_logits=rows)
+        self._sampler = StepSampler(self.ops, rows, model.vocab_size, self.max_model_len)
+        self._upload = StepUpload(device, inputs_bytes(StepShape(self.max_num_tokens, rows + 1, rows)))
+        side_arrays = max(MAX_TABLE_UPDATES, self.max_num_tokens)
+        self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
+        self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
+        self._numbers = from_numpy(np.arange(rows + 1, dtype=np.int32), device)
+        self._recorded = RecordedSteps(rows, self.max_num_tokens, self.max_model_len, SHORT_CONTEXT)
+        self.num_kv_blocks = config.num_kv_blocks or self._num_blocks_that_fit()
+        kv_cache = KVCache(model, self.num_kv_blocks, self.block_size, self._dtype, device)
+        self.kv_cache_bytes = kv_cache.nbytes
+        self.decoder = Decoder(model, weights, self.ops, kv_cache, cos_sin)
+        if not isinstance(device, CpuDevice):
+            self.warm_up()
+            if config.cuda_graphs:
+                for step in self._recorded.record(device, self._inputs, self._forward):
+                    self._sampler.record(device, step.logits, step.inputs)
+
+    @property
+    def buffers(self) -> StepBuffers:
+        """Free between two steps."""
+        return self._buffers
+
+    # -- a step ---------------------------------------------------------------------------------
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a step computes while the host prepares the next."""
+        return self.device.asynchronous
+
+    @property
+    def full_sizes(self) -> tuple[int, ...]:
+        """Numbers of tokens to which a step with prompts in it had best be filled."""
+        return self._recorded.full_sizes
+
+    def start(self, batch: StepBatch) -> RunningStep:
+        """Submit a step: its tokens' keys and values go to the KV cache, and each logits row gets a token.
+
+        A constrained batch stops before the choice, and goes on with `sample`. A row whose logits are not
+        finite gets the token id -1, and the others are not affected.
+        """
+        for init in batch.slot_inits:
+            self._sampler.enter(init)
+        recorded = self._recorded.find(batch)
+        if recorded is not None:
+            inputs, logits, graph = recorded
+            self._submit(inputs, batch)
+            graph.launch()
+        else:
+            inputs = self._inputs(
+                StepShape.of(batch),
+                int(np.diff(batch.cu_seqlens_q).max(initial=0)),
+                int(batch.context_lens.max(initial=0)),
+            )
+            self._submit(inputs, batch)
+            logits = self._forward(inputs, every_token=batch.prompt_rows is not None)
+        running = RunningStep(batch, inputs, logits)
+        if batch.prompt_rows is not None:
+            running.prompt_logprobs = self._score_prompts(batch.prompt_rows)
+            running.logits = self.decoder.project(inputs.logits_indices, self._buffers)
+        if not batch.is_constrained:
+            self.sample(running)
+        return running
+
+    def sample(self, running: RunningStep, mask: TokenMask | None = None) -> None:
+        """Submit the choice of tokens of a constrained step; `mask` is None where all constrained rows have ended."""
+        if running.batch.num_sampled:
+            running.reply = self._sampler.sample(running.logits, running.inputs, running.batch, mask)
+
+    def execute(self, batch: StepBatch, mask: TokenMask | None = None) -> StepResult:
+        """A whole step at once."""
+        running = self.start(batch)
+        if batch.is_constrained:
+            self.sample(running, mask)
+        return running.result()
+
+    def _inputs(self, shape: StepShape, max_seqlen_q: int, max_context_len: int) -> StepInputs:
+        return StepInputs(
+            self._upload,
+            shape,
+            self._block_tables,
+            self._numbers,
+            max_seqlen_q=max_seqlen_q,
+            max_context_len=max_context_len,
+        )
+
+    def _forward(self, inputs: StepInputs, *, every_token: bool = False) -> Tensor:
+        """Logits [S, V] float32 in the step's buffers; `every_token` leaves there what others need for theirs."""
+        self.ops.scatter(self._block_tables, *inputs.updates)
+        is_decode = inputs.shape.is_decode
+        return self.decoder.forward(
+            inputs.input_ids,
+            inputs.attention,
+            None if is_decode else inputs.logits_indices,
+            self._buffers,
+            sampled=self._sampler.newest,
+            last=None if is_decode or every_token else inputs.last_attention,
+        )
+
+    def _submit(self, inputs: StepInputs, batch: StepBatch) -> None:
+        """Send the batch to the device; table updates that the step has no room for go ahead of it."""
+        updates, room = batch.table_updates, inputs.shape.num_seqs
+        if updates is not None and len(updates.rows) > room:
+            for start in range(room, len(updates.rows), MAX_TABLE_UPDATES):
+                tensors = [self._side_upload.put(each) for each in updates.part(start, start + MAX_TABLE_UPDATES)]
+                self._side_upload.submit()
+                self.ops.scatter(self._block_tables, *tensors)
+            updates = TableUpdates(*updates.part(0, room))
+        inputs.submit(batch, updates)
+
+    def _score_prompts(self, rows: PromptRows) -> list[LogprobTensors]:
+        """Log-probabilities of prompts' tokens, right after the step's forward."""
+        token_indices = self._side_upload.put(rows.token_indices)
+        next_token_ids = self._side_upload.put(rows.next_token_ids)
+        self._side_upload.submit()
+        k = min(int(rows.num_logprobs.max()), self.model.vocab_size)
+        return launch_prompt_logprobs(self.decoder, self._buffers, token_indices, next_token_ids, k)
+
+    # -- the start ------------------------------------------------------------------------------
+
+    def _load_weights(self, progress: Progress | None) -> Weights:
+        def report(done: int, total: int) -> None:
+            if progress is not None:
+                progress("weights", done, total)
+
+        if self.config.load_format == "dummy":
+            seed = self.config.seed or 0
+            return dummy_weights(self.model, self._dtype, self.ops, seed=seed, progress=report)
+        return load_weights(Path(self.config.model), self.model, self._dtype, self.ops, report)
+
+    def _prepare_kernels(self, progress: Progress | None) -> None:
+        """Compile and reserve on a CUDA device what a step needs, so that no step waits or allocates for it."""
+        from tessera.engine.ops.cuda import CudaOps
+
+        def report(done: int, total: int) -> None:
+            if progress is not None:
+                progress("kernels", done, total)
+
+        assert isinstance(self.ops, CudaOps), f"no kernels for {self.device}"
+        self.ops.compile(self._dtype, report, head_dim=self.model.head_dim)
+        rows = self.config.max_num_seqs + 1  # a recorded step has one more, to which padded tokens belong
+        self.ops.reserve_attention(rows, self.model.num_heads, self.model.head_dim)
+
+    def warm_up(self) -> None:
+        """Run a step of one padding token with every kind of sampling: it leaves no trace, but what a
+        first step sets up is there afterwards, and a kernel that cannot run fails now."""
+        one, half = np.ones(1, np.float32), np.full(1, 0.5, np.float32)
+        zero = np.zeros(1, np.int32)
+        nowhere = np.full(1, -1, np.int32)
+        sampling = SamplingBatch(
+            slots=nowhere,
+            num_output_tokens=zero,
+            positions=zero,
+            seeds=np.zeros(1, np.uint64),
+            temperature=one,
+            top_k=zero,
+            top_p=half,
+            min_p=half,
+            repetition_penalty=half,
+            presence_penalty=one,
+            frequency_penalty=one,
+            min_tokens=zero,
+            num_logprobs=zero,
+            needs_adjustment=True,
+            needs_filter=True,
+        )
+        padding = StepBatch(
+            input_ids=zero,
+            positions=zero,
+            slot_mapping=nowhere,
+            table_rows=zero,
+            cu_seqlens_q=np.array([0, 1], np.int32),
+            context_lens=zero,
+            logits_indices=zero,
+            sampling=sampling,
+            table_updates=TableUpdates(nowhere, zero, zero),
+            is_constrained=True,
+        )
+        self.execute(padding, TokenMask(nowhere, np.zeros((1, mask_words(self.model.vocab_size)), np.uint32)))
+
+    def _blocks_per_seq(self) -> int:
+        return -(-self.max_model_len // self.block_size)
+
+    def _num_blocks_that_fit(self) -> int:
+        """Lowers max_model_len to what fits, where the user left it open.
+
+        Raises: ConfigError if a sequence of the length asked for does not fit, saying what would.
+        """
+        per_block = block_bytes(self.model, self.block_size, self._dtype)
+        if isinstance(self.device, CpuDevice):
+            option = "--cpu-kv-cache-gib"
+            budget = int(self.config.cpu_kv_cache_gib * GIB)
+            useful = self.config.max_num_seqs * self._blocks_per_seq()
+        else:
+            option = "--gpu-memory-utilization"
+            budget = _free_of_share(self.device, self.config.gpu_memory_utilization)
+            useful = MAX_CACHED_BLOCKS  # whatever is left caches prefixes
+        num_blocks = min(budget // per_block, useful)
+        if num_blocks >= self._blocks_per_seq():
+            return num_blocks
+        room = max(num_blocks, 0) * self.block_size
+        if self.config.max_model_len is None and room >= MIN_DERIVED_LEN:
+            logger.warning(
+                "the KV cache has memory for %d tokens, so that is the longest context, not the model's %d; "
+                "a larger %s makes room for more",
+                room,
+                self.max_model_len,
+                option,
+            )
+            self.max_model_len = room
+            return num_blocks
+        remedy = f"pass --max-model-len {room} or less, or a larger {option}" if room else f"pass a larger {option}"
+        raise ConfigError(
+            f"the KV cache has memory for {room} tokens ({max(budget, 0) / GIB:.2f} GiB), "
+            f"but one sequence may have {self.max_model_len}: {remedy}"
+        )
+
+
+@dataclass
+class RunningStep:
+    """A step that was submitted; `reply` is there once its tokens are being chosen."""
+
+    batch: StepBatch
+    inputs: StepInputs
+    logits: Tensor
+    reply: Reply | None = None
+    prompt_logprobs: list[LogprobTensors] | None = None
+
+    def result(self) -> StepResult:
+        """Waits for the device. To be called once, in the order of the steps."""
+        result = StepResult(np.empty(0, np.int32))
+        if self.batch.num_sampled:
+            assert self.reply is not None, "a constrained step is sampled first"
+            result = self.reply.result()
+        if self.prompt_logprobs is not None and (rows := self.batch.prompt_rows) is not None:
+            result.prompt_logprobs = read_prompt_logprobs(self.prompt_logprobs, rows.next_token_ids, rows.num_logprobs)
+        return result
+
+
+def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> np.dtype[Any]:
+    """The dtype asked for; `auto` as `EngineConfig` says."""
+    chosen: np.dtype[Any] | None = model.torch_dtype
+    if config.dtype != "auto":
+        chosen = DTYPES[config.dtype]
+    elif isinstance(device, CpuDevice):
+        chosen = float32
+    elif chosen == float32:
+        chosen = bfloat16
+    return bfloat16 if chosen is None else chosen
+
+
+def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """The length asked for, or the model's own.
+
+    Raises: ConfigError if it is beyond what the model's positions reach.
+    """
+    asked = config.max_model_len or model.max_position_embeddings
+    if asked > model.longest_context:
+        raise ConfigError(
+            f"--max-model-len {asked} is beyond the {model.longest_context} positions that {config.model} supports"
+        )
+    return asked
+
+
+def _free_of_share(device: Device, share: float) -> int:
+    """Bytes that may still be taken of `share` of a CUDA device's memory."""
+    from tessera.engine.cuda.device import CudaDevice
+
+    assert isinstance(device, CudaDevice), f"no memory figures for {device}"
+    device.synchronize()
+    device.empty_cache()
+    used = device.total_memory - device.free_memory()
+    return int(device.total_memory * share) - used

@@ -1,0 +1,42 @@
+"""A step's prompt tokens scored by the logits before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tessera.engine.contract.messages import TokenLogprobs
+from tessera.engine.models.decoder import Decoder, StepBuffers
+from tessera.engine.tensor import Tensor
+
+LogprobTensors = tuple[Tensor, Tensor, Tensor, Tensor]  # what `top_logprobs` gives
+Int32Array = np.ndarray[Any, np.dtype[np.int32]]
+
+
+def launch_prompt_logprobs(
+    decoder: Decoder, buffers: StepBuffers, token_indices: Tensor, next_token_ids: Tensor, k: int
+) -> list[LogprobTensors]:
+    """Right after a step's forward: its tokens at token_indices [P] int32, in pieces of the logits buffer's rows,
+    whose place they take. k is the most alternatives of any."""
+    pieces = []
+    max_rows = buffers.logits.shape[0]
+    for start in range(0, token_indices.shape[0], max_rows):
+        logits = decoder.project(token_indices[start : start + max_rows], buffers)
+        pieces.append(decoder.ops.top_logprobs(logits, next_token_ids[start : start + max_rows], k))
+    return pieces
+
+
+def read_prompt_logprobs(
+    pieces: Sequence[LogprobTensors], next_token_ids: Int32Array, counts: Int32Array
+) -> list[TokenLogprobs]:
+    """One for each row, with as many alternatives as counts [P] says, once the device is done."""
+    found: list[TokenLogprobs] = []
+    for piece in pieces:
+        chosen, ranks, top_ids, top_values = (tensor.numpy().tolist() for tensor in piece)
+        for index, (logprob, rank) in enumerate(zip(chosen, ranks, strict=True)):
+            row = len(found)
+            count, token_id = int(counts[row]), int(next_token_ids[row])
+            found.append(TokenLogprobs(token_id, logprob, rank, top_ids[index][:count], top_values[index][:count]))
+    return found

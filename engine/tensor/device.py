@@ -1,0 +1,87 @@
+"""A device: makes buffers, moves bytes. `CpuDevice` is beside this, `CudaDevice` in `engine/cuda`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Mark(Protocol):
+    """A point in the order of a device's work, passed once all that was submitted before `record` is done."""
+
+    def record(self) -> None: ...
+    def query(self) -> bool: ...
+    def synchronize(self) -> None: ...
+
+
+class HostMemory(Protocol):
+    """Attributes: array: [nbytes] uint8; it and its views keep the memory alive."""
+
+    array: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Device(ABC):
+    """Where tensors live.
+
+    Attributes:
+        name: `cpu` or `cuda:<index>`.
+        asynchronous: work that is submitted runs while the host goes on.
+    """
+
+    name: str
+    asynchronous: bool
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Buffer:
+        """`nbytes` of uninitialised memory, aligned to 256 bytes; freed when the buffer dies.
+
+        Raises: OutOfMemoryError.
+        """
+
+    @abstractmethod
+    def upload(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
+        """Host array (contiguous) to device memory at `pointer`."""
+
+    @abstractmethod
+    def download(self, array: np.ndarray[Any, Any], pointer: int) -> None:
+        """Device memory at `pointer` into a contiguous host array; returns when it is there."""
+
+    @abstractmethod
+    def pinned(self, nbytes: int) -> HostMemory:
+        """Host memory for `upload_async` and `download_async`."""
+
+    @abstractmethod
+    def upload_async(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
+        """Submit a copy from contiguous `pinned` memory, which must stay unchanged until it is done."""
+
+    @abstractmethod
+    def download_async(self, array: np.ndarray[Any, Any], pointer: int) -> None:
+        """Submit a copy into contiguous `pinned` memory, which holds it once a later event is passed."""
+
+    @abstractmethod
+    def event(self) -> Mark:
+        """A mark to put into the order of submitted work."""
+
+    @abstractmethod
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Between two places on this device."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Return when all work submitted to the device is done."""
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(eq=False)
+class Buffer:
+    """A piece of one device's memory; `owner` is whatever frees it when collected."""
+
+    device: Device
+    pointer: int
+    nbytes: int
+    owner: Any = field(repr=False)

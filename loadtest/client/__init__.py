@@ -1,0 +1,1 @@
+"""HTTP clients that send a run's requests and record their times."""

@@ -1,0 +1,1 @@
+"""Figures of a run: summary, table, plots, HTML page, comparison."""

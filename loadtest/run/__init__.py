@@ -1,0 +1,1 @@
+"""Runs and sweeps: client processes started, jobs done, records collected and summed up."""

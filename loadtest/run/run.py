@@ -1,0 +1,197 @@
+"""A run: client processes are started, do all jobs of a workload, and hand in what they recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from tessera.loadtest.client import process as client_process
+from tessera.loadtest.client.client import Target
+from tessera.loadtest.client.process import Plan, Progress, Report, Result, Start
+from tessera.loadtest.client.records import Records
+from tessera.loadtest.run.ctrl_c import ctrl_c_ignored, on_ctrl_c
+from tessera.loadtest.run.summary import summarize
+from tessera.loadtest.workload.arrival import Arrival
+from tessera.loadtest.workload.base import Workload
+from tessera.loadtest.workload.form import Form
+from tessera.loadtest.workload.jobs import write_jobs
+
+STREAMS_PER_PROCESS = 32
+START_DELAY = 0.02  # seconds, for the word to reach every process
+STOP_LIMIT = 10.0  # seconds that a client process has to end
+ANSWER_TIMEOUT = 6 * 3600.0
+
+OnProgress: TypeAlias = Callable[[Progress], None]
+
+
+class ClientProcessError(RuntimeError):
+    """A client process ended without its records."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run.
+
+    Attributes:
+        records: of all requests that were sent.
+        start: `time.perf_counter()` when the first request was due.
+        cpu_shares: processor time of each client process over the run's time.
+        interrupted: whether Ctrl-C ended it.
+    """
+
+    records: Records
+    start: float
+    cpu_shares: list[float]
+    interrupted: bool
+
+
+def run(
+    url: str,
+    model: str,
+    workload: Workload,
+    arrival: Arrival,
+    *,
+    stream: bool = True,
+    processes: int | None = None,
+) -> dict[str, Any]:
+    """Drive the server at base URL `url` with greedy completions; -> the summary, see `loadtest.summary`."""
+    return summarize(drive(url, Form(model, stream=stream), workload, arrival, processes=processes))
+
+
+def drive(
+    url: str,
+    form: Form,
+    workload: Workload,
+    arrival: Arrival,
+    *,
+    headers: dict[str, str] | None = None,
+    timeout: float = ANSWER_TIMEOUT,
+    processes: int | None = None,
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
+) -> Outcome:
+    """Send the workload's requests in the given form as `arrival` says.
+
+    Args:
+        headers: sent with each request.
+        timeout: most seconds for one answer.
+        processes: of the client; None: as many as streams and cores suggest.
+        seed: of the arrival times.
+        on_progress: is told several times a second how far the run is.
+
+    Ctrl-C ends the run; requests under way are then recorded as interrupted.
+
+    Raises:
+        ClientProcessError: a client process broke down.
+    """
+    streams = min(arrival.max_concurrency or workload.num_prompts, workload.num_prompts)
+    num_processes = min(processes or _suggested_processes(streams), streams)
+    target = Target(url.rstrip("/") + form.endpoint, headers or {}, form.stream, timeout)
+    with tempfile.TemporaryDirectory(prefix="loadtest-") as folder:
+        path = Path(folder) / "jobs"
+        offsets = write_jobs(path, workload.jobs(form))
+        arrivals = arrival.times(len(offsets) - 1, seed).tolist()
+        fleet = _Fleet(num_processes)
+        try:
+            for index in range(num_processes):
+                slots = None
+                if arrival.max_concurrency is not None:
+                    slots = streams // num_processes + (index < streams % num_processes)
+                fleet.tell(index, Plan(target, str(path), offsets, arrivals, slots))
+            return fleet.run(on_progress or (lambda _: None))
+        finally:
+            fleet.close()
+
+
+def _suggested_processes(streams: int) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(-(-streams // STREAMS_PER_PROCESS), cores // 2))
+
+
+class _Fleet:
+    """The client processes of one run, and the pipes to them."""
+
+    def __init__(self, num_processes: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._counter = context.Value("q", 0)  # kept: its semaphore is named only until we let go of it
+        self._stopped = False
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        for index in range(num_processes):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=client_process.main, args=(theirs, self._counter), name=f"loadtest-{index}", daemon=True
+            )
+            with ctrl_c_ignored():
+                process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def tell(self, index: int, message: Plan) -> None:
+        self._pipes[index].send_bytes(msgspec.msgpack.encode(message))
+
+    def run(self, on_progress: OnProgress) -> Outcome:
+        for pipe in self._pipes:
+            self._receive(pipe)
+        start = time.perf_counter() + START_DELAY
+        for pipe in self._pipes:
+            pipe.send_bytes(msgspec.msgpack.encode(Start(start)))
+        results: dict[Connection, Result] = {}
+        progress: dict[Connection, Progress] = {}
+        with on_ctrl_c(self._stop):
+            while len(results) < len(self._pipes):
+                self._gather(results, progress, on_progress)
+        records = Records.merge([results[pipe].records for pipe in self._pipes])
+        return Outcome(records, start, [results[pipe].cpu_share for pipe in self._pipes], self._stopped)
+
+    def _gather(
+        self, results: dict[Connection, Result], progress: dict[Connection, Progress], on_progress: OnProgress
+    ) -> None:
+        for pipe in wait([pipe for pipe in self._pipes if pipe not in results]):
+            assert isinstance(pipe, Connection)
+            message = msgspec.msgpack.decode(self._receive(pipe), type=Report)
+            if isinstance(message, Result):
+                results[pipe] = message
+                continue
+            progress[pipe] = message
+            on_progress(
+                Progress(
+                    sum(part.done for part in progress.values()),
+                    sum(part.failed for part in progress.values()),
+                    sum(part.output_tokens for part in progress.values()),
+                    sum(part.running for part in progress.values()),
+                )
+            )
+
+    def _stop(self) -> None:
+        self._stopped = True
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # this one has ended already
+                pipe.send_bytes(b"stop")
+
+    def _receive(self, pipe: Connection) -> bytes:
+        try:
+            return pipe.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise ClientProcessError("a client process of the load test broke down; see its message above") from error
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()  # a process that still runs takes this as the word to stop
+        for process in self._processes:
+            process.join(STOP_LIMIT)
+            if process.is_alive():
+                process.kill()
+                process.join()

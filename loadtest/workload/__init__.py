@@ -1,0 +1,1 @@
+"""Requests of a run: prompts, lengths, arrival times, JSON forms."""

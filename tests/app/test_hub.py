@@ -1,0 +1,229 @@
+"""MODEL to a folder: local ones, and downloads from a hub-like server on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tessera.app.cli.hub import find_model
+from tessera.engine.contract.errors import ModelError
+from tests.support.paths import ROOT
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "model-00001-of-00002.safetensors": b"first" * 1000,
+    "model-00002-of-00002.safetensors": b"second" * 1000,
+    "tokenizer.json": b"{}",
+    "chat_template.jinja": b"{{ messages }}",
+    "pytorch_model.bin": b"a pickle",
+    "modeling_custom.py": b"raise SystemExit",
+    "consolidated.safetensors": b"the weights once more",
+    "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
+    "onnx/config.json": b"{}",
+    "onnx/model.safetensors": b"the weights once more",
+    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+    "README.md": b"words",
+}
+WANTED = {
+    "config.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "tokenizer.json",
+    "chat_template.jinja",
+    "1_Pooling/config.json",
+    "additional_chat_templates/tool_use.jinja",
+}
+PROGRAM = """
+import sys
+from tessera.app.cli.hub import find_model
+from tessera.engine.contract.errors import ConfigError
+try:
+    print(*find_model(sys.argv[1]), sep="\\n")
+except ConfigError as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+class Hub(ThreadingHTTPServer):
+    """As much of a model hub as a download needs, with one model, `tiny/llama`, and some that misbehave."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), HubHandler)
+        self.requested: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        self.server.requested.append(f"{self.command} {path}")
+        if path.startswith("/api/models/tiny/gated"):
+            self._error(403, "GatedRepo")
+        elif path.startswith("/api/models/tiny/broken"):
+            self._error(500, "Internal")
+        elif path in ("/api/models/tiny/llama/revision/main", "/api/models/tiny/llama/revision/v1"):
+            self._json({"id": "tiny/llama", "sha": COMMIT, "siblings": [{"rfilename": name} for name in FILES]})
+        elif path.startswith("/api/models/tiny/llama/revision/"):
+            self._error(404, "RevisionNotFound")
+        elif path == f"/api/models/tiny/llama/tree/{COMMIT}":
+            self._json(
+                [
+                    {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+                    for name, content in FILES.items()
+                ]
+            )
+        elif path.startswith(f"/tiny/llama/resolve/{COMMIT}/"):
+            self._file(FILES[path.removeprefix(f"/tiny/llama/resolve/{COMMIT}/")])
+        else:
+            self._error(404, "RepoNotFound")
+
+    def _file(self, content: bytes) -> None:
+        etag = f'"{hashlib.sha1(content).hexdigest()}"'
+        self._send(200, content, {"ETag": etag, "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"})
+
+    def _json(self, value: object) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _error(self, status: int, code: str) -> None:
+        self._send(status, b"{}", {"X-Error-Code": code, "Content-Type": "application/json"})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def running_hub() -> Iterator[Hub]:
+    with Hub() as hub:
+        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield hub
+        finally:
+            hub.shutdown()
+            thread.join()
+
+
+def find_in_process(model: str, endpoint: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`find_model` in a process of its own, because the hub's client reads its settings when imported."""
+    hidden = ("HF_", "HUGGING", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(hidden)}
+    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*"}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, model],
+        cwd=ROOT,
+        env={**inherited, **settings, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_downloads_only_what_is_served_and_runs_no_code(tmp_path: Path) -> None:
+    with running_hub() as hub:
+        result = find_in_process("tiny/llama", hub.url, tmp_path)
+        assert result.returncode == 0, result.stderr
+        folder, name = result.stdout.splitlines()
+        assert name == "tiny/llama"
+        found = {str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file()}
+        assert found == WANTED
+        for wanted in WANTED:
+            assert (Path(folder) / wanted).read_bytes() == FILES[wanted]
+        fetched = {request.partition(f"/resolve/{COMMIT}/")[2] for request in hub.requested if "/resolve/" in request}
+        assert fetched == WANTED
+        endpoint = hub.url
+    again = find_in_process("tiny/llama", endpoint, tmp_path)  # the hub is gone; the cache is complete
+    assert (again.returncode, again.stdout) == (0, result.stdout), again.stderr
+
+
+def test_a_revision_is_asked_for(tmp_path: Path) -> None:
+    with running_hub() as hub:
+        result = find_in_process("tiny/llama@v1", hub.url, tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.splitlines()[1] == "tiny/llama"
+        assert "GET /api/models/tiny/llama/revision/v1" in hub.requested
+        result = find_in_process("tiny/llama@v9", hub.url, tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.strip() == f"ModelError: the model tiny/llama at {hub.url} has no revision v9"
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("tiny/unknown", "ModelError: there is no folder tiny/unknown, and no public model of that name at {hub}"),
+        ("tiny/gated", "ConfigError: the model tiny/gated is gated: accept its terms at {hub}/tiny/gated"),
+        ("tiny/broken", "ConfigError: {hub} answers with status 500, and the model tiny/broken is not complete"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_sentence(tmp_path: Path, model: str, sentence: str) -> None:
+    with running_hub() as hub:
+        result = find_in_process(model, hub.url, tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.startswith(sentence.format(hub=hub.url)), result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_without_a_hub_the_sentence_says_why(tmp_path: Path, offline: str) -> None:
+    with running_hub() as hub:
+        endpoint = hub.url
+    result = find_in_process("tiny/llama", endpoint, tmp_path, HF_HUB_OFFLINE=offline)
+    assert result.returncode == 1
+    reason = "HF_HUB_OFFLINE is set" if offline == "1" else f"{endpoint} cannot be reached"
+    assert result.stderr.startswith(f"ConfigError: {reason}, and the model tiny/llama is not complete in the cache")
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_local_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "org" / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    assert find_model(str(folder)) == (folder, "model")
+    monkeypatch.chdir(tmp_path)
+    assert find_model("org/model") == (folder, "model")  # before any hub is asked
+    monkeypatch.chdir(folder)
+    assert find_model(".") == (folder, "model")
+
+
+def test_what_is_no_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"is not a model: it has no config\.json"):
+        find_model(str(tmp_path))
+    file = tmp_path / "model.gguf"
+    file.touch()
+    with pytest.raises(ModelError, match="is a file"):
+        find_model(str(file))
+    for missing in ("/no/such/folder", "./missing", "missing", "../a/b", "a/b/c", "org/na me", ""):
+        with pytest.raises(ModelError, match=r"there is no folder .*|no config\.json"):
+            find_model(missing)

@@ -1,0 +1,88 @@
+"""Every parameter that OpenAI's API and vLLM describe has its effect or is refused by name; none is ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tessera.app.openai.completions.schema import CompletionRequest
+from tessera.app.openai.embeddings.schema import EmbeddingRequest
+from tessera.app.openai.responses.schema import ResponsesRequest
+from tessera.app.schema.chat import ChatCompletionRequest, ChatMessage
+from tessera.app.schema.common import RequestModel
+from tessera.app.schema.parse import parse_request
+from tessera.engine.contract.errors import InvalidRequestError
+
+SAMPLING = """temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty logit_bias seed stop
+    stop_token_ids include_stop_str_in_output min_tokens ignore_eos skip_special_tokens allowed_token_ids bad_words
+    structured_outputs guided_json guided_regex guided_choice guided_grammar priority cache_salt"""
+VLLM = """use_beam_search length_penalty early_stopping spaces_between_special_tokens truncate_prompt_tokens
+    prompt_logprobs add_special_tokens echo guided_decoding_backend guided_whitespace_pattern structural_tag request_id
+    logits_processors return_tokens_as_token_ids return_token_ids kv_transfer_params vllm_xargs"""
+KNOWN: dict[type[RequestModel], str] = {
+    ChatCompletionRequest: f"""{SAMPLING} {VLLM} messages model audio function_call functions logprobs
+        max_completion_tokens max_tokens metadata modalities n parallel_tool_calls prediction prompt_cache_key
+        prompt_cache_retention reasoning_effort response_format safety_identifier service_tier store stream
+        stream_options tool_choice tools top_logprobs user verbosity web_search_options add_generation_prompt
+        continue_final_message documents chat_template chat_template_kwargs mm_processor_kwargs media_io_kwargs
+        include_reasoning thinking_token_budget repetition_detection""",
+    CompletionRequest: f"""{SAMPLING} {VLLM} model prompt best_of logprobs max_tokens n stream stream_options suffix
+        user response_format""",
+    EmbeddingRequest: """input model dimensions encoding_format user truncate_prompt_tokens add_special_tokens priority
+        normalize embed_dtype endianness messages additional_data mm_processor_kwargs request_id cache_salt
+        use_activation chat_template chat_template_kwargs""",
+    ResponsesRequest: f"""{SAMPLING} background context_management conversation include input instructions
+        max_output_tokens max_tool_calls metadata model parallel_tool_calls previous_response_id prompt prompt_cache_key
+        prompt_cache_retention reasoning safety_identifier service_tier store stream stream_options text tool_choice
+        tools top_logprobs truncation user request_id mm_processor_kwargs prompt_logprobs enable_response_messages
+        previous_input_messages""",
+}
+NEEDED: dict[type[RequestModel], dict[str, Any]] = {
+    ChatCompletionRequest: {"model": "m", "messages": [{"role": "user", "content": "a"}]},
+    CompletionRequest: {"model": "m", "prompt": "a"},
+    EmbeddingRequest: {"model": "m", "input": "a"},
+    ResponsesRequest: {"model": "m", "input": "a"},
+}
+ABSURD = [["value"]]  # wrong for every parameter that there is
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [(model, name) for model, names in KNOWN.items() for name in names.split()],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_known_parameter_is_not_ignored(model: type[RequestModel], name: str) -> None:
+    """A value without sense is noticed, and null is not: it means that the parameter was left out."""
+    with pytest.raises(InvalidRequestError) as refused:
+        parse_request(model, {**NEEDED[model], name: ABSURD})
+    assert (refused.value.param or "").startswith(name)
+    assert name in refused.value.message
+    if name not in NEEDED[model]:
+        parse_request(model, {**NEEDED[model], name: None})
+
+
+@pytest.mark.parametrize("model", KNOWN, ids=lambda model: model.__name__)
+def test_what_is_refused_is_not_accepted_as_well(model: type[RequestModel]) -> None:
+    assert not set(model.refused) & set(model.model_fields)
+    for name, neutral in model.refused.items():
+        for value in neutral:
+            parse_request(model, {**NEEDED[model], name: value})
+
+
+@pytest.mark.parametrize("field", ["audio", "function_call"])
+def test_parts_of_a_message_that_would_be_lost_are_refused(field: str) -> None:
+    message = {"role": "assistant", "content": "a", field: {"id": "x"}}
+    with pytest.raises(InvalidRequestError) as refused:
+        parse_request(ChatCompletionRequest, {"model": "m", "messages": [message]})
+    assert refused.value.param == f"messages[0].{field}"
+    assert ChatMessage.model_validate({**message, field: None}).content == "a"
+
+
+@pytest.mark.parametrize("model", [ChatCompletionRequest, CompletionRequest, ResponsesRequest])
+def test_obfuscation_of_a_stream_is_refused(model: type[RequestModel]) -> None:
+    body = {**NEEDED[model], "stream": True}
+    parse_request(model, {**body, "stream_options": {"include_obfuscation": False}})
+    with pytest.raises(InvalidRequestError) as refused:
+        parse_request(model, {**body, "stream_options": {"include_obfuscation": True}})
+    assert refused.value.param == "stream_options.include_obfuscation"

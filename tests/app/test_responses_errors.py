@@ -1,0 +1,116 @@
+"""What a wrong request to /v1/responses gets: a 400 that names the field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.http_fixtures import call
+from tests.support.surface_fixtures import says, tool_settings
+
+ASK: dict[str, Any] = {"model": "tiny", "input": "hi"}
+TOOL = {"type": "function", "name": "f"}
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("model", None, "model"),
+    ("input", None, "input"),
+    ("input", [], "input"),
+    ("input", 5, "input"),
+    ("input", [5], "input[0]"),
+    ("input", [{"role": "robot", "content": "x"}], "input[0].role"),
+    ("input", [{"role": "user"}], "input[0].content"),
+    ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x/"}]}], "input[0].content"),
+    ("input", [{"type": "input_file", "file_id": "x"}], "input[0]"),
+    ("input", [{"type": "item_reference", "id": "x"}], "input[0]"),
+    ("input", [{"type": "function_call", "name": "f"}], "input[0].call_id"),
+    ("input", [{"type": "function_call_output", "call_id": "c"}], "input[0].output"),
+    ("input", [{"type": "reasoning", "encrypted_content": "x"}], "input[0].encrypted_content"),
+    ("input", "x" * 50000, "input"),
+    ("instructions", 5, "instructions"),
+    ("temperature", 3, "temperature"),
+    ("top_p", 0, "top_p"),
+    ("top_k", -2, "top_k"),
+    ("logit_bias", {"-1": 1}, "logit_bias"),
+    ("stop", ["a"] * 5, "stop"),
+    ("max_output_tokens", 0, "max_output_tokens"),
+    ("max_output_tokens", 4096, "max_output_tokens"),
+    ("max_output_tokens", 2**63, "max_output_tokens"),
+    ("max_tool_calls", 0, "max_tool_calls"),
+    ("top_logprobs", 21, "top_logprobs"),
+    ("metadata", {"a": 1}, "metadata.a"),
+    ("metadata", {str(i): "x" for i in range(17)}, "metadata"),
+    ("store", "yes", "store"),
+    ("stream", "yes", "stream"),
+    ("stream_options", {"include_obfuscation": True}, "stream_options.include_obfuscation"),
+    ("stream_options", {}, "stream_options"),
+    ("previous_response_id", "resp_none", "previous_response_id"),
+    ("previous_response_id", "x" * 257, "previous_response_id"),
+    ("truncation", "some", "truncation"),
+    ("include", ["everything"], "include[0]"),
+    ("tools", [{"type": "web_search"}], "tools[0]"),
+    ("tools", [{"type": "mcp", "server_url": "http://x/"}], "tools[0]"),
+    ("tools", [{"type": "function"}], "tools[0].name"),
+    ("tools", [{"type": "function", "name": "no spaces"}], "tools[0].name"),
+    ("tools", [TOOL] * 129, "tools"),
+    ("tool_choice", "sometimes", "tool_choice"),
+    ("tool_choice", "required", "tool_choice"),
+    ("tool_choice", {"type": "function", "name": "g"}, "tool_choice"),
+    ("tool_choice", {"type": "allowed_tools", "mode": "auto", "tools": []}, "tool_choice"),
+    ("text", {"format": {"type": "grammar"}}, "text.format"),
+    ("text", {"format": {"type": "json_schema", "name": "x"}}, "text.format.schema"),
+    ("text", {"verbosity": "low"}, "text.verbosity"),
+    ("reasoning", {"effort": "high"}, "reasoning.effort"),
+    ("chat_template_kwargs", {"messages": []}, "chat_template_kwargs"),
+    # Known elsewhere, not supported here: refused and never ignored.
+    ("background", True, "background"),
+    ("conversation", "conv_1", "conversation"),
+    ("prompt", {"id": "p"}, "prompt"),
+    ("moderation", {"model": "m"}, "moderation"),
+    ("context_management", [{"type": "compaction"}], "context_management"),
+    ("service_tier", "flex", "service_tier"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "param"), WRONG, ids=lambda value: str(value)[:60])
+def test_wrong_fields_name_themselves(tmp_path: Path, field: str, value: Any, param: str) -> None:
+    client = says("ok")
+    response = call(client, tool_settings(tmp_path), "POST", "/v1/responses", json={**ASK, field: value})
+    assert response.status_code == 400, response.text
+    assert not client.submissions, "the engine was asked before the request was checked"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["param"].startswith(param)
+    assert len(error["message"]) < 300
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning": {"effort": None, "summary": "auto"}},
+        {"include": ["reasoning.encrypted_content"], "store": False},
+        {"text": {"format": {"type": "text"}, "verbosity": "medium"}},
+        {"stream": True, "stream_options": {"include_obfuscation": False}},
+        {"service_tier": "auto", "background": False, "user": "me", "prompt_cache_key": "k"},
+        {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
+        {"unheard_of": {"a": 1}},
+    ],
+    ids=str,
+)
+def test_harmless_fields_are_accepted(tmp_path: Path, fields: dict[str, Any]) -> None:
+    response = call(says("ok"), tool_settings(tmp_path), "POST", "/v1/responses", json={**ASK, **fields})
+    assert response.status_code == 200, response.text
+
+
+def test_unknown_model(tmp_path: Path) -> None:
+    response = call(says("ok"), tool_settings(tmp_path), "POST", "/v1/responses", json={**ASK, "model": "gpt-4"})
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+
+
+def test_stream_of_a_kept_response_is_refused(tmp_path: Path) -> None:
+    response = call(says("ok"), tool_settings(tmp_path), "GET", "/v1/responses/resp_1?stream=true")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "stream"

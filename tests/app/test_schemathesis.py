@@ -1,0 +1,162 @@
+"""schemathesis against /openapi.json: whatever is sent, no fault, and an answer of a shape that is described.
+
+The data is drawn from a fixed seed; more examples find more: TESSERA_FUZZ_EXAMPLES=1000.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import jsonschema
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tessera.app.openapi.operations import OPERATIONS
+from tessera.app.schema.common import MAX_NAME
+from tessera.app.server.application import create_app
+from tessera.engine.contract.messages import TokenLogprobs
+from tests.support.fake_client import FakeClient, Submission, play
+from tests.support.http_fixtures import ids
+from tests.support.server_fixture import Server
+from tests.support.surface_fixtures import CALL, ROOMY, tool_settings
+
+NUM_EXAMPLES = int(os.environ.get("TESSERA_FUZZ_EXAMPLES", "5"))
+SETTINGS = settings(
+    max_examples=NUM_EXAMPLES,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+ANSWERS = ("hello wörld", f"<think>hm</think>so {CALL}", "", f"{CALL}{CALL}", "half of <tool_call>")
+
+
+def script(submission: Submission) -> Any:
+    """One of several answers, with what the request wants of it."""
+    token_ids = [*ids(ANSWERS[len(submission.prompt) % len(ANSWERS)]), 0][: submission.params.max_tokens]
+    finish = "stop" if token_ids[-1] == 0 else "length"
+    outputs = play(token_ids, finish=finish, stop_token_id=0, logprobs=submission.params.logprobs is not None)
+    if submission.params.prompt_logprobs is not None:
+        scores = [TokenLogprobs(token_id, -0.5, 1, [token_id], [-0.5]) for token_id in submission.prompt[1:]]
+        outputs[0] = msgspec.structs.replace(outputs[0], prompt_logprobs=scores)
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.BaseSchema]:
+    app = create_app(FakeClient(script, info=ROOMY), tool_settings(tmp_path_factory.mktemp("model")))
+
+    async def without_lifespan(scope: Any, receive: Any, send: Any) -> None:
+        """Schemathesis ends an app's life before it tests it."""
+        if scope["type"] != "lifespan":
+            await app(scope, receive, send)
+            return
+        for phase in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{phase}.complete"})
+
+    yield schemathesis.openapi.from_asgi("/openapi.json", without_lifespan)
+    app.state.service.workers.close()
+
+
+def send(case: Case, checks: list[Any]) -> None:
+    """With the model's name made right, because by chance it never is."""
+    if isinstance(case.body, dict) and isinstance(case.body.get("model"), str) and len(case.body["model"]) <= MAX_NAME:
+        case.body["model"] = "tiny"
+    response = case.call()
+    if response.status_code == 413:  # a refusal as well, which the check of these does not know
+        checks = [check for check in checks if check is not negative_data_rejection]
+    case.validate_response(response, checks=checks)
+    assert "x-request-id" in response.headers
+
+
+def fits_after_all(case: Case, document: Any) -> bool:
+    """Whether a body that was made to break the description does not: what one form forbids, another may allow."""
+    described = case.operation.definition.raw["requestBody"]["content"]["application/json"]["schema"]
+    validator = jsonschema.Draft202012Validator({**described, "components": document["components"]})
+    return bool(validator.is_valid(case.body))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.id)
+def test_whatever_fits_the_description(schema: Any, operation: Any) -> None:
+    @SETTINGS
+    @given(case=schema.find_operation_by_id(operation.id).as_strategy(generation_mode=GenerationMode.POSITIVE))
+    def check(case: Case) -> None:
+        send(case, CHECKS)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "operation", [one for one in OPERATIONS if one.bodies or one.parameters], ids=lambda one: one.id
+)
+def test_whatever_does_not_fit_the_description(schema: Any, operation: Any) -> None:
+    @SETTINGS
+    @given(case=schema.find_operation_by_id(operation.id).as_strategy(generation_mode=GenerationMode.NEGATIVE))
+    def check(case: Case) -> None:
+        fits = operation.bodies and fits_after_all(case, schema.raw_schema)
+        send(case, CHECKS if fits else [*CHECKS, negative_data_rejection])
+
+    check()
+
+
+FEW_TOKENS = 8
+TOKEN_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+def for_a_real_engine(body: Any, model: str) -> Any:
+    """The same with the model's name and, so that it ends soon, few tokens; what is wrong stays wrong."""
+    if not isinstance(body, dict):
+        return body
+    if isinstance(body.get("model"), str) and len(body["model"]) <= MAX_NAME:
+        body["model"] = model
+    for name in TOKEN_LIMITS:
+        if name not in body or (type(body[name]) is int and body[name] > FEW_TOKENS) or body[name] is None:
+            body[name] = FEW_TOKENS
+    if type(body.get("n")) is int and 2 < body["n"] <= 128:
+        body["n"] = 2
+    return body
+
+
+def test_the_engine_answers_rightly_after_all_of_it(schema: Any, builtin_server: Server) -> None:
+    """Right and wrong data for every operation over HTTP: no fault, the same engine process, and a right answer."""
+    sum_of_two = {"model": builtin_server.model, "messages": [{"role": "user", "content": "What is 357 + 468?"}]}
+    pid = builtin_server.engine_pid()
+    num_answers: Counter[int] = Counter()
+
+    def check(case: Case) -> None:
+        has_body = case.operation.definition.raw.get("requestBody") is not None
+        body = for_a_real_engine(case.body, builtin_server.model)
+        content = None if not has_body else body if isinstance(body, bytes) else json.dumps(body, default=str).encode()
+        path = quote(case.formatted_path, safe="/%")
+        headers = {"content-type": "application/json"}
+        response = builtin_server.http.request(case.method, path, content=content, headers=headers)
+        num_answers[response.status_code] += 1
+        assert response.status_code < 500, (case.path, content, response.text)
+        assert b"server_error" not in response.content
+
+    for operation in OPERATIONS:
+        for mode in GenerationMode if operation.bodies else [GenerationMode.POSITIVE]:
+            found = schema.find_operation_by_id(operation.id).as_strategy(generation_mode=mode)
+            SETTINGS(given(case=found)(check))()
+    assert num_answers[200] > 10
+    assert num_answers[400] > 10
+    assert builtin_server.engine_pid() == pid
+    answer = builtin_server.post(sum_of_two, "/v1/chat/completions")["choices"][0]["message"]["content"]
+    assert answer == "357 + 468 = 825"

@@ -1,0 +1,134 @@
+"""Tokenizers: bytes of every token, special tokens, bounds before work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers
+
+from tessera.app.text.tokenizer import (
+    HuggingFaceTokenizer,
+    IdTokenizer,
+    check_text_length,
+    load_tokenizer,
+    printable_token,
+    special_tokens_of,
+)
+from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, ModelError
+from tests.support.http_fixtures import TOKENIZER, ids, write_model_folder
+
+TEXT = "hello wörld, 你好 🙂\n\ttabs  and   spaces \x00\x7f end"
+
+
+def metaspace_tokenizer() -> HuggingFaceTokenizer:
+    """SentencePiece's manner: U+2581 for spaces, single bytes as <0xNN>."""
+    tokens = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "h", "i", "\u2581h", "\u2581hi"]
+    merges = [("\u2581", "h"), ("\u2581h", "i")]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    inner = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>"))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    inner.add_special_tokens(["<unk>", "<s>"])
+    return HuggingFaceTokenizer(inner, {})
+
+
+def test_byte_level_tokens_are_the_texts_bytes() -> None:
+    tokenizer = HuggingFaceTokenizer(TOKENIZER, {})
+    token_ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, token_ids)) == TEXT.encode()
+    assert tokenizer.spelling == "byte_level"
+    assert tokenizer.decode(token_ids, skip_special_tokens=False) == TEXT
+
+
+def test_every_byte_has_its_token() -> None:
+    tokenizer = HuggingFaceTokenizer(TOKENIZER, {})
+    singles = {tokenizer.token_bytes(i) for i in range(2, 258)}
+    assert singles == {bytes([byte]) for byte in range(256)}
+
+
+def test_metaspace_tokens_are_the_texts_bytes() -> None:
+    tokenizer = metaspace_tokenizer()
+    token_ids = tokenizer.encode("hi hi ü", add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, token_ids)) == " hi hi ü".encode()
+    assert tokenizer.spelling == "metaspace"
+    assert tokenizer.strips_leading_space
+    assert tokenizer.decode(token_ids, skip_special_tokens=False) == "hi hi ü"
+
+
+def test_special_tokens_stand_for_themselves() -> None:
+    tokenizer = HuggingFaceTokenizer(TOKENIZER, {})
+    assert tokenizer.token_bytes(0) == b"<|im_end|>"
+    assert tokenizer.is_special(0)
+    assert not tokenizer.is_special(2)
+    assert tokenizer.token_bytes(100_000) == b""
+
+
+def test_unknown_decoder_falls_back_to_decoding() -> None:
+    inner = Tokenizer(models.WordPiece(vocab={"a": 0, "##b": 1}, unk_token="a"))
+    inner.decoder = decoders.WordPiece()
+    tokenizer = HuggingFaceTokenizer(inner, {})
+    assert tokenizer.spelling == "other"
+    assert tokenizer.token_bytes(0) == b"a"
+
+
+def test_printable_token() -> None:
+    assert printable_token("ü".encode()) == "ü"
+    assert printable_token(b"\xf0\x9f") == "\\xf0\\x9f"
+
+
+def test_special_tokens_of_a_config() -> None:
+    config = {"bos_token": None, "eos_token": {"content": "</s>", "special": True}, "pad_token": "<pad>", "x": 1}
+    assert special_tokens_of(config) == {"eos_token": "</s>", "pad_token": "<pad>"}
+
+
+def test_length_is_bounded_before_encoding() -> None:
+    tokenizer = HuggingFaceTokenizer(TOKENIZER, {})
+    check_text_length(tokenizer, 10 * tokenizer.max_token_chars, 10, "prompt")
+    with pytest.raises(ContextLengthError, match="at least 11 tokens") as caught:
+        check_text_length(tokenizer, 10 * tokenizer.max_token_chars + 1, 10, "prompt")
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_folder_without_tokenizer_speaks_in_ids(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tmp_path)
+    assert isinstance(tokenizer, IdTokenizer)
+    assert tokenizer.decode([5, 6], skip_special_tokens=True) == "5 6 "
+    with pytest.raises(InvalidRequestError, match="no tokenizer"):
+        tokenizer.encode("x", add_special_tokens=True)
+
+
+def test_truncation_in_the_file_is_not_applied(tmp_path: Path) -> None:
+    limited = Tokenizer.from_str(TOKENIZER.to_str())
+    limited.enable_truncation(2)
+    limited.enable_padding(length=9)
+    limited.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path).encode("abcdef", add_special_tokens=True) == ids("abcdef")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_broken_files_are_named(tmp_path: Path, name: str) -> None:
+    folder = write_model_folder(tmp_path)
+    (folder / name).write_text("{")
+    with pytest.raises(ModelError, match=name):
+        load_tokenizer(folder)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("model", ["tokenizers/qwen3", "tokenizers/phi-3", "tokenizers/minimind", "stories260K"])
+def test_real_tokenizers_bytes_are_the_text(shared_models: Path, model: str) -> None:
+    tokenizer = load_tokenizer(shared_models / model)
+    raw = b"".join(map(tokenizer.token_bytes, tokenizer.encode(TEXT, add_special_tokens=False)))
+    assert raw.decode().removeprefix(" ") == TEXT
+
+
+@pytest.mark.shared
+def test_legacy_false_puts_no_space_after_special_tokens(shared_models: Path) -> None:
+    folder = shared_models / "tokenizers" / "phi-3"
+    assert json.loads((folder / "tokenizer_config.json").read_text())["legacy"] is False
+    tokenizer = load_tokenizer(folder)
+    token_ids = tokenizer.encode("<|user|>\nhi<|end|>", add_special_tokens=False)
+    assert [tokenizer.token_bytes(i) for i in token_ids] == [b"<|user|>", b"\n", b"hi", b"<|end|>"]

@@ -1,0 +1,232 @@
+"""Grammars of forced calls: whatever they let through, the parser of the same format reads as the right calls."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from random import Random
+from typing import Any
+
+import llguidance
+import pytest
+from tokenizers import AddedToken
+
+from tessera.app.generate.reader import AnswerReader
+from tessera.app.openai.objects import tool_calls
+from tessera.app.schema.chat import ChatCompletionRequest
+from tessera.app.schema.parse import parse_request
+from tessera.app.text.reasoning import ReasoningSplitter, ReasoningStart
+from tessera.app.tools.choice import tool_grammar
+from tessera.app.tools.formats import FORMATS, ToolFormat, choose_format
+from tessera.app.tools.grammar import CallableFunction, calls_grammar
+from tessera.app.tools.parts import Content, Part
+from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.sampling_params import Grammar
+from tests.support.http_fixtures import byte_level_tokenizer
+
+SEED = 20
+SPECIAL = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>")
+MISTRAL_TEMPLATE = "{{ tools }}[TOOL_CALLS]f[ARGS]{}"
+ALL_FORMATS = {**FORMATS, "mistral_marked": choose_format("auto", [MISTRAL_TEMPLATE])}
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "enum": ["Paris", "Bad Kissingen"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "exact": {"type": "boolean"},
+        "unit": {"$ref": "#/$defs/unit"},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"unit": {"enum": ["C", "F", None]}},
+}
+THOUGHTS: dict[ReasoningStart, str] = {
+    "none": "",
+    "possible": "<think>\nhm <b>\n</think>\n\n",
+    "open": "hm</think>",
+}
+FUNCTIONS = [CallableFunction("weather", WEATHER, strict=True), CallableFunction("ping", None)]
+
+
+@cache
+def tokenizer(with_special: bool) -> tuple[llguidance.LLTokenizer, dict[int, str], dict[str, int]]:
+    """Bytes as tokens, and the markers as added tokens or not -> (for grammars, texts of ids, ids of markers)."""
+    inner = byte_level_tokenizer()
+    if with_special:
+        inner.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    texts = {
+        token_id: inner.decode([token_id], skip_special_tokens=False) for token_id in range(inner.get_vocab_size())
+    }
+    markers = {text: token_id for text in SPECIAL if (token_id := inner.token_to_id(text)) is not None}
+    return llguidance.LLTokenizer(inner.to_str(), eos_token=[0]), texts, markers
+
+
+def random_answer(grammar: str, rng: Random, prefix: str, *, with_special: bool) -> str:
+    """Any tokens that the grammar allows after a prefix, the end where it allows that."""
+    inner, texts, _ = tokenizer(with_special)
+    matcher = llguidance.LLMatcher(inner, llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    answer = prefix
+    assert matcher.consume_tokens(inner.tokenize_str(prefix)), f"{prefix!r} is not allowed"
+    while not matcher.is_stopped():
+        mask = matcher.compute_bitmask()
+        allowed = [i for i in texts if mask[i // 8] >> i % 8 & 1 and texts[i].isprintable() and texts[i].isascii()]
+        assert allowed, f"nothing can follow {answer!r}"
+        token_id = rng.choice(allowed)
+        assert len(answer) < 20000, answer
+        if len(answer) > 500 and 0 in allowed:
+            token_id = 0
+        assert matcher.consume_token(token_id)
+        if token_id != 0:
+            answer += texts[token_id]
+    assert matcher.is_accepting()
+    return answer
+
+
+def read(form: ToolFormat, text: str, reasoning: ReasoningStart = "none") -> list[Part]:
+    tools = {function.name: function.parameters or {} for function in FUNCTIONS}
+    splitter = None if reasoning == "none" else ReasoningSplitter(opened=reasoning == "open")
+    reader = AnswerReader(splitter, form.parser(tools))
+    reader.feed(text)
+    reader.finish(cut=False)
+    return reader.take()
+
+
+def check_arguments(name: str, arguments: dict[str, Any]) -> None:
+    if name == "ping":
+        assert arguments == {}
+        return
+    assert name == "weather"
+    assert {"city", "days"} <= set(arguments) <= set(WEATHER["properties"])  # type: ignore[arg-type]
+    assert arguments["city"] in ("Paris", "Bad Kissingen")
+    assert type(arguments["days"]) is int
+    assert 1 <= arguments["days"] <= 9
+    assert type(arguments.get("exact", True)) is bool
+    assert arguments.get("unit") in ("C", "F", None)
+
+
+@pytest.mark.parametrize("with_special", [False, True])
+@pytest.mark.parametrize("reasoning", ["none", "possible", "open"])
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("name", ALL_FORMATS)
+def test_forced_calls_cannot_fail(name: str, several: bool, reasoning: ReasoningStart, with_special: bool) -> None:
+    form = ALL_FORMATS[name]
+    assert form is not None
+    markers = tokenizer(with_special)[2]
+    grammar = calls_grammar(form.syntax, FUNCTIONS, markers.get, several=several, reasoning=reasoning)
+    rng = Random(SEED)
+    print("seed", SEED)
+    counts = set()
+    for _ in range(8):
+        text = random_answer(grammar, rng, THOUGHTS[reasoning], with_special=with_special)
+        parts = read(form, text, reasoning)
+        calls = tool_calls(parts)
+        assert not [part for part in parts if isinstance(part, Content)], text
+        assert calls, text
+        counts.add(len(calls))
+        for call in calls:
+            check_arguments(call["function"]["name"], json.loads(call["function"]["arguments"]))
+    assert several or counts == {1}
+    assert not several or max(counts) > 1
+
+
+def test_text_values_of_qwen_coder_are_free() -> None:
+    form = FORMATS["qwen3_coder"]
+    function = CallableFunction("ping", {"properties": {"text": {"type": "string"}, "n": {"type": "integer"}}})
+    grammar = calls_grammar(form.syntax, [function], tokenizer(True)[2].get, several=False)
+    assert accepts(
+        grammar, '<tool_call><function=ping><parameter=text>\na <b>\n"c"\n</parameter></function></tool_call>'
+    )
+    assert accepts(grammar, "<tool_call>\n<function=ping>\n<parameter=n>\n12\n</parameter>\n</function>\n</tool_call>")
+    assert not accepts(grammar, "<tool_call><function=ping><parameter=n>\ntwelve\n</parameter></function></tool_call>")
+    assert not accepts(grammar, "I would rather not.")
+
+
+def accepts(grammar: str, text: str) -> bool:
+    inner = tokenizer(True)[0]
+    matcher = llguidance.LLMatcher(inner, llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    token_ids = inner.tokenize_str(text)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+def grammar_of(**fields: Any) -> Grammar | None:
+    tools = [
+        {"type": "function", "function": {"name": f.name, "parameters": f.parameters, "strict": strict}}
+        for f, strict in zip(FUNCTIONS, (fields.pop("strict", None), None), strict=True)
+    ]
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": tools, **fields}
+    request = parse_request(ChatCompletionRequest, body)
+    request.check()
+    return tool_grammar(request, FORMATS["hermes"], "none", tokenizer(True)[2].get)
+
+
+def call_of(name: str, arguments: dict[str, Any]) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+RIGHT = call_of("weather", {"city": "Paris", "days": 2})
+WRONG = call_of("weather", {"city": "Rome", "days": 2})
+
+
+def test_a_named_choice_allows_one_call_of_that_function() -> None:
+    grammar = grammar_of(tool_choice={"type": "function", "function": {"name": "ping"}})
+    assert grammar is not None
+    assert grammar.param == "tools"
+    assert accepts(grammar.text, call_of("ping", {}))
+    assert not accepts(grammar.text, call_of("ping", {}) * 2)
+    assert not accepts(grammar.text, RIGHT)
+
+
+def test_a_required_choice_allows_calls_and_nothing_else() -> None:
+    grammar = grammar_of(tool_choice="required")
+    assert grammar is not None
+    assert accepts(grammar.text, RIGHT + call_of("ping", {}))
+    assert not accepts(grammar.text, "It is sunny.")
+    assert not accepts(grammar.text, f"It is sunny.{RIGHT}")
+    single = grammar_of(tool_choice="required", parallel_tool_calls=False)
+    assert single is not None
+    assert accepts(single.text, RIGHT)
+    assert not accepts(single.text, RIGHT * 2)
+
+
+def test_an_automatic_choice_is_the_models_unless_functions_are_strict() -> None:
+    assert grammar_of() is None
+    assert grammar_of(tool_choice="none", strict=True) is None
+    grammar = grammar_of(strict=True)
+    assert grammar is not None
+    assert accepts(grammar.text, "It is sunny.")
+    assert accepts(grammar.text, f"Let me see.\n{RIGHT}")
+    assert not accepts(grammar.text, WRONG)
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "right", "wrong"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
+            '{"a": 1}',
+            '{"a": "b"}',
+        ),
+        ({"response_format": {"type": "json_object"}}, '{"b": []}', "[]"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes", "maybe"),
+        ({"structured_outputs": {"regex": "a/b+"}}, "a/bbb", "a/c"),
+    ],
+)
+def test_an_answer_is_of_the_asked_form_or_calls(fields: dict[str, Any], right: str, wrong: str) -> None:
+    grammar = grammar_of(**fields)
+    assert grammar is not None
+    assert accepts(grammar.text, right)
+    assert accepts(grammar.text, RIGHT)
+    assert not accepts(grammar.text, wrong)
+    forced = grammar_of(**fields, tool_choice="required")
+    assert forced is not None
+    assert not accepts(forced.text, right)
+
+
+def test_a_grammar_of_ones_own_and_tools_exclude_each_other() -> None:
+    with pytest.raises(InvalidRequestError, match="structured_outputs cannot be a grammar while tools may be called"):
+        grammar_of(structured_outputs={"grammar": 'start: "a"'})

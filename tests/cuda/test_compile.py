@@ -1,0 +1,285 @@
+"""NVRTC and the cubin cache, on a machine that needs no GPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tessera.engine.contract.errors import CompileError
+from tessera.engine.cuda import compiler, headers
+from tessera.engine.cuda.cache import Cubin, CubinCache, default_cache_dir
+from tessera.engine.cuda.compiler import SOURCE_FOLDER, Compiler, Program, group_programs
+from tessera.engine.cuda.headers import include_folders
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.ops.cuda.registry import all_instantiations, all_specs
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES
+from tests.support.paths import ROOT
+
+# Compiling every kernel for every dtype and architecture takes minutes; so each architecture gets every
+# kernel, and each dtype two architectures.
+DTYPE_OF_ARCH = {
+    "80": "__half",
+    "86": "float",
+    "89": "__nv_bfloat16",
+    "90a": "__nv_bfloat16",
+    "100a": "__half",
+    "120a": "float",
+}
+ELF_MAGIC = b"\x7fELF"
+
+SOURCE = """
+#include "scale.cuh"
+template <typename T>
+__global__ void double_kernel(const T* x, T* out, int size) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < size) out[i] = twice(x[i]);
+}
+"""
+HEADER = """
+#include <cuda_bf16.h>
+__device__ inline float twice(float x) { return 2 * x; }
+"""
+DOUBLE = KernelSpec("double.cu", "double_kernel", ("T",), (("x", "pointer"), ("out", "pointer"), ("size", "int32")))
+PROGRAM = Program("double.cu", ((DOUBLE, ("float",)),))
+NAME = "double_kernel<float>"
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty cache, shared by this module so that headers are unpacked once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A folder like `cuda_src` with one small kernel."""
+    folder = tmp_path / "sources"
+    (folder / "include").mkdir(parents=True)
+    (folder / "double.cu").write_text(SOURCE)
+    (folder / "include" / "scale.cuh").write_text(HEADER)
+    (folder / "include" / "unused.cuh").write_text("// not included\n")
+    return folder
+
+
+@pytest.fixture
+def cache(cache_dir: Path) -> Iterator[CubinCache]:
+    """An empty cache."""
+    yield CubinCache(cache_dir)
+    shutil.rmtree(cache_dir / "cubin", ignore_errors=True)
+
+
+def only_file(cache: CubinCache) -> Path:
+    (path,) = (cache.folder / "cubin").iterdir()
+    return path
+
+
+def pairs_for(arch: str) -> list[Instantiation]:
+    """All of the architecture's dtype, and of the others what that does not reach."""
+    pairs = all_instantiations((DTYPE_OF_ARCH[arch],))
+    reached = {spec for spec, _ in pairs}
+    for other in ("__nv_bfloat16", "float"):
+        pairs += [pair for pair in all_instantiations((other,)) if pair[0] not in reached]
+        reached |= {spec for spec, _ in pairs}
+    for dtype in C_TYPE_NAMES.values():  # of a kernel for one architecture all, since no other compiles them
+        pairs += [pair for pair in all_instantiations((dtype,)) if pair[0].arch_specific and pair not in pairs]
+    return [pair for pair in pairs if pair[0].supports(arch)]
+
+
+def test_all_instantiations_are_compiled_for_some_architecture() -> None:
+    compiled = {pair for arch in DTYPE_OF_ARCH for pair in pairs_for(arch)}
+    for dtype in C_TYPE_NAMES.values():
+        assert set(all_instantiations((dtype,))) <= compiled
+    for arch in DTYPE_OF_ARCH:
+        assert {spec for spec, _ in pairs_for(arch)} == {spec for spec in all_specs() if spec.supports(arch)}
+
+
+@pytest.mark.timeout(280)  # 20 s of compiling for sm_90a, and many more where others use the cores
+@pytest.mark.parametrize("arch", DTYPE_OF_ARCH)
+def test_every_kernel_compiles(arch: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What did not change since the last run comes from a cache of the tests' own."""
+    monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "--ptxas-options=-O1"))  # optimising is half the time
+    cache = pytestconfig.cache
+    assert cache is not None
+    nvrtc = Compiler(arch, CubinCache(Path(cache.mkdir("cuda"))))
+    pairs = pairs_for(arch)
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        cubins = list(workers.map(nvrtc.compile, group_programs(pairs)))
+    assert all(cubin.code.startswith(ELF_MAGIC) for cubin in cubins)
+    names = [name for cubin in cubins for name in cubin.lowered_names]
+    assert sorted(names) == sorted(spec.instantiation(template) for spec, template in pairs)
+    for cubin in cubins:
+        assert all(lowered.encode() in cubin.code for lowered in cubin.lowered_names.values())
+
+
+class TestErrors:
+    def test_a_broken_source_carries_the_log(self, sources: Path, cache: CubinCache) -> None:
+        (sources / "double.cu").write_text(SOURCE.replace("twice(x[i])", "thrice(x[i])"))
+        with pytest.raises(
+            CompileError, match=r"double\.cu does not compile for sm_80(.|\n)*\(6\): error(.|\n)*thrice"
+        ):
+            Compiler("80", cache, sources).compile(PROGRAM)
+        assert not (cache.folder / "cubin").exists()
+
+    def test_a_kernel_that_is_not_there(self, sources: Path, cache: CubinCache) -> None:
+        ghost = KernelSpec("double.cu", "ghost_kernel", (), ())
+        with pytest.raises(CompileError, match="ghost_kernel"):
+            Compiler("80", cache, sources).compile(Program("double.cu", ((ghost, ()),)))
+
+    def test_a_file_that_is_not_there(self, sources: Path, cache: CubinCache) -> None:
+        (sources / "double.cu").unlink()
+        with pytest.raises(CompileError, match=r"double\.cu cannot be read"):
+            Compiler("80", cache, sources).compile(PROGRAM)
+
+    def test_an_unknown_architecture(self, sources: Path, cache: CubinCache) -> None:
+        with pytest.raises(CompileError, match="sm_12345"):
+            Compiler("12345", cache, sources).compile(PROGRAM)
+
+
+class TestCache:
+    def test_second_time_is_a_hit(self, sources: Path, cache: CubinCache) -> None:
+        first = Compiler("80", cache, sources).compile(PROGRAM)
+        assert (cache.hits, cache.misses) == (0, 1)
+        assert Compiler("80", cache, sources).compile(PROGRAM) == first
+        assert (cache.hits, cache.misses) == (1, 1)
+
+    @pytest.mark.parametrize("changed", ["double.cu", "include/scale.cuh"])
+    def test_a_changed_source_is_a_miss(self, changed: str, sources: Path, cache: CubinCache) -> None:
+        Compiler("80", cache, sources).compile(PROGRAM)
+        with (sources / changed).open("a") as file:
+            file.write("// changed\n")
+        Compiler("80", cache, sources).compile(PROGRAM)
+        assert (cache.hits, cache.misses) == (0, 2)
+
+    def test_a_header_that_is_not_included_does_not_matter(self, sources: Path, cache: CubinCache) -> None:
+        Compiler("80", cache, sources).compile(PROGRAM)
+        (sources / "include" / "unused.cuh").write_text("// changed\n")
+        Compiler("80", cache, sources).compile(PROGRAM)
+        assert (cache.hits, cache.misses) == (1, 1)
+
+    def test_architecture_and_options_are_in_the_key(
+        self, sources: Path, cache: CubinCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        codes = [Compiler(arch, cache, sources).compile(PROGRAM).code for arch in ("80", "90a")]
+        monkeypatch.setattr(compiler, "OPTIONS", ("--std=c++17", "--use_fast_math"))
+        Compiler("80", cache, sources).compile(PROGRAM)
+        assert codes[0] != codes[1]
+        assert (cache.hits, cache.misses) == (0, 3)
+
+    @pytest.mark.parametrize("length", [0, 10, 35, 36, 200, -1])
+    def test_a_file_cut_short_is_compiled_anew(self, length: int, sources: Path, cache: CubinCache) -> None:
+        nvrtc = Compiler("80", cache, sources)
+        good = nvrtc.compile(PROGRAM)
+        path = only_file(cache)
+        path.write_bytes(path.read_bytes()[:length])
+        assert nvrtc.compile(PROGRAM) == good
+        assert nvrtc.compile(PROGRAM) == good
+        assert (cache.hits, cache.misses) == (1, 2)
+
+    @pytest.mark.parametrize("position", [0, 33, 40, -1])
+    def test_a_damaged_byte_is_noticed(self, position: int, sources: Path, cache: CubinCache) -> None:
+        good = Compiler("80", cache, sources).compile(PROGRAM)
+        path = only_file(cache)
+        content = bytearray(path.read_bytes())
+        content[position] ^= 1
+        path.write_bytes(content)
+        assert Compiler("80", cache, sources).compile(PROGRAM) == good
+        assert (cache.hits, cache.misses) == (0, 2)
+
+    def test_a_file_under_another_name_is_noticed(self, cache: CubinCache) -> None:
+        cache.store("aa", Cubin(b"code", {"f": "_f"}))
+        only_file(cache).rename(cache.folder / "cubin" / "bb.cubin")
+        assert cache.load("bb") is None
+
+    def test_a_folder_that_cannot_be_written_is_no_error(self, sources: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("where a folder should be")
+        cache = CubinCache(tmp_path / "file" / "cache")
+        assert Compiler("80", cache, sources).compile(PROGRAM).code.startswith(ELF_MAGIC)
+        assert (cache.hits, cache.misses) == (0, 1)
+
+    def test_threads_and_processes_may_share_it(self, sources: Path, tmp_path: Path) -> None:
+        """All start on an empty folder, headers included, and leave nothing half done."""
+        folder = tmp_path / "shared"
+        script = (
+            "import sys; from pathlib import Path\n"
+            "from tests.cuda.test_compile import CubinCache, Compiler, PROGRAM, NAME\n"
+            "cubin = Compiler('80', CubinCache(Path(sys.argv[1])), Path(sys.argv[2])).compile(PROGRAM)\n"
+            "print(cubin.lowered_names[NAME])"
+        )
+        root = ROOT
+        others = [
+            subprocess.Popen([sys.executable, "-c", script, folder, sources], cwd=root, stdout=subprocess.PIPE)
+            for _ in range(2)
+        ]
+        with ThreadPoolExecutor(4) as workers:
+            jobs = [workers.submit(Compiler("80", CubinCache(folder), sources).compile, PROGRAM) for _ in range(4)]
+            cubins = [job.result() for job in jobs]
+        outputs = [other.communicate(timeout=60)[0].decode().strip() for other in others]
+        assert outputs == [cubins[0].lowered_names[NAME]] * 2
+        assert all(cubin == cubins[0] for cubin in cubins)
+        assert only_file(CubinCache(folder)).suffix == ".cubin"
+        assert sorted(path.name.split("-")[0] for path in folder.iterdir()) == ["cubin", "headers"]
+        assert CubinCache(folder).load(only_file(CubinCache(folder)).stem) == cubins[0]
+
+    def test_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", "/home/someone")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.delenv("TESSERA_CACHE_DIR", raising=False)
+        assert default_cache_dir() == Path("/home/someone/.cache/tessera")
+        monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+        assert default_cache_dir() == Path("/xdg/tessera")
+        monkeypatch.setenv("TESSERA_CACHE_DIR", "/own")
+        assert default_cache_dir() == Path("/own")
+
+
+class TestHeaders:
+    """An NVRTC before 13.3 brings no headers."""
+
+    def test_from_a_toolkit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        include = tmp_path / "toolkit" / "include"
+        (include / "cccl").mkdir(parents=True)
+        (include / "cuda_bf16.h").touch()
+        monkeypatch.setattr(headers.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path / "absent"))
+        monkeypatch.setenv("CUDA_PATH", str(tmp_path / "toolkit"))
+        assert include_folders((13, 0), tmp_path) == (include, include / "cccl")
+
+    def test_from_wheels_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        package = headers.importlib.util.spec_from_loader("nvidia", loader=None, is_package=True)
+        assert package is not None
+        package.submodule_search_locations = [str(tmp_path)]
+        monkeypatch.setattr(headers.importlib.util, "find_spec", lambda name: package)
+        include = tmp_path / "cu13" / "include"
+        include.mkdir(parents=True)
+        (include / "cuda_bf16.h").touch()
+        assert include_folders((13, 2), tmp_path) == (include,)
+
+    def test_nowhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(headers, "toolkit_include_folders", lambda: iter([tmp_path]))
+        with pytest.raises(CompileError, match=r"headers \(cuda_bf16\.h\) were not found: NVRTC 13\.0"):
+            include_folders((13, 0), tmp_path)
+
+
+class TestGrouping:
+    def test_by_file_and_independent_of_order(self) -> None:
+        pairs = all_instantiations(tuple(C_TYPE_NAMES.values()))
+        programs = group_programs(pairs)
+        assert programs == group_programs(reversed(pairs))
+        assert all(len(program.names) <= compiler.NAMES_PER_PROGRAM for program in programs)
+        assert all(spec.file == program.file for program in programs for spec, _ in program.instantiations)
+        assert sorted(name for program in programs for name in program.names) == sorted(
+            spec.instantiation(template) for spec, template in pairs
+        )
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE_FOLDER.rglob("*.cu*")), ids=lambda path: path.name)
+def test_no_lambda_is_generic(path: Path) -> None:
+    """NVRTC 13.0 takes one for a function of the host, later ones do not."""
+    assert not re.search(r"\]\s*\([^)]*\bauto\b", path.read_text())

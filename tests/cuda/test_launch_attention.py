@@ -1,0 +1,398 @@
+"""What the matrix products and attention would launch, on a device that only writes it down."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import pytest
+
+from tessera.engine.cuda.compiler import SOURCE_FOLDER
+from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
+from tessera.engine.ops.cuda import CudaOps, attention, attention_decode, elementwise, linear, matmul_decode
+from tessera.engine.ops.cuda.registry import all_instantiations
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES, ceil_div
+from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
+from tessera.engine.tensor import Buffer, CpuDevice, Tensor, bfloat16, empty, float16, float32, int32
+from tests.gpu.test_ops_gpu import FUSED_ROWS, FUSED_SHAPES, NUM_ROWS, WIDTHS
+
+SMALLEST_SHARED_BYTES = 99 << 10  # what a block may use on sm_86, 89 and 120
+LARGE_SHARED_BYTES = 227 << 10  # sm_90, 100
+LARGEST_GRID = (2**31 - 1, 65535, 65535)
+SEED = 20261121
+
+
+@dataclass
+class Launch:
+    spec: KernelSpec
+    template: tuple[str, ...]
+    config: LaunchConfig
+    arguments: tuple[object, ...]
+
+
+class WritingDevice(CpuDevice):
+    name = "cuda:0"
+    is_capturing = False
+
+    def __init__(self, multiprocessors: int = 132, arch: str = "80", *, clusters: bool = False) -> None:
+        self.multiprocessors = multiprocessors
+        self.arch = arch
+        self.compute_capability = (9, 0) if clusters else (8, 9)
+        self.max_shared_bytes = LARGE_SHARED_BYTES if clusters else SMALLEST_SHARED_BYTES
+        self.launches: list[Launch] = []
+        self.allocated: list[int] = []
+
+    def allocate(self, nbytes: int) -> Buffer:
+        self.allocated.append(nbytes)
+        return Buffer(self, 1 << 20, nbytes, None)
+
+    def fill_bytes(self, pointer: int, value: int, nbytes: int) -> None:
+        pass
+
+    def launch(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig, *arguments: object) -> None:
+        self.launches.append(Launch(spec, template, config, arguments))
+
+
+def check_launch(
+    launch: Launch, compiled: set[tuple[KernelSpec, tuple[str, ...]]], shared_bytes: int = SMALLEST_SHARED_BYTES
+) -> None:
+    assert (launch.spec, launch.template) in compiled, f"{launch.spec.name} {launch.template} is not compiled ahead"
+    assert len(launch.arguments) == len(launch.spec.parameters)
+    assert launch.config.shared_bytes <= shared_bytes
+    assert all(1 <= size <= most for size, most in zip(launch.config.grid, LARGEST_GRID, strict=True))
+
+
+def attention_step(
+    device: WritingDevice,
+    query_lens: list[int],
+    context_lens: list[int],
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+) -> tuple[Tensor, Tensor, AttentionMetadata]:
+    num_tokens, num_seqs = sum(query_lens), len(query_lens)
+    block_size = 16
+    width = -(-max(context_lens) // block_size)
+    metadata = AttentionMetadata(
+        positions=empty((num_tokens,), int32, device),
+        slot_mapping=empty((num_tokens,), int32, device),
+        block_tables=empty((num_seqs, width), int32, device),
+        table_rows=empty((num_seqs,), int32, device),
+        cu_seqlens_q=empty((num_seqs + 1,), int32, device),
+        context_lens=empty((num_seqs,), int32, device),
+        max_seqlen_q=max(query_lens),
+        max_context_len=max(context_lens),
+    )
+    q = empty((num_tokens, num_heads * head_dim), bfloat16, device)
+    return q, empty((64, num_kv_heads, block_size, head_dim), bfloat16, device), metadata
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(float32, "float"), (float16, "__half"), (bfloat16, "__nv_bfloat16")])
+def test_every_matmul_is_compiled_ahead_and_covers_its_result(dtype: np.dtype[np.generic], name: str) -> None:
+    compiled = set(linear.instantiations((name,)))
+    rng = np.random.default_rng(SEED)
+    print(f"seed {SEED}")
+    sides = [1, 2, 3, 4, 5, 16, 17, 64, 100, 128, 129, 256, 1024, 8192, 28672, 151936]
+    for _ in range(400):
+        num_rows, out_features = (int(side) for side in rng.choice(sides, 2))
+        in_features = int(rng.choice([1, 7, 8, 64, 100, 1024, 14336]))
+        device = WritingDevice(int(rng.choice([24, 84, 132, 170])), clusters=bool(rng.random() < 0.5))
+        ops = CudaOps(device)  # type: ignore[arg-type]
+        x, weight = empty((num_rows, in_features), dtype, device), empty((out_features, in_features), dtype, device)
+        out = empty((num_rows, out_features), dtype if rng.random() < 0.5 else float32, device)
+        ops.matmul(x, weight, None, out)
+        (launch,) = device.launches
+        check_launch(launch, compiled, device.max_shared_bytes)
+        sizes = dict(zip(launch.spec.template, launch.template, strict=True))
+        if launch.spec in (linear.MATMUL, linear.MATMUL_SPLIT):
+            splits = int(sizes.get("SPLITS", "1"))
+            assert launch.config.grid[0] % splits == 0
+            covered = launch.config.grid[0] // splits * int(sizes["TILE_M"]) * int(sizes["TILE_N"])
+            assert covered >= num_rows * out_features
+            assert (sizes.get("ALIGNED", "true") == "true") == (in_features % 8 == 0 and out_features % 2 == 0)
+            assert splits == 1 or device.compute_capability >= (9, 0), "clusters need sm_90"
+        elif launch.spec is linear.MATMUL_DECODE:
+            assert num_rows <= int(sizes["TOKENS"])
+            assert launch.config.grid[0] <= ceil_div(out_features, 8), "a block without work"
+        elif launch.spec is linear.MATVEC:
+            assert num_rows <= int(launch.template[2])
+            assert launch.config.grid[0] * linear.MATVEC_WARPS >= out_features * int(str(launch.arguments[-1]))
+
+
+def test_unaligned_inputs_take_the_kernel_without_wide_copies() -> None:
+    device = WritingDevice()
+    ops = CudaOps(device)  # type: ignore[arg-type]
+    x = Tensor(Buffer(device, 1 << 20, 4096, None), (8, 64), bfloat16, offset=2)
+    ops.matmul(x, empty((64, 64), bfloat16, device))
+    assert device.launches[0].template[-1] == "false"
+
+
+def test_order_of_sums_for_a_few_rows_does_not_depend_on_their_number() -> None:
+    orders = set()
+    for num_rows in range(1, linear.MATVEC_ROWS[-1] + 1):
+        device = WritingDevice()
+        CudaOps(device).matmul(  # type: ignore[arg-type]
+            empty((num_rows, 4096), float32, device), empty((1024, 4096), float32, device)
+        )
+        (launch,) = device.launches
+        orders.add((launch.spec.name, launch.config.grid, launch.arguments[-1]))
+    assert len(orders) == 1
+
+
+@pytest.mark.parametrize("dtype", [bfloat16, float16])
+@pytest.mark.parametrize("clusters", [True, False])
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 16])
+def test_norm_product_activation_and_residual_of_a_decode_step_are_few_kernels(
+    num_rows: int, clusters: bool, dtype: np.dtype[np.generic]
+) -> None:
+    compiled = set(linear.instantiations((C_TYPE_NAMES[dtype],)))
+    device = WritingDevice(clusters=clusters)
+    ops = CudaOps(device)  # type: ignore[arg-type]
+    x, norm, normed = (empty(shape, dtype, device) for shape in ((num_rows, 1024), (1024,), (num_rows, 1024)))
+    up, gate_up = empty((6144, 1024), dtype, device), empty((num_rows, 6144), dtype, device)
+    activated = ops.rmsnorm_matmul_silu_mul(x, norm, 1e-6, up, normed=normed, gate_up=gate_up)
+    ops.rmsnorm_matmul(x, norm, 1e-6, up, normed=normed, out=empty((num_rows, 6144), float32, device))
+    ops.matmul(activated, empty((1024, 3072), dtype, device), out=x, accumulate=True)
+    products = [launch for launch in device.launches if launch.spec is linear.MATMUL_DECODE]
+    for launch in products:
+        check_launch(launch, compiled, device.max_shared_bytes)
+    if clusters or num_rows <= 8:  # else two stages of 16 rows do not fit into shared memory
+        assert len(products) == 3
+        norms = 0 if num_rows == 1 or dtype == bfloat16 else 2
+        assert len(device.launches) == 3 + norms, "only several rows of float16 are normalised beforehand"
+
+
+def test_the_tests_on_a_gpu_run_every_variant_of_a_decode_product() -> None:
+    """On the device that the figures are from: which one runs follows from the sizes."""
+    device = WritingDevice(clusters=True)
+    ops = CudaOps(device)  # type: ignore[arg-type]
+
+    def tensor(*shape: int, dtype: np.dtype[np.generic] = bfloat16) -> Tensor:
+        return empty(shape, dtype, device)
+
+    for k, n, m in product(WIDTHS, WIDTHS, NUM_ROWS):
+        for dtype in (bfloat16, float32):
+            ops.matmul(tensor(m, k), tensor(n, k), out=tensor(m, n, dtype=dtype))
+    for (k, n), m in product(FUSED_SHAPES, FUSED_ROWS):
+        x, norm, weight, gate_up = tensor(m, k), tensor(k), tensor(n, k), tensor(m, n)
+        ops.rmsnorm_matmul(x, norm, 1e-5, weight, normed=x, out=gate_up)
+        ops.rmsnorm_matmul(x, norm, 1e-5, weight, normed=x, out=tensor(m, n, dtype=float32))
+        ops.matmul_silu_mul(x, weight, gate_up=gate_up)
+        ops.rmsnorm_matmul_silu_mul(x, norm, 1e-5, weight, normed=x, gate_up=gate_up)
+    run = {launch.template for launch in device.launches if launch.spec is linear.MATMUL_DECODE}
+    assert run == {template for _, template in matmul_decode.instantiations((C_TYPE_NAMES[bfloat16],))}
+
+
+def test_wide_tiles_for_many_rows_and_flat_ones_for_few() -> None:
+    assert linear.choose_tile(8192, 4096, 132) is linear.LARGE
+    assert linear.choose_tile(64, 4096, 132) is linear.NARROW
+    assert linear.choose_tile(20, 4096, 132).m == 32
+    assert linear.choose_tile(256, 1024, 132).blocks(256, 1024) >= 64, "half of the device must not idle"
+
+
+@pytest.mark.parametrize("num_rows", [17, 32, 33, 64])
+@pytest.mark.parametrize("out_features", [1024, 4096, 6144, 28672])
+def test_few_rows_find_work_for_every_multiprocessor(num_rows: int, out_features: int) -> None:
+    tile, splits = linear.choose_split_tile(num_rows, out_features, 132)
+    assert tile.blocks(num_rows, out_features) * splits >= 128
+
+
+@pytest.mark.parametrize("head_dim", [16, 20, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dtype", [float32, bfloat16])
+def test_every_attention_launch_is_compiled_ahead(head_dim: int, dtype: np.dtype[np.generic]) -> None:
+    compiled = set(attention.instantiations(("float" if dtype == float32 else "__nv_bfloat16",)))
+    device = WritingDevice()
+    ops = CudaOps(device)  # type: ignore[arg-type]
+    for query_lens, context_lens in (([1, 1], [5, 4000]), ([300, 1], [300, 9]), ([1], [0])):
+        q, cache, metadata = attention_step(device, query_lens, context_lens, 8, 2, head_dim)
+        q, cache = empty(q.shape, dtype, device), empty(cache.shape, dtype, device)
+        ops.paged_attention(q, cache, cache, metadata, scale=0.1)
+        ops.rope_and_store(
+            empty((2, 12 * head_dim), dtype, device), cache, cache, metadata_of(device), HeadTransform(), num_heads=8
+        )
+    for launch in device.launches:
+        check_launch(launch, compiled)
+    used = {launch.spec for launch in device.launches}
+    on_tensor_cores = dtype == bfloat16 and head_dim in attention.HEAD_DIMS
+    assert (attention_decode.PAGED_ATTENTION_DECODE in used) == on_tensor_cores
+    assert (attention.PAGED_ATTENTION in used) != on_tensor_cores
+
+
+def metadata_of(device: WritingDevice) -> AttentionMetadata:
+    return attention_step(device, [2], [2], 8, 2, 64)[2]
+
+
+def test_prefill_grid_has_a_block_for_every_tile() -> None:
+    rng = np.random.default_rng(SEED)
+    print(f"seed {SEED}")
+    for shape in attention.HEAD_SHAPES.values():
+        for _ in range(300):
+            num_kv_heads, group = int(rng.integers(1, 5)), int(rng.integers(1, 9))
+            query_lens = rng.integers(0, 400, int(rng.integers(1, 9)))
+            tiles = sum(-(-int(count) * group // shape.tile_rows) for count in query_lens if count > 1)
+            num_tokens, num_seqs = int(query_lens.sum()), len(query_lens)
+            config = attention.prefill_config(shape, num_tokens, num_seqs, group * num_kv_heads, num_kv_heads)
+            assert tiles <= config.grid[0] <= tiles + num_seqs + 1
+            assert config.grid[1] == num_kv_heads
+
+
+def splits_of_row(context_len: int, window: int, division: attention_decode.Division) -> int:
+    """As `find_splits` in attention/decode.cu counts them."""
+    warp_keys, split_keys = attention_decode.WARP_KEYS, attention_decode.SPLIT_KEYS
+    num_keys = context_len - max(context_len - window, 0) // warp_keys * warp_keys
+    even = ceil_div(ceil_div(num_keys, division.max_splits), split_keys) * split_keys
+    return max(ceil_div(num_keys, max(even, division.min_split_keys)), 1)
+
+
+@pytest.mark.parametrize("window", [attention.NO_WINDOW, 1, 250, 600, 4096])
+@pytest.mark.parametrize("max_splits", [1, 8, 31, 32])
+@pytest.mark.parametrize("num_seqs", [1, 5, 16, 64])
+def test_no_row_has_more_splits_than_said(window: int, max_splits: int, num_seqs: int) -> None:
+    for longest in (0, 1, 64, 65, 2048, 5000, 8192, 131072):
+        division = attention_decode.divide(num_seqs, 8, longest, max_splits, clusters=True)
+        splits = attention_decode.decode_splits(longest, window, division)
+        for context_len in {*range(0, longest, max(longest // 97, 1)), longest}:
+            assert splits_of_row(context_len, window, division) <= splits
+
+
+def test_a_decode_step_is_one_launch() -> None:
+    device = WritingDevice()
+    ops = CudaOps(device)  # type: ignore[arg-type]
+    for query_lens, launches in (([1, 1, 1], 1), ([1, 2], 3)):
+        q, cache, metadata = attention_step(device, query_lens, [500] * len(query_lens), 8, 2, 128)
+        qkv = empty((q.shape[0], 12 * 128), bfloat16, device)
+        device.launches.clear()
+        ops.attention(qkv, cache, cache, metadata, HeadTransform(), num_heads=8, scale=0.1, queries=q)
+        assert len(device.launches) == launches
+    for launch in device.launches:
+        check_launch(launch, set(attention.instantiations(("__nv_bfloat16",))))
+
+
+def test_decode_constants_are_the_kernels() -> None:
+    sources = [(SOURCE_FOLDER / path).read_text() for path in ("include/warp_attention.cuh", "attention/decode.cu")]
+    values = {name: int(value) for name, value in re.findall(r"constexpr int (\w+) = (\d+);", "".join(sources))}
+    for name in ("GROUP_ROWS", "UNIT_KEYS", "WARP_KEYS", "SPLIT_KEYS"):
+        assert values[name] == getattr(attention_decode, name), name
+    assert values["FLOATS"] == attention_decode.MERGED_FLOATS
+    assert re.search(r"SENT_FLOATS =\s+FLOATS \+ 4;", sources[1])
+    assert attention_decode.SENT_FLOATS == attention_decode.MERGED_FLOATS + 4
+    assert values["MAX_CLUSTER"] >= attention_decode.ONE_ROW_BLOCKS
+
+
+def test_block_tables_are_written_before_attention_may_read_ahead() -> None:
+    """A recorded step changes tables in its first kernel, and attention looks at them before it waits."""
+    assert attention_decode.PAGED_ATTENTION_DECODE.overlaps
+    assert not elementwise.SCATTER.overlaps
+
+
+def test_few_rows_have_a_block_for_each_split_and_many_share() -> None:
+    assert attention_decode.splits_per_block(1, 8) == 1
+    counts = [attention_decode.splits_per_block(rows, 8) for rows in (1, 16, 64, 256, 4096)]
+    assert counts == sorted(counts)
+    assert counts[-1] == attention_decode.MAX_SPLITS
+    shape = attention_decode.DECODE_SHAPES[128]
+    for block_splits in counts:
+        division = attention_decode.Division(1, attention_decode.MIN_SPLIT_KEYS, 32, block_splits)
+        blocks = attention_decode.decode_config(shape, 5, 16, 8, 31, division).grid[2]
+        assert (blocks - 1) * block_splits < 31 <= blocks * block_splits
+
+
+@pytest.mark.parametrize("clusters", [True, False])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(16, 8), (32, 8), (8, 1), (12, 1), (4, 4)])
+def test_every_decode_step_is_compiled_ahead_and_has_its_blocks(
+    num_heads: int, num_kv_heads: int, clusters: bool
+) -> None:
+    compiled = set(attention.instantiations(("__nv_bfloat16",)))
+    found = set()
+    for head_dim in attention_decode.DECODE_SHAPES:
+        for num_seqs in (1, 2, 9, 16, 17, 40, 200):
+            for longest in (40, 2048, 2049, 9000):
+                device = WritingDevice(clusters=clusters)
+                q, cache, metadata = attention_step(
+                    device, [1] * num_seqs, [longest] * num_seqs, num_heads, num_kv_heads, head_dim
+                )
+                qkv = empty((num_seqs, (num_heads + 2 * num_kv_heads) * head_dim), bfloat16, device)
+                ops = CudaOps(device)  # type: ignore[arg-type]
+                ops.attention(qkv, cache, cache, metadata, HeadTransform(), num_heads=num_heads, scale=0.1, queries=q)
+                (launch,) = device.launches
+                check_launch(launch, compiled, device.max_shared_bytes)
+                x, y, z = launch.config.grid
+                groups = attention_decode.head_groups(num_heads, num_kv_heads)
+                found.add(launch.config.cluster)
+                assert (x, y) == (groups * launch.config.cluster, num_seqs)
+                assert z == 1 or launch.config.cluster == 1
+                assert launch.config.cluster == 1 or longest <= attention_decode.SHORT_CONTEXT
+    assert found >= {1, attention_decode.ONE_ROW_BLOCKS} if clusters else found == {1}
+
+
+def test_decode_grid_depends_on_the_maxima_alone() -> None:
+    grids = set()
+    for context_lens in ([1000, 3], [1000, 1000], [7, 1000]):
+        device = WritingDevice()
+        q, cache, metadata = attention_step(device, [1, 1], context_lens, 8, 2, 128)
+        CudaOps(device).paged_attention(q, cache, cache, metadata, scale=0.1)  # type: ignore[arg-type]
+        grids.add(tuple(launch.config for launch in device.launches))
+    assert len(grids) == 1
+
+
+def test_nothing_is_allocated_after_reserving() -> None:
+    device = WritingDevice()
+    ops = CudaOps(device)  # type: ignore[arg-type]
+    ops.reserve_attention(64, 32, 128)
+    reserved = list(device.allocated)
+    assert 0 < sum(reserved) <= attention_decode.RESERVED_BYTES + 64 * 32 * 4
+    for num_seqs, context_len in ((1, 131072), (64, 131072), (3, 17)):
+        q, cache, metadata = attention_step(device, [1] * num_seqs, [context_len] * num_seqs, 32, 8, 128)
+        device.allocated.clear()
+        ops.paged_attention(q, cache, cache, metadata, scale=0.1, out=q)
+        ops.attention(
+            empty((num_seqs, 48 * 128), bfloat16, device),
+            cache,
+            cache,
+            metadata,
+            HeadTransform(),
+            num_heads=32,
+            scale=0.1,
+            queries=q,
+            out=q,
+        )
+        assert device.allocated == [num_seqs * 48 * 128 * 2], "more than qkv itself"
+
+
+def test_what_was_recorded_keeps_its_memory() -> None:
+    """A graph replays with the addresses of its recording, and its counters were cleared before that."""
+    device = WritingDevice()
+    ops = CudaOps(device)  # type: ignore[arg-type]
+
+    def attend(num_seqs: int) -> None:
+        q, cache, metadata = attention_step(device, [1] * num_seqs, [300] * num_seqs, 32, 8, 128)
+        ops.paged_attention(q, cache, cache, metadata, scale=0.1, out=q)
+
+    ops.reserve_attention(64, 32, 128)
+    reserved = {ops._partials, ops._arrivals}
+    device.is_capturing = True
+    attend(64)
+    with pytest.raises(AssertionError, match="reserve_attention comes before a recording"):
+        attend(65)
+    device.is_capturing = False
+    attend(65)
+    assert reserved <= set(ops._replaced), "the recording's memory has been given back"
+
+
+def test_partial_results_fit_even_for_very_many_sequences() -> None:
+    assert attention_decode.reserved_splits(1, 1, 64) == attention_decode.MAX_SPLITS
+    assert attention_decode.reserved_splits(4096, 64, 128) == attention_decode.MIN_RESERVED_SPLITS
+
+
+def test_a_model_compiles_attention_for_its_own_head_size_only() -> None:
+    every = all_instantiations(("__nv_bfloat16",))
+    own = all_instantiations(("__nv_bfloat16",), head_dim=128)
+    sizes = {template[spec.template.index("HEAD_DIM")] for spec, template in own if "HEAD_DIM" in spec.template}
+    assert sizes == {"128"}
+    assert [pair for pair in own if "HEAD_DIM" not in pair[0].template] == [
+        pair for pair in every if "HEAD_DIM" not in pair[0].template
+    ]
+    none_fits = all_instantiations(("__nv_bfloat16",), head_dim=80)
+    assert not [pair for pair in none_fits if "HEAD_DIM" in pair[0].template]

@@ -1,0 +1,250 @@
+"""What an operator starts with: compose, Prometheus' configuration and Grafana's dashboard fit the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import urllib.parse
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tessera.app.server.application import create_app
+from tessera.engine.contract.messages import GpuUsage, SchedulerStats
+from tessera.engine.core.metrics import EngineMetrics
+from tests.image_steps import Image, ignored, instructions
+from tests.support.fake_client import FakeClient, always, play
+from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
+from tests.support.paths import ROOT
+from tests.support.server_fixture import Server
+
+DEPLOY = ROOT / "deploy"
+DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana/dashboards/tessera.json").read_text())
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+ALERTS: dict[str, Any] = yaml.safe_load((DEPLOY / "alerts.yml").read_text())
+GRID_WIDTH = 24
+SERVERS = ("tessera", "tessera-cpu")
+
+
+def queries() -> list[str]:
+    """Every expression of the dashboard and of the alerts, as Prometheus gets them."""
+    panels = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    variables = [v["query"]["query"] for v in DASHBOARD["templating"]["list"] if v["type"] == "query"]
+    found = panels + [re.sub(r"label_values\((.*), \w+\)", r"\1", query) for query in variables]
+    found += [rule["expr"] for group in ALERTS["groups"] for rule in group["rules"]]
+    return [expr.replace("$__rate_interval", "1m").replace("$model", ".*") for expr in found]
+
+
+def served(folder: Path) -> dict[str, set[str]]:
+    """Sample name -> its labels, of all that a server with a GPU has on /metrics."""
+    client = FakeClient(always(play(ids("hello"), finish="length")))
+    client.gpu = GpuUsage(1, 2, 0.5)
+    settings = settings_for(write_model_folder(folder))
+    text = call(client, settings, "GET", "/metrics").text
+    engine = EngineMetrics("tiny").render(SchedulerStats(0, 0, 1, 0, 0)).decode()
+    counts = create_app(client, settings).state.http_counts  # type: ignore[arg-type]
+    counts.add("/health", 503)
+    samples = [s for f in text_string_to_metric_families(text + engine) for s in f.samples]
+    samples += counts.collect("tessera").samples
+    return {sample.name: set(sample.labels) for sample in samples}
+
+
+def test_every_query_is_of_metrics_and_labels_that_exist(tmp_path: Path) -> None:
+    metrics = served(tmp_path)
+    assert len(queries()) > 30
+    for query in queries():
+        names = re.findall(r"tessera:\w+", query)
+        assert names, query
+        for name in names:
+            assert name in metrics, f"{name} of {query}"
+        for name, matchers in re.findall(r"(tessera:\w+)\{([^}]*)\}", query):
+            for label in re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", matchers):
+                assert label in metrics[name], f"{label} of {query}"
+        for labels in re.findall(r"by \(([^)]*)\)", query):
+            for label in labels.split(", "):
+                assert any(label in metrics[name] for name in names), f"{label} of {query}"
+
+
+def test_the_dashboard_is_one_that_grafana_takes() -> None:
+    for key in ("uid", "title", "schemaVersion", "panels", "templating", "time", "annotations", "tags"):
+        assert key in DASHBOARD, key
+    assert "id" not in DASHBOARD, "a number of one Grafana's own database"
+    assert DASHBOARD["schemaVersion"] >= 36
+    assert re.fullmatch(r"[\w-]{1,40}", DASHBOARD["uid"])
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        assert {"type", "title", "gridPos"} <= set(panel)
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= GRID_WIDTH
+        columns, rows = (range(place[at], place[at] + place[size]) for at, size in (("x", "w"), ("y", "h")))
+        cells = set(product(columns, rows))
+        assert not cells & taken, f"{panel['title']} lies on another panel"
+        taken |= cells
+        if panel["type"] == "row":
+            continue
+        assert panel["type"] in ("stat", "timeseries")
+        assert panel["description"], panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert {"defaults", "overrides"} == set(panel["fieldConfig"])
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references) > 0
+    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(panels))) - {"__rate_interval", "__all"}
+    assert used == set(variables)
+
+
+def test_the_dashboard_shows_what_it_promises() -> None:
+    shown = " ".join(queries())
+    for wanted in (
+        *("generation_tokens_total", "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket"),
+        *("e2e_request_latency_seconds_bucket", "num_requests_waiting", "num_requests_running", "kv_cache_blocks"),
+        *("prefix_cache_hits_total", "num_preemptions_total", "http_requests_total", "gpu_memory_used_bytes"),
+    ):
+        assert f"tessera:{wanted}" in shown
+
+
+def test_files_that_compose_mounts_exist_and_find_each_other() -> None:
+    for name, service in COMPOSE["services"].items():
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            if source.startswith("./deploy"):
+                assert (ROOT / source).exists(), f"{source} of {name}"
+                assert volume.endswith(":ro")
+            elif not source.startswith((".", "$")):
+                assert source in COMPOSE["volumes"]
+    prometheus = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    (job,) = prometheus["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["server:8000"]}]
+    for server in SERVERS:
+        assert COMPOSE["services"][server]["networks"]["default"]["aliases"] == ["server"]
+    provisioning = DEPLOY / "grafana/provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((provisioning / "dashboards/tessera.yml").read_text())["providers"]
+    grafana = COMPOSE["services"]["grafana"]
+    assert f"./deploy/grafana/dashboards:{provider['options']['path']}:ro" in grafana["volumes"]
+    assert grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"].endswith("/tessera.json")
+
+
+def test_every_service_is_confined_limited_and_checked() -> None:
+    for name, service in COMPOSE["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}, name
+        assert service["healthcheck"]["test"], name
+        assert all("BIND:-127.0.0.1}" in port for port in service["ports"]), "nothing is open to others unasked"
+    gpu, cpu = (COMPOSE["services"][name] for name in SERVERS)
+    assert (gpu["profiles"], cpu["profiles"]) == (["gpu"], ["cpu"])
+    assert gpu["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+    assert "reservations" not in cpu["deploy"]["resources"]
+
+
+def test_compose_itself_takes_the_file() -> None:
+    compose = _compose()
+    environment = {**os.environ, "MODEL": "Qwen/Qwen3-0.6B", "TESSERA_ARGS": "--max-num-seqs 64"}
+    for profile, server in (("gpu", "tessera"), ("cpu", "tessera-cpu")):
+        command = [*compose, "--profile", profile, "config", "--format", "json"]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=True)
+        services = json.loads(done.stdout)["services"]
+        assert set(services) == {server, "prometheus", "grafana"}
+        assert services[server]["command"][-3:] == ["--max-num-seqs", "64", "Qwen/Qwen3-0.6B"]
+
+
+def _compose() -> list[str]:
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(command[0]):
+            found = subprocess.run([*command, "version"], capture_output=True, timeout=30, check=False)
+            if found.returncode == 0 and not re.search(rb"version:? v?1\.", found.stdout):
+                return command
+    pytest.skip("docker compose 2 is not installed")
+
+
+def test_the_dockerfile_is_read_as_docker_reads_it() -> None:
+    steps = instructions("# a\nFROM x AS y\nRUN a \\\n    && b\n\nENV A=1 \\\n    B=2\n")
+    assert steps == [("FROM", "x AS y"), ("RUN", "a && b"), ("ENV", "A=1 B=2")]
+    patterns = ["*", "!app", "**/__pycache__"]
+    assert not ignored(Path("app/ops/ui/index.html"), patterns)
+    assert ignored(Path("tests/x.py"), patterns)
+    assert ignored(Path("app/__pycache__/x.pyc"), patterns)
+    image = Image(Path("/t"))
+    assert image.inside("install -d /cache /usr/x && /opt/a/b http://h/c a/b") == (
+        "install -d /t/cache /usr/x && /t/opt/a/b http://h/c a/b"
+    )
+
+
+def test_the_image_runs_as_nobody_in_particular() -> None:
+    steps = instructions((ROOT / "Dockerfile").read_text())
+    assert [arguments for name, arguments in steps if name == "USER"] == ["10001:10001"]
+    assert sum(name == "FROM" for name, _ in steps) == 2, "build tools stay behind"
+    assert "HEALTHCHECK" in dict(steps)
+
+
+@pytest.fixture
+def prometheus(builtin_server: Server, tmp_path: Path) -> Iterator[httpx.Client]:
+    """A real one with the deployed configuration, but for the server's address and a quicker scrape."""
+    program = os.environ.get("TESSERA_PROMETHEUS") or shutil.which("prometheus")
+    if not program:
+        pytest.skip("no Prometheus is installed: neither TESSERA_PROMETHEUS nor prometheus on the PATH")
+    config = (DEPLOY / "prometheus.yml").read_text()
+    address = urllib.parse.urlsplit(builtin_server.url).netloc
+    (tmp_path / "prometheus.yml").write_text(config.replace("server:8000", address).replace("5s", "200ms"))
+    shutil.copy(DEPLOY / "alerts.yml", tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    options = [f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
+    log = (tmp_path / "log").open("wb")
+    process = subprocess.Popen([program, *options, f"--web.listen-address={listen}"], stdout=log, stderr=log)
+    try:
+        with httpx.Client(base_url=f"http://{listen}", timeout=10) as client:
+            builtin_server.until(lambda: _value(client, 'up{job="tessera"} == 1') == 1, "a scrape by Prometheus")
+            yield client
+    finally:
+        process.kill()
+        process.wait()
+        log.close()
+
+
+def _value(client: httpx.Client, query: str) -> float | None:
+    try:
+        answer = client.get("/api/v1/query", params={"query": query})
+    except httpx.TransportError:  # it is not up yet
+        return None
+    if answer.status_code == 503:
+        return None
+    found = answer.json()
+    assert found["status"] == "success", f"{query}: {found}"
+    result = found["data"]["result"]
+    return float(result[0]["value"][1]) if result else None
+
+
+def test_a_real_prometheus_scrapes_the_server_and_answers_every_query(
+    prometheus: httpx.Client, builtin_server: Server
+) -> None:
+    before = builtin_server.metrics()["generation_tokens_total"]
+    builtin_server.complete("Once", 20)
+    wanted = before + 20
+    builtin_server.until(lambda: _value(prometheus, "tessera:generation_tokens_total") == wanted, "the new tokens")
+    for query in queries():
+        _value(prometheus, query)
+    assert _value(prometheus, "sum(tessera:kv_cache_blocks)") == _value(
+        prometheus, 'sum(tessera:kv_cache_blocks{state!="used"})'
+    )
+    targets = prometheus.get("/api/v1/targets").json()["data"]["activeTargets"]
+    assert [target["health"] for target in targets] == ["up"]
+    rules = prometheus.get("/api/v1/rules").json()["data"]["groups"]
+    assert len(rules[0]["rules"]) == len(ALERTS["groups"][0]["rules"])

@@ -1,0 +1,185 @@
+"""The kernels' own sources, run on the CPU by `tests/emulation`: each of another kind, on small shapes.
+
+Every test runs three times: threads in turn from the first, copies done when they are started; from the last, copies
+done when they are waited for; and watched for races. `make test-emulated` runs the GPU tests in the same way.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.attention_decode import CLUSTERED_ATTENTION_DECODE
+from tessera.engine.ops.cuda.linear import FLAT_NARROW, LARGE, NARROW, WIDE, Tile
+from tessera.engine.ops.cuda.matmul_decode import MATMUL_DECODE
+from tessera.engine.tensor import CPU, bfloat16, empty, float16, from_numpy
+from tests.emulation.device import COMPILER, EmulatedDevice, EmulationError, kernel_folder
+from tests.gpu.products import check_guards, guarded
+from tests.gpu.test_attention_decode_gpu import DecodeInputs
+from tests.gpu.test_attention_gpu import attend
+from tests.gpu.test_matmul_portable_gpu import launch, name
+from tests.gpu.test_sampling_gpu import sample, varied_logits, varied_settings
+from tests.support.op_cases import AttentionCase, AttentionInputs, random_array
+from tests.support.reference import assert_close, assert_same_cache
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which(COMPILER) is None,
+    reason=f"the kernels are compiled for the CPU by {COMPILER} on Linux",
+)
+
+LATE = {"EMULATED_ORDER": "last_first", "EMULATED_LATE_COPIES": "1"}
+WATCHED = {"EMULATED_RACES": "1"}
+
+
+@pytest.fixture(scope="module")
+def folder(pytestconfig: pytest.Config) -> Path:
+    return kernel_folder(pytestconfig)
+
+
+@pytest.fixture(params=[{}, LATE, WATCHED], ids=["first_first", "last_first", "races"])
+def ops(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> CudaOps:
+    for variable, value in request.param.items():
+        monkeypatch.setenv(variable, value)
+    return CudaOps(EmulatedDevice(folder, multiprocessors=2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("m", "k", "n", "units"), [(1, 264, 200, 6), (5, 1032, 64, 4), (16, 72, 240, 14)])
+def test_products_of_few_rows(m: int, k: int, n: int, units: int, ops: CudaOps) -> None:
+    """With the norm before and the activation after them; a unit is eight columns of a block's."""
+    arrays = random_array(1, (m, k), bfloat16), random_array(2, (k,), bfloat16), random_array(3, (n, k), bfloat16, 0.1)
+    results = []
+    for each in (CpuOps(), ops):
+        x, norm, weight = (from_numpy(array, each.device) for array in arrays)
+        normed, gate_up = empty((m, k), bfloat16, each.device), empty((m, n), bfloat16, each.device)
+        out = each.rmsnorm_matmul_silu_mul(x, norm, 1e-5, weight, normed=normed, gate_up=gate_up)
+        results.append(out.numpy())
+    assert_close(results[1], results[0], bfloat16, roundings=2)
+    ((spec, template),) = ops.device.launched
+    assert spec is MATMUL_DECODE
+    assert template[MATMUL_DECODE.template.index("UNITS")] == str(units)
+
+
+@pytest.mark.parametrize("choice", [(LARGE, 1), (NARROW, 1), (WIDE, 2), (FLAT_NARROW, 8)], ids=name)
+def test_products_of_many_rows(choice: tuple[Tile, int], ops: CudaOps) -> None:
+    """Tiles that end beyond the result; parts of a sum by warps and by blocks of a cluster."""
+    dtype = float16 if choice[0] is WIDE else bfloat16
+    m, k, n = choice[0].m + 3, 1032, choice[0].n + 6
+    arrays = random_array(4, (m, k), dtype), random_array(5, (n, k), dtype, 0.03), random_array(6, (n,), dtype)
+    out, whole = guarded((m, n), dtype, ops.device)
+    launch(ops.device, choice, *(from_numpy(array, ops.device) for array in arrays), out)
+    assert_close(out.numpy(), CpuOps().matmul(*(from_numpy(array, CPU) for array in arrays)).numpy(), dtype)
+    check_guards(whole)
+
+
+ROWS = ((1, 1), (1, 40), (1, 0), (1, 130))
+
+
+@pytest.mark.parametrize("rows", [ROWS, ((1, 300),)], ids=["rows", "one row"])
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "apart"])
+def test_decode_steps(rows: tuple[tuple[int, int], ...], fused: bool, ops: CudaOps) -> None:
+    """Norms of heads, rotary embedding, KV store and attention; the blocks of one row are a cluster."""
+    case = AttentionCase("", rows, num_heads=8, num_kv_heads=2, head_dim=64, dtype=bfloat16)
+    step = DecodeInputs.of(case)
+    actual, expected = step.run(ops, fused=fused), step.run(CpuOps())
+    assert_close(actual[0], expected[0], bfloat16)
+    for cache, expected_cache in zip(actual[1:], expected[1:], strict=True):
+        assert_same_cache(cache, expected_cache, bfloat16)
+    clustered = CLUSTERED_ATTENTION_DECODE in {spec for spec, _ in ops.device.launched}
+    assert clustered == (fused and len(rows) == 1)
+
+
+def test_attention_of_prompts(ops: CudaOps) -> None:
+    rows = ((37, 37), (1, 20), (0, 0), (20, 90))
+    case = AttentionCase("", rows, num_heads=4, num_kv_heads=2, head_dim=64, dtype=bfloat16, sliding_window=50)
+    inputs = AttentionInputs(case)
+    assert_close(attend(ops, inputs), attend(CpuOps(), inputs), bfloat16)
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_sampling(filtered: bool, ops: CudaOps) -> None:
+    """By the eight blocks of a cluster; ties, rows without a finite logit, extreme settings."""
+    rng = np.random.default_rng(7)
+    logits, settings = varied_logits(rng, 3, 1000), varied_settings(rng, 3)
+    expected = sample(CpuOps(), logits, CPU, filtered, **settings)
+    assert (sample(ops, logits, ops.device, filtered, **settings) == expected).all()
+
+
+# -- what the emulation finds ---------------------------------------------------------------------
+
+
+def broken(old: str, new: str, folder: Path) -> CudaOps:
+    """Kernels in whose file something else stands in the place of `old`."""
+
+    def edit(text: str) -> str:
+        if old not in text:
+            raise ValueError(f"the kernel has no {old!r} any more")  # no failure of the kernel's
+        return text.replace(old, new)
+
+    return CudaOps(EmulatedDevice(folder, edit))  # type: ignore[arg-type]
+
+
+WAIT = "copy_async_wait<STAGES - 2>();"
+BROKEN = {  # a piece of linear/matmul.cu and what stands there instead
+    "a wait too short": (WAIT, "copy_async_wait<STAGES - 1>();"),
+    "no barrier": (f"{WAIT}\n        __syncthreads();", WAIT),
+    "a tile too far": ("T* const to = stages + tile_k % STAGES", "T* const to = stages + (tile_k % STAGES + 1)"),
+    "an element too far": ("if (row >= num_rows ||", "if (row > num_rows ||"),
+    "who meets no one": ("let_next_kernel_start();", "if (lane == 0) __syncwarp();"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_product_is_noticed(fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noticed = 0
+    for variables in ({}, LATE):
+        with monkeypatch.context() as patch:
+            for variable, value in variables.items():
+                patch.setenv(variable, value)
+            try:
+                test_products_of_many_rows((NARROW, 1), broken(*BROKEN[fault], folder))
+            except (AssertionError, EmulationError) as error:
+                print(f"{fault}: {str(error).splitlines()[0]}")
+                noticed += 1
+    assert noticed, "a kernel that is wrong passes"
+
+
+RACES: dict[str, tuple[Callable[[CudaOps], None], str, str]] = {
+    "a stage in use is filled": (partial(test_products_of_many_rows, (NARROW, 1)), *BROKEN["a wait too short"]),
+    "threads do not meet": (partial(test_products_of_many_rows, (NARROW, 1)), *BROKEN["no barrier"]),
+    "lanes do not meet": (partial(test_products_of_few_rows, 16, 72, 240, 14), "__syncwarp();", ""),
+    "blocks do not meet": (partial(test_sampling, True), "  Blocks::sync();\n", ""),
+}
+
+
+@pytest.mark.parametrize("fault", RACES)
+def test_a_race_is_found(fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever order threads run: without the watch, lanes that do not meet give right results."""
+    monkeypatch.setenv("EMULATED_RACES", "1")
+    run, old, new = RACES[fault]
+    with pytest.raises(EmulationError, match=r"a race of thread \d+ of block \d+ at .+ and thread \d+ of block"):
+        run(broken(old, new, folder))
+
+
+ARRIVE = "if (CLUSTERED && num_blocks > 1) Blocks::arrive();"
+
+
+@pytest.mark.parametrize(
+    ("instead", "message"),
+    [
+        (f"{ARRIVE} if (CLUSTERED && part == 0 && lane == 0) __syncwarp();", "wait for some that never come"),
+        ("", "waits for a cluster at which it has not arrived"),
+    ],
+    ids=["one hangs", "no arrival"],
+)
+def test_a_cluster_that_would_hang_is_noticed(instead: str, message: str, folder: Path) -> None:
+    case = AttentionCase("", ((1, 300),), num_heads=8, num_kv_heads=2, head_dim=64, dtype=bfloat16)
+    with pytest.raises(EmulationError, match=message):
+        DecodeInputs.of(case).run(broken(ARRIVE, instead, folder))

@@ -1,0 +1,233 @@
+"""Blocks are shared only when their content is equal, evicted oldest first, and never lost."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.core.block_manager import BlockManager
+from tessera.engine.core.sequence import Sequence
+
+BLOCK_SIZE = 4
+
+
+def make_sequence(token_ids: list[int], salt: bytes = b"") -> Sequence:
+    return Sequence(
+        request_id="r",
+        client=b"c",
+        token_ids=array("i", token_ids),
+        num_prompt_tokens=len(token_ids),
+        params=SamplingParams(max_tokens=1),
+        max_num_tokens=len(token_ids) + 1,
+        stop_token_ids=frozenset(),
+        arrival_number=0,
+        arrival_time=0.0,
+        cache_salt=salt,
+    )
+
+
+def start(manager: BlockManager, token_ids: list[int], salt: bytes = b"") -> tuple[Sequence, int]:
+    """Admit, compute and publish a whole sequence; -> it and the number of blocks it found."""
+    sequence = make_sequence(token_ids, salt)
+    shared = manager.match_prefix(sequence)
+    manager.share(sequence, shared)
+    assert manager.allocate(sequence, len(token_ids))
+    manager.publish(sequence, len(token_ids))
+    return sequence, len(shared)
+
+
+def num_hits(manager: BlockManager, token_ids: list[int], salt: bytes = b"") -> int:
+    return len(manager.match_prefix(make_sequence(token_ids, salt)))
+
+
+def tokens(num_blocks: int, first: int = 0) -> list[int]:
+    return list(range(first, first + num_blocks * BLOCK_SIZE))
+
+
+def test_an_allocation_is_whole_or_nothing() -> None:
+    manager = BlockManager(4, BLOCK_SIZE)
+    sequence = make_sequence(tokens(5))
+    assert not manager.allocate(sequence, 17)
+    assert sequence.block_table == []
+    assert manager.num_available_blocks == 4
+    assert manager.allocate(sequence, 5)
+    assert len(sequence.block_table) == 2
+    assert manager.allocate(sequence, 16)
+    assert sorted(sequence.block_table) == [0, 1, 2, 3]
+    manager.release(sequence)
+    assert manager.num_available_blocks == 4
+
+
+def test_a_prefix_is_found_up_to_its_last_equal_full_block() -> None:
+    manager = BlockManager(16, BLOCK_SIZE)
+    first, _ = start(manager, [*tokens(3), 50, 51])
+    assert num_hits(manager, [*tokens(3), 60]) == 3
+    assert num_hits(manager, [*tokens(2), 90, 91, 92, 93, 94]) == 2
+    assert num_hits(manager, tokens(3, first=1)) == 0
+    second, hits = start(manager, [*tokens(3), 60])
+    assert hits == 3
+    assert second.block_table[:3] == first.block_table[:3]
+    assert second.block_table[3] != first.block_table[3], "a partial block is never shared"
+
+
+def test_the_last_token_is_always_left_to_compute() -> None:
+    manager = BlockManager(16, BLOCK_SIZE)
+    start(manager, tokens(3))
+    assert num_hits(manager, tokens(3)) == 2
+    assert num_hits(manager, [*tokens(3), 1]) == 3
+
+
+def test_equal_blocks_at_another_place_are_not_a_hit() -> None:
+    manager = BlockManager(16, BLOCK_SIZE)
+    start(manager, [*tokens(1), *tokens(1), *tokens(1), 9])
+    assert num_hits(manager, [*tokens(1), 9]) == 1
+    assert num_hits(manager, [*tokens(1, first=40), *tokens(1), 9]) == 0
+
+
+def test_uncomputed_blocks_are_not_shared() -> None:
+    manager = BlockManager(16, BLOCK_SIZE)
+    sequence = make_sequence(tokens(4))
+    assert manager.allocate(sequence, 16)
+    manager.publish(sequence, 7)
+    assert num_hits(manager, [*tokens(4), 9]) == 1
+
+
+def test_fault_tenant_isolation_two_salts_never_share() -> None:
+    manager = BlockManager(16, BLOCK_SIZE)
+    first, _ = start(manager, tokens(2), b"alice")
+    assert num_hits(manager, [*tokens(2), 9], b"bob") == 0
+    assert num_hits(manager, [*tokens(2), 9]) == 0
+    second, _ = start(manager, tokens(2), b"bob")
+    assert not set(first.block_table) & set(second.block_table)
+    assert num_hits(manager, [*tokens(2), 9], b"alice") == 2
+
+
+def test_fault_tenant_isolation_the_hash_chain_is_sha256_with_the_salt_at_the_root() -> None:
+    manager = BlockManager(16, BLOCK_SIZE)
+    sequence, _ = start(manager, tokens(2), b"salt")
+    expected = hashlib.sha256(b"salt").digest()
+    for index in range(2):
+        content = array("i", sequence.token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]).tobytes()
+        expected = hashlib.sha256(expected + content).digest()
+        assert sequence.block_digests[index] == expected
+
+
+def test_a_hash_collision_is_no_hit() -> None:
+    manager = BlockManager(32, BLOCK_SIZE, digest=lambda data: b"same")
+    start(manager, tokens(1))
+    assert num_hits(manager, [*tokens(1), 9]) == 1
+    assert num_hits(manager, [*tokens(1, first=40), 9]) == 0, "other tokens"
+    assert num_hits(manager, [*tokens(1), 9], b"bob") == 0, "other salt"
+    start(manager, [*tokens(1), *tokens(1)])
+    assert num_hits(manager, [*tokens(1, first=40), *tokens(1), 9]) == 0, "other prefix"
+
+
+def test_eviction_takes_the_least_recently_released_first_and_the_end_of_a_prefix_before_its_beginning() -> None:
+    manager = BlockManager(6, BLOCK_SIZE)
+    old, _ = start(manager, tokens(2))
+    new, _ = start(manager, tokens(2, first=40))
+    expected = [old.block_table[1], old.block_table[0], new.block_table[1], new.block_table[0]]
+    manager.release(old)
+    manager.release(new)
+    assert list(manager.cached_blocks) == expected
+    taker = make_sequence(tokens(6, first=80))
+    assert manager.allocate(taker, 2 * BLOCK_SIZE)
+    assert list(manager.cached_blocks) == expected, "blocks that hold nothing go first"
+    assert manager.allocate(taker, 3 * BLOCK_SIZE)
+    assert num_hits(manager, [*tokens(2), 9]) == 1
+    assert manager.allocate(taker, 5 * BLOCK_SIZE)
+    assert num_hits(manager, [*tokens(2), 9]) == 0
+    assert num_hits(manager, [*tokens(2, first=40), 9]) == 1
+    assert taker.block_table[2:] == expected[:3]
+
+
+def test_a_hit_renews_a_block() -> None:
+    manager = BlockManager(4, BLOCK_SIZE)
+    for first in (0, 40):
+        manager.release(start(manager, tokens(1, first))[0])
+    again, hits = start(manager, [*tokens(1), 9])
+    assert hits == 1
+    manager.release(again)
+    taker = make_sequence(tokens(3, first=80))
+    assert manager.allocate(taker, 3 * BLOCK_SIZE)
+    assert num_hits(manager, [*tokens(1), 9]) == 1
+    assert num_hits(manager, [*tokens(1, first=40), 9]) == 0
+
+
+def test_equal_prefixes_computed_at_the_same_time_end_up_shared() -> None:
+    manager = BlockManager(8, BLOCK_SIZE)
+    first, second = make_sequence([*tokens(2), 50]), make_sequence([*tokens(2), 60])
+    for sequence in (first, second):
+        assert manager.match_prefix(sequence) == []
+        assert manager.allocate(sequence, 9)
+    own_tail = second.block_table[2]
+    manager.publish(first, 9)
+    manager.publish(second, 9)
+    assert second.block_table == [*first.block_table[:2], own_tail]
+    assert manager.num_used_blocks == 4
+    manager.release(first)
+    assert manager.num_used_blocks == 3, "what the second still reads stays"
+    manager.release(second)
+    assert manager.num_used_blocks == 0
+    assert len(manager.cached_blocks) == 2
+
+
+def test_withdrawn_blocks_are_never_shared_again_nor_what_came_after_them() -> None:
+    manager = BlockManager(16, BLOCK_SIZE)
+    failing, _ = start(manager, [*tokens(2), 50])
+    follower, hits = start(manager, [*tokens(2), 60, 61, 62, 63, 64])
+    assert hits == 2
+    manager.release(failing, withdraw=True)
+    assert num_hits(manager, [*tokens(2), 9]) == 0
+    follower.token_ids.extend([65, 66, 67, 68])
+    assert manager.allocate(follower, 17)
+    manager.publish(follower, 17)
+    assert num_hits(manager, follower.token_ids.tolist()) == 0
+    again, _ = start(manager, follower.token_ids.tolist())
+    assert not set(again.block_table) & set(follower.block_table)
+    assert num_hits(manager, follower.token_ids.tolist()) == 4, "computed anew it may be shared"
+    manager.release(follower)
+    manager.release(again)
+    assert manager.num_used_blocks == 0
+
+
+def test_who_shared_a_withdrawn_block_does_not_publish_it_again() -> None:
+    manager = BlockManager(16, BLOCK_SIZE)
+    failing, _ = start(manager, [*tokens(2), 50])
+    follower = make_sequence([*tokens(2), 60, 61, 62, 63, 64])
+    manager.share(follower, manager.match_prefix(follower))
+    assert follower.block_table == failing.block_table[:2]
+    manager.release(failing, withdraw=True)
+    assert manager.allocate(follower, 13)
+    manager.publish(follower, 13)
+    assert not any(manager.is_published(block) for block in follower.block_table)
+    manager.release(follower)
+    assert len(manager.free_blocks) == 16
+
+
+def test_a_failing_sequence_withdraws_blocks_that_wait_in_the_cache() -> None:
+    manager = BlockManager(8, BLOCK_SIZE)
+    manager.release(start(manager, [*tokens(2), 50])[0])
+    failing, hits = start(manager, [*tokens(2), 50])
+    assert hits == 2
+    manager.release(failing, withdraw=True)
+    assert len(manager.free_blocks) == 8
+
+
+def test_without_prefix_caching_nothing_is_kept() -> None:
+    manager = BlockManager(8, BLOCK_SIZE, prefix_caching=False)
+    sequence, _ = start(manager, tokens(3))
+    assert num_hits(manager, tokens(3)) == 0
+    manager.release(sequence)
+    assert len(manager.free_blocks) == 8
+
+
+def test_revived_blocks_count_as_taken() -> None:
+    manager = BlockManager(4, BLOCK_SIZE)
+    manager.release(start(manager, tokens(3))[0])
+    shared = manager.match_prefix(make_sequence([*tokens(3), 9]))
+    assert len(shared) == 3
+    assert manager.fits(16, shared, spare=0)
+    assert not manager.fits(16, shared, spare=1)
+    assert not manager.fits(17, shared, spare=0)

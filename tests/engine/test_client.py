@@ -1,0 +1,436 @@
+"""EngineClient and EngineSupervisor against a real engine process with a stub core."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import (
+    ConfigError,
+    ContextLengthError,
+    EngineError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestError,
+)
+from tessera.engine.contract.messages import Heartbeat, LoadProgress, RequestOutput, SchedulerStats, TokenLogprobs
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.ipc.client import EngineClient, RequestStream, _merge, error_of
+from tessera.engine.ipc.process import refused
+from tessera.engine.ipc.supervisor import EngineStartError, EngineState, EngineSupervisor, make_run_dir
+from tests.support import stub_engine
+
+DEADLINE = 20.0  # seconds; only a failing test waits this long
+HEALTH_DEADLINE = 5.0  # what users are promised
+ENDLESS = SamplingParams(max_tokens=10**9)
+
+
+@contextlib.asynccontextmanager
+async def engine(model: str = "stub", **options: Any) -> AsyncIterator[tuple[EngineSupervisor, EngineClient]]:
+    run_dir = make_run_dir()
+    supervisor = EngineSupervisor(EngineConfig(model=model), run_dir, module="tests.support.stub_engine", **options)
+    client = EngineClient(run_dir)
+    supervisor.start()
+    await client.start()
+    try:
+        yield supervisor, client
+    finally:
+        await client.close()
+        await supervisor.stop()
+        assert not run_dir.exists()
+
+
+async def until(condition: Callable[[], bool], what: str, deadline: float = DEADLINE) -> None:
+    end = time.monotonic() + deadline
+    while not condition():
+        assert time.monotonic() < end, f"in vain waited for: {what}"
+        await asyncio.sleep(0.01)
+
+
+async def until_well(client: EngineClient) -> None:
+    await until(lambda: client.health()[0], "a healthy engine")
+
+
+async def tokens_of(stream: RequestStream) -> list[int]:
+    return [token async for output in stream for token in output.token_ids]
+
+
+async def count(client: EngineClient, start: int, num_tokens: int) -> None:
+    """A request whose answer shows that the engine serves and mixes nothing up."""
+    stream = client.submit([start], SamplingParams(max_tokens=num_tokens))
+    assert await tokens_of(stream) == list(range(start + 1, start + 1 + num_tokens))
+
+
+async def until_idle(client: EngineClient) -> None:
+    def idle() -> bool:
+        last = client._heartbeats.last
+        return last is not None and not last.has_work
+
+    client._heartbeats.last = None
+    await until(idle, "an engine without work")
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 60))
+
+
+def test_streams_of_concurrent_requests() -> None:
+    async def scenario() -> None:
+        async with engine() as (supervisor, client):
+            assert client.health() == (False, "the engine is starting")
+            with pytest.raises(EngineUnavailableError, match="starting"):
+                client.submit([1], ENDLESS)
+            await until_well(client)
+            await asyncio.gather(*(count(client, 100 * i, 20 + i) for i in range(20)))
+            assert client.info == supervisor.info
+            assert supervisor.state is EngineState.READY
+            assert (await client.metrics()).startswith(b"stub_steps_total ")
+
+    run(scenario())
+
+
+def test_a_heartbeat_of_the_loading_does_not_outlast_it() -> None:
+    """The last heartbeat may be half a second older than the news that the engine is loaded."""
+
+    async def scenario() -> None:
+        async with engine() as (_, client):
+            await client.wait_first_ready()
+            assert client._epoch is not None
+            loading = Heartbeat(client._epoch, num_steps=0, has_work=False, ready=False, stats=None)
+            client._heartbeats.last = loading
+            assert client.ready
+            client._heartbeats.last = msgspec.structs.replace(loading, draining=True)
+            assert not client.ready
+
+    run(scenario())
+
+
+def test_the_history_has_what_heartbeats_told_once_each() -> None:
+    """A step longer than the time between heartbeats lets them repeat themselves, which is no news."""
+
+    async def scenario() -> None:
+        async with engine() as (_, client):
+            await client.wait_first_ready()
+            assert client._epoch is not None
+            client.history.clear()
+            beat = Heartbeat(client._epoch, num_steps=0, has_work=True, ready=True, stats=None)
+            for time, num_running in ((1.0, 1), (1.0, 1), (1.5, 2)):
+                stats = SchedulerStats(num_running, 0, 1, 0, 0)
+                client._on_heartbeat(msgspec.structs.replace(beat, stats=stats, stats_time=time))
+            client._on_heartbeat(beat)
+            assert [(time, stats.num_running) for time, stats in client.history] == [(1.0, 1), (1.5, 2)]
+            client._engine_lost()
+            assert not client.history, "what was counted ended with its engine"
+
+    run(scenario())
+
+
+def test_two_clients_at_once() -> None:
+    async def scenario() -> None:
+        async with engine() as (supervisor, first):
+            second = EngineClient(supervisor._run_dir)
+            await second.start()
+            await asyncio.gather(until_well(first), until_well(second))
+            await asyncio.gather(*(count(client, 10, 30) for client in (first, second) for _ in range(5)))
+            await second.close()
+            await count(first, 10, 30)
+
+    run(scenario())
+
+
+def test_outputs_for_a_slow_consumer_are_merged_in_order() -> None:
+    async def scenario() -> None:
+        async with engine() as (_, client):
+            await until_well(client)
+            stream = client.submit([0], SamplingParams(max_tokens=50))
+            await until(lambda: not client._inboxes, "the end of the request")
+            outputs = [output async for output in stream]
+            assert len(outputs) == 1
+            assert outputs[0].token_ids == list(range(1, 51))
+            assert outputs[0].finish_reason == "length"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("how", ["abort", "context", "cancel", "drop"])
+def test_an_abandoned_request_is_aborted(how: str) -> None:
+    async def scenario() -> None:
+        async with engine() as (_, client):
+            await until_well(client)
+            stream = client.submit([1], ENDLESS)
+            await anext(stream)
+            if how == "abort":
+                await stream.abort()
+                await stream.abort()
+                assert [output async for output in stream] == []
+            elif how == "context":
+                async with stream:
+                    pass
+            elif how == "cancel":
+                consumer = asyncio.create_task(tokens_of(stream))
+                await asyncio.sleep(0)
+                consumer.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await consumer
+            elif how == "drop":
+                del stream
+                gc.collect()
+            await until_idle(client)
+            assert not client._inboxes
+            await count(client, 5, 5)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("first_token", "expected"),
+    [
+        (stub_engine.IS_ONE_TOO_MANY, QueueFullError),
+        (stub_engine.IS_TOO_LONG, ContextLengthError),
+        (stub_engine.FAILS_ALONE, EngineError),
+    ],
+)
+def test_a_failed_request_raises_and_hurts_no_other(first_token: int, expected: type[RequestError]) -> None:
+    async def scenario() -> None:
+        async with engine() as (_, client):
+            await until_well(client)
+            neighbour = asyncio.create_task(count(client, 10, 50))
+            with pytest.raises(expected) as caught:
+                await tokens_of(client.submit([first_token], ENDLESS))
+            assert type(caught.value) is expected
+            if isinstance(caught.value, QueueFullError):
+                assert caught.value.retry_after == 7
+            await neighbour
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        QueueFullError("full", retry_after=3),
+        ContextLengthError("long", param="messages"),
+        InvalidRequestError("wrong", param="seed", code="bad"),
+        EngineUnavailableError("away"),
+        EngineError("broken"),
+    ],
+)
+def test_errors_cross_the_process_boundary_whole(error: RequestError) -> None:
+    copy = error_of(refused("id", error))
+    assert type(copy) is type(error)
+    assert {**vars(copy)}.items() >= vars(error).items()
+    assert (copy.status, copy.type, copy.code) == (error.status, error.type, error.code)
+
+
+def test_a_killed_engine_fails_its_requests_at_once_and_is_restarted() -> None:
+    async def scenario() -> None:
+        async with engine() as (supervisor, client):
+            await until_well(client)
+            streams = [client.submit([1], ENDLESS) for _ in range(3)]
+            for stream in streams:
+                await anext(stream)
+            first_pid = supervisor.pid
+            assert first_pid is not None
+            os.kill(first_pid, signal.SIGKILL)
+            for stream in streams:
+                with pytest.raises(EngineError) as caught:
+                    await asyncio.wait_for(tokens_of(stream), HEALTH_DEADLINE)
+                assert (caught.value.status, caught.value.code) == (500, "engine_died")
+            assert client.health() == (False, "the engine process ended and is being restarted")
+            with pytest.raises(EngineUnavailableError):
+                client.submit([1], ENDLESS)
+            await until(lambda: supervisor.state is EngineState.RESTARTING, "the supervisor's notice", HEALTH_DEADLINE)
+            assert "signal 9" in supervisor.reason
+            await until_well(client)
+            assert supervisor.pid != first_pid
+            await count(client, 10, 10)
+
+    run(scenario())
+
+
+def test_a_fault_in_a_step_is_survived() -> None:
+    async def scenario() -> None:
+        async with engine() as (_, client):
+            for _ in range(2):
+                await until_well(client)
+                with pytest.raises(EngineError):
+                    await tokens_of(client.submit([stub_engine.FAILS], ENDLESS))
+            await until_well(client)
+            await count(client, 10, 10)
+
+    run(scenario())
+
+
+def test_fault_false_health_a_stopped_engine_is_not_healthy_and_recovers() -> None:
+    async def scenario() -> None:
+        async with engine() as (supervisor, client):
+            await until_well(client)
+            assert supervisor.pid is not None
+            os.kill(supervisor.pid, signal.SIGSTOP)
+            await until(lambda: not client.health()[0], "ill health", HEALTH_DEADLINE)
+            assert "no sign of life" in client.health()[1]
+            with pytest.raises(EngineUnavailableError):
+                client.submit([1], ENDLESS)
+            os.kill(supervisor.pid, signal.SIGCONT)
+            await until_well(client)
+            await count(client, 10, 10)
+
+    run(scenario())
+
+
+def test_a_silent_engine_is_replaced() -> None:
+    async def scenario() -> None:
+        async with engine(silence_timeout=2.0) as (supervisor, client):
+            await until_well(client)
+            stream = client.submit([1], ENDLESS)
+            await anext(stream)
+            assert supervisor.pid is not None
+            os.kill(supervisor.pid, signal.SIGSTOP)
+            with pytest.raises(EngineError):
+                await tokens_of(stream)
+            await until_well(client)
+            await count(client, 10, 10)
+
+    run(scenario())
+
+
+def test_fault_false_health_a_hanging_step_is_noticed_and_the_engine_replaced() -> None:
+    async def scenario() -> None:
+        async with engine(step_timeout=1.0) as (_, client):
+            await until_well(client)
+            stream = client.submit([stub_engine.HANGS], ENDLESS)
+            with pytest.raises(EngineError):
+                await tokens_of(stream)
+            await until_well(client)
+            await count(client, 10, 10)
+
+    run(scenario())
+
+
+def test_a_step_that_stands_still_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tessera.engine.ipc.client.STALL_LIMITS", {"cpu": 0.5, "cuda": 0.5})
+
+    async def scenario() -> None:
+        async with engine() as (supervisor, client):
+            await until_well(client)
+            stream = client.submit([stub_engine.HANGS], ENDLESS)
+            await until(lambda: not client.health()[0], "ill health", HEALTH_DEADLINE)
+            assert "one step" in client.health()[1]
+            await stream.abort()
+            await supervisor.stop(timeout=0)
+
+    run(scenario())
+
+
+def test_progress_of_the_start_is_passed_on() -> None:
+    seen: list[LoadProgress] = []
+
+    async def scenario() -> None:
+        async with engine(on_progress=seen.append) as (supervisor, _):
+            info = await supervisor.wait_started()
+            assert info.architecture == "StubForCausalLM"
+
+    run(scenario())
+    assert seen == [LoadProgress("weights", done, 3) for done in (1, 2, 3)]
+
+
+def test_a_user_error_is_not_retried() -> None:
+    async def scenario() -> None:
+        async with engine("unsupported") as (supervisor, client):
+            with pytest.raises(
+                ConfigError, match=r"^the architecture Unheard-of is not supported; supported are: Llama$"
+            ):
+                await supervisor.wait_started()
+            assert supervisor.state is EngineState.FAILED
+            assert not client.health()[0]
+
+    run(scenario())
+
+
+def test_a_fault_at_the_start_is_retried_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tessera.engine.ipc.supervisor.FIRST_BACK_OFF", 0.01)
+
+    async def scenario() -> None:
+        async with engine("faulty") as (supervisor, _):
+            with pytest.raises(EngineStartError, match="the stub device is broken"):
+                await supervisor.wait_started()
+            assert supervisor.state is EngineState.FAILED
+        async with engine("crashing") as (supervisor, _):
+            with pytest.raises(EngineStartError, match="exit code 9"):
+                await supervisor.wait_started()
+
+    run(scenario())
+
+
+def test_stop_lets_running_requests_finish() -> None:
+    async def scenario() -> None:
+        async with engine() as (supervisor, client):
+            await until_well(client)
+            stream = client.submit([0], SamplingParams(max_tokens=200))
+            await anext(stream)
+            stop = asyncio.create_task(supervisor.stop())
+            tokens = await tokens_of(stream)
+            assert tokens[-1] == 200
+            await stop
+            assert supervisor.state is EngineState.STOPPED
+
+    run(scenario())
+
+
+def test_stop_ends_an_engine_that_does_not_listen() -> None:
+    async def scenario() -> None:
+        async with engine() as (supervisor, client):
+            await until_well(client)
+            pid = supervisor.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            await supervisor.stop(timeout=0.1)
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+    run(scenario())
+
+
+def test_the_working_folder_cannot_replace_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for package in ("engine", "tests"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    monkeypatch.chdir(tmp_path)
+
+    async def scenario() -> None:
+        async with engine() as (supervisor, _):
+            assert (await supervisor.wait_started()).architecture == "StubForCausalLM"
+
+    run(scenario())
+
+
+def test_run_dir_is_private_and_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run_dir = make_run_dir()
+    assert run_dir.stat().st_mode & 0o777 == 0o700
+    run_dir.rmdir()
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        make_run_dir()
+    assert list(long.iterdir()) == []
+
+
+def test_merged_logprobs_stay_with_their_tokens() -> None:
+    entries = [TokenLogprobs(token, -1.0, 1, [], []) for token in range(3)]
+    earlier = RequestOutput("id", [0], [entries[0]], num_cached_tokens=16)
+    _merge(earlier, RequestOutput("id", [1, 2], entries[1:]))
+    _merge(earlier, RequestOutput("id", [], None, "stop", 7))
+    assert earlier == RequestOutput("id", [0, 1, 2], entries, "stop", 7, num_cached_tokens=16)

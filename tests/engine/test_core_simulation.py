@@ -1,0 +1,108 @@
+"""Hundreds of small random worlds: whatever comes, every request ends once, and no block is lost.
+
+Half of the worlds run one step ahead, as on a GPU. The test id is the seed, so a failure can be repeated
+with `pytest -k "[SEED]"`.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tessera.engine.contract.errors import ContextLengthError, QueueFullError
+from tessera.engine.contract.messages import TokenLogprobs
+from tests.support.fake_runner import CLIENT, EOS, NON_FINITE, Harness, generate, score
+
+MAX_MODEL_LEN = 48
+
+
+def make_engine(rng: random.Random, max_queue_len: int, *, asynchronous: bool) -> Harness:
+    max_num_seqs = rng.randint(1, 6)
+    return Harness(
+        num_blocks=rng.randint(3, 30),
+        block_size=rng.choice([2, 4, 8]),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=rng.choice([max_num_seqs, max_num_seqs + 3, 24, 100]),
+        max_queue_len=max_queue_len,
+        max_model_len=MAX_MODEL_LEN,
+        prefix_caching=rng.random() < 0.8,
+        asynchronous=asynchronous,
+    )
+
+
+def make_prompt(rng: random.Random, prefixes: list[list[int]]) -> list[int]:
+    tail = [rng.randrange(1, NON_FINITE) for _ in range(rng.randint(1, 12))]
+    if rng.random() < 0.1:
+        return [NON_FINITE, *tail]
+    prefix = rng.choice(prefixes)
+    return prefix[: rng.randint(0, len(prefix))] + tail * rng.choice([1, 1, 1, 4])
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_fault_liveness_every_request_ends_once_with_the_tokens_it_gives_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    max_queue_len = rng.randint(1, 8)
+    engine = make_engine(rng, max_queue_len, asynchronous=seed % 2 == 1)
+    prefixes = [[rng.randrange(1, NON_FINITE) for _ in range(20)] for _ in range(3)]
+    context = min(MAX_MODEL_LEN, engine.core.block_manager.num_blocks * engine.core.block_manager.block_size)
+    prompt: list[int] = []
+    cache_salt = ""
+    expected: dict[str, tuple[list[int], str]] = {}
+    scores: dict[str, list[TokenLogprobs]] = {}
+    aborted: set[str] = set()
+    num_requests, most_steps = rng.randint(5, 25), 0
+    for index in range(num_requests):
+        name, max_tokens = f"r{index}", rng.randint(1, 30)
+        if not prompt or rng.random() < 0.6:  # else the same once more, at once if it comes to that
+            prompt, cache_salt = make_prompt(rng, prefixes), rng.choice(["", "", "alice", "bob"])
+        stop_ids = frozenset(rng.sample(range(1, NON_FINITE), rng.choice([0, 0, 5])))
+        min_tokens = rng.choice([0, 0, rng.randint(0, max_tokens)])
+        num_logprobs = rng.choice([None, None, None, 0, 2])
+        try:
+            engine.add(
+                name,
+                prompt,
+                max_tokens,
+                priority=rng.choice([0, 0, 0, -1, 1]),
+                cache_salt=cache_salt,
+                stop_token_ids=tuple(stop_ids),
+                min_tokens=min_tokens,
+                prompt_logprobs=num_logprobs,
+            )
+        except ContextLengthError:
+            assert len(prompt) >= context
+        except QueueFullError:
+            assert engine.core.stats().num_waiting >= max_queue_len
+        else:
+            limit = min(max_tokens, context - len(prompt))
+            expected[name] = generate(prompt, limit, stop_ids={EOS, *stop_ids}, min_tokens=min_tokens)
+            most_steps += len(prompt) + limit
+            if num_logprobs is not None:
+                tokens = np.array(prompt)
+                scores[name] = [score(tokens[:end], prompt[end], num_logprobs) for end in range(1, len(prompt))]
+        for _ in range(rng.choice([0, 0, 1, 2, 5])):
+            engine.step()
+        if expected and rng.random() < 0.15:
+            victim = rng.choice(sorted(expected))
+            engine.core.abort([victim], CLIENT)
+            if victim not in engine.finish_reasons:
+                aborted.add(victim)
+            engine.check_blocks()
+    # The first in order advances in every step and, now that nobody arrives, is never preempted.
+    # One step ahead, each of its tokens is followed by a step that may have been for nothing.
+    engine.run(max_steps=2 * most_steps + 2)
+
+    for name, (token_ids, finish_reason) in expected.items():
+        if name in aborted:
+            assert name not in engine.finish_reasons
+            assert engine.token_ids[name] == token_ids[: len(engine.token_ids[name])]
+        else:
+            assert (engine.token_ids[name], engine.finish_reasons[name]) == (token_ids, finish_reason)
+        if engine.token_ids[name]:
+            assert engine.prompt_logprobs.get(name) == scores.get(name)
+    assert engine.finish_reasons.keys() == expected.keys() - aborted
+    stats = engine.core.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
+    assert sum(engine.core.metrics.num_finished.values()) == len(expected)

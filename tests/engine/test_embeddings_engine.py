@@ -1,0 +1,274 @@
+"""The queue of embedding requests, and the way of a request from a client through the engine process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import (
+    ContextLengthError,
+    EngineError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestError,
+)
+from tessera.engine.contract.messages import AddEmbedding, AddRequest, EmbeddingOutput
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.core.embedder import BUSY_SHARE, Embedder, EmbeddingMetrics, EmbeddingOnlyCore
+from tessera.engine.ipc.client import EngineClient
+from tessera.engine.ipc.supervisor import EngineSupervisor, make_run_dir
+from tests.support.tiny_encoder import build_encoder, inputs, write_pooling
+
+VOCAB_SIZE = 100
+BROKEN = 99  # a text that begins with it has an embedding that is not finite
+ME, OTHER = b"me", b"other"
+
+
+class FakeModel:
+    """Embeds a text as (its length, its first token), and keeps what each pass was given."""
+
+    dimension = 2
+    vocab_size = VOCAB_SIZE
+    max_input_tokens = 20
+    max_num_tokens = 40
+    max_num_inputs = 8
+
+    def __init__(self) -> None:
+        self.passes: list[list[list[int]]] = []
+
+    def embed(self, inputs: list[list[int]]) -> Any:
+        self.passes.append(inputs)
+        rows = [[len(ids), np.nan if ids[0] == BROKEN else ids[0]] for ids in inputs]
+        return np.array(rows, np.float32)
+
+
+@pytest.fixture
+def model() -> FakeModel:
+    return FakeModel()
+
+
+@pytest.fixture
+def embedder(model: FakeModel) -> Embedder:
+    return Embedder(model, max_queue_len=3)
+
+
+def finish(embedder: Embedder, *, busy: bool = False) -> dict[tuple[bytes, str], EmbeddingOutput]:
+    found = {}
+    while embedder.has_work:
+        for client, output in embedder.step(busy=busy):
+            key = client, output.request_id
+            assert key not in found, "a request ends once"
+            found[key] = output
+    return found
+
+
+def vectors(output: EmbeddingOutput) -> list[list[float]]:
+    assert output.refusal is None
+    return np.frombuffer(output.vectors, "<f4").reshape(-1, 2).tolist()
+
+
+def test_requests_of_one_moment_share_a_pass(model: FakeModel, embedder: Embedder) -> None:
+    embedder.add(AddEmbedding("a", [[1], [2, 2]]), ME)
+    embedder.add(AddEmbedding("a", [[3] * 3]), OTHER)
+    found = finish(embedder)
+    assert len(model.passes) == 1
+    assert vectors(found[ME, "a"]) == [[1, 1], [2, 2]]
+    assert vectors(found[OTHER, "a"]) == [[3, 3]]
+
+
+def test_passes_keep_to_their_limits(model: FakeModel, embedder: Embedder) -> None:
+    embedder.add(AddEmbedding("long", [[index] * 15 for index in range(7)]), ME)
+    embedder.add(AddEmbedding("many", [[index] for index in range(30)]), ME)
+    found = finish(embedder)
+    assert all(sum(map(len, made)) <= 40 and len(made) <= 8 for made in model.passes)
+    assert vectors(found[ME, "long"]) == [[15, index] for index in range(7)]
+    assert vectors(found[ME, "many"]) == [[1, index] for index in range(30)]
+
+
+def test_a_long_list_does_not_delay_a_short_one(model: FakeModel, embedder: Embedder) -> None:
+    embedder.add(AddEmbedding("list", [[1] * 20] * 100), ME)
+    embedder.step(busy=False)
+    embedder.add(AddEmbedding("one", [[2]]), OTHER)
+    ended: list[str] = []
+    while not ended:
+        ended += [output.request_id for _, output in embedder.step(busy=False)]
+    assert ended == ["one"]
+    assert len(model.passes) <= 3
+
+
+def test_passes_are_small_while_text_is_generated_but_always_move_on(model: FakeModel, embedder: Embedder) -> None:
+    embedder.add(AddEmbedding("a", [[1] * 3] * 10 + [[2] * 20]), ME)
+    found = finish(embedder, busy=True)
+    assert max(sum(map(len, made)) for made in model.passes[:-1]) <= 40 // BUSY_SHARE
+    assert model.passes[-1] == [[2] * 20]  # longer than a small pass, and still whole
+    assert len(vectors(found[ME, "a"])) == 11
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "message"),
+    [
+        ([], InvalidRequestError, "must not be empty"),
+        ([[1], []], InvalidRequestError, "no tokens"),
+        ([[1] * 21], ContextLengthError, "at most 20 tokens, but an input has 21"),
+        ([[VOCAB_SIZE]], InvalidRequestError, "outside 0 to 99"),
+        ([[-1]], InvalidRequestError, "outside 0 to 99"),
+    ],
+    ids=str,
+)
+def test_wrong_inputs_are_refused_alone(
+    inputs: list[list[int]], error: type[RequestError], message: str, embedder: Embedder
+) -> None:
+    embedder.add(AddEmbedding("good", [[1]]), ME)
+    with pytest.raises(error, match=message) as refusal:
+        embedder.add(AddEmbedding("bad", inputs), ME)
+    assert refusal.value.status == 400
+    assert list(finish(embedder)) == [(ME, "good")]
+
+
+def test_the_queue_is_bounded_and_ids_are_unique(embedder: Embedder) -> None:
+    for index in range(3):
+        embedder.add(AddEmbedding(str(index), [[1]]), ME)
+    with pytest.raises(InvalidRequestError, match="is in use"):
+        embedder.add(AddEmbedding("0", [[1]]), ME)
+    with pytest.raises(QueueFullError, match="3 requests"):
+        embedder.add(AddEmbedding("3", [[1]]), ME)
+    finish(embedder)
+    embedder.add(AddEmbedding("3", [[1]]), ME)
+
+
+def test_what_is_not_finite_fails_its_request_alone(embedder: Embedder) -> None:
+    embedder.add(AddEmbedding("bad", [[1], [BROKEN], [2]]), ME)
+    embedder.add(AddEmbedding("good", [[1]]), ME)
+    found = finish(embedder)
+    assert found[ME, "bad"].refusal is not None
+    assert found[ME, "bad"].refusal.error_status == 500
+    assert vectors(found[ME, "good"]) == [[1, 1]]
+    assert embedder.num_in_hand == 0
+
+
+def test_abort_ends_a_request_of_that_client_alone(model: FakeModel, embedder: Embedder) -> None:
+    for client in (ME, OTHER):
+        embedder.add(AddEmbedding("a", [[1] * 20] * 6), client)
+    embedder.step(busy=False)
+    embedder.abort(["a", "unknown"], ME)
+    num_passes = len(model.passes)
+    assert list(finish(embedder)) == [(OTHER, "a")]
+    assert len(model.passes) - num_passes == 3  # the five that OTHER still had, two at a time
+
+
+def test_metrics_count_what_was_answered(embedder: Embedder) -> None:
+    metrics = EmbeddingMetrics({"tiny": embedder})
+    embedder.add(AddEmbedding("a", [[1], [2, 2]]), ME)
+    assert b'tessera:num_embedding_requests{model_name="tiny"} 1.0' in metrics.render()
+    finish(embedder)
+    text = metrics.render()
+    assert b'tessera:embedding_requests_total{model_name="tiny"} 1.0' in text
+    assert b'tessera:embedding_tokens_total{model_name="tiny"} 3.0' in text
+    assert b'tessera:num_embedding_requests{model_name="tiny"} 0.0' in text
+
+
+def test_an_engine_without_generation_refuses_text() -> None:
+    with pytest.raises(InvalidRequestError, match="/v1/embeddings"):
+        EmbeddingOnlyCore().add(AddRequest("a", [1], SamplingParams(max_tokens=1), 0.0), ME)
+
+
+# -- through the process --------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def engine(folder: Path, **settings: Any) -> AsyncIterator[tuple[EngineSupervisor, EngineClient]]:
+    run_dir = make_run_dir()
+    supervisor = EngineSupervisor(EngineConfig(model=str(folder), device="cpu", **settings), run_dir)
+    client = EngineClient(run_dir)
+    supervisor.start()
+    await client.start()
+    try:
+        await supervisor.wait_started()
+        await client.wait_first_ready()
+        yield supervisor, client
+    finally:
+        await client.close()
+        await supervisor.stop()
+
+
+def test_an_encoder_is_served_and_errors_cross_whole(tmp_path: Path) -> None:
+    folder = build_encoder(tmp_path / "tiny")
+    write_pooling(folder, "cls_token")
+
+    async def run() -> None:
+        async with engine(folder, served_name="tiny") as (_, client):
+            info = client.info
+            assert info is not None
+            assert not info.generates
+            (embedding,) = info.embeddings
+            assert (embedding.role, embedding.pooling, embedding.dimension) == ("main", "cls", 48)
+            alone = await client.embed(inputs())
+            assert alone.shape == (len(inputs()), 48)
+            assert np.allclose(np.linalg.norm(alone, axis=1), 1)
+            many = await asyncio.gather(*(client.embed([token_ids]) for token_ids in inputs()))
+            assert np.allclose(np.concatenate(many), alone, atol=1e-6)
+            results = await asyncio.gather(
+                client.embed([[10**9]]),
+                client.embed([[1] * 65]),
+                client.embed(inputs()),
+                client.embed([[1]], role="beside"),
+                return_exceptions=True,
+            )
+            assert isinstance(results[0], InvalidRequestError)
+            assert isinstance(results[1], ContextLengthError)
+            assert np.allclose(results[2], alone, atol=1e-6)
+            assert isinstance(results[3], InvalidRequestError)
+            with pytest.raises(InvalidRequestError, match="makes embeddings"):
+                await anext(client.submit([1], SamplingParams(max_tokens=1)))
+            assert b'tessera:embedding_requests_total{model_name="tiny"} 7.0' in await client.metrics()
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_dies_fails_what_is_in_flight_and_comes_back(tmp_path: Path) -> None:
+    folder = build_encoder(tmp_path / "tiny")
+
+    async def run() -> None:
+        async with engine(folder) as (supervisor, client):
+            assert supervisor.pid is not None
+            os.kill(supervisor.pid, signal.SIGSTOP)  # so that the request surely is in flight
+            request = asyncio.ensure_future(client.embed(inputs()))
+            await asyncio.sleep(0)
+            os.kill(supervisor.pid, signal.SIGKILL)
+            with pytest.raises(EngineError) as error:
+                await request
+            assert error.value.code == "engine_died"
+            while not client.health()[0]:
+                with pytest.raises(EngineError):
+                    await client.embed(inputs())
+                await asyncio.sleep(0.05)
+            assert (await client.embed(inputs())).shape == (len(inputs()), 48)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_cancelled_request_is_given_up(tmp_path: Path) -> None:
+    folder = build_encoder(tmp_path / "tiny")
+
+    async def run() -> None:
+        async with engine(folder, max_num_batched_tokens=64, max_num_seqs=1) as (_, client):
+            request = asyncio.ensure_future(client.embed([[1] * 64] * 2048))
+            await asyncio.sleep(0)
+            await client.embed([[1]])
+            request.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await request
+            while b'num_embedding_requests{model_name="tiny"} 0.0' not in (text := await client.metrics()):
+                await asyncio.sleep(0.01)
+            assert b'embedding_requests_total{model_name="tiny"} 1.0' in text
+
+    asyncio.run(asyncio.wait_for(run(), 60))

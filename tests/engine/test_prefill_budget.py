@@ -1,0 +1,163 @@
+"""How much of a prompt joins a step of decodes: as much as keeps the step within a multiple of theirs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.engine.core.prefill_budget import (
+    DRAIN_STEPS,
+    EACH_MORE,
+    FEWER,
+    FEWEST_TOKENS,
+    LONGEST,
+    LONGEST_DECODES,
+    MOST_USEFUL,
+    ONE_PROMPT,
+    SLOWEST,
+    SLOWEST_FOR_ONE,
+    StepPace,
+)
+from tessera.engine.core.step_batch import StepBatch
+from tests.support.fake_runner import Harness
+
+DECODE, TOKEN = 0.005, 0.00002  # seconds of a step of decodes, and what each token of a prompt adds
+
+
+def learned(full_sizes: tuple[int, ...] = ()) -> StepPace:
+    pace = StepPace(full_sizes)
+    for _ in range(50):
+        pace.record(0, DECODE)
+        pace.record(500, DECODE + 500 * TOKEN)
+    return pace
+
+
+def steps_that_take_time(engine: Harness) -> list[int]:
+    """The tokens of each step that the engine makes from here on, and its clock goes on with them."""
+    sizes: list[int] = []
+
+    def take_time(batch: StepBatch) -> None:
+        sizes.append(batch.num_tokens)
+        engine.now += DECODE + (batch.num_tokens - batch.num_seqs) * TOKEN
+
+    engine.runner.inspect = take_time
+    return sizes
+
+
+def test_nothing_is_bounded_before_anything_was_measured() -> None:
+    assert StepPace().prompt_tokens(100_000, 8192) == 8192
+
+
+def test_a_step_with_a_prompt_stays_within_the_multiple() -> None:
+    tokens = learned().prompt_tokens(1000, 8192)
+    assert DECODE + tokens * TOKEN <= SLOWEST * DECODE
+    assert DECODE + (tokens + 8) * TOKEN > SLOWEST * DECODE - 1e-9
+
+
+def test_one_prompt_may_take_somewhat_longer() -> None:
+    tokens = learned().prompt_tokens(ONE_PROMPT, 8192)
+    assert DECODE + tokens * TOKEN <= SLOWEST_FOR_ONE * DECODE
+    assert tokens > learned().prompt_tokens(ONE_PROMPT + 1, 8192)
+
+
+def test_each_more_that_waits_may_add_to_a_step_up_to_a_bound() -> None:
+    alone = learned().prompt_tokens(4000, 8192)
+    assert learned().prompt_tokens(4000, 8192, num_prompts=2) == pytest.approx(alone * (1 + EACH_MORE), abs=1)
+    assert learned().prompt_tokens(4000, 8192, num_prompts=5) == pytest.approx(alone * (1 + 4 * EACH_MORE), abs=1)
+    bound = max(LONGEST, LONGEST_DECODES * DECODE) / TOKEN
+    assert learned().prompt_tokens(4000, 8192, num_prompts=100) == pytest.approx(bound, abs=1)
+    assert learned().prompt_tokens(4000, 200, num_prompts=100) == 200, "a step holds no more"
+
+
+def test_a_long_queue_is_worked_off_in_time() -> None:
+    assert learned().prompt_tokens(64_000, 8192) == 64_000 // DRAIN_STEPS
+
+
+def test_never_more_than_a_step_holds_and_never_too_few_to_be_worth_it() -> None:
+    pace = learned()
+    assert pace.prompt_tokens(10_000_000, 8192) == 8192
+    for _ in range(100):
+        pace.record(500, DECODE + 500 * 0.01)
+    assert pace.prompt_tokens(100, 8192) == FEWEST_TOKENS
+
+
+@pytest.mark.parametrize("num_decodes", [1, 16, 64, 200])
+def test_a_step_is_filled_up_to_what_it_is_padded_to(num_decodes: int) -> None:
+    sizes = (64, 128, 256, 384, 512, 1024)
+    for backlog in range(0, 40_000, 1111):
+        free, filled = (pace.prompt_tokens(backlog, 8192, num_decodes) for pace in (learned(), learned(sizes)))
+        total = filled + num_decodes
+        if free + num_decodes > sizes[-1]:
+            assert filled == free, "larger steps are not padded"
+        else:
+            assert total in sizes
+            next_size = min(size for size in sizes if size >= free + num_decodes)
+            assert total <= next_size, "no more than the padding would have taken"
+            assert filled >= FEWER * free
+
+
+def test_many_prompts_are_computed_in_steps_of_bounded_length() -> None:
+    assert StepPace().tokens_of_many(8192) == 8192, "nothing is bounded before anything was measured"
+    assert learned().tokens_of_many(8192) == pytest.approx(LONGEST / TOKEN, rel=0.01)
+    assert learned((1024, 2048)).tokens_of_many(8192, 8) == 2048 - 8
+    assert learned().tokens_of_many(100) == 100, "a step holds no more"
+    slow = StepPace()
+    for _ in range(50):
+        slow.record(0, 0.001)
+        slow.record(500, 500 * 0.01)
+    assert slow.tokens_of_many(8192) == MOST_USEFUL, "shorter steps would not be sooner done in all"
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_of_several_prompts_the_first_need_not_wait_for_the_last(alone: bool) -> None:
+    engine = Harness(num_blocks=6000, max_num_batched_tokens=8000, max_model_len=20_000)
+    sizes = steps_that_take_time(engine)
+    for number in range(4):  # what steps cost is learnt from these
+        engine.add(f"lesson{number}", [5 + number] * 100, 9)
+        engine.run()
+    sizes.clear()
+    for number in range(1 if alone else 4):
+        engine.add(f"prompt{number}", [20 + number] * 4000, 1)
+    engine.step(0.0)
+    assert (sizes[0] == 4000) == alone
+    assert sizes[0] <= 1.05 * LONGEST / TOKEN or alone
+
+
+def test_filling_keeps_to_what_a_step_holds() -> None:
+    assert learned((128, 4096)).prompt_tokens(1000, 300, 8) <= 300
+
+
+def test_a_long_prompt_is_cut_while_others_decode_and_whole_otherwise() -> None:
+    def longest_chunk(*, with_decode: bool) -> int:
+        engine = Harness(num_blocks=600, max_num_batched_tokens=1000, max_model_len=2000)
+        chunks = steps_that_take_time(engine)
+        for number in range(3):
+            engine.add(f"decodes{number}", [1 + number] * 70, 60)
+        for _ in range(40):
+            engine.step(0.0)
+        if not with_decode:
+            engine.run()
+        for number in range(3):  # what prompts cost is learnt from these
+            engine.add(f"lesson{number}", [5 + number] * 100, 1)
+            engine.step(0.0)
+        engine.add("long", [9] * 900, 1)
+        chunks.clear()
+        engine.run()
+        return max(chunks)
+
+    assert longest_chunk(with_decode=False) == 900
+    assert longest_chunk(with_decode=True) <= (SLOWEST_FOR_ONE - 1) * DECODE / TOKEN + 8, "as the last tokens may"
+
+
+def test_many_prompts_are_not_held_up_by_a_few_who_decode() -> None:
+    engine = Harness(num_blocks=600, max_num_batched_tokens=1000, max_model_len=2000)
+    chunks = steps_that_take_time(engine)
+    engine.add("decodes", [1] * 70, 60)
+    for number in range(3):
+        engine.step(0.0)
+        engine.add(f"lesson{number}", [5 + number] * 100, 1)
+        engine.step(0.0)
+    for number in range(4):
+        engine.add(f"prompt{number}", [20 + number] * 240, 1)
+    chunks.clear()
+    engine.step(0.0)
+    assert chunks == [961]

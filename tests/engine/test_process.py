@@ -1,0 +1,314 @@
+"""The engine process seen from outside: its sockets, its exit codes, its end with its parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.messages import (
+    AbortRequests,
+    AddRequest,
+    ClientMessage,
+    Drain,
+    EngineMessage,
+    GetMetrics,
+    Heartbeat,
+    Hello,
+    Metrics,
+    Ready,
+    RequestOutput,
+    StepOutputs,
+    heartbeat_address,
+    request_address,
+)
+from tessera.engine.contract.sampling_params import SamplingParams
+from tests.support import stub_engine
+from tests.support.paths import ROOT
+
+DEADLINE = 20.0  # seconds; only a failing test waits this long
+
+
+@dataclass
+class Engine:
+    """A stub engine process with this test as its parent, and what it reported about its start."""
+
+    process: subprocess.Popen[str]
+    reports: Any
+    run_dir: Path
+    context: zmq.Context[zmq.Socket[bytes]]
+    sockets: list[zmq.Socket[bytes]] = field(default_factory=list)
+
+    def client(self) -> zmq.Socket[bytes]:
+        return self._connect(zmq.DEALER, request_address(self.run_dir))
+
+    def heartbeats(self) -> Iterator[Heartbeat]:
+        socket = self._connect(zmq.SUB, heartbeat_address(self.run_dir))
+        socket.subscribe(b"")
+        while True:
+            assert socket.poll(DEADLINE * 1000), "no heartbeat"
+            yield msgspec.msgpack.decode(socket.recv(), type=Heartbeat)
+
+    def _connect(self, kind: int, address: str) -> zmq.Socket[bytes]:
+        socket = self.context.socket(kind)
+        socket.connect(address)
+        self.sockets.append(socket)
+        return socket
+
+    def report(self) -> dict[str, Any]:
+        return json.loads(self.reports.readline())
+
+    def wait_end(self) -> tuple[int, str]:
+        """-> exit code and log; the pipe that ties the engine to this test stays open meanwhile."""
+        assert self.process.stderr is not None
+        log = self.process.stderr.read()
+        return self.process.wait(DEADLINE), log
+
+    def wait_ready(self) -> dict[str, Any]:
+        while (report := self.report())["type"] == "progress":
+            pass
+        assert report["type"] == "ready"
+        return report
+
+
+def send(socket: zmq.Socket[bytes], message: ClientMessage) -> None:
+    socket.send(msgspec.msgpack.encode(message))
+
+
+def receive(socket: zmq.Socket[bytes]) -> EngineMessage:
+    assert socket.poll(DEADLINE * 1000), "the engine did not answer in time"
+    return msgspec.msgpack.decode(socket.recv(), type=EngineMessage)
+
+
+def receive_outputs(socket: zmq.Socket[bytes], request_id: str) -> list[RequestOutput]:
+    """Read until the request ends; -> its outputs."""
+    outputs = []
+    while True:
+        message = receive(socket)
+        assert isinstance(message, StepOutputs)
+        for output in message.outputs:
+            assert output.request_id == request_id
+            outputs.append(output)
+            if output.finish_reason is not None:
+                return outputs
+
+
+def add(request_id: str, prompt: list[int], max_tokens: int = 5) -> AddRequest:
+    return AddRequest(request_id, prompt, SamplingParams(max_tokens=max_tokens), time.monotonic())
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    started = []
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+
+    def start_engine(model: str = "stub") -> Engine:
+        reader, writer = os.pipe()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.stub_engine", str(tmp_path), str(writer)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(writer,),
+            text=True,
+        )
+        os.close(writer)
+        engine = Engine(process, os.fdopen(reader), tmp_path, context)
+        started.append(engine)
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(EngineConfig(model=model)).decode() + "\n")
+        process.stdin.flush()
+        return engine
+
+    yield start_engine
+    for engine in started:
+        engine.process.kill()
+        engine.process.wait()
+        for pipe in (engine.process.stdin, engine.process.stderr, engine.reports):
+            pipe.close()
+    context.destroy(linger=0)
+
+
+def test_reports_progress_and_then_readiness(start: Any) -> None:
+    engine = start()
+    reports = [engine.report() for _ in range(4)]
+    assert [report["type"] for report in reports] == ["progress", "progress", "progress", "ready"]
+    assert reports[1] == {"type": "progress", "stage": "weights", "done": 2, "total": 3}
+    assert reports[3]["info"]["architecture"] == "StubForCausalLM"
+
+
+def test_hello_is_answered_with_what_the_engine_decided(start: Any) -> None:
+    engine = start()
+    client = engine.client()
+    send(client, Hello())
+    ready = receive(client)
+    assert isinstance(ready, Ready)
+    assert ready.info.max_num_seqs == 256
+    assert ready.epoch == engine.wait_ready()["epoch"]
+
+
+def test_streams_tokens_to_the_client_that_asked(start: Any) -> None:
+    engine = start()
+    first, second = engine.client(), engine.client()
+    send(first, add("same-id", [5, 100], max_tokens=4))
+    send(second, add("same-id", [5, 200], max_tokens=6))
+    for socket, start_token, count in ((first, 101, 4), (second, 201, 6)):
+        outputs = receive_outputs(socket, "same-id")
+        assert [token for output in outputs for token in output.token_ids] == list(
+            range(start_token, start_token + count)
+        )
+        assert [output.finish_reason for output in outputs] == [None] * (count - 1) + ["length"]
+
+
+def test_abort_frees_the_request(start: Any) -> None:
+    engine = start()
+    client = engine.client()
+    send(client, add("endless", [1], max_tokens=10**9))
+    assert isinstance(receive(client), StepOutputs)
+    send(client, AbortRequests(["endless", "unknown"]))
+    send(client, GetMetrics(7))
+    while not isinstance(answer := receive(client), Metrics):
+        pass
+    assert answer.token == 7
+    assert answer.text.startswith(b"stub_steps_total")
+    send(client, add("next", [1], max_tokens=1))
+    assert len(receive_outputs(client, "next")) == 1  # "endless" is silent
+
+
+def test_a_refusal_carries_every_field_of_its_error(start: Any) -> None:
+    expected = {
+        stub_engine.IS_ONE_TOO_MANY: ("queue_full", 429, None, "rate_limit_error", 7),
+        stub_engine.IS_TOO_LONG: ("context_length_exceeded", 400, "messages", "invalid_request_error", None),
+        stub_engine.BREAKS_ADD: ("engine_error", 500, None, "server_error", None),
+    }
+    engine = start()
+    client = engine.client()
+    for first_token, fields in expected.items():
+        send(client, add("refused", [first_token]))
+        (output,) = receive_outputs(client, "refused")
+        assert output.finish_reason == "error"
+        assert output.error
+        assert "KeyError" not in output.error
+        found = (output.error_code, output.error_status, output.error_param, output.error_type, output.retry_after)
+        assert found == fields
+    send(client, add("next", [1]))
+    assert len(receive_outputs(client, "next")) == 5
+
+
+def test_malformed_messages_are_ignored(start: Any) -> None:
+    engine = start()
+    client = engine.client()
+    wrong_prompts = [msgspec.structs.asdict(add("wrong", prompt)) for prompt in ([2**31], ["one"], b"abc", 5)]
+    for payload in (
+        b"",
+        b"\xc1",
+        b"not msgpack",
+        msgspec.msgpack.encode({"type": "unknown"}),
+        msgspec.msgpack.encode({"type": "add", "request_id": 3}),
+        msgspec.msgpack.encode({"type": "abort", "request_ids": "text"}),
+        *(msgspec.msgpack.encode({"type": "add", **request}) for request in wrong_prompts),
+    ):
+        client.send(payload)
+        client.send_multipart([payload, payload])
+    send(client, add("after", [1]))
+    assert len(receive_outputs(client, "after")) == 5
+    assert engine.process.poll() is None
+
+
+def test_requests_of_a_client_that_left_are_aborted(start: Any) -> None:
+    engine = start()
+    leaving, staying = engine.client(), engine.client()
+    send(leaving, add("orphan", [1], max_tokens=10**9))
+    receive(leaving)
+    leaving.close(linger=0)
+    deadline = time.monotonic() + DEADLINE
+    for heartbeat in engine.heartbeats():
+        if not heartbeat.has_work:
+            break
+        assert time.monotonic() < deadline, "the orphaned request still runs"
+    send(staying, add("mine", [1]))
+    assert len(receive_outputs(staying, "mine")) == 5
+
+
+def test_heartbeats_go_on_while_a_step_hangs(start: Any) -> None:
+    engine = start()
+    client = engine.client()
+    send(client, add("hanging", [stub_engine.HANGS]))
+    busy = (heartbeat for heartbeat in engine.heartbeats() if heartbeat.has_work)
+    seen = [next(busy) for _ in range(3)]
+    assert {heartbeat.num_steps for heartbeat in seen} == {0}
+    assert all(heartbeat.ready for heartbeat in seen)
+
+
+@pytest.mark.parametrize("how", ["message", "SIGTERM"])
+def test_drain_finishes_what_runs_and_refuses_what_comes(start: Any, how: str) -> None:
+    engine = start()
+    client = engine.client()
+    send(client, add("running", [1], max_tokens=300))
+    first = receive(client)
+    assert isinstance(first, StepOutputs)
+    if how == "message":
+        send(client, Drain())
+    else:
+        engine.process.send_signal(signal.SIGTERM)
+    num_tokens = 1
+    refusal = None
+    while engine.process.poll() is None or client.poll(0):
+        if refusal is None:
+            send(client, add("late", [1]))
+        if not client.poll(50):
+            continue
+        message = receive(client)
+        assert isinstance(message, StepOutputs)
+        for output in message.outputs:
+            if output.request_id == "running":
+                num_tokens += len(output.token_ids)
+                last = output
+            elif output.finish_reason == "error":
+                refusal = output
+    assert (num_tokens, last.finish_reason) == (300, "length")
+    assert refusal is not None
+    assert (refusal.error_status, refusal.error_code) == (503, "engine_unavailable")
+    assert engine.process.wait(DEADLINE) == 0
+
+
+@pytest.mark.parametrize("model", ["unsupported", "faulty"])
+def test_a_failed_start_says_whose_fault_it_is(start: Any, model: str) -> None:
+    engine = start(model)
+    report = engine.report()
+    assert report["type"] == "failed"
+    assert report["user_error"] is (model == "unsupported")
+    exit_code, log = engine.wait_end()
+    assert exit_code == (2 if model == "unsupported" else 1)
+    assert ("Traceback" in log) is (model == "faulty")
+
+
+def test_a_fault_in_a_step_ends_the_process_with_a_traceback(start: Any) -> None:
+    engine = start()
+    client = engine.client()
+    send(client, add("fatal", [stub_engine.FAILS]))
+    exit_code, log = engine.wait_end()
+    assert exit_code == 1
+    assert "RuntimeError: the stub device failed" in log
+
+
+def test_the_engine_ends_with_its_parent_even_in_a_hanging_step(start: Any) -> None:
+    engine = start()
+    client = engine.client()
+    send(client, add("hanging", [stub_engine.HANGS]))
+    engine.wait_ready()
+    engine.process.stdin.close()  # what the kernel does when the parent dies
+    assert engine.process.wait(DEADLINE) == 1
+    assert not engine.run_dir.exists()

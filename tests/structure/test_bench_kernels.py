@@ -1,0 +1,63 @@
+"""The benchmark of kernels calls every operation as it is, on a device that only writes down what it would launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.engine.ops.cuda import (
+    CudaOps,
+)
+from tessera.engine.ops.cuda import (
+    sm90_attention_prefill as attention_prefill_hopper,
+)
+from tessera.engine.ops.cuda import (
+    sm90_matmul as matmul_hopper,
+)
+from tests.bench import kernels
+from tests.bench.__main__ import kernel_table
+from tests.cuda.test_launch_sm90_matmul import WritingHopper
+
+
+class BenchDevice(WritingHopper):
+    def upload(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
+        pass
+
+
+def without_reference(rows: Callable[..., Any]) -> Callable[[CudaOps, Any], list[kernels.Row]]:
+    return lambda ops, device: list(rows(ops, device, None))
+
+
+PARTS = {
+    "matmuls": without_reference(kernels.matmuls),
+    "layers": without_reference(kernels.layers),
+    "attention": without_reference(kernels.attention),
+    "prefill_steps": without_reference(kernels.prefill_steps),
+    "sampling": lambda ops, device: list(kernels.sampling(ops, device)),
+    "small": lambda ops, device: list(kernels.small(ops, device)),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_figure_launches_something(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[int] = []
+
+    def measure(device: BenchDevice, calls: list[Callable[[], object]]) -> float:
+        before = len(device.launches)
+        for call in calls[:2]:
+            call()
+        launches.append(len(device.launches) - before)
+        return 1.0
+
+    monkeypatch.setattr(kernels, "measure", measure)
+    for module, name in ((matmul_hopper, "box_map"), (attention_prefill_hopper, "row_groups_map")):
+        monkeypatch.setattr(module, name, lambda *_: bytes(128))
+    device = BenchDevice()
+    rows = PARTS[part](CudaOps(device), device)  # type: ignore[arg-type]
+    assert len(rows) == len(launches) > 0
+    assert min(launches) > 0
+    assert all(row["us"] > 0 and row["shape"] for row in rows)
+    assert kernel_table(rows).row_count == len(rows)

@@ -1,0 +1,178 @@
+"""The structure, enforced: imports point down between rooms and inside them, and only `engine/cuda` sees the driver."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+SOURCES = sorted(path for room in ("app", "engine", "loadtest", "tessera") for path in (ROOT / room).rglob("*.py"))
+
+# Rooms from the top floor to the bottom. A room may import those on lower floors and nothing of its own floor.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("tessera.__main__",),
+    ("app.cli",),
+    ("app.server",),
+    ("app.openapi",),
+    ("app.openai.responses", "app.openai.embeddings", "app.anthropic"),
+    ("app.openai.chat", "app.openai.completions", "app.openai.models", "app.openai.tokenize", "app.ops"),
+    ("app.openai",),
+    ("app.generate",),
+    ("app.tools",),
+    ("app.text", "app.http"),
+    ("app.schema",),
+    ("app.settings",),
+    ("engine.ipc.process",),
+    ("engine.ipc",),
+    ("engine.runner",),
+    ("engine.core",),
+    ("engine.grammar",),
+    ("engine.models",),
+    ("engine.models.weights",),
+    ("engine.models.config",),
+    ("engine.models.registry", "engine.models.rope"),
+    ("engine.models.fields",),
+    ("engine.ops.make",),
+    ("engine.ops.cpu", "engine.ops.cuda"),
+    ("engine.ops",),
+    ("engine.cuda",),
+    ("engine.tensor",),
+    ("engine.contract",),
+    ("loadtest",),
+    ("loadtest.report",),
+    ("loadtest.run",),
+    ("loadtest.client",),
+    ("loadtest.workload",),
+    ("loadtest.errors", "loadtest.ranges", "engine.builtin"),
+    ("tessera",),
+)
+# The app knows the engine by its client and its contract alone, wherever their floors are.
+APP_SEES = ("engine.ipc.client", "engine.contract", "loadtest", "tessera")
+EXCEPTIONS = {"app.server.serve": ("engine.ipc.supervisor",), "app.cli.hub": ("engine",)}
+MAX_FILES = 15
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "torch", "cupy"}
+TRAINING_SCRIPT = "engine.builtin.training.train"  # made the built-in model; never imported when serving
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def project_imports(path: Path) -> list[str]:
+    """Modules of the project that a file imports, without the common prefix."""
+    found = []
+    for name in imports_of(ast.parse(path.read_text())):
+        first, _, rest = name.partition(".")
+        assert first not in ("app", "engine", "loadtest", "cuda_src"), f"{path}: import {name} by its tessera. name"
+        if first == "tessera":
+            found.append(rest if rest.partition(".")[0] in ("app", "engine", "loadtest") else "tessera")
+    return found
+
+
+def within(name: str, room: str) -> bool:
+    return name == room or name.startswith(room + ".")
+
+
+def room_of(module: str) -> tuple[int, str]:
+    """Floor, counted from the bottom, and name of the smallest room that holds a module."""
+    rooms = [
+        (len(FLOORS) - number, room) for number, rooms in enumerate(FLOORS) for room in rooms if within(module, room)
+    ]
+    assert rooms, f"{module} is in no room that this test knows: add it to FLOORS"
+    return max(rooms, key=lambda found: len(found[1]))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_imports_point_down(path: Path) -> None:
+    module = module_name(path)
+    if module in ("app", "engine") or (path.name == "__init__.py" and module == "tessera"):
+        assert not project_imports(path)
+        return
+    floor, room = room_of(module)
+    for name in project_imports(path):
+        if any(within(name, allowed) for allowed in EXCEPTIONS.get(module, ())):
+            continue
+        if module.startswith("app.") and not name.startswith("app."):
+            assert any(within(name, seen) for seen in APP_SEES), f"{module} may not import {name}"
+            continue
+        assert not (module.startswith("engine.") and name.startswith("app.")), f"{module} may not import {name}"
+        below, other = room_of(name)
+        assert other == room or below < floor, f"{module} may not import {name}: {other} is not below {room}"
+
+
+@pytest.mark.parametrize("room", sorted({str(path.parent.relative_to(ROOT)) for path in SOURCES}))
+def test_rooms_are_small_and_say_what_they_are_for(room: str) -> None:
+    folder = ROOT / room
+    files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(files) <= MAX_FILES, f"{room} has {len(files)} files: make rooms of it"
+    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{room}/__init__.py says nothing"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_no_room_imports_in_a_circle(path: Path) -> None:
+    """Modules of one room form no cycle."""
+    seen: list[str] = []
+
+    def visit(module: str) -> None:
+        file = ROOT / (module.replace(".", "/") + ".py")
+        if not file.is_file():
+            file = ROOT / module.replace(".", "/") / "__init__.py"
+            if not file.is_file():
+                return visit(module.rpartition(".")[0]) if "." in module else None
+        name = module_name(file)
+        assert name not in seen, " imports ".join([*seen, name])
+        if name in DONE:
+            return None
+        seen.append(name)
+        for imported in top_level_imports(file):
+            if imported != name and not within(name, imported):
+                visit(imported)
+        seen.pop()
+        DONE.add(name)
+        return None
+
+    visit(module_name(path))
+
+
+DONE: set[str] = set()
+
+
+def top_level_imports(path: Path) -> list[str]:
+    """Modules that are imported when a file is, not later in a function or for types alone."""
+    tree = ast.parse(path.read_text())
+    kept = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = imports_of(ast.Module(body=list(kept), type_ignores=[]))
+    return [name.partition(".")[2] for name in names if name.startswith(("tessera.app", "tessera.engine"))]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_only_the_driver_layer_imports_cuda(path: Path) -> None:
+    names = imports_of(ast.parse(path.read_text()))
+    if not within(module_name(path), "engine.cuda"):
+        assert not [name for name in names if name.split(".")[0] == "cuda"]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_name)
+def test_fault_deserialisation_nothing_deserialises_code(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    forbidden = FORBIDDEN_MODULES - ({"torch"} if module_name(path) == TRAINING_SCRIPT else set())
+    assert not {name.split(".")[0] for name in imports_of(tree)} & forbidden
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert not [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in FORBIDDEN_CALLS]

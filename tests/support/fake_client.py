@@ -1,0 +1,153 @@
+"""A stand-in for the engine's client: scripted tokens, everything that was submitted on record."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from tessera.engine.contract.errors import EngineUnavailableError
+from tessera.engine.contract.messages import (
+    EngineInfo,
+    GpuUsage,
+    RequestOutput,
+    SchedulerStats,
+    TokenIds,
+    TokenLogprobs,
+)
+from tessera.engine.contract.sampling_params import SamplingParams
+
+INFO = EngineInfo(
+    device="cpu",
+    device_name="fake",
+    device_reason="asked for",
+    dtype="float32",
+    architecture="FakeForCausalLM",
+    vocab_size=512,
+    max_model_len=128,
+    max_num_seqs=8,
+    max_num_batched_tokens=128,
+    block_size=16,
+    num_kv_blocks=64,
+    kv_cache_bytes=0,
+    weight_bytes=0,
+    num_parameters=1,
+    eos_token_ids=(0,),
+    load_seconds=0.0,
+)
+
+
+class Submission:
+    """One call of `submit`, and the stream it returned."""
+
+    def __init__(self, prompt: list[int], params: SamplingParams, priority: int, cache_salt: str) -> None:
+        self.prompt = prompt
+        self.params = params
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self.aborted = threading.Event()
+
+
+Script = Callable[[Submission], Iterable[RequestOutput | Exception]]
+
+
+class FakeStream:
+    """Plays a script; with `hang`, waits after it until it is aborted."""
+
+    def __init__(self, submission: Submission, script: Iterable[RequestOutput | Exception], *, hang: bool) -> None:
+        self.submission = submission
+        self._outputs = iter(script)
+        self._hang = hang
+        self._ended = False
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        await asyncio.sleep(0)
+        if self._ended:
+            raise StopAsyncIteration
+        for output in self._outputs:
+            if isinstance(output, Exception):
+                self._ended = True
+                raise output
+            self._ended = output.finish_reason is not None
+            return output
+        if self._hang:
+            await asyncio.Event().wait()
+        raise StopAsyncIteration
+
+    async def abort(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self.submission.aborted.set()
+
+
+class FakeClient:
+    """`script` makes each submission's outputs; the attributes say how the engine is doing."""
+
+    def __init__(self, script: Script, *, info: EngineInfo | None = INFO, hang: bool = False) -> None:
+        self.info = info
+        self.ready = True
+        self.well = True
+        self.script = script
+        self.hang = hang
+        self.gpu: GpuUsage | None = None
+        self.history: deque[tuple[float, SchedulerStats]] = deque()
+        self.submissions: list[Submission] = []
+        self.submitted = threading.Event()
+
+    def health(self) -> tuple[bool, str]:
+        return self.well, "the engine is ready" if self.well else "the engine is starting"
+
+    def submit(
+        self,
+        prompt_token_ids: TokenIds,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        request_id: str | None = None,
+    ) -> FakeStream:
+        if not self.well:
+            raise EngineUnavailableError("the engine is starting; please try again later")
+        submission = Submission(prompt_token_ids.tolist(), params, priority, cache_salt)
+        self.submissions.append(submission)
+        self.submitted.set()
+        return FakeStream(submission, self.script(submission), hang=self.hang)
+
+    async def metrics(self) -> bytes:
+        if not self.well:
+            raise EngineUnavailableError("the engine is starting")
+        return b"# HELP tessera:x X.\n# TYPE tessera:x counter\ntessera:x 1\n"
+
+
+def play(
+    token_ids: Sequence[int],
+    *,
+    finish: str | None = "stop",
+    stop_token_id: int | None = None,
+    per_output: int = 1,
+    logprobs: bool = False,
+    num_cached_tokens: int = 0,
+) -> list[RequestOutput]:
+    """Outputs that bring `token_ids`, `per_output` at a time, the last with the finish reason."""
+    outputs = []
+    for start in range(0, len(token_ids), per_output):
+        piece = list(token_ids[start : start + per_output])
+        rows = [TokenLogprobs(i, -0.5, 1, [i, 1], [-0.5, float("-inf")]) for i in piece] if logprobs else None
+        outputs.append(RequestOutput("fake", piece, rows, num_cached_tokens=num_cached_tokens))
+    outputs[-1] = msgspec.structs.replace(outputs[-1], finish_reason=finish, stop_token_id=stop_token_id)
+    return outputs
+
+
+def always(outputs: Sequence[Any]) -> Script:
+    return lambda submission: [output if isinstance(output, Exception) else _copy(output) for output in outputs]
+
+
+def _copy(output: RequestOutput) -> RequestOutput:
+    return msgspec.structs.replace(output, token_ids=list(output.token_ids))

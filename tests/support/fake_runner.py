@@ -1,0 +1,313 @@
+"""A model runner that computes nothing but notices every wrong block, and a harness that drives a core with it.
+
+Its KV cache remembers, per cache slot, which token was stored there and at which position. The next
+token is a hash of the whole context as read back through the block tables, so a wrong table, a block
+freed too early or a false prefix hit fails an assertion or changes the output.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.messages import AddRequest, RequestOutput, TokenLogprobs
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.core.core import EngineCore
+from tessera.engine.core.step_batch import SlotInit, StepBatch, StepResult, TokenMask
+
+VOCAB_SIZE = 100
+EOS = 0
+NON_FINITE = VOCAB_SIZE - 1  # a prompt that begins with this id gets non-finite logits, see next_token
+POISON = -7
+CLIENT = b"client"
+
+
+def next_token(token_ids: np.ndarray[Any, Any]) -> int:
+    """What the fake model says after these tokens; -1 for non-finite logits."""
+    if token_ids[0] == NON_FINITE and len(token_ids) % 7 == 0:
+        return -1
+    return zlib.crc32(token_ids.astype(np.int32).tobytes()) % VOCAB_SIZE
+
+
+def score(before: np.ndarray[Any, Any], token_id: int, num_logprobs: int) -> TokenLogprobs:
+    """What the fake model says of a prompt's token after these."""
+    logprob = -zlib.crc32(before.astype(np.int32).tobytes() + bytes([token_id])) / 2**32
+    return TokenLogprobs(token_id, logprob, 1, list(range(num_logprobs)), [-1.0] * num_logprobs)
+
+
+def generate(
+    prompt: list[int], max_tokens: int, *, stop_ids: Iterable[int] = (EOS,), min_tokens: int = 0
+) -> tuple[list[int], str]:
+    """-> the tokens and the finish_reason of a request that is alone in the world."""
+    token_ids = list(prompt)
+    while True:
+        token_id = next_token(np.array(token_ids, np.int32))
+        num_before = len(token_ids) - len(prompt)
+        if token_id < 0:
+            return token_ids[len(prompt) :], "error"
+        token_ids.append(token_id)
+        if token_id in stop_ids and num_before >= min_tokens:
+            return token_ids[len(prompt) :], "stop"
+        if num_before + 1 == max_tokens:
+            return token_ids[len(prompt) :], "length"
+
+
+@dataclass
+class Done:
+    """A step that the fake has computed at once; its result is what the engine waits for."""
+
+    outcome: StepResult
+
+    def result(self) -> StepResult:
+        return self.outcome
+
+
+class FakeRunner:
+    """Executes steps as described above; `inspect` sees each batch before it is executed.
+
+    An asynchronous one is given steps before the results of those before are known, as a GPU is.
+    """
+
+    full_sizes: tuple[int, ...] = ()
+
+    def __init__(self, num_blocks: int, block_size: int, *, asynchronous: bool = False) -> None:
+        self.block_size = block_size
+        self.asynchronous = asynchronous
+        self._tables: dict[int, dict[int, int]] = defaultdict(dict)
+        self.inspect: Callable[[StepBatch], None] = lambda batch: None
+        self.last_batch: StepBatch | None = None
+        self._token_ids = np.full(num_blocks * block_size, POISON, np.int32)
+        self._positions = np.full(num_blocks * block_size, POISON, np.int32)
+        self._slots: dict[int, tuple[SlotInit, list[int]]] = {}
+
+    def poison(self, blocks: Iterable[int]) -> None:
+        """Make it fatal to read these blocks again without storing to them first."""
+        self._token_ids.reshape(-1, self.block_size)[list(blocks)] = POISON
+        self._positions.reshape(-1, self.block_size)[list(blocks)] = POISON
+
+    def start(self, batch: StepBatch) -> Done:
+        return Done(self.execute(batch))
+
+    def sample(self, running: Done, mask: TokenMask | None) -> None:
+        raise AssertionError("the fake knows no constraints")
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        check_batch(batch)
+        if batch.table_updates is not None:
+            updates = batch.table_updates
+            places = list(zip(updates.rows.tolist(), updates.columns.tolist(), strict=True))
+            assert len(set(places)) == len(places), "a place of a block table is written twice"
+            for (row, column), block in zip(places, updates.blocks.tolist(), strict=True):
+                self._tables[row][column] = block
+        self.inspect(batch)
+        self.last_batch = batch
+        for init in batch.slot_inits:
+            self._slots[init.slot] = (init, [*init.prompt_token_ids, *init.output_token_ids])
+        newest = [self._slots[-1 - token_id][1][-1] if token_id < 0 else token_id for token_id in batch.input_ids]
+        self._token_ids[batch.slot_mapping] = newest
+        self._positions[batch.slot_mapping] = batch.positions
+        contexts = [self._read_context(batch, row) for row in range(batch.num_seqs)]
+        sampled_rows = np.searchsorted(batch.cu_seqlens_q, batch.logits_indices, side="right") - 1
+        token_ids = [self._sample(batch, index, contexts[row]) for index, row in enumerate(sampled_rows)]
+        logprobs = None
+        if (batch.sampling.num_logprobs >= 0).any():
+            logprobs = [
+                TokenLogprobs(token_id, -0.5, 1, list(range(num)), [-1.0] * num) if num >= 0 else None
+                for token_id, num in zip(token_ids, batch.sampling.num_logprobs.tolist(), strict=True)
+            ]
+        return StepResult(np.array(token_ids, np.int32), logprobs, self._score_prompts(batch, contexts))
+
+    def _score_prompts(self, batch: StepBatch, contexts: list[np.ndarray[Any, Any]]) -> list[TokenLogprobs]:
+        rows = batch.prompt_rows
+        if rows is None:
+            return []
+        found = []
+        for index, token_id, count in zip(rows.token_indices, rows.next_token_ids, rows.num_logprobs, strict=True):
+            row = np.searchsorted(batch.cu_seqlens_q, index, side="right") - 1
+            found.append(score(contexts[row][: batch.positions[index] + 1], int(token_id), int(count)))
+        return found
+
+    def _read_context(self, batch: StepBatch, row: int) -> np.ndarray[Any, Any]:
+        length = batch.context_lens[row]
+        table = self._tables[int(batch.table_rows[row])]
+        blocks = [table[column] for column in range(-(-int(length) // self.block_size))]
+        first_slots = np.array(blocks, np.int64) * self.block_size
+        where = (first_slots[:, None] + np.arange(self.block_size)).ravel()[:length]
+        assert len(where) == length, "the block table is too short"
+        assert np.array_equal(self._positions[where], np.arange(length)), "the cache holds other positions"
+        token_ids: np.ndarray[Any, Any] = self._token_ids[where]
+        return token_ids
+
+    def _sample(self, batch: StepBatch, index: int, context: np.ndarray[Any, Any]) -> int:
+        sampling = batch.sampling
+        init, history = self._slots[int(sampling.slots[index])]
+        assert context.tolist() == history, "the context differs from the slot's sampling state"
+        assert sampling.positions[index] == len(history)
+        assert sampling.num_output_tokens[index] == len(history) - len(init.prompt_token_ids)
+        params = init.params
+        assert sampling.seeds[index] == params.seed
+        assert sampling.temperature[index] == np.float32(params.temperature)
+        assert sampling.top_k[index] == params.top_k
+        token_id = next_token(context)
+        history.append(token_id)
+        return token_id
+
+
+def check_batch(batch: StepBatch) -> None:
+    """Shapes, types and order are what engine/core/step_batch.py promises."""
+    num_rows, num_tokens, num_sampled = batch.num_seqs, batch.num_tokens, batch.num_sampled
+    lengths = {
+        "input_ids": num_tokens,
+        "positions": num_tokens,
+        "slot_mapping": num_tokens,
+        "cu_seqlens_q": num_rows + 1,
+        "context_lens": num_rows,
+        "table_rows": num_rows,
+        "logits_indices": num_sampled,
+    }
+    for name, length in lengths.items():
+        array = getattr(batch, name)
+        assert array.shape == (length,), name
+        assert array.dtype == np.int32, name
+    assert len(set(batch.table_rows.tolist())) == num_rows, "two rows share a block table"
+    counts = np.diff(batch.cu_seqlens_q)
+    assert num_tokens == batch.cu_seqlens_q[-1]
+    assert counts.min() >= 1
+    last = batch.cu_seqlens_q[1:] - 1
+    assert np.array_equal(batch.positions[last] + 1, batch.context_lens)
+    assert set(batch.logits_indices.tolist()) <= set(last.tolist())
+    assert len(np.unique(batch.slot_mapping)) == num_tokens, "two tokens are stored in one place"
+    for name, dtype in (("seeds", np.uint64), ("temperature", np.float32), ("min_p", np.float32), ("slots", np.int32)):
+        array = getattr(batch.sampling, name)
+        assert array.shape == (num_sampled,), name
+        assert array.dtype == dtype, name
+
+
+def check_blocks(core: EngineCore) -> None:
+    """free + cached + owned = total, no block in two places, references counted, salts kept apart."""
+    blocks, scheduler = core.block_manager, core.scheduler
+    free, cached = set(blocks.free_blocks), set(blocks.cached_blocks)
+    references = Counter(block for sequence in scheduler.running for block in sequence.block_table)
+    owned = set(references)
+    assert len(blocks.free_blocks) == len(free)
+    assert len(free) + len(cached) + len(owned) == blocks.num_blocks
+    assert free | cached | owned == set(range(blocks.num_blocks))
+    assert [references[block] for block in range(blocks.num_blocks)] == blocks.reference_counts
+    stats = core.stats()
+    assert (stats.num_free_blocks, stats.num_cached_blocks, stats.num_used_blocks) == (
+        len(free),
+        len(cached),
+        len(owned),
+    )
+    assert all(blocks.is_published(block) for block in cached)
+    assert not any(blocks.is_published(block) for block in free)
+    assert not any(sequence.block_table or sequence.num_computed_tokens for sequence in scheduler.waiting)
+    salts: dict[int, bytes] = {}
+    for sequence in scheduler.running:
+        for block in sequence.block_table:
+            assert salts.setdefault(block, sequence.cache_salt) == sequence.cache_salt
+
+
+class Harness:
+    """An EngineCore over a FakeRunner and a clock of its own, checked after every step."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 64,
+        max_queue_len: int = 1000,
+        max_model_len: int = 256,
+        prefix_caching: bool = True,
+        eos_token_ids: Iterable[int] = (EOS,),
+        asynchronous: bool = False,
+    ) -> None:
+        self.now = 100.0
+        self.runner = FakeRunner(num_blocks, block_size, asynchronous=asynchronous)
+        self.runner.inspect = self._check_writes
+        self.core = EngineCore(
+            EngineConfig(
+                model="fake",
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_queue_len=max_queue_len,
+                block_size=block_size,
+                prefix_caching=prefix_caching,
+            ),
+            self.runner,
+            vocab_size=VOCAB_SIZE,
+            max_model_len=max_model_len,
+            num_kv_blocks=num_blocks,
+            eos_token_ids=eos_token_ids,
+            clock=lambda: self.now,
+        )
+        self._idle_steps = 0
+        self.token_ids: dict[str, list[int]] = {}
+        self.finish_reasons: dict[str, str] = {}
+        self.last_outputs: dict[str, RequestOutput] = {}
+        self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+
+    def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int = 16,
+        *,
+        client: bytes = CLIENT,
+        priority: int = 0,
+        cache_salt: str = "",
+        **params: Any,
+    ) -> None:
+        sampling_params = SamplingParams(max_tokens=max_tokens, **params)
+        self.core.add(AddRequest(request_id, prompt, sampling_params, self.now, priority, cache_salt), client)
+        self.token_ids[request_id] = []
+
+    def step(self, seconds: float = 0.01) -> dict[bytes, list[RequestOutput]]:
+        """One step, taking `seconds`; work must bring progress, and every block must be accounted for."""
+        had_work, num_steps = self.core.has_work, self.core.num_steps
+        self.now += seconds
+        outputs = self.core.step()
+        if self.runner.asynchronous:
+            self._idle_steps = 0 if self.core.num_steps > num_steps or not had_work else self._idle_steps + 1
+            assert self._idle_steps <= 1, "a step without progress that was not the first of a row"
+        else:
+            assert self.core.num_steps == num_steps + had_work, "a step without progress"
+        for client_outputs in outputs.values():
+            for output in client_outputs:
+                assert output.request_id not in self.finish_reasons, "an output after the last"
+                self.token_ids[output.request_id] += output.token_ids
+                self.last_outputs[output.request_id] = output
+                if output.prompt_logprobs is not None:
+                    assert output.request_id not in self.prompt_logprobs, "a prompt's logprobs come once"
+                    self.prompt_logprobs[output.request_id] = output.prompt_logprobs
+                if output.finish_reason is not None:
+                    self.finish_reasons[output.request_id] = output.finish_reason
+        self.check_blocks()
+        self.runner.poison(self.core.block_manager.free_blocks)
+        return outputs
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Step until there is no work."""
+        num_steps = 0
+        while self.core.has_work:
+            assert num_steps < max_steps, "still not done"
+            self.step()
+            num_steps += 1
+
+    def check_blocks(self) -> None:
+        check_blocks(self.core)
+
+    def _check_writes(self, batch: StepBatch) -> None:
+        """A step stores only to blocks that one sequence owns and nobody else can find."""
+        blocks = self.core.block_manager
+        for block in set((batch.slot_mapping // blocks.block_size).tolist()):
+            assert blocks.reference_counts[block] == 1
+            assert not blocks.is_published(block)

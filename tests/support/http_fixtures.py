@@ -1,0 +1,98 @@
+"""A tiny model folder with a real byte-level tokenizer, and the app over HTTP in two ways."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from tessera.app.server.application import create_app
+from tessera.app.server.http_server import HttpServer
+from tessera.app.settings import AppSettings
+from tests.support.fake_client import FakeClient
+
+END = "<|im_end|>"
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_level_tokenizer() -> Tokenizer:
+    """One token per byte, a few merges, and two special tokens; ids 0 and 1 are the special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("Ġw", "o")]
+    tokens = [END, "<|im_start|>", *alphabet, *("".join(pair) for pair in merges)]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END, special=True), AddedToken("<|im_start|>", special=True)])
+    return tokenizer
+
+
+TOKENIZER = byte_level_tokenizer()
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text).ids
+
+
+def write_model_folder(folder: Path, *, template: str | None = TEMPLATE, **generation_config: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    TOKENIZER.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {"eos_token": END, "bos_token": None}
+    if template is not None:
+        config["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if generation_config:
+        (folder / "generation_config.json").write_text(json.dumps(generation_config))
+    return folder
+
+
+def settings_for(folder: Path, **changes: Any) -> AppSettings:
+    return AppSettings(**{"model_folder": str(folder), "served_model_names": ("tiny",), **changes})
+
+
+def call(client: FakeClient, settings: AppSettings, method: str, path: str, **options: Any) -> httpx.Response:
+    """One request without sockets. Streamed answers come whole: use `serve` to see them flow."""
+
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(client, settings), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://tiny") as http:
+            return await http.request(method, path, **options)
+
+    return asyncio.run(send())
+
+
+@contextmanager
+def serve(client: FakeClient, settings: AppSettings) -> Iterator[str]:
+    """A real server on a free port of the loopback, in a thread; yields its base URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = HttpServer(client, settings, drain_timeout=5)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.stop()
+        thread.join(timeout=20)
+        listener.close()
+        assert not thread.is_alive(), "the server did not stop"
+
+
+def events(body: bytes) -> list[dict[str, Any]]:
+    """The frames of an event stream, checked for form; without the [DONE], which must be last."""
+    assert body.endswith(b"\n\n")
+    frames = body[:-2].split(b"\n\n")
+    assert all(frame.startswith(b"data: ") for frame in frames)
+    assert frames[-1] == b"data: [DONE]"
+    return [orjson.loads(frame[6:]) for frame in frames[:-1]]
