@@ -1,4 +1,4 @@
-"""How many HTTP requests ended with which status, counted by all app processes together."""
+"""Counts of HTTP requests by endpoint and status, over all app processes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BYTES_PER_COUNT = 8
 
 
 class HttpCounts:
-    """One row of counts for each app process, of which only that process writes; who is asked adds them up.
+    """A row of counts per app process, written by that process alone; a scrape adds the rows up.
 
-    The rows lie in `file`, memory that the processes of one server share; None keeps them to this process. The
-    labels are few and known beforehand: whatever is none of `endpoints` counts as `other`.
+    The rows lie in `file`, memory that the processes of one server share; None keeps them in this process. The set of
+    labels is fixed: paths that are not among `endpoints` count as `other`.
     """
 
     def __init__(self, endpoints: Sequence[str], *, file: str | None = None, num_rows: int = 1, row: int = 0) -> None:
@@ -29,13 +29,13 @@ class HttpCounts:
         num_bytes = num_rows * self._row_length * BYTES_PER_COUNT
         self._counts = memoryview(_shared(Path(file), num_bytes) if file else bytearray(num_bytes)).cast("q")
 
-    def add(self, endpoint: str, status: int) -> None:
+    def count_response(self, endpoint: str, status: int) -> None:
         row = self._endpoints.get(endpoint, self._endpoints[OTHER])
         column = self._statuses.get(str(status), self._statuses[OTHER])
         self._counts[self._begin + row * len(self._statuses) + column] += 1
 
     def collect(self, prefix: str) -> CounterMetricFamily:
-        """The sums as `PREFIX:http_requests_total{endpoint, status}`, of what has happened at all."""
+        """The sums as `PREFIX:http_requests_total{endpoint, status}`; zeros are left out."""
         family = CounterMetricFamily(
             f"{prefix}:http_requests", "HTTP requests by endpoint and status.", labels=["endpoint", "status"]
         )
@@ -48,7 +48,7 @@ class HttpCounts:
 
 
 def _shared(file: Path, num_bytes: int) -> mmap.mmap:
-    """The file's memory, of zeros at first; whoever comes first makes it."""
+    """The file's memory, all zeros at first; the first process creates the file."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         os.ftruncate(descriptor, num_bytes)

@@ -1,4 +1,4 @@
-"""One connection of uvicorn's, whose request heads are bounded in size and time, which uvicorn leaves open."""
+"""A connection of uvicorn with bounds on the size and the time of request heads, which uvicorn lacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tessera.app.http.errors import BodyTimeoutError, error_object
+from tessera.app.http.dialect import error_object
+from tessera.app.http.errors import BodyTimeoutError
 from tessera.engine.contract.errors import InvalidRequestError, RequestError
 
 MAX_HEAD_BYTES = 2**16
@@ -99,7 +100,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _refuse(self, error: RequestError) -> None:
         self._refused = True
         self._forget_head()
-        if not self._is_idle:  # an answer is under way, which another would garble
+        if not self._is_idle:  # a response is under way, which a second one would garble
             self.transport.close()
             return
         content = orjson.dumps(error_object(error))

@@ -139,9 +139,9 @@ def test_http_requests_are_counted_by_endpoint_and_status(tmp_path: Path) -> Non
     first = HttpCounts(["/a", "/b"], file=file, num_rows=2, row=0)
     second = HttpCounts(["/a", "/b"], file=file, num_rows=2, row=1)
     for counts, endpoint, status in ((first, "/a", 200), (second, "/a", 200), (second, "/?id=7", 599)):
-        counts.add(endpoint, status)
+        counts.count_response(endpoint, status)
     restarted = HttpCounts(["/a", "/b"], file=file, num_rows=2, row=1)
-    restarted.add("/b", 429)
+    restarted.count_response("/b", 429)
     for counts in (first, restarted):
         samples = {(s.labels["endpoint"], s.labels["status"]): s.value for s in counts.collect("x").samples}
         assert samples == {("/a", "200"): 2, ("/b", "429"): 1, ("other", "other"): 1}
