@@ -149,7 +149,7 @@ class Choice:
         text = self._text_by_token(output, hidden) if self._by_token else self._text_at_once(token_ids, hidden)
         if reason is not None:
             text += self._rest()
-        if self._ended_by_text:
+        if self._by_token and self._ended_by_text:
             self.finish_reason = "stop"
         elif reason is not None:
             self.finish_reason = reason
