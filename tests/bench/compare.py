@@ -26,11 +26,6 @@ FIGURES = {
     "median_itl_ms": "ITL ms",
     "ready_seconds": "ready s",
 }
-    "output_throughput": "tok/s",
-    "median_ttft_ms": "TTFT ms",
-    "median_itl_ms": "ITL ms",
-    "ready_seconds": "ready s",
-}
 HIGHER_IS_BETTER = {"output_throughput"}
 
 
