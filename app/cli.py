@@ -13,6 +13,7 @@ import msgspec
 
 from app.api_keys import VARIABLE as API_KEY_VARIABLE
 from app.api_keys import gather_api_keys
+from app.descriptors import MOST_CONNECTIONS
 from app.option_types import metric_name, origin
 from app.settings import ReasoningParserName, ToolParserName
 from engine.config import BLOCK_SIZES, DEVICE_DEFAULTS, DeviceName, DTypeName, EngineConfig, LoadFormat, PoolingName
@@ -288,6 +289,13 @@ def _add_http_options(serve: argparse.ArgumentParser) -> None:
         help="processes that speak HTTP (default: %(default)s)",
     )
     group.add_argument(
+        "--max-connections",
+        metavar="N",
+        type=integer(1, 2**20),
+        help="most HTTP connections of one app process (default: what the limit of descriptors leaves room for, at "
+        f"most {MOST_CONNECTIONS})",
+    )
+    group.add_argument(
         "--request-timeout",
         metavar="SECONDS",
         type=number(1, 604800),
@@ -381,6 +389,7 @@ def serve_command(options: argparse.Namespace) -> int:
             host=options.host,
             port=options.port,
             api_workers=options.api_workers,
+            max_connections=options.max_connections,
             drain_timeout=options.drain_timeout,
             step_timeout=options.step_timeout,
         )
