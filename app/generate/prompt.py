@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from array import array
 from dataclasses import dataclass
 
@@ -63,7 +62,7 @@ async def render_chat(
             add_generation_prompt=request.adds_generation_prompt,
             continue_final_message=request.continue_final_message,
             extra=request.chat_template_kwargs,
-            deadline=time.monotonic() + model.settings.template_timeout,
+            seconds=model.settings.template_timeout,
             max_chars=max_model_len * tokenizer.max_token_chars + TEMPLATE_OVERHEAD,
         )
         check_text_length(tokenizer, len(text), max_model_len, param)

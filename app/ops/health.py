@@ -81,7 +81,7 @@ def _own_metrics(model: ServedModel, counts: HttpCounts, prefix: str) -> Iterato
         if gpu.utilization is not None:
             documentation = "Share of the last moments in which the GPU ran a kernel, 0 to 1."
             yield GaugeMetricFamily(f"{prefix}:gpu_utilization_perc", documentation, gpu.utilization)
-    yield counts.collect(prefix)
+    yield from counts.collect(prefix)
 
 
 class _Families(CollectorRegistry):

@@ -46,8 +46,12 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if model.template is not None:
+            model.template.start()
         yield
         model.workers.close()
+        if model.template is not None:
+            model.template.close()
 
     app = FastAPI(
         title="Tessera",
@@ -69,7 +73,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     app.state.api_routes = api_routes(served)
     counts = app.state.http_counts = HttpCounts(
         [route.path for route in app.state.api_routes],
-        file=settings.count_file,
+        fd=settings.count_fd,
         num_rows=settings.num_app_processes,
         row=settings.app_process,
     )
