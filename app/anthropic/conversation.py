@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any, ClassVar
 
 import orjson
+from pydantic import ConfigDict
 
 from tessera.app.anthropic.schema import (
     ContentBlock,
@@ -24,6 +25,7 @@ from tessera.app.schema.generation_fields import SamplingFields
 class MessagesChat(ChatRequest):
     """The chat that a request amounts to; its fields have been checked under the names of the Messages API."""
 
+    model_config = ConfigDict(defer_build=True)  # never validated
     response_format_param: ClassVar[str] = "output_config.format"
 
 

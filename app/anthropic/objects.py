@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, RootModel
+from pydantic import ConfigDict, Field, RootModel
 
 from tessera.app.http.description import ApiObject
 
@@ -126,19 +126,18 @@ class MessageStop(ApiObject):
     type: Literal["message_stop"]
 
 
-class MessageEvent(
-    RootModel[
-        Annotated[
-            MessageStart
-            | Ping
-            | ContentBlockStart
-            | ContentBlockDelta
-            | ContentBlockStop
-            | MessageDeltaEvent
-            | MessageStop
-            | MessageErrorObject,
-            Field(discriminator="type"),
-        ]
-    ]
-):
+class MessageEvent(RootModel[Any]):
     """The data of an event."""
+
+    model_config = ConfigDict(defer_build=True)
+    root: Annotated[
+        MessageStart
+        | Ping
+        | ContentBlockStart
+        | ContentBlockDelta
+        | ContentBlockStop
+        | MessageDeltaEvent
+        | MessageStop
+        | MessageErrorObject,
+        Field(discriminator="type"),
+    ]

@@ -25,9 +25,7 @@ router = APIRouter(tags=["Anthropic"])
     "/v1/messages",
     operation_id="createMessage",
     summary="A completion of a conversation, in Anthropic's form",
-    response_model=MessageObject,
-    response_description="The whole object, or with `stream` its events.",
-    openapi_extra=Description(MessagesRequest, events=MessageEvent),
+    openapi_extra=Description(MessagesRequest, returns=MessageObject, events=MessageEvent),
 )
 async def create_message(http_request: Request) -> Response:
     admission = await admit(http_request, MessagesRequest)
@@ -47,8 +45,7 @@ async def create_message(http_request: Request) -> Response:
     "/v1/messages/count_tokens",
     operation_id="countTokens",
     summary="The number of tokens of a conversation",
-    response_model=TokenCount,
-    openapi_extra=Description(MessagesPrompt),
+    openapi_extra=Description(MessagesPrompt, returns=TokenCount),
 )
 async def count_tokens(http_request: Request) -> Response:
     admission = await admit(http_request, MessagesPrompt)

@@ -1,4 +1,4 @@
-"""The OpenAPI document. FastAPI makes it from the routes; bodies, events, errors and keys are added here."""
+"""The OpenAPI document: operations from FastAPI's routes, schemas from pydantic, errors and keys added here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from tessera import __version__
 from tessera.app.http.auth import OPEN_PATHS
 from tessera.app.http.body import MAX_JSON_DEPTH
-from tessera.app.http.description import REF, Description
+from tessera.app.http.description import REF, Description, reference
 from tessera.app.http.dialect import OPENAI, Dialect
 from tessera.app.settings import AppSettings
 
@@ -74,37 +74,30 @@ def openapi_document(
             operation["responses"].update(_error_responses(dialect, has_body="requestBody" in operation))
             if settings.api_keys:
                 operation["security"] = [{name: []} for name in SECURITY_SCHEMES]
-    components = document["components"]
-    components["schemas"] = _merged(components["schemas"], _described_schemas(listed, [OPENAI, *dialects]))
-    components["securitySchemes"] = SECURITY_SCHEMES
+    document["components"] = {
+        "schemas": _schemas(listed, [OPENAI, *dialects]),
+        "securitySchemes": SECURITY_SCHEMES,
+    }
     return document
 
 
 def _error_responses(dialect: Dialect, *, has_body: bool) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": REF.format(model=dialect.error_model.__name__)}}}
+    content = {"application/json": {"schema": reference(dialect.error_model)}}
     statuses = ERRORS if has_body else ERRORS_WITHOUT_BODY
     return {str(status): {"description": ERRORS[status], "content": content} for status in statuses}
 
 
-def _described_schemas(routes: Iterable[APIRoute], dialects: Iterable[Dialect]) -> dict[str, Any]:
-    """JSON schemas of the models that FastAPI does not see, and of all that they refer to, by name."""
+def _schemas(routes: Iterable[APIRoute], dialects: Iterable[Dialect]) -> dict[str, Any]:
+    """JSON schemas of all described models, and of those that they refer to, by name."""
     models: dict[tuple[type[BaseModel], JsonSchemaMode], None] = {}
     for route in routes:
         if isinstance(route.openapi_extra, Description):
-            models |= dict.fromkeys((body, "validation") for body in route.openapi_extra.bodies)
-            if route.openapi_extra.events is not None:
-                models[route.openapi_extra.events, "serialization"] = None
+            described = route.openapi_extra
+            models |= dict.fromkeys((body, "validation") for body in described.bodies)
+            models[described.returns, "serialization"] = None
+            if described.events is not None:
+                models[described.events, "serialization"] = None
     models |= dict.fromkeys((dialect.error_model, "serialization") for dialect in dialects)
-    _, described = models_json_schema(list(models), ref_template=REF)
-    schemas: dict[str, Any] = described["$defs"]
+    _, found = models_json_schema(list(models), ref_template=REF)
+    schemas: dict[str, Any] = found["$defs"]
     return schemas
-
-
-def _merged(seen: dict[str, Any], described: dict[str, Any]) -> dict[str, Any]:
-    """All schemas by name. Of those in both, FastAPI's copy lacks nulls and has floats as bounds."""
-    for name in {"HTTPValidationError", "ValidationError"} & seen.keys():
-        del seen[name]
-    for name in seen.keys() & described.keys():
-        properties, same = seen[name].get("properties", {}), described[name].get("properties", {})
-        assert properties.keys() == same.keys(), f"two models have the name {name}"
-    return dict(sorted({**seen, **described}.items()))

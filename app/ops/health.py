@@ -14,6 +14,7 @@ from tessera import __version__
 from tessera.app.generate.served_model import ServedModel, model_of
 from tessera.app.http.body import json_response
 from tessera.app.http.counts import HttpCounts
+from tessera.app.http.description import Description
 from tessera.app.ops.objects import HealthObject, ReadinessObject, VersionObject
 from tessera.engine.contract.errors import EngineUnavailableError
 
@@ -27,8 +28,7 @@ _ENGINE_PREFIX = re.compile(rb"^((?:# (?:HELP|TYPE) )?)tessera:", re.MULTILINE)
     "/health",
     operation_id="health",
     summary="Whether the engine makes progress",
-    response_model=HealthObject,
-    responses={503: {"model": HealthObject, "description": "It does not."}},
+    openapi_extra=Description(returns=HealthObject, statuses={200: "It does.", 503: "It does not."}),
 )
 async def health(http_request: Request) -> Response:
     well, reason = model_of(http_request).client.health()
@@ -39,15 +39,16 @@ async def health(http_request: Request) -> Response:
     "/ready",
     operation_id="ready",
     summary="Whether requests are taken",
-    response_model=ReadinessObject,
-    responses={503: {"model": ReadinessObject, "description": "They are not."}},
+    openapi_extra=Description(returns=ReadinessObject, statuses={200: "They are.", 503: "They are not."}),
 )
 async def ready(http_request: Request) -> Response:
     is_ready = model_of(http_request).client.ready
     return json_response({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
 
 
-@router.get("/version", operation_id="version", summary="The server's version", response_model=VersionObject)
+@router.get(
+    "/version", operation_id="version", summary="The server's version", openapi_extra=Description(returns=VersionObject)
+)
 async def show_version() -> Response:
     return json_response({"version": __version__})
 

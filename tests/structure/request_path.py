@@ -1,7 +1,8 @@
-"""Counts the files that one chat request passes through: `python -m tests.structure.request_path`.
+"""Counts the files that one streamed chat request passes through: `python -m tests.structure.request_path`.
 
-The app runs here and the engine in a process of its own, as in production; both on the CPU with the built-in model.
-A file counts when one of its functions runs between the request's first byte and the last byte of its answer.
+The app runs here, without sockets, and the engine in a process of its own; both on the CPU with the built-in model. A
+file counts if one of its functions runs between the request's first byte and the last byte of the response. The process
+that renders chat templates is not counted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ from tessera.engine.ipc.supervisor import EngineSupervisor, make_run_dir
 from tests.support.paths import ROOT
 
 MODEL = ROOT / "engine" / "builtin"
-BODY = {"model": "demo", "messages": [{"role": "user", "content": "What is 357 + 468?"}], "max_tokens": 16}
+BODY: dict[str, Any] = {
+    "model": "demo",
+    "messages": [{"role": "user", "content": "What is 357 + 468?"}],
+    "max_tokens": 16,
+}
 REPORT = "request-path.json"  # the engine's files, in its run folder
 TIMEOUT = 60.0
 
@@ -58,17 +63,21 @@ async def recorded(work: Awaitable[Any]) -> FileRecorder:
         await work
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     return recorder
 
 
 async def app_files(client: Any, settings: AppSettings, body: dict[str, Any]) -> list[str]:
     """The files of app/ and engine/ that run in the app process for one chat request."""
-    transport = httpx.ASGITransport(create_app(client, settings))
-    async with httpx.AsyncClient(transport=transport, base_url="http://tessera", timeout=TIMEOUT) as http:
+    app = create_app(client, settings)
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://tessera", timeout=TIMEOUT) as http,
+    ):
 
         async def send() -> None:
-            response = await http.post("/v1/chat/completions", json=body)
+            response = await http.post("/v1/chat/completions", json={**body, "stream": True})
             assert response.status_code == 200, response.text
 
         return (await recorded(send())).project_files("app", "engine")
@@ -88,7 +97,7 @@ async def count() -> tuple[list[str], list[str]]:
         assert supervisor.pid is not None
         os.kill(supervisor.pid, signal.SIGUSR1)
         settings = AppSettings(model_folder=str(MODEL), served_model_names=("demo",))
-        found = await app_files(client, settings, {**BODY, "stream": True})
+        found = await app_files(client, settings, BODY)
         os.kill(supervisor.pid, signal.SIGUSR2)
         report = run_dir / REPORT
         async with asyncio.timeout(TIMEOUT):
@@ -124,4 +133,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(serve_engine(Path(sys.argv[1])) if len(sys.argv) > 1 else main())
+    if len(sys.argv) > 1:
+        sys.exit(serve_engine(Path(sys.argv[1])))
+    main()

@@ -26,9 +26,7 @@ router = APIRouter(tags=["OpenAI"])
     "/v1/chat/completions",
     operation_id="createChatCompletion",
     summary="A completion of a conversation",
-    response_model=ChatCompletionObject,
-    response_description="The whole object, or with `stream` its events.",
-    openapi_extra=Description(ChatCompletionRequest, events=ChatCompletionChunk),
+    openapi_extra=Description(ChatCompletionRequest, returns=ChatCompletionObject, events=ChatCompletionChunk),
 )
 async def create_chat_completion(http_request: Request) -> Response:
     admission = await admit(http_request, ChatCompletionRequest)

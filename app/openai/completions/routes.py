@@ -28,9 +28,7 @@ router = APIRouter(tags=["OpenAI"])
     "/v1/completions",
     operation_id="createCompletion",
     summary="Continuations of texts or token ids",
-    response_model=TextCompletionObject,
-    response_description="The whole object, or with `stream` its events.",
-    openapi_extra=Description(CompletionRequest, events=TextCompletionChunk),
+    openapi_extra=Description(CompletionRequest, returns=TextCompletionObject, events=TextCompletionChunk),
 )
 async def create_completion(http_request: Request) -> Response:
     admission = await admit(http_request, CompletionRequest)

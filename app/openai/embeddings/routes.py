@@ -23,8 +23,7 @@ router = APIRouter(tags=["OpenAI"])
     "/v1/embeddings",
     operation_id="createEmbeddings",
     summary="Embeddings of texts or token ids",
-    response_model=EmbeddingList,
-    openapi_extra=Description(EmbeddingRequest),
+    openapi_extra=Description(EmbeddingRequest, returns=EmbeddingList),
 )
 async def create_embeddings(http_request: Request) -> Response:
     embeddings = embeddings_of(http_request)

@@ -9,13 +9,18 @@ from starlette.responses import Response
 
 from tessera.app.generate.served_model import ServedModel, model_of
 from tessera.app.http.body import json_response
-from tessera.app.http.description import PathName
+from tessera.app.http.description import Description, PathName
 from tessera.app.openai.models.objects import ModelList, ModelObject
 
 router = APIRouter(tags=["OpenAI"])
 
 
-@router.get("/v1/models", operation_id="listModels", summary="The models that are served", response_model=ModelList)
+@router.get(
+    "/v1/models",
+    operation_id="listModels",
+    summary="The models that are served",
+    openapi_extra=Description(returns=ModelList),
+)
 async def list_models(http_request: Request) -> Response:
     model = model_of(http_request)
     settings = model.settings
@@ -23,7 +28,12 @@ async def list_models(http_request: Request) -> Response:
     return json_response({"object": "list", "data": models})
 
 
-@router.get("/v1/models/{name:path}", operation_id="retrieveModel", summary="One model", response_model=ModelObject)
+@router.get(
+    "/v1/models/{name:path}",
+    operation_id="retrieveModel",
+    summary="One model",
+    openapi_extra=Description(returns=ModelObject),
+)
 async def retrieve_model(http_request: Request, name: PathName) -> Response:
     model = model_of(http_request)
     if name not in model.settings.embedding_model_names:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from tessera.app.openai.responses.schema import (
     FunctionCallItem,
@@ -46,6 +46,7 @@ class _AssistantTurn:
 class ResponsesChat(ChatRequest):
     """The chat that a request amounts to; its fields have been checked under the names of the Responses API."""
 
+    model_config = ConfigDict(defer_build=True)  # never validated
     response_format_param: ClassVar[str] = "text.format"
 
     @property

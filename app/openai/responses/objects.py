@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, RootModel
+from pydantic import ConfigDict, Field, RootModel
 
 from tessera.app.http.description import ApiObject
 from tessera.app.openai.objects import TokenLogprob
@@ -278,20 +278,19 @@ class CallArgumentsDone(ItemEvent):
     arguments: str
 
 
-class ResponseEvent(
-    RootModel[
-        Annotated[
-            ResponseStateEvent
-            | OutputItemEvent
-            | ContentPartEvent
-            | OutputTextDelta
-            | OutputTextDone
-            | ReasoningTextDelta
-            | ReasoningTextDone
-            | CallArgumentsDelta
-            | CallArgumentsDone,
-            Field(discriminator="type"),
-        ]
-    ]
-):
+class ResponseEvent(RootModel[Any]):
     """The data of an event."""
+
+    model_config = ConfigDict(defer_build=True)
+    root: Annotated[
+        ResponseStateEvent
+        | OutputItemEvent
+        | ContentPartEvent
+        | OutputTextDelta
+        | OutputTextDone
+        | ReasoningTextDelta
+        | ReasoningTextDone
+        | CallArgumentsDelta
+        | CallArgumentsDone,
+        Field(discriminator="type"),
+    ]

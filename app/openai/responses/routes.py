@@ -30,9 +30,7 @@ router = APIRouter(tags=["OpenAI"])
     "/v1/responses",
     operation_id="createResponse",
     summary="A response to items, stored for the next turn",
-    response_model=ResponseObject,
-    response_description="The whole object, or with `stream` its events.",
-    openapi_extra=Description(ResponsesRequest, events=ResponseEvent),
+    openapi_extra=Description(ResponsesRequest, returns=ResponseObject, events=ResponseEvent),
 )
 async def create_response(http_request: Request) -> Response:
     admission = await admit(http_request, ResponsesRequest)
@@ -67,7 +65,7 @@ async def create_response(http_request: Request) -> Response:
     "/v1/responses/{response_id}",
     operation_id="retrieveResponse",
     summary="A stored response",
-    response_model=ResponseObject,
+    openapi_extra=Description(returns=ResponseObject),
 )
 async def retrieve_response(http_request: Request, response_id: PathName) -> Response:
     if http_request.query_params.get("stream", "false") == "true":
@@ -79,7 +77,7 @@ async def retrieve_response(http_request: Request, response_id: PathName) -> Res
     "/v1/responses/{response_id}",
     operation_id="deleteResponse",
     summary="Delete a stored response",
-    response_model=DeletedResponse,
+    openapi_extra=Description(returns=DeletedResponse),
 )
 async def delete_response(http_request: Request, response_id: PathName) -> Response:
     _stored(http_request, response_id)
@@ -91,8 +89,7 @@ async def delete_response(http_request: Request, response_id: PathName) -> Respo
     "/v1/responses/{response_id}/input_items",
     operation_id="listInputItems",
     summary="The input items of a stored response",
-    response_model=InputItemList,
-    openapi_extra=Description(query=PAGE_QUERY),
+    openapi_extra=Description(returns=InputItemList, query=PAGE_QUERY),
 )
 async def list_input_items(http_request: Request, response_id: PathName) -> Response:
     return json_response(item_page(_stored(http_request, response_id).input_items, http_request.query_params))
@@ -102,7 +99,7 @@ async def list_input_items(http_request: Request, response_id: PathName) -> Resp
     "/v1/responses/{response_id}/cancel",
     operation_id="cancelResponse",
     summary="Always refused: responses in the background, which could be cancelled, are not supported",
-    response_model=ResponseObject,
+    openapi_extra=Description(returns=ResponseObject),
 )
 async def cancel_response(http_request: Request, response_id: PathName) -> Response:
     _stored(http_request, response_id)

@@ -21,8 +21,7 @@ router = APIRouter(tags=["Tokens"])
     "/tokenize",
     operation_id="tokenize",
     summary="The token ids of a text, or of a conversation through the chat template",
-    response_model=TokenList,
-    openapi_extra=Description(TokenizeTextRequest, TokenizeChatRequest),
+    openapi_extra=Description(TokenizeTextRequest, TokenizeChatRequest, returns=TokenList),
 )
 async def tokenize(http_request: Request) -> Response:
     """`prompt`, or `messages` through the chat template -> token ids."""
@@ -44,8 +43,7 @@ async def tokenize(http_request: Request) -> Response:
     "/detokenize",
     operation_id="detokenize",
     summary="The text of token ids",
-    response_model=DetokenizedText,
-    openapi_extra=Description(DetokenizeRequest),
+    openapi_extra=Description(DetokenizeRequest, returns=DetokenizedText),
 )
 async def detokenize(http_request: Request) -> Response:
     """Token ids -> text, special tokens included."""
