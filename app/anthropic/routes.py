@@ -63,5 +63,5 @@ def _check_thinking(model: ServedModel, request: MessagesPrompt) -> None:
     can_be_switched = model.template is not None and "enable_thinking" in model.template.variables
     wanted = request.thinking.type != "disabled"
     if not can_be_switched and wanted != model.has_reasoning:
-        what = "does not think aloud" if wanted else "always thinks aloud"
+        what = "has no reasoning" if wanted else "always reasons"
         raise InvalidRequestError(f"thinking cannot be {request.thinking.type}: this model {what}.", param="thinking")
