@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -17,8 +16,7 @@ from tessera.app.server.listener import listen
 from tessera.app.server.logs import configure_logging
 from tessera.app.server.start_report import StartReport
 from tessera.app.server.worker_pool import WorkerLaunch, WorkerPool
-from tessera.app.settings import AppSettings
-from tessera.engine.contract.config import EngineConfig
+from tessera.app.settings import ServerOptions
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.messages import EngineInfo, LoadProgress
 from tessera.engine.ipc.client import EngineClient
@@ -30,20 +28,6 @@ RESPONSE_FILE = "responses.sqlite"
 COUNT_FILE = "http_counts"
 ENGINE_STOP_TIMEOUT = 5.0  # seconds; by then no request is left for the engine to finish
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what to call where one listens everywhere
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """Everything a server is told at its start. Timeouts are seconds; see the command's help."""
-
-    engine: EngineConfig
-    app: AppSettings
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_workers: int = 1
-    drain_timeout: int = 30
-    step_timeout: float | None = None
-    engine_module: str = "tessera.engine.ipc.process"
 
 
 def run_server(options: ServerOptions) -> int:

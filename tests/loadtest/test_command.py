@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from tessera.app.cli.command import main
-from tessera.loadtest.run.run import drive
+from tessera.loadtest.run.load_run import drive
 from tessera.loadtest.workload.arrival import Arrival
-from tessera.loadtest.workload.form import Form
 from tessera.loadtest.workload.random_prompts import RandomWorkload
+from tessera.loadtest.workload.request_template import RequestTemplate
 from tests.support.load_page import check_page
 from tests.support.load_stub import Manner, StubServer
 from tests.support.paths import ROOT
@@ -32,7 +32,7 @@ def test_two_processes_record_on_the_server_s_clock() -> None:
     """Their figures are exact in `test_loadtest_times.py`; here: no request is noted too late, no token too early."""
     with StubServer(lambda _index, _body: Manner(ttft=0.12, tpot=0.012)) as server:
         arrival = Arrival(max_concurrency=8)
-        outcome = drive(server.url, Form("stub"), RandomWorkload(24, 50, 30, 500), arrival, processes=2)
+        outcome = drive(server.url, RequestTemplate("stub"), RandomWorkload(24, 50, 30, 500), arrival, processes=2)
     records, exchanges = outcome.records, server.exchanges
     assert (records.ok.sum(), records.errors, len(outcome.cpu_shares)) == (24, {}, 2)
     assert (records.input_tokens.tolist(), records.output_tokens.tolist()) == ([50] * 24, [30] * 24)

@@ -15,17 +15,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.loadtest.client import answer, client
-from tessera.loadtest.client import process as client_process
-from tessera.loadtest.client.client import Target
-from tessera.loadtest.client.process import Plan, Result, Start
+from tessera.loadtest.client import client_process, load_client, timed_completion
+from tessera.loadtest.client.client_process import Plan, Result, Start
+from tessera.loadtest.client.load_client import Target
 from tessera.loadtest.client.records import Records
-from tessera.loadtest.run.run import Outcome
+from tessera.loadtest.run.load_run import Outcome
 from tessera.loadtest.run.summary import summarize
 from tessera.loadtest.workload.arrival import Arrival
-from tessera.loadtest.workload.form import Form
 from tessera.loadtest.workload.jobs import write_jobs
 from tessera.loadtest.workload.random_prompts import RandomWorkload
+from tessera.loadtest.workload.request_template import RequestTemplate
 from tests.support.load_stub import Manner, StubServer
 from tests.support.virtual_time import VirtualTimeLoop
 
@@ -48,14 +47,14 @@ def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measure:
         timeout: float = 60.0,
     ) -> dict[str, Any]:
         workload = RandomWorkload(number, 50, output_len, 500)
-        offsets = write_jobs(tmp_path / "jobs", workload.jobs(Form("stub", stream=stream)))
+        offsets = write_jobs(tmp_path / "jobs", workload.jobs(RequestTemplate("stub", stream=stream)))
         target = Target("http://stub/v1/completions", {}, stream, timeout)
         arrivals = arrival.times(number, seed=0).tolist()
         ours, theirs = multiprocessing.Pipe()
         for message in (Plan(target, str(tmp_path / "jobs"), offsets, arrivals, arrival.max_concurrency), Start(START)):
             ours.send_bytes(msgspec.msgpack.encode(message))
         loop = VirtualTimeLoop(server.protocol)
-        for module in (answer, client, time):  # the stub's truth is on this clock as well
+        for module in (timed_completion, load_client, time):  # the stub's truth is on this clock as well
             monkeypatch.setattr(module, "perf_counter", loop.time)
 
         def on_this_loop(work: Coroutine[Any, Any, Result | None]) -> Result | None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from tessera.loadtest.report.comparison import compare
 from tessera.loadtest.report.plots import sections
-from tessera.loadtest.report.table import latency_rows, totals
-from tessera.loadtest.run.run import Outcome
+from tessera.loadtest.report.result_table import latency_rows, totals
+from tessera.loadtest.run.load_run import Outcome
 from tessera.loadtest.run.summary import METRICS
 from tessera.loadtest.run.sweep import Level
 
@@ -79,7 +79,7 @@ def write_page(
     )
     if summary["errors"]:
         errors = [[kind, str(count), summary["error_examples"][kind]] for kind, count in summary["errors"].items()]
-        parts.append("<h2>Failures</h2>" + _table(["kind", "requests", "the first one's words"], errors))
+        parts.append("<h2>Failures</h2>" + _table(["kind", "requests", "message of the first"], errors))
     settings = [[key, str(summary[key])] for key in _SETTINGS if summary.get(key) is not None]
     parts.append("<h2>Settings</h2>" + _table(["", ""], settings))
     path.write_text(
