@@ -1,4 +1,4 @@
-"""One server from start to stop: the engine process, the app processes, and what the user is told."""
+"""One server from start to stop: the engine process, the app processes, and the report to the user."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("tessera.serve")
 RESPONSE_FILE = "responses.sqlite"
 COUNT_FILE = "http_counts"
 ENGINE_STOP_TIMEOUT = 5.0  # seconds; by then no request is left for the engine to finish
-ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what to call where one listens everywhere
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # the address to show for one that listens everywhere
 
 
 def run_server(options: ServerOptions) -> int:
@@ -123,7 +123,7 @@ class Server:
         return exit_code
 
     async def _wait_ready(self) -> EngineInfo:
-        """Until a request would be served; raises what `wait_started` raises."""
+        """Wait until requests can be served; raises as `wait_started` does."""
         info = await self._supervisor.wait_started()
         await self._client.wait_first_ready()
         return info

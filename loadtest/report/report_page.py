@@ -122,7 +122,7 @@ def _cards(summary: dict[str, Any]) -> list[str]:
         cards.append((f"{summary['sweep_best_request_rate']:.2f}", "req/s", within, "good"))
     total = f"output, {summary['total_token_throughput']:,.0f} with input"
     cards.append((f"{summary['output_throughput']:,.0f}", "tok/s", total, ""))
-    cards.append((f"{summary['request_throughput']:.2f}", "req/s", f"{summary['completed']:,} answers", ""))
+    cards.append((f"{summary['request_throughput']:.2f}", "req/s", f"{summary['completed']:,} completions", ""))
     if "request_goodput" in summary:
         share = f"goodput, {summary['goodput_share']:.1%} of requests"
         cards.append((f"{summary['request_goodput']:.2f}", "req/s", share, ""))

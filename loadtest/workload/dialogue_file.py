@@ -106,9 +106,9 @@ def _dialogue(row: dict[str, Any]) -> Dialogue:
         said = [(_SPEAKERS.get(turn["from"], turn["from"]), str(turn["value"])) for turn in row["conversations"]]
     else:
         said = [(turn["role"], str(turn["content"])) for turn in row["messages"]]
-    answers = [text for role, text in said if role == "assistant"]
-    if output_len is None and answers:
-        output_len = max(1, len(answers[0]) // CHARACTERS_PER_TOKEN)
+    replies = [text for role, text in said if role == "assistant"]
+    if output_len is None and replies:
+        output_len = max(1, len(replies[0]) // CHARACTERS_PER_TOKEN)
     system = next((text for role, text in said if role == "system"), None)
     return Dialogue(system, tuple(text for role, text in said if role == "user" and text), output_len)
 

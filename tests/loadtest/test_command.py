@@ -29,7 +29,7 @@ def bench(url: str, *options: str) -> int:
 
 
 def test_two_processes_record_on_the_server_s_clock() -> None:
-    """Their figures are exact in `test_loadtest_times.py`; here: no request is noted too late, no token too early."""
+    """Their figures are exact in `test_times.py`; here: no request is noted too late, no token too early."""
     with StubServer(lambda _index, _body: Manner(ttft=0.12, tpot=0.012)) as server:
         arrival = Arrival(max_concurrency=8)
         outcome = drive(server.url, RequestTemplate("stub"), RandomWorkload(24, 50, 30, 500), arrival, processes=2)
@@ -82,7 +82,7 @@ def test_failures_are_counted_by_kind_and_reported(tmp_path: Path, capsys: pytes
     assert "the engine broke" in check_page(page, num_plots=8)
 
 
-def test_a_conversation_grows_by_the_answers(tmp_path: Path) -> None:
+def test_a_conversation_grows_by_its_completions(tmp_path: Path) -> None:
     output = tmp_path / "figures.json"
     with StubServer() as server:
         options = ("--num-prompts", "2", "--num-turns", "3", "--input-len", "4", "--output-len", "2")
@@ -97,7 +97,7 @@ def test_a_conversation_grows_by_the_answers(tmp_path: Path) -> None:
     assert json.loads(output.read_text())["total_output_tokens"] == 12
 
 
-def test_whole_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completions_that_are_not_streamed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "figures.json"
     with StubServer() as server:
         options = ("--num-prompts", "11", "--input-len", "5", "--output-len", "1", "--request-rate", "500")
@@ -111,7 +111,7 @@ def test_whole_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_ctrl_c_still_reports(tmp_path: Path) -> None:
-    """The first four answers are complete; the others would take minutes."""
+    """The first four completions are complete; the others would take minutes."""
     output, page = tmp_path / "figures.json", tmp_path / "page.html"
     with StubServer(lambda index, _body: Manner(tpot=0 if index < 4 else 60)) as server:
         command = [sys.executable, "-m", "loadtest", "--base-url", server.url, "--num-prompts", "100"]
@@ -134,7 +134,7 @@ def test_ctrl_c_still_reports(tmp_path: Path) -> None:
 def test_the_built_in_model_on_the_cpu(
     builtin_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Short answers by chat, then the same compared with a file in which everything took twice as long."""
+    """Short chat completions, compared with an earlier run that was slower."""
     new, old = tmp_path / "new.json", tmp_path / "old.json"
     options = ("--backend", "openai-chat", "--num-prompts", "6", "--max-concurrency", "3", "--input-len", "16")
     assert bench(builtin_server.url, *options, "--output-len", "8", "--output", str(new)) == 0

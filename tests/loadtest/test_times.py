@@ -81,7 +81,7 @@ def _next(pipe: Any) -> Any:
 
 
 def test_the_figures_of_streams(measure: Measure) -> None:
-    """Twelve answers of 30 tokens, four at a time; each waits longer for its tokens than the one before."""
+    """Twelve completions of 30 tokens, four at a time; each waits longer for its tokens than the one before."""
     server = StubServer(lambda index, _body: Manner(ttft=0.1 + 0.01 * index, tpot=0.01 + 0.001 * index))
     summary = measure(server, 12, 30, Arrival(max_concurrency=4))
     assert (summary["completed"], summary["failed"], summary["errors"]) == (12, 0, {})
@@ -106,7 +106,7 @@ def test_the_figures_of_streams(measure: Measure) -> None:
     assert summary["request_throughput"] == pytest.approx(12 / duration, rel=1e-9)
 
 
-def test_whole_answers_at_a_constant_rate(measure: Measure) -> None:
+def test_completions_that_are_not_streamed_at_a_constant_rate(measure: Measure) -> None:
     server = StubServer(lambda _index, _body: Manner(ttft=0.1, tpot=0.02))
     summary = measure(server, 11, 3, Arrival(25, burstiness=float("inf")), stream=False)
     received = [exchange.received for exchange in server.exchanges]
@@ -116,7 +116,7 @@ def test_whole_answers_at_a_constant_rate(measure: Measure) -> None:
     assert summary["duration"] == pytest.approx(10 / 25 + 0.14, rel=1e-9)
 
 
-def test_an_answer_that_takes_too_long_is_given_up(measure: Measure) -> None:
+def test_a_request_that_takes_too_long_is_given_up(measure: Measure) -> None:
     """The second would take a minute; the first and the third, which comes when the second is given up, do not."""
     server = StubServer(lambda index, _body: Manner(ttft=60.0 if index == 1 else 0.5))
     summary = measure(server, 3, 5, Arrival(max_concurrency=1), timeout=0.75)
