@@ -12,12 +12,7 @@ from tessera.options.command_options import CommandOptions
 from tessera.options.declaration import Option
 
 PREFIX = "TESSERA_"
-# Variables that are no options: the kernel cache, those of `tessera bench`, of the compose file and of the tests.
-OTHER_VARIABLES = (
-    "TESSERA_CACHE_DIR",
-    "TESSERA_BENCH_",
-    *(f"TESSERA_{name}" for name in ("ARGS", "BIND", "MEMORY", "CPUS", "START_PERIOD", "REQUIRE_GPU", "EMULATED")),
-)
+OTHER_VARIABLES = ("TESSERA_CACHE_DIR", "TESSERA_BENCH_")  # the folder of compiled kernels; `tessera bench`
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -371,6 +371,8 @@ def test_a_file_and_the_environment_start_a_server_as_the_command_line_does(
     monkeypatch.setenv("TESSERA_CONFIG", str(config))
     monkeypatch.setenv("TESSERA_PORT", "1235")
     monkeypatch.setenv("TESSERA_BENCH_SEED", "not this command's")
+    for name in ("ARGS", "BIND", "MEMORY", "CPUS", "START_PERIOD", "CACHE_DIR"):  # compose's, and the kernel cache
+        monkeypatch.setenv(f"TESSERA_{name}", "x")
     started = parsed("--max-num-seqs", "4")
     monkeypatch.delenv("TESSERA_CONFIG")
     monkeypatch.delenv("TESSERA_PORT")
