@@ -12,6 +12,8 @@ from tessera.options.declaration import Option
 ToolParserName = Literal["auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "none"]
 ReasoningParserName = Literal["auto", "think", "none"]
 
+MOST_CONNECTIONS = 2**14  # of one app process, unless the user asks for more
+
 
 class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     """Settings of one app process, which speaks HTTP; crosses the process boundary as JSON. Times are seconds.
@@ -27,7 +29,7 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
         max_body_bytes: larger request bodies are refused with 413.
         body_timeout: a request whose head or body takes longer to arrive is refused with 408.
         stall_timeout: a client that reads nothing for this long loses its stream.
-        template_timeout: longest time for rendering one chat template.
+        template_timeout: most CPU seconds for rendering one chat template.
         text_threads: threads that render templates and encode long texts.
         max_text_jobs: most renderings and encodings waiting for those threads; beyond it 429.
         max_choices: most sequences of one request, prompts times n.
@@ -35,7 +37,8 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
         max_stored_bytes: most memory that they take.
         response_file: file that several app processes keep them in; None: each in its own memory.
         num_app_processes: of this server; `app_process` is the number of this one, from 0.
-        count_file: file that several app processes count HTTP requests in; None: each for itself.
+        count_fd: descriptor of the memory that several app processes count HTTP requests in; None: each for itself.
+        max_connections: most open connections of one app process, and a few more for health checks.
         share_prefix_cache: whether holders of different API keys share cached prompt prefixes.
     """
 
@@ -56,7 +59,8 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     response_file: str | None = None
     num_app_processes: int = 1
     app_process: int = 0
-    count_file: str | None = None
+    count_fd: int | None = None
+    max_connections: int = 1024
     share_prefix_cache: bool = False
     chat_template: Annotated[
         str | None,
@@ -129,6 +133,17 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         int, Option("port to listen on; 0 takes a free one", group="HTTP", metavar="PORT", low=0, high=65535)
     ] = 8000
     api_workers: Annotated[int, Option("processes that speak HTTP", group="HTTP", metavar="N", low=1, high=64)] = 1
+    max_connections: Annotated[
+        int | None,
+        Option(
+            "most HTTP connections of one app process",
+            group="HTTP",
+            metavar="N",
+            low=1,
+            high=2**20,
+            default=f"what the limit of descriptors leaves room for, at most {MOST_CONNECTIONS}",
+        ),
+    ] = None
     drain_timeout: Annotated[
         int,
         Option(

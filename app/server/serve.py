@@ -12,6 +12,8 @@ from pathlib import Path
 import msgspec
 import uvloop
 
+from tessera.app.http.counts import make_shared_memory
+from tessera.app.server.descriptors import connection_limit, raise_descriptor_limit
 from tessera.app.server.listener import listen
 from tessera.app.server.logs import configure_logging
 from tessera.app.server.start_report import StartReport
@@ -25,7 +27,6 @@ from tessera.engine.ipc.supervisor import EngineStartError, EngineSupervisor, ma
 logger = logging.getLogger("tessera.serve")
 
 RESPONSE_FILE = "responses.sqlite"
-COUNT_FILE = "http_counts"
 ENGINE_STOP_TIMEOUT = 5.0  # seconds; by then no request is left for the engine to finish
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # the address to show for one that listens everywhere
 
@@ -37,6 +38,9 @@ def run_server(options: ServerOptions) -> int:
         ConfigError: an option or the model is at fault.
     """
     configure_logging(options.app)
+    max_connections = connection_limit(raise_descriptor_limit(), options.max_connections)
+    app = msgspec.structs.replace(options.app, max_connections=max_connections)
+    options = msgspec.structs.replace(options, app=app)
     listener = listen(options.host, options.port)
     return uvloop.run(Server(options, listener).run())
 
@@ -58,7 +62,7 @@ class Server:
                 app,
                 response_file=str(run_dir / RESPONSE_FILE),
                 num_app_processes=options.api_workers,
-                count_file=str(run_dir / COUNT_FILE),
+                count_fd=make_shared_memory(),
             )
         self._supervisor = EngineSupervisor(
             options.engine,
