@@ -9,16 +9,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from tessera.loadtest.metrics import GOODPUT_METRICS, METRICS, PERCENTILES, MetricName
 from tessera.options.command_options import CommandOptions
 from tessera.options.declaration import Option
 from tessera.options.errors import OptionError
 
 Backend = Literal["openai", "vllm", "openai-chat"]
 DatasetName = Literal["random", "sharegpt", "custom"]
-MetricName = Literal["ttft", "tpot", "itl", "e2el"]
 
-METRIC_NAMES: tuple[MetricName, ...] = ("ttft", "tpot", "itl", "e2el")
-GOODPUT_NAMES = ("ttft", "tpot", "e2el")
 ENDPOINTS: dict[Backend, str] = {
     "openai": "/v1/completions",
     "vllm": "/v1/completions",
@@ -45,8 +43,8 @@ def _header(text: str) -> tuple[str, str]:
 
 def _objective(text: str) -> tuple[str, float]:
     name, _, limit = text.partition(":")
-    if name not in GOODPUT_NAMES:
-        raise OptionError(f"must be one of {', '.join(GOODPUT_NAMES)}, then : and ms, not {text!r}")
+    if name not in GOODPUT_METRICS:
+        raise OptionError(f"must be one of {', '.join(GOODPUT_METRICS)}, then : and ms, not {text!r}")
     try:
         milliseconds = float(limit)
     except ValueError:
@@ -251,7 +249,7 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
     goodput: Annotated[
         tuple[tuple[str, float], ...],
         Option(
-            f"latencies to keep to, as ttft:500 tpot:30; of {', '.join(GOODPUT_NAMES)}",
+            f"latencies to keep to, as ttft:500 tpot:30; of {', '.join(GOODPUT_METRICS)}",
             group="report",
             metavar="METRIC:MS",
             parse=_objective,
@@ -261,11 +259,11 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
     percentile_metrics: Annotated[
         tuple[MetricName, ...],
         Option("shown, by comma", group="report", metavar="METRICS", repetition="commas"),
-    ] = METRIC_NAMES
+    ] = METRICS
     metric_percentiles: Annotated[
         tuple[float, ...],
         Option("shown, by comma", group="report", metavar="PERCENTILES", low=0, high=100, repetition="commas"),
-    ] = (90.0, 99.0)
+    ] = PERCENTILES
     output: Annotated[Path | None, Option("write the figures as JSON", group="report", metavar="FILE")] = None
     html: Annotated[
         Path | None, Option("write a report with plots, one page by itself", group="report", metavar="FILE")

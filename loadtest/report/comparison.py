@@ -9,6 +9,7 @@ import orjson
 from rich import box
 from rich.table import Table
 
+from tessera.loadtest.metrics import METRICS
 from tessera.options.errors import OptionError
 
 # Key, name, and whether more is better.
@@ -19,7 +20,7 @@ FIGURES = (
     ("total_token_throughput", "Total token throughput (tok/s)", True),
     *(
         (f"{statistic}_{metric}_ms", f"{statistic.capitalize()} {metric.upper()} (ms)", False)
-        for metric in ("ttft", "tpot", "itl", "e2el")
+        for metric in METRICS
         for statistic in ("mean", "median", "p99")
     ),
     ("failed", "Failed requests", False),

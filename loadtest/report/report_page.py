@@ -7,11 +7,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from tessera.loadtest.metrics import METRICS, PERCENTILES
 from tessera.loadtest.report.comparison import compare
 from tessera.loadtest.report.plots import sections
 from tessera.loadtest.report.result_table import latency_rows, totals
 from tessera.loadtest.run.load_run import Outcome
-from tessera.loadtest.run.summary import METRICS
 from tessera.loadtest.run.sweep import Level
 
 STYLE = """
@@ -60,7 +60,7 @@ def write_page(
     outcome: Outcome,
     levels: Sequence[Level] = (),
     earlier: dict[str, Any] | None = None,
-    percentiles: Sequence[float] = (90.0, 99.0),
+    percentiles: Sequence[float] = PERCENTILES,
 ) -> None:
     """Write the page of a summary with settings, as `Bench.measure` makes it."""
     columns, rows = latency_rows(summary, METRICS, percentiles)

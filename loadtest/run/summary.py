@@ -9,13 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.loadtest.client.records import Records
+from tessera.loadtest.metrics import PERCENTILES
 
 if TYPE_CHECKING:
     from tessera.loadtest.run.load_run import Outcome
 
-METRICS = ("ttft", "tpot", "itl", "e2el")
-GOODPUT_METRICS = ("ttft", "tpot", "e2el")
-PERCENTILES = (90.0, 99.0)
 BUSY_CLIENT = 0.8  # share of one core above which a client process may delay what it measures
 
 
@@ -24,10 +22,9 @@ def summarize(
 ) -> dict[str, Any]:
     """Totals, throughputs per second, and mean, median, std and percentiles of each latency in milliseconds.
 
-    TTFT: from sending a request to its first token. E2EL: to its last. TPOT: the time between these two over the
-    tokens after the first. ITL: between neighbouring events of a stream. Tokens are those that the server's usage
-    counts; failed requests count as failed and in nothing else. `duration` ends with the last completion.
-    Completions that were not streamed have an E2EL alone; a latency without samples is 0.
+    `loadtest.metrics` defines the latencies. Tokens are those that the server's usage counts; failed requests count as
+    failed and in nothing else. `duration` ends with the last completion. Completions that were not streamed have an
+    E2EL alone; a latency without samples is 0.
 
     `client_cpu_share` is that of the busiest client process, as a share of one core.
 

@@ -31,7 +31,9 @@ def read_config_file(path: Path, options: Sequence[DeclaredOption]) -> dict[str,
     for key, node in _compose(path).value:
         line = key.start_mark.line + 1
         where = f"{path} line {line}"
-        name = str(key.value).replace("_", "-")
+        if not isinstance(key.value, str):
+            raise OptionError(f"{where}: a key must be the name of an option")
+        name = key.value.replace("_", "-")
         declared = known.get(name)
         if declared is None:
             raise OptionError(f"{where}: there is no option {key.value}{_hint(name, known)}")
@@ -56,6 +58,8 @@ def _compose(path: Path) -> MappingNode:
         raise OptionError(f"--config {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise OptionError(f"--config {path} cannot be read: not UTF-8 text") from None
+    except RecursionError:
+        raise OptionError(f"--config {path} is nested too deeply") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1}" if mark is not None else ""

@@ -33,7 +33,8 @@ def read_environment(
     """
     known = {variable(prefix, name): declared for declared in options for name in declared.names}
     values: dict[str, Any] = {}
-    for name, text in environment.items():
+    for name, padded in environment.items():
+        text = padded.strip()
         if not name.startswith(prefix) or not text or KUBERNETES_LINK.match(text):
             continue
         declared = known.get(name)

@@ -19,7 +19,7 @@ SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 
 @dataclass(frozen=True)
 class ValueRule:
-    """What one value of an option may be; the fields are those of `Option`."""
+    """The values that an option accepts; the fields are those of `Option`."""
 
     kind: Kind
     choices: tuple[Any, ...]

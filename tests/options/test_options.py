@@ -87,7 +87,7 @@ COMMAND_LINE = (
     *("--file", "a b.json", "--sweep", "0.25", "--rate", "inf", "--no-ask", "--words", "x", "y"),
 )
 ENVIRONMENT = {
-    "APP_LEVEL": "high",
+    "APP_LEVEL": "high\n",
     "APP_SIZE": "3",
     "APP_SHARE": "1e-3",
     "APP_CACHE": "false",
@@ -210,6 +210,13 @@ def test_a_wrong_variable_is_one_sentence(variables: dict[str, str], message: st
         ("quite-different: 1", "{path} line 1: there is no option quite-different"),
         ("no_cache: true", "{path} line 1: there is no option no_cache; write cache: false"),
         ("config: other.yaml", "{path} line 1: there is no option config"),
+        ("? [size]\n: 1", "{path} line 1: a key must be the name of an option"),
+        ("extra: &a {b: *a}", "{path} line 1: extra: must hold what JSON can"),
+        ("size: " + "[" * 5000, "--config {path} is nested too deeply"),
+        (
+            "size: 1\n\x01",
+            "--config {path} is not YAML: unacceptable character #x0001: special characters are not allowed",
+        ),
         ("- size", "--config {path} must be a mapping from options to values, such as port: 8000"),
         ("a: b: c", "--config {path} line 1 is not YAML: mapping values are not allowed here"),
         ("a: !!python/object/apply:os.getpid []", "{path} line 1: there is no option a"),

@@ -47,7 +47,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("loadtest.run",),
     ("loadtest.client",),
     ("loadtest.workload",),
-    ("engine.builtin",),
+    ("loadtest.metrics", "engine.builtin"),
     ("tessera.options",),
     ("tessera",),
 )
