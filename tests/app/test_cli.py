@@ -339,7 +339,7 @@ def test_the_key_may_come_from_the_environment(
 def test_keys_of_a_lower_place_do_not_count(
     parsed: Callable[..., ServerOptions], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """So that a key which an administrator takes out of the command line's file is out."""
+    """A key that was taken out of the place that decides is not accepted because of an older one elsewhere."""
     keys, config = tmp_path / "keys", tmp_path / "tessera.yaml"
     keys.write_text("from-file\n")
     config.write_text("api-key: [from-config, other]\n")
@@ -351,6 +351,7 @@ def test_keys_of_a_lower_place_do_not_count(
     assert parsed("--api-key-file", str(keys), "--api-key", "third").app.api_keys == ("third", "from-file")
     monkeypatch.setenv("TESSERA_API_KEY_FILE", str(keys))
     assert parsed(*options).app.api_keys == ("one", "two", "from-file")
+    assert parsed(*options, "--api-key", "third").app.api_keys == ("third",)
 
 
 @pytest.mark.parametrize("text", ['api-key: ""', "api-key: ['']", "api-key: a,,b"])
