@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, RootModel
 
 from tessera.app.http.description import ApiObject
+from tessera.app.http.dialect import ErrorObject
 from tessera.app.openai.objects import CompletionEnvelope, FinishReasonName, PromptLogprob, TokenLogprob, UsageObject
 
 
@@ -86,8 +87,15 @@ class ChatChunkChoice(ApiObject):
 
 
 class ChatCompletionChunk(CompletionEnvelope):
-    """The data of an event; the last one has no choices where `include_usage` asks for the usage."""
+    """The last one has no choices where `include_usage` asks for the usage."""
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     usage: UsageObject | None = Field(default=None, description="Only with include_usage.")
+
+
+class ChatCompletionEvent(RootModel[Any]):
+    """The data of an event: a chunk, or the error that ends the stream."""
+
+    model_config = ConfigDict(defer_build=True)
+    root: ChatCompletionChunk | ErrorObject

@@ -15,7 +15,7 @@ from tessera.app.http.description import Description
 from tessera.app.http.streaming import EventStream
 from tessera.app.openai.chat.completion import chat_completion
 from tessera.app.openai.chat.events import ChatEvents
-from tessera.app.openai.chat.objects import ChatCompletionChunk, ChatCompletionObject
+from tessera.app.openai.chat.objects import ChatCompletionEvent, ChatCompletionObject
 from tessera.app.openai.chat.schema import ChatCompletionRequest
 from tessera.app.openai.envelope import ChunkOptions, CompletionHead
 
@@ -26,7 +26,7 @@ router = APIRouter(tags=["OpenAI"])
     "/v1/chat/completions",
     operation_id="createChatCompletion",
     summary="A completion of a conversation",
-    openapi_extra=Description(ChatCompletionRequest, returns=ChatCompletionObject, events=ChatCompletionChunk),
+    openapi_extra=Description(ChatCompletionRequest, returns=ChatCompletionObject, events=ChatCompletionEvent),
 )
 async def create_chat_completion(http_request: Request) -> Response:
     admission = await admit(http_request, ChatCompletionRequest)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, RootModel
 
 from tessera.app.http.description import ApiObject
+from tessera.app.http.dialect import ErrorObject
 from tessera.app.openai.objects import CompletionEnvelope, FinishReasonName, PromptLogprob, UsageObject
 
 
@@ -45,8 +46,15 @@ class CompletionChunkChoice(ApiObject):
 
 
 class TextCompletionChunk(CompletionEnvelope):
-    """The data of an event; the last one has no choices where `include_usage` asks for the usage."""
+    """The last one has no choices where `include_usage` asks for the usage."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChunkChoice]
     usage: UsageObject | None = Field(default=None, description="Only with include_usage.")
+
+
+class TextCompletionEvent(RootModel[Any]):
+    """The data of an event: a chunk, or the error that ends the stream."""
+
+    model_config = ConfigDict(defer_build=True)
+    root: TextCompletionChunk | ErrorObject

@@ -15,7 +15,7 @@ from tessera.app.http.streaming import EventStream
 from tessera.app.openai.completions.completion import ChoicePrompts, text_completion
 from tessera.app.openai.completions.events import CompletionEvents
 from tessera.app.openai.completions.logprobs import Echo
-from tessera.app.openai.completions.objects import TextCompletionChunk, TextCompletionObject
+from tessera.app.openai.completions.objects import TextCompletionEvent, TextCompletionObject
 from tessera.app.openai.completions.schema import CompletionRequest
 from tessera.app.openai.envelope import ChunkOptions, CompletionHead
 from tessera.app.text.detokenizer import token_offsets
@@ -28,7 +28,7 @@ router = APIRouter(tags=["OpenAI"])
     "/v1/completions",
     operation_id="createCompletion",
     summary="Continuations of texts or token ids",
-    openapi_extra=Description(CompletionRequest, returns=TextCompletionObject, events=TextCompletionChunk),
+    openapi_extra=Description(CompletionRequest, returns=TextCompletionObject, events=TextCompletionEvent),
 )
 async def create_completion(http_request: Request) -> Response:
     admission = await admit(http_request, CompletionRequest)
