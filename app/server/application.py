@@ -21,7 +21,7 @@ from tessera.app.http.error_handlers import install_error_handlers
 from tessera.app.openai.chat import routes as chat
 from tessera.app.openai.completions import routes as completions
 from tessera.app.openai.embeddings import routes as embeddings
-from tessera.app.openai.embeddings.models import Embeddings
+from tessera.app.openai.embeddings.embedders import Embeddings
 from tessera.app.openai.models import routes as models
 from tessera.app.openai.responses import routes as responses
 from tessera.app.openai.responses.store import ResponseStore

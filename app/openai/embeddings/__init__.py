@@ -1,1 +1,1 @@
-"""POST /v1/embeddings. Public: `routes.router`, `models.Embeddings`."""
+"""POST /v1/embeddings. Public: `routes.router`, `embedders.Embeddings`."""

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from tessera.app.generate.admission import receive
 from tessera.app.http.access_log import trace_of
 from tessera.app.http.description import Description
-from tessera.app.openai.embeddings.models import Vectors, embeddings_of
+from tessera.app.openai.embeddings.embedders import Vectors, embeddings_of
 from tessera.app.openai.embeddings.objects import EmbeddingList
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
 
