@@ -335,6 +335,7 @@ void wgmma(P&&... operands) {
     const std::uint64_t a = std::get<SUMS>(all);
     product.a = layout(a, std::get<sizeof...(P) - 2>(all));
     check_same_in_group(product, a, b);
+    meet(~0u);
   }
   start_product(std::move(product));
 }
@@ -432,11 +433,13 @@ inline void ptx_cp_async_bulk_shared__cluster_shared__cta_mbarrier__complete_tx_
 }
 
 inline void ptx_setmaxnreg_dec_sync_aligned_u32(unsigned count) {
+  emulated::meet(~0u);
   emulated::check_registers(count);
   if (count > emulated::self->registers) emulated::fail("setmaxnreg.dec to more registers than there are");
   emulated::block->free_registers += std::exchange(emulated::self->registers, count) - count;
 }
 inline void ptx_setmaxnreg_inc_sync_aligned_u32(unsigned count) {
+  emulated::meet(~0u);
   emulated::check_registers(count);
   if (count < emulated::self->registers) emulated::fail("setmaxnreg.inc to less registers than there are");
   const unsigned more = count - emulated::self->registers;
@@ -445,8 +448,13 @@ inline void ptx_setmaxnreg_inc_sync_aligned_u32(unsigned count) {
   emulated::self->registers = count;
 }
 
-inline void ptx_wgmma_fence_sync_aligned() { emulated::self->products_fenced = true; }
+// Lanes go on together from each of these, as `sync` says: one may then speak for all.
+inline void ptx_wgmma_fence_sync_aligned() {
+  emulated::meet(~0u);
+  emulated::self->products_fenced = true;
+}
 inline void ptx_wgmma_commit_group_sync_aligned() {
+  emulated::meet(~0u);
   emulated::self->product_groups.push_back(std::exchange(emulated::self->products, {}));
   ++emulated::self->groups_begun;
 }
@@ -455,6 +463,7 @@ inline void ptx_wgmma_wait_group_sync_aligned(int pending) {
   while (static_cast<int>(groups.size()) > pending) emulated::finish_group();
   emulated::note_products_done(emulated::self->groups_begun - groups.size());
   emulated::self->products_fenced = false;
+  emulated::meet(~0u);
 }
 
 #define DEFINE_WGMMA(N)                                                                      \
