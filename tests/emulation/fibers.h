@@ -301,6 +301,7 @@ inline void release_if_all_are_here() {
 
 inline void entry() {
   body();
+  settle();
   if (!self->products.empty() || !self->product_groups.empty()) fail("a thread ends and has products in flight");
   self->done = true;
   --block->running;

@@ -48,6 +48,7 @@ struct BulkAccess {
 void note_bulk(const BulkAccess& bulk, void* at, std::size_t bytes, bool writes);
 void note_product(const void* at, std::size_t bytes, unsigned group);  // reads of this warp's products
 void note_products_done(unsigned up_to_group);
+void settle();           // whether the last write that raced has changed anything
 const void* trace();  // where the caller is in the kernel
 
 #else
@@ -73,6 +74,7 @@ struct BulkAccess {
 inline void note_bulk(const BulkAccess&, void*, std::size_t, bool) {}
 inline void note_product(const void*, std::size_t, unsigned) {}
 inline void note_products_done(unsigned) {}
+inline void settle() {}
 inline const void* trace() { return nullptr; }
 
 #endif

@@ -12,10 +12,14 @@
 // what its thread had when it started the copy. A product reads from when it is started to when its warp waits
 // for it. Both are of the asynchronous proxy: what they find or write over must have been written before a
 // proxy fence on the way to them. Memory of the device is not watched.
+//
+// Writes that race and change nothing are let pass, as compute-sanitizer does: several threads may clear the
+// same memory. Who reads it must come after one of them.
 
 #include <link.h>
 
 #include <array>
+#include <optional>
 #include <set>
 
 #include "clock.h"
@@ -28,6 +32,7 @@ namespace {
 constexpr int MOST_BLOCKS = 16;  // of a cluster
 constexpr int MOST_WARPS = 32;   // of a block
 constexpr int READERS = 4;
+constexpr int WRITERS = 3;  // of the same
 constexpr std::size_t CELL_BYTES = 2;
 constexpr std::size_t LINE_BYTES = 16;
 constexpr unsigned NEVER = ~0u;
@@ -40,14 +45,15 @@ struct Access {
   unsigned epoch;
   std::uint32_t lanes;  // of its warp, that did the same in the same epoch
   bool atomic, async;
+  std::uint8_t bytes;  // of the cell, a bit each
 };
 
 struct Cell {
   unsigned run;  // of blocks: what was noted in an earlier one means nothing
-  bool is_written;
+  int writers;
   int readers;  // of those the last
   int oldest;
-  Access write, reads[READERS];
+  Access writes[WRITERS], reads[READERS];
 };
 
 // For each warp the last group of its products that read here, from 1 on.
@@ -119,6 +125,12 @@ struct Doing {
   const Moment& moment;  // when it began, for who does it
   Access access;
   bool writes;
+
+  // Of a cell, where it touches bytes `from` to `to` of the block's.
+  void take_cell(std::size_t cell, std::size_t from, std::size_t to) {
+    const bool first = from <= cell * CELL_BYTES, second = to > cell * CELL_BYTES;
+    access.bytes = first | second << 1;
+  }
 };
 
 // What must be known of an earlier access.
@@ -128,6 +140,7 @@ Clock::Kind needed(const Access& earlier, bool written, const Doing& now) {
 }
 
 bool is_race(const Access& earlier, bool written, const Doing& now) {
+  if ((earlier.bytes & now.access.bytes) == 0) return false;
   return !(earlier.atomic && now.access.atomic) && !is_ordered(earlier, now.moment, needed(earlier, written, now));
 }
 
@@ -136,6 +149,7 @@ void note_read(Cell& cell, const Doing& now) {
     Access& other = cell.reads[i];
     if (other.actor == now.access.actor && other.epoch == now.access.epoch && other.async == now.access.async) {
       other.lanes |= now.access.lanes;
+      other.bytes |= now.access.bytes;
       other.atomic &= now.access.atomic;
       return;
     }
@@ -151,22 +165,36 @@ void note_read(Cell& cell, const Doing& now) {
   cell.reads[place] = now.access;
 }
 
-// The access that this one races with, or null; notes it.
-const Access* note(Cell& cell, unsigned run, const Doing& now) {
-  static thread_local Access found;
-  if (cell.run != run) cell.run = run, cell.is_written = false, cell.readers = cell.oldest = 0;
-  const Access* other = nullptr;
-  if (cell.is_written && is_race(cell.write, true, now)) other = &cell.write;
-  for (int i = 0; now.writes && i < cell.readers; ++i) {
-    if (is_race(cell.reads[i], false, now)) other = &cell.reads[i];
+void renew(Cell& cell, unsigned run) {
+  if (cell.run != run) cell.run = run, cell.writers = cell.readers = cell.oldest = 0;
+}
+
+// The write that this read races with, or null: it must come after one of those who wrote what is there.
+const Access* unordered_write(const Cell& cell, const Doing& now) {
+  for (int i = 0; i < cell.writers; ++i) {
+    if (!is_race(cell.writes[i], true, now)) return nullptr;
   }
-  if (other != nullptr) found = *other, other = &found;
+  return cell.writers > 0 ? &cell.writes[0] : nullptr;
+}
+
+// The access that this one races with, or null.
+const Access* unordered(const Cell& cell, const Doing& now) {
+  if (!now.writes) return unordered_write(cell, now);
+  for (int i = 0; i < cell.writers; ++i) {
+    if (is_race(cell.writes[i], true, now)) return &cell.writes[i];
+  }
+  for (int i = 0; i < cell.readers; ++i) {
+    if (is_race(cell.reads[i], false, now)) return &cell.reads[i];
+  }
+  return nullptr;
+}
+
+void note(Cell& cell, const Doing& now) {
   if (now.writes) {
-    cell.write = now.access, cell.is_written = true, cell.readers = cell.oldest = 0;
+    cell.writes[0] = now.access, cell.writers = 1, cell.readers = cell.oldest = 0;
   } else {
     note_read(cell, now);
   }
-  return other;
 }
 
 unsigned actors_of_block() { return block->cluster->threads + MOST_MBARRIERS; }
@@ -199,29 +227,61 @@ struct Taken {
   Region& region;
 };
 
-// What is wrong with an access to memory of block `rank`, or nothing; notes it.
-std::string check(int rank, std::uintptr_t first, std::size_t bytes, const Doing& now) {
-  Region& region = regions[rank];
-  const Taken taken(region);
-  const std::size_t from = first - region.begin, to = from + bytes - 1;
+std::string race(const Access& earlier, bool written, const Doing& now, const char* reads = "") {
+  const bool fence =
+      needed(earlier, written, now) == Clock::FENCED && is_ordered(earlier, now.moment, Clock::STRONG);
+  return std::string(fence ? "a race for want of a proxy fence of " : "a race of ") + described(earlier) + " and " +
+         reads + described(now.access);
+}
+
+// What is wrong with an access to memory of a block, or nothing.
+std::string find_race(Region& region, int rank, std::size_t from, std::size_t to, Doing& now) {
   for (std::size_t i = from / CELL_BYTES; i <= to / CELL_BYTES; ++i) {
-    const Access* const other = note(region.cells[i], region.run, now);
-    if (other == nullptr) continue;
-    const bool fence = needed(*other, true, now) == Clock::FENCED && is_ordered(*other, now.moment, Clock::STRONG);
-    return std::string(fence ? "a race for want of a proxy fence of " : "a race of ") + described(*other) + " and " +
-           described(now.access);
+    Cell& cell = region.cells[i];
+    now.take_cell(i, from, to);
+    renew(cell, region.run);
+    if (const Access* const other = unordered(cell, now)) return race(*other, true, now);
   }
   if (!now.writes) return {};
   for (std::size_t i = from / LINE_BYTES; i <= to / LINE_BYTES; ++i) {
-    Line& line = region.lines[i];
+    const Line& line = region.lines[i];
     if (line.run != region.run) continue;
     for (int warp = 0; warp < MOST_WARPS; ++warp) {
       const unsigned group = line.groups[warp], actor = rank * actors_of_block() + warp * LANES;
       const Clock::Kind kind = now.access.async ? Clock::WEAK : Clock::STRONG;
       if (group == 0 || is_ordered(region.groups[warp], group, actor, now.moment, kind)) continue;
-      const Access product{region.groups[warp].places[group], actor, 0, 1, false, true};
+      const Access product{region.groups[warp].places[group], actor, 0, 1, false, true, 3};
       return "a race of a product of " + described(product) + " and " + described(now.access);
     }
+  }
+  return {};
+}
+
+// A plain write that races, if it changes anything.
+struct Suspicion {
+  std::string race;
+  const unsigned char* place;
+  std::vector<unsigned char> before;
+  Region* region;
+  Access access;
+};
+thread_local std::optional<Suspicion> suspicion;
+
+// What is wrong with an access to memory of block `rank`, or nothing; notes it.
+std::string check(int rank, std::uintptr_t first, std::size_t bytes, Doing now) {
+  Region& region = regions[rank];
+  const Taken taken(region);
+  const std::size_t from = first - region.begin, to = from + bytes - 1;
+  std::string found = find_race(region, rank, from, to, now);
+  if (!found.empty()) {
+    if (!now.writes || now.access.async) return found;
+    const auto* const place = reinterpret_cast<const unsigned char*>(first);
+    suspicion = Suspicion{std::move(found), place, {place, place + bytes}, &region, now.access};
+    return {};
+  }
+  for (std::size_t i = from / CELL_BYTES; i <= to / CELL_BYTES; ++i) {
+    now.take_cell(i, from, to);
+    note(region.cells[i], now);
   }
   return {};
 }
@@ -234,11 +294,12 @@ bool is_of_emulation(std::uintptr_t address) {
 
 Access of_this_thread(const void* place, bool atomic, bool async) {
   const unsigned lane = self->index % LANES;
-  return {place, self->moment.actor - lane, self->moment.epoch, 1u << lane, atomic, async};
+  return {place, self->moment.actor - lane, self->moment.epoch, 1u << lane, atomic, async, 3};
 }
 
 void access(const void* address, std::size_t bytes, bool writes, bool atomic, const void* place) {
   if (self == nullptr) return;
+  settle();
   const auto first = reinterpret_cast<std::uintptr_t>(address);
   if (is_of_emulation(first)) return;
   const int rank = rank_at(first);
@@ -264,16 +325,32 @@ void watch_block(int rank) {
   ++region.run;
 }
 
+// The write in question has been made.
+void settle() {
+  if (!suspicion) return;
+  const Suspicion made = std::move(*suspicion);
+  suspicion.reset();
+  if (!std::equal(made.before.begin(), made.before.end(), made.place)) return fail(made.race);
+  const Taken taken(*made.region);
+  const std::size_t from = reinterpret_cast<std::uintptr_t>(made.place) - made.region->begin;
+  for (std::size_t i = from / CELL_BYTES; i <= (from + made.before.size() - 1) / CELL_BYTES; ++i) {
+    Cell& cell = made.region->cells[i];
+    cell.writes[cell.writers < WRITERS ? cell.writers++ : WRITERS - 1] = made.access;
+  }
+}
+
 void note_copy(void* to, std::size_t bytes) { access(to, bytes, true, false, __builtin_return_address(0)); }
 
 void note_bulk(const BulkAccess& bulk, void* at, std::size_t bytes, bool writes) {
+  settle();
   const auto first = reinterpret_cast<std::uintptr_t>(at);
-  const Access now{bulk.trace, bulk.actor, bulk.epoch, 1, false, true};
+  const Access now{bulk.trace, bulk.actor, bulk.epoch, 1, false, true, 3};
   const std::string wrong = check(rank_at(first), first, bytes, {bulk.issued, now, writes});
   if (!wrong.empty()) end_launch(wrong);
 }
 
 void note_product(const void* at, std::size_t bytes, unsigned group) {
+  settle();
   const auto first = reinterpret_cast<std::uintptr_t>(at);
   const int rank = block->rank, warp = self->index / LANES;
   const Doing now{self->moment, of_this_thread(trace(), false, true), false};
@@ -293,11 +370,9 @@ void note_product(const void* at, std::size_t bytes, unsigned group) {
     line.groups[warp] = group;
     const std::size_t from = first - region.begin;
     for (std::size_t i = from / CELL_BYTES; i <= (from + bytes - 1) / CELL_BYTES && wrong.empty(); ++i) {
-      const Cell& cell = region.cells[i];
-      if (cell.run != region.run || !cell.is_written || !is_race(cell.write, true, now)) continue;
-      const bool fence = !cell.write.async && is_ordered(cell.write, now.moment, Clock::STRONG);
-      wrong = std::string(fence ? "a race for want of a proxy fence of " : "a race of ") + described(cell.write) +
-              " and a product of " + described(now.access);
+      Cell& cell = region.cells[i];
+      renew(cell, region.run);
+      if (const Access* const write = unordered_write(cell, now)) wrong = race(*write, true, now, "a product of ");
     }
   }
   if (!wrong.empty()) fail(wrong);
