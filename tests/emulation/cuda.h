@@ -13,14 +13,7 @@ using std::isnan;
 using std::max;
 using std::min;
 
-inline void __syncthreads() {
-  emulated::Barrier& barrier = emulated::block->barrier;
-  const emulated::Order joined = emulated::arrive_at(barrier);
-  const unsigned generation = barrier.generation;
-  emulated::release_if_all_are_here();
-  emulated::wait_for([&barrier, generation] { return barrier.generation != generation; });
-  emulated::follow(joined);
-}
+inline void __syncthreads() { emulated::sync_threads(); }
 inline void __syncwarp(unsigned mask = ~0u) {
   emulated::Order& order = emulated::warp().order;
   emulated::release(order);

@@ -24,8 +24,7 @@ from tests.emulation.source import MAIN, cpu_sources, main_source
 
 COMPILER = "g++"
 HERE = Path(__file__).parent
-WATCHING = (HERE / "order.cc", HERE / "races.cc")
-OPTIMIZED = (HERE / "product.cc", HERE / "tensor_map.cc")  # the same for all kernels
+WATCHING = ("order.cc", "races.cc")
 OPTIONS = (
     *("-std=c++20", "-O1", "-w", "-fPIC", "-pthread"),
     *("-fvisibility=hidden", "-fno-gnu-unique"),  # each kernel has shared memory of its own
@@ -143,37 +142,38 @@ def library(
     sources = cpu_sources((spec, template), edit)
     kernel = spec.instantiation(template)
     options = (*OPTIONS, *WATCHED) if races else OPTIONS
-    options = (*options, f"-D__CUDA_ARCH__={arch.rstrip('a')}0")
+    architecture = f"-D__CUDA_ARCH__={arch.rstrip('a')}0"
     here = [path.read_text() for path in sorted(HERE.iterdir()) if path.suffix in (".h", ".cc", ".py")]
-    found = folder / f"{digest([kernel, *options, *here, *sources, *sources.values()])}.so"
+    found = folder / f"{digest([kernel, architecture, *options, *here, *sources, *sources.values()])}.so"
     if not found.is_file():
         with tempfile.TemporaryDirectory(dir=folder) as name:  # another process may be at the same
             work = Path(name)
             for file, text in sources.items():
                 (work / file).write_text(text)
-            command = [*options, f"-I{HERE}"]
+            command = [*options, architecture, f"-I{HERE}"]
             expanded = run([*command, f"-I{work}", "-E", "-x", "c++", work / spec.file], kernel)
             (work / MAIN).write_text(main_source((spec, template), expanded))
             # Apart, because what watches must not be watched.
             kernel_options = WATCHED_KERNEL if races else ()
             run([*command, *kernel_options, "-c", work / MAIN, "-o", work / "kernel.o"], kernel)
-            parts = [*OPTIMIZED, *WATCHING] if races else OPTIMIZED
-            linked = [compiled(folder, part, options) for part in parts]
-            run([*command, "-shared", work / "kernel.o", *linked, "-o", work / "kernel.so"], kernel)
+            emulation = compiled_emulation(folder, options, races=races)
+            run([*command, "-shared", work / "kernel.o", emulation, "-o", work / "kernel.so"], kernel)
             (work / "kernel.so").replace(found)
     loaded = ctypes.CDLL(str(found))
     loaded.launch.restype = ctypes.c_char_p
     return loaded
 
 
-def compiled(folder: Path, source: Path, options: Sequence[str]) -> Path:
-    """A part of the emulation, compiled once for all kernels."""
-    texts = [path.read_text() for path in (*sorted(HERE.glob("*.h")), source)]
-    found = folder / f"{digest([source.name, *options, *texts])}.o"
+def compiled_emulation(folder: Path, options: Sequence[str], *, races: bool) -> Path:
+    """What is the same for all kernels, as one object."""
+    sources = [path for path in sorted(HERE.glob("*.cc")) if races or path.name not in WATCHING]
+    texts = [path.read_text() for path in (*sorted(HERE.glob("*.h")), *sources)]
+    found = folder / f"{digest([*options, *texts])}.o"
     if not found.is_file():
         with tempfile.TemporaryDirectory(dir=folder) as name:
-            made = Path(name) / found.name
-            run([*options, "-O3", "-c", source, "-o", made], source.name)
+            together, made = Path(name) / "emulation.cc", Path(name) / found.name
+            together.write_text("".join(f'#include "{path}"\n' for path in sources))
+            run([*options, "-O3", f"-I{HERE}", "-c", together, "-o", made], together.name)
             made.replace(found)
     return found
 

@@ -51,4 +51,15 @@ struct Mbarrier {
   }
 };
 
+void make_mbarrier(std::uint32_t address, unsigned arrivals);
+void publish_mbarriers();  // fence.mbarrier_init: TMA knows of those that there are
+
+// What an arrival passes on to threads of other blocks: nothing that they may read plainly if its scope is the
+// block, wherever the mbarrier is.
+enum class Scope { BLOCK, CLUSTER };
+void arrive(std::uint32_t address, Scope scope, unsigned bytes = 0);  // and announce these bytes
+
+// Whether the phase of this parity has ended; waits for it, unless it times out as a try_wait may.
+bool try_wait(std::uint32_t address, unsigned parity);
+
 }  // namespace emulated

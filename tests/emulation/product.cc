@@ -25,13 +25,9 @@ std::uint32_t MatrixLayout::at(unsigned outer, unsigned k) const {
   return place ^ (place >> 3 & (line_bytes - 1) & ~15u);
 }
 
-namespace {
-
 float value(Element element, std::uint16_t bits) {
   return element == Element::BFLOAT16 ? __bfloat162float({bits}) : __half2float({bits});
 }
-
-}  // namespace
 
 void Product::multiply(const unsigned char* shared) {
   const auto load = [&](const MatrixLayout& layout, unsigned outer, unsigned k) {

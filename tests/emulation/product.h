@@ -17,6 +17,7 @@ struct MatrixLayout {
 };
 
 enum class Element { BFLOAT16, FLOAT16 };
+float value(Element element, std::uint16_t bits);
 
 struct Product {
   static constexpr unsigned K = 16;

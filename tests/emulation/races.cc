@@ -37,8 +37,6 @@ constexpr std::size_t CELL_BYTES = 2;
 constexpr std::size_t LINE_BYTES = 16;
 constexpr unsigned NEVER = ~0u;
 
-using Calls = std::array<const void*, CALLS>;
-
 struct Access {
   const void* place;    // in the code; of the asynchronous proxy the calls that led there
   unsigned actor;       // of several lanes the warp's first
@@ -204,8 +202,8 @@ std::string described(const Access& access) {
   const bool copy = index >= block->cluster->threads;
   std::string text = copy ? "a copy to" : "thread " + std::to_string(index + __builtin_ctz(access.lanes)) + " of";
   text += " block " + std::to_string(rank) + " at ";
-  if (access.async) return text + place_of(static_cast<const Calls*>(access.place)->data(), CALLS);
-  return text + place_of(&access.place, 1);
+  if (access.async) return text + place_of(*static_cast<const Calls*>(access.place));
+  return text + place_of({access.place});
 }
 
 // The block whose shared memory this is, or -1.
@@ -392,12 +390,8 @@ void note_products_done(unsigned up_to_group) {
 const void* trace() {
   static std::set<Calls> all;
   static std::mutex lock;
-  Calls calls;
-  const void* found[CALLS];
-  find_calls(found);
-  std::copy_n(found, CALLS, calls.begin());
   const std::lock_guard guard(lock);
-  return &*all.insert(calls).first;
+  return &*all.insert(find_calls()).first;
 }
 
 }  // namespace emulated

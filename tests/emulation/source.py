@@ -19,6 +19,7 @@ PREDICATE = re.compile(r"@(!?)(\w+)\s+")
 REGISTER_TYPES = {"pred": "bool", "b16": "unsigned short", "b32": "unsigned", "b64": "unsigned long long"}
 SPECIAL = re.compile(r"%%(\w+)")
 REGISTER = re.compile(r"(?<!%)\b[a-z]\w*")
+VECTOR_OR_ONE = re.compile(r"\{[^}]*\}|[^,{}\s]+")
 OPERAND = re.compile(r"%(\d+)")
 NOWHERE = "_"  # where a result goes that nobody wants
 
@@ -101,10 +102,19 @@ def _instructions(text: str, number: int, values: list[str]) -> Iterator[str]:
         yield f"{condition}goto {rest.strip()}_{number};"
     else:
         name = "_".join([re.sub(r"[.:]", "_", mnemonic), *SPECIAL.findall(rest)])
-        operands = [part.strip() for part in re.sub(r"[\[\]{}]", "", SPECIAL.sub("", rest)).split(",")]
-        named = [numbered(part) for part in operands if part not in ("", NOWHERE)]
-        values_of = [OPERAND.sub(lambda found: f"({values[int(found[1])]})", part) for part in named]
-        yield f"{condition}ptx_{name}({', '.join(values_of)});"
+        parts = _operands(numbered(SPECIAL.sub("", rest)), in_use=mnemonic.startswith("wgmma.mma"))
+        operands = [OPERAND.sub(lambda found: f"({values[int(found[1])]})", part) for part in parts]
+        yield f"{condition}ptx_{name}({', '.join(operands)});"
+
+
+def _operands(text: str, *, in_use: bool) -> list[str]:
+    """Of an instruction, without brackets; of one that goes on to use its registers the vectors of their addresses."""
+    if not in_use:
+        parts = [part.strip() for part in re.sub(r"[\[\]{}]", "", text).split(",")]
+        return [part for part in parts if part and not part.startswith(NOWHERE)]
+    kinds = iter(("emulated::Sums", "emulated::Fragment"))
+    parts = VECTOR_OR_ONE.findall(text)
+    return [f"{next(kinds)}{part.replace('%', '&%')}" if part.startswith("{") else part for part in parts]
 
 
 def _value(operand: str) -> str:
