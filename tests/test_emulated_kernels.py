@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,15 +16,17 @@ import numpy as np
 import pytest
 
 from engine.ops.cpu import CpuOps
-from engine.ops.cuda import CudaOps
+from engine.ops.cuda import CudaOps, matmul_hopper
 from engine.ops.cuda.attention_decode import CLUSTERED_ATTENTION_DECODE
+from engine.ops.cuda.attention_prefill_hopper import PAGED_ATTENTION_PREFILL_HOPPER
 from engine.ops.cuda.linear import FLAT_NARROW, LARGE, NARROW, WIDE, Tile
 from engine.ops.cuda.matmul_decode import MATMUL_DECODE
-from engine.tensor import CPU, bfloat16, empty, float16, from_numpy
+from engine.tensor import CPU, bfloat16, empty, float16, float32, from_numpy
 from tests.emulation.device import COMPILER, EmulatedDevice, EmulationError, kernel_folder
+from tests.emulation.tensor_maps import emulated_tensor_maps
 from tests.gpu.products import check_guards, guarded
 from tests.gpu.test_attention_decode_gpu import DecodeInputs
-from tests.gpu.test_attention_gpu import attend
+from tests.gpu.test_attention_gpu import assert_splits_are_done, attend, poison_splits
 from tests.gpu.test_matmul_portable_gpu import launch, name
 from tests.gpu.test_sampling_gpu import sample, varied_logits, varied_settings
 from tests.op_cases import AttentionCase, AttentionInputs, random_array
@@ -45,10 +47,21 @@ def folder(pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.fixture(params=[{}, LATE, WATCHED], ids=["first_first", "last_first", "races"])
-def ops(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> CudaOps:
+def variables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in request.param.items():
         monkeypatch.setenv(variable, value)
+
+
+@pytest.fixture
+def ops(variables: None, folder: Path) -> CudaOps:
+    """As on sm_100a, which has none of the kernels of sm_90a."""
     return CudaOps(EmulatedDevice(folder, multiprocessors=2))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def hopper(variables: None, folder: Path) -> Iterator[CudaOps]:
+    with emulated_tensor_maps():
+        yield CudaOps(EmulatedDevice(folder, multiprocessors=4, arch="90a"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("m", "k", "n", "units"), [(1, 264, 200, 6), (5, 1032, 64, 4), (16, 72, 240, 14)])
@@ -112,10 +125,75 @@ def test_sampling(filtered: bool, ops: CudaOps) -> None:
     assert (sample(ops, logits, ops.device, filtered, **settings) == expected).all()
 
 
+# -- sm_90a ---------------------------------------------------------------------------------------
+
+ONE, NARROW_SPLIT, PAIR, WIDE_PAIR, LOGITS = (
+    matmul_hopper.Plan(matmul_hopper.TILES[5]),
+    matmul_hopper.Plan(matmul_hopper.TILES[7], splits=2),
+    matmul_hopper.Plan(matmul_hopper.TILES[3], sharing=2),
+    matmul_hopper.WIDE_PLAN,
+    matmul_hopper.LOGITS_PLANS[2],
+)
+HOPPER_PRODUCTS = {
+    "several tiles": (ONE, (300, 136, 200)),
+    "a split sum": (NARROW_SPLIT, (70, 392, 72)),
+    "blocks that share": (PAIR, (300, 648, 264)),
+    "wide tiles": (WIDE_PAIR, (400, 392, 264)),
+    "logits": (LOGITS, (70, 72, 136)),
+}
+
+
+@pytest.mark.parametrize("kind", HOPPER_PRODUCTS)
+def test_products_on_sm_90a(kind: str, hopper: CudaOps) -> None:
+    """Edges in all directions, more steps than stages, and with it what follows on a product of 16-bit elements."""
+    plan, (m, k, n) = HOPPER_PRODUCTS[kind]
+    dtype = float16 if plan.sharing > 1 else bfloat16
+    logits = plan is LOGITS
+    arrays = random_array(4, (m, k), dtype), random_array(5, (n, k), dtype, 0.03), random_array(6, (n,), dtype)
+    x, weight, bias = (from_numpy(array, hopper.device) for array in arrays)
+    out, whole = guarded((m, n), float32 if logits else dtype, hopper.device)
+    matmul_hopper.launch(hopper.device, plan, x, weight, None if logits else bias, out)
+    host = [from_numpy(array, CPU) for array in arrays]
+    cpu = CpuOps()
+    expected = cpu.matmul(*host[:2], out=empty((m, n), float32, CPU)) if logits else cpu.matmul(*host)
+    assert_close(out.numpy(), expected.numpy(), out.dtype, typical=4)
+    check_guards(whole)
+    if logits:
+        return
+    matmul_hopper.launch(hopper.device, plan, x, weight, bias, out, accumulate=True)
+    cpu.matmul(*host, expected, accumulate=True)
+    assert_close(out.numpy(), expected.numpy(), dtype, roundings=2)
+    if n % 16 == 0:
+        gated, whole = guarded((m, n // 2), dtype, hopper.device)
+        matmul_hopper.launch(hopper.device, plan, x, weight, None, gated, silu_mul=True)
+        expected = cpu.matmul_silu_mul(*host[:2], gate_up=empty((m, n), dtype, CPU))
+        assert_close(gated.numpy(), expected.numpy(), dtype, roundings=2)
+        check_guards(whole)
+
+
+PROMPTS = AttentionCase(
+    "", ((37, 37), (1, 20), (0, 0), (20, 290)), num_heads=4, head_dim=64, dtype=bfloat16, sliding_window=150
+)
+SPLIT_PROMPT = AttentionCase(
+    "", ((40, 40), (20, 1100)), num_heads=2, num_kv_heads=1, head_dim=128, block_size=24, dtype=float16
+)
+
+
+@pytest.mark.parametrize("case", [PROMPTS, SPLIT_PROMPT], ids=["prompts", "split keys"])
+def test_attention_of_prompts_on_sm_90a(case: AttentionCase, hopper: CudaOps) -> None:
+    inputs = AttentionInputs(case)
+    partials = poison_splits(hopper)
+    assert partials is not None
+    assert_close(attend(hopper, inputs), attend(CpuOps(), inputs), case.dtype)
+    assert PAGED_ATTENTION_PREFILL_HOPPER in {spec for spec, _ in hopper.device.launched}
+    assert np.isfinite(partials.numpy()).any() == (case is SPLIT_PROMPT)
+    assert_splits_are_done(hopper)
+
+
 # -- what the emulation finds ---------------------------------------------------------------------
 
 
-def broken(old: str, new: str, folder: Path) -> CudaOps:
+def broken(old: str, new: str, folder: Path, arch: str = "100a", multiprocessors: int = 132) -> CudaOps:
     """Kernels in whose file something else stands in the place of `old`."""
 
     def edit(text: str) -> str:
@@ -123,7 +201,7 @@ def broken(old: str, new: str, folder: Path) -> CudaOps:
             raise ValueError(f"the kernel has no {old!r} any more")  # no failure of the kernel's
         return text.replace(old, new)
 
-    return CudaOps(EmulatedDevice(folder, edit))  # type: ignore[arg-type]
+    return CudaOps(EmulatedDevice(folder, edit, multiprocessors, arch))  # type: ignore[arg-type]
 
 
 WAIT = "copy_async_wait<STAGES - 2>();"
@@ -183,3 +261,55 @@ def test_a_cluster_that_would_hang_is_noticed(instead: str, message: str, folder
     case = AttentionCase("", ((1, 300),), num_heads=8, num_kv_heads=2, head_dim=64, dtype=bfloat16)
     with pytest.raises(EmulationError, match=message):
         DecodeInputs.of(case).run(broken(ARRIVE, instead, folder))
+
+
+def multiply(kind: str, ops: CudaOps) -> None:
+    test_products_on_sm_90a(kind, ops)
+
+
+def attend_to(case: AttentionCase, ops: CudaOps) -> None:
+    test_attention_of_prompts_on_sm_90a(case, ops)
+
+
+WAIT_FOR_STAGE = "barrier_wait(&full[at.stage], at.parity);"
+SYNCHRONIZE = "fence_shared_for_products();\n    named_barrier_wait(GROUP_BARRIER + consumer, WARPGROUP_SIZE);"
+RELEASE_KEYS, NEXT_KEYS = "release(&empty_k[next_stage]);", "multiply_keys(buffer, next_stage);"
+RELEASE_VALUES = "wgmma_wait<0>();\n    pin(outputs);\n    pin(weights);\n    release(&empty_v[stage]);"
+RELEASED_EARLY = "release(&empty_v[stage]);\n    wgmma_wait<0>();"
+SEVERAL, SPLIT = partial(multiply, "several tiles"), partial(multiply, "a split sum")
+SHARED, THREE_GROUPS = partial(multiply, "blocks that share"), partial(multiply, "wide tiles")
+ATTEND = partial(attend_to, PROMPTS)
+HOPPER_FAULTS: dict[str, tuple[Callable[[CudaOps], None], str, str, str]] = {
+    "no wait for a stage": (SEVERAL, WAIT_FOR_STAGE, "", "a race of a copy .* and a product of"),
+    "another parity": (SEVERAL, WAIT_FOR_STAGE, WAIT_FOR_STAGE.replace("parity)", "parity ^ 1)"), "a race"),
+    "less bytes than come": (
+        SEVERAL,
+        "WEIGHT_ELEMENTS * sizeof(T)",
+        "WEIGHT_ELEMENTS",
+        r"never come; .* 256 of block 0 from thread 0 on at hopper\.cuh:\d+, called at matmul_hopper\.cu:\d+",
+    ),
+    "a warp that releases nothing": (SEVERAL, "if (lane == 0) barrier_arrive", "if (threadIdx.x > 0) barrier_arrive", "."),
+    "no wait before a stage is released": (SEVERAL, "wgmma_wait<1>();", "", "a race of a product of .* and a copy to"),
+    "no wait for the sums": (SEVERAL, "wgmma_wait<0>();", "", "products in flight|not finite"),
+    "another swizzle": (SEVERAL, "x_descriptor = operand", "x_descriptor = 3ull << 62 ^ operand", "elements differ"),
+    "more registers than there are": (SEVERAL, "take_registers<232>", "take_registers<240>", "never come"),
+    "no proxy fence before a copy": (SPLIT, "fence_shared_for_async();", "", "a race for want of a proxy fence"),
+    "no arrival in the other block": (SHARED, "if (lane < SHARING) barrier", "if (lane < 1) barrier", "never come|race"),
+    "a warp too few": (THREE_GROUPS, "[stage], WARPS)", "[stage], WARPS - 1)", "a race of a product of .* and a copy to"),
+    "no proxy fence before a product": (ATTEND, SYNCHRONIZE, SYNCHRONIZE.split("\n")[1], "for want of a proxy fence"),
+    "no barrier before a product": (ATTEND, SYNCHRONIZE, SYNCHRONIZE.split("\n")[0], "a race"),
+    "queries not swizzled": (ATTEND, "(segment % 8 ^ m % 8)", "(segment % 8)", "elements differ"),
+    "registers in flight": (ATTEND, RELEASE_KEYS, f"round_weights(); {RELEASE_KEYS}", "in flight reads were changed"),
+    "values released too early": (ATTEND, RELEASE_VALUES, RELEASED_EARLY, "a race of a product of .* and a copy to"),
+    "no wgmma.fence": (ATTEND, f"wgmma_fence();\n    {NEXT_KEYS}", NEXT_KEYS, "without wgmma.fence"),
+}
+
+
+@pytest.mark.parametrize("fault", HOPPER_FAULTS)
+def test_a_fault_on_sm_90a_is_found(fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hangs is reported with its place."""
+    monkeypatch.setenv("EMULATED_RACES", "1")
+    run, old, new, message = HOPPER_FAULTS[fault]
+    ops = broken(old, new, folder, "90a", multiprocessors=1 if run is SEVERAL else 4)
+    with emulated_tensor_maps(), pytest.raises((EmulationError, AssertionError), match=message):
+        run(ops)
