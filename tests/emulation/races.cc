@@ -21,6 +21,7 @@
 #include <array>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include "clock.h"
 #include "fibers.h"
@@ -218,8 +219,7 @@ int rank_at(std::uintptr_t address) {
 
 struct Taken {
   explicit Taken(Region& of) : region(of) {
-    while (region.taken.test_and_set(std::memory_order_acquire)) {
-    }
+    while (region.taken.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
   }
   ~Taken() { region.taken.clear(std::memory_order_release); }
   Region& region;

@@ -11,7 +11,7 @@ from engine.cuda.kernel import Instantiation, KernelSpec
 
 MAIN = "launch.cc"
 ASM = re.compile(r"\basm\s*(?:volatile)?\s*\(")
-TOOLKIT_INCLUDE = re.compile(r"^\s*#\s*include\s*<cuda_.*$", re.MULTILINE)
+TOOLKIT_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<cuda[_.].*$", re.MULTILINE)
 DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+__align__\((\d+)\)\s+([\w ]+?)\s+(\w+)\[\];")
 STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 LABEL = re.compile(r"(\w+):(?!:)\s*")

@@ -17,6 +17,10 @@
 #define __shared__ static thread_local
 #define __grid_constant__
 
+struct alignas(64) CUtensorMap {
+  unsigned long long opaque[16];
+};
+
 struct uint3 {
   unsigned x = 1, y = 1, z = 1;
 };
