@@ -7,7 +7,8 @@
 
 namespace emulated {
 
-// Threads come first among a block's actors, then its mbarriers: for what copies write the phase is the epoch.
+// Threads come first among a block's actors, then its mbarriers: for what copies write the phase is the
+// epoch.
 struct Clock {
   enum Kind {
     WEAK,    // is done
@@ -28,7 +29,8 @@ struct Clock {
 
   void join(const Clock& other, std::size_t kinds = KINDS) {
     const std::size_t count = kinds * actors();
-    for (std::size_t i = 0; i < count; ++i) epochs[i] = epochs[i] < other.epochs[i] ? other.epochs[i] : epochs[i];
+    for (std::size_t i = 0; i < count; ++i)
+      epochs[i] = epochs[i] < other.epochs[i] ? other.epochs[i] : epochs[i];
   }
 };
 

@@ -41,7 +41,7 @@ class EmulationError(RuntimeError):
 
 
 class EmulatedDevice(CpuDevice):
-    """A GPU as far as `CudaOps` and the kernels know: of sm_90, or of sm_100 without what only that has.
+    """A GPU as far as `CudaOps` and the kernels know: of sm_90a, or of sm_100a without what only that has.
 
     Attributes:
         launched: every kernel so far.

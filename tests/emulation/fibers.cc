@@ -97,7 +97,8 @@ int rank_of(std::uint32_t address) {
 }
 
 const char* wrong_access(std::uint32_t address, std::size_t bytes, std::size_t alignment) {
-  const std::size_t first = offset_of(address), begin = SHARED_AT + dynamic_begin, end = begin + dynamic_bytes;
+  const std::size_t first = offset_of(address), begin = SHARED_AT + dynamic_begin,
+                    end = begin + dynamic_bytes;
   const bool dynamic = first >= begin && first + bytes <= end;
   const bool variable = first + bytes <= SHARED_AT || first >= SHARED_AT + sizeof(shared_bytes);
   if (!dynamic && !(variable && first + bytes <= SHARED_END)) {
@@ -120,7 +121,8 @@ void release_if_all_are_here() {
 void entry() {
   body();
   settle();
-  if (!self->products.empty() || !self->product_groups.empty()) fail("a thread ends and has products in flight");
+  if (!self->products.empty() || !self->product_groups.empty())
+    fail("a thread ends and has products in flight");
   self->done = true;
   --block->running;
   release_if_all_are_here();  // who has ended is not waited for
@@ -172,8 +174,8 @@ std::string who_waits() {
   }
   std::string text;
   for (const auto& [calls, threads] : places) {
-    text += "; " + std::to_string(threads.second) + " of block " + std::to_string(block->rank) + " from thread " +
-            std::to_string(threads.first) + " on at " + place_of(calls);
+    text += "; " + std::to_string(threads.second) + " of block " + std::to_string(block->rank) +
+            " from thread " + std::to_string(threads.first) + " on at " + place_of(calls);
   }
   return text;
 }
@@ -184,8 +186,8 @@ void check_end() {
   if (!own.in_flight.empty()) fail("a block ends before what TMA copies is there");
   for (const Warpgroup& group : own.warpgroups) {
     const auto first = own.fibers.begin() + (&group - own.warpgroups.data()) * WARPGROUP;
-    for (auto fiber = first; fiber < first + WARPGROUP && fiber->index < static_cast<int>(own.cluster->threads);
-         ++fiber) {
+    for (auto fiber = first;
+         fiber < first + WARPGROUP && fiber->index < static_cast<int>(own.cluster->threads); ++fiber) {
       if (fiber->products_begun != first->products_begun) {
         fail("some threads of a warp group start products and others do not");
       }
@@ -277,7 +279,8 @@ void meet_at(int name, int threads, bool waits) {
   if (name <= 0 || name >= static_cast<int>(NAMED_BARRIERS)) fail("no name of a barrier");
   if (threads <= 0 || threads % LANES != 0) fail("a barrier of threads that are no whole warps");
   Barrier& barrier = block->named[name];
-  if (barrier.arrived > 0 && static_cast<int>(barrier.threads) != threads) fail("a barrier of different counts");
+  if (barrier.arrived > 0 && static_cast<int>(barrier.threads) != threads)
+    fail("a barrier of different counts");
   barrier.threads = threads;
   const unsigned generation = barrier.generation;
   const Order joined = arrive_at(barrier);
@@ -297,7 +300,7 @@ void sync_threads() {
 }
 
 const char* run(uint3 grid, uint3 size, unsigned shared, unsigned cluster_size,
-                       std::function<void()> kernel) {
+                std::function<void()> kernel) {
   if (shared > SHARED_BYTES) return "more shared memory than a block may have";
   failed = false;
   late_copies = WATCHED || asked_for("EMULATED_LATE_COPIES", "1");

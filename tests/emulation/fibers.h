@@ -57,16 +57,16 @@ struct Fiber {
   std::vector<Copy> copies;     // started and in no group yet
   std::deque<std::vector<Copy>> groups;
   unsigned arrivals = 0, waits = 0;  // at the barrier of the cluster
-  Order cluster_order;                   // of its last arrival there
+  Order cluster_order;               // of its last arrival there
   unsigned warp_phase = 0;
-  Calls calls;  // that led to where it waits
+  Calls calls;                    // that led to where it waits
   std::vector<Product> products;  // of wgmma, started and in no group yet
   std::deque<std::vector<Product>> product_groups;
-  unsigned groups_begun = 1;      // of products
+  unsigned groups_begun = 1;  // of products
   unsigned products_begun = 0;
-  bool products_fenced = false;   // since it last waited for products
+  bool products_fenced = false;  // since it last waited for products
   unsigned registers = 0;
-  bool timed_out = false;         // the last try_wait
+  bool timed_out = false;  // the last try_wait
   Moment moment;
 };
 
@@ -176,7 +176,7 @@ inline unsigned lane() { return self->index % LANES; }
 void meet(unsigned mask);  // all lanes of `mask`
 
 // Show the lanes of `mask` some words; -> what all of them show. The next call but one uses the place again.
-std::uint32_t (*show(unsigned mask, const std::uint32_t* words, unsigned count)) [WORDS];
+std::uint32_t (*show(unsigned mask, const std::uint32_t* words, unsigned count))[WORDS];
 
 template <typename T>
 T from_lane(unsigned mask, T value, int source) {

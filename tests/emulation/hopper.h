@@ -8,7 +8,8 @@
 namespace emulated {
 
 inline void check_registers(unsigned count) {
-  if (count % 8 != 0 || count < 24 || count > 256) fail("a number of registers that setmaxnreg does not take");
+  if (count % 8 != 0 || count < 24 || count > 256)
+    fail("a number of registers that setmaxnreg does not take");
 }
 
 }  // namespace emulated
@@ -65,11 +66,13 @@ inline void ptx_cp_async_bulk_tensor_2d_shared__cluster_global_mbarrier__complet
   emulated::start_box(to, map, {x, y}, barrier);
 }
 inline void ptx_cp_async_bulk_tensor_2d_shared__cluster_global_mbarrier__complete_tx__bytes_L2__cache_hint(
-    std::uint32_t to, unsigned long long map, int x, int y, std::uint32_t barrier, unsigned long long policy) {
+    std::uint32_t to, unsigned long long map, int x, int y, std::uint32_t barrier,
+    unsigned long long policy) {
   emulated::check_policy(policy);
   emulated::start_box(to, map, {x, y}, barrier);
 }
-inline void ptx_cp_async_bulk_tensor_2d_shared__cluster_global_mbarrier__complete_tx__bytes_multicast__cluster(
+inline void
+ptx_cp_async_bulk_tensor_2d_shared__cluster_global_mbarrier__complete_tx__bytes_multicast__cluster(
     std::uint32_t to, unsigned long long map, int x, int y, std::uint32_t barrier, unsigned short blocks) {
   emulated::start_box(to, map, {x, y}, barrier, blocks);
 }
@@ -102,14 +105,16 @@ inline void ptx_wgmma_fence_sync_aligned() { emulated::fence_products(); }
 inline void ptx_wgmma_commit_group_sync_aligned() { emulated::close_group(); }
 inline void ptx_wgmma_wait_group_sync_aligned(int pending) { emulated::wait_for_groups(pending); }
 
-#define DEFINE_WGMMA(N)                                                                                       \
-  template <typename A, typename... P>                                                                        \
-  void ptx_wgmma_mma_async_sync_aligned_m64n##N##k16_f32_bf16_bf16(const emulated::Sums& d, const A& a, P... p) { \
-    emulated::start_product({emulated::Element::BFLOAT16, N}, d, a, p...);                                    \
-  }                                                                                                           \
-  template <typename A, typename... P>                                                                        \
-  void ptx_wgmma_mma_async_sync_aligned_m64n##N##k16_f32_f16_f16(const emulated::Sums& d, const A& a, P... p) {   \
-    emulated::start_product({emulated::Element::FLOAT16, N}, d, a, p...);                                     \
+#define DEFINE_WGMMA(N)                                                                                 \
+  template <typename A, typename... P>                                                                  \
+  void ptx_wgmma_mma_async_sync_aligned_m64n##N##k16_f32_bf16_bf16(const emulated::Sums& d, const A& a, \
+                                                                   P... p) {                            \
+    emulated::start_product({emulated::Element::BFLOAT16, N}, d, a, p...);                              \
+  }                                                                                                     \
+  template <typename A, typename... P>                                                                  \
+  void ptx_wgmma_mma_async_sync_aligned_m64n##N##k16_f32_f16_f16(const emulated::Sums& d, const A& a,   \
+                                                                 P... p) {                              \
+    emulated::start_product({emulated::Element::FLOAT16, N}, d, a, p...);                               \
   }
 DEFINE_WGMMA(8)
 DEFINE_WGMMA(16)

@@ -54,8 +54,8 @@ struct Mbarrier {
 void make_mbarrier(std::uint32_t address, unsigned arrivals);
 void publish_mbarriers();  // fence.mbarrier_init: TMA knows of those that there are
 
-// What an arrival passes on to threads of other blocks: nothing that they may read plainly if its scope is the
-// block, wherever the mbarrier is.
+// What an arrival passes on to threads of other blocks: nothing that they may read plainly if its scope is
+// the block, wherever the mbarrier is.
 enum class Scope { BLOCK, CLUSTER };
 void arrive(std::uint32_t address, Scope scope, unsigned bytes = 0);  // and announce these bytes
 

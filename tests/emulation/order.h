@@ -48,7 +48,7 @@ struct BulkAccess {
 void note_bulk(const BulkAccess& bulk, void* at, std::size_t bytes, bool writes);
 void note_product(const void* at, std::size_t bytes, unsigned group);  // reads of this warp's products
 void note_products_done(unsigned up_to_group);
-void settle();           // whether the last write that raced has changed anything
+void settle();        // whether the last write that raced has changed anything
 const void* trace();  // where the caller is in the kernel
 
 #else

@@ -4,14 +4,14 @@
 // keeps for each two bytes of a block's shared memory who wrote them last and who read them since, and knows
 // what each thread has heard of the others (order.cc): so a race is found in whatever order the threads
 // really ran. Unordered are accesses of two threads, at least one of which writes, unless both are atomic or
-// volatile, with no chain of barriers from one to the other. A collective like a shuffle orders nothing, as in
-// CUDA.
+// volatile, with no chain of barriers from one to the other. A collective like a shuffle orders nothing, as
+// in CUDA.
 //
 // What cp.async copies is written when it starts and when it is waited for. What TMA copies is written when
 // it lands, by someone that only those have heard of who waited for its mbarrier, and that has itself heard
-// what its thread had when it started the copy. A product reads from when it is started to when its warp waits
-// for it. Both are of the asynchronous proxy: what they find or write over must have been written before a
-// proxy fence on the way to them. Memory of the device is not watched.
+// what its thread had when it started the copy. A product reads from when it is started to when its warp
+// waits for it. Both are of the asynchronous proxy: what they find or write over must have been written
+// before a proxy fence on the way to them. Memory of the device is not watched.
 //
 // Writes that race and change nothing are let pass, as compute-sanitizer does: several threads may clear the
 // same memory. Who reads it must come after one of them.
@@ -39,8 +39,8 @@ constexpr std::size_t LINE_BYTES = 16;
 constexpr unsigned NEVER = ~0u;
 
 struct Access {
-  const void* place;    // in the code; of the asynchronous proxy the calls that led there
-  unsigned actor;       // of several lanes the warp's first
+  const void* place;  // in the code; of the asynchronous proxy the calls that led there
+  unsigned actor;     // of several lanes the warp's first
   unsigned epoch;
   std::uint32_t lanes;  // of its warp, that did the same in the same epoch
   bool atomic, async;
@@ -140,13 +140,15 @@ Clock::Kind needed(const Access& earlier, bool written, const Doing& now) {
 
 bool is_race(const Access& earlier, bool written, const Doing& now) {
   if ((earlier.bytes & now.access.bytes) == 0) return false;
-  return !(earlier.atomic && now.access.atomic) && !is_ordered(earlier, now.moment, needed(earlier, written, now));
+  return !(earlier.atomic && now.access.atomic) &&
+         !is_ordered(earlier, now.moment, needed(earlier, written, now));
 }
 
 void note_read(Cell& cell, const Doing& now) {
   for (int i = 0; i < cell.readers; ++i) {
     Access& other = cell.reads[i];
-    if (other.actor == now.access.actor && other.epoch == now.access.epoch && other.async == now.access.async) {
+    if (other.actor == now.access.actor && other.epoch == now.access.epoch &&
+        other.async == now.access.async) {
       other.lanes |= now.access.lanes;
       other.bytes |= now.access.bytes;
       other.atomic &= now.access.atomic;
@@ -201,7 +203,8 @@ unsigned actors_of_block() { return block->cluster->threads + MOST_MBARRIERS; }
 std::string described(const Access& access) {
   const unsigned rank = access.actor / actors_of_block(), index = access.actor % actors_of_block();
   const bool copy = index >= block->cluster->threads;
-  std::string text = copy ? "a copy to" : "thread " + std::to_string(index + __builtin_ctz(access.lanes)) + " of";
+  std::string text =
+      copy ? "a copy to" : "thread " + std::to_string(index + __builtin_ctz(access.lanes)) + " of";
   text += " block " + std::to_string(rank) + " at ";
   if (access.async) return text + place_of(*static_cast<const Calls*>(access.place));
   return text + place_of({access.place});
@@ -228,8 +231,8 @@ struct Taken {
 std::string race(const Access& earlier, bool written, const Doing& now, const char* reads = "") {
   const bool fence =
       needed(earlier, written, now) == Clock::FENCED && is_ordered(earlier, now.moment, Clock::STRONG);
-  return std::string(fence ? "a race for want of a proxy fence of " : "a race of ") + described(earlier) + " and " +
-         reads + described(now.access);
+  return std::string(fence ? "a race for want of a proxy fence of " : "a race of ") + described(earlier) +
+         " and " + reads + described(now.access);
 }
 
 // What is wrong with an access to memory of a block, or nothing.
@@ -302,7 +305,8 @@ void access(const void* address, std::size_t bytes, bool writes, bool atomic, co
   if (is_of_emulation(first)) return;
   const int rank = rank_at(first);
   if (rank < 0) return;
-  const std::string wrong = check(rank, first, bytes, {self->moment, of_this_thread(place, atomic, false), writes});
+  const std::string wrong =
+      check(rank, first, bytes, {self->moment, of_this_thread(place, atomic, false), writes});
   if (!wrong.empty()) fail(wrong);
 }
 
@@ -370,7 +374,8 @@ void note_product(const void* at, std::size_t bytes, unsigned group) {
     for (std::size_t i = from / CELL_BYTES; i <= (from + bytes - 1) / CELL_BYTES && wrong.empty(); ++i) {
       Cell& cell = region.cells[i];
       renew(cell, region.run);
-      if (const Access* const write = unordered_write(cell, now)) wrong = race(*write, true, now, "a product of ");
+      if (const Access* const write = unordered_write(cell, now))
+        wrong = race(*write, true, now, "a product of ");
     }
   }
   if (!wrong.empty()) fail(wrong);

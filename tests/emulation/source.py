@@ -55,7 +55,9 @@ def cluster_size(spec: KernelSpec, template: tuple[str, ...]) -> str:
 
 
 def translated(text: str) -> str:
-    text = DYNAMIC_SHARED.sub(r"\2* const \3 = reinterpret_cast<\2*>(emulated::shared_bytes + emulated::dynamic_begin);", text)
+    text = DYNAMIC_SHARED.sub(
+        r"\2* const \3 = reinterpret_cast<\2*>(emulated::shared_bytes + emulated::dynamic_begin);", text
+    )
     parts, end = [], 0
     statements = count()
     for match in ASM.finditer(text):
@@ -129,11 +131,7 @@ def _closing(text: str, start: int) -> int:
 
 def _split(text: str, separator: str) -> list[str]:
     """At separators outside of strings and parentheses."""
-    places = [
-        place
-        for place, depth in _outside_strings(text)
-        if depth == 0 and text[place] == separator
-    ]
+    places = [place for place, depth in _outside_strings(text) if depth == 0 and text[place] == separator]
     return [text[begin + 1 : end] for begin, end in pairwise([-1, *places, len(text)])]
 
 

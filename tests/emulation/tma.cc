@@ -21,9 +21,7 @@ void fail_copy(const BulkCopy& copy, const std::string& what) {
   fail(what + ", started at " + place_of(copy.calls));
 }
 
-BulkCopy begin_copy() {
-  return {block->rank, moment(), find_calls(), trace()};
-}
+BulkCopy begin_copy() { return {block->rank, moment(), find_calls(), trace()}; }
 
 // Does it now, or when no thread of the block can go on.
 void run_copy(std::function<void()> copy) {
@@ -49,7 +47,8 @@ void land(const BulkCopy& copy, int rank, std::uint32_t barrier, std::uint32_t b
       wrong = "a copy that counts towards an mbarrier made without fence.mbarrier_init";
     } else {
       Mbarrier& to = found->second;
-      const unsigned actor = rank * (block->cluster->threads + MOST_MBARRIERS) + block->cluster->threads + to.number;
+      const unsigned actor =
+          rank * (block->cluster->threads + MOST_MBARRIERS) + block->cluster->threads + to.number;
       landed(BulkAccess{copy.issued, actor, to.phase + 1, copy.trace});
       note_arrival_of_copy(to.order, actor, to.phase + 1);
       wrong = to.receive(bytes);
@@ -71,7 +70,7 @@ TensorMap map_at(std::uint64_t address) {
 void check_map(std::uint64_t address) { map_at(address); }
 
 void start_box(std::uint32_t to, std::uint64_t map_address, std::initializer_list<int> coordinates,
-                      std::uint32_t barrier, unsigned blocks) {
+               std::uint32_t barrier, unsigned blocks) {
   const TensorMap map = map_at(map_address);
   if (map.rank != coordinates.size()) fail("a tensor map of other dimensions than the copy");
   const std::uint32_t bytes = map.box_bytes();

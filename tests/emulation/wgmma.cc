@@ -40,7 +40,8 @@ void check_untouched(const Product& product) {
     }
   }
   for (std::size_t i = 0; i < product.registers.size(); ++i) {
-    if (*product.registers[i] != product.words[i]) fail("registers that a product in flight reads were changed");
+    if (*product.registers[i] != product.words[i])
+      fail("registers that a product in flight reads were changed");
   }
 }
 
@@ -125,8 +126,8 @@ Product begun(const Kind& kind, const Sums& sums) {
 
 }  // namespace
 
-void start_product(const Kind& kind, const Sums& sums, std::uint64_t a, std::uint64_t b, bool adds, int sign_a,
-                   int sign_b, bool transposed_a, bool transposed_b) {
+void start_product(const Kind& kind, const Sums& sums, std::uint64_t a, std::uint64_t b, bool adds,
+                   int sign_a, int sign_b, bool transposed_a, bool transposed_b) {
   Product product = begun(kind, sums);
   product.adds = adds;
   product.negates = sign_a != sign_b;
@@ -137,8 +138,8 @@ void start_product(const Kind& kind, const Sums& sums, std::uint64_t a, std::uin
   start_product(std::move(product));
 }
 
-void start_product(const Kind& kind, const Sums& sums, const Fragment& a, std::uint64_t b, bool adds, int sign_a,
-                   int sign_b, bool transposed_b) {
+void start_product(const Kind& kind, const Sums& sums, const Fragment& a, std::uint64_t b, bool adds,
+                   int sign_a, int sign_b, bool transposed_b) {
   Product product = begun(kind, sums);
   product.adds = adds;
   product.negates = sign_a != sign_b;
