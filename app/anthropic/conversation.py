@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
 
 import orjson
 from pydantic import ConfigDict
 
-from tessera.app.anthropic.schema import (
+from tessera.app.anthropic.blocks import (
     ContentBlock,
-    MessagesPrompt,
-    MessagesRequest,
+    Message,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
+    text_of_blocks,
 )
+from tessera.app.anthropic.schema import MessagesPrompt, MessagesRequest
+from tessera.app.generate.prompt import ChatPrompt, render_chat
+from tessera.app.generate.served_model import ServedModel
 from tessera.app.schema.chat import ChatMessage, ChatRequest, ToolCall, ToolCallFunction
-from tessera.app.schema.fields import TextPart
 from tessera.app.schema.generation_fields import SamplingFields
+from tessera.engine.contract.errors import ContextLengthError
+
+EFFORTS = {"max": "xhigh"}  # to the names that chat templates know, where they differ
 
 
 class MessagesChat(ChatRequest):
@@ -29,32 +35,68 @@ class MessagesChat(ChatRequest):
     response_format_param: ClassVar[str] = "output_config.format"
 
 
-def chat_prompt(request: MessagesPrompt) -> MessagesChat:
-    """The part of the chat that decides the prompt."""
-    return MessagesChat.model_construct(**_prompt_fields(request))
+@dataclass(slots=True)
+class PreparedChat:
+    """A request as a chat, with its history shortened as it asked for.
+
+    Attributes:
+        applied_edits: reports of the edits of the history; None where the request asked for none.
+        num_original_tokens: of the prompt before the edits.
+    """
+
+    chat: MessagesChat
+    prompt: ChatPrompt
+    applied_edits: list[dict[str, Any]] | None
+    num_original_tokens: int
 
 
-def chat_request(request: MessagesRequest) -> MessagesChat:
-    """The chat that the request amounts to."""
-    sampling: dict[str, Any] = {name: getattr(request, name) for name in SamplingFields.model_fields}
-    sampling["stop"] = (*request.stop, *(request.stop_sequences or ()))
-    return MessagesChat.model_construct(
-        **sampling,
-        **_prompt_fields(request),
-        max_tokens=request.max_tokens,
-        response_format=request.response_format,
-    )
+async def prepare_chat(model: ServedModel, request: MessagesPrompt) -> PreparedChat:
+    """The chat that the request amounts to, and its prompt.
+
+    Raises:
+        RequestError: the request cannot be combined so, or the template cannot render it.
+    """
+    chat = _chat_of(request, request.messages)
+    chat.check()
+    if request.context_management is None:
+        prompt = await render_chat(model, chat)
+        return PreparedChat(chat, prompt, None, len(prompt.token_ids))
+    prompts: dict[int, ChatPrompt] = {}
+
+    async def count_tokens(messages: Sequence[Message]) -> int:
+        """Tokens of the prompt with these messages; one that is too long to be rendered counts as a full context."""
+        try:
+            prompt = prompts[id(messages)] = await render_chat(model, _chat_of(request, messages))
+        except ContextLengthError:
+            return model.info.max_model_len
+        return len(prompt.token_ids)
+
+    messages, applied = await request.context_management.edit(request.messages, count_tokens)
+    if applied:
+        chat = _chat_of(request, messages)
+    prompt = prompts.get(id(messages)) or await render_chat(model, chat)
+    cleared = sum(edit["cleared_input_tokens"] for edit in applied)
+    return PreparedChat(chat, prompt, applied, len(prompt.token_ids) + cleared)
 
 
-def _prompt_fields(request: MessagesPrompt) -> dict[str, Any]:
+def _chat_of(request: MessagesPrompt, messages: Sequence[Message]) -> MessagesChat:
+    """The chat that the request amounts to with these messages."""
+    fields = _prompt_fields(request, messages)
+    if isinstance(request, MessagesRequest):
+        fields |= {name: getattr(request, name) for name in SamplingFields.model_fields}
+        fields["stop"] = (*request.stop, *(request.stop_sequences or ()))
+        fields["max_tokens"] = request.max_tokens
+        fields["stream"] = request.stream
+        fields["response_format"] = request.response_format
+    return MessagesChat.model_construct(**fields)
+
+
+def _prompt_fields(request: MessagesPrompt, conversation: Sequence[Message]) -> dict[str, Any]:
     messages = [ChatMessage(role="system", content=request.system)] if request.system else []
-    for role, neighbours in groupby(request.messages, key=lambda message: message.role):
+    for role, neighbours in groupby(conversation, key=lambda message: message.role):
         blocks = [block for message in neighbours for block in message.content]
         messages += _assistant_messages(blocks) if role == "assistant" else _other_messages(role, blocks)
     choice = request.tool_choice
-    kwargs = dict(request.chat_template_kwargs or {})
-    if request.thinking is not None:
-        kwargs.setdefault("enable_thinking", request.thinking.type != "disabled")
     last = messages[-1]
     return {
         "model": request.model,
@@ -62,9 +104,20 @@ def _prompt_fields(request: MessagesPrompt) -> dict[str, Any]:
         "tools": [tool.for_chat() for tool in request.tools or ()],
         "tool_choice": choice.for_chat() if choice is not None else None,
         "parallel_tool_calls": not (choice is not None and choice.disable_parallel_tool_use),
-        "chat_template_kwargs": kwargs or None,
+        "chat_template_kwargs": _template_kwargs(request) or None,
         "continue_final_message": last.role == "assistant" and not last.tool_calls,
     }
+
+
+def _template_kwargs(request: MessagesPrompt) -> dict[str, Any]:
+    """The request's own, over those that its thinking and effort amount to."""
+    kwargs: dict[str, Any] = {}
+    effort = request.output_config.effort if request.output_config is not None else None
+    if effort is not None:
+        kwargs["reasoning_effort"] = EFFORTS.get(effort, effort)
+    if request.thinking is not None:
+        kwargs["enable_thinking"] = kwargs["thinking"] = request.thinking.type != "disabled"
+    return {**kwargs, **(request.chat_template_kwargs or {})}
 
 
 def _assistant_messages(blocks: Iterable[ContentBlock]) -> Iterator[ChatMessage]:
@@ -74,9 +127,10 @@ def _assistant_messages(blocks: Iterable[ContentBlock]) -> Iterator[ChatMessage]
         for block in blocks
         if isinstance(block, ToolUseBlock)
     ]
-    texts = [block.text for block in blocks if isinstance(block, TextPart)]
+    texts = [text for block in blocks if (text := text_of_blocks([block]))]
     reasoning = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-    yield ChatMessage(
+    # Not validated again: several messages in a row make one that may be beyond a single message's bounds.
+    yield ChatMessage.model_construct(
         role="assistant",
         content="".join(texts) if texts or not calls else None,
         tool_calls=calls or None,
@@ -89,10 +143,10 @@ def _other_messages(role: str, blocks: Iterable[ContentBlock]) -> Iterator[ChatM
     blocks = list(blocks)
     for block in blocks:
         if isinstance(block, ToolResultBlock):
-            content = block.content
+            content = block.text
             if block.is_error and not content.lower().startswith("error"):
                 content = f"Error: {content}"
-            yield ChatMessage(role="tool", content=content, tool_call_id=block.tool_use_id)
-    texts = [block.text for block in blocks if isinstance(block, TextPart)]
-    if texts:
-        yield ChatMessage.model_validate({"role": role, "content": "\n".join(texts)})
+            yield ChatMessage.model_construct(role="tool", content=content, tool_call_id=block.tool_use_id)
+    text = text_of_blocks(blocks)
+    if text or not any(isinstance(block, ToolResultBlock) for block in blocks):
+        yield ChatMessage.model_construct(role=role, content=text)

@@ -17,9 +17,23 @@ from tessera.engine.contract.errors import RequestError
 class MessageEvents:
     """Events of one message; also makes the whole message where it is not streamed."""
 
-    def __init__(self, model: str, generation: Generation) -> None:
+    def __init__(
+        self,
+        model: str,
+        generation: Generation,
+        *,
+        applied_edits: list[dict[str, Any]] | None = None,
+        fills_context: bool = False,
+    ) -> None:
+        """
+        Args:
+            applied_edits: edits of the history to report; None where the request asked for none.
+            fills_context: the completion's token limit is what the context has room for.
+        """
         self._head = MessageHead(model)
         self._generation = generation
+        self._report = {} if applied_edits is None else {"context_management": {"applied_edits": applied_edits}}
+        self._fills_context = fills_context
         self._writer = BlockWriter()
         self._finish_reason: FinishReason | None = None
 
@@ -40,6 +54,7 @@ class MessageEvents:
                 "type": "message_delta",
                 "delta": {"stop_reason": reason, "stop_sequence": sequence},
                 "usage": messages_usage(self._generation.usage()),
+                **self._report,
             }
         )
         events.append({"type": "message_stop"})
@@ -52,11 +67,14 @@ class MessageEvents:
         """The finished message where it is not streamed."""
         self.delta(completion.as_delta())
         self._writer.finish()
-        return self._head.message(self._writer.blocks, *self._stop(), messages_usage(self._generation.usage()))
+        message = self._head.message(self._writer.blocks, *self._stop(), messages_usage(self._generation.usage()))
+        return {**message, **self._report}
 
     def _stop(self) -> tuple[str, str | None]:
         sequence = self._generation.choices[0].stop_string
         reason = stop_reason(self._finish_reason, sequence, uses_tools=self._writer.uses_tools)
+        if reason == "max_tokens" and self._fills_context:
+            reason = "model_context_window_exceeded"
         return reason, sequence
 
 

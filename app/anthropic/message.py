@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -88,13 +90,18 @@ class BlockWriter:
         if not self._open:
             return []
         block, text = self.blocks[-1], "".join(self._texts)
+        events: list[Event] = []
         if self._open == "tool_use":
             block["input"] = _parsed_input(text)
         else:
             block[self._open] = text
+        if self._open == "thinking":
+            block["signature"] = _signature(text)
+            events.append(self._delta({"type": "signature_delta", "signature": block["signature"]}, ""))
         self._open = ""
         self._texts = []
-        return [{"type": "content_block_stop", "index": len(self.blocks) - 1}]
+        events.append({"type": "content_block_stop", "index": len(self.blocks) - 1})
+        return events
 
     def _opened(self, kind: str, block: dict[str, Any]) -> list[Event]:
         if self._open == kind:
@@ -108,6 +115,11 @@ class BlockWriter:
     def _delta(self, delta: dict[str, Any], text: str) -> Event:
         self._texts.append(text)
         return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
+
+
+def _signature(thinking: str) -> str:
+    """Clients send reasoning back only with a signature, and some none without; it is not checked."""
+    return base64.b64encode(hashlib.blake2b(thinking.encode(), digest_size=32).digest()).decode()
 
 
 def _parsed_input(text: str) -> dict[str, Any]:

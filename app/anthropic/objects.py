@@ -8,7 +8,9 @@ from pydantic import ConfigDict, Field, RootModel
 
 from tessera.app.http.description import ApiObject
 
-StopReasonName: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReasonName: TypeAlias = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
 
 
 class MessageErrorFields(ApiObject):
@@ -55,6 +57,24 @@ class MessageUsage(ApiObject):
     output_tokens: int
 
 
+class ClearedToolUses(ApiObject):
+    type: Literal["clear_tool_uses_20250919"]
+    cleared_tool_uses: int
+    cleared_input_tokens: int
+
+
+class ClearedThinking(ApiObject):
+    type: Literal["clear_thinking_20251015"]
+    cleared_thinking_turns: int
+    cleared_input_tokens: int
+
+
+class AppliedEdits(ApiObject):
+    """Only where the request has `context_management`."""
+
+    applied_edits: list[Annotated[ClearedToolUses | ClearedThinking, Field(discriminator="type")]]
+
+
 class MessageObject(ApiObject):
     id: str
     type: Literal["message"]
@@ -64,10 +84,18 @@ class MessageObject(ApiObject):
     stop_reason: StopReasonName | None = Field(description="null only in message_start.")
     stop_sequence: str | None
     usage: MessageUsage
+    context_management: AppliedEdits | None = None
+
+
+class OriginalTokenCount(ApiObject):
+    original_input_tokens: int
 
 
 class TokenCount(ApiObject):
+    """`context_management` only where the request has it."""
+
     input_tokens: int
+    context_management: OriginalTokenCount | None = None
 
 
 class MessageStart(ApiObject):
@@ -100,10 +128,15 @@ class InputJsonDelta(ApiObject):
     partial_json: str
 
 
+class SignatureDelta(ApiObject):
+    type: Literal["signature_delta"]
+    signature: str
+
+
 class ContentBlockDelta(ApiObject):
     type: Literal["content_block_delta"]
     index: int
-    delta: Annotated[TextDelta | ThinkingDelta | InputJsonDelta, Field(discriminator="type")]
+    delta: Annotated[TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta, Field(discriminator="type")]
 
 
 class ContentBlockStop(ApiObject):
@@ -120,6 +153,7 @@ class MessageDeltaEvent(ApiObject):
     type: Literal["message_delta"]
     delta: StopFields
     usage: MessageUsage
+    context_management: AppliedEdits | None = None
 
 
 class MessageStop(ApiObject):

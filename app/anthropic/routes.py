@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.anthropic.conversation import chat_prompt, chat_request
+from tessera.app.anthropic.conversation import MessagesChat, PreparedChat, prepare_chat
 from tessera.app.anthropic.events import MessageEvents
 from tessera.app.anthropic.objects import MessageEvent, MessageObject, TokenCount
 from tessera.app.anthropic.schema import MessagesPrompt, MessagesRequest
 from tessera.app.generate.admission import admit
 from tessera.app.generate.completion import complete
-from tessera.app.generate.prompt import render_chat
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description
 from tessera.app.http.streaming import EventStream
-from tessera.engine.contract.errors import InvalidRequestError
 
 router = APIRouter(tags=["Anthropic"])
 
@@ -30,11 +30,10 @@ router = APIRouter(tags=["Anthropic"])
 async def create_message(http_request: Request) -> Response:
     admission = await admit(http_request, MessagesRequest)
     request, model = admission.request, admission.model
-    _check_thinking(model, request)
-    chat = chat_request(request)
-    chat.check()
-    generation = admission.start_chat(chat, await render_chat(model, chat))
-    events = MessageEvents(request.model, generation)
+    prepared = await prepare_chat(model, request)
+    chat, is_clamped = _clamped(model, prepared)
+    generation = admission.start_chat(chat, prepared.prompt)
+    events = MessageEvents(request.model, generation, applied_edits=prepared.applied_edits, fills_context=is_clamped)
     if request.stream:
         return EventStream(generation, events, model.settings)
     (completion,) = await complete(http_request, generation, model.settings.request_timeout)
@@ -49,19 +48,19 @@ async def create_message(http_request: Request) -> Response:
 )
 async def count_tokens(http_request: Request) -> Response:
     admission = await admit(http_request, MessagesPrompt)
-    _check_thinking(admission.model, admission.request)
-    chat = chat_prompt(admission.request)
-    chat.check()
-    prompt = await render_chat(admission.model, chat)
-    return json_response({"input_tokens": len(prompt.token_ids)})
+    prepared = await prepare_chat(admission.model, admission.request)
+    count: dict[str, Any] = {"input_tokens": len(prepared.prompt.token_ids)}
+    if prepared.applied_edits is not None:
+        count["context_management"] = {"original_input_tokens": prepared.num_original_tokens}
+    return json_response(count)
 
 
-def _check_thinking(model: ServedModel, request: MessagesPrompt) -> None:
-    """Refuse a `thinking` that has no effect on this model."""
-    if request.thinking is None:
-        return
-    can_be_switched = model.template is not None and "enable_thinking" in model.template.variables
-    wanted = request.thinking.type != "disabled"
-    if not can_be_switched and wanted != model.has_reasoning:
-        what = "has no reasoning" if wanted else "always reasons"
-        raise InvalidRequestError(f"thinking cannot be {request.thinking.type}: this model {what}.", param="thinking")
+def _clamped(model: ServedModel, prepared: PreparedChat) -> tuple[MessagesChat, bool]:
+    """The chat with a `max_tokens` that the context has room for, and whether that took a change.
+
+    Anthropic's clients ask for as much as the largest models write, whatever the model.
+    """
+    chat, room = prepared.chat, model.info.max_model_len - len(prepared.prompt.token_ids)
+    if chat.max_tokens is None or room < 1 or chat.max_tokens <= room:
+        return chat, False
+    return chat.model_copy(update={"max_tokens": room}), True

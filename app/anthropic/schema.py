@@ -5,36 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PlainValidator,
-    StrictBool,
-    Tag,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StrictBool
 
+from tessera.app.anthropic.blocks import ContentBlock, Message, unreadable
+from tessera.app.anthropic.context import ContextManagement
 from tessera.app.schema.chat import MAX_MESSAGES
 from tessera.app.schema.examples import HELLO, WEATHER_PARAMETERS
 from tessera.app.schema.fields import (
     MAX_INT32,
     MAX_NAME,
-    MAX_PARTS,
     MAX_STOP_LENGTH,
     JsonObject,
     Label,
     Off,
-    Text,
     TextContent,
-    TextPart,
     at_most,
+    integer,
     text_of,
     wrong,
 )
 from tessera.app.schema.generation_fields import SamplingFields
-from tessera.app.schema.request import RequestModel
+from tessera.app.schema.request import FieldValues, RequestModel, log_once
 from tessera.app.schema.structured_output import JsonSchema, JsonSchemaFormat
 from tessera.app.schema.tools import MAX_TOOL_DESCRIPTION, MAX_TOOLS, Tool, ToolChoice, ToolName
 from tessera.engine.contract.errors import InvalidRequestError
@@ -43,76 +34,31 @@ MAX_STOP_SEQUENCES = 64
 TEXT_KEYS = {"text": "text"}
 
 
-def _text(value: Any) -> str:
-    return text_of(value, TEXT_KEYS)
-
-
 def _text_or_none(value: Any) -> str | None:
     return None if value is None else text_of(value, TEXT_KEYS)
 
 
 OptionalText = Annotated[str | None, PlainValidator(_text_or_none, json_schema_input_type=TextContent | None)]
-ResultText = Annotated[
-    str, PlainValidator(lambda value: _text_or_none(value) or "", json_schema_input_type=TextContent | None)
-]
 
 
-class Block(BaseModel):
-    """Base of the content blocks. Marks for prompt caching are accepted: prefixes are cached without them."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+# Tools that a service runs for the model, by the beginnings of their types: `web_search_20250305`.
+_HOSTED_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_", "mcp_toolset")
 
 
-class ToolUseBlock(Block):
-    """A call that the assistant made earlier."""
-
-    type: Literal["tool_use"]
-    id: str = Field(min_length=1, max_length=MAX_NAME)
-    name: str = Field(max_length=MAX_NAME)
-    input: JsonObject
-
-
-class ToolResultBlock(Block):
-    """The result of the call `tool_use_id`."""
-
-    type: Literal["tool_result"]
-    tool_use_id: str = Field(max_length=MAX_NAME)
-    content: ResultText = ""
-    is_error: Off = False
-
-
-class ThinkingBlock(Block):
-    """Reasoning of an earlier turn; its signature is not needed."""
-
-    type: Literal["thinking"]
-    thinking: Text
-
-
-def _block_type(block: Any) -> str | None:
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-    return kind if type(kind) is str else None
-
-
-ContentBlock = Annotated[
-    Annotated[TextPart, Tag("text")]
-    | Annotated[ToolUseBlock, Tag("tool_use")]
-    | Annotated[ToolResultBlock, Tag("tool_result")]
-    | Annotated[ThinkingBlock, Tag("thinking")],
-    Discriminator(_block_type),
-]
-Blocks = Annotated[list[ContentBlock], Field(max_length=MAX_PARTS)]
-
-
-def _as_blocks(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if type(value) is str else value
-
-
-class Message(BaseModel):
-    """`content` is a string or a list of blocks."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    role: Literal["user", "assistant", "system"]
-    content: Annotated[Blocks, BeforeValidator(_as_blocks, json_schema_input_type=Text | Blocks)]
+def _own_tools(value: Any) -> Any:
+    """The client's own tools. Those that a service would run are left out, because there is none here."""
+    if type(value) is not list:
+        return value
+    own = []
+    for tool in value:
+        kind = tool.get("type") if type(tool) is dict else None
+        if type(kind) is str and kind.startswith(_HOSTED_TOOLS):
+            log_once(
+                f"tool {kind}", "tools of the type %s are not shown to the model: nothing here runs them", kind[:80]
+            )
+        else:
+            own.append(tool)
+    return own
 
 
 def _custom_only(value: Any) -> Any:
@@ -154,17 +100,12 @@ class MessageToolChoice(BaseModel):
         return ToolChoice(mode="required" if self.type == "any" else self.type)
 
 
-def _no_budget(value: Any) -> None:
-    if value is not None:
-        raise wrong("is not supported: how long the model thinks cannot be limited apart from max_tokens")
-
-
 class Thinking(BaseModel):
-    """For models whose chat template can turn reasoning on and off; a budget cannot be set."""
+    """Whether the model reasons first, where that can be switched, and for how many tokens at most."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[None, PlainValidator(_no_budget, json_schema_input_type=None)] = None
+    budget_tokens: int | None = integer(0, MAX_INT32, "Most tokens of reasoning; it is ended there.")
 
 
 class MessageMetadata(BaseModel):
@@ -181,11 +122,11 @@ class MessageFormat(BaseModel):
 
 
 class OutputConfig(BaseModel):
-    """Structured output; the effort cannot be set."""
+    """Structured output, and the effort, for chat templates that know it as `reasoning_effort`."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     format: MessageFormat | None = None
-    effort: None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 StopSequences = Annotated[
@@ -196,25 +137,27 @@ StopSequences = Annotated[
 class MessagesPrompt(RequestModel):
     """The fields that decide the prompt: the whole body of /v1/messages/count_tokens."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    refused: ClassVar[FieldValues] = {
         "container": (),
-        "context_management": (),
-        "inference_geo": (),
         "mcp_servers": ([],),
-        "output_format": (),
-        "speed": ("standard",),
     }
+    hints: ClassVar[FieldValues] = {"inference_geo": (), "speed": ("standard",)}
 
     examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {"plain": {"model": "MODEL", "messages": HELLO}}
 
     model: str = Field(max_length=MAX_NAME)
     messages: Annotated[list[Message], at_most(MAX_MESSAGES)] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: OptionalText = None
-    tools: list[Annotated[MessageTool, BeforeValidator(_custom_only)]] | None = Field(
-        default=None, max_length=MAX_TOOLS
-    )
+    tools: Annotated[
+        list[Annotated[MessageTool, BeforeValidator(_custom_only)]] | None,
+        Field(max_length=MAX_TOOLS),
+        BeforeValidator(_own_tools),
+    ] = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: MessageFormat | None = Field(default=None, description="The older name of `output_config.format`.")
+    context_management: ContextManagement | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=64)
 
     def check(self) -> None:
@@ -224,28 +167,42 @@ class MessagesPrompt(RequestModel):
             raise InvalidRequestError(
                 "tool_choice.name is required where its type is 'tool'.", param="tool_choice.name"
             )
+        has_history = any(message.role == "assistant" for message in self.messages)
         for index, message in enumerate(self.messages):
-            if not message.content and (message.role != "assistant" or index < len(self.messages) - 1):
+            if not message.content and message.role != "assistant":
                 path = f"messages[{index}].content"
                 raise InvalidRequestError(f"{path} must have at least one block.", param=path)
             for position, block in enumerate(message.content):
-                path = f"messages[{index}].content[{position}]"
-                allowed = "user" if isinstance(block, ToolResultBlock) else "assistant"
-                if not isinstance(block, TextPart) and message.role != allowed:
-                    raise InvalidRequestError(
-                        f"{path}: '{block.type}' belongs in messages of role '{allowed}'.", param=path
-                    )
+                _check_block(block, message.role, f"messages[{index}].content[{position}]", has_history=has_history)
+
+
+# Blocks that only one role may have; all others stand anywhere.
+_ROLES = {"tool_use": "assistant", "tool_result": "user", "thinking": "assistant", "redacted_thinking": "assistant"}
+
+
+def _check_block(block: ContentBlock, role: str, path: str, *, has_history: bool) -> None:
+    """Refuse a block that belongs elsewhere, and at the beginning of a conversation one that cannot be read.
+
+    Later on such a block stands in the history that a client sends again and again, and a refusal would end its
+    session.
+    """
+    allowed = _ROLES.get(block.type, role)
+    if role != allowed:
+        raise InvalidRequestError(f"{path}: '{block.type}' belongs in messages of role '{allowed}'.", param=path)
+    kind = unreadable(block)
+    if kind is not None and not has_history:
+        raise InvalidRequestError(f"{path} is of the type '{kind[:80]}', but this model reads text only.", param=path)
 
 
 class MessagesRequest(MessagesPrompt, SamplingFields):
     """A conversation, one completion of it. A final message of the assistant is continued."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    refused: ClassVar[FieldValues] = {
         **MessagesPrompt.refused,
         "prompt_logprobs": (),
         "response_format": ({"type": "text"},),
-        "service_tier": ("auto", "standard_only"),
     }
+    hints: ClassVar[FieldValues] = {**MessagesPrompt.hints, "service_tier": ("auto", "standard_only")}
 
     examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "plain": {"model": "MODEL", "max_tokens": 64, "messages": HELLO},
@@ -261,12 +218,12 @@ class MessagesRequest(MessagesPrompt, SamplingFields):
     stop_sequences: StopSequences | None = None
     stream: Off = False
     metadata: MessageMetadata | None = None
-    output_config: OutputConfig | None = None
 
     @property
     def response_format(self) -> JsonSchemaFormat | None:
         """`output_config.format` as Chat Completions has it."""
         output = self.output_config.format if self.output_config is not None else None
+        output = output or self.output_format
         if output is None:
             return None
         return JsonSchemaFormat(type="json_schema", json_schema=JsonSchema(name="answer", schema=output.definition))

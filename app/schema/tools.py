@@ -22,7 +22,7 @@ from tessera.app.schema.fields import JsonObject, wrong
 from tessera.engine.contract.errors import InvalidRequestError
 
 MAX_TOOLS = 128
-MAX_TOOL_NAME = 64
+MAX_TOOL_NAME = 128  # as Anthropic's API allows; OpenAI's 64 are too few for the names of MCP servers' tools
 MAX_TOOL_DESCRIPTION = 65536
 
 _TOOL_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_TOOL_NAME}}}")

@@ -11,7 +11,7 @@ import orjson
 from tessera.app.tools.json_value import SPACE, JsonValue
 from tessera.app.tools.parts import PartWriter, new_call_id
 
-MAX_CALLED_NAME = 64
+MAX_CALLED_NAME = 128
 MAX_KEY = 256  # characters of a member's name as it is written, with its quotes
 MAX_NAME = 2 * MAX_CALLED_NAME  # of the called name
 CALLED_NAME = re.compile(rf"[a-zA-Z0-9_.-]{{1,{MAX_CALLED_NAME}}}")

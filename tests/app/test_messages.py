@@ -224,27 +224,47 @@ def test_thinking(tmp_path: Path) -> None:
         assert final.content[0].thinking == "hm, so"
 
 
+@pytest.mark.parametrize("kind", ["disabled", "enabled", "adaptive"])
 @pytest.mark.parametrize(
-    ("template", "kind", "outcome"),
+    ("template", "off", "on"),
     [
-        ("{% if enable_thinking %}<think>{% endif %}ask", "disabled", "ask"),
-        ("{% if enable_thinking %}<think>{% endif %}ask", "enabled", "<think>ask"),
-        ("{# <think></think> #}ask", "disabled", None),
-        ("{# <think></think> #}ask", "enabled", "ask"),
-        ("ask", "disabled", "ask"),
-        ("ask", "enabled", None),
+        ("{% if enable_thinking %}<think>{% endif %}ask", "ask", "<think>ask"),
+        ("{% if thinking %}<think>{% endif %}ask", "ask", "<think>ask"),
+        ("{# <think></think> #}ask", "ask", "ask"),
+        ("ask", "ask", "ask"),
     ],
 )
-def test_thinking_is_switched_or_refused(tmp_path: Path, template: str, kind: str, outcome: str | None) -> None:
+def test_thinking_is_switched_where_the_template_can(
+    tmp_path: Path, template: str, kind: str, off: str, on: str
+) -> None:
     client = says("</think>ok")
     with serve(client, settings_for(write_model_folder(tmp_path, template=template))) as url:
         response = httpx.post(f"{url}/v1/messages", json={**ASK, "thinking": {"type": kind}})
-    if outcome is None:
-        assert response.status_code == 400
-        assert "thinking" in response.json()["error"]["message"]
-    else:
-        assert response.status_code == 200
-        assert prompt_of(client) == outcome
+    assert response.status_code == 200
+    assert prompt_of(client) == (off if kind == "disabled" else on)
+
+
+def test_reasoning_survives_a_round_trip_through_the_sdk(tmp_path: Path) -> None:
+    client = says("<think>hm, so</think>fine")
+    with sdk(client, tool_settings(tmp_path)) as api:
+        with api.messages.stream(**ASK) as stream:
+            message = stream.get_final_message()
+        assert message.content[0].signature
+        assert message.content[0].signature == api.messages.create(**ASK).content[0].signature
+        history: Any = [*ASK["messages"], {"role": "assistant", "content": message.content}]
+        api.messages.create(**{**ASK, "messages": [*history, {"role": "user", "content": "go on"}]})
+    assert "<think>hm, so</think>fine" in prompt_of(client)
+
+
+@pytest.mark.parametrize(("effort", "shown"), [("low", "low"), ("xhigh", "xhigh"), ("max", "xhigh")])
+def test_effort_reaches_templates_that_know_it(tmp_path: Path, effort: Any, shown: str) -> None:
+    client = says("ok")
+    folder = write_model_folder(tmp_path, template="{{ reasoning_effort }} ask")
+    with sdk(client, settings_for(folder)) as api:
+        api.messages.create(**ASK, output_config={"effort": effort})
+        assert prompt_of(client) == f"{shown} ask"
+        counted = api.messages.count_tokens(model="tiny", messages=ASK["messages"], output_config={"effort": effort})
+        assert counted.input_tokens == len(client.submissions[0].prompt)
 
 
 def test_keys_and_errors(tmp_path: Path) -> None:
@@ -277,17 +297,19 @@ def test_a_failure_in_mid_stream(settings: AppSettings) -> None:
 
 
 TEXT_BLOCK = {"type": "text", "text": "x"}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": ""}
 WRONG: list[tuple[str, Any, str]] = [
     ("max_tokens", None, "max_tokens"),
     ("max_tokens", 0, "max_tokens"),
     ("max_tokens", 2**63, "max_tokens"),
-    ("max_tokens", 4000, "max_tokens"),
     ("messages", [], "messages"),
     ("messages", [{"role": "robot", "content": "x"}], "messages[0].role"),
     ("messages", [{"role": "user"}], "messages[0].content"),
     ("messages", [{"role": "user", "content": []}], "messages[0].content"),
     ("messages", [{"role": "user", "content": [{"type": "image", "source": {}}]}], "messages[0].content[0]"),
-    ("messages", [{"role": "user", "content": [{"type": "document"}]}], "messages[0].content[0]"),
+    ("messages", [{"role": "user", "content": [{"type": "document"}]}], "messages[0].content[0].source"),
+    ("messages", [{"role": "user", "content": [{"type": "document", "source": PDF}]}], "messages[0].content[0] is"),
+    ("messages", [{"role": "user", "content": [{"type": "riddle"}]}], "messages[0].content[0] is of the type 'riddle'"),
     ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
     (
         "messages",
@@ -303,17 +325,18 @@ WRONG: list[tuple[str, Any, str]] = [
     ("stop_sequences", [""], "stop_sequences"),
     ("stop_sequences", "a", "stop_sequences"),
     ("stream", "yes", "stream"),
-    ("tools", [{"type": "web_search_20250305", "name": "web_search"}], "tools[0]"),
+    ("tools", [{"type": "computer_20250124", "name": "computer"}], "tools[0]"),
+    ("context_management", {"edits": [{}]}, "context_management.edits[0]"),
     ("tools", [{"name": "f"}], "tools[0].input_schema"),
     ("tools", [{"name": "no spaces", "input_schema": {}}], "tools[0].name"),
     ("tool_choice", {"type": "any"}, "tool_choice"),
     ("tool_choice", {"type": "tool"}, "tool_choice.name"),
     ("tool_choice", {"type": "maybe"}, "tool_choice.type"),
-    ("thinking", {"type": "enabled", "budget_tokens": 1024}, "thinking.budget_tokens"),
+    ("thinking", {"type": "enabled", "budget_tokens": -1}, "thinking.budget_tokens"),
+    ("thinking", {"type": "sometimes"}, "thinking.type"),
     ("container", "c", "container"),
     ("mcp_servers", [{}], "mcp_servers"),
-    ("output_config", {"effort": "low"}, "output_config"),
-    ("service_tier", "priority", "service_tier"),
+    ("output_config", {"effort": "some"}, "output_config.effort"),
 ]
 
 

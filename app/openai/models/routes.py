@@ -10,6 +10,7 @@ from starlette.responses import Response
 from tessera.app.generate.served_model import ServedModel, model_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description, PathName
+from tessera.app.openai.models.anthropic_form import HEADER, model_info, model_page
 from tessera.app.openai.models.objects import ModelList, ModelObject
 
 router = APIRouter(tags=["OpenAI"])
@@ -25,6 +26,8 @@ async def list_models(http_request: Request) -> Response:
     model = model_of(http_request)
     settings = model.settings
     models = [_model_object(model, name) for name in (*settings.served_model_names, *settings.embedding_model_names)]
+    if HEADER in http_request.headers:
+        return json_response(model_page(models))
     return json_response({"object": "list", "data": models})
 
 
@@ -38,7 +41,8 @@ async def retrieve_model(http_request: Request, name: PathName) -> Response:
     model = model_of(http_request)
     if name not in model.settings.embedding_model_names:
         model.check_name(name)
-    return json_response(_model_object(model, name))
+    found = _model_object(model, name)
+    return json_response(model_info(found) if HEADER in http_request.headers else found)
 
 
 def _model_object(model: ServedModel, name: str) -> dict[str, Any]:

@@ -1,0 +1,245 @@
+"""Content blocks of messages and of tool results. What a text model cannot read becomes a text that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from tessera.app.schema.fields import MAX_NAME, MAX_PARTS, JsonObject, Label, Off, Text, TextContent, TextPart
+from tessera.app.schema.request import log_once
+
+
+class Block(BaseModel):
+    """Base of the content blocks. Marks for prompt caching are accepted: prefixes are cached without them."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class ImageBlock(Block):
+    """A picture, which a text model cannot see."""
+
+    type: Literal["image"]
+
+
+class PlainTextSource(Block):
+    type: Literal["text"]
+    data: Text
+
+
+class ContentSource(Block):
+    """A document given as text or as blocks."""
+
+    type: Literal["content"]
+    content: Text | Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS)]
+
+    @property
+    def data(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        texts = [part.get("text") if part.get("type") == "text" else left_out("image") for part in self.content]
+        return "\n".join(text for text in texts if isinstance(text, str))
+
+
+class OtherSource(Block):
+    """A PDF or a file, whose text is not known here."""
+
+    type: str
+
+
+def _type_of(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if type(kind) is str else None
+
+
+def _source_type(source: Any) -> str | None:
+    kind = _type_of(source)
+    return kind if kind in ("text", "content", None) else "other"
+
+
+class DocumentBlock(Block):
+    """A document; its plain text is read."""
+
+    type: Literal["document"]
+    source: Annotated[
+        Annotated[PlainTextSource, Tag("text")]
+        | Annotated[ContentSource, Tag("content")]
+        | Annotated[OtherSource, Tag("other")],
+        Discriminator(_source_type),
+    ]
+    title: Label | None = None
+    context: Text | None = None
+
+
+class SearchResultBlock(Block):
+    """A passage that the client found."""
+
+    type: Literal["search_result"]
+    source: Text
+    title: Text
+    content: TextContent
+
+
+class ToolReferenceBlock(Block):
+    """A tool that a search for tools found; its definition is among the request's tools."""
+
+    type: Literal["tool_reference"]
+    tool_name: str = Field(max_length=MAX_NAME)
+
+
+class OtherBlock(Block):
+    """A block of a service that is not here, such as a web search, or of a newer API."""
+
+    type: str = Field(max_length=MAX_NAME)
+
+
+def _as_blocks(value: Any) -> Any:
+    if value is None:
+        return []
+    return [{"type": "text", "text": value}] if type(value) is str else value
+
+
+_RESULT_TYPES = frozenset({"text", "image", "document", "search_result", "tool_reference"})
+
+
+def _result_type(block: Any) -> str | None:
+    kind = _type_of(block)
+    return kind if kind in _RESULT_TYPES or kind is None else "other"
+
+
+ResultBlock = Annotated[
+    Annotated[TextPart, Tag("text")]
+    | Annotated[ImageBlock, Tag("image")]
+    | Annotated[DocumentBlock, Tag("document")]
+    | Annotated[SearchResultBlock, Tag("search_result")]
+    | Annotated[ToolReferenceBlock, Tag("tool_reference")]
+    | Annotated[OtherBlock, Tag("other")],
+    Discriminator(_result_type),
+]
+ResultBlocks = Annotated[list[ResultBlock], Field(max_length=MAX_PARTS)]
+
+
+class ToolUseBlock(Block):
+    """A call that the assistant made earlier."""
+
+    type: Literal["tool_use"]
+    id: str = Field(min_length=1, max_length=MAX_NAME)
+    name: str = Field(max_length=MAX_NAME)
+    input: JsonObject
+
+
+class ToolResultBlock(Block):
+    """The result of the call `tool_use_id`."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str = Field(max_length=MAX_NAME)
+    content: Annotated[
+        ResultBlocks, BeforeValidator(_as_blocks, json_schema_input_type=Text | ResultBlocks | None)
+    ] = []
+    is_error: Off = False
+
+    @property
+    def text(self) -> str:
+        return text_of_blocks(self.content)
+
+
+class ThinkingBlock(Block):
+    """Reasoning of an earlier turn; its signature is not needed."""
+
+    type: Literal["thinking"]
+    thinking: Text
+
+
+class RedactedThinkingBlock(Block):
+    """Reasoning that only another service can read; left out."""
+
+    type: Literal["redacted_thinking"]
+
+
+class CompactionBlock(Block):
+    """A summary of what stood before it."""
+
+    type: Literal["compaction"]
+    content: Text | None = None
+
+
+_MESSAGE_TYPES = _RESULT_TYPES | {"tool_use", "tool_result", "thinking", "redacted_thinking", "compaction"}
+
+
+def _block_type(block: Any) -> str | None:
+    kind = _type_of(block)
+    return kind if kind in _MESSAGE_TYPES or kind is None else "other"
+
+
+ContentBlock = Annotated[
+    Annotated[TextPart, Tag("text")]
+    | Annotated[ImageBlock, Tag("image")]
+    | Annotated[DocumentBlock, Tag("document")]
+    | Annotated[SearchResultBlock, Tag("search_result")]
+    | Annotated[ToolReferenceBlock, Tag("tool_reference")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[ToolResultBlock, Tag("tool_result")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
+    | Annotated[CompactionBlock, Tag("compaction")]
+    | Annotated[OtherBlock, Tag("other")],
+    Discriminator(_block_type),
+]
+Blocks = Annotated[list[ContentBlock], Field(max_length=MAX_PARTS)]
+
+
+class Message(BaseModel):
+    """`content` is a string or a list of blocks."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[Blocks, BeforeValidator(_as_blocks, json_schema_input_type=Text | Blocks)]
+
+
+def unreadable(block: ContentBlock) -> str | None:
+    """The type of a block that a text model cannot read; None for all others."""
+    if isinstance(block, ImageBlock | OtherBlock):
+        return block.type
+    if isinstance(block, DocumentBlock) and isinstance(block.source, OtherSource):
+        return f"document with a source of type '{block.source.type[:40]}'"
+    return None
+
+
+def left_out(what: str) -> str:
+    """The text that stands in a prompt for what cannot be read; the log says so once."""
+    log_once(f"block {what}", "content of the type %s is left out of prompts: the model reads text only", what[:80])
+    article = "An" if what[0] in "aeiou" else "A"
+    return f"[{article} {what} was left out: this model reads text only.]"
+
+
+def text_of_blocks(blocks: Iterable[ContentBlock]) -> str:
+    """Everything in the blocks that can be read, in lines."""
+    texts = map(_text_of, blocks)
+    return "\n".join(text for text in texts if text is not None)
+
+
+def _text_of(block: ContentBlock) -> str | None:
+    if isinstance(block, TextPart):
+        return block.text
+    if isinstance(block, ImageBlock):
+        return left_out("image")
+    if isinstance(block, DocumentBlock):
+        return _document_text(block)
+    if isinstance(block, SearchResultBlock):
+        content = block.content
+        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+        return f"{block.title}\n{block.source}\n{text}"
+    if isinstance(block, ToolReferenceBlock):
+        return f"The tool {block.tool_name} can be used now."
+    if isinstance(block, CompactionBlock):
+        return block.content
+    if isinstance(block, OtherBlock):
+        log_once(f"block {block.type}", "blocks of the type %s are left out of prompts", block.type[:80])
+    return None
+
+
+def _document_text(block: DocumentBlock) -> str:
+    source = block.source
+    data = left_out("document") if isinstance(source, OtherSource) else source.data
+    return "\n".join(text for text in (block.title, block.context, data) if text)
