@@ -25,14 +25,13 @@ from tessera.app.schema.chat import ChatMessage, ChatRequest, ToolCall, ToolCall
 from tessera.app.schema.generation_fields import SamplingFields
 from tessera.engine.contract.errors import ContextLengthError
 
-EFFORTS = {"max": "xhigh"}  # to the names that chat templates know, where they differ
-
 
 class MessagesChat(ChatRequest):
     """The chat that a request amounts to; its fields have been checked under the names of the Messages API."""
 
     model_config = ConfigDict(defer_build=True)  # never validated
     response_format_param: ClassVar[str] = "output_config.format"
+    always_clamps: ClassVar[bool] = True
 
 
 @dataclass(slots=True)
@@ -114,7 +113,7 @@ def _template_kwargs(request: MessagesPrompt) -> dict[str, Any]:
     kwargs: dict[str, Any] = {}
     effort = request.output_config.effort if request.output_config is not None else None
     if effort is not None:
-        kwargs["reasoning_effort"] = EFFORTS.get(effort, effort)
+        kwargs["reasoning_effort"] = effort
     if request.thinking is not None:
         kwargs["enable_thinking"] = kwargs["thinking"] = request.thinking.type != "disabled"
     return {**kwargs, **(request.chat_template_kwargs or {})}

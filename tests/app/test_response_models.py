@@ -44,6 +44,32 @@ USAGE = {"stream_options": {"include_usage": True}}
 COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
 RESPONSE: dict[str, Any] = {"model": "tiny", "input": "hello"}
 MESSAGE: dict[str, Any] = {"model": "tiny", "max_tokens": 64, "messages": HELLO}
+LONG_RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "rain " * 20}
+EDITED: dict[str, Any] = {
+    "messages": [
+        *HELLO,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm"},
+                {"type": "tool_use", "id": "t", "name": "weather", "input": {}},
+            ],
+        },
+        {"role": "user", "content": [LONG_RESULT]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "so"}]},
+        *HELLO,
+    ],
+    "context_management": {
+        "edits": [
+            {"type": "clear_thinking_20251015"},
+            {
+                "type": "clear_tool_uses_20250919",
+                "trigger": {"type": "tool_uses", "value": 0},
+                "keep": {"type": "tool_uses", "value": 0},
+            },
+        ]
+    },
+}
 ITEMS = [
     {"role": "user", "content": "hello"},
     {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}], "content": "hm"},
@@ -113,9 +139,10 @@ CASES: dict[str, list[Case]] = {
         ),
         Case({**MESSAGE, "max_tokens": 3}),
         Case({**MESSAGE, "stop_sequences": ["w"]}),
+        Case({**MESSAGE, "max_tokens": 64, **EDITED}),
         Case(MESSAGE, FAILS),
     ],
-    "countTokens": [Case({"model": "tiny", "messages": HELLO})],
+    "countTokens": [Case({"model": "tiny", "messages": HELLO}), Case({"model": "tiny", "messages": HELLO, **EDITED})],
     "tokenize": [Case({"prompt": "hello"}), Case({"messages": HELLO, "return_token_strs": True})],
     "detokenize": [Case({"tokens": [5, 6, 7]})],
     "health": [Case()],
