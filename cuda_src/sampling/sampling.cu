@@ -3,6 +3,7 @@
 #include "choice.cuh"
 #include "cluster.cuh"
 #include "philox.cuh"
+#include "sampling_row.cuh"
 #include "token_filter.cuh"
 
 constexpr int GROUP = 4;  // ids that share one call of the random generator
@@ -216,10 +217,8 @@ __device__ __forceinline__ Choice best_of_blocks(Choice best, Choice (&bests)[BL
 
 // CACHED: `cached_keys` is shared memory for the keys of a block's part of the vocabulary.
 template <int BLOCKS, int NUM_THREADS, bool FILTERED, bool CACHED>
-__device__ __forceinline__ void sample_row(const float* logits, const int* slots, const float* temperature,
-                                           const int* top_k, const float* top_p, const float* min_p,
-                                           const unsigned long long* seeds, const int* positions,
-                                           int* token_ids, int vocab_size, unsigned* cached_keys) {
+__device__ __forceinline__ void sample_row(const float* logits, const SamplingRow* rows, int* token_ids,
+                                           int vocab_size, unsigned* cached_keys) {
   using Blocks = Cluster<BLOCKS>;
   __shared__ Choice bests[2][BLOCKS];
   __shared__ unsigned best_score;
@@ -230,28 +229,23 @@ __device__ __forceinline__ void sample_row(const float* logits, const int* slots
   wait_for_earlier_kernels();
   Blocks::wait();
   const bool reports = Blocks::rank() == 0 && threadIdx.x == 0;
-  if (slots[row_index] < 0) {
+  const SamplingRow parameters = rows[row_index];  // all at once: memory is far
+  if (parameters.slot < 0) {
     if (reports) token_ids[row_index] = -1;
     return;
   }
 
-  // All at once: memory is far.
-  const unsigned long long seed = seeds[row_index];
-  const int position = positions[row_index];
-  const float min_probability = FILTERED ? min_p[row_index] : 0.0f;
-  const int most_kept = FILTERED ? top_k[row_index] : 0;
-  const float mass_kept = FILTERED ? top_p[row_index] : 1.0f;
   const int part = ceil_div(ceil_div(vocab_size, BLOCKS), GROUP) * GROUP;
   Row row;
   row.logits = logits + static_cast<long long>(row_index) * vocab_size;
   row.begin = min(Blocks::rank() * part, vocab_size);
   row.end = min(row.begin + part, vocab_size);
-  row.temperature = temperature[row_index];
+  row.temperature = parameters.temperature;
   Choice best = best_of_blocks(best_of_part<NUM_THREADS>(row), bests[0]);
   row.maximum = score_of(best);
 
   if (isfinite(row.maximum) && row.temperature > 0.0f) {
-    const bool filters = FILTERED && (min_probability > 0.0f || most_kept > 0 || mass_kept < 1.0f);
+    const bool filters = FILTERED && (parameters.flags & RowFlag::FILTERED) != 0;
     unsigned cutoff = LAST_KEY;
     if (filters) {
       __shared__ TokenFilter<BLOCKS, NUM_THREADS> filter;
@@ -263,10 +257,10 @@ __device__ __forceinline__ void sample_row(const float* logits, const int* slots
           if (id < row.end) keys.store(cached_keys + (id - row.begin));
         });
       }
-      cutoff = filter.cutoff(RowKeys<NUM_THREADS, CACHED>{row, cached_keys}, min_probability, most_kept,
-                             mass_kept);
+      cutoff = filter.cutoff(RowKeys<NUM_THREADS, CACHED>{row, cached_keys}, parameters.min_p,
+                             parameters.top_k, parameters.top_p);
     }
-    GumbelChoice choice(row, cutoff, seed, position, &best_score);
+    GumbelChoice choice(row, cutoff, parameters.seed, parameters.position, &best_score);
     if (CACHED && filters) {
       const int lane_ids = threadIdx.x % WARP_SIZE * GROUP;
 #pragma unroll 1
@@ -291,20 +285,16 @@ __device__ __forceinline__ void sample_row(const float* logits, const int* slots
 }
 
 // token_ids[s] = a token of row s as Ops.sample defines it, -1 where the maximum is not finite or the row is
-// padding. Not FILTERED promises that all filters are off.
+// padding. Not FILTERED promises that no row has the flag.
 //
-// logits [num_rows, vocab_size] float; per row, [num_rows]: slots int32 (below 0: padding), temperature float
-// (0: greedy), top_k int32 (0: off), top_p float (1: off), min_p float (0: off), seeds uint64, positions
-// int32; token_ids [num_rows] int32. Layout: row-major; 16-byte loads where the row's address allows. Nothing
-// depends on other rows, nor on the number of blocks. Grid: (1, num_rows); block: 1024 threads; 21 KB of
+// logits [num_rows, vocab_size] float; rows [num_rows] SamplingRow (slot below 0: padding); token_ids
+// [num_rows] int32. Layout: row-major; 16-byte loads where the row's address allows. Nothing depends on other
+// rows, nor on the number of blocks. Grid: (1, num_rows); block: 1024 threads; 21 KB of
 // static shared memory. Unit of work: one block a row.
 template <bool FILTERED>
 __global__ void __launch_bounds__(THREADS)
-    sample_kernel(const float* logits, const int* slots, const float* temperature, const int* top_k,
-                  const float* top_p, const float* min_p, const unsigned long long* seeds,
-                  const int* positions, int* token_ids, int vocab_size) {
-  sample_row<1, THREADS, FILTERED, false>(logits, slots, temperature, top_k, top_p, min_p, seeds, positions,
-                                          token_ids, vocab_size, nullptr);
+    sample_kernel(const float* logits, const SamplingRow* rows, int* token_ids, int vocab_size) {
+  sample_row<1, THREADS, FILTERED, false>(logits, rows, token_ids, vocab_size, nullptr);
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -316,12 +306,10 @@ __global__ void __launch_bounds__(THREADS)
 // row.
 template <bool FILTERED>
 __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS, FILTERED ? 2 : 3)
-    sample_cluster_kernel(const float* logits, const int* slots, const float* temperature, const int* top_k,
-                          const float* top_p, const float* min_p, const unsigned long long* seeds,
-                          const int* positions, int* token_ids, int vocab_size) {
+    sample_cluster_kernel(const float* logits, const SamplingRow* rows, int* token_ids, int vocab_size) {
   extern __shared__ __align__(16) unsigned cached_keys[];
-  sample_row<CLUSTER_BLOCKS, CLUSTER_THREADS, FILTERED, FILTERED>(
-      logits, slots, temperature, top_k, top_p, min_p, seeds, positions, token_ids, vocab_size, cached_keys);
+  sample_row<CLUSTER_BLOCKS, CLUSTER_THREADS, FILTERED, FILTERED>(logits, rows, token_ids, vocab_size,
+                                                                  cached_keys);
 }
 
 #endif

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import enum
 import math
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 import msgspec
+import numpy as np
 
 from tessera.engine.contract.errors import InvalidRequestError
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 128
+MAX_INT32 = 2**31 - 1
 MAX_SEED = 2**64 - 1
 MAX_GRAMMAR_LENGTH = 2**18
 MAX_ALLOWED_TOKEN_IDS = 2**16
@@ -54,6 +57,38 @@ class Grammar(msgspec.Struct, frozen=True):
                 _token_id(self.param, token_id, vocab_size)
 
 
+class RowFlag(enum.IntEnum):
+    """Bits for the work that a row of logits needs beyond the choice of a token.
+
+    No IntFlag, whose operators take a microsecond; sets of flags are plain integers.
+    """
+
+    PENALIZED = 1  # by the tokens in its prompt and output
+    FILTERED = 2  # not all tokens can be chosen
+    BIASED = 4
+    SUPPRESSED = 8  # its end ids, until min_tokens
+    CONSTRAINED = 16  # by a token mask
+    LOGPROBS = 32  # are reported
+
+    ADJUSTED = PENALIZED | BIASED | SUPPRESSED  # logits change
+
+
+class RowParameter(NamedTuple):
+    """Annotation that makes a field of SamplingParams a field of `SAMPLING_ROW`, which kernels read by the same name.
+
+    Attributes:
+        type: of the field in the row.
+        low, high: the values accepted; `open_low` excludes `low` itself.
+        flag: set on a row whose value is not the field's default, which must mean off.
+    """
+
+    type: type[np.generic]
+    low: float
+    high: float
+    flag: RowFlag | None = None
+    open_low: bool = False
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling settings of one sequence, complete: every default has been filled in.
 
@@ -83,16 +118,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     max_tokens: int
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    min_tokens: Annotated[int, RowParameter(np.int32, 0, MAX_INT32, RowFlag.SUPPRESSED)] = 0
+    temperature: Annotated[float, RowParameter(np.float32, 0.0, 2.0)] = 1.0
+    top_k: Annotated[int, RowParameter(np.int32, 0, MAX_INT32, RowFlag.FILTERED)] = 0
+    top_p: Annotated[float, RowParameter(np.float32, 0.0, 1.0, RowFlag.FILTERED, open_low=True)] = 1.0
+    min_p: Annotated[float, RowParameter(np.float32, 0.0, 1.0, RowFlag.FILTERED)] = 0.0
+    repetition_penalty: Annotated[float, RowParameter(np.float32, 0.0, 10.0, RowFlag.PENALIZED, open_low=True)] = 1.0
+    presence_penalty: Annotated[float, RowParameter(np.float32, -2.0, 2.0, RowFlag.PENALIZED)] = 0.0
+    frequency_penalty: Annotated[float, RowParameter(np.float32, -2.0, 2.0, RowFlag.PENALIZED)] = 0.0
+    seed: Annotated[int, RowParameter(np.uint64, 0, MAX_SEED)] = 0
     logit_bias: dict[int, float] = {}
-    seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -106,21 +141,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature == 0.0
 
     @property
-    def has_penalties(self) -> bool:
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+    def flags(self) -> int:
+        """RowFlags of the work that a row with these settings needs."""
+        flags = 0
+        for name, flag, off in _FLAGGED:
+            if getattr(self, name) != off:
+                flags |= flag
+        if self.greedy:
+            flags &= ~RowFlag.FILTERED  # which never excludes the most probable token
+        if self.logit_bias:
+            flags |= RowFlag.BIASED
+        if self.logprobs is not None:
+            flags |= RowFlag.LOGPROBS
+        return flags
 
     def verify(self, vocab_size: int) -> None:
         """Raise InvalidRequestError naming the first field that is out of range or not finite."""
-        _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _in_range("max_tokens", self.max_tokens, 1, MAX_INT32)
         _in_range("min_tokens", self.min_tokens, 0, self.max_tokens)
-        _in_range("temperature", self.temperature, 0.0, 2.0)
-        _in_range("top_k", self.top_k, 0, 2**31 - 1)
-        _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _in_range("min_p", self.min_p, 0.0, 1.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
-        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _in_range("seed", self.seed, 0, MAX_SEED)
+        for name, parameter in ROW_PARAMETERS.items():
+            _in_range(name, getattr(self, name), parameter.low, parameter.high, open_low=parameter.open_low)
         if self.logprobs is not None:
             _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
@@ -145,6 +185,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 _token_id("bad_words", token_id, vocab_size)
         if self.grammar is not None:
             self.grammar.verify(vocab_size)
+
+
+def _row_parameters() -> dict[str, RowParameter]:
+    hints = get_type_hints(SamplingParams, include_extras=True)
+    annotations = ((name, getattr(hint, "__metadata__", ())) for name, hint in hints.items())
+    return {name: found[0] for name, found in annotations if found and isinstance(found[0], RowParameter)}
+
+
+# By name, in the order of SamplingParams.
+ROW_PARAMETERS = _row_parameters()
+_DEFAULTS = SamplingParams(max_tokens=1)
+# Name, flag and the value that is off, of those that have a flag.
+_FLAGGED = [
+    (name, parameter.flag, getattr(_DEFAULTS, name)) for name, parameter in ROW_PARAMETERS.items() if parameter.flag
+]
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import numpy as np
 
+from tessera.engine.contract.sampling_params import RowFlag
+from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
 from tessera.engine.core.prompt_logprobs import gather_prompt_rows
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.core.step_batch import Int32Array, SamplingBatch, SlotInit, StepBatch, TableUpdates
@@ -48,48 +49,21 @@ class SlotTable:
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._block_tables = np.zeros((num_slots, max_num_blocks), np.int32)
         self._changed: dict[int, int] = {}  # slots whose table the runner does not know from this column on
-        self._seeds = np.zeros(num_slots, np.uint64)
-        self._temperature = np.zeros(num_slots, np.float32)
-        self._top_k = np.zeros(num_slots, np.int32)
-        self._top_p = np.zeros(num_slots, np.float32)
-        self._min_p = np.zeros(num_slots, np.float32)
-        self._repetition_penalty = np.zeros(num_slots, np.float32)
-        self._presence_penalty = np.zeros(num_slots, np.float32)
-        self._frequency_penalty = np.zeros(num_slots, np.float32)
-        self._min_tokens = np.zeros(num_slots, np.int32)
-        self._num_logprobs = np.zeros(num_slots, np.int32)
-        self._num_prompt_tokens = np.zeros(num_slots, np.int32)
-        self._is_adjusted = np.zeros(num_slots, np.bool_)
-        self._is_filtered = np.zeros(num_slots, np.bool_)
-        self._is_constrained = np.zeros(num_slots, np.bool_)
-        self._num_constrained = 0
+        self._rows = np.zeros(num_slots, SAMPLING_ROW)
         self._numbers = np.arange(num_slots + 1, dtype=np.int32)
-        self._known_params: SlotParams | None = None  # of the last step, until a slot changes hands
 
     def enter(self, sequence: Sequence) -> None:
         slot = sequence.slot = self._free_slots.pop()
-        params = sequence.params
-        self._seeds[slot] = params.seed
-        self._temperature[slot] = params.temperature
-        self._top_k[slot] = params.top_k
-        self._top_p[slot] = params.top_p
-        self._min_p[slot] = params.min_p
-        self._repetition_penalty[slot] = params.repetition_penalty
-        self._presence_penalty[slot] = params.presence_penalty
-        self._frequency_penalty[slot] = params.frequency_penalty
-        self._min_tokens[slot] = params.min_tokens
-        self._num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
-        self._num_prompt_tokens[slot] = sequence.num_prompt_tokens
-        self._is_adjusted[slot] = params.has_penalties or bool(params.logit_bias)
-        self._is_filtered[slot] = not params.greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
-        self._is_constrained[slot] = sequence.constraint is not None
-        self._num_constrained += sequence.constraint is not None
-        self._known_params = None
+        self._rows[slot] = row_values(
+            sequence.params,
+            slot=slot,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            constrained=sequence.constraint is not None,
+        )
         self.write_blocks(sequence, 0)
 
     def leave(self, sequence: Sequence) -> None:
         self._changed.pop(sequence.slot, None)
-        self._num_constrained -= int(self._is_constrained[sequence.slot])
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
 
@@ -133,8 +107,9 @@ class SlotTable:
             input_ids[cu_seqlens_q[row] : cu_seqlens_q[row + 1]] = chunk
 
         sampled = [sequences[row] for row in sampled_rows.tolist()]
-        constrained_rows = np.flatnonzero(self._is_constrained[slots[sampled_rows]]).tolist()
-        in_prompt = np.flatnonzero(starts < self._num_prompt_tokens[slots] - 1).tolist()
+        sampling = self._gather_sampling(slots[sampled_rows], context_lens[sampled_rows])
+        constrained_rows = sampling.rows_with(RowFlag.CONSTRAINED).tolist()
+        in_prompt = np.flatnonzero(starts < self._rows["num_prompt_tokens"][slots] - 1).tolist()
         prompt_rows, askers = gather_prompt_rows(in_prompt, sequences, num_scheduled, cu_seqlens_q)
         filled_rows = np.flatnonzero(context_lens // self._block_size > starts // self._block_size)
         batch = StepBatch(
@@ -145,7 +120,7 @@ class SlotTable:
             cu_seqlens_q=cu_seqlens_q,
             context_lens=context_lens,
             logits_indices=cu_seqlens_q[1:][sampled_rows] - 1,
-            sampling=self._gather_sampling(slots[sampled_rows], context_lens[sampled_rows]),
+            sampling=sampling,
             slot_inits=[_slot_init(sequence) for sequence in admitted],
             table_updates=self._take_updates(sequences),
             is_constrained=bool(constrained_rows),
@@ -186,7 +161,8 @@ class SlotTable:
         rows = self._numbers[: len(sequences) + 1]
         offsets = starts % self._block_size
         blocks = self._block_tables[slots, starts // self._block_size]
-        constrained_rows = np.flatnonzero(self._is_constrained[slots]).tolist() if self._num_constrained else []
+        sampling = self._gather_sampling(slots, context_lens)
+        constrained_rows = sampling.rows_with(RowFlag.CONSTRAINED).tolist()
         filled_rows = np.flatnonzero(offsets == self._block_size - 1).tolist()
         batch = StepBatch(
             input_ids=newest,
@@ -196,7 +172,7 @@ class SlotTable:
             cu_seqlens_q=rows,
             context_lens=context_lens,
             logits_indices=rows[:-1],
-            sampling=self._gather_sampling(slots, context_lens),
+            sampling=sampling,
             table_updates=self._take_updates(sequences),
             is_constrained=bool(constrained_rows),
         )
@@ -210,57 +186,9 @@ class SlotTable:
         )
 
     def _gather_sampling(self, slots: Int32Array, positions: Int32Array) -> SamplingBatch:
-        known = self._known_params
-        if known is None or not np.array_equal(known.slots, slots):
-            known = self._known_params = self._gather_params(slots)
-        num_output_tokens = positions - known.num_prompt_tokens
-        too_few = known.has_min_tokens and bool((num_output_tokens < known.min_tokens).any())
-        return SamplingBatch(
-            slots=slots,
-            num_output_tokens=num_output_tokens,
-            positions=positions,
-            min_tokens=known.min_tokens,
-            needs_adjustment=known.is_adjusted or too_few,
-            needs_filter=known.is_filtered,
-            **known.others,
-        )
-
-    def _gather_params(self, slots: Int32Array) -> SlotParams:
-        min_tokens = self._min_tokens[slots]
-        return SlotParams(
-            slots=slots,
-            num_prompt_tokens=self._num_prompt_tokens[slots],
-            others={
-                "seeds": self._seeds[slots],
-                "temperature": self._temperature[slots],
-                "top_k": self._top_k[slots],
-                "top_p": self._top_p[slots],
-                "min_p": self._min_p[slots],
-                "repetition_penalty": self._repetition_penalty[slots],
-                "presence_penalty": self._presence_penalty[slots],
-                "frequency_penalty": self._frequency_penalty[slots],
-                "num_logprobs": self._num_logprobs[slots],
-            },
-            min_tokens=min_tokens,
-            has_min_tokens=bool(min_tokens.any()),
-            is_adjusted=bool(self._is_adjusted[slots].any()),
-            is_filtered=bool(self._is_filtered[slots].any()),
-        )
-
-
-class SlotParams(NamedTuple):
-    """What the sampled rows of a step bring along; the same for the next step of the same sequences.
-
-    `others` are fields of SamplingBatch that are handed on as they are.
-    """
-
-    slots: Int32Array
-    num_prompt_tokens: Int32Array
-    min_tokens: Int32Array
-    others: dict[str, Any]
-    has_min_tokens: bool
-    is_adjusted: bool
-    is_filtered: bool
+        rows = self._rows.take(slots)  # a tenth of the time of self._rows[slots]
+        rows["position"] = positions
+        return SamplingBatch.of(rows)
 
 
 def _slot_init(sequence: Sequence) -> SlotInit:

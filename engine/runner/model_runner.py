@@ -12,6 +12,8 @@ import numpy as np
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, OutOfMemoryError
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
 from tessera.engine.core.step_batch import PromptRows, SamplingBatch, StepBatch, StepResult, TableUpdates, TokenMask
 from tessera.engine.models.config import DTYPES, ModelConfig
 from tessera.engine.models.decoder import Decoder, StepBuffers
@@ -232,26 +234,10 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Run a step of one padding token with every kind of sampling: it leaves no trace, but what a
         first step sets up is there afterwards, and a kernel that cannot run fails now."""
-        one, half = np.ones(1, np.float32), np.full(1, 0.5, np.float32)
         zero = np.zeros(1, np.int32)
         nowhere = np.full(1, -1, np.int32)
-        sampling = SamplingBatch(
-            slots=nowhere,
-            num_output_tokens=zero,
-            positions=zero,
-            seeds=np.zeros(1, np.uint64),
-            temperature=one,
-            top_k=zero,
-            top_p=half,
-            min_p=half,
-            repetition_penalty=half,
-            presence_penalty=one,
-            frequency_penalty=one,
-            min_tokens=zero,
-            num_logprobs=zero,
-            needs_adjustment=True,
-            needs_filter=True,
-        )
+        params = SamplingParams(max_tokens=1, top_p=0.5, presence_penalty=1.0, logprobs=0)
+        row = row_values(params, slot=-1, num_prompt_tokens=0)
         padding = StepBatch(
             input_ids=zero,
             positions=zero,
@@ -260,7 +246,7 @@ class ModelRunner:
             cu_seqlens_q=np.array([0, 1], np.int32),
             context_lens=zero,
             logits_indices=zero,
-            sampling=sampling,
+            sampling=SamplingBatch.of(np.array([row], SAMPLING_ROW)),
             table_updates=TableUpdates(nowhere, zero, zero),
             is_constrained=True,
         )

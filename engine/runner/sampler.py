@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tessera.engine.contract.messages import TokenLogprobs
-from tessera.engine.contract.sampling_params import MAX_LOGPROBS
+from tessera.engine.contract.sampling_params import MAX_LOGPROBS, RowFlag
 from tessera.engine.core.step_batch import SamplingBatch, SlotInit, StepBatch, StepResult, TokenMask
 from tessera.engine.ops.interface import Ops
 from tessera.engine.runner.sampling_slots import SamplingSlots, entering_bytes
@@ -59,7 +59,7 @@ class StepSampler:
     def sample(self, logits: Tensor, inputs: StepInputs, batch: StepBatch, mask: TokenMask | None) -> Reply:
         """Submit all that chooses this step's tokens; logits [S', V] float32 with S' >= S rows are overwritten."""
         sampling, shape = batch.sampling, inputs.shape
-        wants_logprobs = np.flatnonzero(sampling.num_logprobs >= 0).astype(np.int32)
+        wants_logprobs = sampling.rows_with(RowFlag.LOGPROBS)
         graph = self._graphs.get((shape, sampling.needs_adjustment, sampling.needs_filter))
         rows = raw_logits = masked = None
         if mask is not None or len(wants_logprobs):
@@ -93,22 +93,22 @@ class StepSampler:
         masked: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Token ids into `_chosen` and `newest`; `masked` are the words of a `TokenMask` and its rows."""
-        ops, state, metadata = self._ops, self.slots.state, inputs.sampling
+        ops, state, rows = self._ops, self.slots.state, inputs.sampling_rows
         if adjusted:
-            ops.adjust_logits(logits, state, metadata)
+            ops.adjust_logits(logits, state, rows)
         if masked is not None:
             ops.apply_token_mask(logits, *masked)
         chosen = self._chosen[: logits.shape[0]]
-        ops.sample(logits, metadata, filtered=filtered, out=chosen)
+        ops.sample(logits, rows, filtered=filtered, out=chosen)
         ops.scatter(self.newest.view(self.newest.size, 1), inputs.slots, None, chosen)
         if adjusted:
-            ops.record_tokens(state, metadata.slots, chosen)
+            ops.record_tokens(state, inputs.slots, chosen)
 
     def _submit_logprobs(
         self, reply: Reply, raw_logits: Tensor, rows: Tensor, indices: Array, shape: StepShape, sampling: SamplingBatch
     ) -> None:
         """raw_logits [n, V] are those of the sampled rows `rows` [n]."""
-        counts = sampling.num_logprobs[indices]
+        counts = sampling.rows["num_logprobs"][indices]
         k = min(int(counts.max()), self._vocab_size)
         # Token ids are moved as bits, which is what a table of float32 does to them.
         table = Tensor(self._chosen.buffer, (shape.num_sampled, 1), float32, self._chosen.offset)

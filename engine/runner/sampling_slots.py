@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.engine.contract.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from tessera.engine.contract.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, RowFlag
 from tessera.engine.core.step_batch import SlotInit
 from tessera.engine.models.config import MAX_EOS_TOKEN_IDS
 from tessera.engine.ops.interface import Ops
@@ -56,7 +56,7 @@ class SamplingSlots:
                 write(target[slot : slot + 1], [count])
 
         tokens = None
-        if params.has_penalties:
+        if params.flags & RowFlag.PENALIZED:
             tokens = (
                 put(np.array(init.prompt_token_ids, np.int32)),
                 put(np.array(init.output_token_ids, np.int32)),

@@ -21,6 +21,7 @@ def cpu_sources(instantiation: Instantiation, edit: Callable[[str], str]) -> dic
     """The kernel's file, changed by `edit`, its headers, and MAIN with a function `launch`: texts by name."""
     spec, template = instantiation
     sources = {path.name: path.read_text() for path in source_files(spec.file)}
+    sources |= {header.name: header.text for header in spec.headers}
     name = Path(spec.file).name
     sources[name] = edit(sources[name])
     launch = (
