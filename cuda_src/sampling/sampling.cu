@@ -257,7 +257,7 @@ __device__ __forceinline__ void sample_row(const float* logits, const SamplingRo
           if (id < row.end) keys.store(cached_keys + (id - row.begin));
         });
       }
-      cutoff = filter.cutoff(RowKeys<NUM_THREADS, CACHED>{row, cached_keys}, parameters.min_p,
+      cutoff = filter.cutoff(RowKeys<NUM_THREADS, CACHED>{row, cached_keys}, LAST_KEY, parameters.min_p,
                              parameters.top_k, parameters.top_p);
     }
     GumbelChoice choice(row, cutoff, parameters.seed, parameters.position, &best_score);

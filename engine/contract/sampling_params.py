@@ -94,15 +94,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     Order of application to a row of logits: `logit_bias`; stop ids suppressed until `min_tokens`;
     repetition, frequency and presence penalties; tokens that `grammar`, `allowed_token_ids` or `bad_words`
-    exclude; temperature; min_p; top_k; top_p.
+    exclude; temperature, which makes probabilities p = softmax(logit / temperature); the filters, each of what the
+    one before has left: min_p; top_k; top_p.
 
     Attributes:
         max_tokens: most tokens to generate.
         min_tokens: end-of-sequence and stop ids cannot be chosen before this many tokens.
         temperature: 0 is greedy.
-        top_k: 0 is off.
-        top_p: 1 is off; smallest set of tokens whose probability reaches it.
-        min_p: 0 is off; drops tokens less probable than min_p times the most probable.
+        top_k: 0 is off; keeps the k most probable tokens and all ties of the k-th.
+        top_p: 1 is off; keeps the smallest set of the most probable tokens that has this share of the probability that
+            other filters have left, and all ties of the last (Holtzman et al. 2020).
+        min_p: 0 is off; keeps tokens with p >= min_p * max(p) (Nguyen et al. 2024).
         repetition_penalty: 1 is off; over prompt and output (Keskar et al. 2019).
         presence_penalty, frequency_penalty: 0 is off; over the output, as OpenAI defines them.
         logit_bias: token id to an addend; -100 or less and 100 or more decide the choice in practice.

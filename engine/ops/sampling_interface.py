@@ -78,9 +78,7 @@ class SamplingOps(CheckedOps):
         logit / temperature - log(-log(u)), u uniform in (0, 1) from Philox4x32-10 (Salmon et al.
         2011) with key = seed (low word, high word) and counter = (id // 4, position, 0, 0), word
         id % 4, u = ((word >> 9) + 0.5) * 2^-23 (Gumbel 1954; a row's choice depends on nothing but its
-        own logits, seed and position). Kept, with p = softmax(logit / temperature): those with
-        p >= min_p * max(p); of these the top_k most probable (all ties of the k-th); of these,
-        renormalised, the smallest set of the most probable reaching top_p (all ties of the last).
+        own logits, seed and position). Kept are the tokens that the row's filters leave (see `SamplingParams`).
         `filtered` False promises that no row has the flag FILTERED.
         """
         self._check(logits=logits, rows=rows, out=out)
