@@ -215,6 +215,72 @@ __device__ __forceinline__ Choice best_of_blocks(Choice best, Choice (&bests)[BL
   return best;
 }
 
+// The sum of all threads of all blocks; `sums` is shared memory of its own for each call.
+template <int BLOCKS>
+__device__ __forceinline__ unsigned long long sum_of_blocks(unsigned long long sum,
+                                                            unsigned long long (&sums)[BLOCKS]) {
+  using Blocks = Cluster<BLOCKS>;
+  __shared__ unsigned long long partial[WARP_SIZE];
+#pragma unroll
+  for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, offset);
+  __syncthreads();  // the partial sums of an earlier call may still be in use
+  if (threadIdx.x % WARP_SIZE == 0) partial[threadIdx.x / WARP_SIZE] = sum;
+  __syncthreads();
+  sum = 0;
+  for (int warp = 0; warp < blockDim.x / WARP_SIZE; ++warp) sum += partial[warp];
+  if (BLOCKS == 1) return sum;
+  if (threadIdx.x < BLOCKS) Blocks::at(sums, threadIdx.x)[Blocks::rank()] = sum;
+  Blocks::sync();
+  sum = 0;
+#pragma unroll
+  for (int b = 0; b < BLOCKS; ++b) sum += sums[b];
+  return sum;
+}
+
+// Largest key within n standard deviations of the row's logits, those that are not -inf, from its maximum
+// (Tang et al. 2024). The deviation is that of whole numbers below 2^20, in proportion to the logits'
+// distances from the maximum: their sums do not depend on their order, and are those of
+// engine/ops/cpu/sampling.py.
+template <int BLOCKS, int NUM_THREADS>
+__device__ unsigned top_n_sigma_key(const Row& row, float n) {
+  constexpr int BITS = 20;
+  constexpr double SLACK = 0x1p-20;
+  __shared__ Choice farthest[BLOCKS];
+  __shared__ unsigned long long counts[BLOCKS], totals[BLOCKS], squares[BLOCKS];
+  const auto for_each_distance = [&](auto visit) {
+    row.for_each_group<NUM_THREADS>([&](int id, const float (&values)[GROUP]) {
+#pragma unroll
+      for (int j = 0; j < GROUP; ++j) {
+        const float distance = row.maximum - values[j];
+        if (id + j < row.end && distance < FLOAT_INFINITY) visit(distance);
+      }
+    });
+  };
+  float longest = 0.0f;
+  for_each_distance([&](float distance) { longest = fmaxf(longest, distance); });
+  // Bits of floats that are not negative are in their order.
+  const Choice bits = best_of_blocks(static_cast<Choice>(__float_as_uint(longest)), farthest);
+  int exponent;
+  frexpf(__uint_as_float(static_cast<unsigned>(bits)), &exponent);
+
+  unsigned long long count = 0, total = 0, square = 0;
+  for_each_distance([&](float distance) {
+    const unsigned long long number = static_cast<unsigned>(ldexpf(distance, BITS - exponent));
+    count += 1;
+    total += number;
+    square += number * number;
+  });
+  count = sum_of_blocks(count, counts);
+  total = sum_of_blocks(total, totals);
+  square = sum_of_blocks(square, squares);
+  const unsigned long long mean = total / count;
+  square -= mean * (2 * total - mean * count);  // of differences from the mean
+  const double sigma = sqrt(static_cast<double>(square) / static_cast<double>(count));
+  const double limit = static_cast<double>(n) * sigma * (1.0 + SLACK) * KEY_STEPS;
+  const double steps = ldexp(limit, exponent - BITS) / static_cast<double>(row.temperature);
+  return steps < LAST_KEY ? static_cast<unsigned>(steps) : LAST_KEY;
+}
+
 // CACHED: `cached_keys` is shared memory for the keys of a block's part of the vocabulary.
 template <int BLOCKS, int NUM_THREADS, bool FILTERED, bool CACHED>
 __device__ __forceinline__ void sample_row(const float* logits, const SamplingRow* rows, int* token_ids,
@@ -257,7 +323,10 @@ __device__ __forceinline__ void sample_row(const float* logits, const SamplingRo
           if (id < row.end) keys.store(cached_keys + (id - row.begin));
         });
       }
-      cutoff = filter.cutoff(RowKeys<NUM_THREADS, CACHED>{row, cached_keys}, LAST_KEY, parameters.min_p,
+      const unsigned limit = parameters.top_n_sigma > 0.0f
+                                 ? top_n_sigma_key<BLOCKS, NUM_THREADS>(row, parameters.top_n_sigma)
+                                 : LAST_KEY;
+      cutoff = filter.cutoff(RowKeys<NUM_THREADS, CACHED>{row, cached_keys}, limit, parameters.min_p,
                              parameters.top_k, parameters.top_p);
     }
     GumbelChoice choice(row, cutoff, parameters.seed, parameters.position, &best_score);

@@ -95,7 +95,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     Order of application to a row of logits: `logit_bias`; stop ids suppressed until `min_tokens`;
     repetition, frequency and presence penalties; tokens that `grammar`, `allowed_token_ids` or `bad_words`
     exclude; temperature, which makes probabilities p = softmax(logit / temperature); the filters, each of what the
-    one before has left: min_p; top_k; top_p.
+    one before has left: top_n_sigma; min_p; top_k; top_p.
 
     Attributes:
         max_tokens: most tokens to generate.
@@ -105,6 +105,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         top_p: 1 is off; keeps the smallest set of the most probable tokens that has this share of the probability that
             other filters have left, and all ties of the last (Holtzman et al. 2020).
         min_p: 0 is off; keeps tokens with p >= min_p * max(p) (Nguyen et al. 2024).
+        top_n_sigma: 0 is off; keeps logits of at least max - n * sigma, with sigma the standard deviation of the row's
+            logits that are not -inf, before temperature (Tang et al. 2024, arXiv 2411.07641; as in llama.cpp).
         repetition_penalty: 1 is off; over prompt and output (Keskar et al. 2019).
         presence_penalty, frequency_penalty: 0 is off; over the output, as OpenAI defines them.
         logit_bias: token id to an addend; -100 or less and 100 or more decide the choice in practice.
@@ -125,6 +127,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_k: Annotated[int, RowParameter(np.int32, 0, MAX_INT32, RowFlag.FILTERED)] = 0
     top_p: Annotated[float, RowParameter(np.float32, 0.0, 1.0, RowFlag.FILTERED, open_low=True)] = 1.0
     min_p: Annotated[float, RowParameter(np.float32, 0.0, 1.0, RowFlag.FILTERED)] = 0.0
+    top_n_sigma: Annotated[float, RowParameter(np.float32, 0.0, 100.0, RowFlag.FILTERED)] = 0.0
     repetition_penalty: Annotated[float, RowParameter(np.float32, 0.0, 10.0, RowFlag.PENALIZED, open_low=True)] = 1.0
     presence_penalty: Annotated[float, RowParameter(np.float32, -2.0, 2.0, RowFlag.PENALIZED)] = 0.0
     frequency_penalty: Annotated[float, RowParameter(np.float32, -2.0, 2.0, RowFlag.PENALIZED)] = 0.0

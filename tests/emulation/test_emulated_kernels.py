@@ -29,6 +29,7 @@ from tests.gpu.test_matmul_portable_gpu import launch, name
 from tests.gpu.test_sampling_gpu import sample, varied_logits, varied_settings
 from tests.support.op_cases import AttentionCase, AttentionInputs, random_array
 from tests.support.reference import assert_close, assert_same_cache
+from tests.support.sampling_cases import N_SIGMA
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which(COMPILER) is None,
@@ -110,6 +111,23 @@ def test_sampling(filtered: bool, ops: CudaOps) -> None:
     logits, settings = varied_logits(rng, 3, 1000), varied_settings(rng, 3)
     expected = sample(CpuOps(), logits, CPU, filtered, **settings)
     assert (sample(ops, logits, ops.device, filtered, **settings) == expected).all()
+
+
+@pytest.mark.parametrize("clustered", [True, False])
+def test_top_n_sigma(clustered: bool, ops: CudaOps) -> None:
+    """By the blocks of a cluster together, and by one block."""
+    rng = np.random.default_rng(8)
+    logits = varied_logits(rng, 7, 1000)
+    settings = {"seed": np.arange(7), "temperature": 1.5, "top_n_sigma": [0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0]}
+    expected = sample(CpuOps(), logits, CPU, True, **settings)
+    if not clustered:
+        ops.device.max_shared_bytes = 0  # type: ignore[misc]
+    assert (sample(ops, logits, ops.device, True, **settings) == expected).all()
+    for number, (_, row, values, kept) in enumerate(N_SIGMA):
+        few = np.tile(np.array(row, np.float32), (4, 1))
+        tokens = sample(ops, few, ops.device, True, position=np.arange(4) + 4 * number, **values)
+        assert set(tokens.tolist()) <= kept
+        assert (tokens == sample(CpuOps(), few, CPU, True, position=np.arange(4) + 4 * number, **values)).all()
 
 
 # -- what the emulation finds ---------------------------------------------------------------------

@@ -14,6 +14,7 @@ from tessera.engine.ops.cuda.sampling import RANDOM_GROUP, split_config, split_v
 from tessera.engine.tensor import CPU, Tensor, from_numpy
 from tests.support.sampling_cases import (
     KEPT,
+    N_SIGMA,
     SlotTables,
     gumbel_noise,
     int32s,
@@ -25,6 +26,7 @@ from tests.support.sampling_cases import (
     rows_of,
     slots_of,
     softmax,
+    within_n_sigma,
 )
 
 SEED = 20261121
@@ -161,6 +163,22 @@ def test_neighbouring_seeds_and_positions_are_independent(ops: CpuOps) -> None:
 def test_kept_tokens(ops: CpuOps, probabilities: list[float], settings: dict[str, Any], kept: set[int]) -> None:
     tokens = draw_many(ops, log_of(probabilities), 600, **settings)
     assert set(tokens.tolist()) == kept
+
+
+@pytest.mark.parametrize(("logits", "settings", "kept"), [c[1:] for c in N_SIGMA], ids=[c[0] for c in N_SIGMA])
+def test_top_n_sigma(ops: CpuOps, logits: list[float], settings: dict[str, Any], kept: set[int]) -> None:
+    assert set(draw_many(ops, logits, 900, **settings).tolist()) == kept
+
+
+@pytest.mark.parametrize("n", [0.5, 1.0, 2.0])
+def test_top_n_sigma_of_a_large_vocabulary(ops: CpuOps, rng: np.random.Generator, n: float) -> None:
+    logits = rng.normal(0, 2, 5000).astype(np.float32)
+    tokens = set(draw_many(ops, logits, 900, top_n_sigma=n, temperature=2.0).tolist())
+    kept = within_n_sigma(logits, n)
+    assert 1 <= len(kept) < 5000
+    assert tokens <= kept
+    least = sorted(kept, key=lambda i: logits[i])[: (len(kept) + 1) // 2]
+    assert tokens & set(least), "what is kept can be chosen"
 
 
 def test_filters_of_a_large_vocabulary(ops: CpuOps, rng: np.random.Generator) -> None:

@@ -37,6 +37,7 @@ def test_a_default_is_off_and_in_range() -> None:
         ({"top_k": 5}, RowFlag.FILTERED),
         ({"top_p": 0.9}, RowFlag.FILTERED),
         ({"min_p": 0.1}, RowFlag.FILTERED),
+        ({"top_n_sigma": 1.0}, RowFlag.FILTERED),
         ({"min_p": 0.1, "temperature": 0.0}, 0),
         ({"repetition_penalty": 0.9}, RowFlag.PENALIZED),
         ({"presence_penalty": -0.1}, RowFlag.PENALIZED),

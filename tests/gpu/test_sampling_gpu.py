@@ -14,6 +14,7 @@ from tessera.engine.tensor import CPU, Device, Tensor, from_numpy
 from tests.gpu.conftest import NoTransfers
 from tests.support.sampling_cases import (
     KEPT,
+    N_SIGMA,
     SlotTables,
     int32s,
     kept_tokens,
@@ -22,6 +23,7 @@ from tests.support.sampling_cases import (
     make_state,
     slots_of,
     softmax,
+    within_n_sigma,
 )
 
 if TYPE_CHECKING:
@@ -75,12 +77,18 @@ def varied_settings(rng: np.random.Generator, rows: int) -> dict[str, Any]:
         "top_k": rng.choice([0, 1, 2, 20, 5000, 2**31 - 1], rows),
         "top_p": rng.choice([1.0, 0.95, 0.5, 1e-6], rows),
         "min_p": rng.choice([0.0, 0.0, 0.01, 0.3, 1.0], rows),
+        "top_n_sigma": rng.choice([0.0, 0.0, 0.3, 1.0, 2.5], rows),
     }
 
 
 def sample(ops: Ops, logits: Array, device: Device, filtered: bool, **settings: Any) -> Array:
     parameters = make_rows(device, len(logits), **settings)
     return ops.sample(from_numpy(logits, device), parameters, filtered=filtered).numpy()
+
+
+def only(probabilities: list[float], ids: set[int]) -> list[float]:
+    """Zeros in the places of all other ids."""
+    return [p if i in ids else 0.0 for i, p in enumerate(probabilities)]
 
 
 def assert_sound_choice(token: int, best: int, logits: Array, parameters: Tensor, row: int) -> None:
@@ -90,7 +98,8 @@ def assert_sound_choice(token: int, best: int, logits: Array, parameters: Tensor
     temperature, top_p, min_p = (float(own[name]) for name in ("temperature", "top_p", "min_p"))
     top_k = int(own["top_k"])
     probabilities = softmax(logits, temperature).tolist()
-    assert token in kept_tokens(probabilities, top_k, top_p, min_p, slack=1e-5)
+    near, certain = (within_n_sigma(logits, float(own["top_n_sigma"]), slack=slack) for slack in (1e-5, -1e-5))
+    assert token in near & kept_tokens(only(probabilities, near), top_k, top_p, min_p, slack=1e-5)
     groups = np.arange((len(logits) + 3) // 4)
     counter = np.zeros((len(groups), 4), np.uint32)
     counter[:, 0] = groups
@@ -98,7 +107,7 @@ def assert_sound_choice(token: int, best: int, logits: Array, parameters: Tensor
     words = philox4x32_10(counter, keys_of_seeds(own["seed"])).reshape(-1)[: len(logits)]
     noise = -np.log(-np.log(((words >> 9) + 0.5) * 2.0**-23))
     scores = (logits.astype(np.float64) - float(logits.max())) / temperature + noise
-    certain = kept_tokens(probabilities, top_k, top_p, min_p, slack=-1e-5)
+    certain &= kept_tokens(only(probabilities, certain), top_k, top_p, min_p, slack=-1e-5)
     assert scores[token] >= scores[sorted(certain)].max() - SCORE_TOLERANCE
     print(f"row {row}: {token} instead of {best}, within rounding")
 
@@ -168,6 +177,27 @@ def test_kept_tokens(
     logits = np.tile(log_of(probabilities), (600, 1))
     tokens = sample(cuda_ops, logits, cuda_device, True, position=np.arange(600), **settings)
     assert set(tokens.tolist()) == kept
+
+
+@pytest.mark.parametrize(("logits", "settings", "kept"), [c[1:] for c in N_SIGMA], ids=[c[0] for c in N_SIGMA])
+def test_top_n_sigma(
+    cuda_ops: CudaOps, cuda_device: CudaDevice, logits: list[float], settings: dict[str, Any], kept: set[int]
+) -> None:
+    rows = np.tile(np.array(logits, np.float32), (900, 1))
+    tokens = sample(cuda_ops, rows, cuda_device, True, position=np.arange(900), **settings)
+    assert set(tokens.tolist()) == kept
+
+
+@pytest.mark.parametrize("vocab_size", [31, 32000, 151936])
+def test_top_n_sigma_is_numpys(
+    cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator, vocab_size: int
+) -> None:
+    """Its limit is a whole number of steps that does not depend on the order of a sum, so it is the same exactly."""
+    rows = 21
+    logits = varied_logits(rng, rows, vocab_size)
+    settings = {"seed": np.arange(rows), "temperature": 1.5, "top_n_sigma": np.linspace(0.1, 4.0, rows)}
+    expected = sample(CpuOps(), logits, CPU, True, **settings)
+    assert (sample(cuda_ops, logits, cuda_device, True, **settings) == expected).all()
 
 
 @pytest.mark.parametrize("vocab_size", [31, 32000])

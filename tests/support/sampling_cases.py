@@ -114,6 +114,36 @@ def kept_tokens(probabilities: list[float], top_k: int, top_p: float, min_p: flo
     return kept
 
 
+def within_n_sigma(logits: np.ndarray[Any, Any], n: float, slack: float = 0.0) -> set[int]:
+    """top_n_sigma's definition in float64; a positive slack loosens the limit by that share, a negative tightens it."""
+    if n == 0.0:
+        return set(range(len(logits)))
+    wide = logits.astype(np.float64)
+    reach = n * float(np.std(wide[np.isfinite(wide)]))
+    return set(np.flatnonzero(wide >= wide.max() - reach * (1 + slack)).tolist())
+
+
+# Name, logits, settings, ids kept.
+IMPOSSIBLE = -math.inf
+N_SIGMA: list[tuple[str, list[float], dict[str, Any], set[int]]] = [
+    ("off", [3, 1, 1, -1], {"top_n_sigma": 0.0}, {0, 1, 2, 3}),
+    ("1 sigma of 1.41", [3, 1, 1, -1], {"top_n_sigma": 1.0}, {0}),
+    ("2 sigma of 1.41", [3, 1, 1, -1], {"top_n_sigma": 2.0}, {0, 1, 2}),
+    ("3 sigma of 1.41", [3, 1, 1, -1], {"top_n_sigma": 3.0}, {0, 1, 2, 3}),
+    ("impossible tokens do not count", [3, 1, IMPOSSIBLE, 1, -1], {"top_n_sigma": 2.0}, {0, 1, 3}),
+    ("just at the limit", [2, -2, -2, 2], {"top_n_sigma": 2.0}, {0, 1, 2, 3}),
+    ("just below the limit", [2, -2, -2, 2], {"top_n_sigma": 1.9999}, {0, 3}),
+    ("all alike", [5, 5, 5], {"top_n_sigma": 0.5}, {0, 1, 2}),
+    ("one possible token", [IMPOSSIBLE, 5, IMPOSSIBLE], {"top_n_sigma": 1.0}, {1}),
+    ("no matter how hot", [3, 1, 1, -1], {"top_n_sigma": 2.0, "temperature": 2.0}, {0, 1, 2}),
+    ("no matter how cold", [3, 1, 1, -1], {"top_n_sigma": 2.0, "temperature": 0.7}, {0, 1, 2}),
+    ("no matter how small", [3e-6, 1e-6, 1e-6, -1e-6], {"top_n_sigma": 2.0}, {0, 1, 2}),
+    ("with an outlier", [3, 1, 1, -1, -3e38], {"top_n_sigma": 0.01}, {0, 1, 2, 3}),
+    ("then top_k", [3, 1, 2, -1], {"top_n_sigma": 2.0, "top_k": 2}, {0, 2}),
+    ("then top_p", [1, 1, 1, -9, -9, -9, -9, -9, -9], {"top_n_sigma": 1.0, "top_p": 0.99}, {0, 1, 2}),
+]
+
+
 def softmax(logits: np.ndarray[Any, Any], temperature: float = 1.0) -> np.ndarray[Any, Any]:
     """In float64; -inf gives 0."""
     scaled = (logits.astype(np.float64) - float(np.max(logits))) / temperature

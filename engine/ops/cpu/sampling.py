@@ -37,6 +37,9 @@ REACH = np.float32(20.0)
 MIN_P_SLACK = 2.0**-25
 # Likewise for sums of them: a set whose probability rounds to top_p reaches it.
 TOP_P_SLACK = 2.0**-22
+# And for logits: one that is just at the limit is within it, however sigma was rounded.
+TOP_N_SIGMA_SLACK = 2.0**-20
+SIGMA_BITS = 20
 
 NOISE_BATCH = 2**18  # logits whose noise is made at once: enough to hide NumPy's cost per call
 
@@ -140,7 +143,7 @@ def _gumbel_choices(
     for i in batch:
         from_best = _distances(logits[i], maxima[i], rows["temperature"][i])
         if filtered and rows["flags"][i] & RowFlag.FILTERED:
-            ids = _filter(from_best, rows[i])
+            ids = _filter(from_best, rows[i], logits[i], maxima[i])
         else:
             ids = np.flatnonzero(from_best < REACH)
         candidates.append(ids)
@@ -161,11 +164,14 @@ def _distances(row: Float32Array, maximum: np.float32, temperature: np.float32) 
     return distances
 
 
-def _filter(distances: Float32Array, row: np.void) -> IndexArray:
+def _filter(distances: Float32Array, row: np.void, logits: Float32Array, maximum: np.float32) -> IndexArray:
     """The ids, ascending, that the row's filters keep and that can win."""
     top_k, top_p, min_p = int(row["top_k"]), float(row["top_p"]), float(row["min_p"])
     ids = np.flatnonzero(distances < MAX_DISTANCE)
     keys = (distances[ids] * np.float32(KEY_STEPS)).astype(np.uint32)
+    if row["top_n_sigma"] > 0.0:
+        within = keys <= _top_n_sigma_key(logits, maximum, row)
+        ids, keys = ids[within], keys[within]
     if min_p > 0.0:
         within = keys <= (MIN_P_SLACK - math.log(min_p)) * KEY_STEPS
         ids, keys = ids[within], keys[within]
@@ -175,6 +181,25 @@ def _filter(distances: Float32Array, row: np.void) -> IndexArray:
     if top_p < 1.0:
         ids = ids[keys <= _top_p_key(keys, top_p)]
     return ids[distances[ids] < REACH]
+
+
+@np.errstate(over="ignore")
+def _top_n_sigma_key(logits: Float32Array, maximum: np.float32, row: np.void) -> float:
+    """The largest key within top_n_sigma standard deviations of the most probable token, in fractions of a step.
+
+    The deviation is that of whole numbers below 2^20, in proportion to the logits' distances from the maximum: their
+    sums do not depend on their order.
+    """
+    distances = maximum - logits
+    distances = distances[distances < np.inf]
+    _, exponent = np.frexp(distances.max())
+    numbers = np.ldexp(distances, SIGMA_BITS - exponent).astype(np.int64)
+    count, total = len(numbers), int(numbers.sum())
+    mean = total // count
+    squares = int(np.square(numbers).sum()) - mean * (2 * total - mean * count)  # of differences from the mean
+    sigma = math.sqrt(float(squares) / float(count))
+    limit = float(row["top_n_sigma"]) * sigma * (1.0 + TOP_N_SIGMA_SLACK) * KEY_STEPS
+    return math.ldexp(limit, int(exponent) - SIGMA_BITS) / float(row["temperature"])
 
 
 def _top_p_key(keys: UInt32Array, top_p: float) -> np.uint32:
