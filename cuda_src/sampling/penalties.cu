@@ -1,5 +1,5 @@
-// What sampling remembers of a sequence, and how it changes the logits. In a token's state, bit 31 says
-// that the prompt has it, the lower bits count it in the output.
+// The sampling state of a sequence, and its effect on the logits. In a token's state, bit 31: it is in the
+// prompt; lower bits: its count in the output.
 
 #include "common.cuh"
 #include "sampling_row.cuh"

@@ -12,7 +12,7 @@ constexpr int THREADS = 1024;
 constexpr int CLUSTER_BLOCKS = 8;
 constexpr int CLUSTER_THREADS = 512;
 
-// What a block knows of its row.
+// A block's part of a row.
 struct Row {
   const float* logits;
   int begin;  // of the block's part of the vocabulary

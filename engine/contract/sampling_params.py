@@ -1,4 +1,4 @@
-"""How one sequence's tokens are chosen and when it ends."""
+"""Sampling parameters: how a sequence's tokens are chosen and when it ends."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What an answer must match from its first token to its last.
+    """A grammar that the completion must match from its first token to its last.
 
     Attributes:
-        kind: how `text` is to be read: `json_schema`, a schema as JSON; `json_object`, any object,
-            the text is empty; `regex`, in Rust's syntax, matching the whole answer; `choice`, a JSON list
+        kind: the notation of `text`: `json_schema`, a schema as JSON; `json_object`, any object,
+            the text is empty; `regex`, in Rust's syntax, matching the whole completion; `choice`, a JSON list
             of strings; `lark`, a grammar in llguidance's dialect of Lark; `gbnf`, one in llama.cpp's notation.
         text: at most MAX_GRAMMAR_LENGTH characters.
         param: the request field that it comes from, for errors.
         start_token_id: it holds from after this token (the end of a section of reasoning), which must
-            come before the answer may end; None: from the start.
-        section_token_id: where it is set, that is so only if this token (the beginning of such a section) is the
-            answer's first; after any other first token the grammar has held from the start.
+            come before the completion may end; None: from the start.
+        section_token_id: if set, the grammar waits for `start_token_id` only where the completion begins with this
+            token (the start of such a section); after any other first token it holds from the start.
     """
 
     kind: GrammarKind
@@ -115,7 +115,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         ignore_eos: the model's own end ids do not end the sequence.
         logprobs: number of alternatives to report per token; None reports nothing, 0 the token's own.
         prompt_logprobs: the same for the prompt's tokens, all but the first.
-        grammar: what the answer must match; once nothing can follow, the sequence ends with `stop`, whatever
+        grammar: what the completion must match; once nothing can follow, the sequence ends with `stop`, whatever
             `min_tokens` and `ignore_eos` say.
         allowed_token_ids: no other ids can be chosen; None allows all.
         bad_words: sequences of ids that cannot come one after the other in the output.

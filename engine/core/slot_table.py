@@ -1,4 +1,4 @@
-"""A step's batch, gathered from what is kept of the running sequences in arrays."""
+"""Running sequences' state in arrays, from which a step's batch is gathered."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tessera.engine.core.step_batch import Int32Array, SamplingBatch, SlotInit, 
 
 @dataclass
 class ScheduledStep:
-    """One step's work: who, how much, and the same as arrays for the model runner.
+    """One step's sequences, their token counts, and the same as arrays for the model runner.
 
     Attributes:
         sequences: the rows of `batch`; `num_scheduled_tokens` goes with them.
         sampled: those that catch up with their tokens, in the order of the sampled rows.
         filled: those that fill a block, with their number of computed tokens after the step.
-        admitted: those that enter with this step; also in `sequences`.
+        admitted: those that start with this step; also in `sequences`.
         constrained: the sampled rows that wait for a mask, with their sequences.
         preempted: those that lost their blocks and wait again.
-        prompt_rows: whose the batch's prompt rows are, and how many of each.
+        prompt_rows: the sequences of the batch's prompt rows, with their number of rows.
     """
 
     batch: StepBatch
@@ -52,7 +52,7 @@ class SlotTable:
         self._rows = np.zeros(num_slots, SAMPLING_ROW)
         self._numbers = np.arange(num_slots + 1, dtype=np.int32)
 
-    def enter(self, sequence: Sequence) -> None:
+    def assign_slot(self, sequence: Sequence) -> None:
         slot = sequence.slot = self._free_slots.pop()
         self._rows[slot] = row_values(
             sequence.params,
@@ -62,7 +62,7 @@ class SlotTable:
         )
         self.write_blocks(sequence, 0)
 
-    def leave(self, sequence: Sequence) -> None:
+    def release_slot(self, sequence: Sequence) -> None:
         self._changed.pop(sequence.slot, None)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
@@ -75,8 +75,7 @@ class SlotTable:
             self._changed[slot] = min(first, self._changed.get(slot, first))
 
     def gather(self, sequences: list[Sequence], num_scheduled: list[int], admitted: list[Sequence]) -> ScheduledStep:
-        """The next step: these sequences, with that many tokens each, of whom `admitted` are new."""
-        num_rows = len(sequences)
+        """The next step: these sequences with that many tokens each; `admitted` are the new ones among them."""
         slots = np.array([sequence.slot for sequence in sequences], np.int32)
         starts = np.array([sequence.num_computed_tokens for sequence in sequences], np.int32)
         num_tokens = np.array(
@@ -88,9 +87,24 @@ class SlotTable:
         )
         if not admitted and max(num_scheduled) == 1 and (num_tokens == starts + 1).all():
             return self._gather_decodes(sequences, num_scheduled, slots, starts, newest)
+        step = self._gather_chunks(sequences, num_scheduled, slots, starts, num_tokens, newest)
+        step.admitted = admitted
+        step.batch.slot_inits = [_slot_init(sequence) for sequence in admitted]
+        return step
+
+    def _gather_chunks(
+        self,
+        sequences: list[Sequence],
+        num_scheduled: list[int],
+        slots: Int32Array,
+        starts: Int32Array,
+        num_tokens: Int32Array,
+        newest: Int32Array,
+    ) -> ScheduledStep:
+        """A step with chunks of prompts, any number of tokens a sequence."""
         counts = np.array(num_scheduled, np.int32)
         context_lens = starts + counts
-        cu_seqlens_q = np.zeros(num_rows + 1, np.int32)
+        cu_seqlens_q = np.zeros(len(sequences) + 1, np.int32)
         np.cumsum(counts, out=cu_seqlens_q[1:])
         has_caught_up = context_lens == num_tokens
         sampled_rows = np.flatnonzero(has_caught_up)
@@ -121,7 +135,6 @@ class SlotTable:
             context_lens=context_lens,
             logits_indices=cu_seqlens_q[1:][sampled_rows] - 1,
             sampling=sampling,
-            slot_inits=[_slot_init(sequence) for sequence in admitted],
             table_updates=self._take_updates(sequences),
             is_constrained=bool(constrained_rows),
             prompt_rows=prompt_rows,
@@ -132,13 +145,12 @@ class SlotTable:
             num_scheduled_tokens=num_scheduled,
             sampled=sampled,
             filled=[(sequences[row], int(context_lens[row])) for row in filled_rows.tolist()],
-            admitted=admitted,
             constrained=[(row, sampled[row]) for row in constrained_rows],
             prompt_rows=askers,
         )
 
     def _take_updates(self, sequences: list[Sequence]) -> TableUpdates | None:
-        """What the block tables of `sequences` have become since the runner was told."""
+        """Changes of the block tables of `sequences` that the runner does not have yet."""
         if not self._changed:
             return None
         pieces = [
@@ -156,7 +168,7 @@ class SlotTable:
     def _gather_decodes(
         self, sequences: list[Sequence], counts: list[int], slots: Int32Array, starts: Int32Array, newest: Int32Array
     ) -> ScheduledStep:
-        """The commonest step: one token of each, each sampled."""
+        """The most common step: one token a sequence, all sampled."""
         context_lens = starts + 1
         rows = self._numbers[: len(sequences) + 1]
         offsets = starts % self._block_size

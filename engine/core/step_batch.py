@@ -1,4 +1,4 @@
-"""What one step needs, packed into arrays: made by the scheduler, consumed by the model runner.
+"""One step's inputs and results as arrays: made by the scheduler, consumed by the model runner.
 
 Plain host memory; the runner decides how it reaches the device. Letters in shapes: T tokens and
 R sequences of the step, S rows of logits to sample (at most one a sequence).
@@ -23,7 +23,7 @@ NO_ROWS = np.empty(0, np.int32)
 
 @dataclass
 class SlotInit:
-    """A sequence (re)enters the batch in `slot`: the runner resets its sampling state there.
+    """A sequence starts, or starts again, in `slot`: the runner resets the sampling state there.
 
     `prompt_token_ids` and `output_token_ids` are what penalties count from (after a preemption the
     output is not empty); `suppressed_token_ids` cannot be chosen before `min_tokens` outputs.
@@ -91,7 +91,7 @@ class SamplingBatch:
 
 @dataclass
 class TokenMask:
-    """Which tokens the rows that are constrained may choose; M of the S sampled rows."""
+    """Tokens that may be chosen in the constrained rows; M of the S sampled rows."""
 
     rows: Int32Array  # [M] among the sampled rows
     words: UInt32Array  # [M, ceil(V / 32)] bit id % 32 of word id // 32: the token may be chosen
@@ -99,7 +99,7 @@ class TokenMask:
 
 @dataclass
 class TableUpdates:
-    """Entries of the block tables that a step changes first; U of them, no place twice."""
+    """Changes of block tables to apply before a step; U distinct entries."""
 
     rows: Int32Array  # [U] of the tables
     columns: Int32Array  # [U]
@@ -112,7 +112,7 @@ class TableUpdates:
 
 @dataclass
 class PromptRows:
-    """Tokens of the step whose logits say how probable the prompt's next token was; P of them."""
+    """Prompt tokens of the step whose logits score the prompt's next token; P of them."""
 
     token_indices: Int32Array  # [P] among the step's tokens
     next_token_ids: Int32Array  # [P] what follows them in their prompts
@@ -151,7 +151,7 @@ class StepBatch:
 
 @dataclass
 class StepResult:
-    """What a step sampled.
+    """The tokens that a step sampled.
 
     Attributes:
         token_ids: [S]; -1 where the row's logits were not finite, or its mask left nothing to choose.

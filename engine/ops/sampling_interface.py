@@ -14,9 +14,9 @@ from tessera.engine.tensor import Tensor, empty, float32, int32, uint32
 
 @dataclass(frozen=True)
 class SamplingState:
-    """What sampling remembers of each sequence, by slot; N slots, on the device.
+    """The sampling state of each sequence, by slot; N slots, on the device.
 
-    `token_state`: bit 31 says that the token is in the prompt, the lower bits count it in the output.
+    `token_state`: bit 31: the token is in the prompt; lower bits: its count in the output.
     """
 
     token_state: Tensor  # [N, V] uint32

@@ -1,4 +1,4 @@
-"""A step's arrays in the device's memory, padded to a shape that a recorded step can have."""
+"""A step's arrays in device memory, padded to the shape of a CUDA graph."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class StepInputs:
         input_ids [T], logits_indices [S], slots [S], attention: tensors, valid once submitted; attention's maxima are
             those given here.
         sampling_rows [S] SAMPLING_ROW: likewise.
-        last_attention: of the sampled tokens alone, a row of one query each, whose keys are stored.
+        last_attention: attention metadata of the sampled tokens alone, a row of one query each, with stored keys.
         updates: the rows, columns and blocks [R] of as many of the batch's table updates.
         nbytes: of all arrays.
     """
@@ -125,7 +125,7 @@ class StepInputs:
 
     def submit(self, batch: StepBatch, updates: TableUpdates | None) -> None:
         """Send the arrays of a batch of at most this shape to the device, with at most R table updates."""
-        number, stage = self._upload.stage()
+        number, stage = self._upload.next_stage()
         views = self._views.get(number)
         if views is None:
             views = self._views[number] = [

@@ -36,7 +36,7 @@ class Steps:
             request, b"c", eos_token_ids=[0], max_context=1000, arrival_number=self.num_arrivals
         )
         self.num_arrivals += 1
-        self.scheduler.add(sequence)
+        self.scheduler.enqueue(sequence)
         return sequence
 
     def schedule(self) -> ScheduledStep:

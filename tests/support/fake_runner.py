@@ -265,7 +265,7 @@ class Harness:
         **params: Any,
     ) -> None:
         sampling_params = SamplingParams(max_tokens=max_tokens, **params)
-        self.core.add(AddRequest(request_id, prompt, sampling_params, self.now, priority, cache_salt), client)
+        self.core.add_request(AddRequest(request_id, prompt, sampling_params, self.now, priority, cache_salt), client)
         self.token_ids[request_id] = []
 
     def step(self, seconds: float = 0.01) -> dict[bytes, list[RequestOutput]]:

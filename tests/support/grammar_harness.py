@@ -126,7 +126,7 @@ class GrammarHarness:
     def add(self, name: str, grammar: Grammar | None = None, prompt: str = "Hello there!", **params: Any) -> None:
         settings = SamplingParams(**{"max_tokens": 256, "grammar": grammar, **params})
         self.answers[name] = Answer()
-        self.core.add(AddRequest(name, encode(prompt), settings, 0.0), CLIENT)
+        self.core.add_request(AddRequest(name, encode(prompt), settings, 0.0), CLIENT)
 
     def step(self) -> None:
         for output in self.core.step().get(CLIENT, []):

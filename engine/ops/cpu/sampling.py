@@ -1,7 +1,7 @@
 """Choosing tokens on the CPU: penalties, masks, filters, Gumbel noise, log-probabilities.
 
-Tokens are compared by their distance from the most probable one, (max - logit) / temperature, which
-is what a row of probabilities comes down to: p = exp(-distance) / sum. Filters see distances in whole
+Tokens are compared by their distance from the most probable one, (max - logit) / temperature, so that
+p = exp(-distance) / sum. Filters see distances in whole
 steps of 2^-27 (a key of 32 bits, finer than float32 tells probabilities apart), and probability mass
 in whole steps of 2^-40 of the most probable token's, so that sums do not depend on their order.
 `cuda_src/include/distance.cuh` is the same in CUDA.
@@ -158,7 +158,7 @@ def _gumbel_choices(
 
 @np.errstate(over="ignore")
 def _distances(row: Float32Array, maximum: np.float32, temperature: np.float32) -> Float32Array:
-    """How far each token of the row is behind the most probable one, in nats."""
+    """Each token's distance from the most probable one, in nats."""
     distances = maximum - row
     distances /= temperature
     return distances

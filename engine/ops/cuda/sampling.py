@@ -161,14 +161,14 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 
 class VocabSplit(NamedTuple):
-    """How each row of a batch is spread over blocks: `num_splits` chunks of `chunk_size` ids, the last shorter."""
+    """A row's split over blocks: `num_splits` chunks of `chunk_size` ids, the last shorter."""
 
     num_splits: int
     chunk_size: int
 
 
 def split_vocab(rows: int, vocab_size: int) -> VocabSplit:
-    """Enough blocks for the device, unless chunks became too small to be worth a block."""
+    """Enough blocks to fill the device, of chunks not too small to be worth a block."""
     wanted = min(ceil_div(ENOUGH_BLOCKS, rows), ceil_div(vocab_size, SMALLEST_CHUNK), MAX_SPLITS)
     chunk_size = ceil_div(ceil_div(vocab_size, wanted), RANDOM_GROUP) * RANDOM_GROUP
     return VocabSplit(ceil_div(vocab_size, chunk_size), chunk_size)
@@ -202,8 +202,8 @@ def logprobs_cluster_config(rows: int, vocab_size: int, num_top: int) -> LaunchC
 def apart(device: CudaDevice, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig) -> LaunchConfig:
     """A launch of a cluster a row with few blocks to a multiprocessor, if all clusters run at a time even so.
 
-    Clusters are otherwise packed onto some multiprocessors while others have nothing to do. What keeps their blocks
-    apart is shared memory that nobody uses.
+    Otherwise clusters are packed onto some multiprocessors while others idle. Unused shared memory keeps their blocks
+    apart.
     """
     rows = config.grid[1]
     for together in range(1, MOST_TOGETHER + 1):
