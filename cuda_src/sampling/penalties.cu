@@ -2,15 +2,16 @@
 // prompt; lower bits: its count in the output.
 
 #include "common.cuh"
-#include "sampling_row.cuh"
+#include "generated/sampling_row.cuh"
 
 constexpr int BLOCK_SIZE = 256;
 constexpr int STATES = 4;  // that a thread looks at together
 constexpr int LOADS = 4;   // of them, in flight per thread
 constexpr unsigned IN_PROMPT_BIT = 0x80000000u;
 
-// logits += bias; then -inf at suppressed ids while num_output_tokens < min_tokens; then, for tokens seen,
-// logits = (logit > 0 ? logit / repetition : logit * repetition) - frequency * count - presence * (count > 0)
+// logits += bias; then -inf at suppressed ids while position - num_prompt_tokens < min_tokens; then, for
+// tokens seen, logits = (logit > 0 ? logit / repetition : logit * repetition) - frequency * count - presence
+// * (count > 0)
 //
 // logits [num_rows, vocab_size] float, in place; token_state [num_slots, vocab_size] uint32;
 // bias_token_ids [num_slots, max_bias] int32, distinct in a row; bias_values [num_slots, max_bias] float;

@@ -2,8 +2,8 @@
 
 #include "choice.cuh"
 #include "cluster.cuh"
+#include "generated/sampling_row.cuh"
 #include "philox.cuh"
-#include "sampling_row.cuh"
 #include "token_filter.cuh"
 
 constexpr int GROUP = 4;  // ids that share one call of the random generator

@@ -140,6 +140,7 @@ def library(
         with tempfile.TemporaryDirectory(dir=folder) as name:  # another process may be at the same
             work = Path(name)
             for file, text in sources.items():
+                (work / file).parent.mkdir(exist_ok=True)
                 (work / file).write_text(text)
             kernel = spec.instantiation(template)
             command = [*options, f"-I{work}", f"-I{HERE}"]

@@ -116,18 +116,22 @@ def test_sampling(filtered: bool, ops: CudaOps) -> None:
 @pytest.mark.parametrize("clustered", [True, False])
 def test_top_n_sigma(clustered: bool, ops: CudaOps) -> None:
     """By the blocks of a cluster together, and by one block."""
-    rng = np.random.default_rng(8)
-    logits = varied_logits(rng, 7, 1000)
-    settings = {"seed": np.arange(7), "temperature": 1.5, "top_n_sigma": [0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0]}
-    expected = sample(CpuOps(), logits, CPU, True, **settings)
     if not clustered:
         ops.device.max_shared_bytes = 0  # type: ignore[misc]
+    logits = varied_logits(np.random.default_rng(8), 4, 1000)
+    settings = {"seed": np.arange(4), "temperature": 1.5, "top_n_sigma": [0.5, 1.0, 2.0, 4.0]}
+    expected = sample(CpuOps(), logits, CPU, True, **settings)
     assert (sample(ops, logits, ops.device, True, **settings) == expected).all()
-    for number, (_, row, values, kept) in enumerate(N_SIGMA):
-        few = np.tile(np.array(row, np.float32), (4, 1))
-        tokens = sample(ops, few, ops.device, True, position=np.arange(4) + 4 * number, **values)
-        assert set(tokens.tolist()) <= kept
-        assert (tokens == sample(CpuOps(), few, CPU, True, position=np.arange(4) + 4 * number, **values)).all()
+
+    cases = [case[1:] for case in N_SIGMA]
+    logits = np.full((len(cases), max(len(row) for row, _, _ in cases)), -np.inf, np.float32)
+    for i, (row, _, _) in enumerate(cases):
+        logits[i, : len(row)] = row
+    defaults = {"top_n_sigma": 0.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    settings = {name: [case.get(name, off) for _, case, _ in cases] for name, off in defaults.items()}
+    tokens = sample(ops, logits, ops.device, True, position=np.arange(len(cases)), **settings)
+    assert [int(token) in kept for token, (_, _, kept) in zip(tokens, cases, strict=True)] == [True] * len(cases)
+    assert (tokens == sample(CpuOps(), logits, CPU, True, position=np.arange(len(cases)), **settings)).all()
 
 
 # -- what the emulation finds ---------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tessera.engine.ops.sampling_interface import SamplingState
 from tessera.engine.tensor import Tensor, uint32, uint64
 
 SAMPLING_ROW_HEADER = GeneratedHeader(
-    "sampling_row.cuh", c_enum("RowFlag", RowFlag) + c_struct("SamplingRow", SAMPLING_ROW, ROW_ALIGNMENT)
+    "generated/sampling_row.cuh", c_enum("RowFlag", RowFlag) + c_struct("SamplingRow", SAMPLING_ROW, ROW_ALIGNMENT)
 )
 
 ADJUST_LOGITS = KernelSpec(
