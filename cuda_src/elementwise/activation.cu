@@ -1,5 +1,6 @@
 // Activations of feed-forward layers.
 #include "common.cuh"
+#include "generated/activation.cuh"
 
 // out = gate / (1 + exp(-gate)) * up (SwiGLU, Shazeer 2020).
 //   in:  gate_up [rows, 2 * inner] T, a row's gate before its up
@@ -8,7 +9,7 @@
 // Grid: (rows, blocks that cover a row). Block: 256 threads. Shared memory: none.
 // Unit of work: CHUNK elements of one row per thread.
 template <typename T>
-__global__ void silu_mul_kernel(const T* gate_up, T* out, int inner) {
+__global__ void silu_mul_kernel(SILU_MUL_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   let_next_kernel_start();
   wait_for_earlier_kernels();
@@ -34,7 +35,7 @@ __global__ void silu_mul_kernel(const T* gate_up, T* out, int inner) {
 // Grid: blocks that cover the size. Block: 256 threads. Shared memory: none.
 // Unit of work: CHUNK elements per thread.
 template <typename T, bool TANH>
-__global__ void gelu_kernel(const T* x, T* out, long long size) {
+__global__ void gelu_kernel(GELU_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   constexpr float SQRT_2_OVER_PI = 0.797884560802865f;
   constexpr float SQRT_1_OVER_2 = 0.707106781186548f;

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tessera.engine.cuda.compiler import SOURCE_FOLDER
-from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
+from tessera.engine.cuda.kernel import Kernel, KernelSpec, LaunchConfig, P
 from tessera.engine.ops.cuda import CudaOps, attention, attention_decode, elementwise, linear, matmul_decode
 from tessera.engine.ops.cuda.registry import all_instantiations
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, ceil_div
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
-from tessera.engine.tensor import Buffer, CpuDevice, Tensor, bfloat16, empty, float16, float32, int32
+from tessera.engine.tensor import Buffer, CpuDevice, Tensor, bfloat16, empty, float16, float32, int32, uint32, uint64
 from tests.gpu.test_ops_gpu import FUSED_ROWS, FUSED_SHAPES, NUM_ROWS, WIDTHS
 
 SMALLEST_SHARED_BYTES = 99 << 10  # what a block may use on sm_86, 89 and 120
 LARGE_SHARED_BYTES = 227 << 10  # sm_90, 100
+C_TYPES = {name: dtype for dtype, name in C_TYPE_NAMES.items()} | {
+    "int": int32,
+    "unsigned": uint32,
+    "unsigned long long": uint64,
+}
 LARGEST_GRID = (2**31 - 1, 65535, 65535)
 SEED = 20261121
 
 
 @dataclass
 class Launch:
-    spec: KernelSpec
+    spec: KernelSpec[Any]
     template: tuple[str, ...]
     config: LaunchConfig
-    arguments: tuple[object, ...]
+    params: Any
 
 
 class WritingDevice(CpuDevice):
@@ -51,17 +55,27 @@ class WritingDevice(CpuDevice):
     def fill_bytes(self, pointer: int, value: int, nbytes: int) -> None:
         pass
 
-    def launch(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig, *arguments: object) -> None:
-        self.launches.append(Launch(spec, template, config, arguments))
+    def launch(self, spec: KernelSpec[P], template: tuple[str, ...], config: LaunchConfig, params: P) -> None:
+        self.launches.append(Launch(spec, template, config, params))
 
 
 def check_launch(
-    launch: Launch, compiled: set[tuple[KernelSpec, tuple[str, ...]]], shared_bytes: int = SMALLEST_SHARED_BYTES
+    launch: Launch, compiled: set[tuple[KernelSpec[Any], tuple[str, ...]]], shared_bytes: int = SMALLEST_SHARED_BYTES
 ) -> None:
     assert (launch.spec, launch.template) in compiled, f"{launch.spec.name} {launch.template} is not compiled ahead"
-    assert len(launch.arguments) == len(launch.spec.parameters)
+    check_params(launch)
     assert launch.config.shared_bytes <= shared_bytes
     assert all(1 <= size <= most for size, most in zip(launch.config.grid, LARGEST_GRID, strict=True))
+
+
+def check_params(launch: Launch) -> None:
+    """Every parameter fits its field, and tensors have the type that the kernel takes them for."""
+    Kernel(launch.spec, None).set_params(launch.params)
+    types = dict(zip(launch.spec.template, launch.template, strict=True))
+    for field, value in zip(launch.spec.fields, launch.params, strict=True):
+        if isinstance(value, Tensor):
+            element = field.type.replace("const ", "").split("*")[0]
+            assert C_TYPES[types.get(element, element)] == value.dtype, f"{launch.spec.name}: {field.type} {field.name}"
 
 
 def attention_step(
@@ -118,7 +132,7 @@ def test_every_matmul_is_compiled_ahead_and_covers_its_result(dtype: np.dtype[np
             assert launch.config.grid[0] <= ceil_div(out_features, 8), "a block without work"
         elif launch.spec is linear.MATVEC:
             assert num_rows <= int(launch.template[2])
-            assert launch.config.grid[0] * linear.MATVEC_WARPS >= out_features * int(str(launch.arguments[-1]))
+            assert launch.config.grid[0] * linear.MATVEC_WARPS >= out_features * launch.params.warps_per_output
 
 
 def test_unaligned_inputs_take_the_kernel_without_wide_copies() -> None:
@@ -137,7 +151,7 @@ def test_order_of_sums_for_a_few_rows_does_not_depend_on_their_number() -> None:
             empty((num_rows, 4096), float32, device), empty((1024, 4096), float32, device)
         )
         (launch,) = device.launches
-        orders.add((launch.spec.name, launch.config.grid, launch.arguments[-1]))
+        orders.add((launch.spec.name, launch.config.grid, launch.params.warps_per_output))
     assert len(orders) == 1
 
 
@@ -268,17 +282,6 @@ def test_a_decode_step_is_one_launch() -> None:
         assert len(device.launches) == launches
     for launch in device.launches:
         check_launch(launch, set(attention.instantiations(("__nv_bfloat16",))))
-
-
-def test_decode_constants_are_the_kernels() -> None:
-    sources = [(SOURCE_FOLDER / path).read_text() for path in ("include/warp_attention.cuh", "attention/decode.cu")]
-    values = {name: int(value) for name, value in re.findall(r"constexpr int (\w+) = (\d+);", "".join(sources))}
-    for name in ("GROUP_ROWS", "UNIT_KEYS", "WARP_KEYS", "SPLIT_KEYS"):
-        assert values[name] == getattr(attention_decode, name), name
-    assert values["FLOATS"] == attention_decode.MERGED_FLOATS
-    assert re.search(r"SENT_FLOATS =\s+FLOATS \+ 4;", sources[1])
-    assert attention_decode.SENT_FLOATS == attention_decode.MERGED_FLOATS + 4
-    assert values["MAX_CLUSTER"] >= attention_decode.ONE_ROW_BLOCKS
 
 
 def test_block_tables_are_written_before_attention_may_read_ahead() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
+from typing import Any
 
-from tessera.engine.cuda.compiler import SOURCE_FOLDER, source_files
+from tessera.engine.cuda.compiler import SOURCE_FOLDER, sources
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 
 MAIN = "launch.cc"
@@ -20,9 +20,8 @@ STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 def cpu_sources(instantiation: Instantiation, edit: Callable[[str], str]) -> dict[str, str]:
     """The kernel's file, changed by `edit`, its headers, and MAIN with a function `launch`: texts by name."""
     spec, template = instantiation
-    sources = {path.name: path.read_text() for path in source_files(spec.file)}
-    name = Path(spec.file).name
-    sources[name] = edit(sources[name])
+    texts = sources(spec.file)
+    texts[spec.file] = edit(texts[spec.file])
     launch = (
         'extern "C" __attribute__((visibility("default"))) const char* launch(const unsigned* grid, '
         "const unsigned* block, unsigned shared_bytes, unsigned cluster, void** arguments) {\n"
@@ -30,11 +29,11 @@ def cpu_sources(instantiation: Instantiation, edit: Callable[[str], str]) -> dic
         f"  return emulated::launch(&{spec.instantiation(template)}, grid, block, shared_bytes, cluster, arguments);\n"
         "}\n"
     )
-    main = f'#include "ptx.h"\n#include "{name}"\n{launch}'
-    return {name: translated(text) for name, text in sources.items()} | {MAIN: main}
+    main = f'#include "ptx.h"\n#include "{spec.file}"\n{launch}'
+    return {name: translated(text) for name, text in texts.items()} | {MAIN: main}
 
 
-def cluster_size(spec: KernelSpec, template: tuple[str, ...]) -> str:
+def cluster_size(spec: KernelSpec[Any], template: tuple[str, ...]) -> str:
     """What the source says of it before the kernel's name, as C++."""
     text = (SOURCE_FOLDER / spec.file).read_text()
     found = re.search(rf"(?:__cluster_dims__|BLOCKS_OF_A_CLUSTER)\((\w+)[^;{{}}]*?\b{spec.name}\(", text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.ops.cuda import (
     activation,
@@ -12,15 +14,15 @@ from tessera.engine.ops.cuda import (
     norm,
     random,
     sampling,
+    sm90_attention_prefill,
     softmax,
 )
-from tessera.engine.ops.cuda import sm90_attention_prefill as prefill_hopper
 
-GROUPS = (linear, attention, prefill_hopper, norm, activation, elementwise, softmax, random, sampling, encoder)
+GROUPS = (linear, attention, sm90_attention_prefill, norm, activation, elementwise, softmax, random, sampling, encoder)
 ENCODER_GROUPS = (linear, norm, activation, elementwise, encoder)  # all that a text encoder launches
 
 
-def all_specs() -> tuple[KernelSpec, ...]:
+def all_specs() -> tuple[KernelSpec[Any], ...]:
     """The description of every kernel in `cuda_src/`."""
     return tuple(spec for group in GROUPS for spec in group.SPECS)
 
@@ -35,5 +37,5 @@ def all_instantiations(
     return [pair for pair in pairs if head_dim is None or _head_dim(*pair) in (None, str(head_dim))]
 
 
-def _head_dim(spec: KernelSpec, template: tuple[str, ...]) -> str | None:
+def _head_dim(spec: KernelSpec[Any], template: tuple[str, ...]) -> str | None:
     return template[spec.template.index("HEAD_DIM")] if "HEAD_DIM" in spec.template else None
