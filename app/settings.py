@@ -30,7 +30,7 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
         body_timeout: a request whose head or whose body takes longer to arrive is refused with 408.
         request_timeout: longest time from a request's arrival to the end of its answer.
         stall_timeout: a reader that takes nothing for this long loses its answer.
-        template_timeout: longest time for rendering one chat template.
+        template_timeout: most CPU seconds for rendering one chat template.
         text_threads: threads that render templates and encode long texts.
         max_text_jobs: most renderings and encodings waiting for those threads; beyond it 429.
         max_choices: most sequences of one request, prompts times n.
@@ -43,7 +43,8 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
         log_level: lines below it are left out; those of single requests are of level info.
         log_prompts: whether a request's line has its prompt, as the model reads it.
         num_app_processes: of this server; `app_process` is the number of this one, from 0.
-        count_file: file that several app processes count HTTP requests in; None: each for itself.
+        count_fd: descriptor of the memory that several app processes count HTTP requests in; None: each for itself.
+        max_connections: most open connections of one app process, and a few more for health checks.
         share_prefix_cache: whether holders of different API keys share cached prompt prefixes.
     """
 
@@ -75,5 +76,6 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_prompts: bool = False
     num_app_processes: int = 1
     app_process: int = 0
-    count_file: str | None = None
+    count_fd: int | None = None
+    max_connections: int = 1024
     share_prefix_cache: bool = False

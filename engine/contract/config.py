@@ -1,4 +1,4 @@
-"""What a user decides about an engine. Everything else is derived from the model and the device."""
+"""The user's settings of an engine; all else is derived from the model and the device."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         cpu_kv_cache_gib: size of the KV cache on the CPU device, in GiB.
         num_kv_blocks: overrides the derived number of KV blocks (tests, tuning).
         load_format: `dummy` makes random weights on the device from config.json alone.
-        cuda_graphs: record decode steps at the start and replay them, instead of launching kernel by kernel.
+        cuda_graphs: capture steps of common shapes as CUDA graphs at the start and replay them.
         prefix_caching: reuse the KV blocks of equal prompt prefixes.
-        seed: of the random weights that `dummy` makes; None takes 0. Requests bring their own seeds.
+        seed: of the random weights that `dummy` makes; None takes 0. Requests have seeds of their own.
         embedding_model: path of the folder of an encoder that makes embeddings beside the model; empty: none.
         pooling: how token vectors become an embedding, of `embedding_model` where there is one; `auto` is what
             the folder says, else the mean for an encoder and the last token for a decoder.

@@ -20,7 +20,7 @@ PLAIN_VALUE = re.compile(r"[\w./:@+,-]+", re.ASCII)
 
 
 def configure_logging(log_format: LogFormat = "text", level: LogLevel = "info") -> None:
-    """Let everything from `level` on be written in this form; called once a process."""
+    """Set up logging from `level` on in this format; call once a process."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -69,6 +69,6 @@ def _time(record: logging.LogRecord) -> str:
 def _text(value: object) -> str:
     if isinstance(value, (int, float)):
         return str(value).lower()
-    # In quotes, so that nobody writes a line of the log by what he sends.
+    # Quoted, to prevent log injection.
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return text if PLAIN_VALUE.fullmatch(text) else json.dumps(text)

@@ -15,9 +15,9 @@ from cuda.bindings import nvrtc
 
 from tessera.engine.contract.errors import CompileError
 from tessera.engine.cuda.cache import Cubin, CubinCache
+from tessera.engine.cuda.generated import HEADERS
 from tessera.engine.cuda.headers import include_folders
 from tessera.engine.cuda.kernel import Instantiation
-from tessera.engine.cuda.params import HEADERS
 
 SOURCE_FOLDER = Path(__file__).resolve().parents[2] / "cuda_src"
 OPTIONS = ("--std=c++17",)

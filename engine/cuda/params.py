@@ -1,9 +1,8 @@
-"""Kernel parameters and constants, declared in Python and generated as CUDA headers.
+"""Kernel parameters, declared in Python.
 
 A kernel's parameters are a NamedTuple whose field types say what they are in C++: `InT` is a `const T*`, `Int32` an
 `int`. Its signature is the macro that is generated from it (`RmsnormParams` becomes `RMSNORM_PARAMS(T)`), and a launch
-names the fields. The compiler gets the headers from memory as `generated/<name>.cuh`;
-`python -m tessera.engine.ops.cuda.generate FOLDER` writes them down for an editor.
+names the fields.
 
 The macro is a list of parameters and not a struct, because compilers load a struct's members into registers where they
 take a parameter from constant memory at each use: with structs 116 of 258 kernels for sm_90a had other registers,
@@ -14,9 +13,6 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from tessera.engine.contract.errors import DeviceError
@@ -64,17 +60,6 @@ TYPE_PARAMETERS = re.compile(r"\b(?:T|Out|Source|Target)\b")  # of kernels, as f
 WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
-class Constant(int):
-    """An integer that Python and kernels share; `about` is its comment in the header."""
-
-    about: str
-
-    def __new__(cls, value: int, about: str = "") -> Constant:
-        constant = super().__new__(cls, value)
-        constant.about = about
-        return constant
-
-
 class Field(NamedTuple):
     """A kernel's parameter: its name, its type in C++ and its code for the `struct` module."""
 
@@ -115,48 +100,3 @@ def signature_of(params: type[tuple[Any, ...]]) -> str:
     template = ", ".join(dict.fromkeys(TYPE_PARAMETERS.findall(types)))
     name = WORD_STARTS.sub("_", params.__name__).upper()
     return f"{name}({template})" if template else name
-
-
-@dataclass(frozen=True)
-class Header:
-    """A generated header.
-
-    Attributes:
-        source: the Python module that declares it.
-        constants: by name.
-        params: NamedTuples of kernels' parameters.
-    """
-
-    source: str
-    constants: Mapping[str, int]
-    params: tuple[type[tuple[Any, ...]], ...]
-
-    @cached_property
-    def text(self) -> str:
-        parts = [f"// Generated from {self.source}.\n#pragma once\n"]
-        if self.constants:
-            parts.append("".join(_constant(name, value) for name, value in self.constants.items()))
-        for params in self.params:
-            fields = ", \\\n  ".join(f"{field.type} {field.name}" for field in fields_of(params))
-            parts.append(f"#define {signature_of(params)} \\\n  {fields}\n")
-        return "\n".join(parts)
-
-
-HEADERS: dict[str, Header] = {}  # all that are declared, by what kernels include them as
-
-
-def declare_header(
-    name: str,
-    source: str,
-    constants: Mapping[str, int] | None = None,
-    params: tuple[type[tuple[Any, ...]], ...] = (),
-) -> None:
-    """Make `generated/<name>.cuh` known to the compiler. Raises: DeviceError if another module has declared it."""
-    header = HEADERS.setdefault(f"generated/{name}.cuh", Header(source, constants or {}, params))
-    if header.source != source:
-        raise DeviceError(f"{source} and {header.source} both declare generated/{name}.cuh")
-
-
-def _constant(name: str, value: int) -> str:
-    about = value.about if isinstance(value, Constant) else ""
-    return f"constexpr int {name} = {int(value)};" + (f"  // {about}" if about else "") + "\n"

@@ -10,7 +10,8 @@ import numpy as np
 from cuda.bindings import driver
 
 from tessera.engine.cuda.driver import check
-from tessera.engine.cuda.params import MAP_BYTES, Constant, declare_header
+from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.params import MAP_BYTES
 from tessera.engine.tensor import Tensor, bfloat16
 
 SWIZZLE_BYTES = Constant(128, "of a row of operands in shared memory")

@@ -18,9 +18,10 @@ from tessera.engine.contract.errors import CompileError
 from tessera.engine.cuda import compiler, headers
 from tessera.engine.cuda.cache import Cubin, CubinCache, default_cache_dir
 from tessera.engine.cuda.compiler import SOURCE_FOLDER, Compiler, Program, group_programs
+from tessera.engine.cuda.generated import HEADERS, declare_header
 from tessera.engine.cuda.headers import include_folders
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
-from tessera.engine.cuda.params import HEADERS, Header, InT, Int32, OutT, declare_header
+from tessera.engine.cuda.params import InT, Int32, OutT
 from tessera.engine.ops.cuda.registry import all_instantiations, all_specs
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES
 from tests.support.paths import ROOT
@@ -179,7 +180,9 @@ class TestCache:
         self, sources: Path, cache: CubinCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         double = Compiler("80", cache, sources).compile(PROGRAM)
-        monkeypatch.setitem(HEADERS, "generated/double.cuh", Header(__name__, {"FACTOR": 3}, (DoubleParams,)))
+        header = HEADERS["generated/double.cuh"]
+        tripled = header._replace(text=header.text.replace("FACTOR = 2", "FACTOR = 3"))
+        monkeypatch.setitem(HEADERS, "generated/double.cuh", tripled)
         assert Compiler("80", cache, sources).compile(PROGRAM).code != double.code
         assert (cache.hits, cache.misses) == (0, 2)
 

@@ -14,6 +14,7 @@ from cuda.bindings import driver as bindings
 from tessera.engine.contract.errors import DeviceError, OutOfMemoryError
 from tessera.engine.cuda import driver, memory
 from tessera.engine.cuda.driver import check, find_device
+from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Kernel, KernelSpec
 from tessera.engine.cuda.memory import LARGEST_POOLED, MemoryPool, size_class
 from tessera.engine.cuda.params import (
@@ -25,7 +26,6 @@ from tessera.engine.cuda.params import (
     TensorMap,
     Uint32,
     Uint64,
-    declare_header,
     fields_of,
     signature_of,
 )

@@ -75,6 +75,8 @@ def check_params(launch: Launch) -> None:
     for field, value in zip(launch.spec.fields, launch.params, strict=True):
         if isinstance(value, Tensor):
             element = field.type.replace("const ", "").split("*")[0]
+            if element == "SamplingRow":
+                continue  # as bytes
             assert C_TYPES[types.get(element, element)] == value.dtype, f"{launch.spec.name}: {field.type} {field.name}"
 
 

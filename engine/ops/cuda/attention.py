@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tessera.engine.contract.errors import TesseraError
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import (
-    Constant,
     Float32,
     InFloat,
     InInt,
@@ -32,7 +32,6 @@ from tessera.engine.cuda.params import (
     RestrictInInt,
     RestrictInT,
     RestrictOutT,
-    declare_header,
 )
 from tessera.engine.ops.cuda import attention_decode
 from tessera.engine.ops.cuda.attention_decode import UNIT_KEYS, DecodeAttentionOps

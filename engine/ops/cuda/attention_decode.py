@@ -6,19 +6,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import (
-    Constant,
-    Float32,
-    InFloat,
-    InInt,
-    InT,
-    Int32,
-    OutFloat,
-    OutT,
-    OutUint,
-    declare_header,
-)
+from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutFloat, OutT, OutUint
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.cuda.types import HALF_BYTES, SEGMENT, WARP_SIZE, ceil_div, cuda_type
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops

@@ -7,19 +7,9 @@ from typing import NamedTuple
 
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import (
-    Constant,
-    Float32,
-    InInt,
-    InT,
-    Int32,
-    OutFloat,
-    RestrictInInt,
-    RestrictInT,
-    RestrictOutT,
-    declare_header,
-)
+from tessera.engine.cuda.params import Float32, InInt, InT, Int32, OutFloat, RestrictInInt, RestrictInT, RestrictOutT
 from tessera.engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor

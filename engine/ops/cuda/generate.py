@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tessera.engine.cuda.params import HEADERS
+from tessera.engine.cuda.generated import HEADERS
 from tessera.engine.ops.cuda.registry import all_specs
 
 

@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import (
-    Constant,
     InT,
     Int32,
     OutOut,
@@ -23,7 +23,6 @@ from tessera.engine.cuda.params import (
     RestrictInT,
     RestrictOutFloat,
     RestrictOutOut,
-    declare_header,
 )
 from tessera.engine.ops.cuda import matmul_decode, sm90_matmul
 from tessera.engine.ops.cuda.matmul_decode import MATMUL_DECODE, Limits, MatmulDecodeParams, choose_decode_tile

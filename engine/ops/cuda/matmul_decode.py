@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import Constant, Float32, InT, Int32, OutOut, declare_header
+from tessera.engine.cuda.params import Float32, InT, Int32, OutOut
 from tessera.engine.ops.cuda.types import HALF_BYTES, SEGMENT, WARP_SIZE, ceil_div
 from tessera.engine.tensor import float32
 

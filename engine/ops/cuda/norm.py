@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
-from tessera.engine.cuda.params import Constant, Float32, InT, Int32, OutT, declare_header
+from tessera.engine.cuda.params import Float32, InT, Int32, OutT
 from tessera.engine.ops.cuda.types import CHUNK, aligned, cuda_type, row_config
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor

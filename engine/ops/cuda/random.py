@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
-from tessera.engine.cuda.params import Constant, Float32, Int64, OutT, Uint64, declare_header
+from tessera.engine.cuda.params import Float32, Int64, OutT, Uint64
 from tessera.engine.ops.cuda.types import cuda_type, flat_config
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor

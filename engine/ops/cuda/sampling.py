@@ -5,24 +5,18 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
+from tessera.engine.contract.sampling_params import RowFlag
+from tessera.engine.contract.sampling_row import ROW_ALIGNMENT, SAMPLING_ROW
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, c_enum, c_struct, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import (
-    Constant,
-    InFloat,
-    InInt,
-    Int32,
-    InUint,
-    OutFloat,
-    OutInt,
-    OutUint,
-    Pointer,
-    declare_header,
-)
+from tessera.engine.cuda.params import InFloat, InInt, Int32, InUint, OutFloat, OutInt, OutUint, Pointer
 from tessera.engine.ops.cuda.types import ceil_div
 from tessera.engine.ops.interface import Ops
-from tessera.engine.ops.sampling_interface import SamplingMetadata, SamplingState
+from tessera.engine.ops.sampling_interface import SamplingState
 from tessera.engine.tensor import Tensor, uint32, uint64
+
+InRows = Annotated[Pointer, "const SamplingRow*"]
 
 
 class AdjustLogitsParams(NamedTuple):
@@ -33,12 +27,7 @@ class AdjustLogitsParams(NamedTuple):
     bias_counts: InInt
     suppressed_token_ids: InInt
     suppressed_counts: InInt
-    slots: InInt
-    num_output_tokens: InInt
-    min_tokens: InInt
-    repetition_penalty: InFloat
-    presence_penalty: InFloat
-    frequency_penalty: InFloat
+    rows: InRows
     vocab_size: Int32
     max_bias: Int32
     max_suppressed: Int32
@@ -74,13 +63,7 @@ class ApplyTokenMaskParams(NamedTuple):
 
 class SampleParams(NamedTuple):
     logits: InFloat
-    slots: InInt
-    temperature: InFloat
-    top_k: InInt
-    top_p: InFloat
-    min_p: InFloat
-    seeds: Annotated[Pointer, "const unsigned long long*"]
-    positions: InInt
+    rows: InRows
     token_ids: OutInt
     vocab_size: Int32
 
@@ -167,13 +150,23 @@ CLUSTER_BLOCKS = Constant(8)
 CLUSTER_THREADS = Constant(512, "of a block of a cluster")
 MAX_CLUSTER_TOP = Constant(64)
 declare_header(
+    "sampling_row",
+    __name__,
+    declarations=c_enum("RowFlag", RowFlag) + c_struct("SamplingRow", SAMPLING_ROW, ROW_ALIGNMENT),
+)
+declare_header(
     "penalties", __name__, {"BLOCK_SIZE": SPLIT_BLOCK}, (AdjustLogitsParams, ResetSlotParams, RecordTokensParams)
 )
 declare_header("token_mask", __name__, {"BLOCK_SIZE": SPLIT_BLOCK}, (ApplyTokenMaskParams,))
 declare_header(
     "sampling",
     __name__,
-    {"THREADS": ROW_BLOCK, "CLUSTER_BLOCKS": CLUSTER_BLOCKS, "CLUSTER_THREADS": CLUSTER_THREADS, "GROUP": RANDOM_GROUP},
+    {
+        "THREADS": ROW_BLOCK,
+        "CLUSTER_BLOCKS": CLUSTER_BLOCKS,
+        "CLUSTER_THREADS": CLUSTER_THREADS,
+        "GROUP": RANDOM_GROUP,
+    },
     (SampleParams,),
 )
 declare_header(
@@ -206,14 +199,14 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 
 class VocabSplit(NamedTuple):
-    """How each row of a batch is spread over blocks: `num_splits` chunks of `chunk_size` ids, the last shorter."""
+    """A row's split over blocks: `num_splits` chunks of `chunk_size` ids, the last shorter."""
 
     num_splits: int
     chunk_size: int
 
 
 def split_vocab(rows: int, vocab_size: int) -> VocabSplit:
-    """Enough blocks for the device, unless chunks became too small to be worth a block."""
+    """Enough blocks to fill the device, of chunks not too small to be worth a block."""
     wanted = min(ceil_div(ENOUGH_BLOCKS, rows), ceil_div(vocab_size, SMALLEST_CHUNK), MAX_SPLITS)
     chunk_size = ceil_div(ceil_div(vocab_size, wanted), RANDOM_GROUP) * RANDOM_GROUP
     return VocabSplit(ceil_div(vocab_size, chunk_size), chunk_size)
@@ -247,8 +240,8 @@ def logprobs_cluster_config(rows: int, vocab_size: int, num_top: int) -> LaunchC
 def apart(device: CudaDevice, spec: KernelSpec[Any], template: tuple[str, ...], config: LaunchConfig) -> LaunchConfig:
     """A launch of a cluster a row with few blocks to a multiprocessor, if all clusters run at a time even so.
 
-    Clusters are otherwise packed onto some multiprocessors while others have nothing to do. What keeps their blocks
-    apart is shared memory that nobody uses.
+    Otherwise clusters are packed onto some multiprocessors while others idle. Unused shared memory keeps their blocks
+    apart.
     """
     rows = config.grid[1]
     for together in range(1, MOST_TOGETHER + 1):
@@ -270,48 +263,35 @@ class SamplingOps(Ops):
         token_state = state.token_state[slot]
         (vocab_size,) = token_state.shape
         split = split_vocab(1, vocab_size)
-        self.device.launch(
-            RESET_SLOT,
-            (),
-            split_config(1, split),
-            ResetSlotParams(
-                token_state=token_state,
-                prompt_token_ids=prompt,
-                output_token_ids=output,
-                num_prompt_tokens=prompt.size,
-                num_output_tokens=output.size,
-                vocab_size=vocab_size,
-                chunk_size=split.chunk_size,
-            ),
+        params = ResetSlotParams(
+            token_state=token_state,
+            prompt_token_ids=prompt,
+            output_token_ids=output,
+            num_prompt_tokens=prompt.size,
+            num_output_tokens=output.size,
+            vocab_size=vocab_size,
+            chunk_size=split.chunk_size,
         )
+        self.device.launch(RESET_SLOT, (), split_config(1, split), params)
 
-    def _adjust_logits(self, logits: Tensor, state: SamplingState, metadata: SamplingMetadata) -> None:
-        rows, vocab_size = logits.shape
-        split = split_vocab(rows, vocab_size)
-        self.device.launch(
-            ADJUST_LOGITS,
-            (),
-            split_config(rows, split),
-            AdjustLogitsParams(
-                logits=logits,
-                token_state=state.token_state,
-                bias_token_ids=state.bias_token_ids,
-                bias_values=state.bias_values,
-                bias_counts=state.bias_counts,
-                suppressed_token_ids=state.suppressed_token_ids,
-                suppressed_counts=state.suppressed_counts,
-                slots=metadata.slots,
-                num_output_tokens=metadata.num_output_tokens,
-                min_tokens=metadata.min_tokens,
-                repetition_penalty=metadata.repetition_penalty,
-                presence_penalty=metadata.presence_penalty,
-                frequency_penalty=metadata.frequency_penalty,
-                vocab_size=vocab_size,
-                max_bias=state.bias_token_ids.shape[1],
-                max_suppressed=state.suppressed_token_ids.shape[1],
-                chunk_size=split.chunk_size,
-            ),
+    def _adjust_logits(self, logits: Tensor, state: SamplingState, rows: Tensor) -> None:
+        num_rows, vocab_size = logits.shape
+        split = split_vocab(num_rows, vocab_size)
+        params = AdjustLogitsParams(
+            logits=logits,
+            token_state=state.token_state,
+            bias_token_ids=state.bias_token_ids,
+            bias_values=state.bias_values,
+            bias_counts=state.bias_counts,
+            suppressed_token_ids=state.suppressed_token_ids,
+            suppressed_counts=state.suppressed_counts,
+            rows=rows,
+            vocab_size=vocab_size,
+            max_bias=state.bias_token_ids.shape[1],
+            max_suppressed=state.suppressed_token_ids.shape[1],
+            chunk_size=split.chunk_size,
         )
+        self.device.launch(ADJUST_LOGITS, (), split_config(num_rows, split), params)
 
     def _apply_token_mask(self, logits: Tensor, words: Tensor, rows: Tensor) -> None:
         vocab_size = logits.shape[1]
@@ -321,31 +301,16 @@ class SamplingOps(Ops):
         )
         self.device.launch(APPLY_TOKEN_MASK, (), split_config(rows.size, split), params)
 
-    def _sample(self, logits: Tensor, metadata: SamplingMetadata, filtered: bool, out: Tensor) -> None:
-        rows, vocab_size = logits.shape
-        spec, config = SAMPLE, row_block_config(rows)
+    def _sample(self, logits: Tensor, rows: Tensor, filtered: bool, out: Tensor) -> None:
+        num_rows, vocab_size = logits.shape
+        spec, config = SAMPLE, row_block_config(num_rows)
         template = ("true" if filtered else "false",)
         if SAMPLE_CLUSTER.supports(self.device.arch):
-            in_cluster = cluster_config(rows, vocab_size, filtered=filtered)
+            in_cluster = cluster_config(num_rows, vocab_size, filtered=filtered)
             if in_cluster.shared_bytes + SAMPLE_STATIC_BYTES <= self.device.max_shared_bytes:
                 spec, config = SAMPLE_CLUSTER, apart(self.device, SAMPLE_CLUSTER, template, in_cluster)
-        self.device.launch(
-            spec,
-            template,
-            config,
-            SampleParams(
-                logits=logits,
-                slots=metadata.slots,
-                temperature=metadata.temperature,
-                top_k=metadata.top_k,
-                top_p=metadata.top_p,
-                min_p=metadata.min_p,
-                seeds=metadata.seeds,
-                positions=metadata.positions,
-                token_ids=out,
-                vocab_size=vocab_size,
-            ),
-        )
+        params = SampleParams(logits=logits, rows=rows, token_ids=out, vocab_size=vocab_size)
+        self.device.launch(spec, template, config, params)
 
     def _record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None:
         num_slots, vocab_size = state.token_state.shape

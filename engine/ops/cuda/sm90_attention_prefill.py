@@ -7,19 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import (
-    Constant,
-    Float32,
-    InInt,
-    InT,
-    Int32,
-    OutFloat,
-    OutT,
-    OutUint,
-    TensorMap,
-    declare_header,
-)
+from tessera.engine.cuda.params import Float32, InInt, InT, Int32, OutFloat, OutT, OutUint, TensorMap
 from tessera.engine.cuda.tensor_map import SWIZZLE_REPEAT, SWIZZLE_ROWS, row_groups_map
 from tessera.engine.ops.cuda.types import HALF_BYTES, WARPGROUP_SIZE, ceil_div, cuda_type
 from tessera.engine.ops.interface import AttentionMetadata

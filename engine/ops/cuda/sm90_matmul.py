@@ -11,8 +11,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import Constant, InT, Int32, OutOut, OutT, TensorMap, declare_header
+from tessera.engine.cuda.params import InT, Int32, OutOut, OutT, TensorMap
 from tessera.engine.cuda.tensor_map import ALIGNMENT, box_map
 from tessera.engine.ops.cuda.types import HALF_BYTES, WARP_SIZE, WARPGROUP_SIZE, aligned, ceil_div, cuda_type
 from tessera.engine.tensor import Tensor, float32

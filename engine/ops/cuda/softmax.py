@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
-from tessera.engine.cuda.params import InT, Int32, OutFloat, declare_header
+from tessera.engine.cuda.params import InT, Int32, OutFloat
 from tessera.engine.ops.cuda.types import cuda_type, row_config
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor

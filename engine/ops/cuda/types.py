@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from tessera.engine.contract.errors import TesseraError
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import LaunchConfig
-from tessera.engine.cuda.params import Constant, declare_header
 from tessera.engine.tensor import Tensor, bfloat16, float16, float32
 
 C_TYPE_NAMES = {float32: "float", float16: "__half", bfloat16: "__nv_bfloat16"}
