@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from tessera.engine.formats import LinearWeight
 from tessera.engine.models.config import LayerConfig, ModelConfig
 from tessera.engine.models.kv_cache import KVCache
 from tessera.engine.models.weights.loader import LayerWeights, Weights
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
+from tessera.engine.ops.linear_interface import Activate, LayerNorm, RMSNorm
 from tessera.engine.tensor import Device, Tensor, float32
 
 ALIGNMENT = 256
@@ -223,10 +225,10 @@ class Decoder:
         out: Tensor,
     ) -> Tensor:
         """norm(x) times weight; `normed` is scratch."""
-        ops, eps = self.ops, self.config.norm_eps
-        if self.config.norm == "rmsnorm":
-            return ops.rmsnorm_matmul(x, norm, eps, weight, bias, normed=normed, out=out)
-        return ops.matmul(ops.layernorm(x, norm, norm_bias, eps, out=normed), weight, bias, out=out)
+        eps = self.config.norm_eps
+        rms = self.config.norm == "rmsnorm"
+        prologue = RMSNorm(norm, eps, normed) if rms else LayerNorm(norm, norm_bias, eps, normed)
+        return self.ops.linear(x, LinearWeight.of(weight, bias), prologue=prologue, out=out)
 
     def _attention(
         self, index: int, layer: LayerWeights, residual: Tensor, metadata: AttentionMetadata, buffers: StepBuffers
@@ -257,9 +259,8 @@ class Decoder:
         normed, up = buffers.normed[:num_tokens], buffers.up[:num_tokens]
         activated = buffers.activated[:num_tokens]
         if config.activation == "silu_mul" and config.norm == "rmsnorm" and layer.up_bias is None:
-            ops.rmsnorm_matmul_silu_mul(
-                residual, layer.mlp_norm, config.norm_eps, layer.up, normed=normed, gate_up=up, out=activated
-            )
+            prologue, epilogue = RMSNorm(layer.mlp_norm, config.norm_eps, normed), Activate("silu_mul", up)
+            ops.linear(residual, LinearWeight.of(layer.up), prologue=prologue, epilogue=epilogue, out=activated)
         else:
             self._norm_matmul(residual, layer.mlp_norm, layer.mlp_norm_bias, layer.up, layer.up_bias, normed, up)
             if config.activation == "silu_mul":

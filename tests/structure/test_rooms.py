@@ -39,6 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.ops.make",),
     ("engine.ops.cpu", "engine.ops.cuda"),
     ("engine.ops",),
+    ("engine.formats",),
     ("engine.cuda",),
     ("engine.tensor",),
     ("engine.contract",),

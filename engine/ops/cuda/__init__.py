@@ -41,7 +41,10 @@ class CudaOps(
 
         With `head_dim` only attention over heads of that size.
 
-        What is not compiled here is compiled when it is first used. Raises: CompileError.
+        `reserve_linear` compiles those for its weights' formats, and what is left is compiled when it is first used.
+
+        Raises: CompileError.
         """
         pairs = all_instantiations((cuda_type(dtype),), encoder_only=encoder_only, head_dim=head_dim)
+        pairs = [pair for pair in pairs if not pair[0].writes_weights]
         self.device.compile([pair for pair in pairs if pair[0].supports(self.device.arch)], progress)

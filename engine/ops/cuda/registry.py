@@ -15,9 +15,22 @@ from tessera.engine.ops.cuda import (
     softmax,
 )
 from tessera.engine.ops.cuda import sm90_attention_prefill as prefill_hopper
+from tessera.engine.ops.cuda.quant import dequantize
 
-GROUPS = (linear, attention, prefill_hopper, norm, activation, elementwise, softmax, random, sampling, encoder)
-ENCODER_GROUPS = (linear, norm, activation, elementwise, encoder)  # all that a text encoder launches
+GROUPS = (
+    linear,
+    dequantize,
+    attention,
+    prefill_hopper,
+    norm,
+    activation,
+    elementwise,
+    softmax,
+    random,
+    sampling,
+    encoder,
+)
+ENCODER_GROUPS = (linear, dequantize, norm, activation, elementwise, encoder)  # all that a text encoder launches
 
 
 def all_specs() -> tuple[KernelSpec, ...]:
