@@ -16,7 +16,9 @@ MAX_WINDOW = 2**27
 RopeRule = Callable[[Fields, int], tuple[bool, ...]]
 WindowRule = Callable[[Fields, tuple[bool, ...]], tuple[int | None, ...]]
 
-# Names of the tensors that make up each fused weight, top to bottom; `{i}` is the layer.
+NormPlace = Literal["before", "after", "of_sum"]
+
+# Modules whose `.weight` (and `.bias`) make up each fused weight, top to bottom; `{i}` is the layer.
 WeightNames = dict[str, tuple[str, ...]]
 
 
@@ -25,18 +27,22 @@ class Architecture:
     """One entry of the table.
 
     Attributes:
-        weights: tensor names of each fused weight (see `tessera.engine.models.weights.loader`).
+        weights: modules that make up each fused weight (see `tessera.engine.models.weights.build`).
         prefixes: put before every name but the head's; the first that occurs in the folder counts.
         defaults: what config.json need not say, as Hugging Face transformers fills it in.
         keys: config keys that are called otherwise here.
+        refused: config keys that must be false or absent, and what they would call for.
         norm: `layernorm` has a bias as well.
-        gated: the MLP multiplies a gate, silu(gate) * up; else it is gelu(up).
+        norm_places: of the norms around each half of a layer, see `HalfNorms`.
+        gated: the MLP multiplies a gate, activation(gate) * up; else it is activation(up).
         learned_positions: a table of position embeddings instead of RoPE.
         qk_norm: queries and keys pass an RMSNorm per head.
         qkv_bias, out_bias, mlp_bias: whether projections have one, or the config key that says so.
+        parallel: whether attention and MLP both see the layer's input through one norm, or the config key that
+            says so.
+        embedding_multiplier, residual_multiplier, attention_multiplier, logits_divisor: config keys of numbers.
         transposed: projections are stored [in, out].
-        encoder: tokens see the whole text, norms come after the additions, and there is no head: it makes
-            embeddings, not text.
+        encoder: tokens see the whole text, and there is no head: it makes embeddings, not text.
         rope_aliases: other names of rope types, to ours.
         rope_layers: which layers rotate queries and keys.
         windows: each layer's sliding window, None is full attention.
@@ -47,13 +53,20 @@ class Architecture:
     prefixes: tuple[str, ...] = ("",)
     defaults: dict[str, Any] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_places: tuple[NormPlace, ...] = ("before",)
     gated: bool = True
     learned_positions: bool = False
     qk_norm: bool = False
     qkv_bias: bool | str = False
     out_bias: bool | str = False
     mlp_bias: bool | str = False
+    parallel: bool | str = False
+    embedding_multiplier: str | None = None
+    residual_multiplier: str | None = None
+    attention_multiplier: str | None = None
+    logits_divisor: str | None = None
     transposed: bool = False
     encoder: bool = False
     rope_aliases: dict[str, str] = field(default_factory=dict)
@@ -63,9 +76,6 @@ class Architecture:
 
     def key(self, name: str) -> str:
         return self.keys.get(name, name)
-
-    def flag(self, config: Fields, value: bool | str) -> bool:
-        return config.boolean(value) if isinstance(value, str) else value
 
 
 # -- rules ----------------------------------------------------------------------------------------
@@ -120,66 +130,48 @@ def _listed_rope_layers(config: Fields, num_layers: int) -> tuple[bool, ...]:
 
 LLAMA_LAYER = "model.layers.{i}."
 LLAMA_WEIGHTS: WeightNames = {
-    "embedding": ("model.embed_tokens.weight",),
-    "final_norm": ("model.norm.weight",),
-    "lm_head": ("lm_head.weight",),
-    "input_norm": (LLAMA_LAYER + "input_layernorm.weight",),
-    "qkv": tuple(LLAMA_LAYER + f"self_attn.{part}_proj.weight" for part in "qkv"),
-    "qkv_bias": tuple(LLAMA_LAYER + f"self_attn.{part}_proj.bias" for part in "qkv"),
-    "q_norm": (LLAMA_LAYER + "self_attn.q_norm.weight",),
-    "k_norm": (LLAMA_LAYER + "self_attn.k_norm.weight",),
-    "out": (LLAMA_LAYER + "self_attn.o_proj.weight",),
-    "out_bias": (LLAMA_LAYER + "self_attn.o_proj.bias",),
-    "mlp_norm": (LLAMA_LAYER + "post_attention_layernorm.weight",),
-    "up": tuple(LLAMA_LAYER + f"mlp.{part}_proj.weight" for part in ("gate", "up")),
-    "up_bias": tuple(LLAMA_LAYER + f"mlp.{part}_proj.bias" for part in ("gate", "up")),
-    "down": (LLAMA_LAYER + "mlp.down_proj.weight",),
-    "down_bias": (LLAMA_LAYER + "mlp.down_proj.bias",),
+    "embedding": ("model.embed_tokens",),
+    "final_norm": ("model.norm",),
+    "lm_head": ("lm_head",),
+    "attention_norm_before": (LLAMA_LAYER + "input_layernorm",),
+    "qkv": tuple(LLAMA_LAYER + f"self_attn.{part}_proj" for part in "qkv"),
+    "q_norm": (LLAMA_LAYER + "self_attn.q_norm",),
+    "k_norm": (LLAMA_LAYER + "self_attn.k_norm",),
+    "out": (LLAMA_LAYER + "self_attn.o_proj",),
+    "mlp_norm_before": (LLAMA_LAYER + "post_attention_layernorm",),
+    "up": tuple(LLAMA_LAYER + f"mlp.{part}_proj" for part in ("gate", "up")),
+    "down": (LLAMA_LAYER + "mlp.down_proj",),
 }
 PHI3_WEIGHTS: WeightNames = {
     **LLAMA_WEIGHTS,
-    "qkv": (LLAMA_LAYER + "self_attn.qkv_proj.weight",),
-    "up": (LLAMA_LAYER + "mlp.gate_up_proj.weight",),
+    "qkv": (LLAMA_LAYER + "self_attn.qkv_proj",),
+    "up": (LLAMA_LAYER + "mlp.gate_up_proj",),
 }
 GPT2_WEIGHTS: WeightNames = {
-    "embedding": ("wte.weight",),
-    "position_embedding": ("wpe.weight",),
-    "final_norm": ("ln_f.weight",),
-    "final_norm_bias": ("ln_f.bias",),
-    "lm_head": ("lm_head.weight",),
-    "input_norm": ("h.{i}.ln_1.weight",),
-    "input_norm_bias": ("h.{i}.ln_1.bias",),
-    "qkv": ("h.{i}.attn.c_attn.weight",),
-    "qkv_bias": ("h.{i}.attn.c_attn.bias",),
-    "out": ("h.{i}.attn.c_proj.weight",),
-    "out_bias": ("h.{i}.attn.c_proj.bias",),
-    "mlp_norm": ("h.{i}.ln_2.weight",),
-    "mlp_norm_bias": ("h.{i}.ln_2.bias",),
-    "up": ("h.{i}.mlp.c_fc.weight",),
-    "up_bias": ("h.{i}.mlp.c_fc.bias",),
-    "down": ("h.{i}.mlp.c_proj.weight",),
-    "down_bias": ("h.{i}.mlp.c_proj.bias",),
+    "embedding": ("wte",),
+    "position_embedding": ("wpe",),
+    "final_norm": ("ln_f",),
+    "lm_head": ("lm_head",),
+    "attention_norm_before": ("h.{i}.ln_1",),
+    "qkv": ("h.{i}.attn.c_attn",),
+    "out": ("h.{i}.attn.c_proj",),
+    "mlp_norm_before": ("h.{i}.ln_2",),
+    "up": ("h.{i}.mlp.c_fc",),
+    "down": ("h.{i}.mlp.c_proj",),
 }
 
 BERT_LAYER = "encoder.layer.{i}."
 BERT_WEIGHTS: WeightNames = {
-    "embedding": ("embeddings.word_embeddings.weight",),
-    "position_embedding": ("embeddings.position_embeddings.weight",),
-    "token_type_embedding": ("embeddings.token_type_embeddings.weight",),
-    "embedding_norm": ("embeddings.LayerNorm.weight",),
-    "embedding_norm_bias": ("embeddings.LayerNorm.bias",),
-    "qkv": tuple(BERT_LAYER + f"attention.self.{part}.weight" for part in ("query", "key", "value")),
-    "qkv_bias": tuple(BERT_LAYER + f"attention.self.{part}.bias" for part in ("query", "key", "value")),
-    "out": (BERT_LAYER + "attention.output.dense.weight",),
-    "out_bias": (BERT_LAYER + "attention.output.dense.bias",),
-    "input_norm": (BERT_LAYER + "attention.output.LayerNorm.weight",),
-    "input_norm_bias": (BERT_LAYER + "attention.output.LayerNorm.bias",),
-    "up": (BERT_LAYER + "intermediate.dense.weight",),
-    "up_bias": (BERT_LAYER + "intermediate.dense.bias",),
-    "down": (BERT_LAYER + "output.dense.weight",),
-    "down_bias": (BERT_LAYER + "output.dense.bias",),
-    "mlp_norm": (BERT_LAYER + "output.LayerNorm.weight",),
-    "mlp_norm_bias": (BERT_LAYER + "output.LayerNorm.bias",),
+    "embedding": ("embeddings.word_embeddings",),
+    "position_embedding": ("embeddings.position_embeddings",),
+    "token_type_embedding": ("embeddings.token_type_embeddings",),
+    "embedding_norm": ("embeddings.LayerNorm",),
+    "qkv": tuple(BERT_LAYER + f"attention.self.{part}" for part in ("query", "key", "value")),
+    "out": (BERT_LAYER + "attention.output.dense",),
+    "attention_norm_of_sum": (BERT_LAYER + "attention.output.LayerNorm",),
+    "up": (BERT_LAYER + "intermediate.dense",),
+    "down": (BERT_LAYER + "output.dense",),
+    "mlp_norm_of_sum": (BERT_LAYER + "output.LayerNorm",),
 }
 
 # -- the table ------------------------------------------------------------------------------------
@@ -277,6 +269,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "bos_token_id": 50256,
             "eos_token_id": 50256,
         },
+        refused={"add_cross_attention": "only decoders without an encoder are supported"},
         keys={
             "hidden_size": "n_embd",
             "num_hidden_layers": "n_layer",
@@ -314,6 +307,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         keys={"rms_norm_eps": "layer_norm_eps"},
         norm="layernorm",
+        norm_places=("of_sum",),
         gated=False,
         learned_positions=True,
         qkv_bias=True,

@@ -389,11 +389,11 @@ def test_partial_results_fit_even_for_very_many_sequences() -> None:
 
 def test_a_model_compiles_attention_for_its_own_head_size_only() -> None:
     every = all_instantiations(("__nv_bfloat16",))
-    own = all_instantiations(("__nv_bfloat16",), head_dim=128)
+    own = all_instantiations(("__nv_bfloat16",), head_dims={128})
     sizes = {template[spec.template.index("HEAD_DIM")] for spec, template in own if "HEAD_DIM" in spec.template}
     assert sizes == {"128"}
     assert [pair for pair in own if "HEAD_DIM" not in pair[0].template] == [
         pair for pair in every if "HEAD_DIM" not in pair[0].template
     ]
-    none_fits = all_instantiations(("__nv_bfloat16",), head_dim=80)
+    none_fits = all_instantiations(("__nv_bfloat16",), head_dims={80})
     assert not [pair for pair in none_fits if "HEAD_DIM" in pair[0].template]

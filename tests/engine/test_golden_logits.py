@@ -47,7 +47,7 @@ def golden() -> dict[str, np.ndarray[Any, Any]]:
 
 
 def harness(model: TinyModel, folder: Path, dtype: np.dtype[Any] = float32) -> DecoderHarness:
-    return DecoderHarness(build(model, folder), make_ops(CPU), dtype, max_model_len=model.max_model_len)
+    return DecoderHarness.of(build(model, folder), make_ops(CPU), dtype, max_model_len=model.max_model_len)
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)
@@ -90,12 +90,11 @@ def test_golden_logits_tell_variants_apart(name: str, tmp_path: Path, golden: di
 def test_golden_logits_notice_a_wrong_rope_table(tmp_path: Path, golden: dict[str, np.ndarray[Any, Any]]) -> None:
     """A table of interleaved instead of half-split pairs is the classic mistake."""
     made = harness(TINY_MODELS["llama"], tmp_path)
-    assert made.config.rope is not None
-    table = cos_sin_table(made.config.rope, 64)
+    table = cos_sin_table(made.config.ropes[0], 64)
     half = table.shape[1] // 2
     swapped = np.concatenate([table[:, half:], table[:, :half]], axis=1)
     old = made.decoder
-    made.decoder = Decoder(old.config, old.weights, old.ops, old.kv_cache, from_numpy(swapped, CPU))
+    made.decoder = Decoder(old.config, old.weights, old.ops, old.caches, [from_numpy(swapped, CPU)])
     assert relative_error(made.logits(prompt())[golden["positions"]], golden["llama"]) > 0.1
 
 
