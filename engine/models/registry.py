@@ -115,6 +115,25 @@ def _window(config: Fields) -> int | None:
     return config.integer("sliding_window", 1, MAX_WINDOW) if config.has("sliding_window") else None
 
 
+def _every_window(config: Fields, rope_layers: tuple[bool, ...]) -> tuple[int | None, ...]:
+    """All layers unless layer_types says which."""
+    return _by_layer_types(config, (True,) * len(rope_layers))
+
+
+def _exaone4_rope_layers(config: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Layers with a window, or all where none has one."""
+    windows = _exaone4_windows(config, (True,) * num_layers)
+    return tuple(window is not None or not config.has("sliding_window") for window in windows)
+
+
+def _exaone4_windows(config: Fields, rope_layers: tuple[bool, ...]) -> tuple[int | None, ...]:
+    """All layers but every sliding_window_pattern-th, unless layer_types says which."""
+    if not config.has("sliding_window"):
+        return (None,) * len(rope_layers)
+    pattern = config.integer("sliding_window_pattern", 1, 2**31)
+    return _by_layer_types(config, tuple((layer + 1) % pattern != 0 for layer in range(len(rope_layers))))
+
+
 def _listed_rope_layers(config: Fields, num_layers: int) -> tuple[bool, ...]:
     """SmolLM3's no_rope_layers: 1 rotates and 0 does not, whatever the name says."""
     if config.has("no_rope_layers"):
@@ -146,6 +165,16 @@ PHI3_WEIGHTS: WeightNames = {
     **LLAMA_WEIGHTS,
     "qkv": (LLAMA_LAYER + "self_attn.qkv_proj",),
     "up": (LLAMA_LAYER + "mlp.gate_up_proj",),
+}
+STARCODER2_WEIGHTS: WeightNames = {
+    **LLAMA_WEIGHTS,
+    "up": (LLAMA_LAYER + "mlp.c_fc",),
+    "down": (LLAMA_LAYER + "mlp.c_proj",),
+}
+EXAONE4_WEIGHTS: WeightNames = {
+    **LLAMA_WEIGHTS,
+    "attention_norm_after": (LLAMA_LAYER + "post_attention_layernorm",),
+    "mlp_norm_after": (LLAMA_LAYER + "post_feedforward_layernorm",),
 }
 GPT2_WEIGHTS: WeightNames = {
     "embedding": ("wte",),
@@ -257,6 +286,105 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         rope_aliases={"su": "longrope", "yarn": "longrope"},
         windows=_same_window,
+    ),
+    "MinistralForCausalLM": Architecture(
+        weights=LLAMA_WEIGHTS,
+        defaults={
+            **LLAMA_DEFAULTS,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        windows=_every_window,
+    ),
+    "SeedOssForCausalLM": Architecture(
+        weights=LLAMA_WEIGHTS,
+        defaults={
+            **LLAMA_DEFAULTS,
+            "max_position_embeddings": 524288,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "attention_bias": True,
+            "attention_out_bias": False,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+        },
+        qkv_bias="attention_bias",
+        out_bias="attention_out_bias",
+        mlp_bias="mlp_bias",
+    ),
+    "Starcoder2ForCausalLM": Architecture(
+        weights=STARCODER2_WEIGHTS,
+        defaults={
+            **LLAMA_DEFAULTS,
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 4096,
+            "num_key_value_heads": 2,
+            "norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+            "use_bias": True,
+            "bos_token_id": 50256,
+            "eos_token_id": 50256,
+        },
+        keys={"rms_norm_eps": "norm_epsilon"},
+        norm="layernorm",
+        gated=False,
+        qkv_bias="use_bias",
+        out_bias="use_bias",
+        mlp_bias="use_bias",
+        windows=_same_window,
+    ),
+    "StableLmForCausalLM": Architecture(
+        weights=LLAMA_WEIGHTS,
+        defaults={
+            **LLAMA_DEFAULTS,
+            "max_position_embeddings": 4096,
+            "num_key_value_heads": 32,
+            "layer_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.25,
+            "use_qkv_bias": False,
+            "use_parallel_residual": False,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+        keys={"rms_norm_eps": "layer_norm_eps"},
+        refused={"qk_layernorm": "norms of each head with weights of its own are not supported"},
+        norm="layernorm",
+        qkv_bias="use_qkv_bias",
+        parallel="use_parallel_residual",
+    ),
+    "GraniteForCausalLM": Architecture(
+        weights=LLAMA_WEIGHTS,
+        defaults={
+            **LLAMA_DEFAULTS,
+            **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier"), 1.0),
+            "logits_scaling": 1.0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        embedding_multiplier="embedding_multiplier",
+        residual_multiplier="residual_multiplier",
+        attention_multiplier="attention_multiplier",
+        logits_divisor="logits_scaling",
+    ),
+    "Exaone4ForCausalLM": Architecture(
+        weights=EXAONE4_WEIGHTS,
+        defaults={
+            **LLAMA_DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 32,
+            "sliding_window_pattern": 4,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+        },
+        norm_places=("after",),
+        qk_norm=True,
+        rope_layers=_exaone4_rope_layers,
+        windows=_exaone4_windows,
     ),
     "GPT2LMHeadModel": Architecture(
         weights=GPT2_WEIGHTS,
