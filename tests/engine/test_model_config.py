@@ -123,6 +123,41 @@ def test_gpt2() -> None:
     assert parse("gpt2", scale_attn_weights=False).layers[0].attention.scale == 1.0
 
 
+def test_stablelm() -> None:
+    layer = parse("stablelm-parallel").layers[0]
+    norm = NormSpec("layernorm", 1e-4, bias=True)
+    assert (layer.parallel, layer.attention.norms, layer.mlp.norms) == (True, HalfNorms(before=norm), HalfNorms())
+    assert (layer.attention.qkv_bias, layer.attention.out_bias) == (True, False)
+    layer = parse("stablelm").layers[0]
+    assert (layer.parallel, layer.mlp.norms) == (False, HalfNorms(before=norm))
+    assert parse("stablelm").ropes[0].rotary_dim == 4, "a quarter, unless the file says otherwise"
+
+
+def test_granite_multipliers() -> None:
+    config = parse("granite")
+    assert (config.embedding_multiplier, config.logits_multiplier) == (3.0, 1 / 2.5)
+    assert {(layer.residual_multiplier, layer.attention.scale) for layer in config.layers} == {(0.4, 0.15)}
+
+
+def test_exaone4_rotates_where_it_slides() -> None:
+    def layers(**changes: Any) -> list[tuple[int | None, int | None]]:
+        config = parse("exaone4", num_hidden_layers=4, **changes)
+        return [(layer.attention.rope, layer.attention.sliding_window) for layer in config.layers]
+
+    assert layers() == [(0, 8), (None, None)] * 2
+    assert layers(layer_types=["full_attention"] * 4) == [(None, None)] * 4
+    assert layers(sliding_window=None) == [(0, None)] * 4
+    norms = parse("exaone4").layers[0].attention.norms
+    assert norms == HalfNorms(after=NormSpec("rmsnorm", 1e-5))
+
+
+def test_ministral_slides_unless_listed() -> None:
+    windows = [layer.attention.sliding_window for layer in parse("ministral-pattern").layers]
+    assert windows == [None, 8, None]
+    assert {layer.attention.sliding_window for layer in parse("ministral").layers} == {8}
+    assert {layer.attention.sliding_window for layer in parse("ministral", sliding_window=None).layers} == {None}
+
+
 def test_eos_ids_of_both_files_are_merged() -> None:
     assert parse(eos_token_id=[7, 5], generation={"eos_token_id": 9}).eos_token_ids == (5, 7, 9)
     assert parse(eos_token_id=7, generation={"eos_token_id": [7, 8]}).eos_token_ids == (7, 8)
@@ -276,6 +311,10 @@ def test_errors_of_other_architectures() -> None:
         parse("gpt2", activation_function="relu")
     with pytest.raises(ModelError, match="add_cross_attention"):
         parse("gpt2", add_cross_attention=True)
+    with pytest.raises(ModelError, match="qk_layernorm must be false: norms of each head"):
+        parse("stablelm", qk_layernorm=True)
+    with pytest.raises(ModelError, match="residual_multiplier must be a number from 1e-06 to 1e"):
+        parse("granite", residual_multiplier=0)
 
 
 @pytest.mark.parametrize(

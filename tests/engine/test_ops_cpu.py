@@ -12,7 +12,7 @@ import pytest
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.formats import FORMATS, Int8RowsFormat, LinearWeight
 from tessera.engine.ops.cpu import CpuOps
-from tessera.engine.ops.linear_interface import Accumulate, Activate, LayerNorm, RMSNorm
+from tessera.engine.ops.linear_interface import Accumulate, Activate, Activation, LayerNorm, Prologue, RMSNorm
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Tensor, bfloat16, float16, float32, from_numpy
 from tests.support import reference
@@ -78,12 +78,18 @@ def test_linear_surrounds_the_product_with_norm_and_activation() -> None:
     norm, norm_bias = random_array(4, (24,)), random_array(5, (24,))
     rms = RMSNorm(tensor(norm), 1e-5, poisoned((5, 24), float32, CPU))
     layer = LayerNorm(tensor(norm), tensor(norm_bias), 1e-5, poisoned((5, 24), float32, CPU))
-    befores = {rms: reference.rmsnorm(x, norm, 1e-5), layer: reference.layernorm(x, norm, norm_bias, 1e-5), None: x}
-    gate = {
-        name: partial(reference.gated_gelu, tanh=name == "gelu_tanh_mul") for name in ("gelu_tanh_mul", "gelu_erf_mul")
+    befores: dict[Prologue | None, Array] = {
+        rms: reference.rmsnorm(x, norm, 1e-5),
+        layer: reference.layernorm(x, norm, norm_bias, 1e-5),
+        None: x,
     }
-    plain = {name: partial(reference.gelu, tanh=name == "gelu_tanh") for name in ("gelu_tanh", "gelu_erf")}
-    functions: dict[Any, Callable[[Array], Array]] = {"silu_mul": reference.silu_mul, **gate, **plain}
+    functions: dict[Activation, Callable[[Array], Array]] = {
+        "silu_mul": reference.silu_mul,
+        "gelu_tanh_mul": partial(reference.gated_gelu, tanh=True),
+        "gelu_erf_mul": partial(reference.gated_gelu, tanh=False),
+        "gelu_tanh": partial(reference.gelu, tanh=True),
+        "gelu_erf": partial(reference.gelu, tanh=False),
+    }
     for prologue, normed in befores.items():
         product = reference.matmul(normed, weight, bias)
         made = LinearWeight.of(tensor(weight), tensor(bias))

@@ -20,7 +20,7 @@ from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.linear_interface import Accumulate, RMSNorm
 from tessera.engine.ops.make import make_ops
-from tessera.engine.tensor import CPU, Tensor, empty, float16, float32, from_numpy
+from tessera.engine.tensor import CPU, Tensor, bfloat16, empty, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
 from tests.support import reference
 from tests.support.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
@@ -152,6 +152,31 @@ def test_linear_by_rows_of_several_formats(
     assert_close(out.numpy(), 2 * expected, dtype, roundings=2)
     cuda_ops.linear(device_x, weight, prologue=RMSNorm(device_norm, 1e-5, normed), out=out)
     assert_close(out.numpy(), reference.matmul(reference.rmsnorm(x, norm, 1e-5).astype(dtype), numbers, bias), dtype)
+
+
+@pytest.mark.parametrize("m", [1, 16, 33, 200])
+def test_recorded_products_wait_for_the_weights_that_are_dequantised_for_them(m: int, cuda_ops: CudaOps) -> None:
+    """All take turns with one scratch; in a graph, products otherwise read weights before they wait."""
+    device = cuda_ops.device
+    weights = [mixed_weight(device, bfloat16, ["int8_rows", "int8_rows"], [512, 512], 1024)[0] for _ in range(4)]
+    cuda_ops.reserve_linear(weights, bfloat16)
+    x = from_numpy(random_array(1, (m, 1024), bfloat16), device)
+    outs = [empty((m, 1024), bfloat16, device) for _ in weights]
+
+    def run() -> None:
+        for source, weight, out in zip([x, *outs], weights, outs, strict=False):
+            cuda_ops.linear(source, weight, out=out)
+
+    run()
+    expected = outs[-1].numpy()
+    with device.capture() as finish:
+        run()
+    graph = finish()
+    for _ in range(5):
+        for out in outs:
+            out.upload(np.full(out.shape, np.nan, bfloat16))
+        graph.launch()
+        np.testing.assert_array_equal(outs[-1].numpy(), expected)
 
 
 @dtypes
