@@ -44,8 +44,12 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if service.template is not None:
+            service.template.start()
         yield
         service.workers.close()
+        if service.template is not None:
+            service.template.close()
 
     app = FastAPI(
         title="Tessera",
@@ -66,7 +70,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         app.include_router(routes.router)
     counts = app.state.http_counts = HttpCounts(
         [route.path for routes in served for route in routes.router.routes if isinstance(route, APIRoute)],
-        file=settings.count_file,
+        fd=settings.count_fd,
         num_rows=settings.num_app_processes,
         row=settings.app_process,
     )
