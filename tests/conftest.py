@@ -15,7 +15,7 @@ SHARED_MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 CARRIED_MODELS = Path(__file__).resolve().parents[1] / ".carry" / "models"
 
 
-# Modules and rooms that start servers, compile for the CPU or try thousands of inputs; `make test-fast` leaves them out.
+# Modules and rooms that start servers, compile for the CPU or try thousands of inputs; not in `make test-fast`.
 SLOW = (
     *("e2e/", "emulation/", "faults/", "loadtest/test_command"),
     *("app/test_cli", "app/test_schemathesis", "app/test_hub", "app/test_responses_store", "wire/test_sdk_helpers"),

@@ -34,11 +34,13 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.models",),
     ("engine.models.weights",),
     ("engine.models.config",),
-    ("engine.models.registry", "engine.models.rope"),
+    ("engine.models.layers",),
+    ("engine.models.registry", "engine.models.rope", "engine.models.specs"),
     ("engine.models.fields",),
     ("engine.ops.make",),
     ("engine.ops.cpu", "engine.ops.cuda"),
     ("engine.ops",),
+    ("engine.formats",),
     ("engine.cuda",),
     ("engine.tensor",),
     ("engine.contract",),
@@ -47,7 +49,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("loadtest.run",),
     ("loadtest.client",),
     ("loadtest.workload",),
-    ("loadtest.errors", "loadtest.ranges", "engine.builtin"),
+    ("loadtest.metrics", "engine.builtin"),
+    ("tessera.options",),
     ("tessera",),
 )
 # The app knows the engine by its client and its contract alone, wherever their floors are.
@@ -82,7 +85,8 @@ def project_imports(path: Path) -> list[str]:
         first, _, rest = name.partition(".")
         assert first not in ("app", "engine", "loadtest", "cuda_src"), f"{path}: import {name} by its tessera. name"
         if first == "tessera":
-            found.append(rest if rest.partition(".")[0] in ("app", "engine", "loadtest") else "tessera")
+            room = rest.partition(".")[0]
+            found.append(rest if room in ("app", "engine", "loadtest") else name if room == "options" else "tessera")
     return found
 
 

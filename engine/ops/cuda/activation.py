@@ -13,7 +13,7 @@ from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor
 
 
-class SiluMulParams(NamedTuple):
+class GatedParams(NamedTuple):
     gate_up: InT
     out: OutT
     inner: Int32
@@ -29,8 +29,14 @@ SILU_MUL = KernelSpec(
     file="elementwise/activation.cu",
     name="silu_mul_kernel",
     template=("T",),
-    params=SiluMulParams,
+    params=GatedParams,
     overlaps=True,
+)
+GELU_MUL = KernelSpec(
+    file="elementwise/activation.cu",
+    name="gelu_mul_kernel",
+    template=("T", "TANH"),
+    params=GatedParams,
 )
 GELU = KernelSpec(
     file="elementwise/activation.cu",
@@ -38,8 +44,8 @@ GELU = KernelSpec(
     template=("T", "TANH"),
     params=GeluParams,
 )
-SPECS = (SILU_MUL, GELU)
-declare_header("activation", __name__, params=(SiluMulParams, GeluParams))
+SPECS = (SILU_MUL, GELU_MUL, GELU)
+declare_header("activation", __name__, params=(GatedParams, GeluParams))
 
 
 def silu_mul_config(rows: int, inner: int) -> LaunchConfig:
@@ -50,7 +56,8 @@ def silu_mul_config(rows: int, inner: int) -> LaunchConfig:
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
     silu_mul: list[Instantiation] = [(SILU_MUL, (dtype,)) for dtype in dtypes]
-    return silu_mul + [(GELU, (dtype, tanh)) for dtype in dtypes for tanh in ("true", "false")]
+    forms = [(dtype, tanh) for dtype in dtypes for tanh in ("true", "false")]
+    return silu_mul + [(spec, form) for spec in (GELU_MUL, GELU) for form in forms]
 
 
 class ActivationOps(Ops):
@@ -58,8 +65,14 @@ class ActivationOps(Ops):
 
     def _silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
         rows, inner = out.shape
-        params = SiluMulParams(gate_up=gate_up, out=out, inner=inner)
+        params = GatedParams(gate_up=gate_up, out=out, inner=inner)
         self.device.launch(SILU_MUL, (cuda_type(out.dtype),), silu_mul_config(rows, inner), params)
+
+    def _gelu_mul(self, gate_up: Tensor, tanh: bool, out: Tensor) -> None:
+        rows, inner = out.shape
+        template = (cuda_type(out.dtype), "true" if tanh else "false")
+        params = GatedParams(gate_up=gate_up, out=out, inner=inner)
+        self.device.launch(GELU_MUL, template, silu_mul_config(rows, inner), params)
 
     def _gelu(self, x: Tensor, tanh: bool, out: Tensor) -> None:
         template = (cuda_type(x.dtype), "true" if tanh else "false")

@@ -27,6 +27,13 @@ class ScaleParams(NamedTuple):
     factor: Float32
 
 
+class SoftCapParams(NamedTuple):
+    x: InT
+    out: OutT
+    size: Int64
+    cap: Float32
+
+
 class ConvertParams(NamedTuple):
     x: Annotated[Pointer, "const Source*"]
     out: Annotated[Pointer, "Target*"]
@@ -69,6 +76,12 @@ SCALE = KernelSpec(
     template=("T",),
     params=ScaleParams,
 )
+SOFT_CAP = KernelSpec(
+    file="elementwise/elementwise.cu",
+    name="soft_cap_kernel",
+    template=("T",),
+    params=SoftCapParams,
+)
 CONVERT = KernelSpec(
     file="elementwise/elementwise.cu",
     name="convert_kernel",
@@ -87,16 +100,17 @@ SCATTER = KernelSpec(
     template=(),
     params=ScatterParams,
 )
-SPECS = (ADD, MUL, SCALE, CONVERT, EMBEDDING, SCATTER)
-declare_header("elementwise", __name__, params=(BinaryParams, ScaleParams, ConvertParams))
+SPECS = (ADD, MUL, SCALE, SOFT_CAP, CONVERT, EMBEDDING, SCATTER)
+declare_header("elementwise", __name__, params=(BinaryParams, ScaleParams, SoftCapParams, ConvertParams))
 declare_header("embedding", __name__, params=(EmbeddingParams,))
 declare_header("scatter", __name__, params=(ScatterParams,))
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types; conversions also to and from float."""
-    same: list[Instantiation] = [(spec, (dtype,)) for spec in (ADD, MUL, SCALE, EMBEDDING) for dtype in dtypes]
-    types = tuple(dict.fromkeys(("float", *dtypes)))
+    same: list[Instantiation] = [(spec, (dtype,)) for spec in (ADD, MUL, EMBEDDING) for dtype in dtypes]
+    types = tuple(dict.fromkeys(("float", *dtypes)))  # logits are float
+    same += [(spec, (dtype,)) for spec in (SCALE, SOFT_CAP) for dtype in types]
     same.append((SCATTER, ()))
     return same + [(CONVERT, (source, target)) for source in types for target in types if source != target]
 
@@ -115,6 +129,10 @@ class ElementwiseOps(Ops):
     def _scale(self, x: Tensor, factor: float, out: Tensor) -> None:
         params = ScaleParams(x=x, out=out, size=x.size, factor=factor)
         self.device.launch(SCALE, (cuda_type(x.dtype),), flat_config(x.size), params)
+
+    def _soft_cap(self, x: Tensor, cap: float, out: Tensor) -> None:
+        params = SoftCapParams(x=x, out=out, size=x.size, cap=cap)
+        self.device.launch(SOFT_CAP, (cuda_type(x.dtype),), flat_config(x.size), params)
 
     def _copy(self, x: Tensor, out: Tensor) -> None:
         if x.dtype == out.dtype:
