@@ -11,9 +11,11 @@ import pytest
 
 from tessera.engine.contract.sampling_params import ROW_PARAMETERS, RowFlag
 from tessera.engine.contract.sampling_row import PADDING_ROW, ROW_ALIGNMENT, SAMPLING_ROW
-from tessera.engine.cuda.generated import c_enum, c_struct
-from tessera.engine.ops.cuda.sampling import SAMPLING_ROW_HEADER
+from tessera.engine.cuda.generated import HEADERS, c_enum, c_struct
+from tessera.engine.ops.cuda.registry import all_specs
 
+assert all_specs()  # which declares the headers
+ROW_HEADER = HEADERS["generated/sampling_row.cuh"].text
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="compiled with g++")
 
 
@@ -34,7 +36,7 @@ def test_c_reads_from_a_row_what_python_wrote(tmp_path: Path) -> None:
     source = f"""
         #include <cstdio>
         #include <cstring>
-        {SAMPLING_ROW_HEADER.text}
+        {ROW_HEADER}
         int main() {{
           const unsigned char bytes[] = {{{numbers}}};
           SamplingRow row;
@@ -76,7 +78,7 @@ def test_every_parameter_is_a_field_of_the_row_and_of_the_struct() -> None:
     assert fields is not None
     for name, parameter in ROW_PARAMETERS.items():
         assert fields[name][0] == np.dtype(parameter.type)
-        assert f" {name};" in SAMPLING_ROW_HEADER.text
+        assert f" {name};" in ROW_HEADER
     assert SAMPLING_ROW.itemsize % ROW_ALIGNMENT == 0
 
 

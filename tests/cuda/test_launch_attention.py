@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tessera.engine.cuda.compiler import SOURCE_FOLDER
-from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
+from tessera.engine.cuda.kernel import Kernel, KernelSpec, LaunchConfig, P
 from tessera.engine.ops.cuda import CudaOps, attention, attention_decode, elementwise, linear, matmul_decode
 from tessera.engine.ops.cuda.registry import all_instantiations
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, ceil_div
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
-from tessera.engine.tensor import Buffer, CpuDevice, Tensor, bfloat16, empty, float16, float32, int32
+from tessera.engine.tensor import (
+    Buffer,
+    CpuDevice,
+    Tensor,
+    bfloat16,
+    empty,
+    float16,
+    float32,
+    int8,
+    int32,
+    uint32,
+    uint64,
+)
 from tests.gpu.test_ops_gpu import FUSED_ROWS, FUSED_SHAPES, NUM_ROWS, WIDTHS
+from tests.support.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
 
 SMALLEST_SHARED_BYTES = 99 << 10  # what a block may use on sm_86, 89 and 120
 LARGE_SHARED_BYTES = 227 << 10  # sm_90, 100
+C_TYPES = {name: dtype for dtype, name in C_TYPE_NAMES.items()} | {
+    "int": int32,
+    "signed char": int8,
+    "unsigned": uint32,
+    "unsigned long long": uint64,
+}
 LARGEST_GRID = (2**31 - 1, 65535, 65535)
 SEED = 20261121
 
 
 @dataclass
 class Launch:
-    spec: KernelSpec
+    spec: KernelSpec[Any]
     template: tuple[str, ...]
     config: LaunchConfig
-    arguments: tuple[object, ...]
+    params: Any
 
 
 class WritingDevice(CpuDevice):
@@ -51,17 +69,29 @@ class WritingDevice(CpuDevice):
     def fill_bytes(self, pointer: int, value: int, nbytes: int) -> None:
         pass
 
-    def launch(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig, *arguments: object) -> None:
-        self.launches.append(Launch(spec, template, config, arguments))
+    def launch(self, spec: KernelSpec[P], template: tuple[str, ...], config: LaunchConfig, params: P) -> None:
+        self.launches.append(Launch(spec, template, config, params))
 
 
 def check_launch(
-    launch: Launch, compiled: set[tuple[KernelSpec, tuple[str, ...]]], shared_bytes: int = SMALLEST_SHARED_BYTES
+    launch: Launch, compiled: set[tuple[KernelSpec[Any], tuple[str, ...]]], shared_bytes: int = SMALLEST_SHARED_BYTES
 ) -> None:
     assert (launch.spec, launch.template) in compiled, f"{launch.spec.name} {launch.template} is not compiled ahead"
-    assert len(launch.arguments) == len(launch.spec.parameters)
+    check_params(launch)
     assert launch.config.shared_bytes <= shared_bytes
     assert all(1 <= size <= most for size, most in zip(launch.config.grid, LARGEST_GRID, strict=True))
+
+
+def check_params(launch: Launch) -> None:
+    """Every parameter fits its field, and tensors have the type that the kernel takes them for."""
+    Kernel(launch.spec, None).set_params(launch.params)
+    types = dict(zip(launch.spec.template, launch.template, strict=True))
+    for field, value in zip(launch.spec.fields, launch.params, strict=True):
+        if isinstance(value, Tensor):
+            element = field.type.replace("const ", "").split("*")[0]
+            if element == "SamplingRow":
+                continue  # as bytes
+            assert C_TYPES[types.get(element, element)] == value.dtype, f"{launch.spec.name}: {field.type} {field.name}"
 
 
 def attention_step(
@@ -118,7 +148,7 @@ def test_every_matmul_is_compiled_ahead_and_covers_its_result(dtype: np.dtype[np
             assert launch.config.grid[0] <= ceil_div(out_features, 8), "a block without work"
         elif launch.spec is linear.MATVEC:
             assert num_rows <= int(launch.template[2])
-            assert launch.config.grid[0] * linear.MATVEC_WARPS >= out_features * int(str(launch.arguments[-1]))
+            assert launch.config.grid[0] * linear.MATVEC_WARPS >= out_features * launch.params.warps_per_output
 
 
 def test_unaligned_inputs_take_the_kernel_without_wide_copies() -> None:
@@ -137,7 +167,7 @@ def test_order_of_sums_for_a_few_rows_does_not_depend_on_their_number() -> None:
             empty((num_rows, 4096), float32, device), empty((1024, 4096), float32, device)
         )
         (launch,) = device.launches
-        orders.add((launch.spec.name, launch.config.grid, launch.arguments[-1]))
+        orders.add((launch.spec.name, launch.config.grid, launch.params.warps_per_output))
     assert len(orders) == 1
 
 
@@ -152,8 +182,8 @@ def test_norm_product_activation_and_residual_of_a_decode_step_are_few_kernels(
     ops = CudaOps(device)  # type: ignore[arg-type]
     x, norm, normed = (empty(shape, dtype, device) for shape in ((num_rows, 1024), (1024,), (num_rows, 1024)))
     up, gate_up = empty((6144, 1024), dtype, device), empty((num_rows, 6144), dtype, device)
-    activated = ops.rmsnorm_matmul_silu_mul(x, norm, 1e-6, up, normed=normed, gate_up=gate_up)
-    ops.rmsnorm_matmul(x, norm, 1e-6, up, normed=normed, out=empty((num_rows, 6144), float32, device))
+    activated = norm_product_silu_mul(ops, x, norm, 1e-6, up, normed=normed, gate_up=gate_up)
+    norm_product(ops, x, norm, 1e-6, up, normed=normed, out=empty((num_rows, 6144), float32, device))
     ops.matmul(activated, empty((1024, 3072), dtype, device), out=x, accumulate=True)
     products = [launch for launch in device.launches if launch.spec is linear.MATMUL_DECODE]
     for launch in products:
@@ -177,10 +207,10 @@ def test_the_tests_on_a_gpu_run_every_variant_of_a_decode_product() -> None:
             ops.matmul(tensor(m, k), tensor(n, k), out=tensor(m, n, dtype=dtype))
     for (k, n), m in product(FUSED_SHAPES, FUSED_ROWS):
         x, norm, weight, gate_up = tensor(m, k), tensor(k), tensor(n, k), tensor(m, n)
-        ops.rmsnorm_matmul(x, norm, 1e-5, weight, normed=x, out=gate_up)
-        ops.rmsnorm_matmul(x, norm, 1e-5, weight, normed=x, out=tensor(m, n, dtype=float32))
-        ops.matmul_silu_mul(x, weight, gate_up=gate_up)
-        ops.rmsnorm_matmul_silu_mul(x, norm, 1e-5, weight, normed=x, gate_up=gate_up)
+        norm_product(ops, x, norm, 1e-5, weight, normed=x, out=gate_up)
+        norm_product(ops, x, norm, 1e-5, weight, normed=x, out=tensor(m, n, dtype=float32))
+        product_silu_mul(ops, x, weight, gate_up=gate_up)
+        norm_product_silu_mul(ops, x, norm, 1e-5, weight, normed=x, gate_up=gate_up)
     run = {launch.template for launch in device.launches if launch.spec is linear.MATMUL_DECODE}
     assert run == {template for _, template in matmul_decode.instantiations((C_TYPE_NAMES[bfloat16],))}
 
@@ -268,17 +298,6 @@ def test_a_decode_step_is_one_launch() -> None:
         assert len(device.launches) == launches
     for launch in device.launches:
         check_launch(launch, set(attention.instantiations(("__nv_bfloat16",))))
-
-
-def test_decode_constants_are_the_kernels() -> None:
-    sources = [(SOURCE_FOLDER / path).read_text() for path in ("include/warp_attention.cuh", "attention/decode.cu")]
-    values = {name: int(value) for name, value in re.findall(r"constexpr int (\w+) = (\d+);", "".join(sources))}
-    for name in ("GROUP_ROWS", "UNIT_KEYS", "WARP_KEYS", "SPLIT_KEYS"):
-        assert values[name] == getattr(attention_decode, name), name
-    assert values["FLOATS"] == attention_decode.MERGED_FLOATS
-    assert re.search(r"SENT_FLOATS =\s+FLOATS \+ 4;", sources[1])
-    assert attention_decode.SENT_FLOATS == attention_decode.MERGED_FLOATS + 4
-    assert values["MAX_CLUSTER"] >= attention_decode.ONE_ROW_BLOCKS
 
 
 def test_block_tables_are_written_before_attention_may_read_ahead() -> None:
@@ -388,11 +407,11 @@ def test_partial_results_fit_even_for_very_many_sequences() -> None:
 
 def test_a_model_compiles_attention_for_its_own_head_size_only() -> None:
     every = all_instantiations(("__nv_bfloat16",))
-    own = all_instantiations(("__nv_bfloat16",), head_dim=128)
+    own = all_instantiations(("__nv_bfloat16",), head_dims={128})
     sizes = {template[spec.template.index("HEAD_DIM")] for spec, template in own if "HEAD_DIM" in spec.template}
     assert sizes == {"128"}
     assert [pair for pair in own if "HEAD_DIM" not in pair[0].template] == [
         pair for pair in every if "HEAD_DIM" not in pair[0].template
     ]
-    none_fits = all_instantiations(("__nv_bfloat16",), head_dim=80)
+    none_fits = all_instantiations(("__nv_bfloat16",), head_dims={80})
     assert not [pair for pair in none_fits if "HEAD_DIM" in pair[0].template]

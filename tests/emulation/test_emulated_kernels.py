@@ -20,7 +20,7 @@ from tessera.engine.ops.cuda import CudaOps, sm90_matmul
 from tessera.engine.ops.cuda.attention_decode import CLUSTERED_ATTENTION_DECODE
 from tessera.engine.ops.cuda.linear import FLAT_NARROW, LARGE, NARROW, WIDE, Tile
 from tessera.engine.ops.cuda.matmul_decode import MATMUL_DECODE
-from tessera.engine.ops.cuda.sm90_attention_prefill import PAGED_ATTENTION_PREFILL_HOPPER
+from tessera.engine.ops.cuda.sm90_attention_prefill import PAGED_ATTENTION_PREFILL_SM90
 from tessera.engine.tensor import CPU, bfloat16, empty, float16, float32, from_numpy
 from tests.emulation.device import COMPILER, EmulatedDevice, EmulationError, kernel_folder
 from tests.emulation.tensor_maps import emulated_tensor_maps
@@ -29,6 +29,7 @@ from tests.gpu.test_attention_decode_gpu import DecodeInputs
 from tests.gpu.test_attention_gpu import assert_splits_are_done, attend, poison_splits
 from tests.gpu.test_matmul_portable_gpu import launch, name
 from tests.gpu.test_sampling_gpu import sample, varied_logits, varied_settings
+from tests.support.linear_calls import norm_product_silu_mul
 from tests.support.op_cases import AttentionCase, AttentionInputs, random_array
 from tests.support.reference import assert_close, assert_same_cache
 from tests.support.sampling_cases import N_SIGMA
@@ -73,7 +74,7 @@ def test_products_of_few_rows(m: int, k: int, n: int, units: int, ops: CudaOps) 
     for each in (CpuOps(), ops):
         x, norm, weight = (from_numpy(array, each.device) for array in arrays)
         normed, gate_up = empty((m, k), bfloat16, each.device), empty((m, n), bfloat16, each.device)
-        out = each.rmsnorm_matmul_silu_mul(x, norm, 1e-5, weight, normed=normed, gate_up=gate_up)
+        out = norm_product_silu_mul(each, x, norm, 1e-5, weight, normed=normed, gate_up=gate_up)
         results.append(out.numpy())
     assert_close(results[1], results[0], bfloat16, roundings=2)
     ((spec, template),) = ops.device.launched
@@ -208,7 +209,7 @@ def test_attention_of_prompts_on_sm_90a(case: AttentionCase, hopper: CudaOps) ->
     partials = poison_splits(hopper)
     assert partials is not None
     assert_close(attend(hopper, inputs), attend(CpuOps(), inputs), case.dtype)
-    assert PAGED_ATTENTION_PREFILL_HOPPER in {spec for spec, _ in hopper.device.launched}  # type: ignore[attr-defined]
+    assert PAGED_ATTENTION_PREFILL_SM90 in {spec for spec, _ in hopper.device.launched}  # type: ignore[attr-defined]
     assert np.isfinite(partials.numpy()).any() == (case is SPLIT_PROMPT)
     assert_splits_are_done(hopper)
 

@@ -15,8 +15,7 @@ import pytest
 
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.ops.cpu import CpuOps
-from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda import sm90_attention_prefill as prefill_hopper
+from tessera.engine.ops.cuda import CudaOps, sm90_attention_prefill
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import CPU, Tensor, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
@@ -93,7 +92,7 @@ def test_paged_attention(case: AttentionCase, cuda_ops: CudaOps, cpu_ops: CpuOps
 def test_the_portable_kernel_and_that_of_sm_90a_agree(
     case: AttentionCase, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if cuda_ops.device.arch != "90a" or case.dtype == float32 or case.head_dim not in prefill_hopper.SHAPES:
+    if cuda_ops.device.arch != "90a" or case.dtype == float32 or case.head_dim not in sm90_attention_prefill.SHAPES:
         pytest.skip("the same kernel")
     inputs = AttentionInputs(case)
     expected = attend(cuda_ops, inputs)

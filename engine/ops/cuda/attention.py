@@ -17,84 +17,104 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tessera.engine.contract.errors import TesseraError
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.params import (
+    Float32,
+    InFloat,
+    InInt,
+    InT,
+    Int32,
+    OutT,
+    RestrictInInt,
+    RestrictInT,
+    RestrictOutT,
+)
 from tessera.engine.ops.cuda import attention_decode
 from tessera.engine.ops.cuda.attention_decode import UNIT_KEYS, DecodeAttentionOps
 from tessera.engine.ops.cuda.sm90_attention_prefill import SplitMemory, accepts, launch_prefill
-from tessera.engine.ops.cuda.types import aligned, ceil_div, cuda_type
+from tessera.engine.ops.cuda.types import HALF_BYTES, SEGMENT, WARP_SIZE, aligned, ceil_div, cuda_type
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
 from tessera.engine.tensor import Tensor, float32
+
+
+class RopeAndStoreParams(NamedTuple):
+    qkv: InT
+    q_norm: InT
+    k_norm: InT
+    cos_sin: InFloat
+    positions: InInt
+    slot_mapping: InInt
+    key_cache: OutT
+    value_cache: OutT
+    out: OutT
+    num_heads: Int32
+    num_kv_heads: Int32
+    part_heads: Int32
+    head_dim: Int32
+    rotary_dim: Int32
+    block_size: Int32
+    eps: Float32
+
+
+class PagedAttentionParams(NamedTuple):
+    q: RestrictInT
+    key_cache: RestrictInT
+    value_cache: RestrictInT
+    block_tables: RestrictInInt
+    table_rows: RestrictInInt
+    cu_seqlens_q: RestrictInInt
+    context_lens: RestrictInInt
+    out: RestrictOutT
+    num_seqs: Int32
+    num_heads: Int32
+    num_kv_heads: Int32
+    head_dim: Int32
+    block_size: Int32
+    block_table_width: Int32
+    sliding_window: Int32
+    scale_log2: Float32
+
+
+class PagedAttentionPrefillParams(NamedTuple):
+    q: RestrictInT
+    key_cache: RestrictInT
+    value_cache: RestrictInT
+    block_tables: RestrictInInt
+    table_rows: RestrictInInt
+    cu_seqlens_q: RestrictInInt
+    context_lens: RestrictInInt
+    out: RestrictOutT
+    num_seqs: Int32
+    num_heads: Int32
+    num_kv_heads: Int32
+    block_size: Int32
+    block_table_width: Int32
+    sliding_window: Int32
+    scale_log2: Float32
+
 
 ROPE_AND_STORE = KernelSpec(
     file="attention/rope.cu",
     name="rope_and_store_kernel",
     template=("T", "VECTOR", "MAX_HEAD_DIM"),
-    parameters=(
-        ("qkv", "pointer"),
-        ("q_norm", "pointer"),
-        ("k_norm", "pointer"),
-        ("cos_sin", "pointer"),
-        ("positions", "pointer"),
-        ("slot_mapping", "pointer"),
-        ("key_cache", "pointer"),
-        ("value_cache", "pointer"),
-        ("out", "pointer"),
-        ("num_heads", "int32"),
-        ("num_kv_heads", "int32"),
-        ("part_heads", "int32"),
-        ("head_dim", "int32"),
-        ("rotary_dim", "int32"),
-        ("block_size", "int32"),
-        ("eps", "float32"),
-    ),
+    params=RopeAndStoreParams,
     overlaps=True,
 )
 PAGED_ATTENTION = KernelSpec(
     file="attention/attention.cu",
     name="paged_attention_kernel",
     template=("T",),
-    parameters=(
-        ("q", "pointer"),
-        ("key_cache", "pointer"),
-        ("value_cache", "pointer"),
-        ("block_tables", "pointer"),
-        ("table_rows", "pointer"),
-        ("cu_seqlens_q", "pointer"),
-        ("context_lens", "pointer"),
-        ("out", "pointer"),
-        ("num_seqs", "int32"),
-        ("num_heads", "int32"),
-        ("num_kv_heads", "int32"),
-        ("head_dim", "int32"),
-        ("block_size", "int32"),
-        ("block_table_width", "int32"),
-        ("sliding_window", "int32"),
-        ("scale_log2", "float32"),
-    ),
+    params=PagedAttentionParams,
 )
 PAGED_ATTENTION_PREFILL = KernelSpec(
     file="attention/prefill.cu",
     name="paged_attention_prefill_kernel",
     template=("T", "HEAD_DIM", "ROW_TILES", "TILE_KEYS"),
-    parameters=(
-        ("q", "pointer"),
-        ("key_cache", "pointer"),
-        ("value_cache", "pointer"),
-        ("block_tables", "pointer"),
-        ("table_rows", "pointer"),
-        ("cu_seqlens_q", "pointer"),
-        ("context_lens", "pointer"),
-        ("out", "pointer"),
-        ("num_seqs", "int32"),
-        ("num_heads", "int32"),
-        ("num_kv_heads", "int32"),
-        ("block_size", "int32"),
-        ("block_table_width", "int32"),
-        ("sliding_window", "int32"),
-        ("scale_log2", "float32"),
-    ),
+    params=PagedAttentionPrefillParams,
 )
 SPECS = (
     *attention_decode.SPECS,
@@ -103,14 +123,16 @@ SPECS = (
     PAGED_ATTENTION_PREFILL,
 )
 
-MAX_HEAD_DIM = 256
-BLOCK = (128, 1, 1)  # threads of all kernels here, but for decode with large heads
-ROPE_WARPS = 4
+WARPS = Constant(4, "of a block")
+MAX_HEAD_DIM = Constant(256)
+declare_header("rope", __name__, {"WARPS": WARPS}, (RopeAndStoreParams,))
+declare_header("attention", __name__, {"WARPS": WARPS, "MAX_HEAD_DIM": MAX_HEAD_DIM}, (PagedAttentionParams,))
+declare_header("prefill", __name__, {"WARPS": WARPS}, (PagedAttentionPrefillParams,))
+
+BLOCK = (WARPS * WARP_SIZE, 1, 1)
 ROPE_PARTS = (1, 2, 4, 8)  # heads of a warp
 ROPE_MOST_WARPS = 8192  # with more, each takes more heads
 ROPE_HEAD_DIMS = (128, MAX_HEAD_DIM)  # up to which a head has an instantiation
-HALF_BYTES = 2
-PADDING = 8  # elements after each row of shared memory
 NO_WINDOW = 1 << 30
 
 
@@ -164,14 +186,14 @@ def rope_part_heads(num_tokens: int, num_heads: int, num_kv_heads: int) -> int:
 def rope_config(num_tokens: int, num_heads: int, num_kv_heads: int, part_heads: int) -> LaunchConfig:
     """A warp for up to `part_heads` heads of a kind of a token."""
     parts = ceil_div(num_heads, part_heads) + 2 * ceil_div(num_kv_heads, part_heads)
-    return LaunchConfig((num_tokens, ceil_div(parts, ROPE_WARPS), 1), BLOCK)
+    return LaunchConfig((num_tokens, ceil_div(parts, WARPS), 1), BLOCK)
 
 
 def prefill_config(shape: HeadShape, num_tokens: int, num_seqs: int, num_heads: int, num_kv_heads: int) -> LaunchConfig:
     """As many tiles as `num_tokens` can make however they are divided into rows: each row's last may be partial."""
     group = num_heads // num_kv_heads
     tiles = num_tokens * group // shape.tile_rows + min(num_seqs, num_tokens)
-    pitch = (shape.head_dim + PADDING) * HALF_BYTES
+    pitch = (shape.head_dim + SEGMENT) * HALF_BYTES
     shared_bytes = (shape.tile_rows + 2 * shape.tile_keys) * pitch + 8 * shape.tile_keys
     return LaunchConfig((tiles, num_kv_heads, 1), BLOCK, shared_bytes)
 
@@ -216,22 +238,24 @@ class AttentionOps(DecodeAttentionOps):
             ROPE_AND_STORE,
             (cuda_type(qkv.dtype), "2" if pairs else "1", str(largest)),
             rope_config(num_tokens, num_heads, num_kv_heads, part_heads),
-            qkv,
-            q_norm,
-            k_norm,
-            cos_sin,
-            metadata.positions,
-            metadata.slot_mapping,
-            key_cache,
-            value_cache,
-            out,
-            num_heads,
-            num_kv_heads,
-            part_heads,
-            head_dim,
-            rotary_dim,
-            block_size,
-            eps,
+            RopeAndStoreParams(
+                qkv=qkv,
+                q_norm=q_norm,
+                k_norm=k_norm,
+                cos_sin=cos_sin,
+                positions=metadata.positions,
+                slot_mapping=metadata.slot_mapping,
+                key_cache=key_cache,
+                value_cache=value_cache,
+                out=out,
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                part_heads=part_heads,
+                head_dim=head_dim,
+                rotary_dim=rotary_dim,
+                block_size=block_size,
+                eps=eps,
+            ),
         )
 
     def _paged_attention(
@@ -251,16 +275,30 @@ class AttentionOps(DecodeAttentionOps):
         num_seqs, block_table_width = metadata.table_rows.shape[0], metadata.block_tables.shape[1]
         scale_log2, window = _kernel_scale(scale), _kernel_window(sliding_window)
         dtype = cuda_type(q.dtype)
-        rows = (metadata.block_tables, metadata.table_rows, metadata.cu_seqlens_q, metadata.context_lens)
-        inputs = (q, key_cache, value_cache, *rows)
-        cache = (block_size, block_table_width, window)
 
         shape = HEAD_SHAPES.get(head_dim)
         tiled = aligned(16, q, key_cache, value_cache, out) and block_size % UNIT_KEYS == 0
         if shape is None or q.dtype == float32 or not tiled:
+            params = PagedAttentionParams(
+                q=q,
+                key_cache=key_cache,
+                value_cache=value_cache,
+                block_tables=metadata.block_tables,
+                table_rows=metadata.table_rows,
+                cu_seqlens_q=metadata.cu_seqlens_q,
+                context_lens=metadata.context_lens,
+                out=out,
+                num_seqs=num_seqs,
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                block_size=block_size,
+                block_table_width=block_table_width,
+                sliding_window=window,
+                scale_log2=scale_log2,
+            )
             config = LaunchConfig((q.shape[0], num_heads, 1), BLOCK)
-            heads = (num_heads, num_kv_heads, head_dim)
-            self.device.launch(PAGED_ATTENTION, (dtype,), config, *inputs, out, num_seqs, *heads, *cache, scale_log2)
+            self.device.launch(PAGED_ATTENTION, (dtype,), config, params)
             return
 
         hopper = metadata.max_seqlen_q > 1 and self.hopper_prefill and accepts(self.device, head_dim, block_size)
@@ -272,13 +310,23 @@ class AttentionOps(DecodeAttentionOps):
                 PAGED_ATTENTION_PREFILL,
                 (dtype, *shape.prefill_template),
                 prefill_config(shape, q.shape[0], num_seqs, num_heads, num_kv_heads),
-                *inputs,
-                out,
-                num_seqs,
-                num_heads,
-                num_kv_heads,
-                *cache,
-                scale_log2,
+                PagedAttentionPrefillParams(
+                    q=q,
+                    key_cache=key_cache,
+                    value_cache=value_cache,
+                    block_tables=metadata.block_tables,
+                    table_rows=metadata.table_rows,
+                    cu_seqlens_q=metadata.cu_seqlens_q,
+                    context_lens=metadata.context_lens,
+                    out=out,
+                    num_seqs=num_seqs,
+                    num_heads=num_heads,
+                    num_kv_heads=num_kv_heads,
+                    block_size=block_size,
+                    block_table_width=block_table_width,
+                    sliding_window=window,
+                    scale_log2=scale_log2,
+                ),
             )
 
         decode = (q, key_cache, value_cache, metadata, num_heads, scale_log2, window, out, None)

@@ -6,72 +6,88 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutFloat, OutT, OutUint
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
-from tessera.engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
+from tessera.engine.ops.cuda.types import HALF_BYTES, SEGMENT, WARP_SIZE, ceil_div, cuda_type
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
 from tessera.engine.tensor import Tensor, empty, float32, uint32
+
+
+class PagedAttentionDecodeParams(NamedTuple):
+    q: InT
+    key_cache: OutT
+    value_cache: OutT
+    block_tables: InInt
+    table_rows: InInt
+    cu_seqlens_q: InInt
+    context_lens: InInt
+    q_norm: InT
+    k_norm: InT
+    cos_sin: InFloat
+    positions: InInt
+    slot_mapping: InInt
+    out: OutT
+    partial_out: OutFloat
+    partial_sums: OutFloat
+    arrivals: OutUint
+    num_tokens: Int32
+    num_seqs: Int32
+    group: Int32
+    num_kv_heads: Int32
+    rotary_dim: Int32
+    block_size: Int32
+    block_table_width: Int32
+    sliding_window: Int32
+    min_split_keys: Int32
+    max_splits: Int32
+    block_splits: Int32
+    cluster_log2: Int32
+    beside_prefill: Int32
+    eps: Float32
+    scale_log2: Float32
+
 
 PAGED_ATTENTION_DECODE = KernelSpec(
     file="attention/decode.cu",
     name="paged_attention_decode_kernel",
     template=("T", "HEAD_DIM", "WARPS", "STAGES", "FUSED", "CLUSTERED"),
-    parameters=(
-        ("q", "pointer"),
-        ("key_cache", "pointer"),
-        ("value_cache", "pointer"),
-        ("block_tables", "pointer"),
-        ("table_rows", "pointer"),
-        ("cu_seqlens_q", "pointer"),
-        ("context_lens", "pointer"),
-        ("q_norm", "pointer"),
-        ("k_norm", "pointer"),
-        ("cos_sin", "pointer"),
-        ("positions", "pointer"),
-        ("slot_mapping", "pointer"),
-        ("out", "pointer"),
-        ("partial_out", "pointer"),
-        ("partial_sums", "pointer"),
-        ("arrivals", "pointer"),
-        ("num_tokens", "int32"),
-        ("num_seqs", "int32"),
-        ("group", "int32"),
-        ("num_kv_heads", "int32"),
-        ("rotary_dim", "int32"),
-        ("block_size", "int32"),
-        ("block_table_width", "int32"),
-        ("sliding_window", "int32"),
-        ("min_split_keys", "int32"),
-        ("max_splits", "int32"),
-        ("block_splits", "int32"),
-        ("cluster_log2", "int32"),
-        ("beside_prefill", "int32"),
-        ("eps", "float32"),
-        ("scale_log2", "float32"),
-    ),
+    params=PagedAttentionDecodeParams,
     overlaps=True,
 )
 # The same function, with CLUSTERED: blocks that share a row's keys merge in each other's shared memory.
 CLUSTERED_ATTENTION_DECODE = replace(PAGED_ATTENTION_DECODE, min_arch=90)
 SPECS = (PAGED_ATTENTION_DECODE, CLUSTERED_ATTENTION_DECODE)
 
-# As in the kernel.
-GROUP_ROWS = 8  # query heads that a block handles
-UNIT_KEYS = 8  # that must lie in one block of the cache
-WARP_KEYS = 16
-SPLIT_KEYS = 64
-PADDING = 8  # elements after each row of shared memory
-HALF_BYTES = 2
-
-SENT_FLOATS = 12  # of a split, from block to block
-MERGED_FLOATS = 8  # elements that a thread merges
+GROUP_ROWS = Constant(8, "query heads of a key/value head that are handled together")
+UNIT_KEYS = Constant(8, "keys that lie in one block of the cache")
+WARP_KEYS = Constant(16, "keys that a warp handles at a time")
+SPLIT_KEYS = Constant(64, "of which a split's size is a multiple")
+MERGED_FLOATS = Constant(8, "of an output that a thread merges at a time")
+SENT_FLOATS = Constant(12, "of a split, from block to block: MERGED_FLOATS, their maximum and sum, padded to 16 bytes")
+MAX_CLUSTER = Constant(8)
+declare_header(
+    "decode",
+    __name__,
+    {
+        "GROUP_ROWS": GROUP_ROWS,
+        "UNIT_KEYS": UNIT_KEYS,
+        "WARP_KEYS": WARP_KEYS,
+        "SPLIT_KEYS": SPLIT_KEYS,
+        "MERGED_FLOATS": MERGED_FLOATS,
+        "SENT_FLOATS": SENT_FLOATS,
+        "MAX_CLUSTER": MAX_CLUSTER,
+    },
+    (PagedAttentionDecodeParams,),
+)
 
 MIN_SPLIT_KEYS = 128
 MAX_SPLITS = 32
 ROW_GROUPS_PER_SPLIT = 64
 MIN_RESERVED_SPLITS = 8
 RESERVED_BYTES = 128 << 20
-ONE_ROW_BLOCKS = 8  # of a cluster
+ONE_ROW_BLOCKS = MAX_CLUSTER
 ONE_ROW_SPLIT_KEYS = 64  # a tile for each warp of a block
 PAIRED_ROW_GROUPS = (65, 128)  # rows times groups of heads that clusters of two blocks are for
 MANY_ROW_GROUPS = 257
@@ -160,7 +176,7 @@ def decode_config(
     shape: DecodeShape, num_seqs: int, num_heads: int, num_kv_heads: int, splits: int, division: Division
 ) -> LaunchConfig:
     """Blocks for `splits` splits of every row."""
-    pitch = (shape.head_dim + PADDING) * HALF_BYTES
+    pitch = (shape.head_dim + SEGMENT) * HALF_BYTES
     query_rows = min(num_heads // num_kv_heads, GROUP_ROWS)
     rows = shape.warps * shape.stages * 2 * WARP_KEYS + query_rows
     shared_bytes = rows * pitch + 2 * shape.head_dim * HALF_BYTES
@@ -251,37 +267,42 @@ class DecodeAttentionOps(Ops):
             shape = MANY_ROWS_SHAPES.get(head_dim, shape)
         clustered = division.cluster > 1
         cos_sin, q_norm, k_norm, eps = transform or HeadTransform()
+        partial_out, partial_sums, arrivals = self._decode_memory(num_seqs, num_heads, head_dim)
         self.device.launch(
             CLUSTERED_ATTENTION_DECODE if clustered else PAGED_ATTENTION_DECODE,
             (cuda_type(q.dtype), *shape.template(fused=fused, clustered=clustered)),
             decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, division),
-            q,
-            key_cache,
-            value_cache,
-            metadata.block_tables,
-            metadata.table_rows,
-            metadata.cu_seqlens_q,
-            metadata.context_lens,
-            q_norm,
-            k_norm,
-            cos_sin,
-            metadata.positions,
-            metadata.slot_mapping,
-            out,
-            *self._decode_memory(num_seqs, num_heads, head_dim),
-            q.shape[0],
-            num_seqs,
-            num_heads // num_kv_heads,
-            num_kv_heads,
-            0 if cos_sin is None else cos_sin.shape[1],
-            block_size,
-            block_table_width,
-            window,
-            division.min_split_keys,
-            division.max_splits,
-            division.block_splits,
-            division.cluster.bit_length() - 1,
-            int(beside_prefill),
-            eps,
-            scale_log2,
+            PagedAttentionDecodeParams(
+                q=q,
+                key_cache=key_cache,
+                value_cache=value_cache,
+                block_tables=metadata.block_tables,
+                table_rows=metadata.table_rows,
+                cu_seqlens_q=metadata.cu_seqlens_q,
+                context_lens=metadata.context_lens,
+                q_norm=q_norm,
+                k_norm=k_norm,
+                cos_sin=cos_sin,
+                positions=metadata.positions,
+                slot_mapping=metadata.slot_mapping,
+                out=out,
+                partial_out=partial_out,
+                partial_sums=partial_sums,
+                arrivals=arrivals,
+                num_tokens=q.shape[0],
+                num_seqs=num_seqs,
+                group=num_heads // num_kv_heads,
+                num_kv_heads=num_kv_heads,
+                rotary_dim=0 if cos_sin is None else cos_sin.shape[1],
+                block_size=block_size,
+                block_table_width=block_table_width,
+                sliding_window=window,
+                min_split_keys=division.min_split_keys,
+                max_splits=division.max_splits,
+                block_splits=division.block_splits,
+                cluster_log2=division.cluster.bit_length() - 1,
+                beside_prefill=beside_prefill,
+                eps=eps,
+                scale_log2=scale_log2,
+            ),
         )

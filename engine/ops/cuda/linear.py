@@ -10,16 +10,62 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
-from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.ops.cuda import matmul_decode
-from tessera.engine.ops.cuda import sm90_matmul as matmul_hopper
-from tessera.engine.ops.cuda.matmul_decode import MATMUL_DECODE, Limits, choose_decode_tile
+from tessera.engine.cuda.params import (
+    InT,
+    Int32,
+    OutOut,
+    RestrictInFloat,
+    RestrictInT,
+    RestrictOutFloat,
+    RestrictOutOut,
+)
+from tessera.engine.formats import LinearWeight
+from tessera.engine.ops.cuda import matmul_decode, sm90_matmul
+from tessera.engine.ops.cuda.matmul_decode import MATMUL_DECODE, Limits, MatmulDecodeParams, choose_decode_tile
+from tessera.engine.ops.cuda.quant.dequantize import DequantizeOps
 from tessera.engine.ops.cuda.sm90_matmul import launch_product
-from tessera.engine.ops.cuda.types import WARP_SIZE, aligned, ceil_div, cuda_type
-from tessera.engine.ops.interface import Ops
+from tessera.engine.ops.cuda.types import HALF_BYTES, WARP_SIZE, aligned, ceil_div, cuda_type
+from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, LayerNorm, Prologue
 from tessera.engine.tensor import Tensor, bfloat16, float32
+
+
+class MatmulParams(NamedTuple):
+    x: InT
+    weight: InT
+    bias: InT
+    out: OutOut
+    num_rows: Int32
+    out_features: Int32
+    in_features: Int32
+    accumulate: Int32
+
+
+class MatmulFloat32Params(NamedTuple):
+    x: RestrictInFloat
+    weight: RestrictInFloat
+    bias: RestrictInFloat
+    out: RestrictOutFloat
+    num_rows: Int32
+    out_features: Int32
+    in_features: Int32
+    accumulate: Int32
+
+
+class MatvecParams(NamedTuple):
+    x: RestrictInT
+    weight: RestrictInT
+    bias: RestrictInT
+    out: RestrictOutOut
+    num_rows: Int32
+    out_features: Int32
+    in_features: Int32
+    accumulate: Int32
+    warps_per_output: Int32
+
 
 MATMUL = KernelSpec(
     file="linear/matmul.cu",
@@ -36,23 +82,14 @@ MATMUL = KernelSpec(
         "STAGES",
         "ALIGNED",
     ),
-    parameters=(
-        ("x", "pointer"),
-        ("weight", "pointer"),
-        ("bias", "pointer"),
-        ("out", "pointer"),
-        ("num_rows", "int32"),
-        ("out_features", "int32"),
-        ("in_features", "int32"),
-        ("accumulate", "int32"),
-    ),
+    params=MatmulParams,
     overlaps=True,
 )
 MATMUL_SPLIT = KernelSpec(
     file="linear/matmul.cu",
     name="matmul_split_kernel",
     template=(*MATMUL.template[:-1], "SPLITS"),
-    parameters=MATMUL.parameters,
+    params=MatmulParams,
     min_arch=90,
     overlaps=True,
 )
@@ -60,15 +97,15 @@ MATMUL_FLOAT32 = KernelSpec(
     file="linear/matmul_float32.cu",
     name="matmul_float32_kernel",
     template=("TILE",),
-    parameters=MATMUL.parameters,
+    params=MatmulFloat32Params,
 )
 MATVEC = KernelSpec(
     file="linear/gemv.cu",
     name="matvec_kernel",
     template=("T", "Out", "ROWS"),
-    parameters=(*MATMUL.parameters, ("warps_per_output", "int32")),
+    params=MatvecParams,
 )
-SPECS = (MATMUL, MATMUL_SPLIT, MATMUL_FLOAT32, MATVEC, MATMUL_DECODE, *matmul_hopper.SPECS)
+SPECS = (MATMUL, MATMUL_SPLIT, MATMUL_FLOAT32, MATVEC, MATMUL_DECODE, *sm90_matmul.SPECS)
 
 
 @dataclass(frozen=True)
@@ -105,8 +142,6 @@ class Tile:
         return LaunchConfig((self.blocks(num_rows, out_features) * splits, 1, 1), (threads, 1, 1), shared_bytes)
 
 
-HALF_BYTES = 2
-
 LARGE = Tile(128, 256, 32, warps_m=2, warps_n=4, warps_k=1, stages=4, speed=1.0)
 MEDIUM = Tile(128, 128, 32, warps_m=2, warps_n=2, warps_k=1, stages=4, speed=0.9)
 SMALL = Tile(64, 64, 64, warps_m=2, warps_n=2, warps_k=1, stages=4, speed=0.6)
@@ -125,12 +160,16 @@ SPLIT_CHOICES = tuple((tile, splits) for tile, choices in SPLITS.items() for spl
 FEW_ROWS = 64
 
 FLOAT32_TILES = (128, 64)
-FLOAT32_THREADS = 256
+FLOAT32_SIDE = Constant(16, "of the square of a block's threads")
 
 MATVEC_ROWS = (1, 2, 4)
-MATVEC_WARPS = 4
+MATVEC_WARPS = Constant(4, "of a block")
 MATVEC_WARPS_PER_OUTPUT = (4, 2)
 MATVEC_WARPS_PER_MULTIPROCESSOR = 32  # beyond these, more warps an output bring nothing
+
+declare_header("matmul", __name__, params=(MatmulParams,))
+declare_header("matmul_float32", __name__, {"THREADS_PER_SIDE": FLOAT32_SIDE}, (MatmulFloat32Params,))
+declare_header("gemv", __name__, {"WARPS": MATVEC_WARPS}, (MatvecParams,))
 
 
 @lru_cache(maxsize=4096)
@@ -165,7 +204,7 @@ def float32_tile(num_rows: int, out_features: int, multiprocessors: int) -> int:
 
 def float32_config(num_rows: int, out_features: int, tile: int) -> LaunchConfig:
     grid = (ceil_div(out_features, tile), ceil_div(num_rows, tile), 1)
-    return LaunchConfig(grid, (FLOAT32_THREADS, 1, 1))
+    return LaunchConfig(grid, (FLOAT32_SIDE * FLOAT32_SIDE, 1, 1))
 
 
 def matvec_rows(num_rows: int) -> int:
@@ -193,7 +232,7 @@ def matvec_config(out_features: int, warps_per_output: int) -> LaunchConfig:
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
-    pairs = matmul_decode.instantiations(dtypes) + matmul_hopper.instantiations(dtypes)
+    pairs = matmul_decode.instantiations(dtypes) + sm90_matmul.instantiations(dtypes)
     for dtype in dtypes:
         for out_dtype in sorted({dtype, "float"}):
             pairs += [(MATVEC, (dtype, out_dtype, str(rows))) for rows in MATVEC_ROWS]
@@ -212,8 +251,7 @@ def _split_template(dtype: str, tile: Tile, splits: int) -> tuple[str, ...]:
     return (*tile.template(dtype, dtype, aligned=True)[:-1], str(splits))
 
 
-class LinearOps(Ops):
-    device: CudaDevice
+class LinearOps(DequantizeOps):
     hopper_matmul: bool = True  # False: products of many rows never take the kernel of sm_90a
 
     def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None:
@@ -223,7 +261,6 @@ class LinearOps(Ops):
             return
         num_rows, in_features = x.shape
         out_features = weight.shape[0]
-        sizes = (num_rows, out_features, in_features, int(accumulate))
         multiprocessors = self.device.multiprocessors
         dtype, out_dtype = cuda_type(x.dtype), cuda_type(out.dtype)
         template: tuple[str, ...]
@@ -231,19 +268,39 @@ class LinearOps(Ops):
             warps = matvec_warps_per_output(out_features, in_features, x.dtype.itemsize, multiprocessors)
             template = (dtype, out_dtype, str(matvec_rows(num_rows)))
             config = matvec_config(out_features, warps)
-            self.device.launch(MATVEC, template, config, x, weight, bias, out, *sizes, warps)
+            matvec = MatvecParams(
+                x=x,
+                weight=weight,
+                bias=bias,
+                out=out,
+                num_rows=num_rows,
+                out_features=out_features,
+                in_features=in_features,
+                accumulate=accumulate,
+                warps_per_output=warps,
+            )
+            self.device.launch(MATVEC, template, config, matvec)
         elif x.dtype == float32:
             side = float32_tile(num_rows, out_features, multiprocessors)
             config = float32_config(num_rows, out_features, side)
-            self.device.launch(MATMUL_FLOAT32, (str(side),), config, x, weight, bias, out, *sizes)
+            in_float32 = MatmulFloat32Params(
+                x=x,
+                weight=weight,
+                bias=bias,
+                out=out,
+                num_rows=num_rows,
+                out_features=out_features,
+                in_features=in_features,
+                accumulate=accumulate,
+            )
+            self.device.launch(MATMUL_FLOAT32, (str(side),), config, in_float32)
         else:
-            self._matmul_half(x, weight, bias, out, sizes)
+            self._matmul_half(x, weight, bias, out, accumulate)
 
-    def _matmul_half(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, sizes: tuple[int, int, int, int]
-    ) -> None:
+    def _matmul_half(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None:
         """On tensor cores."""
-        num_rows, out_features = sizes[:2]
+        num_rows, in_features = x.shape
+        out_features = weight.shape[0]
         dtype, out_dtype = cuda_type(x.dtype), cuda_type(out.dtype)
         multiprocessors = self.device.multiprocessors
         is_aligned = _is_aligned(x, weight, out)
@@ -254,30 +311,50 @@ class LinearOps(Ops):
             tiles = (UNALIGNED_TILE,) if not is_aligned else TILES if out.dtype == x.dtype else LOGITS_TILES
             tile, splits = choose_tile(num_rows, out_features, multiprocessors, tiles), 1
         config = tile.config(num_rows, out_features, splits)
+        params = MatmulParams(
+            x=x,
+            weight=weight,
+            bias=bias,
+            out=out,
+            num_rows=num_rows,
+            out_features=out_features,
+            in_features=in_features,
+            accumulate=accumulate,
+        )
         if splits > 1:
-            template = _split_template(dtype, tile, splits)
-            self.device.launch(MATMUL_SPLIT, template, config, x, weight, bias, out, *sizes)
+            self.device.launch(MATMUL_SPLIT, _split_template(dtype, tile, splits), config, params)
         else:
-            template = tile.template(dtype, out_dtype, is_aligned)
-            self.device.launch(MATMUL, template, config, x, weight, bias, out, *sizes)
+            self.device.launch(MATMUL, tile.template(dtype, out_dtype, is_aligned), config, params)
 
-    def _matmul_silu_mul(self, x: Tensor, weight: Tensor, gate_up: Tensor, out: Tensor) -> None:
-        if self._decode_product(x, None, 0.0, weight, None, out, gated=True):
-            return
-        if not (self.hopper_matmul and launch_product(self.device, x, weight, None, out, silu_mul=True)):
-            super()._matmul_silu_mul(x, weight, gate_up, out)
-
-    def _rmsnorm_matmul(
-        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, normed: Tensor, out: Tensor
+    def _linear(
+        self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor
     ) -> None:
-        if not self._decode_product(x, norm, eps, weight, bias, out):
-            super()._rmsnorm_matmul(x, norm, eps, weight, bias, normed, out)
+        if not self._fused(x, weight, prologue, epilogue, out):
+            super()._linear(x, weight, prologue, epilogue, out)
 
-    def _rmsnorm_matmul_silu_mul(
-        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, normed: Tensor, gate_up: Tensor, out: Tensor
-    ) -> None:
-        if not self._decode_product(x, norm, eps, weight, None, out, gated=True):
-            super()._rmsnorm_matmul_silu_mul(x, norm, eps, weight, normed, gate_up, out)
+    def _product(self, x: Tensor, weight: LinearWeight, out: Tensor, accumulate: bool) -> None:
+        values = weight.dense
+        if values is None:
+            values = self._dequantized(weight, x.dtype)
+        self._matmul(x, values, weight.bias, out, accumulate)
+
+    def _fused(
+        self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor
+    ) -> bool:
+        """The norm before or the gated activation after a dense product in its kernel; False where none does that."""
+        values, gated = weight.dense, isinstance(epilogue, Activate)
+        if values is None or isinstance(prologue, LayerNorm) or isinstance(epilogue, Accumulate):
+            return False
+        if isinstance(epilogue, Activate) and (epilogue.function != "silu_mul" or weight.bias is not None):
+            return False
+        if prologue is not None:
+            norm, eps = prologue.weight, prologue.eps
+            return self._decode_product(x, norm, eps, values, weight.bias, out, gated=gated)
+        if not gated:
+            return False  # a product alone
+        if self._decode_product(x, None, 0.0, values, None, out, gated=True):
+            return True
+        return self.hopper_matmul and launch_product(self.device, x, values, None, out, silu_mul=True)
 
     def _decode_product(
         self,
@@ -312,9 +389,20 @@ class LinearOps(Ops):
             return False
         template = tile.template(cuda_type(x.dtype), cuda_type(out.dtype))
         config = tile.config(features, in_features, multiprocessors, normed=normed)
-        sizes = (num_rows, weight.shape[0], in_features)
-        flags = (int(accumulate), int(gated))
-        self.device.launch(MATMUL_DECODE, template, config, x, norm, weight, bias, out, *sizes, eps, *flags)
+        params = MatmulDecodeParams(
+            x=x,
+            norm=norm,
+            weight=weight,
+            bias=bias,
+            out=out,
+            num_rows=num_rows,
+            out_features=weight.shape[0],
+            in_features=in_features,
+            eps=eps,
+            accumulate=accumulate,
+            gated=gated,
+        )
+        self.device.launch(MATMUL_DECODE, template, config, params)
         return True
 
 

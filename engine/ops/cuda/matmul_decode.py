@@ -11,38 +11,42 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.ops.cuda.types import WARP_SIZE, ceil_div
+from tessera.engine.cuda.params import Float32, InT, Int32, OutOut
+from tessera.engine.ops.cuda.types import HALF_BYTES, SEGMENT, WARP_SIZE, ceil_div
 from tessera.engine.tensor import float32
+
+
+class MatmulDecodeParams(NamedTuple):
+    x: InT
+    norm: InT
+    weight: InT
+    bias: InT
+    out: OutOut
+    num_rows: Int32
+    out_features: Int32
+    in_features: Int32
+    eps: Float32
+    accumulate: Int32
+    gated: Int32
+
 
 MATMUL_DECODE = KernelSpec(
     file="linear/matmul_decode.cu",
     name="matmul_decode_kernel",
     template=("T", "Out", "TOKENS", "UNITS", "STAGES", "HALVES"),
-    parameters=(
-        ("x", "pointer"),
-        ("norm", "pointer"),
-        ("weight", "pointer"),
-        ("bias", "pointer"),
-        ("out", "pointer"),
-        ("num_rows", "int32"),
-        ("out_features", "int32"),
-        ("in_features", "int32"),
-        ("eps", "float32"),
-        ("accumulate", "int32"),
-        ("gated", "int32"),
-    ),
+    params=MatmulDecodeParams,
     overlaps=True,
 )
 
-# As in cuda_src/linear/matmul_decode.cu.
-WARPS = 8
-THREADS = WARPS * WARP_SIZE
-UNIT = 8
-HALF_K = 32
+WARPS = Constant(8, "of a block")
+UNIT = Constant(8, "rows of the weight that one tensor-core instruction takes")
+HALF_K = Constant(32, "elements of each row that a warp takes by 16 bytes a lane")
+declare_header("matmul_decode", __name__, {"WARPS": WARPS, "UNIT": UNIT, "HALF_K": HALF_K}, (MatmulDecodeParams,))
 
-SEGMENT_BYTES = 16
-HALF_BYTES = 2
+THREADS = WARPS * WARP_SIZE
+SEGMENT_BYTES = SEGMENT * HALF_BYTES
 
 
 @dataclass(frozen=True)

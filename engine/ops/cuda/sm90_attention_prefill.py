@@ -4,61 +4,74 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.tensor_map import row_groups_map
-from tessera.engine.ops.cuda.types import ceil_div, cuda_type
+from tessera.engine.cuda.params import Float32, InInt, InT, Int32, OutFloat, OutT, OutUint, TensorMap
+from tessera.engine.cuda.tensor_map import SWIZZLE_REPEAT, SWIZZLE_ROWS, row_groups_map
+from tessera.engine.ops.cuda.types import HALF_BYTES, WARPGROUP_SIZE, ceil_div, cuda_type
 from tessera.engine.ops.interface import AttentionMetadata
 from tessera.engine.tensor import Tensor, empty, float32, uint32
 
-PAGED_ATTENTION_PREFILL_HOPPER = KernelSpec(
+
+class Sm90PagedAttentionPrefillParams(NamedTuple):
+    key_map: TensorMap
+    value_map: TensorMap
+    q: InT
+    block_tables: InInt
+    table_rows: InInt
+    cu_seqlens_q: InInt
+    context_lens: InInt
+    out: OutT
+    partial_out: OutFloat
+    partial_sums: OutFloat
+    arrivals: OutUint
+    num_seqs: Int32
+    num_heads: Int32
+    num_kv_heads: Int32
+    block_size: Int32
+    piece: Int32
+    block_table_width: Int32
+    sliding_window: Int32
+    heads_at_once: Int32
+    scale_log2: Float32
+
+
+SM90_PREFILL = KernelSpec(
     file="attention/sm90_prefill.cu",
-    name="paged_attention_prefill_hopper_kernel",
+    name="sm90_paged_attention_prefill_kernel",
     template=("T", "HEAD_DIM", "CONSUMERS", "STAGES"),
-    parameters=(
-        ("key_map", "tensor_map"),
-        ("value_map", "tensor_map"),
-        ("q", "pointer"),
-        ("block_tables", "pointer"),
-        ("table_rows", "pointer"),
-        ("cu_seqlens_q", "pointer"),
-        ("context_lens", "pointer"),
-        ("out", "pointer"),
-        ("partial_out", "pointer"),
-        ("partial_sums", "pointer"),
-        ("arrivals", "pointer"),
-        ("num_seqs", "int32"),
-        ("num_heads", "int32"),
-        ("num_kv_heads", "int32"),
-        ("block_size", "int32"),
-        ("piece", "int32"),
-        ("block_table_width", "int32"),
-        ("sliding_window", "int32"),
-        ("heads_at_once", "int32"),
-        ("scale_log2", "float32"),
-    ),
+    params=Sm90PagedAttentionPrefillParams,
     min_arch=90,
     arch_specific=True,
     overlaps=True,
 )
-SPECS = (PAGED_ATTENTION_PREFILL_HOPPER,)
+SPECS = (SM90_PREFILL,)
 
-# As in the kernel.
-GROUP_THREADS = 128
-GROUP_ROWS = 64
-TILE_KEYS = 128
-MIN_SPLIT_TILES = 4  # of keys
-MAX_SPLITS = 16
+GROUP_ROWS = Constant(64, "of queries that a warp group holds")
+TILE_KEYS = Constant(128)
+MIN_SPLIT_TILES = Constant(4, "of keys: fewer are not worth being merged")
+MAX_SPLITS = Constant(16, "of a tile of queries: one warp group merges them, one after the other")
+declare_header(
+    "sm90_prefill",
+    __name__,
+    {
+        "GROUP_ROWS": GROUP_ROWS,
+        "TILE_KEYS": TILE_KEYS,
+        "MIN_SPLIT_TILES": MIN_SPLIT_TILES,
+        "MAX_SPLITS": MAX_SPLITS,
+    },
+    (Sm90PagedAttentionPrefillParams,),
+)
 
-MIN_PIECE = 8  # keys: what lies swizzled in shared memory
-ALIGNMENT_BYTES = 1024  # of the tiles in shared memory
-ELEMENT_BYTES = 2
+MIN_PIECE = SWIZZLE_ROWS  # keys
 NEAR_BYTES = 40 << 20  # of keys and values: what the L2 keeps while tiles of queries pass over them
 
 
 @dataclass(frozen=True)
-class HopperShape:
+class Sm90Shape:
     """How the kernel treats one head size."""
 
     head_dim: int
@@ -75,23 +88,20 @@ class HopperShape:
 
 
 SHAPES = {
-    shape.head_dim: shape for shape in (HopperShape(64, consumers=3, stages=2), HopperShape(128, consumers=2, stages=2))
+    shape.head_dim: shape for shape in (Sm90Shape(64, consumers=3, stages=2), Sm90Shape(128, consumers=2, stages=2))
 }
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     return [
-        (PAGED_ATTENTION_PREFILL_HOPPER, (dtype, *shape.template))
-        for dtype in dtypes
-        if dtype != "float"
-        for shape in SHAPES.values()
+        (SM90_PREFILL, (dtype, *shape.template)) for dtype in dtypes if dtype != "float" for shape in SHAPES.values()
     ]
 
 
 def accepts(device: CudaDevice, head_dim: int, block_size: int = MIN_PIECE) -> bool:
     """Whether the kernel runs on this device for heads of this size, in blocks of this size."""
-    return head_dim in SHAPES and block_size % MIN_PIECE == 0 and PAGED_ATTENTION_PREFILL_HOPPER.supports(device.arch)
+    return head_dim in SHAPES and block_size % MIN_PIECE == 0 and SM90_PREFILL.supports(device.arch)
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,7 @@ class SplitMemory:
         device.fill_bytes(arrivals.pointer, 0, arrivals.nbytes)
         return cls(partials, arrivals)
 
-    def pointers(self, shape: HopperShape, num_blocks: int) -> tuple[int, int, int]:
+    def pointers(self, shape: Sm90Shape, num_blocks: int) -> tuple[int, int, int]:
         """Of outputs, of maxima and sums, and of counters, for a launch of `num_blocks`."""
         outputs = self.partials.pointer
         sums = outputs + num_blocks * shape.tile_rows * shape.head_dim * float32.itemsize
@@ -131,15 +141,15 @@ def most_splits(num_keys: int) -> int:
     return min(tiles // MIN_SPLIT_TILES, MAX_SPLITS)
 
 
-def prefill_config(shape: HopperShape, num_units: int, multiprocessors: int) -> LaunchConfig:
+def prefill_config(shape: Sm90Shape, num_units: int, multiprocessors: int) -> LaunchConfig:
     """A block for each multiprocessor, or for each of at most `num_units` splits of tiles if they are fewer."""
     rows = 2 * (shape.tile_rows + shape.stages * TILE_KEYS)
-    shared_bytes = rows * shape.head_dim * ELEMENT_BYTES + ALIGNMENT_BYTES
+    shared_bytes = rows * shape.head_dim * HALF_BYTES + SWIZZLE_REPEAT
     grid = (min(multiprocessors, num_units), 1, 1)
-    return LaunchConfig(grid, (GROUP_THREADS * (shape.consumers + 1), 1, 1), shared_bytes)
+    return LaunchConfig(grid, (WARPGROUP_SIZE * (shape.consumers + 1), 1, 1), shared_bytes)
 
 
-def most_tiles(shape: HopperShape, num_tokens: int, num_seqs: int, num_heads: int, num_kv_heads: int) -> int:
+def most_tiles(shape: Sm90Shape, num_tokens: int, num_seqs: int, num_heads: int, num_kv_heads: int) -> int:
     """Tiles that `num_tokens` can make however they are divided into rows: each row's last may be partial."""
     per_head = num_tokens * (num_heads // num_kv_heads) // shape.tile_rows + min(num_seqs, num_tokens)
     return per_head * num_kv_heads
@@ -147,7 +157,7 @@ def most_tiles(shape: HopperShape, num_tokens: int, num_seqs: int, num_heads: in
 
 def heads_at_once(num_keys: int, num_kv_heads: int, head_dim: int) -> int:
     """Heads whose keys and values are read at the same time; those of all together may not stay in the L2."""
-    head_bytes = 2 * max(num_keys, 1) * head_dim * ELEMENT_BYTES
+    head_bytes = 2 * max(num_keys, 1) * head_dim * HALF_BYTES
     parts = ceil_div(num_kv_heads, max(NEAR_BYTES // head_bytes, 1))
     return ceil_div(num_kv_heads, parts)
 
@@ -175,26 +185,31 @@ def launch_prefill(
     num_keys = min(metadata.max_context_len, metadata.max_seqlen_q + sliding_window)
     num_units = most_tiles(shape, q.shape[0], num_seqs, num_heads, num_kv_heads) * most_splits(num_keys)
     config = prefill_config(shape, num_units, device.multiprocessors)
+    partial_out, partial_sums, arrivals = memory.pointers(shape, config.grid[0])
     device.launch(
-        PAGED_ATTENTION_PREFILL_HOPPER,
+        SM90_PREFILL,
         (cuda_type(q.dtype), *shape.template),
         config,
-        row_groups_map(key_cache.pointer, q.dtype, rows, head_dim, piece),
-        row_groups_map(value_cache.pointer, q.dtype, rows, head_dim, piece),
-        q,
-        metadata.block_tables,
-        metadata.table_rows,
-        metadata.cu_seqlens_q,
-        metadata.context_lens,
-        out,
-        *memory.pointers(shape, config.grid[0]),
-        num_seqs,
-        num_heads,
-        num_kv_heads,
-        block_size,
-        piece,
-        metadata.block_tables.shape[1],
-        sliding_window,
-        heads_at_once(num_keys, num_kv_heads, head_dim),
-        scale_log2,
+        Sm90PagedAttentionPrefillParams(
+            key_map=row_groups_map(key_cache.pointer, q.dtype, rows, head_dim, piece),
+            value_map=row_groups_map(value_cache.pointer, q.dtype, rows, head_dim, piece),
+            q=q,
+            block_tables=metadata.block_tables,
+            table_rows=metadata.table_rows,
+            cu_seqlens_q=metadata.cu_seqlens_q,
+            context_lens=metadata.context_lens,
+            out=out,
+            partial_out=partial_out,
+            partial_sums=partial_sums,
+            arrivals=arrivals,
+            num_seqs=num_seqs,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            block_size=block_size,
+            piece=piece,
+            block_table_width=metadata.block_tables.shape[1],
+            sliding_window=sliding_window,
+            heads_at_once=heads_at_once(num_keys, num_kv_heads, head_dim),
+            scale_log2=scale_log2,
+        ),
     )

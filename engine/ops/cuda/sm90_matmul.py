@@ -8,60 +8,117 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.params import InT, Int32, OutOut, OutT, TensorMap
 from tessera.engine.cuda.tensor_map import ALIGNMENT, box_map
-from tessera.engine.ops.cuda.types import WARP_SIZE, aligned, ceil_div, cuda_type
+from tessera.engine.ops.cuda.types import HALF_BYTES, WARP_SIZE, WARPGROUP_SIZE, aligned, ceil_div, cuda_type
 from tessera.engine.tensor import Tensor, float32
 
-MATMUL_HOPPER = KernelSpec(
+
+class Sm90MatmulParams(NamedTuple):
+    x_map: TensorMap
+    x_tail_map: TensorMap
+    weight_map: TensorMap
+    bias: InT
+    out: OutOut
+    num_rows: Int32
+    out_features: Int32
+    in_features: Int32
+    splits: Int32
+    tiles_m_in_l2: Int32
+    stages: Int32
+    accumulate: Int32
+    silu_mul: Int32
+
+
+class Sm90MatmulWideParams(NamedTuple):
+    x_map: TensorMap
+    weight_map: TensorMap
+    bias: InT
+    out: OutT
+    num_rows: Int32
+    out_features: Int32
+    in_features: Int32
+    tiles_m_in_l2: Int32
+    stages: Int32
+    accumulate: Int32
+    silu_mul: Int32
+
+
+SM90_MATMUL = KernelSpec(
     file="linear/sm90_matmul.cu",
-    name="matmul_hopper_kernel",
+    name="sm90_matmul_kernel",
     template=("T", "Out", "WARPGROUPS_M", "WARPGROUP_N", "SHARING"),
-    parameters=(
-        ("x_map", "tensor_map"),
-        ("x_tail_map", "tensor_map"),
-        ("weight_map", "tensor_map"),
-        ("bias", "pointer"),
-        ("out", "pointer"),
-        ("num_rows", "int32"),
-        ("out_features", "int32"),
-        ("in_features", "int32"),
-        ("splits", "int32"),
-        ("tiles_m_in_l2", "int32"),
-        ("stages", "int32"),
-        ("accumulate", "int32"),
-        ("silu_mul", "int32"),
-    ),
+    params=Sm90MatmulParams,
     min_arch=90,
     arch_specific=True,
     overlaps=True,
 )
-MATMUL_HOPPER_WIDE = replace(
-    MATMUL_HOPPER,
+SM90_MATMUL_WIDE = KernelSpec(
     file="linear/sm90_matmul_wide.cu",
-    name="matmul_hopper_wide_kernel",
+    name="sm90_matmul_wide_kernel",
     template=("T",),
-    parameters=tuple(p for p in MATMUL_HOPPER.parameters if p[0] not in ("x_tail_map", "splits")),
+    params=Sm90MatmulWideParams,
+    min_arch=90,
+    arch_specific=True,
+    overlaps=True,
 )
-SPECS = (MATMUL_HOPPER, MATMUL_HOPPER_WIDE)
+SPECS = (SM90_MATMUL, SM90_MATMUL_WIDE)
 
-# As in cuda_src/linear/sm90_matmul.cu, linear/sm90_matmul_wide.cu and include/hopper_product.cuh.
-WGMMA_M = 64
-TILE_K = 64
-MAX_STAGES = 12
-CONSUMER_WARPS = 8
-WARP_ROWS = 16
-CHUNK_COLUMNS = 64  # of results on their way out
-WIDE_CHUNK_COLUMNS = 32
-CHUNK_PADDING = 8
-SPLITTABLE_N = 128  # the widest warp group whose k may be split
+WGMMA_M = Constant(64)
+TILE_K = Constant(64, "2-byte elements in SWIZZLE_BYTES")
+MAX_STAGES = Constant(12)
+WARP_ROWS = Constant(16, "of a product, that one warp holds")
+CHUNK_PADDING = Constant(8, "elements: 8 rows of 16 bytes fall into different banks")
+CONSUMER_WARPGROUPS = Constant(2)
+CHUNK_COLUMNS = Constant(64, "of a warp's rows, that pass through shared memory at a time")
+SPLITTABLE_N = Constant(128, "the widest warp group whose k may be split: others' sums find no room")
+WIDE_WARPGROUPS_M = Constant(3)
+WIDE_TILE_N = Constant(256)
+WIDE_SHARING = Constant(2, "blocks of a cluster")
+WIDE_CHUNK_COLUMNS = Constant(32, "of a warp's rows, that pass through shared memory at a time")
+declare_header(
+    "sm90_product",
+    __name__,
+    {
+        "WGMMA_M": WGMMA_M,
+        "TILE_K": TILE_K,
+        "MAX_STAGES": MAX_STAGES,
+        "WARP_ROWS": WARP_ROWS,
+        "CHUNK_PADDING": CHUNK_PADDING,
+    },
+)
+declare_header(
+    "sm90_matmul",
+    __name__,
+    {
+        "CONSUMER_WARPGROUPS": CONSUMER_WARPGROUPS,
+        "CHUNK_COLUMNS": CHUNK_COLUMNS,
+        "SPLITTABLE_N": SPLITTABLE_N,
+    },
+    (Sm90MatmulParams,),
+)
+declare_header(
+    "sm90_matmul_wide",
+    __name__,
+    {
+        "WARPGROUPS_M": WIDE_WARPGROUPS_M,
+        "TILE_N": WIDE_TILE_N,
+        "SHARING": WIDE_SHARING,
+        "CHUNK_COLUMNS": WIDE_CHUNK_COLUMNS,
+    },
+    (Sm90MatmulWideParams,),
+)
 
-BLOCK_WARPS = CONSUMER_WARPS + 4
+WARPGROUP_WARPS = WARPGROUP_SIZE // WARP_SIZE
+CONSUMER_WARPS = CONSUMER_WARPGROUPS * WARPGROUP_WARPS
+BLOCK_WARPS = CONSUMER_WARPS + WARPGROUP_WARPS
 BLOCK_THREADS = BLOCK_WARPS * WARP_SIZE
-HALF_BYTES = 2
-SLOT_BYTES = CONSUMER_WARPS * WARP_SIZE * 16
+SLOT_BYTES = CONSUMER_WARPS * WARP_SIZE * 4 * float32.itemsize
 BARRIER_BYTES = 1024  # static shared memory, up to where the ring begins
 
 MIN_ROWS = 33  # from which on this kernel is as fast as the portable ones or faster;
@@ -99,7 +156,7 @@ class Tile:
 
     @property
     def wide(self) -> bool:
-        return self.warpgroups_m == 3
+        return self.warpgroups_m == WIDE_WARPGROUPS_M
 
     def count(self, num_rows: int, out_features: int) -> int:
         """Tiles that cover the product."""
@@ -116,7 +173,7 @@ TILES = (
     Tile(1, 64, step_us=0.25),
     Tile(1, 32, step_us=0.24),
 )
-WIDE = Tile(3, 256, step_us=0.88)  # 7 % less than one and a half of the first's
+WIDE = Tile(WIDE_WARPGROUPS_M, WIDE_TILE_N, step_us=0.88)  # 7 % less than one and a half of the first's
 LOGITS_TILES = (TILES[0], TILES[3], TILES[6])  # for float32 results
 
 
@@ -139,8 +196,8 @@ class Plan:
         return self.splits * self.sharing
 
     @property
-    def spec(self) -> KernelSpec:
-        return MATMUL_HOPPER_WIDE if self.tile.wide else MATMUL_HOPPER
+    def spec(self) -> KernelSpec[Any]:
+        return SM90_MATMUL_WIDE if self.tile.wide else SM90_MATMUL
 
     def template(self, dtype: str, out_dtype: str) -> tuple[str, ...]:
         if self.tile.wide:
@@ -209,7 +266,7 @@ PLANS = tuple(
 )
 LOGITS_PLANS = tuple(Plan(tile) for tile in LOGITS_TILES)
 SHARING_PLANS = tuple(Plan(tile, sharing=2) for tile in TILES if tile.warpgroups_m == 2 and tile.warpgroup_n >= 128)
-WIDE_PLAN = Plan(WIDE, sharing=2)
+WIDE_PLAN = Plan(WIDE, sharing=WIDE_SHARING)
 LOGITS_SHARING_PLANS = (Plan(LOGITS_TILES[0], sharing=2),)
 
 
@@ -246,7 +303,7 @@ def count_clusters_at_once(device: CudaDevice, dtype: str) -> tuple[int, ...]:
     template = Plan(TILES[-1]).template(dtype, dtype)
     shared_bytes = device.max_shared_bytes - BARRIER_BYTES
     configs = [LaunchConfig((s, 1, 1), (BLOCK_THREADS, 1, 1), shared_bytes, s) for s in range(2, MAX_CLUSTER + 1)]
-    counts = [device.clusters_at_once(MATMUL_HOPPER, template, config) for config in configs]
+    counts = [device.clusters_at_once(SM90_MATMUL, template, config) for config in configs]
     return (device.multiprocessors, *counts)
 
 
@@ -256,7 +313,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     plans = [plan for plan in (*PLANS, *SHARING_PLANS, WIDE_PLAN) if plan.splits == 1]
     pairs = [(plan.spec, plan.template(dtype, dtype)) for dtype in halves for plan in plans]
     logits_plans = (*LOGITS_PLANS, *LOGITS_SHARING_PLANS)
-    return pairs + [(MATMUL_HOPPER, plan.template(dtype, "float")) for dtype in halves for plan in logits_plans]
+    return pairs + [(SM90_MATMUL, plan.template(dtype, "float")) for dtype in halves for plan in logits_plans]
 
 
 def min_rows(features: int, multiprocessors: int, *, silu_mul: bool, logits: bool) -> int:
@@ -282,13 +339,13 @@ def launch_product(
 ) -> bool:
     """Submit the product; False, and nothing done, if this kernel is not for it.
 
-    Shapes as for `Ops.matmul`, or for `Ops.matmul_silu_mul` if `silu_mul`.
+    Shapes as for `Ops.matmul`; [M, N / 2] if `silu_mul`.
     """
     num_rows, in_features = x.shape
     logits = out.dtype != x.dtype
     if num_rows < min_rows(out.shape[1], device.multiprocessors, silu_mul=silu_mul, logits=logits):
         return False
-    if x.dtype == float32 or not MATMUL_HOPPER.supports(device.arch):
+    if x.dtype == float32 or not SM90_MATMUL.supports(device.arch):
         return False
     if logits and (accumulate or bias is not None):
         return False
@@ -320,23 +377,41 @@ def launch(
     out_features = weight.shape[0]
     dtype, itemsize = cuda_type(x.dtype), out.dtype.itemsize
     at_once = count_clusters_at_once(device, dtype)[plan.cluster - 1]
-    splits = () if plan.tile.wide else (plan.splits,)
-    tail = () if plan.tile.wide else (box_map(x, num_rows % plan.tile.m or plan.tile.m),)
-    device.launch(
-        plan.spec,
-        plan.template(dtype, cuda_type(out.dtype)),
-        plan.config(num_rows, out_features, itemsize, at_once, device.max_shared_bytes),
-        box_map(x, plan.tile.m),
-        *tail,
-        box_map(weight, plan.weight_box_rows(silu_mul=silu_mul)),
-        bias,
-        out,
-        num_rows,
-        out_features,
-        in_features,
-        *splits,
-        ROWS_IN_L2 // (plan.tile.m * plan.sharing),
-        plan.stages(itemsize, device.max_shared_bytes),
-        int(accumulate),
-        int(silu_mul),
-    )
+    template = plan.template(dtype, cuda_type(out.dtype))
+    config = plan.config(num_rows, out_features, itemsize, at_once, device.max_shared_bytes)
+    x_map = box_map(x, plan.tile.m)
+    weight_map = box_map(weight, plan.weight_box_rows(silu_mul=silu_mul))
+    tiles_m_in_l2 = ROWS_IN_L2 // (plan.tile.m * plan.sharing)
+    stages = plan.stages(itemsize, device.max_shared_bytes)
+    if plan.tile.wide:
+        wide_params = Sm90MatmulWideParams(
+            x_map=x_map,
+            weight_map=weight_map,
+            bias=bias,
+            out=out,
+            num_rows=num_rows,
+            out_features=out_features,
+            in_features=in_features,
+            tiles_m_in_l2=tiles_m_in_l2,
+            stages=stages,
+            accumulate=accumulate,
+            silu_mul=silu_mul,
+        )
+        device.launch(SM90_MATMUL_WIDE, template, config, wide_params)
+    else:
+        params = Sm90MatmulParams(
+            x_map=x_map,
+            x_tail_map=box_map(x, num_rows % plan.tile.m or plan.tile.m),
+            weight_map=weight_map,
+            bias=bias,
+            out=out,
+            num_rows=num_rows,
+            out_features=out_features,
+            in_features=in_features,
+            splits=plan.splits,
+            tiles_m_in_l2=tiles_m_in_l2,
+            stages=stages,
+            accumulate=accumulate,
+            silu_mul=silu_mul,
+        )
+        device.launch(SM90_MATMUL, template, config, params)
