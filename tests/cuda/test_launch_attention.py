@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tessera.engine.cuda.kernel import Kernel, KernelSpec, LaunchConfig, P
-from tessera.engine.ops.cuda import CudaOps, attention, attention_decode, elementwise, linear, matmul_decode
+from tessera.engine.ops.cuda import CudaOps, attention, attention_decode, elementwise, linear
+from tessera.engine.ops.cuda.linear import decode, gemv, portable
 from tessera.engine.ops.cuda.registry import all_instantiations
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, ceil_div
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
@@ -52,6 +53,7 @@ class Launch:
 
 class WritingDevice(CpuDevice):
     name = "cuda:0"
+    device_name = "written"
     is_capturing = False
 
     def __init__(self, multiprocessors: int = 132, arch: str = "80", *, clusters: bool = False) -> None:
@@ -136,19 +138,19 @@ def test_every_matmul_is_compiled_ahead_and_covers_its_result(dtype: np.dtype[np
         (launch,) = device.launches
         check_launch(launch, compiled, device.max_shared_bytes)
         sizes = dict(zip(launch.spec.template, launch.template, strict=True))
-        if launch.spec in (linear.MATMUL, linear.MATMUL_SPLIT):
+        if launch.spec in (portable.MATMUL, portable.MATMUL_SPLIT):
             splits = int(sizes.get("SPLITS", "1"))
             assert launch.config.grid[0] % splits == 0
             covered = launch.config.grid[0] // splits * int(sizes["TILE_M"]) * int(sizes["TILE_N"])
             assert covered >= num_rows * out_features
             assert (sizes.get("ALIGNED", "true") == "true") == (in_features % 8 == 0 and out_features % 2 == 0)
             assert splits == 1 or device.compute_capability >= (9, 0), "clusters need sm_90"
-        elif launch.spec is linear.MATMUL_DECODE:
+        elif launch.spec is decode.MATMUL_DECODE:
             assert num_rows <= int(sizes["TOKENS"])
             assert launch.config.grid[0] <= ceil_div(out_features, 8), "a block without work"
-        elif launch.spec is linear.MATVEC:
+        elif launch.spec is gemv.MATVEC:
             assert num_rows <= int(launch.template[2])
-            assert launch.config.grid[0] * linear.MATVEC_WARPS >= out_features * launch.params.warps_per_output
+            assert launch.config.grid[0] * gemv.MATVEC_WARPS >= out_features * launch.params.warps_per_output
 
 
 def test_unaligned_inputs_take_the_kernel_without_wide_copies() -> None:
@@ -161,7 +163,7 @@ def test_unaligned_inputs_take_the_kernel_without_wide_copies() -> None:
 
 def test_order_of_sums_for_a_few_rows_does_not_depend_on_their_number() -> None:
     orders = set()
-    for num_rows in range(1, linear.MATVEC_ROWS[-1] + 1):
+    for num_rows in range(1, gemv.MATVEC_ROWS[-1] + 1):
         device = WritingDevice()
         CudaOps(device).matmul(  # type: ignore[arg-type]
             empty((num_rows, 4096), float32, device), empty((1024, 4096), float32, device)
@@ -185,7 +187,7 @@ def test_norm_product_activation_and_residual_of_a_decode_step_are_few_kernels(
     activated = norm_product_silu_mul(ops, x, norm, 1e-6, up, normed=normed, gate_up=gate_up)
     norm_product(ops, x, norm, 1e-6, up, normed=normed, out=empty((num_rows, 6144), float32, device))
     ops.matmul(activated, empty((1024, 3072), dtype, device), out=x, accumulate=True)
-    products = [launch for launch in device.launches if launch.spec is linear.MATMUL_DECODE]
+    products = [launch for launch in device.launches if launch.spec is decode.MATMUL_DECODE]
     for launch in products:
         check_launch(launch, compiled, device.max_shared_bytes)
     if clusters or num_rows <= 8:  # else two stages of 16 rows do not fit into shared memory
@@ -211,21 +213,21 @@ def test_the_tests_on_a_gpu_run_every_variant_of_a_decode_product() -> None:
         norm_product(ops, x, norm, 1e-5, weight, normed=x, out=tensor(m, n, dtype=float32))
         product_silu_mul(ops, x, weight, gate_up=gate_up)
         norm_product_silu_mul(ops, x, norm, 1e-5, weight, normed=x, gate_up=gate_up)
-    run = {launch.template for launch in device.launches if launch.spec is linear.MATMUL_DECODE}
-    assert run == {template for _, template in matmul_decode.instantiations((C_TYPE_NAMES[bfloat16],))}
+    run = {launch.template for launch in device.launches if launch.spec is decode.MATMUL_DECODE}
+    assert run == {template for _, template in decode.instantiations((C_TYPE_NAMES[bfloat16],))}
 
 
 def test_wide_tiles_for_many_rows_and_flat_ones_for_few() -> None:
-    assert linear.choose_tile(8192, 4096, 132) is linear.LARGE
-    assert linear.choose_tile(64, 4096, 132) is linear.NARROW
-    assert linear.choose_tile(20, 4096, 132).m == 32
-    assert linear.choose_tile(256, 1024, 132).blocks(256, 1024) >= 64, "half of the device must not idle"
+    assert portable.choose_tile(8192, 4096, 132) is portable.LARGE
+    assert portable.choose_tile(64, 4096, 132) is portable.NARROW
+    assert portable.choose_tile(20, 4096, 132).m == 32
+    assert portable.choose_tile(256, 1024, 132).blocks(256, 1024) >= 64, "half of the device must not idle"
 
 
 @pytest.mark.parametrize("num_rows", [17, 32, 33, 64])
 @pytest.mark.parametrize("out_features", [1024, 4096, 6144, 28672])
 def test_few_rows_find_work_for_every_multiprocessor(num_rows: int, out_features: int) -> None:
-    tile, splits = linear.choose_split_tile(num_rows, out_features, 132)
+    tile, splits = portable.choose_split_tile(num_rows, out_features, 132)
     assert tile.blocks(num_rows, out_features) * splits >= 128
 
 
