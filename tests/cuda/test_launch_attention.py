@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 from tessera.engine.cuda.kernel import Kernel, KernelSpec, LaunchConfig, P
-from tessera.engine.ops.cuda import CudaOps, attention, attention_decode, elementwise, linear
+from tessera.engine.ops.attention_interface import SHORT_CONTEXT
+from tessera.engine.ops.cuda import CudaOps, attention, elementwise, linear
+from tessera.engine.ops.cuda.attention import decode as attention_decode
+from tessera.engine.ops.cuda.attention import general, memory, prefill
+from tessera.engine.ops.cuda.attention.ops import NO_WINDOW
 from tessera.engine.ops.cuda.linear import decode, gemv, portable
 from tessera.engine.ops.cuda.registry import all_instantiations
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, ceil_div
@@ -247,9 +251,9 @@ def test_every_attention_launch_is_compiled_ahead(head_dim: int, dtype: np.dtype
     for launch in device.launches:
         check_launch(launch, compiled)
     used = {launch.spec for launch in device.launches}
-    on_tensor_cores = dtype == bfloat16 and head_dim in attention.HEAD_DIMS
+    on_tensor_cores = dtype == bfloat16 and head_dim in prefill.HEAD_SHAPES
     assert (attention_decode.PAGED_ATTENTION_DECODE in used) == on_tensor_cores
-    assert (attention.PAGED_ATTENTION in used) != on_tensor_cores
+    assert (general.PAGED_ATTENTION in used) != on_tensor_cores
 
 
 def metadata_of(device: WritingDevice) -> AttentionMetadata:
@@ -259,13 +263,13 @@ def metadata_of(device: WritingDevice) -> AttentionMetadata:
 def test_prefill_grid_has_a_block_for_every_tile() -> None:
     rng = np.random.default_rng(SEED)
     print(f"seed {SEED}")
-    for shape in attention.HEAD_SHAPES.values():
+    for shape in prefill.HEAD_SHAPES.values():
         for _ in range(300):
             num_kv_heads, group = int(rng.integers(1, 5)), int(rng.integers(1, 9))
             query_lens = rng.integers(0, 400, int(rng.integers(1, 9)))
             tiles = sum(-(-int(count) * group // shape.tile_rows) for count in query_lens if count > 1)
             num_tokens, num_seqs = int(query_lens.sum()), len(query_lens)
-            config = attention.prefill_config(shape, num_tokens, num_seqs, group * num_kv_heads, num_kv_heads)
+            config = prefill.prefill_config(shape, num_tokens, num_seqs, group * num_kv_heads, num_kv_heads)
             assert tiles <= config.grid[0] <= tiles + num_seqs + 1
             assert config.grid[1] == num_kv_heads
 
@@ -278,7 +282,7 @@ def splits_of_row(context_len: int, window: int, division: attention_decode.Divi
     return max(ceil_div(num_keys, max(even, division.min_split_keys)), 1)
 
 
-@pytest.mark.parametrize("window", [attention.NO_WINDOW, 1, 250, 600, 4096])
+@pytest.mark.parametrize("window", [NO_WINDOW, 1, 250, 600, 4096])
 @pytest.mark.parametrize("max_splits", [1, 8, 31, 32])
 @pytest.mark.parametrize("num_seqs", [1, 5, 16, 64])
 def test_no_row_has_more_splits_than_said(window: int, max_splits: int, num_seqs: int) -> None:
@@ -312,7 +316,7 @@ def test_few_rows_have_a_block_for_each_split_and_many_share() -> None:
     assert attention_decode.splits_per_block(1, 8) == 1
     counts = [attention_decode.splits_per_block(rows, 8) for rows in (1, 16, 64, 256, 4096)]
     assert counts == sorted(counts)
-    assert counts[-1] == attention_decode.MAX_SPLITS
+    assert counts[-1] == memory.MAX_SPLITS
     shape = attention_decode.DECODE_SHAPES[128]
     for block_splits in counts:
         division = attention_decode.Division(1, attention_decode.MIN_SPLIT_KEYS, 32, block_splits)
@@ -344,7 +348,7 @@ def test_every_decode_step_is_compiled_ahead_and_has_its_blocks(
                 found.add(launch.config.cluster)
                 assert (x, y) == (groups * launch.config.cluster, num_seqs)
                 assert z == 1 or launch.config.cluster == 1
-                assert launch.config.cluster == 1 or longest <= attention_decode.SHORT_CONTEXT
+                assert launch.config.cluster == 1 or longest <= SHORT_CONTEXT
     assert found >= {1, attention_decode.ONE_ROW_BLOCKS} if clusters else found == {1}
 
 
@@ -363,7 +367,7 @@ def test_nothing_is_allocated_after_reserving() -> None:
     ops = CudaOps(device)  # type: ignore[arg-type]
     ops.reserve_attention(64, 32, 128)
     reserved = list(device.allocated)
-    assert 0 < sum(reserved) <= attention_decode.RESERVED_BYTES + 64 * 32 * 4
+    assert 0 < sum(reserved) <= memory.RESERVED_BYTES + 64 * 32 * 4
     for num_seqs, context_len in ((1, 131072), (64, 131072), (3, 17)):
         q, cache, metadata = attention_step(device, [1] * num_seqs, [context_len] * num_seqs, 32, 8, 128)
         device.allocated.clear()
@@ -392,19 +396,19 @@ def test_what_was_recorded_keeps_its_memory() -> None:
         ops.paged_attention(q, cache, cache, metadata, scale=0.1, out=q)
 
     ops.reserve_attention(64, 32, 128)
-    reserved = {ops._partials, ops._arrivals}
+    reserved = {ops.attention_memory.partials, ops.attention_memory.arrivals}
     device.is_capturing = True
     attend(64)
-    with pytest.raises(AssertionError, match="reserve_attention comes before a recording"):
+    with pytest.raises(AssertionError, match="reserve_attention comes before a capture"):
         attend(65)
     device.is_capturing = False
     attend(65)
-    assert reserved <= set(ops._replaced), "the recording's memory has been given back"
+    assert reserved <= set(ops.attention_memory.replaced), "the graph's memory has been given back"
 
 
 def test_partial_results_fit_even_for_very_many_sequences() -> None:
-    assert attention_decode.reserved_splits(1, 1, 64) == attention_decode.MAX_SPLITS
-    assert attention_decode.reserved_splits(4096, 64, 128) == attention_decode.MIN_RESERVED_SPLITS
+    assert memory.reserved_splits(1, 1, 64) == memory.MAX_SPLITS
+    assert memory.reserved_splits(4096, 64, 128) == memory.MIN_RESERVED_SPLITS
 
 
 def test_a_model_compiles_attention_for_its_own_head_size_only() -> None:

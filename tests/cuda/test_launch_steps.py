@@ -23,7 +23,8 @@ from tessera.engine.formats import Int8RowsFormat, LinearWeight, WeightPart
 from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.weights.dummy import dummy_weights
 from tessera.engine.models.weights.weights import LayerWeights, Weights
-from tessera.engine.ops.cuda import CudaOps, linear, sm90_attention_prefill
+from tessera.engine.ops.cuda import CudaOps, linear
+from tessera.engine.ops.cuda.attention import sm90_prefill
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, Buffer, Device, HostMemory, Mark, Tensor
@@ -127,7 +128,7 @@ class StepDevice(Device):
 def maps_without_a_driver() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sm90, "box_map", lambda matrix, rows: bytes(128))
-        patch.setattr(sm90_attention_prefill, "row_groups_map", lambda *description: bytes(128))
+        patch.setattr(sm90_prefill, "row_groups_map", lambda *description: bytes(128))
         yield
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.attention_decode import CLUSTERED_ATTENTION_DECODE
+from tessera.engine.ops.cuda.attention.decode import CLUSTERED_ATTENTION_DECODE
 from tessera.engine.ops.cuda.linear.decode import MATMUL_DECODE
 from tessera.engine.ops.cuda.linear.portable import FLAT_NARROW, LARGE, NARROW, WIDE, Tile
 from tessera.engine.tensor import CPU, bfloat16, empty, float16, from_numpy
