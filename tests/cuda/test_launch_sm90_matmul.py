@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
-from tessera.engine.ops.cuda import CudaOps, sm90_matmul
-from tessera.engine.ops.cuda.sm90_matmul import (
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.candidates import Choice
+from tessera.engine.ops.cuda.linear import sm90
+from tessera.engine.ops.cuda.linear.costs import H200 as H200_COSTS
+from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
+from tessera.engine.ops.cuda.linear.sm90 import (
     LOGITS_SHARING_PLANS,
     SHARING_PLANS,
     SM90_MATMUL_WIDE,
@@ -26,24 +30,39 @@ H200 = (132, 66, 39, 30, 22, 17, 15, 15)  # clusters of 1, 2, ... blocks that ru
 HALF_IDLE = (114, 57, 0, 25, 0, 0, 0, 0)  # a device whose multiprocessors are grouped otherwise
 SHARED_BYTES = 227 << 10
 SEED = 20261121
+COSTS = H200_COSTS.sm90
+SM90_KERNELS = ("sm90", "sm90_wide")
 
 
 class Sm90Device(WritingDevice):
-    def __init__(self) -> None:
-        super().__init__(132, "90a", clusters=True)
+    def __init__(self, clusters: tuple[int, ...] = H200) -> None:
+        super().__init__(clusters[0], "90a", clusters=True)
         self.max_shared_bytes = SHARED_BYTES
+        self.clusters = clusters
 
     def clusters_at_once(self, spec: KernelSpec[Any], template: tuple[str, ...], config: LaunchConfig) -> int:
-        return H200[config.cluster - 1]
+        return self.clusters[config.cluster - 1]
 
 
 @pytest.fixture(autouse=True)
 def maps_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sm90_matmul, "box_map", lambda matrix, rows: bytes([rows // 2]) * 128)
+    monkeypatch.setattr(sm90, "box_map", lambda matrix, rows: bytes([rows // 2]) * 128)
 
 
 def sm90_launches(device: Sm90Device) -> list[Launch]:
-    return [launch for launch in device.launches if launch.spec in sm90_matmul.SPECS]
+    return [launch for launch in device.launches if launch.spec in sm90.SPECS]
+
+
+def choice(
+    num_rows: int, features: int, in_features: int, clusters: tuple[int, ...] = H200, *, logits: bool = False
+) -> Choice:
+    """Of an aligned product of bfloat16."""
+    device = Sm90Device(clusters)
+    x, weight = tensor(device, num_rows, in_features), tensor(device, features, in_features)
+    out = tensor(device, num_rows, features, dtype=float32 if logits else bfloat16)
+    found = LINEAR.choose(LinearProblem.of(LinearOperands(x, weight, None, out)), device)  # type: ignore[arg-type]
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("logits", [False, True])
@@ -52,35 +71,39 @@ def test_every_plan_can_run(clusters: tuple[int, ...], logits: bool) -> None:
     rng = np.random.default_rng(SEED)
     print(f"seed {SEED}")
     out_dtype = "float" if logits else "__nv_bfloat16"
-    compiled = set(sm90_matmul.instantiations(("__nv_bfloat16",)))
+    compiled = set(sm90.instantiations(("__nv_bfloat16",)))
     sides = [8, 64, 72, 128, 1000, 1024, 4096, 6144, 14336, 28672, 151936]
     for _ in range(500):
         num_rows = int(rng.integers(33, 9000))
         out_features, in_features = (int(side) for side in rng.choice(sides, 2))
-        plan = choose_plan(num_rows, out_features, in_features, clusters, logits=logits)
+        found = choice(num_rows, out_features, in_features, clusters, logits=logits)
+        if found.candidate.name not in SM90_KERNELS:
+            continue
+        plan: Plan = found.plan
         itemsize = 4 if logits else 2
         config = plan.config(num_rows, out_features, itemsize, clusters[plan.cluster - 1], SHARED_BYTES)
         stages = plan.stages(itemsize, SHARED_BYTES)
-        steps = ceil_div(in_features, sm90_matmul.TILE_K)
+        steps = ceil_div(in_features, sm90.TILE_K)
         assert (plan.spec, plan.template("__nv_bfloat16", out_dtype)) in compiled
-        assert 3 <= stages <= sm90_matmul.MAX_STAGES, "a slot in use, one to be used next and one to be filled"
-        assert config.shared_bytes + sm90_matmul.BARRIER_BYTES <= SHARED_BYTES
+        assert 3 <= stages <= sm90.MAX_STAGES, "a slot in use, one to be used next and one to be filled"
+        assert config.shared_bytes + sm90.BARRIER_BYTES <= SHARED_BYTES
         assert clusters[plan.cluster - 1] > 0
         assert config.cluster == plan.cluster
         assert plan.splits <= max(1, steps)
         count = plan.count(num_rows, out_features)
         running = count if plan.splits > 1 else min(count, clusters[plan.cluster - 1])
         assert config.grid == (running * plan.cluster, 1, 1)
-        assert plan.splits == 1 or (not logits and plan.tile.warpgroup_n <= sm90_matmul.SPLITTABLE_N)
+        assert plan.splits == 1 or (not logits and plan.tile.warpgroup_n <= sm90.SPLITTABLE_N)
         assert plan.splits == 1 or plan.splits * plan.share_bytes <= stages * plan.stage_bytes, "sums lie in the ring"
 
 
 def test_plans_suit_their_shapes() -> None:
     assert choose_plan(8192, 4096, 4096, H200).tile.n == 256
-    assert choose_plan(8192, 28672, 4096, H200) == WIDE_PLAN
-    assert not choose_plan(sm90_matmul.MIN_WIDE_ROWS - 1, 28672, 4096, H200).tile.wide
-    assert not choose_plan(8192, 28672, 4096, H200, logits=True).tile.wide
-    assert not choose_plan(8192, 28672, 4096, (132, 0, *H200[2:])).tile.wide, "the device runs no pairs"
+    assert choice(8192, 28672, 4096).plan == WIDE_PLAN
+    assert choice(8192, 28672, 4096).candidate.name == "sm90_wide"
+    assert choice(COSTS.min_wide_rows - 1, 28672, 4096).candidate.name == "sm90"
+    assert choice(8192, 28672, 4096, logits=True).candidate.name == "sm90"
+    assert choice(8192, 28672, 4096, (132, 0, *H200[2:])).candidate.name == "sm90", "the device runs no pairs"
     assert choose_plan(128, 1024, 3072, H200).splits > 1, "eight tiles would leave most of the device idle"
     assert choose_plan(64, 4096, 4096, H200).tile.m == 64
     for num_rows in (128, 256, 512, 1024):
@@ -90,7 +113,7 @@ def test_plans_suit_their_shapes() -> None:
 
 
 def test_many_rows_share_weights_where_they_can() -> None:
-    least = sm90_matmul.MIN_SHARING_ROWS
+    least = COSTS.min_sharing_rows
     assert choose_plan(least, 4096, 4096, H200) in SHARING_PLANS
     assert choose_plan(least, 4096, 4096, H200, logits=True) in LOGITS_SHARING_PLANS
     assert choose_plan(least - 1, 28672, 4096, H200).sharing == 1, "too few rows"
@@ -110,16 +133,16 @@ def test_blocks_that_share_take_rows_of_tiles_in_pairs(plan: Plan, num_rows: int
     device = Sm90Device()
     x, weight = tensor(device, num_rows, 1024), tensor(device, 4096, 1024)
     out = tensor(device, num_rows, 2048 if silu_mul else 4096)
-    sm90_matmul.launch(device, plan, x, weight, None, out, silu_mul=silu_mul)  # type: ignore[arg-type]
+    sm90.launch(device, plan, x, weight, None, out, silu_mul=silu_mul)  # type: ignore[arg-type]
     (launch,) = sm90_launches(device)
     params = launch.params._asdict()
-    assert (launch.spec, launch.template) in sm90_matmul.instantiations(("__nv_bfloat16",))
+    assert (launch.spec, launch.template) in sm90.instantiations(("__nv_bfloat16",))
     assert launch.template[-1] == "2"
     assert launch.config.cluster == 2
     pairs = ceil_div(num_rows, 2 * plan.tile.m) * ceil_div(4096, plan.tile.n)
     assert launch.config.grid == (2 * min(pairs, H200[1]), 1, 1), "only whole clusters, all of which run at once"
     assert params["splits"] == 1
-    assert params["tiles_m_in_l2"] == sm90_matmul.ROWS_IN_L2 // (2 * plan.tile.m)
+    assert params["tiles_m_in_l2"] == sm90.ROWS_IN_L2 // (2 * plan.tile.m)
     assert params["weight_map"] == bytes([plan.tile.n // 4]) * 128, "each block copies half of a tile's columns"
     assert plan.tile.n // 2 % 8 == 0, "where the swizzle repeats"
 
@@ -129,7 +152,7 @@ def test_the_last_tile_copies_no_rows_beyond_the_matrix(num_rows: int, tail: int
     device = Sm90Device()
     x, weight = tensor(device, num_rows, 1024), tensor(device, 4096, 1024)
     plan = choose_plan(num_rows, 4096, 1024, H200)
-    sm90_matmul.launch(device, plan, x, weight, None, tensor(device, num_rows, 4096))  # type: ignore[arg-type]
+    sm90.launch(device, plan, x, weight, None, tensor(device, num_rows, 4096))  # type: ignore[arg-type]
     (launch,) = sm90_launches(device)
     params = launch.params._asdict()
     assert params["x_map"] == bytes([plan.tile.m // 2]) * 128
@@ -142,10 +165,10 @@ def test_wide_tiles_are_192_rows(num_rows: int, silu_mul: bool) -> None:
     device = Sm90Device()
     x, weight = tensor(device, num_rows, 1024), tensor(device, 4096, 1024)
     out = tensor(device, num_rows, 2048 if silu_mul else 4096)
-    sm90_matmul.launch(device, WIDE_PLAN, x, weight, None, out, silu_mul=silu_mul)  # type: ignore[arg-type]
+    sm90.launch(device, WIDE_PLAN, x, weight, None, out, silu_mul=silu_mul)  # type: ignore[arg-type]
     (launch,) = sm90_launches(device)
     assert launch.spec is SM90_MATMUL_WIDE
-    assert (launch.spec, launch.template) in sm90_matmul.instantiations(("__nv_bfloat16",))
+    assert (launch.spec, launch.template) in sm90.instantiations(("__nv_bfloat16",))
     params = launch.params._asdict()
     assert params["x_map"] == bytes([192 // 2]) * 128
     assert params["weight_map"] == bytes([128 // 2]) * 128, "each block copies half of a tile's columns"
@@ -155,7 +178,7 @@ def test_wide_tiles_are_192_rows(num_rows: int, silu_mul: bool) -> None:
     assert params["tiles_m_in_l2"] == 2048 // (2 * 192)
     assert params["stages"] == 3
     assert launch.config.shared_bytes == 3 * (192 + 256) * 128 + 12 * 16 * 40 * 2
-    assert launch.config.shared_bytes + sm90_matmul.BARRIER_BYTES <= SHARED_BYTES
+    assert launch.config.shared_bytes + sm90.BARRIER_BYTES <= SHARED_BYTES
 
 
 def tensor(device: Sm90Device, *shape: int, dtype: np.dtype[np.generic] = bfloat16, offset: int = 0) -> Tensor:
@@ -173,7 +196,7 @@ def test_many_aligned_rows_take_it(dtype: np.dtype[np.generic]) -> None:
     product_silu_mul(ops, x, weight, gate_up=tensor(device, 200, 512, dtype=dtype))
     plain, accumulated, logits, gated = sm90_launches(device)
     for launch in sm90_launches(device):
-        assert (launch.spec, launch.template) in sm90_matmul.instantiations((cuda_type(dtype),))
+        assert (launch.spec, launch.template) in sm90.instantiations((cuda_type(dtype),))
         params = launch.params._asdict()
         assert params["x_map"] != b""
         assert params["num_rows"] == 200
@@ -234,7 +257,7 @@ def test_only_sm_90a_has_it(arch: str, portable: bool) -> None:
     device = Sm90Device()
     device.arch = arch
     ops = CudaOps(device)  # type: ignore[arg-type]
-    ops.hopper_matmul = not portable
+    ops.linear_kernels.restrict(without=SM90_KERNELS if portable else ())
     ops.matmul(empty((100, 64), bfloat16, device), empty((64, 64), bfloat16, device))
     assert len(sm90_launches(device)) == (arch == "90a" and not portable)
     assert len(device.launches) == 1
@@ -251,5 +274,5 @@ def test_float32_results_have_no_bias_and_add_to_nothing() -> None:
 
 
 def test_a_wide_plan_keeps_its_ring_deep() -> None:
-    wide = Plan(sm90_matmul.TILES[0])
+    wide = Plan(sm90.TILES[0])
     assert wide.stages(2, SHARED_BYTES) == wide.stages(4, SHARED_BYTES) == 4

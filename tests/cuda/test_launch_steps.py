@@ -23,7 +23,9 @@ from tessera.engine.formats import Int8RowsFormat, LinearWeight, WeightPart
 from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.weights.dummy import dummy_weights
 from tessera.engine.models.weights.weights import LayerWeights, Weights
-from tessera.engine.ops.cuda import CudaOps, linear, sm90_attention_prefill, sm90_matmul
+from tessera.engine.ops.cuda import CudaOps, linear
+from tessera.engine.ops.cuda.attention import sm90_prefill
+from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, Buffer, Device, HostMemory, Mark, Tensor
 from tests.bench.models import write_model
@@ -53,6 +55,7 @@ class StepDevice(Device):
     """Memory is addresses; what is read from it is 0."""
 
     name = "cuda:0"
+    device_name = "written"
     asynchronous = True
     is_capturing = is_serving = False
     arch, compute_capability, multiprocessors = "90a", (9, 0), H200[0]
@@ -124,8 +127,8 @@ class StepDevice(Device):
 @pytest.fixture(scope="module", autouse=True)
 def maps_without_a_driver() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sm90_matmul, "box_map", lambda matrix, rows: bytes(128))
-        patch.setattr(sm90_attention_prefill, "row_groups_map", lambda *description: bytes(128))
+        patch.setattr(sm90, "box_map", lambda matrix, rows: bytes(128))
+        patch.setattr(sm90_prefill, "row_groups_map", lambda *description: bytes(128))
         yield
 
 

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from tessera.engine.cuda.device import CudaDevice
-from tessera.engine.ops.cuda.linear import LOGITS_TILES, MATMUL, MATMUL_SPLIT, SPLIT_CHOICES, TILES, MatmulParams, Tile
+from tessera.engine.ops.cuda.linear.portable import (
+    LOGITS_TILES,
+    MATMUL,
+    MATMUL_SPLIT,
+    SPLIT_CHOICES,
+    TILES,
+    MatmulParams,
+    Tile,
+)
 from tessera.engine.ops.cuda.types import cuda_type
 from tessera.engine.tensor import Tensor
 from tests.gpu.conftest import NoTransfers

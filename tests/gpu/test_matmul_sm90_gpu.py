@@ -10,11 +10,10 @@ import pytest
 
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.sm90_matmul import (
+from tessera.engine.ops.cuda.linear.costs import H200
+from tessera.engine.ops.cuda.linear.sm90 import (
     LOGITS_PLANS,
     LOGITS_SHARING_PLANS,
-    MIN_ROWS,
-    MIN_ROWS_WHERE_AHEAD,
     PLANS,
     SHARING_PLANS,
     SM90_MATMUL,
@@ -59,7 +58,7 @@ def sm90(cuda_ops: CudaOps) -> CudaOps:
 def portable(cuda_ops: CudaOps) -> Iterator[CudaOps]:
     """The same operations without the kernel of sm_90a."""
     ops = CudaOps(cuda_ops.device)
-    ops.hopper_matmul = False
+    ops.linear_kernels.restrict(without=("sm90", "sm90_wide"))
     return ops
 
 
@@ -89,7 +88,7 @@ def test_every_plan_for_logits(plan: Plan, dtype: np.dtype[np.generic], sm90: Cu
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("k", [8, 72, 1024])
-@pytest.mark.parametrize("m", [MIN_ROWS_WHERE_AHEAD, MIN_ROWS, 64, 129, 300])
+@pytest.mark.parametrize("m", [H200.sm90.min_rows_where_ahead, H200.sm90.min_rows, 64, 129, 300])
 def test_both_paths_of_the_operations(
     m: int, k: int, dtype: np.dtype[np.generic], cuda_ops: CudaOps, portable: CudaOps, cpu_ops: CpuOps
 ) -> None:

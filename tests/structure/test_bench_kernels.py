@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.engine.ops.cuda import (
-    CudaOps,
-    sm90_attention_prefill,
-    sm90_matmul,
-)
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.attention import sm90_prefill
+from tessera.engine.ops.cuda.linear import sm90
 from tests.bench import kernels
 from tests.bench.__main__ import kernel_table
 from tests.cuda.test_launch_sm90_matmul import Sm90Device
@@ -49,7 +47,7 @@ def test_every_figure_launches_something(part: str, monkeypatch: pytest.MonkeyPa
         return 1.0
 
     monkeypatch.setattr(kernels, "measure", measure)
-    for module, name in ((sm90_matmul, "box_map"), (sm90_attention_prefill, "row_groups_map")):
+    for module, name in ((sm90, "box_map"), (sm90_prefill, "row_groups_map")):
         monkeypatch.setattr(module, name, lambda *_: bytes(128))
     device = BenchDevice()
     rows = PARTS[part](CudaOps(device), device)  # type: ignore[arg-type]

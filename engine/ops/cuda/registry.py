@@ -15,7 +15,6 @@ from tessera.engine.ops.cuda import (
     norm,
     random,
     sampling,
-    sm90_attention_prefill,
     softmax,
 )
 from tessera.engine.ops.cuda.quant import dequantize
@@ -24,7 +23,6 @@ GROUPS = (
     linear,
     dequantize,
     attention,
-    sm90_attention_prefill,
     norm,
     activation,
     elementwise,

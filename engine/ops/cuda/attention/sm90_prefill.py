@@ -1,4 +1,9 @@
-"""Attention of rows with two or more queries on sm_90a's own tensor-core instructions."""
+"""Attention of rows with two or more queries with TMA and wgmma of sm_90a.
+
+Where a step has few tiles of queries for the device's multiprocessors, the keys of rows with 1024 or more in sight are
+split, into as many parts as there is room for: the last bits of such a row depend on what else is in the step, and on
+how its prompt is cut into chunks. The same step gives the same bits every time.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,11 @@ from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InInt, InT, Int32, OutFloat, OutT, OutUint, TensorMap
 from tessera.engine.cuda.tensor_map import SWIZZLE_REPEAT, SWIZZLE_ROWS, row_groups_map
-from tessera.engine.ops.cuda.types import HALF_BYTES, WARPGROUP_SIZE, ceil_div, cuda_type
-from tessera.engine.ops.interface import AttentionMetadata
-from tessera.engine.tensor import Tensor, empty, float32, uint32
+from tessera.engine.ops.cuda.attention.memory import AttentionMemory, PrefillSplits
+from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem
+from tessera.engine.ops.cuda.candidates import Candidate
+from tessera.engine.ops.cuda.types import HALF_BYTES, WARPGROUP_SIZE, ceil_div
+from tessera.engine.tensor import float32
 
 
 class Sm90PagedAttentionPrefillParams(NamedTuple):
@@ -99,38 +106,22 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     ]
 
 
-def accepts(device: CudaDevice, head_dim: int, block_size: int = MIN_PIECE) -> bool:
+def runs(device: CudaDevice, head_dim: int, block_size: int = MIN_PIECE) -> bool:
     """Whether the kernel runs on this device for heads of this size, in blocks of this size."""
     return head_dim in SHAPES and block_size % MIN_PIECE == 0 and SM90_PREFILL.supports(device.arch)
 
 
-@dataclass(frozen=True)
-class SplitMemory:
-    """Where the splits of tiles leave their results: enough for any launch on a device, of any head size.
+def splits_of(memory: AttentionMemory) -> PrefillSplits:
+    """Enough for any launch on a device, of any head size."""
+    block_floats = max(shape.tile_rows * (shape.head_dim + 2) for shape in SHAPES.values())
+    return memory.prefill_splits(block_floats, max(shape.consumers for shape in SHAPES.values()))
 
-    Attributes:
-        partials: float32, each block's outputs and after them maxima and sums.
-        arrivals: uint32, counters of the warp groups that are done; every launch finds and leaves 0.
-    """
 
-    partials: Tensor
-    arrivals: Tensor
-
-    @classmethod
-    def allocate(cls, device: CudaDevice) -> SplitMemory:
-        """Raises: OutOfMemoryError."""
-        block_floats = max(shape.tile_rows * (shape.head_dim + 2) for shape in SHAPES.values())
-        partials = empty((device.multiprocessors * block_floats,), float32, device)
-        groups = device.multiprocessors * max(shape.consumers for shape in SHAPES.values())
-        arrivals = empty((groups,), uint32, device)
-        device.fill_bytes(arrivals.pointer, 0, arrivals.nbytes)
-        return cls(partials, arrivals)
-
-    def pointers(self, shape: Sm90Shape, num_blocks: int) -> tuple[int, int, int]:
-        """Of outputs, of maxima and sums, and of counters, for a launch of `num_blocks`."""
-        outputs = self.partials.pointer
-        sums = outputs + num_blocks * shape.tile_rows * shape.head_dim * float32.itemsize
-        return outputs, sums, self.arrivals.pointer
+def split_pointers(splits: PrefillSplits, shape: Sm90Shape, num_blocks: int) -> tuple[int, int, int]:
+    """Addresses of outputs, of maxima and sums, and of counters, for a launch of `num_blocks`."""
+    outputs = splits.partials.pointer
+    sums = outputs + num_blocks * shape.tile_rows * shape.head_dim * float32.itemsize
+    return outputs, sums, splits.arrivals.pointer
 
 
 def most_splits(num_keys: int) -> int:
@@ -162,54 +153,45 @@ def heads_at_once(num_keys: int, num_kv_heads: int, head_dim: int) -> int:
     return ceil_div(num_kv_heads, parts)
 
 
-def launch_prefill(
-    device: CudaDevice,
-    q: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    metadata: AttentionMetadata,
-    sliding_window: int,
-    scale_log2: float,
-    out: Tensor,
-    memory: SplitMemory,
-) -> None:
-    """Attend from all rows with two or more queries, where `accepts` says that this can.
+def _accepts(problem: AttentionProblem, device: CudaDevice) -> Sm90Shape | None:
+    if problem.rows != "prompts" or problem.dtype == "float" or not problem.is_aligned:
+        return None
+    return SHAPES[problem.head_dim] if runs(device, problem.head_dim, problem.block_size) else None
 
-    q and out [T, Hq * D] of 2-byte elements, 16-byte aligned like the caches; see `Ops.paged_attention`.
-    """
-    num_blocks, num_kv_heads, block_size, head_dim = key_cache.shape
-    shape = SHAPES[head_dim]
-    num_seqs, num_heads = metadata.table_rows.shape[0], q.shape[1] // head_dim
+
+def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, operands: AttentionOperands) -> None:
+    q, metadata = operands.q, operands.metadata
+    num_blocks, num_kv_heads, block_size, head_dim = operands.key_cache.shape
+    num_seqs, num_heads = metadata.table_rows.shape[0], operands.num_heads
     piece = math.gcd(block_size, TILE_KEYS)
     rows = num_blocks * num_kv_heads * block_size
-    num_keys = min(metadata.max_context_len, metadata.max_seqlen_q + sliding_window)
+    num_keys = min(metadata.max_context_len, metadata.max_seqlen_q + operands.window)
     num_units = most_tiles(shape, q.shape[0], num_seqs, num_heads, num_kv_heads) * most_splits(num_keys)
     config = prefill_config(shape, num_units, device.multiprocessors)
-    partial_out, partial_sums, arrivals = memory.pointers(shape, config.grid[0])
-    device.launch(
-        SM90_PREFILL,
-        (cuda_type(q.dtype), *shape.template),
-        config,
-        Sm90PagedAttentionPrefillParams(
-            key_map=row_groups_map(key_cache.pointer, q.dtype, rows, head_dim, piece),
-            value_map=row_groups_map(value_cache.pointer, q.dtype, rows, head_dim, piece),
-            q=q,
-            block_tables=metadata.block_tables,
-            table_rows=metadata.table_rows,
-            cu_seqlens_q=metadata.cu_seqlens_q,
-            context_lens=metadata.context_lens,
-            out=out,
-            partial_out=partial_out,
-            partial_sums=partial_sums,
-            arrivals=arrivals,
-            num_seqs=num_seqs,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            block_size=block_size,
-            piece=piece,
-            block_table_width=metadata.block_tables.shape[1],
-            sliding_window=sliding_window,
-            heads_at_once=heads_at_once(num_keys, num_kv_heads, head_dim),
-            scale_log2=scale_log2,
-        ),
+    partial_out, partial_sums, arrivals = split_pointers(splits_of(operands.memory), shape, config.grid[0])
+    params = Sm90PagedAttentionPrefillParams(
+        key_map=row_groups_map(operands.key_cache.pointer, q.dtype, rows, head_dim, piece),
+        value_map=row_groups_map(operands.value_cache.pointer, q.dtype, rows, head_dim, piece),
+        q=q,
+        block_tables=metadata.block_tables,
+        table_rows=metadata.table_rows,
+        cu_seqlens_q=metadata.cu_seqlens_q,
+        context_lens=metadata.context_lens,
+        out=operands.out,
+        partial_out=partial_out,
+        partial_sums=partial_sums,
+        arrivals=arrivals,
+        num_seqs=num_seqs,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        block_size=block_size,
+        piece=piece,
+        block_table_width=metadata.block_tables.shape[1],
+        sliding_window=operands.window,
+        heads_at_once=heads_at_once(num_keys, num_kv_heads, head_dim),
+        scale_log2=operands.scale_log2,
     )
+    device.launch(SM90_PREFILL, (problem.dtype, *shape.template), config, params)
+
+
+ATTENTION.register(Candidate("sm90_prefill", SPECS, _accepts, _launch, order=1))

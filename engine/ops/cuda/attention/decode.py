@@ -1,4 +1,10 @@
-"""Attention over the paged cache for rows with one query, 16-bit dtypes and the head sizes of `DECODE_SHAPES`."""
+"""Attention of rows with one query on tensor cores, of 16-bit dtypes and the head sizes of `DECODE_SHAPES`.
+
+A context is divided by its own length alone, and how many blocks share the parts decides which block computes them, not
+what. There are exceptions, in which the last bits depend on what else is in the step: a row that is a step by itself is
+divided into smaller parts (sm_90 and later), and 33 rows or more of 8 key/value heads of size 128 are computed by
+narrower blocks.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +16,12 @@ from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutFloat, OutT, OutUint
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
-from tessera.engine.ops.cuda.types import HALF_BYTES, SEGMENT, WARP_SIZE, ceil_div, cuda_type
-from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
-from tessera.engine.tensor import Tensor, empty, float32, uint32
+from tessera.engine.ops.cuda.attention.memory import MAX_SPLITS
+from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem
+from tessera.engine.ops.cuda.candidates import Candidate
+from tessera.engine.ops.cuda.types import HALF_BYTES, SEGMENT, WARP_SIZE, ceil_div
+from tessera.engine.ops.interface import HeadTransform
+from tessera.engine.tensor import float32
 
 
 class PagedAttentionDecodeParams(NamedTuple):
@@ -83,10 +92,7 @@ declare_header(
 )
 
 MIN_SPLIT_KEYS = 128
-MAX_SPLITS = 32
 ROW_GROUPS_PER_SPLIT = 64
-MIN_RESERVED_SPLITS = 8
-RESERVED_BYTES = 128 << 20
 ONE_ROW_BLOCKS = MAX_CLUSTER
 ONE_ROW_SPLIT_KEYS = 64  # a tile for each warp of a block
 PAIRED_ROW_GROUPS = (65, 128)  # rows times groups of heads that clusters of two blocks are for
@@ -190,119 +196,66 @@ def decode_config(
     return LaunchConfig((groups * cluster, num_seqs, 1), block, shared_bytes, cluster)
 
 
-def reserved_splits(max_num_seqs: int, num_heads: int, head_dim: int) -> int:
-    """The most splits whose partial results fit into RESERVED_BYTES, within bounds."""
-    fitting = RESERVED_BYTES // partial_bytes(max_num_seqs, num_heads, head_dim, 1)
-    return min(max(fitting, MIN_RESERVED_SPLITS), MAX_SPLITS)
+def _accepts(problem: AttentionProblem, device: CudaDevice) -> DecodeShape | None:
+    if problem.rows not in ("decodes", "fused_decodes") or problem.dtype == "float":
+        return None
+    if not problem.is_aligned or problem.block_size % UNIT_KEYS or not problem.in_pairs:
+        return None
+    return DECODE_SHAPES.get(problem.head_dim)
 
 
-def partial_bytes(num_seqs: int, num_heads: int, head_dim: int, splits: int) -> int:
-    """Float32 outputs of all splits, and after them their maxima and sums."""
-    return num_seqs * num_heads * splits * (head_dim + 2) * float32.itemsize
+def _launch(device: CudaDevice, problem: AttentionProblem, shape: DecodeShape, operands: AttentionOperands) -> None:
+    q, metadata, memory = operands.q, operands.metadata, operands.memory
+    num_heads, num_kv_heads, head_dim = operands.num_heads, operands.key_cache.shape[1], problem.head_dim
+    num_seqs = metadata.table_rows.shape[0]
+    groups, fused = head_groups(num_heads, num_kv_heads), operands.transform is not None
+    clusters = fused and device.compute_capability >= (9, 0)
+    division = divide(num_seqs, groups, metadata.max_context_len, memory.max_splits, clusters=clusters)
+    splits = decode_splits(metadata.max_context_len, operands.window, division)
+    if num_seqs * groups >= MANY_ROW_GROUPS:
+        shape = MANY_ROWS_SHAPES.get(head_dim, shape)
+    clustered = division.cluster > 1
+    cos_sin, q_norm, k_norm, eps = operands.transform or HeadTransform()
+    partial_out, partial_sums, arrivals = memory.decode_pointers(num_seqs, num_heads, head_dim)
+    params = PagedAttentionDecodeParams(
+        q=q,
+        key_cache=operands.key_cache,
+        value_cache=operands.value_cache,
+        block_tables=metadata.block_tables,
+        table_rows=metadata.table_rows,
+        cu_seqlens_q=metadata.cu_seqlens_q,
+        context_lens=metadata.context_lens,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        cos_sin=cos_sin,
+        positions=metadata.positions,
+        slot_mapping=metadata.slot_mapping,
+        out=operands.out,
+        partial_out=partial_out,
+        partial_sums=partial_sums,
+        arrivals=arrivals,
+        num_tokens=q.shape[0],
+        num_seqs=num_seqs,
+        group=num_heads // num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        rotary_dim=0 if cos_sin is None else cos_sin.shape[1],
+        block_size=problem.block_size,
+        block_table_width=metadata.block_tables.shape[1],
+        sliding_window=operands.window,
+        min_split_keys=division.min_split_keys,
+        max_splits=division.max_splits,
+        block_splits=division.block_splits,
+        cluster_log2=division.cluster.bit_length() - 1,
+        beside_prefill=operands.beside_prefill,
+        eps=eps,
+        scale_log2=operands.scale_log2,
+    )
+    device.launch(
+        CLUSTERED_ATTENTION_DECODE if clustered else PAGED_ATTENTION_DECODE,
+        (problem.dtype, *shape.template(fused=fused, clustered=clustered)),
+        decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, division),
+        params,
+    )
 
 
-class DecodeAttentionOps(Ops):
-    device: CudaDevice
-    _max_splits: int = MAX_SPLITS
-    _partials: Tensor | None = None
-    _arrivals: Tensor | None = None
-    _replaced: tuple[Tensor, ...] = ()  # still in use by what was recorded before
-
-    def reserve_attention(self, max_num_seqs: int, num_heads: int, head_dim: int) -> None:
-        """Allocate what steps of up to `max_num_seqs` rows need, so that serving allocates nothing.
-
-        It also settles into how many parts a long context is divided, and so must come before the
-        first step. Raises: OutOfMemoryError.
-        """
-        if head_dim in DECODE_SHAPES:
-            self._max_splits = reserved_splits(max_num_seqs, num_heads, head_dim)
-            self._decode_memory(max_num_seqs, num_heads, head_dim)
-
-    def _decode_memory(self, num_seqs: int, num_heads: int, head_dim: int) -> tuple[int, int, int]:
-        """Where partial outputs, partial sums and counters of arrived blocks are, the counters 0."""
-        nbytes = partial_bytes(num_seqs, num_heads, head_dim, self._max_splits)
-        if self._partials is None or self._partials.nbytes < nbytes:
-            self._replace(self._partials)
-            self._partials = empty((nbytes // float32.itemsize,), float32, self.device)
-        if self._arrivals is None or self._arrivals.size < num_seqs * num_heads:
-            self._replace(self._arrivals)
-            self._arrivals = empty((num_seqs * num_heads,), uint32, self.device)
-            self.device.fill_bytes(self._arrivals.pointer, 0, self._arrivals.nbytes)
-        outputs = self._partials.pointer
-        sums = outputs + num_seqs * num_heads * self._max_splits * head_dim * float32.itemsize
-        return outputs, sums, self._arrivals.pointer
-
-    def _replace(self, memory: Tensor | None) -> None:
-        """Recorded steps keep the addresses that they were recorded with, and counters are cleared but once."""
-        assert not self.device.is_capturing, "reserve_attention comes before a recording, for as many rows as it has"
-        if memory is not None:
-            self._replaced = (*self._replaced, memory)
-
-    def _decode(
-        self,
-        q: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        metadata: AttentionMetadata,
-        num_heads: int,
-        scale_log2: float,
-        window: int,
-        out: Tensor,
-        transform: HeadTransform | None,
-        *,
-        beside_prefill: bool = False,
-    ) -> None:
-        """Rows with one query; `q` is qkv where a transform is still to be done, else finished queries.
-
-        `beside_prefill`: the kernel in front is one of the same step's prompts, which lets this one run beside it.
-        """
-        _, num_kv_heads, block_size, head_dim = key_cache.shape
-        num_seqs, block_table_width = metadata.table_rows.shape[0], metadata.block_tables.shape[1]
-        groups, fused = head_groups(num_heads, num_kv_heads), transform is not None
-        clusters = fused and self.device.compute_capability >= (9, 0)
-        division = divide(num_seqs, groups, metadata.max_context_len, self._max_splits, clusters=clusters)
-        splits = decode_splits(metadata.max_context_len, window, division)
-        shape = DECODE_SHAPES[head_dim]
-        if num_seqs * groups >= MANY_ROW_GROUPS:
-            shape = MANY_ROWS_SHAPES.get(head_dim, shape)
-        clustered = division.cluster > 1
-        cos_sin, q_norm, k_norm, eps = transform or HeadTransform()
-        partial_out, partial_sums, arrivals = self._decode_memory(num_seqs, num_heads, head_dim)
-        self.device.launch(
-            CLUSTERED_ATTENTION_DECODE if clustered else PAGED_ATTENTION_DECODE,
-            (cuda_type(q.dtype), *shape.template(fused=fused, clustered=clustered)),
-            decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, division),
-            PagedAttentionDecodeParams(
-                q=q,
-                key_cache=key_cache,
-                value_cache=value_cache,
-                block_tables=metadata.block_tables,
-                table_rows=metadata.table_rows,
-                cu_seqlens_q=metadata.cu_seqlens_q,
-                context_lens=metadata.context_lens,
-                q_norm=q_norm,
-                k_norm=k_norm,
-                cos_sin=cos_sin,
-                positions=metadata.positions,
-                slot_mapping=metadata.slot_mapping,
-                out=out,
-                partial_out=partial_out,
-                partial_sums=partial_sums,
-                arrivals=arrivals,
-                num_tokens=q.shape[0],
-                num_seqs=num_seqs,
-                group=num_heads // num_kv_heads,
-                num_kv_heads=num_kv_heads,
-                rotary_dim=0 if cos_sin is None else cos_sin.shape[1],
-                block_size=block_size,
-                block_table_width=block_table_width,
-                sliding_window=window,
-                min_split_keys=division.min_split_keys,
-                max_splits=division.max_splits,
-                block_splits=division.block_splits,
-                cluster_log2=division.cluster.bit_length() - 1,
-                beside_prefill=beside_prefill,
-                eps=eps,
-                scale_log2=scale_log2,
-            ),
-        )
+ATTENTION.register(Candidate("decode", SPECS, _accepts, _launch, order=0))

@@ -1,4 +1,4 @@
-"""Matrix products of many rows on sm_90a's own copy engine and tensor-core instructions.
+"""The product of many rows with TMA and wgmma of sm_90a.
 
 A row's result may differ in its last bits with the number of slices of in_features that a plan sums
 separately; it does not depend on the other rows otherwise.
@@ -14,8 +14,11 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InT, Int32, OutOut, OutT, TensorMap
-from tessera.engine.cuda.tensor_map import ALIGNMENT, box_map
-from tessera.engine.ops.cuda.types import HALF_BYTES, WARP_SIZE, WARPGROUP_SIZE, aligned, ceil_div, cuda_type
+from tessera.engine.cuda.tensor_map import box_map
+from tessera.engine.ops.cuda.candidates import Candidate
+from tessera.engine.ops.cuda.linear.costs import DEFAULT, Sm90Costs, costs_of
+from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
+from tessera.engine.ops.cuda.types import HALF_BYTES, WARP_SIZE, WARPGROUP_SIZE, ceil_div
 from tessera.engine.tensor import Tensor, float32
 
 
@@ -121,14 +124,10 @@ BLOCK_THREADS = BLOCK_WARPS * WARP_SIZE
 SLOT_BYTES = CONSUMER_WARPS * WARP_SIZE * 4 * float32.itemsize
 BARRIER_BYTES = 1024  # static shared memory, up to where the ring begins
 
-MIN_ROWS = 33  # from which on this kernel is as fast as the portable ones or faster;
-MIN_ROWS_WHERE_AHEAD = 17  # for products of which `min_rows` knows
 MULTIPLE = 8  # of in_features and of the result's columns: rows of 16 bytes
 ROWS_IN_L2 = 2048  # that share each tile of the weight while it is in L2
 MAX_CLUSTER = 8
 MIN_SPLIT_STEPS = 2  # along k in a slice
-MIN_SHARING_ROWS = 1024  # from which on pairs of blocks share weight tiles
-MIN_WIDE_ROWS = 1280  # from which on tiles of three warp groups may be chosen
 
 
 @dataclass(frozen=True)
@@ -139,12 +138,10 @@ class Tile:
         warpgroups_m: warp groups along the rows, 64 rows each. Of two groups the others lie along the columns; three
             are a wide tile, which has a kernel of its own.
         warpgroup_n: columns of a warp group.
-        step_us: microseconds for 64 elements along k where all multiprocessors are at it (H200).
     """
 
     warpgroups_m: int
     warpgroup_n: int
-    step_us: float
 
     @property
     def m(self) -> int:
@@ -164,16 +161,16 @@ class Tile:
 
 
 TILES = (
-    Tile(2, 256, step_us=0.63),
-    Tile(2, 224, step_us=0.57),
-    Tile(2, 192, step_us=0.49),
-    Tile(2, 128, step_us=0.35),
-    Tile(2, 96, step_us=0.30),
-    Tile(2, 64, step_us=0.22),
-    Tile(1, 64, step_us=0.25),
-    Tile(1, 32, step_us=0.24),
+    Tile(2, 256),
+    Tile(2, 224),
+    Tile(2, 192),
+    Tile(2, 128),
+    Tile(2, 96),
+    Tile(2, 64),
+    Tile(1, 64),
+    Tile(1, 32),
 )
-WIDE = Tile(WIDE_WARPGROUPS_M, WIDE_TILE_N, step_us=0.88)  # 7 % less than one and a half of the first's
+WIDE = Tile(WIDE_WARPGROUPS_M, WIDE_TILE_N)
 LOGITS_TILES = (TILES[0], TILES[3], TILES[6])  # for float32 results
 
 
@@ -208,21 +205,16 @@ class Plan:
         """Tiles, or groups of as many as are shared, that cover the product."""
         return self.tile.count(ceil_div(num_rows, self.sharing), out_features)
 
-    def cost(self, num_rows: int, out_features: int, in_features: int, at_once: int) -> float:
-        """Microseconds on an H200 beyond what every plan takes, where `at_once` clusters run at a time.
-
-        Fitted to measurements of all plans on the shapes of Llama 8B and Qwen3 0.6B with 64 to 8192 rows. What it
-        chooses is within 1 % of the best on average and 5 % at worst, also of 256 to 2048 rows without rests, where
-        power bounds the clock.
-        """
+    def cost(self, num_rows: int, out_features: int, in_features: int, at_once: int, costs: Sm90Costs) -> float:
+        """Microseconds beyond what every plan takes, where `at_once` clusters run at a time."""
         area = self.tile.m * self.tile.n
         rounds = ceil_div(self.count(num_rows, out_features), at_once)
         steps = ceil_div(ceil_div(in_features, TILE_K), self.splits)
-        products = rounds * steps * self.tile.step_us
-        weight = 2 * out_features * in_features / 3.4e6
-        storing = 1.84 * rounds * area / (128 * 256)
-        joining = rounds * (1.1 + 1.2 * area / (128 * 64)) if self.splits > 1 else 0.0
-        return max(products, weight) + 0.15 * min(products, weight) + storing + joining
+        products = rounds * steps * costs.step_us[self.tile.warpgroups_m, self.tile.warpgroup_n]
+        weight = HALF_BYTES * out_features * in_features / costs.weight_bytes_per_us
+        storing = costs.store_us * rounds * area / (128 * 256)
+        joining = rounds * (costs.join_us + costs.join_area_us * area / (128 * 64)) if self.splits > 1 else 0.0
+        return max(products, weight) + costs.overlap * min(products, weight) + storing + joining
 
     @property
     def stage_bytes(self) -> int:
@@ -270,14 +262,19 @@ WIDE_PLAN = Plan(WIDE, sharing=WIDE_SHARING)
 LOGITS_SHARING_PLANS = (Plan(LOGITS_TILES[0], sharing=2),)
 
 
-@lru_cache(maxsize=16384)
 def choose_plan(
-    num_rows: int, out_features: int, in_features: int, clusters_at_once: tuple[int, ...], *, logits: bool = False
+    num_rows: int,
+    out_features: int,
+    in_features: int,
+    clusters_at_once: tuple[int, ...],
+    *,
+    logits: bool = False,
+    costs: Sm90Costs = DEFAULT.sm90,
 ) -> Plan:
-    """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time.
+    """The narrow plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time.
 
-    From MIN_SHARING_ROWS rows on blocks share what they read if they can; the cost knows of their pairs, not of what
-    that brings.
+    From `costs.min_sharing_rows` rows on blocks share what they read if they can; the cost knows of their pairs, not of
+    what that brings.
     """
     steps = ceil_div(in_features, TILE_K)
 
@@ -287,13 +284,12 @@ def choose_plan(
         return plan.splits == 1 or (plan.splits * MIN_SPLIT_STEPS <= steps and clusters_at_once[plan.splits - 1] > 0)
 
     def cost(plan: Plan) -> float:
-        return plan.cost(num_rows, out_features, in_features, clusters_at_once[plan.cluster - 1])
+        return plan.cost(num_rows, out_features, in_features, clusters_at_once[plan.cluster - 1], costs)
 
     plans, sharing_plans = (LOGITS_PLANS, LOGITS_SHARING_PLANS) if logits else (PLANS, SHARING_PLANS)
-    if num_rows >= MIN_SHARING_ROWS and clusters_at_once[1]:
-        wide = (WIDE_PLAN,) if num_rows >= MIN_WIDE_ROWS and not logits else ()
+    if num_rows >= costs.min_sharing_rows and clusters_at_once[1]:
         apart = tuple(plan for plan in plans if replace(plan, sharing=2) not in sharing_plans)
-        plans = (*apart, *sharing_plans, *wide)
+        plans = (*apart, *sharing_plans)
     return min(filter(runs, plans), key=cost)
 
 
@@ -316,49 +312,91 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     return pairs + [(SM90_MATMUL, plan.template(dtype, "float")) for dtype in halves for plan in logits_plans]
 
 
-def min_rows(features: int, multiprocessors: int, *, silu_mul: bool, logits: bool) -> int:
-    """From how many rows on this kernel beats the portable ones for a result of `features` columns.
-
-    By measurement with 17 to 32 rows on an H200: gated products take 4 to 20 % less time, as the portable kernels leave
-    the activation to one of its own, results of 3,072 or 4,096 features 6 to 29 % less, logits a little less; of 1,024
-    to 2,560, 5,120 or 6,144 features up to 25 % more.
-    """
-    ahead = silu_mul or logits or 23 * multiprocessors <= features <= 32 * multiprocessors
-    return MIN_ROWS_WHERE_AHEAD if ahead else MIN_ROWS
+def min_rows(features: int, multiprocessors: int, costs: Sm90Costs, *, silu_mul: bool, logits: bool) -> int:
+    """From how many rows on these kernels beat the portable ones for a result of `features` columns."""
+    first, last = costs.ahead_features
+    ahead = silu_mul or logits or first * multiprocessors <= features <= last * multiprocessors
+    return costs.min_rows_where_ahead if ahead else costs.min_rows
 
 
-def launch_product(
-    device: CudaDevice,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    *,
-    accumulate: bool = False,
-    silu_mul: bool = False,
-) -> bool:
-    """Submit the product; False, and nothing done, if this kernel is not for it.
+def _is_for(problem: LinearProblem, device: CudaDevice) -> bool:
+    """Whether these kernels can do the product and are not slower than the portable ones."""
+    costs, logits = costs_of(device).sm90, problem.logits
+    if problem.normed or not problem.is_half or not SM90_MATMUL.supports(device.arch):
+        return False
+    if logits and (problem.accumulates or problem.biased):
+        return False
+    if problem.in_features % MULTIPLE or problem.features % MULTIPLE:
+        return False
+    if not (problem.inputs_aligned and problem.out_aligned and problem.bias_in_pairs):
+        return False
+    least = min_rows(problem.features, device.multiprocessors, costs, silu_mul=problem.gated, logits=logits)
+    return problem.num_rows >= least
 
-    Shapes as for `Ops.matmul`; [M, N / 2] if `silu_mul`.
-    """
-    num_rows, in_features = x.shape
-    logits = out.dtype != x.dtype
-    if num_rows < min_rows(out.shape[1], device.multiprocessors, silu_mul=silu_mul, logits=logits):
-        return False
-    if x.dtype == float32 or not SM90_MATMUL.supports(device.arch):
-        return False
-    if logits and (accumulate or bias is not None):
-        return False
-    if in_features % MULTIPLE or out.shape[1] % MULTIPLE or not aligned(ALIGNMENT, x, weight, out):
-        return False
-    if not aligned(2 * HALF_BYTES, bias):
-        return False
-    dtype = cuda_type(x.dtype)
-    out_features = weight.shape[0]
-    clusters = count_clusters_at_once(device, dtype)
-    plan = choose_plan(num_rows, out_features, in_features, clusters, logits=logits)
-    launch(device, plan, x, weight, bias, out, accumulate=accumulate, silu_mul=silu_mul)
-    return True
+
+def _accepts(problem: LinearProblem, device: CudaDevice) -> Plan | None:
+    if not _is_for(problem, device):
+        return None
+    clusters = count_clusters_at_once(device, problem.dtype)
+    sizes = (problem.num_rows, problem.weight_rows, problem.in_features)
+    return choose_plan(*sizes, clusters, logits=problem.logits, costs=costs_of(device).sm90)
+
+
+def _accepts_wide(problem: LinearProblem, device: CudaDevice) -> Plan | None:
+    least = costs_of(device).sm90.min_wide_rows
+    if problem.num_rows < least or problem.logits or not _is_for(problem, device):
+        return None
+    return WIDE_PLAN if count_clusters_at_once(device, problem.dtype)[1] else None
+
+
+def _cost(problem: LinearProblem, plan: Plan, device: CudaDevice) -> float:
+    at_once = count_clusters_at_once(device, problem.dtype)[plan.cluster - 1]
+    sizes = (problem.num_rows, problem.weight_rows, problem.in_features)
+    return plan.cost(*sizes, at_once, costs_of(device).sm90)
+
+
+def _launch(device: CudaDevice, problem: LinearProblem, plan: Plan, operands: LinearOperands) -> None:
+    """Submit the product divided by `plan`."""
+    num_rows, x = problem.num_rows, operands.x
+    at_once = count_clusters_at_once(device, problem.dtype)[plan.cluster - 1]
+    template = plan.template(problem.dtype, problem.out_dtype)
+    config = plan.config(num_rows, problem.weight_rows, problem.out_itemsize, at_once, device.max_shared_bytes)
+    x_map = box_map(x, plan.tile.m)
+    weight_map = box_map(operands.weight, plan.weight_box_rows(silu_mul=problem.gated))
+    tiles_m_in_l2 = ROWS_IN_L2 // (plan.tile.m * plan.sharing)
+    stages = plan.stages(problem.out_itemsize, device.max_shared_bytes)
+    if plan.tile.wide:
+        wide_params = Sm90MatmulWideParams(
+            x_map=x_map,
+            weight_map=weight_map,
+            bias=operands.bias,
+            out=operands.out,
+            num_rows=num_rows,
+            out_features=problem.weight_rows,
+            in_features=problem.in_features,
+            tiles_m_in_l2=tiles_m_in_l2,
+            stages=stages,
+            accumulate=problem.accumulates,
+            silu_mul=problem.gated,
+        )
+        device.launch(SM90_MATMUL_WIDE, template, config, wide_params)
+    else:
+        params = Sm90MatmulParams(
+            x_map=x_map,
+            x_tail_map=box_map(x, num_rows % plan.tile.m or plan.tile.m),
+            weight_map=weight_map,
+            bias=operands.bias,
+            out=operands.out,
+            num_rows=num_rows,
+            out_features=problem.weight_rows,
+            in_features=problem.in_features,
+            splits=plan.splits,
+            tiles_m_in_l2=tiles_m_in_l2,
+            stages=stages,
+            accumulate=problem.accumulates,
+            silu_mul=problem.gated,
+        )
+        device.launch(SM90_MATMUL, template, config, params)
 
 
 def launch(
@@ -372,46 +410,10 @@ def launch(
     accumulate: bool = False,
     silu_mul: bool = False,
 ) -> None:
-    """Submit the product divided by `plan`, which `launch_product` otherwise chooses."""
-    num_rows, in_features = x.shape
-    out_features = weight.shape[0]
-    dtype, itemsize = cuda_type(x.dtype), out.dtype.itemsize
-    at_once = count_clusters_at_once(device, dtype)[plan.cluster - 1]
-    template = plan.template(dtype, cuda_type(out.dtype))
-    config = plan.config(num_rows, out_features, itemsize, at_once, device.max_shared_bytes)
-    x_map = box_map(x, plan.tile.m)
-    weight_map = box_map(weight, plan.weight_box_rows(silu_mul=silu_mul))
-    tiles_m_in_l2 = ROWS_IN_L2 // (plan.tile.m * plan.sharing)
-    stages = plan.stages(itemsize, device.max_shared_bytes)
-    if plan.tile.wide:
-        wide_params = Sm90MatmulWideParams(
-            x_map=x_map,
-            weight_map=weight_map,
-            bias=bias,
-            out=out,
-            num_rows=num_rows,
-            out_features=out_features,
-            in_features=in_features,
-            tiles_m_in_l2=tiles_m_in_l2,
-            stages=stages,
-            accumulate=accumulate,
-            silu_mul=silu_mul,
-        )
-        device.launch(SM90_MATMUL_WIDE, template, config, wide_params)
-    else:
-        params = Sm90MatmulParams(
-            x_map=x_map,
-            x_tail_map=box_map(x, num_rows % plan.tile.m or plan.tile.m),
-            weight_map=weight_map,
-            bias=bias,
-            out=out,
-            num_rows=num_rows,
-            out_features=out_features,
-            in_features=in_features,
-            splits=plan.splits,
-            tiles_m_in_l2=tiles_m_in_l2,
-            stages=stages,
-            accumulate=accumulate,
-            silu_mul=silu_mul,
-        )
-        device.launch(SM90_MATMUL, template, config, params)
+    """Submit the product divided by a plan of the caller's."""
+    operands = LinearOperands(x, weight, bias, out)
+    _launch(device, LinearProblem.of(operands, gated=silu_mul, accumulates=accumulate), plan, operands)
+
+
+LINEAR.register(Candidate("sm90", (SM90_MATMUL,), _accepts, _launch, order=1, cost=_cost))
+LINEAR.register(Candidate("sm90_wide", (SM90_MATMUL_WIDE,), _accepts_wide, _launch, order=1, cost=_cost))
