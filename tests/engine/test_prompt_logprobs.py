@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> np.ndarray[Any, Any]:
     """Log-probabilities [tokens, V] after each of the prompt's tokens."""
-    harness = DecoderHarness(folder, make_ops(CpuDevice()), float32, max_model_len=64)
+    harness = DecoderHarness.of(folder, make_ops(CpuDevice()), float32, max_model_len=64)
     return log_softmax(harness.logits(prompt()[:30]).astype(np.float64))
 
 
@@ -69,8 +69,8 @@ def test_they_are_the_log_softmax_of_the_models_logits(
     core = make_core(folder, max_num_batched_tokens=budget)
     tokens = prompt()[:30]
     params = SamplingParams(max_tokens=3, temperature=0.0, logprobs=2, prompt_logprobs=3)
-    core.add(AddRequest("scored", tokens, params, 0.0), CLIENT)
-    core.add(AddRequest("other", tokens[::-1], SamplingParams(max_tokens=3), 0.0), CLIENT)
+    core.add_request(AddRequest("scored", tokens, params, 0.0), CLIENT)
+    core.add_request(AddRequest("other", tokens[::-1], SamplingParams(max_tokens=3), 0.0), CLIENT)
     outputs = [output for output in outputs_of(core) if output.request_id == "scored"]
     assert [output.prompt_logprobs is not None for output in outputs] == [True, False, False]
     found: list[TokenLogprobs] = outputs[0].prompt_logprobs

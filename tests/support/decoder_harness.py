@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,20 @@ from typing import Any
 import numpy as np
 
 from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
 from tessera.engine.core.step_batch import SamplingBatch, SlotInit, StepBatch, TableUpdates
-from tessera.engine.models.config import load_config
-from tessera.engine.models.decoder import Decoder, StepBuffers
+from tessera.engine.formats import KVFormat
+from tessera.engine.models.buffers import StepBuffers
+from tessera.engine.models.config import ModelConfig, load_config
+from tessera.engine.models.decoder import Decoder
 from tessera.engine.models.kv_cache import KVCache
-from tessera.engine.models.rope import cos_sin_table
+from tessera.engine.models.rope import device_tables
 from tessera.engine.models.weights.loader import load_weights
+from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.interface import AttentionMetadata, Ops
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.step_inputs import StepShape
-from tessera.engine.tensor import from_numpy
+from tessera.engine.tensor import Tensor, from_numpy
 
 Array = np.ndarray[Any, Any]
 
@@ -35,21 +39,42 @@ def int32(values: Any) -> Array:
 
 
 class DecoderHarness:
-    """A model folder's decoder with a KV cache of two sequences' size."""
+    """A decoder with a KV cache of two sequences' size."""
 
     def __init__(
-        self, folder: Path, ops: Ops, dtype: np.dtype[Any], *, max_model_len: int, block_size: int = 8
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        ops: Ops,
+        dtype: np.dtype[Any],
+        *,
+        max_model_len: int,
+        block_size: int = 8,
+        kv_dtype: np.dtype[Any] | None = None,
+        reduce: Callable[[Tensor], None] | None = None,
     ) -> None:
-        self.config = load_config(folder)
+        self.config = config
         self.ops = ops
         self.block_size = block_size
         self.num_blocks = -(-max_model_len // block_size)
-        cache = KVCache(self.config, 2 * self.num_blocks, block_size, dtype, ops.device)
-        rope = self.config.rope
-        cos_sin = None if rope is None else from_numpy(cos_sin_table(rope, max_model_len), ops.device)
-        weights = load_weights(folder, self.config, dtype, ops)
-        self.decoder = Decoder(self.config, weights, ops, cache, cos_sin)
-        self.buffers = StepBuffers(self.config, dtype, ops.device, max_tokens=max_model_len, max_logits=max_model_len)
+        cache = KVCache(config, 2 * self.num_blocks, block_size, KVFormat(kv_dtype or dtype), ops.device)
+        rope_tables = device_tables(config.ropes, max_model_len, ops.device)
+        self.decoder = Decoder(config, weights, ops, cache.layers, rope_tables, reduce=reduce)
+        self.buffers = StepBuffers(
+            config,
+            dtype,
+            ops.device,
+            max_tokens=max_model_len,
+            max_logits=max_model_len,
+            reduced=reduce is not None,
+        )
+
+    @classmethod
+    def of(cls, folder: Path, ops: Ops, dtype: np.dtype[Any], *, max_model_len: int, **settings: Any) -> DecoderHarness:
+        """The decoder of a model folder."""
+        config = load_config(folder)
+        weights = load_weights(folder, config, dtype, ops)
+        return cls(config, weights, ops, dtype, max_model_len=max_model_len, **settings)
 
     def logits(self, token_ids: list[int], chunks: list[int] | None = None) -> Array:
         """Logits [T, V] of one sequence computed in steps of `chunks` tokens, by default in one."""
@@ -159,27 +184,11 @@ def _table_updates(rows: list[Row]) -> TableUpdates:
 
 
 def _sampling_batch(rows: list[Row]) -> SamplingBatch:
-    def floats(name: str) -> Array:
-        return np.asarray([getattr(row.params, name) for row in rows], np.float32)
-
-    params = [row.params for row in rows]
-    return SamplingBatch(
-        slots=int32([row.slot for row in rows]),
-        num_output_tokens=int32([len(row.output) for row in rows]),
-        positions=int32([len(row.tokens) for row in rows]),
-        seeds=np.asarray([p.seed for p in params], np.uint64),
-        temperature=floats("temperature"),
-        top_k=int32([p.top_k for p in params]),
-        top_p=floats("top_p"),
-        min_p=floats("min_p"),
-        repetition_penalty=floats("repetition_penalty"),
-        presence_penalty=floats("presence_penalty"),
-        frequency_penalty=floats("frequency_penalty"),
-        min_tokens=int32([p.min_tokens for p in params]),
-        num_logprobs=int32([-1 if p.logprobs is None else p.logprobs for p in params]),
-        needs_adjustment=any(p.has_penalties or p.logit_bias or p.min_tokens for p in params),
-        needs_filter=any(p.top_k or p.top_p < 1 or p.min_p for p in params),
-    )
+    values = [
+        row_values(row.params, slot=row.slot, num_prompt_tokens=len(row.prompt), position=len(row.tokens))
+        for row in rows
+    ]
+    return SamplingBatch.of(np.array(values, SAMPLING_ROW))
 
 
 def logits_with_and_without_the_last_layers_rest(runner: ModelRunner) -> Iterator[tuple[Array, Array]]:

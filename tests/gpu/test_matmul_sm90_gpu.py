@@ -10,14 +10,13 @@ import pytest
 
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.sm90_matmul import (
+from tessera.engine.ops.cuda.linear.costs import H200
+from tessera.engine.ops.cuda.linear.sm90 import (
     LOGITS_PLANS,
     LOGITS_SHARING_PLANS,
-    MATMUL_HOPPER,
-    MIN_ROWS,
-    MIN_ROWS_WHERE_AHEAD,
     PLANS,
     SHARING_PLANS,
+    SM90_MATMUL,
     WIDE_PLAN,
     Plan,
     launch,
@@ -37,6 +36,7 @@ from tests.gpu.products import (
     guarded,
     product,
 )
+from tests.support.linear_calls import product_silu_mul
 from tests.support.op_cases import poisoned, random_array
 from tests.support.reference import assert_close
 
@@ -48,8 +48,8 @@ CASES += [(plan, index) for plan in PAIRED for index in range(len(SHARING_SHAPES
 
 
 @pytest.fixture
-def hopper(cuda_ops: CudaOps) -> CudaOps:
-    if not MATMUL_HOPPER.supports(cuda_ops.device.arch):
+def sm90(cuda_ops: CudaOps) -> CudaOps:
+    if not SM90_MATMUL.supports(cuda_ops.device.arch):
         pytest.skip(f"{cuda_ops.device.arch} is not sm_90a")
     return cuda_ops
 
@@ -58,7 +58,7 @@ def hopper(cuda_ops: CudaOps) -> CudaOps:
 def portable(cuda_ops: CudaOps) -> Iterator[CudaOps]:
     """The same operations without the kernel of sm_90a."""
     ops = CudaOps(cuda_ops.device)
-    ops.hopper_matmul = False
+    ops.linear_kernels.restrict(without=("sm90", "sm90_wide"))
     return ops
 
 
@@ -67,8 +67,8 @@ def name(plan: Plan) -> str:
 
 
 @pytest.mark.parametrize(("plan", "index"), CASES, ids=lambda part: name(part) if isinstance(part, Plan) else str(part))
-def test_every_plan(plan: Plan, index: int, hopper: CudaOps, no_transfers: NoTransfers) -> None:
-    case, device = product(index), hopper.device
+def test_every_plan(plan: Plan, index: int, sm90: CudaOps, no_transfers: NoTransfers) -> None:
+    case, device = product(index), sm90.device
     check_product(case, partial(launch, device, plan), device, no_transfers)
     if case.gated is not None:
         out, whole = guarded(case.gated.shape, case.x.dtype, device)
@@ -81,14 +81,14 @@ def test_every_plan(plan: Plan, index: int, hopper: CudaOps, no_transfers: NoTra
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("plan", [*LOGITS_PLANS, *LOGITS_SHARING_PLANS], ids=name)
-def test_every_plan_for_logits(plan: Plan, dtype: np.dtype[np.generic], hopper: CudaOps) -> None:
+def test_every_plan_for_logits(plan: Plan, dtype: np.dtype[np.generic], sm90: CudaOps) -> None:
     for shape in SHARING_SHAPES if plan.sharing > 1 else SHAPES:
-        check_logits(shape, dtype, partial(launch, hopper.device, plan), hopper.device)
+        check_logits(shape, dtype, partial(launch, sm90.device, plan), sm90.device)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("k", [8, 72, 1024])
-@pytest.mark.parametrize("m", [MIN_ROWS_WHERE_AHEAD, MIN_ROWS, 64, 129, 300])
+@pytest.mark.parametrize("m", [H200.sm90.min_rows_where_ahead, H200.sm90.min_rows, 64, 129, 300])
 def test_both_paths_of_the_operations(
     m: int, k: int, dtype: np.dtype[np.generic], cuda_ops: CudaOps, portable: CudaOps, cpu_ops: CpuOps
 ) -> None:
@@ -99,7 +99,7 @@ def test_both_paths_of_the_operations(
     for ops in (cpu_ops, cuda_ops, portable):
         device = CPU if ops is cpu_ops else cuda_ops.device
         a, b, c = (from_numpy(array, device) for array in (x, weight, residual))
-        gated = ops.matmul_silu_mul(a, b, gate_up=poisoned((m, n), dtype, device))
+        gated = product_silu_mul(ops, a, b, gate_up=poisoned((m, n), dtype, device))
         logits = ops.matmul(a, b, out=poisoned((m, n), float32, device))
         ops.matmul(a, b, out=c, accumulate=True)
         results.append([gated.numpy(), logits.numpy(), c.numpy()])
@@ -109,10 +109,10 @@ def test_both_paths_of_the_operations(
 
 
 @pytest.mark.parametrize("plan", [*(plan for plan in PLANS if plan.splits <= 2), *PAIRED], ids=name)
-def test_a_broken_row_keeps_to_itself(plan: Plan, hopper: CudaOps) -> None:
-    check_that_a_broken_row_keeps_to_itself(partial(launch, hopper.device, plan), hopper.device)
+def test_a_broken_row_keeps_to_itself(plan: Plan, sm90: CudaOps) -> None:
+    check_that_a_broken_row_keeps_to_itself(partial(launch, sm90.device, plan), sm90.device)
 
 
-def test_kernels_of_a_graph_wait_for_what_they_read(hopper: CudaOps) -> None:
+def test_kernels_of_a_graph_wait_for_what_they_read(sm90: CudaOps) -> None:
     for plan in (Plan(PLANS[0].tile), *(p for p in PLANS if p.splits == 2), *PAIRED):
-        check_that_a_chain_waits(partial(launch, hopper.device, plan), hopper.device)
+        check_that_a_chain_waits(partial(launch, sm90.device, plan), sm90.device)

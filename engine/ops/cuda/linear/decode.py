@@ -1,4 +1,4 @@
-"""The matrix product of a decode step: which variant of `matmul_decode_kernel` runs, and on how many blocks.
+"""The product of a decode step: which variant of `matmul_decode_kernel` runs, and on how many blocks.
 
 A row's result does not depend on the other rows, nor on their number while `units` and `halves` are the same: every
 sum runs over the same eight interleaved parts of k in the same order. (With a norm before it, one row and
@@ -8,41 +8,48 @@ several may differ in the last bit of the root.)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.ops.cuda.types import WARP_SIZE, ceil_div
-from tessera.engine.tensor import float32
+from tessera.engine.cuda.params import Float32, InT, Int32, OutOut
+from tessera.engine.ops.cuda.candidates import Candidate
+from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, SEGMENT, WARP_SIZE, ceil_div
+from tessera.engine.tensor import bfloat16, float32
+
+
+class MatmulDecodeParams(NamedTuple):
+    x: InT
+    norm: InT
+    weight: InT
+    bias: InT
+    out: OutOut
+    num_rows: Int32
+    out_features: Int32
+    in_features: Int32
+    eps: Float32
+    accumulate: Int32
+    gated: Int32
+
 
 MATMUL_DECODE = KernelSpec(
     file="linear/matmul_decode.cu",
     name="matmul_decode_kernel",
     template=("T", "Out", "TOKENS", "UNITS", "STAGES", "HALVES"),
-    parameters=(
-        ("x", "pointer"),
-        ("norm", "pointer"),
-        ("weight", "pointer"),
-        ("bias", "pointer"),
-        ("out", "pointer"),
-        ("num_rows", "int32"),
-        ("out_features", "int32"),
-        ("in_features", "int32"),
-        ("eps", "float32"),
-        ("accumulate", "int32"),
-        ("gated", "int32"),
-    ),
+    params=MatmulDecodeParams,
     overlaps=True,
 )
+SPECS = (MATMUL_DECODE,)
 
-# As in cuda_src/linear/matmul_decode.cu.
-WARPS = 8
+WARPS = Constant(8, "of a block")
+UNIT = Constant(8, "rows of the weight that one tensor-core instruction takes")
+HALF_K = Constant(32, "elements of each row that a warp takes by 16 bytes a lane")
+declare_header("matmul_decode", __name__, {"WARPS": WARPS, "UNIT": UNIT, "HALF_K": HALF_K}, (MatmulDecodeParams,))
+
 THREADS = WARPS * WARP_SIZE
-UNIT = 8
-HALF_K = 32
-
-SEGMENT_BYTES = 16
-HALF_BYTES = 2
+SEGMENT_BYTES = SEGMENT * HALF_BYTES
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,6 @@ class Limits(NamedTuple):
     shared_bytes: int
 
 
-@lru_cache(maxsize=4096)
 def choose_decode_tile(
     num_rows: int,
     features: int,
@@ -149,3 +155,39 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     halves = [dtype for dtype in dtypes if dtype != "float"]
     pairs = [(MATMUL_DECODE, tile.template(dtype, dtype)) for dtype in halves for tile in TILES]
     return pairs + [(MATMUL_DECODE, tile.template(dtype, "float")) for dtype in halves for tile in LOGITS_TILES]
+
+
+def _accepts(problem: LinearProblem, device: CudaDevice) -> DecodeTile | None:
+    if not problem.is_half or not problem.in_segments:
+        return None
+    return choose_decode_tile(
+        problem.num_rows,
+        problem.features,
+        problem.in_features,
+        Limits(device.multiprocessors, device.max_shared_bytes),
+        gated=problem.gated,
+        normed=problem.normed,
+        logits=problem.logits,
+        float_range=problem.dtype == C_TYPE_NAMES[bfloat16],
+    )
+
+
+def _launch(device: CudaDevice, problem: LinearProblem, tile: DecodeTile, operands: LinearOperands) -> None:
+    config = tile.config(problem.features, problem.in_features, device.multiprocessors, normed=problem.normed)
+    params = MatmulDecodeParams(
+        x=operands.x,
+        norm=operands.norm,
+        weight=operands.weight,
+        bias=operands.bias,
+        out=operands.out,
+        num_rows=problem.num_rows,
+        out_features=problem.weight_rows,
+        in_features=problem.in_features,
+        eps=operands.eps,
+        accumulate=problem.accumulates,
+        gated=problem.gated,
+    )
+    device.launch(MATMUL_DECODE, tile.template(problem.dtype, problem.out_dtype), config, params)
+
+
+LINEAR.register(Candidate("decode", SPECS, _accepts, _launch, order=0))
