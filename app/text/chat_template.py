@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ class ChatTemplate:
         """
         if not self._handles_developer:
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+        if not _begins_with_all_system_messages(messages) and not self._places_system_messages:
+            messages = _with_late_system_messages_as_users(messages)
         mark = ""
         if continue_final_message:
             # Templates may trim what stands at a message's end, so the end is marked and found again.
@@ -111,6 +114,19 @@ class ChatTemplate:
             )
         return text[:end]
 
+    @cached_property
+    def _places_system_messages(self) -> bool:
+        """Whether a system message in mid-conversation is shown there: some templates refuse, move or drop it."""
+        probe = [
+            {"role": "user", "content": "question"},
+            {"role": "assistant", "content": "first answer"},
+            {"role": "user", "content": "remark"},
+            {"role": "system", "content": "instruction"},
+        ]
+        variables = {**self._special_tokens, "messages": probe, "tools": None, "documents": None}
+        rendered = self._processes.render(RenderJob("default", variables, self._now(), RENDER_SECONDS, 2**24))
+        return not rendered.error and 0 <= rendered.text.find("remark") < rendered.text.rfind("instruction")
+
     def start(self) -> None:
         """Start a rendering process before the first prompt needs it."""
         self._processes.start()
@@ -118,6 +134,32 @@ class ChatTemplate:
     def close(self) -> None:
         """End the rendering processes."""
         self._processes.close()
+
+
+def _begins_with_all_system_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
+    is_system = [message["role"] == "system" for message in messages]
+    return is_system == sorted(is_system, reverse=True)
+
+
+def _with_late_system_messages_as_users(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """System messages after others become the user's, joined to those beside them, since many templates alternate."""
+    groups: list[list[Mapping[str, Any]]] = []
+    began = joins = False  # another message has come; the next one of the user's joins the last group
+    for message in messages:
+        is_late = began and message["role"] == "system"
+        began = began or message["role"] != "system"
+        is_users = is_late or message["role"] == "user"
+        if is_users and groups and groups[-1][-1]["role"] == "user" and (is_late or joins):
+            groups[-1].append({"role": "user", "content": message["content"]})
+        else:
+            groups.append([{**message, "role": "user"} if is_late else message])
+        joins = is_late or (joins and is_users)
+    return [
+        {**group[0], "content": "\n\n".join(message["content"] for message in group)}
+        if len(group) > 1
+        else {**group[0]}
+        for group in groups
+    ]
 
 
 def check_kwargs(kwargs: Mapping[str, Any]) -> None:

@@ -84,6 +84,34 @@ def test_developer_becomes_system_unless_the_template_knows_it() -> None:
     assert render("{% if 'developer' %}{{ messages[0].role }}{% endif %}", messages) == "developer"
 
 
+PLAIN = "{% for m in messages %}[{{ m.role }} {{ m.content }}]{% endfor %}"
+ALTERNATING = (
+    "{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}[system {{ messages[0].content }}]"
+    "{% else %}{% set rest = messages %}{% endif %}{% for m in rest %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "[{{ m.role }} {{ m.content }}]{% endfor %}"
+)
+HOISTING = (
+    "{% for m in messages if m.role == 'system' %}[system {{ m.content }}]{% endfor %}"
+    "{% for m in messages if m.role != 'system' %}[{{ m.role }} {{ m.content }}]{% endfor %}"
+)
+DROPPING = "{% for m in messages %}{% if m.role != 'system' or loop.first %}[{{ m.role }} {{ m.content }}]{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source", [PLAIN, ALTERNATING, HOISTING, DROPPING], ids=["plain", "alternating", "up", "dropped"]
+)
+def test_system_messages_in_mid_conversation_are_read_where_they_stand(source: str) -> None:
+    roles = ["system", "user", "system", "user", "assistant", "user", "system", "assistant", "system"]
+    messages = [{"role": role, "content": f"{index}"} for index, role in enumerate(roles)]
+    shown = render(source, messages)
+    if source is PLAIN:
+        assert shown == "".join(f"[{role} {index}]" for index, role in enumerate(roles))
+    else:
+        assert shown == "[system 0][user 1\n\n2\n\n3][assistant 4][user 5\n\n6][assistant 7][user 8]"
+    assert render(source, messages[:2]) == "[system 0][user 1]"
+
+
 def test_tool_use_template_is_taken_with_tools() -> None:
     template = ChatTemplate({"default": "plain", "tool_use": "{{ tools[0].n }}"}, {})
     assert template.render(USER) == "plain"
