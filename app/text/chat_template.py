@@ -117,15 +117,12 @@ class ChatTemplate:
     @cached_property
     def _places_system_messages(self) -> bool:
         """Whether a system message in mid-conversation is shown there: some templates refuse, move or drop it."""
-        probe = [
-            {"role": "user", "content": "question"},
-            {"role": "assistant", "content": "first answer"},
-            {"role": "user", "content": "remark"},
-            {"role": "system", "content": "instruction"},
-        ]
+        roles = ("user", "assistant", "system", "user", "assistant", "user", "system")
+        probe = [{"role": role, "content": f"probe{place}"} for place, role in enumerate(roles)]
         variables = {**self._special_tokens, "messages": probe, "tools": None, "documents": None}
         rendered = self._processes.render(RenderJob("default", variables, self._now(), RENDER_SECONDS, 2**24))
-        return not rendered.error and 0 <= rendered.text.find("remark") < rendered.text.rfind("instruction")
+        places = [rendered.text.find(message["content"]) for message in probe]
+        return not rendered.error and places[0] >= 0 and places == sorted(places)
 
     def start(self) -> None:
         """Start a rendering process before the first prompt needs it."""

@@ -95,7 +95,10 @@ HOISTING = (
     "{% for m in messages if m.role == 'system' %}[system {{ m.content }}]{% endfor %}"
     "{% for m in messages if m.role != 'system' %}[{{ m.role }} {{ m.content }}]{% endfor %}"
 )
-DROPPING = "{% for m in messages %}{% if m.role != 'system' or loop.first %}[{{ m.role }} {{ m.content }}]{% endif %}{% endfor %}"
+DROPPING = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}[{{ m.role }} {{ m.content }}]{% endif %}"
+    "{% endfor %}"
+)
 
 
 @pytest.mark.parametrize(
