@@ -10,7 +10,7 @@ from tessera.engine.contract.config import EngineConfig, ProcessSettings
 from tessera.options.declaration import Option
 
 ToolParserName = Literal["auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "none"]
-ReasoningParserName = Literal["auto", "think", "none"]
+ReasoningParserName = Literal["auto", "think", "deepseek_r1", "granite_3.2", "granite_3.3", "none"]
 
 MOST_CONNECTIONS = 2**14  # of one app process, unless the user asks for more
 
@@ -78,7 +78,8 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     reasoning_parser: Annotated[
         ReasoningParserName,
         Option(
-            "think: separate <think>...</think> from the answer; auto: if the chat template knows these tags",
+            "how reasoning is told from the answer; think: by <think>...</think>; deepseek_r1: the same, begun before the "
+            "completion; auto: as the chat template shows",
             group="model",
         ),
     ] = "auto"
