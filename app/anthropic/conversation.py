@@ -27,6 +27,7 @@ class MessagesChat(ChatRequest):
 
     model_config = ConfigDict(defer_build=True)  # never validated
     response_format_param: ClassVar[str] = "output_config.format"
+    always_clamps: ClassVar[bool] = True
 
 
 def chat_prompt(request: MessagesPrompt) -> MessagesChat:

@@ -49,6 +49,8 @@ async def admit(http_request: Request, schema: type[R]) -> Admission[R]:
     """
     request = await receive(http_request, schema)
     model = model_of(http_request)
+    if not request.requested_model:
+        request = request.model_copy(update={"model": model.default_name})
     model.check_name(request.requested_model or "")
     return Admission(request, model, http_request)
 
@@ -153,7 +155,8 @@ class Admission(Generic[R]):
 
     def _trace(self, request: GenerationRequest, prompts: list[list[int]], generation: Generation) -> None:
         trace = trace_of(self.http_request.scope)
-        trace.model, trace.stream, trace.generation = request.model, request.stream, generation
+        trace.model, trace.generation = request.model, generation
+        trace.stream = getattr(self.request, "stream", False)
         if self.model.settings.log_prompts:
             decode = self.model.tokenizer.decode
             trace.prompts = [decode(prompt, skip_special_tokens=False) for prompt in prompts]

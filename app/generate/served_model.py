@@ -60,6 +60,11 @@ class ServedModel:
             raise EngineUnavailableError("The model is still being loaded; please try again later.")
         return info
 
+    @property
+    def default_name(self) -> str:
+        """The model of requests that name none."""
+        return self.settings.served_model_names[0]
+
     def check_name(self, name: str) -> None:
         """Raise NotFoundError or InvalidRequestError unless requests to generate may name this model so."""
         if name in self.settings.embedding_model_names:

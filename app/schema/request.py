@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -11,7 +12,14 @@ from pydantic_core import CoreSchema, ErrorDetails
 
 from tessera.engine.contract.errors import InvalidRequestError
 
+logger = logging.getLogger("tessera.app")
+
 R = TypeVar("R", bound="RequestModel")
+
+FieldValues = Mapping[str, tuple[Any, ...]]  # values of a field that change nothing, by the field's name
+
+MAX_LOGGED = 1024
+_logged: set[str] = set()  # subjects of `log_once`
 
 _TYPES = {
     "string_type": "a string",
@@ -33,13 +41,16 @@ class RequestModel(BaseModel):
     """Base of all requests: strict types, unknown fields ignored, null means omitted where a default exists.
 
     Attributes:
-        refused: fields of OpenAI's API or of other servers that this server does not have, each with the values that
-            change nothing. Any other value is an error, so that no field is ignored silently.
+        refused: fields of OpenAI's API or of other servers that would change the meaning of an answer and that this
+            server does not have, each with the values that change nothing. Any other value is an error.
+        hints: fields that change no meaning, such as `service_tier`. They are taken without effect; the log says so
+            once for each name, unless the value is one of those that change nothing.
         examples: bodies for /openapi.json by name; MODEL stands for a served model.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    refused: ClassVar[FieldValues] = {}
+    hints: ClassVar[FieldValues] = {}
     examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     @property
@@ -54,24 +65,41 @@ class RequestModel(BaseModel):
     def __get_pydantic_json_schema__(cls, source: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """The JSON schema of pydantic, with the refused fields named in the description."""
         schema = handler(source)
-        names = ", ".join(sorted(set(cls.refused) - set(cls.model_fields)))
-        if names:
-            described = handler.resolve_ref_schema(schema)
-            refusal = f"Refused unless they ask for nothing: {names}."
-            described["description"] = f"{described.get('description', '')}\n\n{refusal}".strip()
+        for fields, meaning in ((cls.refused, "Refused unless they ask for nothing"), (cls.hints, "Without effect")):
+            names = ", ".join(sorted(set(fields) - set(cls.model_fields)))
+            if names:
+                described = handler.resolve_ref_schema(schema)
+                described["description"] = f"{described.get('description', '')}\n\n{meaning}: {names}.".strip()
         return schema
 
     @classmethod
     def check_refused(cls, body: Mapping[str, Any]) -> None:
         for name, neutral in cls.refused.items():
-            value = body.get(name)
-            if value is not None and not any(type(value) is type(same) and value == same for same in neutral):
+            if _asks_for_something(body.get(name), neutral):
                 raise InvalidRequestError(f"{name} is not supported by this server.", param=name)
+
+    @classmethod
+    def note_hints(cls, body: Mapping[str, Any]) -> None:
+        for name, neutral in cls.hints.items():
+            if name in body and _asks_for_something(body[name], neutral):
+                log_once(name, "the request field %s is taken, but has no effect", name)
+
+
+def log_once(subject: str, message: str, *args: object) -> None:
+    """Write a warning, unless this process has written one about the same subject."""
+    if subject not in _logged and len(_logged) < MAX_LOGGED:
+        _logged.add(subject)
+        logger.warning(message, *args)
+
+
+def _asks_for_something(value: Any, neutral: tuple[Any, ...]) -> bool:
+    return value is not None and not any(type(value) is type(same) and value == same for same in neutral)
 
 
 def parse_request(model: type[R], body: Mapping[str, Any]) -> R:
     """Raises InvalidRequestError naming the first field at fault."""
     model.check_refused(body)
+    model.note_hints(body)
     try:
         return model.model_validate(body)
     except ValidationError as error:
