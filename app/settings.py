@@ -71,6 +71,10 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
             default="the model's own",
         ),
     ] = None
+    trust_request_chat_template: Annotated[
+        bool,
+        Option("take a chat template that a request brings, and render it in the sandbox", group="model"),
+    ] = False
     tool_call_parser: Annotated[
         ToolParserName,
         Option("format of the model's tool calls; auto: as its chat template shows", group="model"),
@@ -78,8 +82,8 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     reasoning_parser: Annotated[
         ReasoningParserName,
         Option(
-            "how reasoning is told from the answer; think: by <think>...</think>; deepseek_r1: the same, begun before the "
-            "completion; auto: as the chat template shows",
+            "how reasoning is told from the answer; think: by <think>...</think>; deepseek_r1: the same, begun before "
+            "the completion; auto: as the chat template shows",
             group="model",
         ),
     ] = "auto"
@@ -96,6 +100,16 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
             default="none",
         ),
     ] = ()
+    keepalive: Annotated[
+        float,
+        Option(
+            "silence of a stream after which a comment is sent, as proxies end connections that are silent for long",
+            group="HTTP",
+            metavar="SECONDS",
+            low=0.1,
+            high=3600,
+        ),
+    ] = 15.0
     request_timeout: Annotated[
         float,
         Option(

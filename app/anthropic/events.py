@@ -17,6 +17,8 @@ from tessera.engine.contract.errors import RequestError
 class MessageEvents:
     """Events of one message; also makes the whole message where it is not streamed."""
 
+    keepalive = b'event: ping\ndata: {"type":"ping"}\n\n'
+
     def __init__(
         self,
         model: str,

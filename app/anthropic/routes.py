@@ -7,13 +7,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.anthropic.conversation import MessagesChat, PreparedChat, prepare_chat
+from tessera.app.anthropic.conversation import prepare_chat
 from tessera.app.anthropic.events import MessageEvents
 from tessera.app.anthropic.objects import MessageEvent, MessageObject, TokenCount
 from tessera.app.anthropic.schema import MessagesPrompt, MessagesRequest
 from tessera.app.generate.admission import admit
 from tessera.app.generate.completion import complete
-from tessera.app.generate.served_model import ServedModel
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description
 from tessera.app.http.streaming import EventStream
@@ -31,9 +30,11 @@ async def create_message(http_request: Request) -> Response:
     admission = await admit(http_request, MessagesRequest)
     request, model = admission.request, admission.model
     prepared = await prepare_chat(model, request)
-    chat, is_clamped = _clamped(model, prepared)
-    generation = admission.start_chat(chat, prepared.prompt)
-    events = MessageEvents(request.model, generation, applied_edits=prepared.applied_edits, fills_context=is_clamped)
+    generation = admission.start_chat(prepared.chat, prepared.prompt)
+    room = model.info.max_model_len - len(prepared.prompt.token_ids)
+    events = MessageEvents(
+        request.model, generation, applied_edits=prepared.applied_edits, fills_context=request.max_tokens > room
+    )
     if request.stream:
         return EventStream(generation, events, model.settings)
     (completion,) = await complete(http_request, generation, model.settings.request_timeout)
@@ -53,14 +54,3 @@ async def count_tokens(http_request: Request) -> Response:
     if prepared.applied_edits is not None:
         count["context_management"] = {"original_input_tokens": prepared.num_original_tokens}
     return json_response(count)
-
-
-def _clamped(model: ServedModel, prepared: PreparedChat) -> tuple[MessagesChat, bool]:
-    """The chat with a `max_tokens` that the context has room for, and whether that took a change.
-
-    Anthropic's clients ask for as much as the largest models write, whatever the model.
-    """
-    chat, room = prepared.chat, model.info.max_model_len - len(prepared.prompt.token_ids)
-    if chat.max_tokens is None or room < 1 or chat.max_tokens <= room:
-        return chat, False
-    return chat.model_copy(update={"max_tokens": room}), True

@@ -27,7 +27,8 @@ from tessera.app.schema.fields import (
 from tessera.app.schema.generation_fields import SamplingFields
 from tessera.app.schema.request import FieldValues, RequestModel, log_once
 from tessera.app.schema.structured_output import JsonSchema, JsonSchemaFormat
-from tessera.app.schema.tools import MAX_TOOL_DESCRIPTION, MAX_TOOLS, Tool, ToolChoice, ToolName
+from tessera.app.schema.tool_names import MAX_TOOL_DESCRIPTION, ToolName
+from tessera.app.schema.tools import MAX_TOOLS, Tool, ToolChoice
 from tessera.engine.contract.errors import InvalidRequestError
 
 MAX_STOP_SEQUENCES = 64

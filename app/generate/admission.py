@@ -49,6 +49,8 @@ async def admit(http_request: Request, schema: type[R]) -> Admission[R]:
     """
     request = await receive(http_request, schema)
     model = model_of(http_request)
+    if not request.requested_model:
+        request = request.model_copy(update={"model": model.default_name})
     model.check_name(request.requested_model or "")
     return Admission(request, model, http_request)
 
@@ -68,7 +70,7 @@ class Admission(Generic[R]):
     def start_chat(self, chat: ChatRequest, prompt: ChatPrompt, *, param: str = "messages") -> Generation:
         """`start` for a conversation; `chat` is what the request amounts to in Chat Completions."""
         model = self.model
-        reads_parts = model.has_reasoning or bool(chat.shown_tools)
+        reads_parts = model.reasoning is not None or bool(chat.shown_tools)
         return self.start(
             chat,
             [prompt.token_ids],
@@ -153,7 +155,8 @@ class Admission(Generic[R]):
 
     def _trace(self, request: GenerationRequest, prompts: list[list[int]], generation: Generation) -> None:
         trace = trace_of(self.http_request.scope)
-        trace.model, trace.stream, trace.generation = request.model, request.stream, generation
+        trace.model, trace.generation = request.model, generation
+        trace.stream = getattr(self.request, "stream", False)
         if self.model.settings.log_prompts:
             decode = self.model.tokenizer.decode
             trace.prompts = [decode(prompt, skip_special_tokens=False) for prompt in prompts]

@@ -6,8 +6,8 @@ import msgspec
 
 from tessera.app.generate.prompt import ChatPrompt
 from tessera.app.generate.served_model import ServedModel
+from tessera.app.reasoning.format import THINK
 from tessera.app.schema.chat import ChatRequest
-from tessera.app.text.reasoning import BEGIN, END
 from tessera.app.tools.choice import tool_grammar
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import Grammar
@@ -20,7 +20,9 @@ def chat_grammar(model: ServedModel, request: ChatRequest, prompt: ChatPrompt) -
         InvalidRequestError: the request's structured output cannot be combined with its tools or with reasoning.
     """
     if model.tool_format is not None:
-        grammar = tool_grammar(request, model.tool_format, prompt.reasoning, model.token_id_of)
+        grammar = tool_grammar(
+            request, model.tool_format, prompt.reasoning, model.token_id_of, model.reasoning or THINK
+        )
         if grammar is not None:
             return grammar
     return _grammar_after_reasoning(model, request, prompt)
@@ -31,7 +33,8 @@ def _grammar_after_reasoning(model: ServedModel, request: ChatRequest, prompt: C
     grammar = request.grammar
     if grammar is None or prompt.reasoning == "none":
         return grammar
-    begin, end = model.token_id_of(BEGIN), model.token_id_of(END)
+    reasoning = model.reasoning or THINK
+    begin, end = model.token_id_of(reasoning.begin), model.token_id_of(reasoning.end)
     if prompt.reasoning == "open":
         if end is None:
             raise InvalidRequestError(

@@ -297,6 +297,11 @@ class Generation:
             "finish_reason": "+".join(sorted(reasons)),
         }
 
+    async def wait_accepted(self) -> None:
+        """Wait until the engine has taken all sequences. Raises RequestError where it has refused one."""
+        for stream in self.streams:
+            await stream.wait_accepted()
+
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Deltas of all choices in order of arrival. The caller calls `abort` in the end.
 

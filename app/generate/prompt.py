@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.app.generate.served_model import ServedModel
+from tessera.app.reasoning.format import ReasoningStart
 from tessera.app.schema.chat import ConversationFields
 from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.text.chat_template import ChatTemplate, check_kwargs
-from tessera.app.text.reasoning import ReasoningStart, reasoning_start
-from tessera.app.text.tokenizer import check_text_length
-from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError
+from tessera.app.text.tokenizer import check_text_length, prompt_too_long
+from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.messages import EngineInfo, TokenIds
 
 PROMPT_TIMEOUT = 60.0  # seconds for a prompt to be prepared, waiting for a thread included
@@ -61,26 +61,29 @@ async def render_chat(
             tools=[tool.for_template() for tool in request.shown_tools] or None,
             add_generation_prompt=request.adds_generation_prompt,
             continue_final_message=request.continue_final_message,
-            extra=request.chat_template_kwargs,
+            extra=request.template_variables,
+            source=request.template_source,
             seconds=model.settings.template_timeout,
             max_chars=max_model_len * tokenizer.max_token_chars + TEMPLATE_OVERHEAD,
         )
         check_text_length(tokenizer, len(text), max_model_len, param)
         continued = request.messages[-1].content if request.continue_final_message else None
         token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return ChatPrompt(token_ids, reasoning_start(text, continued) if model.has_reasoning else "none")
+        return ChatPrompt(
+            token_ids, model.reasoning.start_of(text, continued) if model.reasoning is not None else "none"
+        )
 
     return await model.workers.run(render_and_encode, timeout=PROMPT_TIMEOUT)
 
 
 def truncated(request: GenerationRequest, token_ids: list[int], info: EngineInfo) -> list[int]:
-    """The prompt's last tokens, as many as `truncate_prompt_tokens` says."""
+    """As many of the prompt's tokens as `truncate_prompt_tokens` says, from the side that `truncation_side` leaves."""
     keep = request.truncate_prompt_tokens
     if keep is None:
         return token_ids
     if keep == -1:
         keep = max(1, info.max_model_len - (request.token_limit[0] or 1))
-    return token_ids[-keep:]
+    return token_ids[:keep] if request.truncation_side == "right" else token_ids[-keep:]
 
 
 def checked_token_ids(token_ids: list[int], info: EngineInfo, param: str) -> TokenIds:
@@ -105,11 +108,7 @@ def checked_prompt(token_ids: list[int], info: EngineInfo, param: str) -> TokenI
         raise InvalidRequestError(f"{param} must not be empty: it has no tokens.", param=param)
     checked = checked_token_ids(token_ids, info, param)
     if len(token_ids) >= info.max_model_len:
-        raise ContextLengthError(
-            f"This model's context is {info.max_model_len} tokens, but the prompt has {len(token_ids)} tokens"
-            " and leaves no room for an answer.",
-            param=param,
-        )
+        raise prompt_too_long(len(token_ids), info.max_model_len, param)
     return checked
 
 
@@ -121,6 +120,11 @@ def _checked_template(model: ServedModel, request: ConversationFields) -> ChatTe
             code="no_chat_template",
         )
     check_kwargs(request.chat_template_kwargs or {})
+    if request.template_source is not None and not model.settings.trust_request_chat_template:
+        raise InvalidRequestError(
+            "chat_template is only accepted where the server was started with --trust-request-chat-template.",
+            param="chat_template",
+        )
     if request.shown_tools and model.tool_format is None:
         raise InvalidRequestError(
             "tools are not supported by this model: its chat template shows no format of calls that is known"

@@ -81,20 +81,21 @@ def sampling_params(
     """
     room = info.max_model_len - num_prompt_tokens
     limit, limit_name = request.token_limit
-    if limit is not None and limit > room:
+    if limit is not None and limit > info.max_model_len and not request.always_clamps:
         raise ContextLengthError(
-            f"This model's context is {info.max_model_len} tokens, but {num_prompt_tokens + limit} were requested"
-            f" ({num_prompt_tokens} in the prompt, {limit} by {limit_name}).",
+            f"This model's maximum context length is {info.max_model_len} tokens: input length and `max_tokens` exceed"
+            f" context limit: {num_prompt_tokens} + {limit} > {info.max_model_len}.",
             param=limit_name,
         )
-    max_tokens = room if limit is None else limit
-    if request.min_tokens is not None and request.min_tokens > max_tokens:
+    asked = room if limit is None else limit
+    if request.min_tokens is not None and request.min_tokens > asked:
         raise InvalidRequestError(
-            f"min_tokens ({request.min_tokens}) must be at most {limit_name} ({max_tokens}).", param="min_tokens"
+            f"min_tokens ({request.min_tokens}) must be at most {limit_name} ({asked}).", param="min_tokens"
         )
+    max_tokens = max(min(asked, room), 1)  # the prompt's logits come with a token, wanted or not
     base = SamplingParams(
-        max_tokens=max(max_tokens, 1),  # the prompt's logits come with a token, wanted or not
-        **_row_parameters(request, defaults),
+        max_tokens=max_tokens,
+        **_row_parameters(request, defaults, max_tokens),
         logit_bias=request.logit_bias,
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
@@ -114,7 +115,7 @@ def sampling_params(
     ]
 
 
-def _row_parameters(request: GenerationRequest, defaults: SamplingDefaults) -> dict[str, Any]:
+def _row_parameters(request: GenerationRequest, defaults: SamplingDefaults, max_tokens: int) -> dict[str, Any]:
     """The parameters of the engine's rows that the request or the model's defaults give; seeds differ by choice."""
     values = msgspec.structs.asdict(defaults)
     for name in ROW_PARAMETERS:
@@ -122,6 +123,10 @@ def _row_parameters(request: GenerationRequest, defaults: SamplingDefaults) -> d
         if value is not None and name != "seed":
             values[name] = value
     values["top_k"] = max(0, values["top_k"])
+    if values["top_p"] == 0:  # the smallest set of tokens: one
+        values |= {"top_p": 1.0, "top_k": 1}
+    if values.get("min_tokens"):
+        values["min_tokens"] = min(values["min_tokens"], max_tokens)
     return values
 
 

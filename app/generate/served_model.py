@@ -9,10 +9,10 @@ from typing import Any
 from fastapi import Request
 
 from tessera.app.generate.sampling import load_sampling_defaults
+from tessera.app.reasoning.families import choose_reasoning
 from tessera.app.settings import AppSettings
 from tessera.app.text.chat_template import load_chat_template
 from tessera.app.text.detokenizer import DetokenizerFactory
-from tessera.app.text.reasoning import has_reasoning
 from tessera.app.text.tokenizer import load_tokenizer
 from tessera.app.text.workers import TextWorkers
 from tessera.app.tools.formats import choose_format
@@ -27,7 +27,7 @@ class ServedModel:
     Attributes:
         template: None where the model has no chat template.
         tool_format: the format of its tool calls; None where none is known.
-        has_reasoning: whether its completions may begin with reasoning.
+        reasoning: the format of its reasoning; None where completions have none.
         defaults: sampling parameters for requests that give none.
         created: Unix time of the model's files.
     """
@@ -45,7 +45,7 @@ class ServedModel:
         self.template = load_chat_template(folder, settings.chat_template, self.tokenizer.special_tokens)
         sources = self.template.sources.values() if self.template is not None else ()
         self.tool_format = choose_format(settings.tool_call_parser, sources)
-        self.has_reasoning = has_reasoning(settings.reasoning_parser, sources)
+        self.reasoning = choose_reasoning(settings.reasoning_parser, sources)
         self.defaults = load_sampling_defaults(folder)
         self.workers = TextWorkers(settings.text_threads, settings.max_text_jobs)
         self.detokenizers = DetokenizerFactory(self.tokenizer)
@@ -59,6 +59,11 @@ class ServedModel:
         if info is None:
             raise EngineUnavailableError("The model is still being loaded; please try again later.")
         return info
+
+    @property
+    def default_name(self) -> str:
+        """The model of requests that name none."""
+        return self.settings.served_model_names[0]
 
     def check_name(self, name: str) -> None:
         """Raise NotFoundError or InvalidRequestError unless requests to generate may name this model so."""

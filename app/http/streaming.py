@@ -20,6 +20,9 @@ logger = logging.getLogger("tessera.app")
 
 T = TypeVar("T")
 
+HEAD_PATIENCE = 5.0  # seconds
+COMMENT = b": keep-alive\n\n"
+
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -57,13 +60,21 @@ async def _disconnected(receive: Receive) -> None:
 class Source(Protocol):
     """A running generation."""
 
+    async def wait_accepted(self) -> None: ...
+
     def deltas(self) -> AsyncGenerator[Any, None]: ...
 
     async def abort(self) -> None: ...
 
 
 class Events(Protocol):
-    """Server-sent events of one completion, in the order they are sent."""
+    """Server-sent events of one completion, in the order they are sent.
+
+    Attributes:
+        keepalive: sent where nothing else is for a while.
+    """
+
+    keepalive: bytes
 
     def opening(self) -> bytes: ...
 
@@ -76,7 +87,11 @@ class Events(Protocol):
 
 
 class EventStream(Response):
-    """A streamed response. Its head waits for the first output, so that a refusal still gets its own HTTP status."""
+    """A streamed response.
+
+    Its head waits until the engine has taken the request, so that a refusal still gets its own HTTP status, but at most
+    HEAD_PATIENCE seconds, because proxies give up on a response that does not begin.
+    """
 
     def __init__(
         self,
@@ -91,7 +106,7 @@ class EventStream(Response):
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        patient_send = _PatientSend(send, self._settings.stall_timeout)
+        patient_send = _PatientSend(send, self._settings.stall_timeout, self._settings.keepalive)
         try:
             await run_while_connected(receive, self._write(patient_send), self._settings.request_timeout)
         except ClientDisconnectedError:
@@ -112,14 +127,16 @@ class EventStream(Response):
     async def _write(self, send: _PatientSend) -> None:
         send.watch(asyncio.current_task())
         events = self._events
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._source.wait_accepted(), HEAD_PATIENCE)
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        self._started = True
+        if opening := events.opening():
+            await send({"type": "http.response.body", "body": opening, "more_body": True})
+        send.keep_alive(events.keepalive)
         async with contextlib.aclosing(self._source.deltas()) as deltas:
             async for delta in deltas:
-                body = events.delta(delta)
-                if not self._started:
-                    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-                    self._started = True
-                    body = events.opening() + body
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+                await send({"type": "http.response.body", "body": events.delta(delta), "more_body": True})
         await send({"type": "http.response.body", "body": events.closing(), "more_body": False})
 
     async def _fail(self, error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,37 +151,65 @@ class EventStream(Response):
 
 
 class _PatientSend:
-    """ASGI send that cancels the writing task when one send takes longer than `timeout` seconds.
+    """ASGI send that cancels the writing task when one send takes longer than `timeout` seconds, and that sends a sign
+    of life where nothing else was sent for `keepalive` seconds.
 
-    One timer watches the whole response; a timeout per send would cost more than the send.
+    Timers watch the whole response; a timeout per send would cost more than the send.
     """
 
-    def __init__(self, send: Send, timeout: float) -> None:
+    def __init__(self, send: Send, timeout: float, keepalive: float) -> None:
         self.stalled = False
         self._send = send
         self._timeout = timeout
+        self._keepalive = keepalive
         self._loop = asyncio.get_running_loop()
         self._waiting_since: float | None = None
+        self._sent_at = 0.0
         self._task: asyncio.Task[Any] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._sign: asyncio.Task[None] | None = None
 
     def watch(self, task: asyncio.Task[Any] | None) -> None:
         self._task = task
-        self._check()
+        self._check_stall()
+
+    def keep_alive(self, sign: bytes) -> None:
+        """Begin to send `sign` in silence."""
+        self._check_silence(sign)
 
     async def __call__(self, message: dict[str, Any]) -> None:
-        self._waiting_since = self._loop.time()
+        if self._sign is not None:  # one writer at a time
+            await self._sign
+        self._waiting_since = self._sent_at = self._loop.time()
         await self._send(message)
         self._waiting_since = None
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._sign is not None:
+            self._sign.cancel()
 
-    def _check(self) -> None:
+    def _check_stall(self) -> None:
         waiting_since = self._waiting_since
         if waiting_since is not None and self._loop.time() - waiting_since > self._timeout and self._task is not None:
             self.stalled = True
             self._task.cancel()
             return
-        self._timer = self._loop.call_later(self._timeout / 2, self._check)
+        self._timers["stall"] = self._loop.call_later(self._timeout / 2, self._check_stall)
+
+    def _check_silence(self, sign: bytes) -> None:
+        rest = self._sent_at + self._keepalive - self._loop.time()
+        if rest <= 0:
+            rest = self._keepalive
+            if self._waiting_since is None:
+                self._sign = self._loop.create_task(self._send_sign(sign))
+        self._timers["silence"] = self._loop.call_later(rest, self._check_silence, sign)
+
+    async def _send_sign(self, sign: bytes) -> None:
+        try:
+            self._waiting_since = self._sent_at = self._loop.time()
+            await self._send({"type": "http.response.body", "body": sign, "more_body": True})
+            self._waiting_since = None
+        finally:
+            self._sign = None

@@ -53,13 +53,15 @@ class ChunkOptions:
 
     Attributes:
         usage: a last chunk with the usage.
-        continuous_usage: the usage so far in every chunk as well.
+        continuous_usage: the usage so far in every chunk.
         num_logprobs: alternatives per token; None leaves `logprobs` null.
+        names_ids: tokens are called by their ids.
     """
 
     usage: bool = False
     continuous_usage: bool = False
     num_logprobs: int | None = None
+    names_ids: bool = False
 
 
 class ChunkWriter:
@@ -75,6 +77,11 @@ class ChunkWriter:
     def chunk(self, choice: bytes) -> bytes:
         tail = b'],"usage":%b}\n\n' % self._usage_json() if self._continuous_usage else self._tail
         return self._head + choice + tail
+
+    def chunk_with(self, choice: bytes, name: str, value: object) -> bytes:
+        """A chunk with one more field beside `choices`."""
+        field = b',"%b":%b' % (name.encode(), orjson.dumps(value))
+        return self.chunk(choice)[:-3] + field + b"}\n\n"
 
     def closing(self) -> bytes:
         if not self._usage:

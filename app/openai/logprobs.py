@@ -12,14 +12,25 @@ from tessera.engine.contract.messages import TokenLogprobs
 LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this for an impossible token
 
 
-def chat_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer, num_top: int) -> dict[str, Any]:
-    """`logprobs` of a chat choice; `bytes` are the token's own and need not be whole characters."""
+def chat_logprobs(
+    entries: Sequence[TokenEntry], tokenizer: Tokenizer, num_top: int, *, as_ids: bool = False
+) -> dict[str, Any]:
+    """`logprobs` of a chat choice; `bytes` are the token's own and need not be whole characters.
+
+    `as_ids` calls the tokens `token_id:ID`.
+    """
+
+    def scored(token_id: int, logprob: float) -> dict[str, Any]:
+        raw = tokenizer.token_bytes(token_id)
+        token = token_id_name(token_id) if as_ids else printable_token(raw)
+        return {"token": token, "logprob": finite(logprob), "bytes": list(raw)}
+
     return {
         "content": [
             {
-                **_scored_token(entry.logprobs.token_id, entry.logprobs.logprob, tokenizer),
+                **scored(entry.logprobs.token_id, entry.logprobs.logprob),
                 "top_logprobs": [
-                    _scored_token(token_id, logprob, tokenizer)
+                    scored(token_id, logprob)
                     for token_id, logprob in zip(
                         entry.logprobs.top_token_ids[:num_top], entry.logprobs.top_logprobs[:num_top], strict=True
                     )
@@ -50,9 +61,9 @@ def finite(logprob: float) -> float:
     return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB
 
 
-def _scored_token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    raw = tokenizer.token_bytes(token_id)
-    return {"token": printable_token(raw), "logprob": finite(logprob), "bytes": list(raw)}
+def token_id_name(token_id: int) -> str:
+    """A token's name with `return_tokens_as_token_ids`."""
+    return f"token_id:{token_id}"
 
 
 def _ranked_token(token_id: int, logprob: float, rank: int, tokenizer: Tokenizer) -> dict[str, Any]:

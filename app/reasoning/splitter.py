@@ -24,6 +24,10 @@ class ReasoningSplitter:
         self._space: list[str] = []  # white space that may prove to be layout
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        return self._format.tags
+
+    @property
     def thinking(self) -> bool:
         """The text so far ends within the reasoning."""
         return self._state in ("start", "within") or (self._opened and self._state == "before")

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, model_validator
 
-from tessera.app.schema.fields import MAX_INT32, MAX_NAME, Off, Text, TextContent, at_most, integer, text_of
+from tessera.app.schema.custom_tools import arguments_of
+from tessera.app.schema.fields import MAX_INT32, MAX_NAME, Off, Text, TextContent, at_most, integer, text_of, wrong
 from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.schema.request import RequestModel
 from tessera.app.schema.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_tool_choice
@@ -20,6 +21,9 @@ from tessera.engine.contract.sampling_params import MAX_LOGPROBS
 
 MAX_MESSAGES = 16384
 MAX_TOOL_CALLS = 128
+FUNCTION_CALL_ID = "function0"  # of calls without an id; 9 characters, as Mistral's templates want
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TEXT_KEYS = {"text": "text", "refusal": "refusal"}
 
 
@@ -35,13 +39,33 @@ class ToolCallFunction(BaseModel):
     arguments: Text = ""
 
 
+class CustomCall(BaseModel):
+    """The call of a custom tool with its input."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    name: str = Field(max_length=MAX_NAME)
+    input: Text = ""
+
+
 class ToolCall(BaseModel):
-    """A call that the assistant made earlier in the conversation."""
+    """A call that the assistant made earlier in the conversation; `function` is set by the server for a custom tool."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     id: str = Field(default="", max_length=MAX_NAME)
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
     function: ToolCallFunction
+    custom: CustomCall | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_function(cls, value: Any) -> Any:
+        """The call of a custom tool as that of the function which the model was offered."""
+        if type(value) is not dict or value.get("type") != "custom":
+            return value
+        custom = value.get("custom")
+        if type(custom) is not dict or type(custom.get("name")) is not str or type(custom.get("input")) is not str:
+            raise wrong("is of type 'custom' and must have `custom`, an object with a name and an input")
+        return {**value, "function": {"name": custom["name"], "arguments": arguments_of(custom["input"])}}
 
     def for_template(self) -> dict[str, Any]:
         """A dict with the arguments as an object, which templates print; text that is no JSON object stays text."""
@@ -52,14 +76,14 @@ class ToolCall(BaseModel):
             parsed = None
         if isinstance(parsed, dict):
             arguments = parsed
-        return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
+        return {"id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": arguments}}
 
 
 class ChatMessage(BaseModel):
-    """One message of any role."""
+    """One message of any role; `function` is the older name of `tool`."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[str | None, PlainValidator(_content, json_schema_input_type=TextContent | None)] = None
     name: str | None = Field(default=None, max_length=MAX_NAME)
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_TOOL_CALLS)
@@ -68,11 +92,12 @@ class ChatMessage(BaseModel):
     reasoning: Text | None = None
     reasoning_content: Text | None = None
     audio: None = Field(default=None, description="Must be null: there is no audio here.")
-    function_call: None = Field(default=None, description="Must be null: the older form of `tool_calls`.")
+    function_call: ToolCallFunction | None = Field(default=None, description="The older form of `tool_calls`.")
 
     def check(self, path: str) -> None:
         """Raise InvalidRequestError for a message without what its role needs."""
-        has_other = self.tool_calls or self.refusal is not None or self.given_reasoning is not None
+        called = self.tool_calls or self.function_call is not None
+        has_other = called or self.refusal is not None or self.given_reasoning is not None
         if self.content is None and not (self.role == "assistant" and has_other):
             raise InvalidRequestError(f"{path}.content is required.", param=f"{path}.content")
         if self.role == "tool" and self.tool_call_id is None:
@@ -85,14 +110,23 @@ class ChatMessage(BaseModel):
         """The reasoning that preceded this message, under either of its names."""
         return self.reasoning_content if self.reasoning_content is not None else self.reasoning
 
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls of this message, under either of their names."""
+        if self.function_call is not None and not self.tool_calls:
+            return [ToolCall(id=FUNCTION_CALL_ID, function=self.function_call)]
+        return self.tool_calls or []
+
     def for_template(self) -> dict[str, Any]:
         """A dict of the keys that are set, because templates test for them."""
         content = self.content if self.content is not None else self.refusal or ""
         message: dict[str, Any] = {"role": self.role, "content": content}
+        if self.role == "function":
+            message |= {"role": "tool", "tool_call_id": FUNCTION_CALL_ID}
         if self.given_reasoning is not None:
             message["reasoning_content"] = message["reasoning"] = message["thinking"] = self.given_reasoning
-        if self.tool_calls:
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.calls:
+            message["tool_calls"] = [call.for_template() for call in self.calls]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         if self.name is not None:
@@ -107,6 +141,10 @@ class ConversationFields(RequestModel):
     add_generation_prompt: StrictBool | None = None
     continue_final_message: Off = False
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=64)
+    reasoning_effort: ReasoningEffort | None = Field(
+        default=None,
+        description="A variable of the chat template, with enable_thinking false for none; no effect on other models.",
+    )
     tools: Tools | None = None
 
     def check_conversation(self) -> None:
@@ -123,6 +161,20 @@ class ConversationFields(RequestModel):
                     "continue_final_message needs a last message of role 'assistant' with content.",
                     param="continue_final_message",
                 )
+
+    @property
+    def template_source(self) -> str | None:
+        """A chat template that the request brings."""
+        return None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Variables of the chat template: those of `reasoning_effort`, then those that the request names itself."""
+        effort: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            thinks = self.reasoning_effort != "none"
+            effort = {"reasoning_effort": self.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
+        return effort | (self.chat_template_kwargs or {})
 
     @property
     def shown_tools(self) -> Sequence[Tool]:
@@ -158,7 +210,21 @@ class ChatRequest(ConversationFields, GenerationRequest):
 
     @property
     def shown_tools(self) -> Sequence[Tool]:
-        return self.tools if self.tools and self.effective_tool_choice.mode != "none" else ()
+        choice = self.effective_tool_choice
+        if choice.mode == "none":
+            return ()
+        if choice.allowed is not None:
+            return [tool for tool in self.tools or () if tool.function.name in choice.allowed]
+        return self.tools or ()
+
+    @property
+    def custom_tools(self) -> frozenset[str]:
+        """Names of the tools whose input is text."""
+        return frozenset(tool.function.name for tool in self.shown_tools if tool.custom is not None)
+
+    @property
+    def shows_reasoning(self) -> bool:
+        return True
 
     @property
     def num_logprobs(self) -> int | None:

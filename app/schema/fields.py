@@ -194,6 +194,10 @@ def integer(low: int, high: int, meaning: str, *, default: int | None = None) ->
     return Field(default=default, ge=low, le=high, description=meaning)
 
 
+def _empty_name_for_null(value: Any) -> Any:
+    return "" if value is None else value
+
+
 def _false_for_null(value: Any) -> Any:
     return False if value is None else value
 
@@ -210,6 +214,11 @@ def _false_or_null(value: Any) -> None:
 Off = Annotated[StrictBool, BeforeValidator(_false_for_null, json_schema_input_type=bool | None)]
 On = Annotated[StrictBool, BeforeValidator(_true_for_null, json_schema_input_type=bool | None)]
 NotSupported = Annotated[None, PlainValidator(_false_or_null, json_schema_input_type=Literal[False] | None)]
+ModelName = Annotated[
+    str,
+    BeforeValidator(_empty_name_for_null, json_schema_input_type=Annotated[str, Field(max_length=MAX_NAME)] | None),
+    Field(max_length=MAX_NAME, description="A name of /v1/models; the served model if omitted or empty."),
+]
 Label = Annotated[str, Field(max_length=1024)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from tessera.app.schema.fields import (
     MAX_CHOICES,
@@ -15,6 +14,7 @@ from tessera.app.schema.fields import (
     BadWords,
     Label,
     LogitBias,
+    ModelName,
     NotSupported,
     Off,
     On,
@@ -22,9 +22,8 @@ from tessera.app.schema.fields import (
     StopTokenIds,
     integer,
     number,
-    wrong,
 )
-from tessera.app.schema.request import RequestModel
+from tessera.app.schema.request import FieldValues, RequestModel
 from tessera.app.schema.structured_output import (
     GuidedChoice,
     GuidedJson,
@@ -42,18 +41,12 @@ GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar
 
 
 class StreamOptions(BaseModel):
-    """`include_usage`: a last chunk with the usage. `continuous_usage_stats`: the usage so far in every chunk, too."""
+    """`include_usage`: a last chunk with the usage. `continuous_usage_stats`: the usage so far in every chunk."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     include_usage: Off = False
     continuous_usage_stats: Off = False
     include_obfuscation: NotSupported = None
-
-    @model_validator(mode="after")
-    def _check(self) -> StreamOptions:
-        if self.continuous_usage_stats and not self.include_usage:
-            raise wrong("with continuous_usage_stats needs include_usage")
-        return self
 
 
 class SamplingFields(RequestModel):
@@ -61,7 +54,7 @@ class SamplingFields(RequestModel):
 
     min_tokens: int | None = integer(0, MAX_INT32, "No end of text and no stop before this many tokens.")
     temperature: float | None = number(0, 2, "0 is greedy.")
-    top_p: float | None = number(0, 1, "Nucleus sampling; 1 is off.", open_low=True)
+    top_p: float | None = number(0, 1, "Nucleus sampling; 1 is off, 0 takes the most probable token.")
     top_k: int | None = integer(-1, MAX_INT32, "Most probable tokens to choose from; 0 and -1 are off.")
     min_p: float | None = number(0, 1, "Least probability relative to the most probable token; 0 is off.")
     top_n_sigma: float | None = number(0, 100, "Standard deviations of the logits below the best; 0 is off.")
@@ -93,39 +86,50 @@ class SamplingFields(RequestModel):
 class GenerationRequest(SamplingFields):
     """Fields of chat and text completions.
 
-    `response_format_param` is the API's own name for `response_format`, for errors.
+    Attributes:
+        response_format_param: the API's own name for `response_format`, for errors.
+        always_clamps: a token limit beyond the context is cut to it, rather than refused.
     """
 
     response_format_param: ClassVar[str] = "response_format"
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    always_clamps: ClassVar[bool] = False
+    refused: ClassVar[FieldValues] = {
         "early_stopping": (False,),
-        "echo": (False,),
         "guided_decoding_backend": (),
         "guided_whitespace_pattern": (),
-        "include_reasoning": (True,),
-        "kv_transfer_params": (),
+        "kv_transfer_params": ({},),
         "length_penalty": (1.0, 1),
         "logits_processors": ([],),
-        "media_io_kwargs": ({},),
-        "mm_processor_kwargs": ({},),
+        "logprob_token_ids": ([],),
+        "padding": (False,),
+        "prompt_embeds": ([],),
         "repetition_detection": (),
-        "request_id": (),
-        "return_tokens_as_token_ids": (False,),
-        "service_tier": ("auto", "default"),
+        "return_token_offsets": (False,),
         "spaces_between_special_tokens": (True,),
         "structural_tag": (),
         "thinking_token_budget": (),
         "use_beam_search": (False,),
         "vllm_xargs": ({},),
     }
+    hints: ClassVar[FieldValues] = {
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
+        "request_id": (),
+        "service_tier": ("auto", "default"),
+        "session_id": (),
+        "stream_interval": (1,),
+    }
 
-    model: str = Field(max_length=MAX_NAME)
+    model: ModelName = ""
     max_tokens: int | None = integer(1, MAX_INT32, "Most tokens to generate; the rest of the context if omitted.")
     n: int | None = integer(1, MAX_CHOICES, "Completions per prompt.")
     stream: Off = False
     stream_options: StreamOptions | None = None
     truncate_prompt_tokens: int | None = integer(
-        -1, MAX_INT32, "Keep only this many tokens of the prompt's end; -1 as many as the context holds."
+        -1, MAX_INT32, "Keep only this many tokens of the prompt; -1 as many as the context holds."
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        default=None, description="Where truncate_prompt_tokens takes tokens away; left if omitted."
     )
     prompt_logprobs: int | None = integer(
         0, MAX_LOGPROBS, "Alternatives to report per token of the prompt; not with stream."
@@ -134,6 +138,9 @@ class GenerationRequest(SamplingFields):
         default=None, description="Text, any JSON object, or JSON that matches a schema."
     )
     return_token_ids: Off = False
+    return_tokens_as_token_ids: Off = Field(
+        default=False, description="Tokens of log-probabilities are called token_id:ID."
+    )
     add_special_tokens: StrictBool | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
@@ -150,7 +157,7 @@ class GenerationRequest(SamplingFields):
 
     @property
     def continuous_usage(self) -> bool:
-        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def token_limit(self) -> tuple[int | None, str]:
@@ -175,8 +182,9 @@ class GenerationRequest(SamplingFields):
     def _grammars(self) -> list[Grammar]:
         """A grammar for each field that asks for one; `check` refuses more than one."""
         found = []
-        if self.response_format is not None and self.response_format.type != "text":
-            found.append(response_format_grammar(self.response_format, self.response_format_param))
+        if self.response_format is not None:
+            grammar = response_format_grammar(self.response_format, self.response_format_param)
+            found += [grammar] if grammar is not None else []
         if self.structured_outputs is not None:
             found.append(structured_outputs_grammar(self.structured_outputs))
         for name in GUIDED_FIELDS:

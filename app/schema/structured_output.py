@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
 from tessera.app.schema.fields import JsonObject, wrong
+from tessera.app.schema.json_schema import enforceable_schema
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import MAX_GRAMMAR_LENGTH, Grammar
 
@@ -29,7 +30,10 @@ def _not_empty(strings: list[str]) -> list[str]:
 
 
 class JsonSchema(BaseModel):
-    """A JSON schema and its name. `strict` is accepted: the schema is enforced in any case."""
+    """A JSON schema and its name.
+
+    It is enforced in any case. With `strict` a keyword that cannot be enforced is an error; otherwise it is left out.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     name: str = Field(min_length=1, max_length=MAX_SCHEMA_NAME)
@@ -38,11 +42,19 @@ class JsonSchema(BaseModel):
     strict: StrictBool | None = None
 
 
-class PlainFormat(BaseModel):
-    """Any text, or any JSON object."""
+class TextFormat(BaseModel):
+    """Any text."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    type: Literal["text", "json_object"]
+    type: Literal["text"]
+
+
+class JsonObjectFormat(BaseModel):
+    """Any JSON object, or one that matches `schema`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    type: Literal["json_object"]
+    definition: JsonObject | None = Field(default=None, alias="schema")
 
 
 class JsonSchemaFormat(BaseModel):
@@ -53,7 +65,8 @@ class JsonSchemaFormat(BaseModel):
     json_schema: JsonSchema
 
 
-ResponseFormat = Annotated[PlainFormat | JsonSchemaFormat, Field(discriminator="type")]
+AnyFormat: TypeAlias = TextFormat | JsonObjectFormat | JsonSchemaFormat
+ResponseFormat = Annotated[AnyFormat, Field(discriminator="type")]
 
 
 Choices = Annotated[list[GrammarText], Field(min_length=1, max_length=MAX_CHOICE_STRINGS), AfterValidator(_not_empty)]
@@ -86,23 +99,30 @@ class StructuredOutputs(BaseModel):
     structural_tag: None = None
 
 
-def schema_grammar(schema: dict[str, Any], param: str) -> Grammar:
+def schema_grammar(schema: dict[str, Any], param: str, *, strict: bool = False) -> Grammar:
     """JSON that matches a schema; `param` is the request field that it comes from.
+
+    Unless `strict`, keywords that grammars cannot enforce are left out.
 
     Raises:
         InvalidRequestError: it came as text and is nested hundreds of levels deep.
     """
     try:
-        text = orjson.dumps(schema).decode()
-    except orjson.JSONEncodeError:  # it goes less deep than the parser
+        text = orjson.dumps(schema if strict else enforceable_schema(schema, param)).decode()
+    except (orjson.JSONEncodeError, RecursionError):  # both go less deep than the parser
         raise InvalidRequestError(f"The schema of {param} is nested too deeply.", param=param) from None
     return Grammar("json_schema", text, param)
 
 
-def response_format_grammar(response_format: PlainFormat | JsonSchemaFormat, param: str = "response_format") -> Grammar:
-    """The grammar of a `response_format` other than text."""
+def response_format_grammar(response_format: AnyFormat, param: str = "response_format") -> Grammar | None:
+    """The grammar of a `response_format`; None for text."""
     if isinstance(response_format, JsonSchemaFormat):
-        return schema_grammar(response_format.json_schema.definition, param)
+        schema = response_format.json_schema
+        return schema_grammar(schema.definition, param, strict=schema.strict is True)
+    if isinstance(response_format, TextFormat):
+        return None
+    if response_format.definition is not None:
+        return schema_grammar(response_format.definition, param)
     return Grammar("json_object", param=param)
 
 

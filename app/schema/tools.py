@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -15,27 +13,18 @@ from pydantic import (
     PlainValidator,
     PrivateAttr,
     StrictBool,
+    ValidationError,
     model_validator,
 )
 
+from tessera.app.schema.custom_tools import CustomTool
 from tessera.app.schema.fields import JsonObject, wrong
+from tessera.app.schema.tool_names import MAX_TOOL_DESCRIPTION, MAX_TOOL_NAME, TOOL_NAME, ToolName
 from tessera.engine.contract.errors import InvalidRequestError
 
 MAX_TOOLS = 128
-MAX_TOOL_NAME = 128  # as Anthropic's API allows; OpenAI's 64 are too few for the names of MCP servers' tools
-MAX_TOOL_DESCRIPTION = 65536
 
-_TOOL_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_TOOL_NAME}}}")
 _CHOICES = ("none", "auto", "required")
-
-
-def _tool_name(name: str) -> str:
-    if not _TOOL_NAME.fullmatch(name):
-        raise wrong(f"must be 1 to {MAX_TOOL_NAME} letters, digits, _ or -")
-    return name
-
-
-ToolName = Annotated[str, AfterValidator(_tool_name), Field(json_schema_extra={"pattern": f"^{_TOOL_NAME.pattern}$"})]
 
 
 class ToolFunction(BaseModel):
@@ -49,19 +38,25 @@ class ToolFunction(BaseModel):
 
 
 class Tool(BaseModel):
-    """A function that the model may call."""
+    """A function that the model may call, or a custom tool, which is offered to it as a function.
+
+    `function` is set by the server for a custom tool.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     function: ToolFunction
+    custom: CustomTool | None = None
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="wrap")
     @classmethod
     def _keep_given(cls, value: Any, handler: ModelWrapValidatorHandler[Tool]) -> Tool:
+        if isinstance(value, dict) and value.get("type") == "custom":
+            value = _with_function(value)
         tool = handler(value)
         if isinstance(value, dict):
-            tool._given = value
+            tool._given = value if tool.custom is None else {"type": "function", "function": value["function"]}
         return tool
 
     def for_template(self) -> dict[str, Any]:
@@ -69,58 +64,123 @@ class Tool(BaseModel):
         return self._given or self.model_dump(exclude_none=True)
 
 
+def _with_function(tool: dict[str, Any]) -> dict[str, Any]:
+    if type(tool.get("custom")) is not dict:
+        raise wrong("is of type 'custom' and must have `custom`, an object with a name")
+    try:
+        function = CustomTool.model_validate(tool["custom"]).as_function()
+    except ValidationError:  # which the field itself reports
+        function = {"name": "custom"}
+    return {**tool, "function": function}
+
+
 class ToolChoice(BaseModel):
-    """`mode` as in the API, or `function` with the one name that must be called."""
+    """`mode` as in the API, or `function` with the one name that must be called; `allowed`: no others exist."""
 
     model_config = ConfigDict(frozen=True)
     mode: Literal["none", "auto", "required", "function"]
     name: str | None = None
+    allowed: tuple[str, ...] | None = None
 
     @property
     def forced(self) -> bool:
         return self.mode in ("required", "function")
 
 
+def tool_name_in(value: Any, kind: str) -> str | None:
+    """The name in `{"type": kind, kind: {"name": ...}}` or `{"type": kind, "name": ...}`; None for anything else."""
+    if type(value) is not dict or value.get("type") != kind:
+        return None
+    inner = value.get(kind, value)
+    name = inner.get("name") if type(inner) is dict else None
+    return name if type(name) is str and TOOL_NAME.fullmatch(name) else None
+
+
+def allowed_tools(value: Any) -> ToolChoice | None:
+    """The choice in `{"mode": ..., "tools": [...]}`; None for anything else."""
+    if type(value) is not dict or value.get("mode") not in ("auto", "required") or type(value.get("tools")) is not list:
+        return None
+    names = [tool_name_in(tool, "function") or tool_name_in(tool, "custom") for tool in value["tools"][: MAX_TOOLS + 1]]
+    found = tuple(name for name in names if name is not None)
+    if not 0 < len(found) == len(value["tools"]):
+        return None
+    return ToolChoice(mode=value["mode"], allowed=found)
+
+
 def _tool_choice(value: Any) -> ToolChoice | None:
     if value is None or isinstance(value, ToolChoice):
         return value
-    if value in _CHOICES:
-        return ToolChoice(mode=value)
-    function = value.get("function") if type(value) is dict and value.get("type") == "function" else None
-    name = function.get("name") if type(function) is dict else None
-    if type(name) is not str or not _TOOL_NAME.fullmatch(name):
-        raise wrong('must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}')
-    return ToolChoice(mode="function", name=name)
+    if type(value) is str and value in _CHOICES:
+        return ToolChoice.model_validate({"mode": value})
+    if type(value) is dict and value.get("type") == "allowed_tools":
+        choice = allowed_tools(value.get("allowed_tools"))
+    else:
+        name = tool_name_in(value, "function") or tool_name_in(value, "custom")
+        choice = ToolChoice(mode="function", name=name) if name is not None else None
+    if choice is None:
+        raise wrong(
+            'must be "none", "auto", "required", {"type": "function", "function": {"name": ...}}, the same of a custom'
+            ' tool, or {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}'
+        )
+    return choice
 
 
-class NamedToolChoice(BaseModel):
+class NamedTool(BaseModel):
+    """The name of a tool."""
+
+    name: ToolName
+
+
+class NamedFunctionChoice(BaseModel):
     """A `tool_choice` that names a function."""
 
-    class Function(BaseModel):
-        name: ToolName
-
     type: Literal["function"]
-    function: Function
+    function: NamedTool
 
 
-Tools = Annotated[
-    list[Tool], Field(max_length=MAX_TOOLS, description=f"Functions that the model may call; at most {MAX_TOOLS}.")
-]
+class NamedCustomChoice(BaseModel):
+    """A `tool_choice` that names a custom tool."""
+
+    type: Literal["custom"]
+    custom: NamedTool
+
+
+class AllowedTools(BaseModel):
+    """The tools of `allowed_tools`."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunctionChoice | NamedCustomChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(BaseModel):
+    """A `tool_choice` that leaves some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, description=f"The model may call them; at most {MAX_TOOLS}.")]
 ToolChoiceField = Annotated[
     ToolChoice | None,
-    PlainValidator(_tool_choice, json_schema_input_type=Literal["none", "auto", "required"] | NamedToolChoice | None),
-    Field(description="Whether functions may, must or may not be called, or which one must be."),
+    PlainValidator(
+        _tool_choice,
+        json_schema_input_type=Literal["none", "auto", "required"]
+        | NamedFunctionChoice
+        | NamedCustomChoice
+        | AllowedToolsChoice
+        | None,
+    ),
+    Field(description="Whether tools may, must or may not be called, or which of them."),
 ]
 
 
-def check_tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> None:
+def check_tool_choice(choice: ToolChoice, tools: Sequence[Tool], param: str = "tool_choice") -> None:
     """Raise InvalidRequestError for a choice that the offered tools do not allow."""
-    if not choice.forced:
-        return
-    if not tools:
-        raise InvalidRequestError("tool_choice is only allowed when tools are given.", param="tool_choice")
-    if choice.name is not None and all(tool.function.name != choice.name for tool in tools):
-        raise InvalidRequestError(
-            f"tool_choice names the function {choice.name[:MAX_TOOL_NAME]!r}, which is not among the tools.",
-            param="tool_choice",
-        )
+    if choice.forced and not tools:
+        raise InvalidRequestError(f"{param} is only allowed when tools are given.", param=param)
+    names = {tool.function.name for tool in tools}
+    for name in (choice.name, *(choice.allowed or ())):
+        if name is not None and name not in names:
+            raise InvalidRequestError(
+                f"{param} names the function {name[:MAX_TOOL_NAME]!r}, which is not among the tools.", param=param
+            )

@@ -18,6 +18,7 @@ from tessera.app.http.access_log import RequestIdMiddleware
 from tessera.app.http.auth import AuthMiddleware
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
+from tessera.app.http.paths import PathMiddleware
 from tessera.app.openai.chat import routes as chat
 from tessera.app.openai.completions import routes as completions
 from tessera.app.openai.embeddings import routes as embeddings
@@ -88,7 +89,12 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
             allow_headers=("*",),
             expose_headers=("x-request-id", "request-id", "retry-after"),
         )
-    app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC,))  # added last, so it is outermost
+    app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC,))
+    # Added last, so it is outermost.
+    app.add_middleware(PathMiddleware, routes=[route.path for route in app.state.api_routes])
+    for route in app.routes:
+        if isinstance(route, APIRoute) and route.methods is not None and "GET" in route.methods:
+            route.methods.add("HEAD")  # uvicorn leaves out the body
     return app
 
 

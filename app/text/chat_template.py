@@ -67,6 +67,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         extra: Mapping[str, Any] | None = None,
+        source: str | None = None,
         seconds: float = RENDER_SECONDS,
         max_chars: int = 2**24,
     ) -> str:
@@ -74,6 +75,7 @@ class ChatTemplate:
 
         Args:
             extra: the request's chat_template_kwargs, checked with `check_kwargs`.
+            source: a template's text, instead of the model's own.
             continue_final_message: leave the last message open, so that the model goes on with it.
             seconds: most CPU time.
             max_chars: longest text.
@@ -82,7 +84,7 @@ class ChatTemplate:
             InvalidRequestError: the template refuses or cannot render these messages, or takes too long.
             EngineUnavailableError: the rendering process was ended from outside.
         """
-        if not self._handles_developer:
+        if not (self._handles_developer if source is None else "developer" in source):
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         if not _begins_with_all_system_messages(messages) and not self._places_system_messages:
             messages = _with_late_system_messages_as_users(messages)
@@ -100,7 +102,7 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        rendered = self._processes.render(RenderJob(template, variables, self._now(), seconds, max_chars))
+        rendered = self._processes.render(RenderJob(template, variables, self._now(), seconds, max_chars, source))
         if rendered.error:
             raise InvalidRequestError(rendered.error, param="messages")
         text = rendered.text

@@ -35,13 +35,17 @@ class RendererSetup(msgspec.Struct, frozen=True):
 
 
 class RenderJob(msgspec.Struct, frozen=True):
-    """One rendering: which template, with which variables, at what time, within what CPU time and length."""
+    """One rendering: which template, with which variables, at what time, within what CPU time and length.
+
+    `source` is a template's text; None renders the one of the setup that `template` names.
+    """
 
     template: str
     variables: dict[str, Any]
     now: datetime
     cpu_seconds: float
     max_chars: int
+    source: str | None = None
 
 
 class Rendered(msgspec.Struct, frozen=True):
@@ -68,13 +72,17 @@ class Renderer:
         pieces: list[str] = []
         size = 0
         try:
-            for piece in self._compiled(job.template).generate(job.variables):
+            given = job.source
+            template = self._compiled(job.template) if given is None else self._environment.from_string(given)
+            for piece in template.generate(job.variables):
                 size += len(piece)
                 if size > job.max_chars:
                     return Rendered(
                         error=f"The chat template makes more than {job.max_chars} characters of these messages."
                     )
                 pieces.append(piece)
+        except jinja2.TemplateSyntaxError as error:
+            return Rendered(error=f"The chat template is not valid Jinja: line {error.lineno}: {error.message}")
         except jinja2.exceptions.SecurityError:
             return Rendered(error="The chat template attempts what its sandbox forbids.")
         except RecursionError:

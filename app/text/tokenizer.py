@@ -187,11 +187,17 @@ def check_text_length(tokenizer: Tokenizer, num_chars: int, max_model_len: int, 
     """Refuse, before any encoding, a text that cannot fit the context however it is split."""
     least = -(-num_chars // tokenizer.max_token_chars)
     if least > max_model_len:
-        raise ContextLengthError(
-            f"This model's context is {max_model_len} tokens, but {param} has {num_chars} characters,"
-            f" which are at least {least} tokens.",
-            param=param,
-        )
+        raise prompt_too_long(least, max_model_len, param)
+
+
+def prompt_too_long(num_tokens: int, max_model_len: int, param: str) -> ContextLengthError:
+    """The error of a prompt that leaves no room for a token; clients search its text for these phrases."""
+    most = min(max_model_len, num_tokens - 1)
+    return ContextLengthError(
+        f"This model's maximum context length is {max_model_len} tokens,"
+        f" and the prompt is too long: {num_tokens} tokens > {most} maximum.",
+        param=param,
+    )
 
 
 def printable_token(raw: bytes) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+from tessera.app.reasoning.format import THINK, ReasoningFormat, ReasoningStart
 from tessera.app.schema.chat import ChatRequest
-from tessera.app.text.reasoning import ReasoningStart
 from tessera.app.tools.formats import ToolFormat
 from tessera.app.tools.grammar import (
     CONTENT_SPACE,
@@ -22,7 +23,11 @@ from tessera.engine.contract.sampling_params import Grammar
 
 
 def tool_grammar(
-    request: ChatRequest, tool_format: ToolFormat, reasoning: ReasoningStart, token_id_of: TokenIdOf
+    request: ChatRequest,
+    tool_format: ToolFormat,
+    reasoning: ReasoningStart,
+    token_id_of: TokenIdOf,
+    reasoning_format: ReasoningFormat = THINK,
 ) -> Grammar | None:
     """The grammar that forces calls, or valid calls; None where the request leaves both to the model.
 
@@ -38,19 +43,13 @@ def tool_grammar(
     several = request.parallel_tool_calls is not False and choice.mode != "function"
     if not functions:
         return None
+    options: dict[str, Any] = {"several": several, "reasoning": reasoning, "reasoning_format": reasoning_format}
     if choice.forced:
-        text = calls_grammar(tool_format.syntax, functions, token_id_of, several=several, reasoning=reasoning)
+        text = calls_grammar(tool_format.syntax, functions, token_id_of, **options)
     elif (content := request.grammar) is not None:
-        text = calls_grammar(
-            tool_format.syntax,
-            functions,
-            token_id_of,
-            several=several,
-            reasoning=reasoning,
-            otherwise=_expression(content),
-        )
+        text = calls_grammar(tool_format.syntax, functions, token_id_of, **options, otherwise=_expression(content))
     elif any(function.strict for function in functions) and tool_format.opener_is_token(token_id_of):
-        text = text_and_calls_grammar(tool_format.syntax, functions, token_id_of, several=several, reasoning=reasoning)
+        text = text_and_calls_grammar(tool_format.syntax, functions, token_id_of, **options)
     else:
         return None
     return Grammar("lark", text, "tools")

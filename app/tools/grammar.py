@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tessera.app.text.reasoning import BEGIN as THINK_BEGIN
-from tessera.app.text.reasoning import END as THINK_END
-from tessera.app.text.reasoning import ReasoningStart
+from tessera.app.reasoning.format import THINK, ReasoningFormat, ReasoningStart
 from tessera.app.tools import hermes, mistral, qwen_coder
 
 TokenIdOf: TypeAlias = Callable[[str], int | None]
@@ -93,6 +91,7 @@ def calls_grammar(
     *,
     several: bool,
     reasoning: ReasoningStart = "none",
+    reasoning_format: ReasoningFormat = THINK,
     otherwise: str | None = None,
 ) -> str:
     """A grammar of one call, or of up to MAX_CALLS calls.
@@ -105,7 +104,8 @@ def calls_grammar(
     """
     writer = GrammarWriter(token_id_of)
     calls = f"space {_calls(writer, syntax, functions, several=several)}"
-    return _grammar(writer, calls if otherwise is None else f"({calls} | {otherwise})", reasoning)
+    completion = calls if otherwise is None else f"({calls} | {otherwise})"
+    return _grammar(writer, completion, reasoning, reasoning_format)
 
 
 def text_and_calls_grammar(
@@ -115,11 +115,12 @@ def text_and_calls_grammar(
     *,
     several: bool,
     reasoning: ReasoningStart = "none",
+    reasoning_format: ReasoningFormat = THINK,
 ) -> str:
     """A grammar of any text, then valid calls or none, for formats whose calls begin with a token of their own."""
     writer = GrammarWriter(token_id_of)
     calls = _calls(writer, syntax, functions, several=several)
-    return _grammar(writer, f"{writer.rule('content', ANY_TEXT)} {calls}?", reasoning)
+    return _grammar(writer, f"{writer.rule('content', ANY_TEXT)} {calls}?", reasoning, reasoning_format)
 
 
 def _calls(writer: GrammarWriter, syntax: CallSyntax, functions: Sequence[CallableFunction], *, several: bool) -> str:
@@ -133,10 +134,10 @@ def _calls(writer: GrammarWriter, syntax: CallSyntax, functions: Sequence[Callab
     return writer.rule("calls", f"{before} {repeated} {after}")
 
 
-def _grammar(writer: GrammarWriter, completion: str, reasoning: ReasoningStart) -> str:
+def _grammar(writer: GrammarWriter, completion: str, reasoning: ReasoningStart, format: ReasoningFormat) -> str:
     if reasoning != "none":
-        thoughts = writer.rule("thoughts", writer.until("thinking", THINK_END))
-        prefix = thoughts if reasoning == "open" else f"(space {writer.marker(THINK_BEGIN)} {thoughts})?"
+        thoughts = writer.rule("thoughts", writer.until("thinking", format.end))
+        prefix = thoughts if reasoning == "open" else f"(space {writer.marker(format.begin)} {thoughts})?"
         completion = f"{prefix} {completion}"
     return f"start: {completion}\n{writer.text()}"
 

@@ -215,6 +215,12 @@ class GpuUsage(msgspec.Struct, frozen=True, array_like=True):
     utilization: float | None
 
 
+class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+    """The request is in the queue. Not sent for one whose grammar is compiled first."""
+
+    request_id: str
+
+
 class StepOutputs(msgspec.Struct, tag="outputs"):
     """All of one step's outputs for one client."""
 
@@ -249,7 +255,7 @@ class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
 
 
 EngineReport = LoadProgress | Ready | StartFailed
-EngineMessage = Ready | StepOutputs | EmbeddingOutput | Metrics
+EngineMessage = Ready | Accepted | StepOutputs | EmbeddingOutput | Metrics
 
 
 def client_encoder() -> msgspec.msgpack.Encoder:

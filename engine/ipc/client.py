@@ -31,6 +31,7 @@ from tessera.engine.contract.errors import (
 )
 from tessera.engine.contract.messages import (
     AbortRequests,
+    Accepted,
     AddEmbedding,
     AddRequest,
     ClientMessage,
@@ -99,6 +100,19 @@ class RequestStream:
                 await self.abort()
                 raise
 
+    async def wait_accepted(self) -> None:
+        """Wait until the engine has queued the request, or has sent its first output.
+
+        Raises:
+            RequestError: the engine refused it.
+        """
+        inbox = self._inbox
+        while not inbox.accepted and inbox.output is None and not inbox.ended:
+            await inbox.wait()
+        if inbox.error is not None:
+            error, inbox.error = inbox.error, None
+            raise error
+
     async def abort(self) -> None:
         """Stop the request if it still runs; iteration ends. Calling it again does nothing."""
         self._inbox.output = None
@@ -125,11 +139,12 @@ class RequestStream:
 class _Inbox:
     """A request's outputs until their consumer takes them, merged into one."""
 
-    __slots__ = ("ended", "error", "output", "waiter")
+    __slots__ = ("accepted", "ended", "error", "output", "waiter")
 
     def __init__(self) -> None:
         self.output: RequestOutput | None = None
         self.error: RequestError | None = None
+        self.accepted = False
         self.ended = False
         self.waiter: asyncio.Future[None] | None = None
 
@@ -152,6 +167,10 @@ class _Inbox:
             _merge(self.output, output)
         if output.finish_reason is not None:
             self.ended = True
+        self._wake()
+
+    def accept(self) -> None:
+        self.accepted = True
         self._wake()
 
     def fail(self, error: RequestError) -> None:
@@ -360,6 +379,10 @@ class EngineClient:
                     if output.finish_reason is not None:
                         del inboxes[request_id]
                     inbox.deliver(output)
+        elif type(message) is Accepted:
+            accepted = self._inboxes.get(message.request_id)
+            if accepted is not None:
+                accepted.accept()
         elif type(message) is EmbeddingOutput:
             embedding_waiter = self._embedding_waiters.get(message.request_id)
             if embedding_waiter is not None and not embedding_waiter.done():

@@ -35,6 +35,7 @@ from tessera.engine.contract.errors import (
 from tessera.engine.contract.logs import configure_logging
 from tessera.engine.contract.messages import (
     AbortRequests,
+    Accepted,
     AddEmbedding,
     AddRequest,
     ClientMessage,
@@ -233,6 +234,8 @@ class EngineProcess:
             logger.exception("request %s was refused by a fault", request.request_id)
             refusal = EngineError("the engine failed to take this request")
         else:
+            if request.sampling_params.grammar is None:
+                self._send(client, Accepted(request.request_id))
             return
         self._send(client, StepOutputs(self.epoch, [refused(request.request_id, refusal)]))
 

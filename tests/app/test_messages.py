@@ -88,10 +88,11 @@ def test_stream(settings: AppSettings) -> None:
             "message_stop",
         ]
         assert events[0].message.content == []
-        assert events[0].message.usage.cache_read_input_tokens == 16
+        assert events[0].message.usage.output_tokens == 0
         assert "".join(event.delta.text for event in events[2:-3]) == TEXT
         assert events[-2].delta.stop_reason == "end_turn"
         assert events[-2].usage.output_tokens == len(HELLO)
+        assert events[-2].usage.cache_read_input_tokens == 16
 
 
 def test_events_on_the_wire(settings: AppSettings) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from tokenizers import AddedToken
 
-from tessera.app.settings import AppSettings
-from tessera.app.text.reasoning import ReasoningSplitter, has_reasoning, reasoning_start
+from tessera.app.reasoning.deepseek_r1 import IMPLIED
+from tessera.app.reasoning.families import NAMED, choose_reasoning
+from tessera.app.reasoning.format import THINK, ReasoningFormat
+from tessera.app.reasoning.glm import WITH_ANSWER_TAGS
+from tessera.app.reasoning.granite import GRANITE_32, GRANITE_33
+from tessera.app.reasoning.minimax import M3
+from tessera.app.reasoning.splitter import ReasoningSplitter
+from tessera.app.settings import AppSettings, ReasoningParserName
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import (
     TEMPLATE,
@@ -49,9 +55,9 @@ CASES = [
 ]
 
 
-def split(opened: bool, pieces: list[str]) -> tuple[str, str]:
-    splitter = ReasoningSplitter(opened=opened)
-    results = [*(splitter.feed(piece) for piece in pieces), splitter.flush()]
+def split(opened: bool, pieces: list[str], form: ReasoningFormat = THINK) -> tuple[str, str]:
+    splitter = ReasoningSplitter(form, opened=opened)
+    results = [*(splitter.split_text(piece) for piece in pieces), splitter.flush()]
     return "".join(reasoning for reasoning, _ in results), "".join(answer for _, answer in results)
 
 
@@ -67,20 +73,78 @@ def test_splits_wherever_the_text_is_cut(opened: bool, text: str, reasoning: str
         assert split(opened, pieces) == (reasoning, answer), pieces
 
 
+GRANITE = GRANITE_32.begin, GRANITE_32.end
+
+FORMAT_CASES = [
+    (GRANITE_32, False, f"{GRANITE[0]}\n\nhm so\n\n{GRANITE[1]}\nHello", "hm so", "Hello"),
+    (GRANITE_32, False, "Here's my thought process: hm Here's my response: Hello", " hm", " Hello"),
+    (GRANITE_32, False, "Here is my response: Hello", "", "Here is my response: Hello"),
+    (GRANITE_32, False, "Here is my thought", "", "Here is my thought"),
+    (GRANITE_33, False, "<think>hm</think>\n<response>\nHello </b>\n</response>\n", "hm", "Hello </b>"),
+    (GRANITE_33, False, "<think>hm</think>\n\nHello</response>", "hm", "Hello</response>"),
+    (GRANITE_33, False, "<think>hm</think>\n <resp", "hm", " <resp"),
+    (GRANITE_33, False, "<think>hm</think><response>a</response>\n b</response>", "hm", "a</response>\n b</response>"),
+    (GRANITE_33, False, "<think>hm</think><response>a \n</resp", "hm", "a \n</resp"),
+    (M3, False, "<mm:think>hm</think></mm:think>Hello", "hm</think>", "Hello"),
+    (IMPLIED, True, "hm\n</think>\n\nHello", "hm", "Hello"),
+]
+
+
+@pytest.mark.parametrize(("form", "opened", "text", "reasoning", "answer"), FORMAT_CASES)
+def test_every_format_splits_wherever_the_text_is_cut(
+    form: ReasoningFormat, opened: bool, text: str, reasoning: str, answer: str
+) -> None:
+    rng = Random(SEED)
+    print("seed", SEED)
+    for attempt in range(50):
+        ends = [0, *sorted(rng.choices(range(len(text) + 1), k=attempt)), len(text)]
+        pieces = [text[start:end] for start, end in itertools.pairwise(ends)]
+        assert split(opened, pieces, form) == (reasoning, answer), pieces
+    assert split(opened, list(text), form) == (reasoning, answer)
+
+
 def test_how_a_prompt_stands_to_reasoning() -> None:
-    assert reasoning_start("<|im_start|>assistant\n<think>\n", None) == "open"
-    assert reasoning_start("<|im_start|>assistant\n<think>\n\n</think>\n\n", None) == "none"
-    assert reasoning_start("what does <think> do?<|im_start|>assistant\n", None) == "possible"
-    assert reasoning_start("...", "<think>so far") == "open"
-    assert reasoning_start("...", "<think>x</think> so far") == "none"
-    assert reasoning_start("...", "so far") == "none"
+    assert THINK.start_of("<|im_start|>assistant\n<think>\n", None) == "open"
+    assert THINK.start_of("<|im_start|>assistant\n<think>\n\n</think>\n\n", None) == "none"
+    assert THINK.start_of("what does <think> do?<|im_start|>assistant\n", None) == "possible"
+    assert THINK.start_of("...", "<think>so far") == "open"
+    assert THINK.start_of("...", "<think>x</think> so far") == "none"
+    assert THINK.start_of("...", "so far") == "none"
+    assert IMPLIED.start_of("<｜Assistant｜>", None) == "open"
+    assert IMPLIED.start_of("<｜Assistant｜></think>", None) == "none"
+    assert GRANITE_32.start_of("...", f"{GRANITE[0]} so far") == "open"
 
 
-def test_auto_looks_for_the_tags_in_the_template() -> None:
-    assert has_reasoning("auto", [THINKING])
-    assert not has_reasoning("auto", [TEMPLATE])
-    assert has_reasoning("think", [TEMPLATE])
-    assert not has_reasoning("none", [THINKING])
+# What gives each family away in its public chat template.
+FAMILY_TEMPLATES: list[tuple[str, ReasoningFormat | None]] = [
+    ("<|im_start|>{{ content.split('</think>')[0] }}<think>", THINK),
+    ("<｜Assistant｜>{{ content.split('</think>')[-1] }}", IMPLIED),
+    ("<｜Assistant｜><think>\\n{{ content.split('</think>')[-1] }}", THINK),
+    ("<|im_start|>{% if '/no_think' in m %}{% endif %}<think>", THINK),
+    ("<|im_start|>system<|im_sep|><think> {Thought section} </think> {Solution section}", THINK),
+    ("[gMASK]<sop>{{ '<think></think>' }}", THINK),
+    ("[gMASK]<sop>{{ '<think>' }}<answer>", WITH_ANSWER_TAGS),
+    ("]~b]ai\\n<think>\\n{{ content.split('</think>') }}", THINK),
+    ("<beginning_of_sentence>ai name=MiniMax AI", THINK),
+    ("]~b]ai{%- set think_begin_token = '<mm:think>' -%}", M3),
+    ("Write your thoughts after 'Here is my thought process:' and 'Here is my response:'", GRANITE_32),
+    ("Write your thoughts between <think></think> and your response between <response></response>", GRANITE_33),
+    ("[other] <think> </think>", THINK),
+    ("[other]", None),
+]
+
+
+@pytest.mark.parametrize(("template", "expected"), FAMILY_TEMPLATES)
+def test_auto_knows_the_templates_of_each_family(template: str, expected: ReasoningFormat | None) -> None:
+    assert choose_reasoning("auto", [template]) is expected
+
+
+def test_formats_can_be_asked_for_by_name() -> None:
+    assert choose_reasoning("auto", [TEMPLATE]) is None
+    assert choose_reasoning("auto", []) is None
+    assert choose_reasoning("think", [TEMPLATE]) is THINK
+    assert choose_reasoning("none", [THINKING]) is None
+    assert {"auto", "none", *NAMED} == set(get_args(ReasoningParserName))
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 from tokenizers import AddedToken
 
 from tessera.app.generate.reader import CompletionReader
-from tessera.app.openai.chat.completion import tool_calls
 from tessera.app.openai.chat.schema import ChatCompletionRequest
+from tessera.app.reasoning.format import ReasoningStart
+from tessera.app.reasoning.splitter import ReasoningSplitter
 from tessera.app.schema.request import parse_request
-from tessera.app.text.reasoning import ReasoningSplitter, ReasoningStart
 from tessera.app.tools.choice import tool_grammar
 from tessera.app.tools.formats import FORMATS, ToolFormat, choose_format
 from tessera.app.tools.grammar import CallableFunction, calls_grammar
@@ -23,6 +23,7 @@ from tessera.app.tools.parts import Content, Part
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import Grammar
 from tests.support.http_fixtures import byte_level_tokenizer
+from tests.support.tool_texts import message_of
 
 SEED = 20
 SPECIAL = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>")
@@ -120,12 +121,12 @@ def test_forced_calls_cannot_fail(name: str, several: bool, reasoning: Reasoning
     for _ in range(8):
         text = random_answer(grammar, rng, THOUGHTS[reasoning], with_special=with_special)
         parts = read(form, text, reasoning)
-        calls = tool_calls(parts)
+        _, calls = message_of(parts)
         assert not [part for part in parts if isinstance(part, Content)], text
         assert calls, text
         counts.add(len(calls))
-        for call in calls:
-            check_arguments(call["function"]["name"], json.loads(call["function"]["arguments"]))
+        for called, arguments in calls:
+            check_arguments(called, json.loads(arguments))
     assert several or counts == {1}
     assert not several or max(counts) > 1
 

@@ -10,11 +10,11 @@ from typing import Any, get_args
 import pytest
 
 from tessera.app.generate.reader import CompletionReader
-from tessera.app.openai.chat.completion import chat_message
 from tessera.app.settings import ToolParserName
 from tessera.app.tools.formats import FORMATS, choose_format
 from tessera.app.tools.parts import CallStart
 from tessera.engine.contract.errors import ConfigError
+from tests.support.tool_texts import Message, message_of
 
 SEED = 20
 TOOLS: dict[str, Any] = {
@@ -35,8 +35,6 @@ TOOLS: dict[str, Any] = {
 PARIS = '{"name": "weather", "arguments": {"city": "Paris"}}'
 LLAMA_PARIS = PARIS.replace("arguments", "parameters")
 
-Message = tuple[str | None, list[tuple[str, Any]]]  # content; name and arguments of each call
-
 
 def read(name: str, text: str, pieces: list[str] | None = None, *, cut: bool = False, **options: Any) -> Message:
     """The message of a text, in pieces that may be empty."""
@@ -47,9 +45,7 @@ def read(name: str, text: str, pieces: list[str] | None = None, *, cut: bool = F
         reader.read_text(piece)
         parts += reader.take_parts()
     reader.finish(cut=cut)
-    message = chat_message(text, parts + reader.take_parts())
-    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
-    return message["content"], calls
+    return message_of(parts + reader.take_parts())
 
 
 CITY = ("weather", '{"city": "Paris"}')
@@ -134,7 +130,7 @@ MALFORMED = [
     ("hermes", "an unfinished <tool_c"),
     ("qwen3_coder", "<tool_call>{}</tool_call>"),
     ("qwen3_coder", "<tool_call><function=not a name></function></tool_call>"),
-    ("qwen3_coder", f"<function={'x' * 100}>"),
+    ("qwen3_coder", f"<function={'x' * 200}>"),
     ("qwen3_coder", "<tool_call>\n<function=wea"),
     ("qwen3_coder", "<tool_call>\n<funct"),
     ("llama3_json", '{"name": "Bob", "age": 3}'),

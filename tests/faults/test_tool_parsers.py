@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tessera.app.text.reasoning import ReasoningSplitter
+from tessera.app.reasoning.format import THINK, ReasoningFormat
+from tessera.app.reasoning.granite import GRANITE_32, GRANITE_33
+from tessera.app.reasoning.splitter import ReasoningSplitter
 from tessera.app.text.stop_strings import StopMatcher
 from tessera.app.tools.formats import FORMATS
 
@@ -165,15 +167,19 @@ def test_fault_tool_parsers_take_twice_the_time_for_a_megabyte(name: str, prefix
     check_linear(lambda text: parse(name, text, 2**20), text, parts=2, largest_ratio=2.5)
 
 
-@pytest.mark.parametrize("repeated", ["</think", " \n", "<think>", "x"])
-def test_fault_tool_parsers_as_linear_is_telling_reasoning_apart(repeated: str) -> None:
+@pytest.mark.parametrize("prefix", ["", "</think>", "</think><response>", "</think><response></response>"])
+@pytest.mark.parametrize("repeated", ["</think", " \n", "<think>", "x", "</response", "</response>", "Here is my"])
+@pytest.mark.parametrize("form", [THINK, GRANITE_32, GRANITE_33], ids=["think", "granite 3.2", "granite 3.3"])
+def test_fault_tool_parsers_as_linear_is_telling_reasoning_apart(
+    form: ReasoningFormat, prefix: str, repeated: str
+) -> None:
     def read(text: str) -> None:
-        splitter = ReasoningSplitter(opened=True)
+        splitter = ReasoningSplitter(form, opened=True)
         for position in range(0, len(text), 16):
-            splitter.feed(text[position : position + 16])
+            splitter.split_text(text[position : position + 16])
         splitter.flush()
 
-    check_linear(read, repeated * (2**18 // len(repeated)))
+    check_linear(read, prefix + repeated * (2**18 // len(repeated)))
 
 
 @pytest.mark.parametrize("stop", ["a" * 255 + "b", "ab" * 127 + "b"])

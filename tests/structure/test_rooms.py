@@ -26,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.openai",),
     ("app.generate",),
     ("app.tools",),
-    ("app.text", "app.http"),
+    ("app.reasoning", "app.text", "app.http"),
     ("app.schema",),
     ("app.settings",),
     ("engine.ipc.process",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -63,6 +64,7 @@ class FakeStream:
         self._outputs = iter(script)
         self._hang = hang
         self._ended = False
+        self._next: RequestOutput | Exception | None = None
 
     def __aiter__(self) -> FakeStream:
         return self
@@ -71,7 +73,9 @@ class FakeStream:
         await asyncio.sleep(0)
         if self._ended:
             raise StopAsyncIteration
-        for output in self._outputs:
+        first = [self._next] if self._next is not None else []
+        self._next = None
+        for output in itertools.chain(first, self._outputs):
             if isinstance(output, Exception):
                 self._ended = True
                 raise output
@@ -80,6 +84,14 @@ class FakeStream:
         if self._hang:
             await asyncio.Event().wait()
         raise StopAsyncIteration
+
+    async def wait_accepted(self) -> None:
+        """An error at the beginning of the script is the engine's refusal."""
+        await asyncio.sleep(0)
+        self._next = next(self._outputs, None)
+        if isinstance(self._next, Exception):
+            self._ended = True
+            raise self._next
 
     async def abort(self) -> None:
         if not self._ended:

@@ -7,11 +7,12 @@ from typing import Any
 
 from tessera.app.generate.completion import Completion
 from tessera.app.generate.generation import Generation
+from tessera.app.openai.chat.calls import CallForm
 from tessera.app.openai.chat.schema import ChatCompletionRequest
 from tessera.app.openai.envelope import CompletionHead, usage_object
 from tessera.app.openai.logprobs import chat_logprobs, prompt_logprobs
 from tessera.app.text.tokenizer import Tokenizer
-from tessera.app.tools.parts import CallArguments, CallStart, Content, Part, Reasoning
+from tessera.app.tools.parts import Content, Part, Reasoning
 
 
 def chat_completion(
@@ -36,48 +37,36 @@ def chat_completion(
     return response
 
 
-def chat_message(text: str, parts: Sequence[Part] | None) -> dict[str, Any]:
-    """`message` of a choice. `parts` is the text as it was read; None where all of it is content."""
-    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+def chat_message(text: str, parts: Sequence[Part] | None, form: CallForm, echoed: str = "") -> dict[str, Any]:
+    """`message` of a choice.
+
+    Args:
+        parts: the text as it was read; None where all of it is content.
+        echoed: the text before it.
+    """
+    message: dict[str, Any] = {"role": "assistant", "content": echoed + text, "refusal": None, "annotations": []}
     if parts is None:
         return message
     reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
-    content = "".join(part.text for part in parts if isinstance(part, Content))
-    calls = tool_calls(parts)
+    content = echoed + "".join(part.text for part in parts if isinstance(part, Content))
+    calls = form.message_fields(parts)
     message["content"] = content or (None if calls or reasoning else "")
     if reasoning:
         message["reasoning"] = message["reasoning_content"] = reasoning
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def tool_calls(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """The calls of a completion, each with all of its arguments."""
-    starts = [part for part in parts if isinstance(part, CallStart)]
-    arguments: list[list[str]] = [[] for _ in starts]
-    for part in parts:
-        if isinstance(part, CallArguments):
-            arguments[part.index].append(part.text)
-    return [
-        {
-            "id": start.id,
-            "type": "function",
-            "function": {"name": start.name, "arguments": "".join(arguments[start.index])},
-        }
-        for start in starts
-    ]
+    return message | calls
 
 
 def _choice(request: ChatCompletionRequest, index: int, completion: Completion, tokenizer: Tokenizer) -> dict[str, Any]:
+    form = CallForm(request)
     logprobs = None
     if request.num_logprobs is not None:
-        logprobs = chat_logprobs(completion.entries, tokenizer, request.num_logprobs)
+        as_ids = request.return_tokens_as_token_ids
+        logprobs = chat_logprobs(completion.entries, tokenizer, request.num_logprobs, as_ids=as_ids)
     choice: dict[str, Any] = {
         "index": index,
-        "message": chat_message(completion.text, completion.parts),
+        "message": chat_message(completion.text, completion.parts, form, request.echoed),
         "logprobs": logprobs,
-        "finish_reason": completion.finish_reason,
+        "finish_reason": form.finish_reason(completion.finish_reason),
     }
     if request.return_token_ids:
         choice["token_ids"] = completion.token_ids

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, RootModel
 
 from tessera.app.http.description import ApiObject
 from tessera.app.http.dialect import ErrorObject
 from tessera.app.openai.objects import CompletionEnvelope, FinishReasonName, PromptLogprob, TokenLogprob, UsageObject
+
+ChatFinishReasonName: TypeAlias = FinishReasonName | Literal["function_call"]
 
 
 class CalledFunction(ApiObject):
@@ -22,6 +24,17 @@ class ToolCallObject(ApiObject):
     function: CalledFunction
 
 
+class CalledCustomTool(ApiObject):
+    name: str
+    input: str
+
+
+class CustomCallObject(ApiObject):
+    id: str
+    type: Literal["custom"]
+    custom: CalledCustomTool
+
+
 class AssistantMessage(ApiObject):
     role: Literal["assistant"]
     content: str | None
@@ -29,7 +42,8 @@ class AssistantMessage(ApiObject):
     annotations: list[Any]
     reasoning: str = Field(default="", description="Left out where there is none, as are the next two fields.")
     reasoning_content: str = Field(default="", description="The same under its other name.")
-    tool_calls: list[ToolCallObject] = Field(default=[])
+    tool_calls: list[Annotated[ToolCallObject | CustomCallObject, Field(discriminator="type")]] = Field(default=[])
+    function_call: CalledFunction | None = Field(default=None, description="Only with functions.")
 
 
 class ChatLogprobs(ApiObject):
@@ -41,7 +55,7 @@ class ChatChoice(ApiObject):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReasonName
+    finish_reason: ChatFinishReasonName
     token_ids: list[int] = Field(default=[], description="Only with return_token_ids.")
 
 
@@ -58,13 +72,19 @@ class CalledFunctionDelta(ApiObject):
     arguments: str = Field(description="A piece of JSON text.")
 
 
+class CustomToolDelta(ApiObject):
+    name: str = Field(default="", description="Only in the first delta of a call.")
+    input: str = Field(description="A piece of the input.")
+
+
 class ToolCallDelta(ApiObject):
     """The next piece of call number `index`."""
 
     index: int
     id: str = Field(default="", description="Only in the first delta of a call.")
-    type: Literal["function"] = Field(default="function", description="Only in the first delta of a call.")
-    function: CalledFunctionDelta
+    type: Literal["function", "custom"] = Field(default="function", description="Only in the first delta of a call.")
+    function: CalledFunctionDelta | None = None
+    custom: CustomToolDelta | None = None
 
 
 class MessageDelta(ApiObject):
@@ -75,14 +95,14 @@ class MessageDelta(ApiObject):
     reasoning: str = ""
     reasoning_content: str = Field(default="", description="The same as reasoning.")
     tool_calls: list[ToolCallDelta] = Field(default=[])
+    function_call: CalledFunctionDelta | None = Field(default=None, description="Only with functions.")
 
 
 class ChatChunkChoice(ApiObject):
     index: int
     delta: MessageDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReasonName | None
-    prompt_token_ids: list[int] = Field(default=[], description="Only in the first chunk, with return_token_ids.")
+    finish_reason: ChatFinishReasonName | None
     token_ids: list[int] = Field(default=[], description="Only with return_token_ids.")
 
 
@@ -92,6 +112,7 @@ class ChatCompletionChunk(CompletionEnvelope):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     usage: UsageObject | None = Field(default=None, description="Only with include_usage.")
+    prompt_token_ids: list[int] = Field(default=[], description="Only in the first chunk, with return_token_ids.")
 
 
 class ChatCompletionEvent(RootModel[Any]):

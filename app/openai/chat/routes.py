@@ -17,7 +17,7 @@ from tessera.app.openai.chat.completion import chat_completion
 from tessera.app.openai.chat.events import ChatEvents
 from tessera.app.openai.chat.objects import ChatCompletionEvent, ChatCompletionObject
 from tessera.app.openai.chat.schema import ChatCompletionRequest
-from tessera.app.openai.envelope import ChunkOptions, CompletionHead
+from tessera.app.openai.envelope import CompletionHead
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -36,9 +36,7 @@ async def create_chat_completion(http_request: Request) -> Response:
     generation = admission.start_chat(request, prompt)
     head = CompletionHead.new("chatcmpl", request.model, model.info)
     if request.stream:
-        options = ChunkOptions(request.include_usage, request.continuous_usage, request.num_logprobs)
-        prompt_token_ids = prompt.token_ids if request.return_token_ids else None
-        events = ChatEvents(head, generation, model.tokenizer, options, prompt_token_ids=prompt_token_ids)
+        events = ChatEvents(head, request, prompt.token_ids, generation, model.tokenizer)
         return EventStream(generation, events, model.settings)
     completions = await complete(http_request, generation, model.settings.request_timeout)
     return json_response(chat_completion(head, request, prompt.token_ids, generation, completions, model.tokenizer))

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PlainValidator, model_validator
 
 from tessera.app.schema.chat import ChatRequest
 from tessera.app.schema.examples import HELLO, WEATHER_FUNCTION
-from tessera.app.schema.fields import Metadata
+from tessera.app.schema.fields import Metadata, Off, On, Text, wrong
 from tessera.app.schema.generation_fields import GenerationRequest
+from tessera.app.schema.request import FieldValues
+from tessera.app.schema.tools import MAX_TOOLS, NamedTool, Tool, ToolChoice, ToolFunction, check_tool_choice
+
+
+def _function_call(value: Any) -> ToolChoice | None:
+    if value is None or isinstance(value, ToolChoice):
+        return value
+    if value in ("none", "auto"):
+        return ToolChoice.model_validate({"mode": value})
+    name = value.get("name") if type(value) is dict else None
+    if type(name) is not str:
+        raise wrong('must be "none", "auto" or {"name": ...}')
+    return ToolChoice(mode="function", name=name)
 
 
 class ChatCompletionRequest(ChatRequest):
     """A conversation, `n` completions of it."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    refused: ClassVar[FieldValues] = {
         **GenerationRequest.refused,
         "audio": (),
-        "chat_template": (),
         "documents": ([],),
-        "function_call": ("none", "auto"),
-        "functions": ([],),
         "modalities": (["text"],),
+    }
+    hints: ClassVar[FieldValues] = {
+        **GenerationRequest.hints,
+        "moderation": (),
         "prediction": (),
-        "reasoning_effort": (),
+        "prompt_cache_options": (),
         "store": (False,),
         "verbosity": ("medium",),
         "web_search_options": (),
@@ -35,4 +52,67 @@ class ChatCompletionRequest(ChatRequest):
         "tools": {"model": "MODEL", "messages": HELLO, "tools": [{"type": "function", "function": WEATHER_FUNCTION}]},
     }
 
+    functions: list[ToolFunction] | None = Field(
+        default=None, max_length=MAX_TOOLS, description="The older form of tools; one call at most is made."
+    )
+    function_call: Annotated[
+        ToolChoice | None,
+        PlainValidator(_function_call, json_schema_input_type=Literal["none", "auto"] | NamedTool | None),
+        Field(description="The older form of tool_choice."),
+    ] = None
+    chat_template: Text | None = Field(
+        default=None, description="Instead of the model's own; only where the server was started to take it."
+    )
+    echo: Off = Field(default=False, description="Begin with the assistant's message that is continued.")
+    include_reasoning: On = Field(default=True, description="false: the reasoning is left out of the response.")
     metadata: Metadata | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_call_of_functions(cls, value: Any) -> Any:
+        if type(value) is dict and value.get("functions"):
+            return {**value, "parallel_tool_calls": False}
+        return value
+
+    @cached_property
+    def _functions_as_tools(self) -> Sequence[Tool]:
+        return [
+            Tool.model_validate({"type": "function", "function": function.model_dump(exclude_none=True)})
+            for function in self.functions or ()
+        ]
+
+    @property
+    def shows_reasoning(self) -> bool:
+        return self.include_reasoning
+
+    @property
+    def template_source(self) -> str | None:
+        return self.chat_template
+
+    @property
+    def effective_tool_choice(self) -> ToolChoice:
+        if self.uses_functions and self.function_call is not None:
+            return self.function_call
+        return super().effective_tool_choice
+
+    @property
+    def shown_tools(self) -> Sequence[Tool]:
+        if self.uses_functions:
+            return self._functions_as_tools if self.effective_tool_choice.mode != "none" else ()
+        return super().shown_tools
+
+    @property
+    def uses_functions(self) -> bool:
+        """Whether calls are asked for, and to be written, in the older form."""
+        return bool(self.functions) and not self.tools
+
+    @property
+    def echoed(self) -> str:
+        """The text that the completion begins with."""
+        last = self.messages[-1]
+        return last.content or "" if self.echo and last.role == "assistant" else ""
+
+    def check(self) -> None:
+        super().check()
+        if self.function_call is not None:
+            check_tool_choice(self.function_call, self._functions_as_tools, "function_call")

@@ -55,10 +55,11 @@ def _choice(
         "finish_reason": completion.finish_reason,
     }
     if request.num_logprobs is not None:
-        logprobs = completion_logprobs(completion.entries, tokenizer, request.num_logprobs)
+        num_top, as_ids = request.num_logprobs, request.return_tokens_as_token_ids
+        logprobs = completion_logprobs(completion.entries, tokenizer, num_top, as_ids=as_ids)
         if echo is not None:
             found = generation.prompt_logprobs(index)
-            logprobs = joined_logprobs(echo_logprobs(echo, found, tokenizer, request.num_logprobs), logprobs)
+            logprobs = joined_logprobs(echo_logprobs(echo, found, tokenizer, num_top, as_ids=as_ids), logprobs)
         choice["logprobs"] = logprobs
     if request.prompt_logprobs is not None:
         found = generation.prompt_logprobs(index)

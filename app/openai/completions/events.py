@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from tessera.app.generate.generation import Delta, Generation
+from tessera.app.http.streaming import COMMENT
 from tessera.app.openai.completions.logprobs import Echo, completion_logprobs, echo_logprobs
 from tessera.app.openai.envelope import ChunkOptions, ChunkWriter, CompletionHead
 from tessera.app.text.tokenizer import Tokenizer
@@ -20,6 +21,8 @@ class CompletionEvents:
         echoes: per choice the prompt to begin with; None without `echo`. Log-probabilities cover its tokens as well.
         prompt_token_ids: per choice, reported in its first chunk; None reports no token ids.
     """
+
+    keepalive = COMMENT
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class CompletionEvents:
         self._writer = ChunkWriter(fields, generation, options)
         self._tokenizer = tokenizer
         self._num_logprobs = options.num_logprobs
+        self._names_ids = options.names_ids
         self._generation = generation
         self._echoes = echoes
         # The prompt's log-probabilities come with a choice's first tokens.
@@ -69,7 +73,7 @@ class CompletionEvents:
         choice = _choice_object(index, echo.text if echo is not None else "")
         if echo is not None and self._num_logprobs is not None:
             found = self._generation.choices[index].prompt_logprobs
-            choice["logprobs"] = echo_logprobs(echo, found, self._tokenizer, self._num_logprobs)
+            choice["logprobs"] = echo_logprobs(echo, found, self._tokenizer, self._num_logprobs, as_ids=self._names_ids)
         if self._prompt_token_ids is not None:
             choice["prompt_token_ids"] = self._prompt_token_ids[index]
         return self._writer.chunk(orjson.dumps(choice))
@@ -88,7 +92,9 @@ class CompletionEvents:
     def _choice(self, delta: Delta) -> dict[str, Any]:
         choice = _choice_object(delta.index, delta.text)
         if self._num_logprobs is not None:
-            choice["logprobs"] = completion_logprobs(delta.entries, self._tokenizer, self._num_logprobs)
+            choice["logprobs"] = completion_logprobs(
+                delta.entries, self._tokenizer, self._num_logprobs, as_ids=self._names_ids
+            )
         if self._prompt_token_ids is not None:
             choice["token_ids"] = delta.token_ids
         return choice

@@ -47,7 +47,9 @@ async def create_completion(http_request: Request) -> Response:
     head = CompletionHead.new("cmpl", request.model, model.info)
     shown = _choice_prompts(request, prompts, echoes)
     if request.stream:
-        options = ChunkOptions(request.include_usage, request.continuous_usage, request.num_logprobs)
+        options = ChunkOptions(
+            request.include_usage, request.continuous_usage, request.num_logprobs, request.return_tokens_as_token_ids
+        )
         events = CompletionEvents(
             head, generation, model.tokenizer, options, echoes=shown.echoes, prompt_token_ids=shown.token_ids
         )

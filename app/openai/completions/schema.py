@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from tessera.app.schema.fields import MAX_CHOICES, MAX_INT32, Off, Prompts, integer
 from tessera.app.schema.generation_fields import GenerationRequest
+from tessera.app.schema.request import FieldValues
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import MAX_LOGPROBS
 
@@ -14,10 +15,7 @@ from tessera.engine.contract.sampling_params import MAX_LOGPROBS
 class CompletionRequest(GenerationRequest):
     """One or several prompts, `n` completions each; choices are numbered prompt by prompt."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **{name: neutral for name, neutral in GenerationRequest.refused.items() if name != "echo"},
-        "suffix": ("",),
-    }
+    refused: ClassVar[FieldValues] = {**GenerationRequest.refused, "suffix": ("",)}
 
     examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "plain": {"model": "MODEL", "prompt": "Once upon a time", "max_tokens": 64},

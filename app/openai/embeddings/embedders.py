@@ -53,6 +53,12 @@ class Embeddings:
                 return model, info
         raise InvalidRequestError(f"The model {name[:100]!r} makes no embeddings.", param="model")
 
+    @property
+    def default_name(self) -> str:
+        """The model of requests that name none: the encoder beside the served model, if there is one."""
+        settings = self._served.settings
+        return (*settings.embedding_model_names, *settings.served_model_names)[0]
+
     async def token_ids(self, request: EmbeddingRequest, model: EmbeddingModel, info: EmbeddingInfo) -> list[list[int]]:
         """Every input as token ids that the model takes.
 

@@ -28,10 +28,11 @@ router = APIRouter(tags=["OpenAI"])
 async def create_embeddings(http_request: Request) -> Response:
     embeddings = embeddings_of(http_request)
     request = await receive(http_request, EmbeddingRequest)
-    model, info = embeddings.find(request.model)
+    name = request.model or embeddings.default_name
+    model, info = embeddings.find(name)
     inputs = await embeddings.token_ids(request, model, info)
     trace = trace_of(http_request.scope)
-    trace.model, trace.num_prompt_tokens = request.model, sum(map(len, inputs))
+    trace.model, trace.num_prompt_tokens = name, sum(map(len, inputs))
     vectors = await embeddings.embed(http_request, model, info, inputs, request.dimensions)
     content = {
         "object": "list",
@@ -39,7 +40,7 @@ async def create_embeddings(http_request: Request) -> Response:
             {"object": "embedding", "index": index, "embedding": embedding}
             for index, embedding in enumerate(_encoded(vectors, request.encoding_format))
         ],
-        "model": request.model,
+        "model": name,
         "usage": {"prompt_tokens": trace.num_prompt_tokens, "total_tokens": trace.num_prompt_tokens},
     }
     # orjson writes NumPy's float32 numbers in their shortest form.

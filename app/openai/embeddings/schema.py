@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
-from tessera.app.schema.fields import MAX_INT32, MAX_NAME, Label, On, Prompts, integer
-from tessera.app.schema.request import RequestModel
+from tessera.app.schema.fields import MAX_INT32, Label, ModelName, On, Prompts, integer
+from tessera.app.schema.request import FieldValues, RequestModel
 from tessera.engine.contract.errors import InvalidRequestError
 
 MAX_DIMENSIONS = 2**17
@@ -21,7 +21,7 @@ def _float_for_null(value: Any) -> Any:
 class EmbeddingRequest(RequestModel):
     """One or several inputs, each text or token ids; the response has an embedding for each, in their order."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    refused: ClassVar[FieldValues] = {
         "additional_data": (),
         "cache_salt": (),
         "chat_template": (),
@@ -29,17 +29,17 @@ class EmbeddingRequest(RequestModel):
         "embed_dtype": ("float32",),
         "endianness": ("native", "little"),
         "messages": (),
-        "mm_processor_kwargs": ({},),
         "normalize": (True,),
-        "priority": (0,),
+        "padding": (False,),
         "prompt_name": (),
-        "request_id": (),
+        "truncation_side": ("right",),
         "use_activation": (True,),
     }
+    hints: ClassVar[FieldValues] = {"mm_processor_kwargs": ({},), "priority": (0,), "request_id": ()}
 
     examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {"plain": {"model": "MODEL", "input": ["One", "Two"]}}
 
-    model: str = Field(max_length=MAX_NAME)
+    model: ModelName = ""
     input: Prompts
     encoding_format: Annotated[Literal["float", "base64"], BeforeValidator(_float_for_null)] = "float"
     dimensions: int | None = integer(1, MAX_DIMENSIONS, "Shorter embeddings, of models that were trained for it.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 HEADER = "anthropic-version"
@@ -21,7 +21,7 @@ def model_info(model: Mapping[str, Any]) -> dict[str, Any]:
         "type": "model",
         "id": model["id"],
         "display_name": model["id"],
-        "created_at": datetime.fromtimestamp(model["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "created_at": datetime.fromtimestamp(model["created"], timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
         "max_input_tokens": model["max_model_len"],
         "max_tokens": model["max_model_len"],

@@ -9,6 +9,7 @@ import orjson
 
 from tessera.app.generate.completion import Completion
 from tessera.app.generate.generation import Delta, FinishReason, Generation, TokenEntry
+from tessera.app.http.streaming import COMMENT
 from tessera.app.openai.logprobs import chat_logprobs
 from tessera.app.openai.responses.output import Event, OutputWriter
 from tessera.app.openai.responses.response import ResponseStates
@@ -25,6 +26,8 @@ class ResponseEvents:
         num_logprobs: alternatives per token; None reports no log-probabilities.
         on_finish: called with the finished response, completed or cut.
     """
+
+    keepalive = COMMENT
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from tessera.app.generate.generation import FinishReason, Usage
 from tessera.app.generate.sampling import SamplingDefaults
 from tessera.app.openai.responses.schema import ResponsesRequest
+from tessera.app.schema.structured_output import JsonObjectFormat
 from tessera.engine.contract.errors import RequestError
 
 FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
@@ -100,7 +101,9 @@ def _settings(request: ResponsesRequest, defaults: SamplingDefaults, stored: boo
         "store": stored,
         "temperature": request.temperature if request.temperature is not None else defaults.temperature,
         "text": {
-            "format": text_format.model_dump(by_alias=True) if text_format is not None else {"type": "text"},
+            "format": text_format.model_dump(by_alias=True, exclude_none=isinstance(text_format, JsonObjectFormat))
+            if text_format is not None
+            else {"type": "text"},
             "verbosity": "medium",
         },
         "tool_choice": tool_choice,

@@ -24,8 +24,9 @@ from tessera.app.schema.fields import (
     wrong,
 )
 from tessera.app.schema.generation_fields import SamplingFields
-from tessera.app.schema.structured_output import JsonSchema, JsonSchemaFormat, PlainFormat
-from tessera.app.schema.tools import MAX_TOOLS, Tool, ToolChoice, ToolFunction, ToolName
+from tessera.app.schema.structured_output import AnyFormat, JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
+from tessera.app.schema.tool_names import ToolName
+from tessera.app.schema.tools import MAX_TOOLS, Tool, ToolChoice, ToolFunction
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import MAX_LOGPROBS
 
@@ -159,7 +160,7 @@ class FlatSchemaFormat(JsonSchema):
 
 class TextConfig(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    format: Annotated[PlainFormat | FlatSchemaFormat, Field(discriminator="type")] | None = None
+    format: Annotated[TextFormat | JsonObjectFormat | FlatSchemaFormat, Field(discriminator="type")] | None = None
     verbosity: Literal["medium"] | None = None
 
 
@@ -265,7 +266,7 @@ class ResponsesRequest(SamplingFields):
         return ToolChoice(mode=self.tool_choice) if self.tool_choice is not None else None
 
     @property
-    def response_format(self) -> PlainFormat | JsonSchemaFormat | None:
+    def response_format(self) -> AnyFormat | None:
         """`text.format` as Chat Completions has it."""
         text_format = self.text.format if self.text is not None else None
         if isinstance(text_format, FlatSchemaFormat):
