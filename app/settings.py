@@ -9,7 +9,24 @@ import msgspec
 from tessera.engine.contract.config import EngineConfig, ProcessSettings
 from tessera.options.declaration import Option
 
-ToolParserName = Literal["auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "none"]
+ToolParserName = Literal[
+    "auto",
+    "hermes",
+    "qwen3_coder",
+    "llama3_json",
+    "llama4_pythonic",
+    "mistral",
+    "deepseek_v3",
+    "deepseek_v31",
+    "glm4",
+    "glm45",
+    "granite",
+    "internlm",
+    "olmo3",
+    "phi4_mini",
+    "xlam",
+    "none",
+]
 ReasoningParserName = Literal["auto", "think", "deepseek_r1", "granite_3.2", "granite_3.3", "none"]
 
 MOST_CONNECTIONS = 2**14  # of one app process, unless the user asks for more

@@ -15,7 +15,7 @@ from tessera.app.text.chat_template import load_chat_template
 from tessera.app.text.detokenizer import DetokenizerFactory
 from tessera.app.text.tokenizer import load_tokenizer
 from tessera.app.text.workers import TextWorkers
-from tessera.app.tools.formats import choose_format
+from tessera.app.tools.formats.registry import choose_format
 from tessera.engine.contract.errors import EngineUnavailableError, InvalidRequestError, NotFoundError
 from tessera.engine.contract.messages import EngineInfo
 from tessera.engine.ipc.client import EngineClient

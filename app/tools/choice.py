@@ -7,7 +7,6 @@ from typing import Any
 
 from tessera.app.reasoning.format import THINK, ReasoningFormat, ReasoningStart
 from tessera.app.schema.chat import ChatRequest
-from tessera.app.tools.formats import ToolFormat
 from tessera.app.tools.grammar import (
     CONTENT_SPACE,
     ESCAPED_SLASH,
@@ -18,6 +17,7 @@ from tessera.app.tools.grammar import (
     literal,
     text_and_calls_grammar,
 )
+from tessera.app.tools.tool_format import ToolFormat
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import Grammar
 

@@ -1,7 +1,4 @@
-"""Grammars that force tool calls, in llguidance's dialect of Lark.
-
-They accept exactly the calls that the parser of the same format reads.
-"""
+"""Grammars that force tool calls, in llguidance's dialect of Lark. The syntax of calls stands beside each parser."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tessera.app.reasoning.format import THINK, ReasoningFormat, ReasoningStart
-from tessera.app.tools import hermes, mistral, qwen_coder
 
 TokenIdOf: TypeAlias = Callable[[str], int | None]
 
@@ -152,64 +148,34 @@ def json_expression(schema: Mapping[str, Any], *, strict: bool, space: str = ARG
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
 
-def _arguments(function: CallableFunction) -> str:
+def arguments_expression(function: CallableFunction) -> str:
+    """A function's arguments as a JSON object."""
     schema = _NO_PARAMETERS if function.parameters is None else {**function.parameters, "type": "object"}
     return json_expression(schema, strict=function.strict)
 
 
-def _json_call(writer: GrammarWriter, function: CallableFunction, part: str, *, key: str = "arguments") -> str:
+def json_call(writer: GrammarWriter, function: CallableFunction, part: str, *, key: str = "arguments") -> str:
+    """A call as an object with a name and arguments."""
     head = literal(f'{{"name": {json.dumps(function.name)}, "{key}": ')
-    return f'{head} {writer.rule(part, _arguments(function))} "}}"'
+    return f'{head} {writer.rule(part, arguments_expression(function))} "}}"'
 
 
-def _hermes_call(writer: GrammarWriter, function: CallableFunction, part: str) -> str:
-    inner = _json_call(writer, function, part)
-    return f"{writer.marker(hermes.BEGIN)} line_end {inner} line_end {writer.marker(hermes.END)}"
+def value_expression(schema: Any, definitions: Mapping[str, Any], *, strict: bool) -> str:
+    """A parameter's value as JSON; `definitions` are those of the whole schema that its references name."""
+    whole = {**schema, **definitions} if isinstance(schema, Mapping) else {}
+    return json_expression(whole, strict=strict)
 
 
-def _llama_call(writer: GrammarWriter, function: CallableFunction, part: str) -> str:
-    return _json_call(writer, function, part, key="parameters")
-
-
-def _mistral_call(writer: GrammarWriter, function: CallableFunction, part: str) -> str:
-    arguments = writer.rule(part, _arguments(function))
-    begin, marked = writer.marker(mistral.BEGIN), writer.marker(mistral.ARGUMENTS)
-    return f"{begin} {literal(function.name)} {marked} {arguments}"
-
-
-def _qwen_coder_call(writer: GrammarWriter, function: CallableFunction, part: str) -> str:
+def parameters_of(function: CallableFunction) -> list[tuple[str, Any, bool]]:
+    """Name, schema and necessity of each parameter, in the order of the schema."""
     schema = function.parameters or {}
-    properties = schema.get("properties")
-    required = schema.get("required")
-    pieces = [writer.marker(hermes.BEGIN), "line_end", literal(f"{qwen_coder.FUNCTION}{function.name}>"), "line_end"]
-    if isinstance(properties, Mapping):
-        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        for index, (key, value) in enumerate(properties.items()):
-            body = _qwen_coder_value(writer, value, definitions, f"{part}_{index}", strict=function.strict)
-            parameter = f"{literal(f'{qwen_coder.PARAMETER}{key}>')} {body} line_end"
-            is_required = isinstance(required, list) and key in required
-            pieces.append(parameter if is_required else f"({parameter})?")
-    pieces += [literal(qwen_coder.FUNCTION_END), "line_end", writer.marker(hermes.END)]
-    return " ".join(pieces)
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, Mapping):
+        return []
+    return [(name, value, isinstance(required, list) and name in required) for name, value in properties.items()]
 
 
-def _qwen_coder_value(
-    writer: GrammarWriter, schema: Any, definitions: Mapping[str, Any], part: str, *, strict: bool
-) -> str:
-    """A value and its closing tag: text as it is, everything else as JSON."""
-    if qwen_coder.types_of(schema) == {"string"}:
-        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if choices is None:
-            return writer.until(part, qwen_coder.PARAMETER_END)
-        value = f"({' | '.join(map(literal, choices))})"
-    else:
-        whole = {**schema, **definitions} if isinstance(schema, Mapping) else {}
-        value = writer.rule(part, json_expression(whole, strict=strict))
-    return f"line_end {value} line_end {literal(qwen_coder.PARAMETER_END)}"
-
-
-HERMES = CallSyntax(_hermes_call)
-QWEN_CODER = CallSyntax(_qwen_coder_call)
-LLAMA = CallSyntax(_llama_call, separator='"; "')
-MISTRAL_LIST = CallSyntax(_json_call, lambda writer: (f'{writer.marker(mistral.BEGIN)} space "["', '"]"'), '", "')
-MISTRAL_MARKED = CallSyntax(_mistral_call, separator="")
+def definitions_of(function: CallableFunction) -> dict[str, Any]:
+    """The schemas that references within a function's parameters name."""
+    schema = function.parameters or {}
+    return {key: schema[key] for key in ("$defs", "definitions") if key in schema}

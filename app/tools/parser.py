@@ -40,7 +40,7 @@ class ToolParser(ABC):
         self._writer = PartWriter()
         self._state: State = self._content
         self._held = ""
-        self._find_opener = re.compile("|".join(map(re.escape, self.openers))).search
+        self._find_opener = re.compile("|".join(map(re.escape, self.openers)) or "(?!)").search
 
     @property
     def num_calls(self) -> int:
@@ -83,7 +83,7 @@ class ToolParser(ABC):
 
     def _hold_prefix(self, text: str, position: int, literals: tuple[str, ...]) -> int:
         """Keep back the text's end if it may begin one of the literals; -> its length."""
-        longest = min(max(map(len, literals)) - 1, len(text) - position)
+        longest = min(max(map(len, literals), default=1) - 1, len(text) - position)
         for length in range(longest, 0, -1):
             ending = text[-length:]
             if any(literal.startswith(ending) for literal in literals):
@@ -106,25 +106,41 @@ class ToolParser(ABC):
         self.complete = self.num_calls == self._max_calls
 
 
-class JsonCallParser(ToolParser):
-    """For formats whose calls are JSON objects with a name and arguments.
+class CallParser(ToolParser):
+    """For formats whose calls are read by a `Call`, which finds their ends.
 
     Attributes:
         end_marker: where broken arguments end; they are given out up to there.
+        bare_opener: what a call without an opener begins with, at the beginning of the completion; empty where calls
+            need openers.
     """
 
     end_marker: ClassVar[str]
+    bare_opener: ClassVar[str] = ""
 
     def __init__(self, tools: ToolSchemas, *, max_calls: int | None = None) -> None:
         super().__init__(tools, max_calls=max_calls)
         self._source: list[str] = []
         self._call: Call = self._new_call()
+        if self.bare_opener:
+            self._state = self._bare_start
 
     @abstractmethod
     def _after(self, text: str, position: int) -> int:
         """The state after a whole call."""
 
-    def _new_call(self) -> CallObject:
+    def _bare_start(self, text: str, position: int) -> int:
+        end = skip_space(text, position)
+        self._writer.write_content(text[position:end])
+        if end == len(text):
+            return end
+        if text[end] == self.bare_opener:
+            self._open("")
+        else:
+            self._state = self._content
+        return end
+
+    def _new_call(self) -> Call:
         return CallObject(self._writer, self._accepts, new_id=self._new_id)
 
     def _accepts(self, name: str) -> bool:

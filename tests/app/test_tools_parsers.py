@@ -11,9 +11,11 @@ import pytest
 
 from tessera.app.generate.reader import CompletionReader
 from tessera.app.settings import ToolParserName
-from tessera.app.tools.formats import FORMATS, choose_format
+from tessera.app.tools.formats.registry import FORMATS, choose_format
 from tessera.app.tools.parts import CallStart
 from tessera.engine.contract.errors import ConfigError
+from tests.support import tool_cases
+from tests.support.tool_cases import CITY, LLAMA_PARIS, PARIS, TRICKY
 from tests.support.tool_texts import Message, message_of
 
 SEED = 20
@@ -32,8 +34,6 @@ TOOLS: dict[str, Any] = {
     },
     "ping": {},
 }
-PARIS = '{"name": "weather", "arguments": {"city": "Paris"}}'
-LLAMA_PARIS = PARIS.replace("arguments", "parameters")
 
 
 def read(name: str, text: str, pieces: list[str] | None = None, *, cut: bool = False, **options: Any) -> Message:
@@ -48,13 +48,9 @@ def read(name: str, text: str, pieces: list[str] | None = None, *, cut: bool = F
     return message_of(parts + reader.take_parts())
 
 
-CITY = ("weather", '{"city": "Paris"}')
-TRICKY = (
-    '{"city": "a\\"}</tool_call>[TOOL_CALLS]<|python_tag|> \\\\", "n": [{"x": {}}, [1.5e-3, null, true]], "é": "🙂"}'
-)
-
 # format, text, content, calls
 CASES: list[tuple[str, str, str | None, list[tuple[str, str]]]] = [
+    *tool_cases.CASES,
     ("hermes", "just text", "just text", []),
     ("hermes", f"<tool_call>{PARIS}</tool_call>", None, [CITY]),
     ("hermes", f"\n<tool_call>\n{PARIS}\n</tool_call>\n", None, [CITY]),
@@ -118,6 +114,7 @@ CASES: list[tuple[str, str, str | None, list[tuple[str, str]]]] = [
 
 # Texts that only resemble calls: given out as they are.
 MALFORMED = [
+    *tool_cases.MALFORMED,
     ("hermes", "<tool_call>{bad}</tool_call>"),
     ("hermes", "a <tool_call> b <tool_call> c </tool_call>"),
     ("hermes", '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>'),
@@ -178,6 +175,7 @@ def test_random_texts_of_markup_are_read_alike_however_cut_and_never_lost() -> N
     print("seed", SEED)
     alphabet = ["<tool_call>", "</tool_call>", "<function=", "ping>", "<parameter=city>", "</parameter>", "</function>"]
     alphabet += ['{"name": ', '"ping"', ', "arguments": ', ', "parameters": ', '{"a": ', "1", "}", "]", "[", ",", " "]
+    alphabet += tool_cases.ALPHABET
     alphabet += ["[TOOL_CALLS]", "ping", "[ARGS]", "<|python_tag|>", ";", "\n", '"', "\\", "word", "<", "{}", "tru"]
     for name in FORMATS:
         for _ in range(400):
@@ -236,8 +234,10 @@ def test_ids_suit_the_templates_that_see_them_again() -> None:
     assert mistral.isalnum()
 
 
+HERMES_TEMPLATE = "{{ tools }}<tool_call>{}</tool_call>"
 TEMPLATES: list[tuple[str, str]] = [
-    ("hermes", "{{ tools }}<tool_call>{}</tool_call>"),
+    *tool_cases.TEMPLATES,
+    ("hermes", HERMES_TEMPLATE),
     ("qwen3_coder", "{{ tools }}<tool_call><function=f><parameter=p>"),
     ("llama3_json", "{{ tools }}<|python_tag|>"),
     ("llama3_json", """{{ tools }}{{ '"parameters": ' }}"""),
@@ -260,7 +260,7 @@ def test_every_format_can_be_asked_for_by_name() -> None:
 def test_no_format_without_tools_in_the_template() -> None:
     assert choose_format("auto", ["{{ messages }} <tool_call>"]) is None
     assert choose_format("auto", []) is None
-    assert choose_format("none", [TEMPLATES[0][1]]) is None
-    assert choose_format("mistral", [TEMPLATES[0][1]]) is FORMATS["mistral"]
+    assert choose_format("none", [HERMES_TEMPLATE]) is None
+    assert choose_format("mistral", [HERMES_TEMPLATE]) is FORMATS["mistral"]
     with pytest.raises(ConfigError, match="--tool-call-parser hermes: the model has no chat template that shows"):
         choose_format("hermes", ["{{ messages }}"])

@@ -15,7 +15,8 @@ from tessera.app.reasoning.format import THINK, ReasoningFormat
 from tessera.app.reasoning.granite import GRANITE_32, GRANITE_33
 from tessera.app.reasoning.splitter import ReasoningSplitter
 from tessera.app.text.stop_strings import StopMatcher
-from tessera.app.tools.formats import FORMATS
+from tessera.app.tools.formats.registry import FORMATS
+from tests.support import tool_cases
 
 NOTICEABLE = 0.02  # seconds
 ATTEMPTS = 5  # the best of several, because other work on the machine only adds to a time
@@ -26,6 +27,7 @@ TOOLS: dict[str, Any] = {
 
 # Texts that have made parsers of this kind take quadratic or exponential time, each a prefix and what is repeated.
 HOSTILE = [
+    *tool_cases.HOSTILE,
     ("hermes", "", "<tool_call>"),
     ("hermes", "", "<tool_cal"),
     ("hermes", "", "<tool_call>{"),

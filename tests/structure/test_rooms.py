@@ -25,6 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("app.openai",),
     ("app.generate",),
+    ("app.tools.formats",),
     ("app.tools",),
     ("app.reasoning", "app.text", "app.http"),
     ("app.schema",),

@@ -1,12 +1,25 @@
-"""Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or newer `[TOOL_CALLS]name[ARGS]{...}` for each."""
+"""Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or newer `[TOOL_CALLS]name[ARGS]{...}` for each.
+
+Source: mistral-common, and the chat templates of mistralai/Mistral-7B-Instruct-v0.3 and Mistral-Small-3.2-24B.
+"""
 
 from __future__ import annotations
 
 import re
 import secrets
 
+from tessera.app.tools.call_list import CallListParser
 from tessera.app.tools.call_object import CALLED_NAME, MAX_CALLED_NAME, NamedCall
-from tessera.app.tools.parser import JsonCallParser, ToolSchemas, skip_space
+from tessera.app.tools.grammar import (
+    CallableFunction,
+    CallSyntax,
+    GrammarWriter,
+    arguments_expression,
+    json_call,
+    literal,
+)
+from tessera.app.tools.parser import ToolSchemas
+from tessera.app.tools.tool_format import ToolFormat
 
 BEGIN = "[TOOL_CALLS]"
 CALL_ID = "[CALL_ID]"
@@ -19,7 +32,7 @@ _HEAD = re.compile(
 )
 
 
-class MistralParser(JsonCallParser):
+class MistralParser(CallListParser):
     """The mark of the arguments may be missing, as may the list's brackets around a single object."""
 
     openers = (BEGIN,)
@@ -28,30 +41,14 @@ class MistralParser(JsonCallParser):
 
     def __init__(self, tools: ToolSchemas, *, max_calls: int | None = None) -> None:
         super().__init__(tools, max_calls=max_calls)
-        self._in_list = False
         self._head_length = 0
 
     def _new_id(self) -> str:
         return secrets.token_hex(ID_LENGTH)[:ID_LENGTH]
 
-    def _open(self, opener: str) -> None:
-        super()._open(opener)
-        self._in_list = False
+    def _begin_other(self) -> None:
         self._head_length = 0
-        self._state = self._start
-
-    def _start(self, text: str, position: int) -> int:
-        end = skip_space(text, position)
-        self._source.append(text[position:end])
-        if end == len(text):
-            return end
-        if text[end] == "[":
-            self._in_list = True
-            self._source.append("[")
-            self._state = self._in_call
-            return end + 1
-        self._state = self._in_call if text[end] == "{" else self._head
-        return end
+        self._state = self._head
 
     def _head(self, text: str, position: int) -> int:
         """The name and what may stand between it and its arguments."""
@@ -70,20 +67,20 @@ class MistralParser(JsonCallParser):
             self._state = self._in_call
         return end
 
-    def _after(self, text: str, position: int) -> int:
-        if not self._in_list:
-            self._state = self._content
-            return position
-        position = skip_space(text, position)
-        if position == len(text):
-            return position
-        if text[position] == ",":
-            super()._open(",")
-            return position + 1
-        self._state = self._content
-        return position + (text[position] == "]")
-
     def _end(self, cut: bool) -> None:
-        if self._state in (self._start, self._head):
+        if self._state == self._head:
             self._give_up()
         super()._end(cut)
+
+
+def _marked_call(writer: GrammarWriter, function: CallableFunction, part: str) -> str:
+    arguments = writer.rule(part, arguments_expression(function))
+    return f"{writer.marker(BEGIN)} {literal(function.name)} {writer.marker(ARGUMENTS)} {arguments}"
+
+
+def _around(writer: GrammarWriter) -> tuple[str, str]:
+    return f'{writer.marker(BEGIN)} space "["', '"]"'
+
+
+MISTRAL = ToolFormat(MistralParser, CallSyntax(json_call, _around, separator='", "'))
+MISTRAL_MARKED = ToolFormat(MistralParser, CallSyntax(_marked_call, separator=""))

@@ -1,14 +1,19 @@
-"""Llama 3: `{"name": ..., "parameters": {...}}` alone or after `<|python_tag|>`; `;` between calls."""
+"""Llama 3: `{"name": ..., "parameters": {...}}` alone or after `<|python_tag|>`; `;` between calls.
+
+Source: the chat template of meta-llama/Llama-3.1-8B-Instruct.
+"""
 
 from __future__ import annotations
 
 from tessera.app.tools.call_object import CallObject
-from tessera.app.tools.parser import JsonCallParser, ToolSchemas, skip_space
+from tessera.app.tools.grammar import CallableFunction, CallSyntax, GrammarWriter, json_call
+from tessera.app.tools.parser import CallParser, skip_space
+from tessera.app.tools.tool_format import ToolFormat
 
 PYTHON_TAG = "<|python_tag|>"
 
 
-class LlamaParser(JsonCallParser):
+class LlamaParser(CallParser):
     """A bare object is a call only at the beginning of the completion, with an offered name and with arguments.
 
     Any other is content that happens to be JSON.
@@ -17,27 +22,13 @@ class LlamaParser(JsonCallParser):
     openers = markers = (PYTHON_TAG,)
     end_marker = PYTHON_TAG
     reads_bare_calls = True
-
-    def __init__(self, tools: ToolSchemas, *, max_calls: int | None = None) -> None:
-        super().__init__(tools, max_calls=max_calls)
-        self._state = self._start
+    bare_opener = "{"
 
     def _new_call(self) -> CallObject:
         return CallObject(self._writer, self._accepts, strict=True)
 
     def _accepts(self, name: str) -> bool:
         return name in self._tools
-
-    def _start(self, text: str, position: int) -> int:
-        end = skip_space(text, position)
-        self._writer.write_content(text[position:end])
-        if end == len(text):
-            return end
-        if text[end] == "{":
-            self._open("")
-        else:
-            self._state = self._content
-        return end
 
     def _after(self, text: str, position: int) -> int:
         end = skip_space(text, position)
@@ -65,3 +56,10 @@ class LlamaParser(JsonCallParser):
         if self._state == self._between:
             self._writer.write_content(";")
         super()._end(cut)
+
+
+def _call(writer: GrammarWriter, function: CallableFunction, part: str) -> str:
+    return json_call(writer, function, part, key="parameters")
+
+
+LLAMA = ToolFormat(LlamaParser, CallSyntax(_call, separator='"; "'))

@@ -1,19 +1,24 @@
 """Qwen3-Coder: `<tool_call><function=name><parameter=key>value</parameter>...</function></tool_call>`.
 
-Values are bare text, and the function's schema says what they are: text is passed on as it comes, all
-else is read as JSON once it is whole.
+Source: the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from tessera.app.tools.call_object import CALLED_NAME, MAX_CALLED_NAME
+from tessera.app.tools.grammar import (
+    CallableFunction,
+    CallSyntax,
+    GrammarWriter,
+    literal,
+    parameters_of,
+)
 from tessera.app.tools.parser import ToolParser, ToolSchemas, skip_space
 from tessera.app.tools.parts import new_call_id
+from tessera.app.tools.tool_format import ToolFormat
+from tessera.app.tools.typed_arguments import TypedArguments, typed_value_expression
 
 BEGIN = "<tool_call>"
 END = "</tool_call>"
@@ -22,8 +27,6 @@ FUNCTION_END = "</function>"
 PARAMETER = "<parameter="
 PARAMETER_END = "</parameter>"
 MAX_KEY = 256
-
-_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
 
 class QwenCoderParser(ToolParser):
@@ -37,10 +40,7 @@ class QwenCoderParser(ToolParser):
         self._source: list[str] = []
         self._label: list[str] = []  # of the name or key that is being read
         self._label_length = 0
-        self._function = ""
-        self._num_parameters = 0
-        self._types: frozenset[str] = frozenset()
-        self._value: list[str] = []  # what is not passed on before it is whole
+        self._arguments = TypedArguments(self._writer, {})
         self._at_start = False
         self._line_end = False  # a line end that may prove to be layout
 
@@ -72,8 +72,7 @@ class QwenCoderParser(ToolParser):
         if not CALLED_NAME.fullmatch(name):
             self._give_up()
             return end
-        self._function = name
-        self._num_parameters = 0
+        self._arguments = TypedArguments(self._writer, self._tools.get(name, {}))
         self._writer.begin_call(name, new_call_id())
         self._state = self._body
         return end
@@ -94,22 +93,11 @@ class QwenCoderParser(ToolParser):
         end, key = self._read_label(text, position, MAX_KEY)
         if key is None:
             return end
-        properties = self._tools.get(self._function, {}).get("properties")
-        self._types = types_of(properties.get(key) if isinstance(properties, Mapping) else None)
-        self._writer.write_arguments("{" if self._num_parameters == 0 else ", ")
-        self._writer.write_arguments(orjson.dumps(key).decode() + ": ")
-        if self._is_text:
-            self._writer.write_arguments('"')
-        self._num_parameters += 1
-        self._value = []
+        self._arguments.begin_value(key)
         self._at_start = True
         self._line_end = False
         self._state = self._parameter
         return end
-
-    @property
-    def _is_text(self) -> bool:
-        return self._types == {"string"}
 
     def _parameter(self, text: str, position: int) -> int:
         found = text.find(PARAMETER_END, position)
@@ -118,7 +106,7 @@ class QwenCoderParser(ToolParser):
             self._add_value(text[position:end])
             return len(text)
         self._add_value(text[position:found])
-        self._end_value()
+        self._arguments.end_value()
         self._state = self._body
         return found + len(PARAMETER_END)
 
@@ -135,16 +123,10 @@ class QwenCoderParser(ToolParser):
         if text.endswith("\n"):
             self._line_end = True
             text = text[:-1]
-        if self._is_text:
-            self._writer.write_arguments(orjson.dumps(text).decode()[1:-1])
-        else:
-            self._value.append(text)
-
-    def _end_value(self) -> None:
-        self._writer.write_arguments('"' if self._is_text else as_json("".join(self._value), self._types))
+        self._arguments.write_value(text)
 
     def _close(self) -> None:
-        self._writer.write_arguments("}" if self._num_parameters else "{}")
+        self._arguments.close()
         self._call_ended()
 
     def _after(self, text: str, position: int) -> int:
@@ -188,49 +170,22 @@ class QwenCoderParser(ToolParser):
         elif self._state == self._parameter:
             self._add_value(self._held)
             if cut:
-                self._writer.write_arguments("".join(self._value))
+                self._arguments.break_off()
             else:
-                self._end_value()
+                self._arguments.end_value()
                 self._close()
         elif self._state == self._body and not cut:
             self._close()
 
 
-def types_of(schema: Any) -> frozenset[str]:
-    """JSON types that a schema allows: text where there is none, all of them where it cannot be told."""
-    if not isinstance(schema, Mapping):
-        return frozenset({"string"})
-    if "enum" in schema and isinstance(schema["enum"], list):
-        return frozenset(_type_of(value) for value in schema["enum"])
-    if "const" in schema:
-        return frozenset({_type_of(schema["const"])})
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return frozenset({kind})
-    if isinstance(kind, list):
-        return frozenset(entry for entry in kind if isinstance(entry, str))
-    for combination in ("anyOf", "oneOf"):
-        if isinstance(schema.get(combination), list):
-            return frozenset[str]().union(*map(types_of, schema[combination]))
-    return frozenset({*_TYPES.values(), "null"})
+def _call(writer: GrammarWriter, function: CallableFunction, part: str) -> str:
+    pieces = [writer.marker(BEGIN), "line_end", literal(f"{FUNCTION}{function.name}>"), "line_end"]
+    for index, (key, schema, is_required) in enumerate(parameters_of(function)):
+        body = typed_value_expression(writer, function, schema, f"{part}_{index}", PARAMETER_END, line_end="line_end")
+        parameter = f"{literal(f'{PARAMETER}{key}>')} {body} line_end"
+        pieces.append(parameter if is_required else f"({parameter})?")
+    pieces += [literal(FUNCTION_END), "line_end", writer.marker(END)]
+    return " ".join(pieces)
 
 
-def _type_of(value: Any) -> str:
-    return _TYPES.get(type(value), "null")
-
-
-def as_json(text: str, types: frozenset[str]) -> str:
-    """A value's JSON: what the text says where that is of an allowed type, else the text as a string."""
-    stripped = text.strip()
-    try:
-        kind = _type_of(orjson.loads(stripped))
-    except orjson.JSONDecodeError:
-        kind = ""
-    if kind in types or (kind == "integer" and "number" in types):
-        return stripped
-    lowered = stripped.lower()
-    if "boolean" in types and lowered in ("true", "false"):
-        return lowered
-    if "null" in types and lowered in ("null", "none"):
-        return "null"
-    return orjson.dumps(text).decode()
+QWEN_CODER = ToolFormat(QwenCoderParser, CallSyntax(_call))
