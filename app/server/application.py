@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import ModuleType
@@ -25,6 +26,8 @@ from tessera.app.openai.embeddings import routes as embeddings
 from tessera.app.openai.embeddings.embedders import Embeddings
 from tessera.app.openai.models import routes as models
 from tessera.app.openai.responses import routes as responses
+from tessera.app.openai.responses.background import BackgroundJobs
+from tessera.app.openai.responses.sealing import Seal
 from tessera.app.openai.responses.store import ResponseStore
 from tessera.app.openai.tokenize import routes as tokenize
 from tessera.app.openapi import routes as description
@@ -50,6 +53,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         if model.template is not None:
             model.template.start()
         yield
+        await app.state.background.close()
         model.workers.close()
         if model.template is not None:
             model.template.close()
@@ -67,6 +71,8 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     app.state.response_store = ResponseStore(
         settings.max_stored_responses, settings.max_stored_bytes, settings.response_file
     )
+    app.state.background = BackgroundJobs()
+    app.state.seal = Seal(bytes.fromhex(settings.seal_key) if settings.seal_key else secrets.token_bytes(32))
     app.state.embeddings = Embeddings(model)
     served = ROUTES + (PAGE_ROUTES if settings.ui else ())
     for routes in served:

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken
 
 from tessera.app.generate.reader import CompletionReader
-from tessera.app.openai.chat.completion import tool_calls
+from tessera.app.openai.chat.calls import tool_calls
 from tessera.app.openai.chat.schema import ChatCompletionRequest
 from tessera.app.schema.request import parse_request
 from tessera.app.text.reasoning import ReasoningSplitter, ReasoningStart
