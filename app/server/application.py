@@ -24,6 +24,7 @@ from tessera.app.openai.chat import routes as chat
 from tessera.app.openai.completions import routes as completions
 from tessera.app.openai.embeddings import routes as embeddings
 from tessera.app.openai.embeddings.embedders import Embeddings
+from tessera.app.openai.invocations import routes as invocations
 from tessera.app.openai.models import routes as models
 from tessera.app.openai.responses import routes as responses
 from tessera.app.openai.responses.background import BackgroundJobs
@@ -36,7 +37,7 @@ from tessera.app.ops import status_routes as status
 from tessera.app.settings import AppSettings
 from tessera.engine.ipc.client import EngineClient
 
-ROUTES = (chat, completions, responses, messages, embeddings, models, tokenize, health, description)
+ROUTES = (chat, completions, responses, messages, embeddings, invocations, models, tokenize, health, description)
 PAGE_ROUTES = (status,)  # left out with --no-ui
 
 

@@ -88,7 +88,7 @@ def test_stream(settings: AppSettings) -> None:
             "message_stop",
         ]
         assert events[0].message.content == []
-        assert events[0].message.usage.cache_read_input_tokens == 16
+        assert events[0].message.usage.cache_read_input_tokens == 0, "not known yet"
         assert "".join(event.delta.text for event in events[2:-3]) == TEXT
         assert events[-2].delta.stop_reason == "end_turn"
         assert events[-2].usage.output_tokens == len(HELLO)
@@ -281,7 +281,6 @@ WRONG: list[tuple[str, Any, str]] = [
     ("max_tokens", None, "max_tokens"),
     ("max_tokens", 0, "max_tokens"),
     ("max_tokens", 2**63, "max_tokens"),
-    ("max_tokens", 4000, "max_tokens"),
     ("messages", [], "messages"),
     ("messages", [{"role": "robot", "content": "x"}], "messages[0].role"),
     ("messages", [{"role": "user"}], "messages[0].content"),

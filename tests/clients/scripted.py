@@ -30,7 +30,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 class Model:
-    """Plays its replies in turn, then the last one for ever; `prompts` are the texts that it was asked to go on with."""
+    """Plays its replies in turn, then the last one for ever; `prompts` are those that it was given."""
 
     def __init__(self, replies: Sequence[str]) -> None:
         self._replies = list(replies)

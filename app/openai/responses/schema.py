@@ -71,7 +71,6 @@ class ResponsesRequest(SamplingFields):
 
     refused: ClassVar[FieldValues] = {
         "conversation": (),
-        "context_management": ([],),
         "enable_response_messages": (False,),
         "image": (),
         "kv_transfer_params": ({},),
@@ -87,6 +86,7 @@ class ResponsesRequest(SamplingFields):
     }
     hints: ClassVar[FieldValues] = {
         "access_programs": (),
+        "context_management": ([],),
         "mm_processor_kwargs": ({},),
         "moderation": (),
         "prompt_cache_options": (),

@@ -139,7 +139,7 @@ def _function(tool: FunctionTool | CustomResponseTool, name: str) -> Tool:
     return Tool.model_validate({"type": "function", "function": {**spec, "name": name}})
 
 
-class NamedToolChoice(BaseModel):
+class NamedResponseTool(BaseModel):
     """A tool that must be called."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
@@ -148,13 +148,13 @@ class NamedToolChoice(BaseModel):
     namespace: str | None = Field(default=None, max_length=MAX_NAME)
 
 
-class AllowedToolsChoice(BaseModel):
+class AllowedResponseTools(BaseModel):
     """Some of the tools; hosted ones among them count for nothing."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedToolChoice | HostedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+    tools: list[NamedResponseTool | HostedTool] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +199,6 @@ ToolChoiceField = Annotated[
     ResponseToolChoice | None,
     PlainValidator(
         _tool_choice,
-        json_schema_input_type=Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None,
+        json_schema_input_type=Literal["none", "auto", "required"] | NamedResponseTool | AllowedResponseTools | None,
     ),
 ]
