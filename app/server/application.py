@@ -99,9 +99,6 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC,))
     # Added last, so it is outermost.
     app.add_middleware(PathMiddleware, routes=[route.path for route in app.state.api_routes])
-    for route in app.routes:
-        if isinstance(route, APIRoute) and route.methods is not None and "GET" in route.methods:
-            route.methods.add("HEAD")  # uvicorn leaves out the body
     return app
 
 

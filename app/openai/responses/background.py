@@ -39,7 +39,7 @@ class BackgroundJob:
         self._generation = generation
         self._events = events
         self._save = save
-        self._buffer: list[bytes] = []
+        self._buffer = [events.opening()]
         self._num_events = 0
 
     async def run(self, timeout: float) -> None:
