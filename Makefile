@@ -6,7 +6,7 @@ ARGS ?=
 CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh tests/emulation/*.h tests/emulation/*.cc
 KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py encoder*.py rope*.py sampling*.py token*.py))
 
-.PHONY: serve test test-fast check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check lock clean
+.PHONY: serve test test-fast test-clients check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check lock clean
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -17,6 +17,10 @@ test: .venv/.dev
 # What a change most likely breaks, in under a minute on 2 cores.
 test-fast: .venv/.dev
 	$(BIN)/python -m pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile -q $(ARGS)
+
+# Real clients from npm and PyPI, in folders of their own, against a server on the loopback.
+test-clients: .venv/.dev tests/clients/node_modules/.installed .venv-clients/.installed
+	$(BIN)/python -m pytest tests/clients -q $(ARGS)
 
 eval: .venv/.dev
 	$(BIN)/python -m tests.evaluation $(ARGS)
@@ -55,8 +59,17 @@ bench-gpu: .venv/.dev
 image-check: .venv/.dev
 	$(BIN)/python -m tests.image_steps $(ARGS)
 
+tests/clients/node_modules/.installed: tests/clients/package.json
+	cd tests/clients && npm install --no-audit --no-fund --no-package-lock
+	@touch $@
+
+.venv-clients/.installed: tests/clients/requirements.txt
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache build dist
+	rm -rf .venv .venv-clients tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

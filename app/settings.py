@@ -53,6 +53,7 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
         max_stored_responses: most responses of /v1/responses that are kept per API key; 0 keeps none.
         max_stored_bytes: most memory that they take.
         response_file: file that several app processes keep them in; None: each in its own memory.
+        seal_key: hexadecimal key with which several app processes seal reasoning; empty: each has its own.
         num_app_processes: of this server; `app_process` is the number of this one, from 0.
         count_fd: descriptor of the memory that several app processes count HTTP requests in; None: each for itself.
         max_connections: most open connections of one app process, and a few more for health checks.
@@ -74,6 +75,7 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     max_stored_responses: int = 1024
     max_stored_bytes: int = 64 * 2**20
     response_file: str | None = None
+    seal_key: str = ""
     num_app_processes: int = 1
     app_process: int = 0
     count_fd: int | None = None

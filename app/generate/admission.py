@@ -129,7 +129,12 @@ class Admission(Generic[R]):
                 offset = text_offsets[row] if text_offsets is not None else 0
                 choices.append(Choice(len(choices), detokenizer, options, text_offset=offset, reader=reader))
                 priority = request.priority or 0
-                streams.append(model.client.submit(token_ids, sequence_params, priority=priority, cache_salt=salt))
+                num_choices = 0 if streams else request.num_choices
+                streams.append(
+                    model.client.submit(
+                        token_ids, sequence_params, priority=priority, cache_salt=salt, num_choices=num_choices
+                    )
+                )
         generation = Generation(choices, streams, sum(map(len, prompts)), request.num_choices)
         self._trace(request, prompts, generation)
         return generation

@@ -15,7 +15,7 @@ from tessera.engine.contract.errors import AuthenticationError
 # The only paths that need no key, compared whole. The status page's files are the same everywhere: the page asks for
 # the key and sends it with its own requests.
 PAGE_PATHS = ("/", "/ui/status.css", "/ui/status.js", "/ui/chat.js", "/ui/key.js", "/ui/icon.svg")
-OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", *PAGE_PATHS})
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/version", "/metrics", *PAGE_PATHS})
 
 
 class AuthMiddleware:

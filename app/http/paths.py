@@ -1,4 +1,4 @@
-"""Paths as clients spell them: without /v1, with a slash at the end."""
+"""Requests as clients spell them: paths without /v1 or with a slash at the end, HEAD for GET."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class PathMiddleware:
     """Gives each request the path of its route, before anything else looks at it.
 
     A slash at the end is dropped. `/chat/completions` becomes `/v1/chat/completions`, as do all paths whose first
-    segment occurs only after /v1.
+    segment occurs only after /v1. HEAD becomes GET; the HTTP server, which knows better, leaves out the body.
     """
 
     def __init__(self, app: ASGIApp, routes: Iterable[str]) -> None:
@@ -32,6 +32,8 @@ class PathMiddleware:
                 path = VERSION + path
             if path != scope["path"]:
                 scope["path"], scope["raw_path"] = path, path.encode()
+            if scope["method"] == "HEAD":
+                scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send)
 
 

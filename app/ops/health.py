@@ -1,4 +1,7 @@
-"""GET /health (the engine makes progress), /ready (it takes requests), /version, /metrics."""
+"""GET /health and /ping (the engine makes progress), /ready (it takes requests), /load, /version, /metrics.
+
+POST /reset_prefix_cache.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tessera.app.generate.served_model import ServedModel, model_of
 from tessera.app.http.body import json_response
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.description import Description
-from tessera.app.ops.objects import HealthObject, ReadinessObject, VersionObject
+from tessera.app.ops.objects import HealthObject, LoadObject, ReadinessObject, ResetObject, VersionObject
 from tessera.engine.contract.errors import EngineUnavailableError
 
 router = APIRouter(tags=["Operation"])
@@ -33,6 +36,39 @@ _ENGINE_PREFIX = re.compile(rb"^((?:# (?:HELP|TYPE) )?)tessera:", re.MULTILINE)
 async def health(http_request: Request) -> Response:
     well, reason = model_of(http_request).client.health()
     return json_response({"status": "ok" if well else "unavailable", "reason": reason}, 200 if well else 503)
+
+
+@router.get(
+    "/ping",
+    operation_id="ping",
+    summary="As /health, for Amazon SageMaker",
+    openapi_extra=Description(returns=HealthObject, statuses={200: "It does.", 503: "It does not."}),
+)
+async def ping(http_request: Request) -> Response:
+    return await health(http_request)
+
+
+@router.get(
+    "/load",
+    operation_id="load",
+    summary="The number of requests that run or wait",
+    openapi_extra=Description(returns=LoadObject),
+)
+async def load(http_request: Request) -> Response:
+    history = model_of(http_request).client.history
+    stats = history[-1][1] if history else None
+    return json_response({"server_load": stats.num_running + stats.num_waiting if stats is not None else 0})
+
+
+@router.post(
+    "/reset_prefix_cache",
+    operation_id="resetPrefixCache",
+    summary="Forget all cached prompt prefixes",
+    openapi_extra=Description(returns=ResetObject),
+)
+async def reset_prefix_cache(http_request: Request) -> Response:
+    model_of(http_request).client.reset_prefix_cache()
+    return json_response({"success": True})
 
 
 @router.get(
@@ -75,6 +111,15 @@ async def metrics(http_request: Request) -> Response:
 def _own_metrics(model: ServedModel, counts: HttpCounts, prefix: str) -> Iterator[Metric]:
     well, _ = model.client.health()
     yield GaugeMetricFamily(f"{prefix}:engine_up", "Whether the engine gets on with its work.", int(well))
+    info = model.client.info
+    if info is not None:
+        cache = GaugeMetricFamily(
+            f"{prefix}:cache_config_info",
+            "The KV cache, as labels; always 1.",
+            labels=["block_size", "num_gpu_blocks", "kv_cache_bytes", "cache_dtype"],
+        )
+        cache.add_metric([str(info.block_size), str(info.num_kv_blocks), str(info.kv_cache_bytes), info.dtype], 1)
+        yield cache
     gpu = model.client.gpu
     if gpu is not None:
         yield GaugeMetricFamily(f"{prefix}:gpu_memory_used_bytes", "Memory of the GPU in use.", gpu.memory_used)

@@ -12,6 +12,14 @@ class HealthObject(ApiObject):
     reason: str
 
 
+class LoadObject(ApiObject):
+    server_load: int
+
+
+class ResetObject(ApiObject):
+    success: bool
+
+
 class ReadinessObject(ApiObject):
     status: Literal["ready", "not ready"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import ModuleType
@@ -23,8 +24,11 @@ from tessera.app.openai.chat import routes as chat
 from tessera.app.openai.completions import routes as completions
 from tessera.app.openai.embeddings import routes as embeddings
 from tessera.app.openai.embeddings.embedders import Embeddings
+from tessera.app.openai.invocations import routes as invocations
 from tessera.app.openai.models import routes as models
 from tessera.app.openai.responses import routes as responses
+from tessera.app.openai.responses.background import BackgroundJobs
+from tessera.app.openai.responses.sealing import Seal
 from tessera.app.openai.responses.store import ResponseStore
 from tessera.app.openai.tokenize import routes as tokenize
 from tessera.app.openapi import routes as description
@@ -33,7 +37,7 @@ from tessera.app.ops import status_routes as status
 from tessera.app.settings import AppSettings
 from tessera.engine.ipc.client import EngineClient
 
-ROUTES = (chat, completions, responses, messages, embeddings, models, tokenize, health, description)
+ROUTES = (chat, completions, responses, messages, embeddings, invocations, models, tokenize, health, description)
 PAGE_ROUTES = (status,)  # left out with --no-ui
 
 
@@ -50,6 +54,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         if model.template is not None:
             model.template.start()
         yield
+        await app.state.background.close()
         model.workers.close()
         if model.template is not None:
             model.template.close()
@@ -67,6 +72,8 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     app.state.response_store = ResponseStore(
         settings.max_stored_responses, settings.max_stored_bytes, settings.response_file
     )
+    app.state.background = BackgroundJobs()
+    app.state.seal = Seal(bytes.fromhex(settings.seal_key) if settings.seal_key else secrets.token_bytes(32))
     app.state.embeddings = Embeddings(model)
     served = ROUTES + (PAGE_ROUTES if settings.ui else ())
     for routes in served:
@@ -92,9 +99,6 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC,))
     # Added last, so it is outermost.
     app.add_middleware(PathMiddleware, routes=[route.path for route in app.state.api_routes])
-    for route in app.routes:
-        if isinstance(route, APIRoute) and route.methods is not None and "GET" in route.methods:
-            route.methods.add("HEAD")  # uvicorn leaves out the body
     return app
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import socket
 from pathlib import Path
@@ -61,6 +62,7 @@ class Server:
             app = msgspec.structs.replace(
                 app,
                 response_file=str(run_dir / RESPONSE_FILE),
+                seal_key=secrets.token_hex(32),
                 num_app_processes=options.api_workers,
                 count_fd=make_shared_memory(),
             )

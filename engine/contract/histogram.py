@@ -19,6 +19,7 @@ SECONDS_PER_REQUEST = (
     *(120, 240, 480, 960, 1920, 7680),
 )
 TOKENS_PER_REQUEST = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
+CHOICES_PER_REQUEST = (1, 2, 5, 10, 20, 50, 100)
 TOKENS_PER_STEP = tuple(2**e for e in range(16))
 
 

@@ -44,6 +44,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     `prompt_token_ids` are sent as bytes: a list would be encoded and decoded number by number.
     `cache_salt` separates prefix caches: blocks are shared only between equal salts.
     `priority`: lower runs first; equal priorities run in order of arrival.
+    `num_choices`: sequences of the same HTTP request; 0 except on the first of them. For metrics.
     """
 
     request_id: str
@@ -52,6 +53,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     arrival_time: float
     priority: int = 0
     cache_salt: str = ""
+    num_choices: int = 1
 
 
 class AddEmbedding(msgspec.Struct, frozen=True, tag="embed"):
@@ -74,11 +76,15 @@ class GetMetrics(msgspec.Struct, frozen=True, tag="metrics"):
     token: int
 
 
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
+    """Forget all cached prefixes; sequences that share one go on."""
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Take no new requests, finish the running and waiting ones, then exit with code 0."""
 
 
-ClientMessage = Hello | AddRequest | AddEmbedding | AbortRequests | GetMetrics | Drain
+ClientMessage = Hello | AddRequest | AddEmbedding | AbortRequests | GetMetrics | ResetPrefixCache | Drain
 
 
 class EmbeddingInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -161,6 +161,12 @@ class BlockManager:
         sequence.block_table.clear()
         sequence.num_published_blocks = 0
 
+    def reset(self) -> None:
+        """Take all blocks out of the prefix cache, even those in use."""
+        for block, entry in enumerate(self._published):
+            if entry is not None:
+                self._withdraw(block)
+
     def _publish_block(
         self, sequence: Sequence, index: int, token_bytes: bytes, parent: PublishedBlock | None
     ) -> PublishedBlock:

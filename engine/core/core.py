@@ -116,6 +116,10 @@ class EngineCore:
     def num_waiting(self) -> int:
         return len(self.scheduler.waiting) + len(self._compiling)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; sequences that share one go on."""
+        self.block_manager.reset()
+
     def stats(self) -> SchedulerStats:
         stats = self.scheduler.stats()
         stats.num_waiting = self.num_waiting
@@ -148,6 +152,7 @@ class EngineCore:
             arrival_number=self._num_arrivals,
         )
         self._num_arrivals += 1
+        self.metrics.record_arrival(request.num_choices, request.sampling_params.max_tokens)
         self._sequences[client, request.request_id] = sequence
         params = request.sampling_params
         if params.grammar is not None and self._grammars is not None:

@@ -219,6 +219,9 @@ class EmbeddingOnlyCore:
     def stats(self) -> SchedulerStats:
         return SchedulerStats(0, 0, 0, 0, 0)
 
+    def reset_prefix_cache(self) -> None:
+        """There is none."""
+
 
 def failed(request_id: str, error: RequestError) -> EmbeddingOutput:
     """The only output of a request that was not accepted, or could not be answered."""

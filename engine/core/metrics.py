@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from tessera.engine.contract.histogram import (
+    CHOICES_PER_REQUEST,
     SECONDS_PER_REQUEST,
     SECONDS_PER_TOKEN,
     SECONDS_TO_FIRST_TOKEN,
@@ -52,12 +53,21 @@ class EngineMetrics(Collector):
         self.queue_time = Histogram("Arrival to first step, in seconds.", SECONDS_PER_REQUEST)
         self.prefill_time = Histogram("First step to first token, in seconds.", SECONDS_PER_REQUEST)
         self.decode_time = Histogram("First token to last token, in seconds.", SECONDS_PER_REQUEST)
+        self.time_per_output_token = Histogram("Mean time per token of a request after its first.", SECONDS_PER_TOKEN)
+        self.params_n = Histogram("The parameter n of a request.", CHOICES_PER_REQUEST)
+        self.params_max_tokens = Histogram("Most tokens that a sequence may generate.", TOKENS_PER_REQUEST)
         self.prompt_tokens = Histogram("Prompt tokens of a request.", TOKENS_PER_REQUEST)
         self.generation_tokens = Histogram("Generated tokens of a request.", TOKENS_PER_REQUEST)
         self.iteration_tokens = Histogram("Tokens computed in a step.", TOKENS_PER_STEP)
         self._stats: SchedulerStats | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+
+    def record_arrival(self, num_choices: int, max_tokens: int) -> None:
+        """A sequence of up to `max_tokens` tokens; `num_choices` is 0 except for the first of a request."""
+        if num_choices:
+            self.params_n.observe(num_choices)
+        self.params_max_tokens.observe(max_tokens)
 
     def record_scheduled(self, num_tokens: int, admitted: list[Sequence], num_preempted: int) -> None:
         """A step of `num_tokens` tokens; `admitted` started with it, some again after a preemption."""
@@ -90,6 +100,9 @@ class EngineMetrics(Collector):
             assert sequence.first_token_time is not None
             self.e2e_latency.observe(max(0.0, now - sequence.arrival_time))
             self.decode_time.observe(now - sequence.first_token_time)
+            if sequence.num_output_tokens > 1:
+                seconds = (now - sequence.first_token_time) / (sequence.num_output_tokens - 1)
+                self.time_per_output_token.observe(seconds)
             self.prompt_tokens.observe(sequence.num_prompt_tokens)
             self.generation_tokens.observe(sequence.num_output_tokens)
 
@@ -123,8 +136,12 @@ class EngineMetrics(Collector):
             "request_queue_time_seconds": self.queue_time,
             "request_prefill_time_seconds": self.prefill_time,
             "request_decode_time_seconds": self.decode_time,
+            "request_time_per_output_token_seconds": self.time_per_output_token,
             "request_prompt_tokens": self.prompt_tokens,
             "request_generation_tokens": self.generation_tokens,
+            "request_max_num_generation_tokens": self.generation_tokens,
+            "request_params_n": self.params_n,
+            "request_params_max_tokens": self.params_max_tokens,
             "iteration_tokens_total": self.iteration_tokens,
         }
         for name, histogram in histograms.items():

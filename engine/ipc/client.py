@@ -46,6 +46,7 @@ from tessera.engine.contract.messages import (
     Metrics,
     Ready,
     RequestOutput,
+    ResetPrefixCache,
     SchedulerStats,
     StepOutputs,
     TokenIds,
@@ -260,8 +261,9 @@ class EngineClient:
         priority: int = 0,
         cache_salt: str = "",
         request_id: str | None = None,
+        num_choices: int = 1,
     ) -> RequestStream:
-        """Send a request; must be called in the client's event loop.
+        """Send a request; must be called in the client's event loop. For the last argument see `AddRequest`.
 
         Raises:
             EngineUnavailableError: the engine is not ready or shows no life. Every other refusal is
@@ -275,7 +277,8 @@ class EngineClient:
         assert request_id not in self._inboxes, f"request id {request_id} is in use"
         inbox = _Inbox()
         self._inboxes[request_id] = inbox
-        self._send(AddRequest(request_id, prompt_token_ids, params, time.monotonic(), priority, cache_salt))
+        now = time.monotonic()
+        self._send(AddRequest(request_id, prompt_token_ids, params, now, priority, cache_salt, num_choices))
         return RequestStream(self, request_id, inbox)
 
     async def embed(self, inputs: list[list[int]], *, role: EmbedderRole = "main") -> Vectors:
@@ -299,6 +302,13 @@ class EngineClient:
         finally:
             self._embedding_waiters.pop(request_id, None)
         return np.frombuffer(vectors, "<f4").reshape(len(inputs), -1)
+
+    def reset_prefix_cache(self) -> None:
+        """Have the engine forget all cached prefixes. Raises EngineUnavailableError."""
+        well, reason = self.health()
+        if not well:
+            raise EngineUnavailableError(f"{reason}; please try again later")
+        self._send(ResetPrefixCache())
 
     async def metrics(self) -> bytes:
         """The engine's metrics in Prometheus text format.

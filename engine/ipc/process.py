@@ -54,6 +54,7 @@ from tessera.engine.contract.messages import (
     Metrics,
     Ready,
     RequestOutput,
+    ResetPrefixCache,
     SchedulerStats,
     StartFailed,
     StepOutputs,
@@ -84,6 +85,7 @@ class Core(Protocol):
     def abort(self, request_ids: list[str], client: bytes) -> None: ...
     def step(self) -> Mapping[bytes, list[RequestOutput]]: ...
     def stats(self) -> SchedulerStats: ...
+    def reset_prefix_cache(self) -> None: ...
 
 
 class Embedding(Protocol):
@@ -216,6 +218,8 @@ class EngineProcess:
                 core.abort(message.request_ids, client)
                 for embedder in self._engine.embedders.values():
                     embedder.abort(message.request_ids, client)
+            case ResetPrefixCache():
+                core.reset_prefix_cache()
             case GetMetrics():
                 self._send(client, Metrics(message.token, self._engine.render_metrics()))
             case Hello():

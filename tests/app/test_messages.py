@@ -89,6 +89,7 @@ def test_stream(settings: AppSettings) -> None:
         ]
         assert events[0].message.content == []
         assert events[0].message.usage.output_tokens == 0
+        assert events[0].message.usage.cache_read_input_tokens == 0, "not known yet"
         assert "".join(event.delta.text for event in events[2:-3]) == TEXT
         assert events[-2].delta.stop_reason == "end_turn"
         assert events[-2].usage.output_tokens == len(HELLO)

@@ -1,4 +1,4 @@
-"""Every parameter that OpenAI's API and vLLM describe has its effect or is refused by name; none is ignored."""
+"""Every parameter that OpenAI's API and vLLM describe has its effect, is a hint that the log names, or is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ SAMPLING = """temperature top_p top_k min_p top_n_sigma repetition_penalty prese
     priority cache_salt"""
 VLLM = """use_beam_search length_penalty early_stopping spaces_between_special_tokens truncate_prompt_tokens
     prompt_logprobs add_special_tokens echo guided_decoding_backend guided_whitespace_pattern structural_tag request_id
-    logits_processors return_tokens_as_token_ids return_token_ids kv_transfer_params vllm_xargs"""
+    logits_processors return_tokens_as_token_ids return_token_ids kv_transfer_params vllm_xargs truncation_side
+    logprob_token_ids return_token_offsets stream_interval prompt_embeds session_id padding"""
 KNOWN: dict[type[RequestModel], str] = {
     ChatCompletionRequest: f"""{SAMPLING} {VLLM} messages model audio function_call functions logprobs
         max_completion_tokens max_tokens metadata modalities n parallel_tool_calls prediction prompt_cache_key
@@ -28,11 +29,11 @@ KNOWN: dict[type[RequestModel], str] = {
         stream_options tool_choice tools top_logprobs user verbosity web_search_options add_generation_prompt
         continue_final_message documents chat_template chat_template_kwargs mm_processor_kwargs media_io_kwargs
         include_reasoning thinking_token_budget repetition_detection""",
-    CompletionRequest: f"""{SAMPLING} {VLLM} model prompt best_of logprobs max_tokens n stream stream_options suffix
-        user response_format""",
+    CompletionRequest: f"""{SAMPLING} {VLLM} echo model prompt best_of logprobs max_tokens n stream stream_options
+        suffix user response_format""",
     EmbeddingRequest: """input model dimensions encoding_format user truncate_prompt_tokens add_special_tokens priority
         normalize embed_dtype endianness messages additional_data mm_processor_kwargs request_id cache_salt
-        use_activation chat_template chat_template_kwargs""",
+        use_activation chat_template chat_template_kwargs padding truncation_side""",
     ResponsesRequest: f"""{SAMPLING} background context_management conversation include input instructions
         max_output_tokens max_tool_calls metadata model parallel_tool_calls previous_response_id prompt prompt_cache_key
         prompt_cache_retention reasoning safety_identifier service_tier store stream stream_options text tool_choice
@@ -55,12 +56,28 @@ ABSURD = [["value"]]  # wrong for every parameter that there is
 )
 def test_a_known_parameter_is_not_ignored(model: type[RequestModel], name: str) -> None:
     """A value without sense is noticed, and null is not: it means that the parameter was left out."""
+    if name in model.hints:
+        assert name not in model.refused
+        parse_request(model, {**NEEDED[model], name: ABSURD})
+        return
     with pytest.raises(InvalidRequestError) as refused:
         parse_request(model, {**NEEDED[model], name: ABSURD})
     assert (refused.value.param or "").startswith(name)
     assert name in refused.value.message
     if name not in NEEDED[model]:
         parse_request(model, {**NEEDED[model], name: None})
+
+
+@pytest.mark.parametrize("model", KNOWN, ids=lambda model: model.__name__)
+def test_a_hint_is_logged_once_for_each_name(
+    model: type[RequestModel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tessera.app.schema.request._logged", set())
+    for name, neutral in model.hints.items():
+        for value in (*neutral, None, ABSURD, ABSURD):
+            parse_request(model, {**NEEDED[model], name: value})
+    names = [record.args[0] for record in caplog.records if isinstance(record.args, tuple)]
+    assert names == list(model.hints)
 
 
 @pytest.mark.parametrize("model", KNOWN, ids=lambda model: model.__name__)
@@ -71,7 +88,7 @@ def test_what_is_refused_is_not_accepted_as_well(model: type[RequestModel]) -> N
             parse_request(model, {**NEEDED[model], name: value})
 
 
-@pytest.mark.parametrize("field", ["audio", "function_call"])
+@pytest.mark.parametrize("field", ["audio"])
 def test_parts_of_a_message_that_would_be_lost_are_refused(field: str) -> None:
     message = {"role": "assistant", "content": "a", field: {"id": "x"}}
     with pytest.raises(InvalidRequestError) as refused:

@@ -40,6 +40,21 @@ FAILS = object()  # in the place of a text: the engine fails after some tokens
 CHAT: dict[str, Any] = {"model": "tiny", "messages": HELLO}
 CHAT_TOOLS = {**CHAT, "tools": [{"type": "function", "function": FUNCTION}]}
 SCORED = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+CUSTOM_TOOL = {"type": "custom", "custom": {"name": "note"}}
+ALL_TOOLS = [
+    {"type": "function", **FUNCTION},
+    {"type": "custom", "name": "note", "description": "Takes notes", "format": {"type": "text"}},
+    {
+        "type": "namespace",
+        "name": "app",
+        "description": "Tools of the app",
+        "tools": [{"type": "function", **FUNCTION}, {"type": "custom", "name": "note"}],
+    },
+    {"type": "web_search"},
+]
+SEALED = {"include": ["reasoning.encrypted_content"]}
+CUSTOM_CALL = '<tool_call>\n{"name": "note", "arguments": {"input": "so"}}\n</tool_call>'
+NAMESPACED_CALL = CALL.replace("weather", "app__weather")
 USAGE = {"stream_options": {"include_usage": True}}
 COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
 RESPONSE: dict[str, Any] = {"model": "tiny", "input": "hello"}
@@ -76,6 +91,12 @@ ITEMS = [
     {"role": "assistant", "content": "calling"},
     {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "c", "output": "rain"},
+    {"type": "function_call", "call_id": "d", "namespace": "app", "name": "weather", "arguments": "{}"},
+    {"type": "custom_tool_call", "call_id": "e", "namespace": "app", "name": "note", "input": "so"},
+    {"type": "custom_tool_call_output", "call_id": "e", "output": "noted"},
+    {"type": "local_shell_call", "call_id": "f", "action": {"type": "exec", "command": ["ls"]}},
+    {"type": "local_shell_call_output", "call_id": "f", "output": "a.txt"},
+    {"type": "web_search_call", "id": "ws_1", "status": "completed"},
 ]
 
 
@@ -97,6 +118,8 @@ CASES: dict[str, list[Case]] = {
         Case({**CHAT, **SCORED, "prompt_logprobs": 1}, streams=False),
         Case({**CHAT_TOOLS, **SCORED}, THINKS_AND_CALLS),
         Case({**CHAT_TOOLS, "max_tokens": 3}, THINKS_AND_CALLS),
+        Case({**CHAT_TOOLS, "tools": [CUSTOM_TOOL]}, CUSTOM_CALL),
+        Case({**CHAT, "functions": [FUNCTION]}, CALL),
         Case({**CHAT, **USAGE}, whole=False),
         Case(CHAT, FAILS),
     ],
@@ -119,9 +142,14 @@ CASES: dict[str, list[Case]] = {
             },
             CALL,
         ),
+        Case({**RESPONSE, "tools": ALL_TOOLS, "text": {"format": {"type": "json_object", "schema": {}}}}, "{}"),
+        Case({**RESPONSE, "tools": ALL_TOOLS, **SEALED}, f"<think>hm</think>{CUSTOM_CALL}{NAMESPACED_CALL}"),
+        Case({**RESPONSE, "tools": ALL_TOOLS}, CUSTOM_CALL.replace("note", "app__note")),
+        Case({**RESPONSE, "text": {"format": {"type": "json_object"}}}, "{}"),
         Case(RESPONSE, FAILS),
     ],
-    "retrieveResponse": [Case()],
+    "countInputTokens": [Case(RESPONSE)],
+    "retrieveResponse": [Case(streams=False)],
     "deleteResponse": [Case()],
     "listInputItems": [Case()],
     "cancelResponse": [Case()],
@@ -129,6 +157,7 @@ CASES: dict[str, list[Case]] = {
         Case({"model": "tiny", "input": ["hello", "world"]}),
         Case({"model": "tiny", "input": "hello", "encoding_format": "base64"}),
     ],
+    "invoke": [Case(CHAT)],
     "listModels": [Case()],
     "retrieveModel": [Case(path={"name": "tiny"}), Case(path={"name": "another"})],
     "createMessage": [
@@ -145,6 +174,10 @@ CASES: dict[str, list[Case]] = {
     "countTokens": [Case({"model": "tiny", "messages": HELLO}), Case({"model": "tiny", "messages": HELLO, **EDITED})],
     "tokenize": [Case({"prompt": "hello"}), Case({"messages": HELLO, "return_token_strs": True})],
     "detokenize": [Case({"tokens": [5, 6, 7]})],
+    "tokenizerInfo": [Case()],
+    "resetPrefixCache": [Case()],
+    "load": [Case()],
+    "ping": [Case()],
     "health": [Case()],
     "ready": [Case()],
     "version": [Case()],
@@ -213,7 +246,7 @@ def check_whole(http: httpx.Client, operation: Operation, case: Case, fields: Fi
     body = {"json": case.body} if case.body is not None else {}
     response = http.request(operation.method, operation.path.format(**case.path), **body)
     model: type[BaseModel] | None = operation.description.returns if operation.description is not None else None
-    if response.status_code != 200 and operation.id not in ("health", "ready"):
+    if response.status_code != 200 and operation.id not in ("health", "ping", "ready"):
         model = error_model(operation.path)
     if model is None:
         assert response.headers["content-type"].startswith("text/plain")

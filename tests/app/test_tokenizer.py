@@ -88,7 +88,7 @@ def test_special_tokens_of_a_config() -> None:
 def test_length_is_bounded_before_encoding() -> None:
     tokenizer = HuggingFaceTokenizer(TOKENIZER, {})
     check_text_length(tokenizer, 10 * tokenizer.max_token_chars, 10, "prompt")
-    with pytest.raises(ContextLengthError, match="at least 11 tokens") as caught:
+    with pytest.raises(ContextLengthError, match="11 tokens > 10 maximum") as caught:
         check_text_length(tokenizer, 10 * tokenizer.max_token_chars + 1, 10, "prompt")
     assert caught.value.code == "context_length_exceeded"
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.npm_clients import FOLDER, ScriptedModel, in_turn, package, run, tool_call
+from tests.clients.node import PACKAGES, TIMEOUT, environment
+from tests.clients.scripted import MODEL, call, scripted
+
+CLAUDE = PACKAGES / ".bin" / "claude"
+pytestmark = pytest.mark.skipif(not CLAUDE.exists(), reason="make test-clients installs the packages")
 
 # A white square of one pixel.
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N70a4AAAAAElFTkSuQmCC"
@@ -25,38 +29,45 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
-def claude(model: ScriptedModel, workspace: Path, question: str, *options: str) -> dict[str, Any]:
+def claude(url: str, workspace: Path, question: str, *options: str) -> dict[str, Any]:
     """The result of one question."""
-    environment = {
-        "ANTHROPIC_BASE_URL": model.url,
+    home = workspace.parent / "home"
+    home.mkdir(exist_ok=True)
+    settings = {
+        "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": "none",
-        "ANTHROPIC_MODEL": "tiny",
-        "ANTHROPIC_DEFAULT_HAIKU_MODEL": "tiny",
+        "ANTHROPIC_MODEL": MODEL,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": MODEL,
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
         "DISABLE_ERROR_REPORTING": "1",
-        "DISABLE_TELEMETRY": "1",
     }
-    program = FOLDER / "node_modules" / ".bin" / "claude"
-    result: dict[str, Any] = json.loads(run([program, "-p", question, *OPTIONS, *options], workspace, environment))
+    done = subprocess.run(
+        [str(CLAUDE), "-p", question, *OPTIONS, *options],
+        cwd=workspace,
+        env={**environment(home), **settings},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
-def edits(workspace: Path) -> Callable[[str], str]:
+def edits(workspace: Path) -> list[str]:
     file = str(workspace / "hello.txt")
-    return in_turn(
-        [
-            f"<think>I look first.</think>I read it.\n{tool_call('Read', file_path=file)}",
-            f"<think>Now I know.</think>{tool_call('Edit', file_path=file, old_string='world', new_string='Köln')}",
-            "<think>It worked.</think>Done.",
-        ]
-    )
+    return [
+        f"<think>I look first.</think>I read it.\n{call('Read', file_path=file)}",
+        f"<think>Now I know.</think>{call('Edit', file_path=file, old_string='world', new_string='Köln')}",
+        "<think>It worked.</think>Done.",
+    ]
 
 
-def test_a_file_is_edited_through_tools(workspace: Path, tmp_path: Path) -> None:
-    package("@anthropic-ai/claude-code")
-    with ScriptedModel().serve(tmp_path / "model", edits(workspace)) as model:
-        result = claude(model, workspace, "Change world to Köln in hello.txt")
+def test_claude_code_edits_a_file_through_its_tools(workspace: Path, tmp_path: Path) -> None:
+    with scripted(tmp_path / "model", edits(workspace)) as (url, model):
+        result = claude(url, workspace, "Change world to Köln in hello.txt")
     assert (result["subtype"], result["is_error"], result["result"]) == ("success", False, "Done.")
     assert result["num_turns"] == 3
     assert (workspace / "hello.txt").read_text() == "hello Köln\n"
@@ -64,24 +75,21 @@ def test_a_file_is_edited_through_tools(workspace: Path, tmp_path: Path) -> None
     assert "<think>I look first.</think>I read it." in model.prompts[-1], "reasoning comes back within a turn"
 
 
-def test_a_session_goes_on_with_its_history(workspace: Path, tmp_path: Path) -> None:
-    package("@anthropic-ai/claude-code")
-    with ScriptedModel().serve(tmp_path / "model", edits(workspace)) as model:
-        first = claude(model, workspace, "Change world to Köln in hello.txt")
+def test_claude_code_goes_on_with_a_session(workspace: Path, tmp_path: Path) -> None:
+    with scripted(tmp_path / "model", edits(workspace) * 2) as (url, model):
+        first = claude(url, workspace, "Change world to Köln in hello.txt")
         (workspace / "hello.txt").write_text("hello world\n")
-        second = claude(model, workspace, "And once more", "--resume", first["session_id"])
+        second = claude(url, workspace, "And once more", "--resume", first["session_id"])
     assert second["is_error"] is False
     assert (workspace / "hello.txt").read_text() == "hello Köln\n"
     assert "Change world to Köln" in model.prompts[-1]
     assert "And once more" in model.prompts[-1]
 
 
-def test_an_image_in_mid_session_does_not_end_it(workspace: Path, tmp_path: Path) -> None:
-    package("@anthropic-ai/claude-code")
+def test_claude_code_survives_an_image_in_mid_session(workspace: Path, tmp_path: Path) -> None:
     picture = workspace / "picture.png"
     picture.write_bytes(base64.b64decode(PNG))
-    write = in_turn([tool_call("Read", file_path=str(picture)), "I cannot see it."])
-    with ScriptedModel().serve(tmp_path / "model", write) as model:
-        result = claude(model, workspace, "What is in picture.png?")
+    with scripted(tmp_path / "model", [call("Read", file_path=str(picture)), "I cannot see it."]) as (url, model):
+        result = claude(url, workspace, "What is in picture.png?")
     assert (result["is_error"], result["result"]) == (False, "I cannot see it.")
     assert "[An image was left out: this model reads text only.]" in model.prompts[-1]

@@ -466,3 +466,16 @@ def test_merged_logprobs_stay_with_their_tokens() -> None:
     _merge(earlier, RequestOutput("id", [1, 2], entries[1:3], num_cached_tokens=16))
     _merge(earlier, RequestOutput("id", [7], entries[3:], "stop", 7, num_cached_tokens=16))
     assert earlier == RequestOutput("id", [0, 1, 2, 7], entries, "stop", 7, **first)
+
+
+def test_a_request_is_accepted_before_its_first_token_or_refused() -> None:
+    async def scenario() -> None:
+        async with engine() as (_, client):
+            await until_well(client)
+            stream = client.submit([1], SamplingParams(max_tokens=3))
+            await asyncio.wait_for(stream.wait_accepted(), DEADLINE)
+            assert await tokens_of(stream) == [2, 3, 4]
+            with pytest.raises(QueueFullError):
+                await client.submit([stub_engine.IS_ONE_TOO_MANY], ENDLESS).wait_accepted()
+
+    asyncio.run(scenario())

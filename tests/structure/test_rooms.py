@@ -18,6 +18,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.cli",),
     ("app.server",),
     ("app.openapi",),
+    ("app.openai.invocations",),
     (
         *(f"app.openai.{room}" for room in ("chat", "completions", "responses", "embeddings", "models", "tokenize")),
         "app.anthropic",

@@ -112,6 +112,7 @@ class FakeClient:
         self.history: deque[tuple[float, SchedulerStats]] = deque()
         self.submissions: list[Submission] = []
         self.submitted = threading.Event()
+        self.num_resets = 0
 
     def health(self) -> tuple[bool, str]:
         return self.well, "the engine is ready" if self.well else "the engine is starting"
@@ -124,6 +125,7 @@ class FakeClient:
         priority: int = 0,
         cache_salt: str = "",
         request_id: str | None = None,
+        num_choices: int = 1,
     ) -> FakeStream:
         if not self.well:
             raise EngineUnavailableError("the engine is starting; please try again later")
@@ -131,6 +133,9 @@ class FakeClient:
         self.submissions.append(submission)
         self.submitted.set()
         return FakeStream(submission, self.script(submission), hang=self.hang)
+
+    def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
 
     async def metrics(self) -> bytes:
         if not self.well:

@@ -79,6 +79,9 @@ class StubCore:
             finish_reason="length" if done else None,
         )
 
+    def reset_prefix_cache(self) -> None:
+        pass
+
     def stats(self) -> SchedulerStats:
         return SchedulerStats(len(self._running), 0, 0, 0, 0)
 

@@ -131,7 +131,7 @@ def test_wire_9_bad_or_missing_key(locked: Scripted) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [{"prompt": [5] * 2048}, {"prompt": [5] * 2000, "max_tokens": 49}, {"prompt": "x y" * 2000}], ids=str
+    "body", [{"prompt": [5] * 2048}, {"prompt": [5] * 2000, "max_tokens": 2049}, {"prompt": "x y" * 2000}], ids=str
 )
 def test_wire_9_too_long_a_prompt(plain: Scripted, body: Any) -> None:
     with pytest.raises(openai.BadRequestError) as refused:

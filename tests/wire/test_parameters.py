@@ -151,8 +151,9 @@ def test_wire_parameter_return_token_ids(plain: Scripted, kind: str) -> None:
     prompt = plain.engine.submissions[-1].prompt
     assert answer.choices[0].token_ids == [*ids(TEXT), 0]
     assert (answer if kind == "chat" else answer.choices[0]).prompt_token_ids == prompt
-    choices = [chunk.choices[0] for chunk in ask(plain, kind, stream=True, return_token_ids=True)]
-    assert choices[0].prompt_token_ids == prompt
+    chunks = list(ask(plain, kind, stream=True, return_token_ids=True))
+    choices = [chunk.choices[0] for chunk in chunks]
+    assert (chunks if kind == "chat" else choices)[0].prompt_token_ids == prompt
     assert [i for choice in choices for i in choice.model_extra.get("token_ids", [])] == [*ids(TEXT), 0]
 
 
@@ -206,11 +207,13 @@ def test_wire_parameter_thinking(tool: Scripted, stream: bool) -> None:
 
 @BOTH
 def test_wire_parameter_continuous_usage_stats(plain: Scripted, kind: str) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = list(ask(plain, kind, stream=True, stream_options=options))
-    counts = [chunk.usage.completion_tokens for chunk in chunks]
-    assert counts == sorted(counts)
-    assert (counts[0], counts[-1]) == (1, len(ids(TEXT)) + 1)
+    for others in ({"include_usage": True}, {}):
+        options = {"continuous_usage_stats": True, **others}
+        chunks = list(ask(plain, kind, stream=True, stream_options=options))
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert counts == sorted(counts)
+        assert (counts[0], counts[-1]) == (0 if kind == "chat" else 1, len(ids(TEXT)) + 1)
+        assert bool(chunks[-1].choices) != bool(others), "a chunk of its own only with include_usage"
 
 
 @BOTH

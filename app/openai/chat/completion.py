@@ -7,7 +7,7 @@ from typing import Any
 
 from tessera.app.generate.completion import Completion
 from tessera.app.generate.generation import Generation
-from tessera.app.openai.chat.calls import CallForm
+from tessera.app.openai.chat.calls import PLAIN_CALLS, CallForm
 from tessera.app.openai.chat.schema import ChatCompletionRequest
 from tessera.app.openai.envelope import CompletionHead, usage_object
 from tessera.app.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -37,7 +37,9 @@ def chat_completion(
     return response
 
 
-def chat_message(text: str, parts: Sequence[Part] | None, form: CallForm, echoed: str = "") -> dict[str, Any]:
+def chat_message(
+    text: str, parts: Sequence[Part] | None, form: CallForm = PLAIN_CALLS, echoed: str = ""
+) -> dict[str, Any]:
     """`message` of a choice.
 
     Args:
@@ -57,7 +59,7 @@ def chat_message(text: str, parts: Sequence[Part] | None, form: CallForm, echoed
 
 
 def _choice(request: ChatCompletionRequest, index: int, completion: Completion, tokenizer: Tokenizer) -> dict[str, Any]:
-    form = CallForm(request)
+    form = CallForm.of(request)
     logprobs = None
     if request.num_logprobs is not None:
         as_ids = request.return_tokens_as_token_ids

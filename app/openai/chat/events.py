@@ -44,7 +44,7 @@ class ChatEvents:
         self._echoed = request.echoed
         self._plain = self._num_logprobs is None and self._prompt_token_ids is None
         self._starts = [b'{"index":%d,"delta":{"content":' % index for index in range(self._num_choices)]
-        self._calls = CallForm(request)
+        self._calls = CallForm.of(request)
         self._called: dict[tuple[int, int], str] = {}  # names by choice and call
 
     def opening(self) -> bytes:

@@ -45,8 +45,26 @@ async def retrieve_model(http_request: Request, name: PathName) -> Response:
     return json_response(model_info(found) if HEADER in http_request.headers else found)
 
 
+def _permission(name: str, created: int) -> dict[str, Any]:
+    """What old clients look for; all models may be used by all holders of a key."""
+    return {
+        "id": f"modelperm-{name}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+
+
 def _model_object(model: ServedModel, name: str) -> dict[str, Any]:
-    """OpenAI's four fields, and the longest context once the engine has reported it."""
+    """The fields of OpenAI and vLLM; the longest context once the engine has reported it."""
     info = model.client.info
     max_model_len = info.max_model_len if info is not None else None
     if info is not None and name in model.settings.embedding_model_names:
@@ -56,5 +74,8 @@ def _model_object(model: ServedModel, name: str) -> dict[str, Any]:
         "object": "model",
         "created": model.created,
         "owned_by": "tessera",
+        "root": name,
+        "parent": None,
+        "permission": [_permission(name, model.created)],
         "max_model_len": max_model_len,
     }

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import orjson
 from pydantic import ConfigDict, TypeAdapter
 
-from tessera.app.openai.responses.schema import (
+from tessera.app.openai.responses.items import (
+    CustomCallItem,
+    CustomCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputItem,
+    LocalShellCallItem,
+    LocalShellCallOutputItem,
     MessageItem,
+    OtherItem,
     ReasoningItem,
-    ResponsesRequest,
 )
+from tessera.app.openai.responses.schema import ResponsesRequest
+from tessera.app.openai.responses.tools import offered_name
 from tessera.app.schema.chat import ChatMessage, ChatRequest, ToolCall, ToolCallFunction
+from tessera.app.schema.custom_tools import arguments_of
 from tessera.app.schema.generation_fields import SamplingFields
+from tessera.app.schema.request import log_once
 
-_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
+ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
+
+Unseal = Callable[[str], str | None]  # the text behind `encrypted_content`; None where it cannot be read
+
+_CALLS = (FunctionCallItem, CustomCallItem, LocalShellCallItem)
+_RESULTS = (FunctionCallOutputItem, CustomCallOutputItem, LocalShellCallOutputItem)
 
 
 @dataclass(slots=True)
@@ -65,10 +79,11 @@ def chat_request(request: ResponsesRequest, conversation: Sequence[ChatMessage])
         max_completion_tokens=request.max_output_tokens,
         logprobs=request.wants_logprobs,
         top_logprobs=request.top_logprobs,
-        tools=[tool.for_chat() for tool in request.tools or ()],
+        tools=request.offered_tools.functions,
         tool_choice=request.chat_tool_choice,
         parallel_tool_calls=request.parallel_tool_calls,
         chat_template_kwargs=request.chat_template_kwargs,
+        reasoning_effort=request.reasoning_effort,
         response_format=request.response_format,
     )
 
@@ -93,21 +108,27 @@ def _num_instructions(chat: ResponsesChat) -> int:
     return len(chat.messages)
 
 
-def messages_of(items: Iterable[InputItem]) -> list[ChatMessage]:
-    """Each item as a message; the items of one assistant turn become one message."""
+def messages_of(items: Iterable[InputItem], unseal: Unseal) -> list[ChatMessage]:
+    """Each item as a message; the items of one assistant turn become one message.
+
+    What the model cannot use is left out, and the log says so once for each type.
+    """
     messages: list[ChatMessage] = []
     turn: _AssistantTurn | None = None
     for item in items:
+        if isinstance(item, OtherItem):
+            log_once(f"item {item.type}", "input items of type %s are left out of prompts", item.type)
+            continue
         begins_turn = isinstance(item, ReasoningItem) or (isinstance(item, MessageItem) and item.role == "assistant")
-        continues_turn = begins_turn or isinstance(item, FunctionCallItem)
+        continues_turn = begins_turn or isinstance(item, _CALLS)
         if turn is not None and (not continues_turn or (begins_turn and turn.is_begun)):
             messages.append(turn.message())
             turn = None
         if continues_turn:
             turn = turn or _AssistantTurn()
-            _extend(turn, item)
-        elif isinstance(item, FunctionCallOutputItem):
-            messages.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
+            _extend(turn, item, unseal)
+        elif isinstance(item, _RESULTS):
+            messages.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id or item.id or ""))
         elif isinstance(item, MessageItem):
             messages.append(ChatMessage(role=item.role, content=item.content))
     if turn is not None:
@@ -115,18 +136,35 @@ def messages_of(items: Iterable[InputItem]) -> list[ChatMessage]:
     return messages
 
 
-def messages_of_output(output: list[dict[str, object]]) -> list[ChatMessage]:
+def messages_of_output(output: list[dict[str, object]], unseal: Unseal) -> list[ChatMessage]:
     """The items of a response as the messages that the next request begins with."""
-    return messages_of(_ITEMS.validate_python(output))
+    return messages_of(ITEMS.validate_python(output), unseal)
 
 
-def _extend(turn: _AssistantTurn, item: InputItem) -> None:
+def _extend(turn: _AssistantTurn, item: InputItem, unseal: Unseal) -> None:
     if isinstance(item, ReasoningItem):
-        text = item.content or item.summary
+        text = item.content or _unsealed(item, unseal) or item.summary
         if text:
             turn.reasoning.append(text)
-    elif isinstance(item, FunctionCallItem):
-        function = ToolCallFunction(name=item.name, arguments=item.arguments)
-        turn.calls.append(ToolCall(id=item.call_id, function=function))
     elif isinstance(item, MessageItem):
-        turn.content = item.content
+        turn.content = item.content if turn.content is None else f"{turn.content}\n{item.content}"
+    elif isinstance(item, FunctionCallItem):
+        turn.calls.append(_call(item.call_id, offered_name(item.name, item.namespace), item.arguments))
+    elif isinstance(item, CustomCallItem):
+        turn.calls.append(_call(item.call_id, offered_name(item.name, item.namespace), arguments_of(item.input)))
+    elif isinstance(item, LocalShellCallItem):
+        action = {name: value for name, value in item.action.items() if name != "type"}
+        turn.calls.append(_call(item.call_id or item.id or "", "local_shell", orjson.dumps(action).decode()))
+
+
+def _call(call_id: str, name: str, arguments: str) -> ToolCall:
+    return ToolCall(id=call_id, function=ToolCallFunction(name=name, arguments=arguments))
+
+
+def _unsealed(item: ReasoningItem, unseal: Unseal) -> str | None:
+    if not item.encrypted_content:
+        return None
+    text = unseal(item.encrypted_content)
+    if text is None:
+        log_once("encrypted_content", "reasoning that this server has not sealed is left out of prompts")
+    return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -13,6 +13,7 @@ from tessera.app.http.streaming import COMMENT
 from tessera.app.openai.logprobs import chat_logprobs
 from tessera.app.openai.responses.output import Event, OutputWriter
 from tessera.app.openai.responses.response import ResponseStates
+from tessera.app.openai.responses.tools import CalledTool
 from tessera.app.text.tokenizer import Tokenizer
 from tessera.engine.contract.errors import RequestError
 
@@ -22,7 +23,12 @@ NUM_OPENING_EVENTS = 2
 class ResponseEvents:
     """Events of one response; also makes the whole response where it is not streamed.
 
+    Attributes:
+        broken_off: the failed or cancelled response.
+
     Args:
+        tools: the client's tools by the names by which the model knows them.
+        seal: makes the `encrypted_content` of reasoning; None leaves it out.
         num_logprobs: alternatives per token; None reports no log-probabilities.
         on_finish: called with the finished response, completed or cut.
     """
@@ -35,6 +41,8 @@ class ResponseEvents:
         generation: Generation,
         tokenizer: Tokenizer,
         *,
+        tools: Mapping[str, CalledTool],
+        seal: Callable[[str], str] | None,
         num_logprobs: int | None,
         on_finish: Callable[[dict[str, Any]], None],
     ) -> None:
@@ -43,8 +51,9 @@ class ResponseEvents:
         self._tokenizer = tokenizer
         self._num_logprobs = num_logprobs
         self._on_finish = on_finish
-        self._writer = OutputWriter(first_sequence_number=NUM_OPENING_EVENTS)
+        self._writer = OutputWriter(NUM_OPENING_EVENTS, tools, seal)
         self._finish_reason: FinishReason | None = None
+        self.broken_off: dict[str, Any] | None = None
 
     def opening(self) -> bytes:
         response = self._response.in_progress()
@@ -63,8 +72,14 @@ class ResponseEvents:
 
     def failure(self, error: RequestError) -> bytes:
         events = self._writer.finish("incomplete") if self._writer.items else []
-        response = self._response.failed(self._writer.items, error)
+        response = self.broken_off = self._response.failed(self._writer.items, error)
         return _event_bytes([*events, self._writer.event("response.failed", response=response)])
+
+    def cancellation(self) -> bytes:
+        """The last events of a response that was cancelled."""
+        events = self._writer.finish("incomplete") if self._writer.items else []
+        response = self.broken_off = self._response.cancelled(self._writer.items)
+        return _event_bytes([*events, self._writer.event("response.cancelled", response=response)])
 
     def whole(self, completion: Completion) -> dict[str, Any]:
         """The finished response where it is not streamed."""

@@ -6,19 +6,21 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tessera.app.openai.responses.schema import (
-    FunctionCallItem,
-    FunctionCallOutputItem,
-    InputItem,
-    MessageItem,
-    ReasoningItem,
-)
+from tessera.app.openai.responses.items import InputItem, MessageItem, ReasoningItem
 from tessera.app.schema.fields import MAX_NAME
 from tessera.engine.contract.errors import InvalidRequestError
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 100
 ORDERS = ("asc", "desc")
+PREFIXES = {
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+}
 PAGE_QUERY: Mapping[str, Mapping[str, Any]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
     "order": {"type": "string", "enum": list(ORDERS), "default": "desc"},
@@ -27,7 +29,7 @@ PAGE_QUERY: Mapping[str, Mapping[str, Any]] = {
 
 
 def listed_items(items: Iterable[InputItem]) -> tuple[dict[str, Any], ...]:
-    """Each item in OpenAI's form, with an id of its own."""
+    """Each item in OpenAI's form, with an id of its own where it came without one."""
     return tuple(map(_listed, items))
 
 
@@ -65,17 +67,14 @@ def _listed(item: InputItem) -> dict[str, Any]:
         part: dict[str, Any] = {"type": "input_text", "text": item.content}
         if item.role == "assistant":
             part = {"type": "output_text", "text": item.content, "annotations": [], "logprobs": []}
-        return {**_head("msg", item.type), "role": item.role, "content": [part]}
-    if isinstance(item, FunctionCallItem):
-        call = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-        return {**_head("fc", item.type), **call}
-    if isinstance(item, FunctionCallOutputItem):
-        return {**_head("fco", item.type), "call_id": item.call_id, "output": item.output}
-    assert isinstance(item, ReasoningItem)
-    content = [{"type": "reasoning_text", "text": item.content}] if item.content else []
-    summary = [{"type": "summary_text", "text": item.summary}] if item.summary else []
-    return {**_head("rs", item.type), "summary": summary, "content": content}
+        return {**_head("msg", item), "role": item.role, "content": [part]}
+    if isinstance(item, ReasoningItem):
+        content = [{"type": "reasoning_text", "text": item.content}] if item.content else []
+        summary = [{"type": "summary_text", "text": item.summary}] if item.summary else []
+        return {**_head("rs", item), "summary": summary, "content": content}
+    fields = item.model_dump(exclude={"id", "type"}, exclude_none=True)
+    return {**_head(PREFIXES.get(item.type, "item"), item), **fields}
 
 
-def _head(prefix: str, kind: str) -> dict[str, Any]:
-    return {"id": f"{prefix}_{secrets.token_hex(24)}", "type": kind, "status": "completed"}
+def _head(prefix: str, item: InputItem) -> dict[str, Any]:
+    return {"id": item.id or f"{prefix}_{secrets.token_hex(24)}", "type": item.type, "status": "completed"}

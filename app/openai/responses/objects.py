@@ -32,7 +32,18 @@ class OutputCall(ApiObject):
     id: str
     call_id: str
     name: str
+    namespace: str = Field(default="", description="Only of tools in a namespace.")
     arguments: str = Field(description="JSON text.")
+    status: ItemStatusName
+
+
+class OutputCustomCall(ApiObject):
+    type: Literal["custom_tool_call"]
+    id: str
+    call_id: str
+    name: str
+    namespace: str = Field(default="", description="Only of tools in a namespace.")
+    input: str
     status: ItemStatusName
 
 
@@ -46,10 +57,13 @@ class OutputReasoning(ApiObject):
     id: str
     summary: list[Any]
     content: list[ReasoningText]
+    encrypted_content: str = Field(default="", description="Only where `include` asks for it.")
     status: ItemStatusName
 
 
-OutputItem: TypeAlias = Annotated[OutputMessage | OutputCall | OutputReasoning, Field(discriminator="type")]
+OutputItem: TypeAlias = Annotated[
+    OutputMessage | OutputCall | OutputCustomCall | OutputReasoning, Field(discriminator="type")
+]
 
 
 class InputTokensDetails(ApiObject):
@@ -79,7 +93,12 @@ class ResponseError(ApiObject):
 
 
 class PlainTextFormat(ApiObject):
-    type: Literal["text", "json_object"]
+    type: Literal["text"]
+
+
+class ObjectTextFormat(ApiObject):
+    type: Literal["json_object"]
+    definition: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
 class SchemaTextFormat(ApiObject):
@@ -91,26 +110,41 @@ class SchemaTextFormat(ApiObject):
 
 
 class ResponseText(ApiObject):
-    format: Annotated[PlainTextFormat | SchemaTextFormat, Field(discriminator="type")]
-    verbosity: Literal["medium"]
+    format: Annotated[PlainTextFormat | ObjectTextFormat | SchemaTextFormat, Field(discriminator="type")]
+    verbosity: Literal["low", "medium", "high"]
 
 
 class ResponseReasoning(ApiObject):
-    effort: None
+    effort: str | None
     summary: None
 
 
-class ChosenTool(ApiObject):
-    type: Literal["function"]
-    name: str
-
-
-class ResponseTool(ApiObject):
+class ResponseFunction(ApiObject):
     type: Literal["function"]
     name: str
     description: str | None
     parameters: dict[str, Any] | None
     strict: bool | None
+
+
+class ResponseCustomTool(ApiObject):
+    type: Literal["custom"]
+    name: str
+    description: str | None
+    format: dict[str, Any] | None
+
+
+class ResponseNamespace(ApiObject):
+    type: Literal["namespace"]
+    name: str
+    description: str | None
+    tools: list[Annotated[ResponseFunction | ResponseCustomTool, Field(discriminator="type")]]
+
+
+class ResponseHostedTool(ApiObject):
+    """A tool that was left out."""
+
+    type: str
 
 
 class ResponseObject(ApiObject):
@@ -120,12 +154,12 @@ class ResponseObject(ApiObject):
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     output: list[OutputItem]
     usage: ResponseUsage | None
-    background: Literal[False]
+    background: bool
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None
@@ -140,12 +174,17 @@ class ResponseObject(ApiObject):
     store: bool
     temperature: float
     text: ResponseText
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool
-    tools: list[ResponseTool]
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any]
+    tools: list[ResponseFunction | ResponseCustomTool | ResponseNamespace | ResponseHostedTool]
     top_logprobs: int
     top_p: float
     truncation: Literal["auto", "disabled"]
     user: str | None
+
+
+class InputTokenCount(ApiObject):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class DeletedResponse(ApiObject):
@@ -173,15 +212,42 @@ class ListedCall(ApiObject):
     status: Literal["completed"]
     call_id: str
     name: str
+    namespace: str = Field(default="", description="Only of tools in a namespace.")
     arguments: str
 
 
-class ListedCallOutput(ApiObject):
-    type: Literal["function_call_output"]
+class ListedCustomCall(ApiObject):
+    type: Literal["custom_tool_call"]
     id: str
     status: Literal["completed"]
     call_id: str
+    name: str
+    namespace: str = Field(default="", description="Only of tools in a namespace.")
+    input: str
+
+
+class ListedShellCall(ApiObject):
+    type: Literal["local_shell_call"]
+    id: str
+    status: Literal["completed"]
+    call_id: str
+    action: dict[str, Any]
+
+
+class ListedCallOutput(ApiObject):
+    type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
+    id: str
+    status: Literal["completed"]
+    call_id: str = Field(default="", description="Left out where it came without one.")
     output: str
+
+
+class ListedOther(ApiObject):
+    """An item that is left out of the prompt."""
+
+    type: str
+    id: str
+    status: Literal["completed"]
 
 
 class SummaryText(ApiObject):
@@ -199,7 +265,15 @@ class ListedReasoning(ApiObject):
 
 class InputItemList(ApiObject):
     object: Literal["list"]
-    data: list[Annotated[ListedMessage | ListedCall | ListedCallOutput | ListedReasoning, Field(discriminator="type")]]
+    data: list[
+        ListedMessage
+        | ListedCall
+        | ListedCustomCall
+        | ListedShellCall
+        | ListedCallOutput
+        | ListedReasoning
+        | ListedOther
+    ]
     first_id: str | None
     last_id: str | None
     has_more: bool
@@ -218,6 +292,7 @@ class ResponseStateEvent(NumberedEvent):
         "response.completed",
         "response.incomplete",
         "response.failed",
+        "response.cancelled",
     ]
     response: ResponseObject
 
@@ -278,6 +353,16 @@ class CallArgumentsDone(ItemEvent):
     arguments: str
 
 
+class CustomInputDelta(ItemEvent):
+    type: Literal["response.custom_tool_call_input.delta"]
+    delta: str
+
+
+class CustomInputDone(ItemEvent):
+    type: Literal["response.custom_tool_call_input.done"]
+    input: str
+
+
 class ResponseEvent(RootModel[Any]):
     """The data of an event."""
 
@@ -291,6 +376,8 @@ class ResponseEvent(RootModel[Any]):
         | ReasoningTextDelta
         | ReasoningTextDone
         | CallArgumentsDelta
-        | CallArgumentsDone,
+        | CallArgumentsDone
+        | CustomInputDelta
+        | CustomInputDone,
         Field(discriminator="type"),
     ]

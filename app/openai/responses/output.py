@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from tessera.app.openai.responses.tools import CalledTool
 from tessera.app.tools.parts import CallArguments, CallStart, Content, Part, Reasoning
 
 Event = dict[str, Any]
 ItemStatus = Literal["completed", "incomplete"]
+
+CALL_EVENTS = {
+    "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
+}
 
 
 class OutputWriter:
@@ -17,12 +23,23 @@ class OutputWriter:
 
     At most one item is open: a part of another kind closes it and opens the next.
 
+    Args:
+        tools: the client's tools by the names by which the model knows them.
+        seal: makes the `encrypted_content` of reasoning; None leaves it out.
+
     Attributes:
         items: the output so far; the last one may still be open.
     """
 
-    def __init__(self, first_sequence_number: int) -> None:
+    def __init__(
+        self,
+        first_sequence_number: int,
+        tools: Mapping[str, CalledTool],
+        seal: Callable[[str], str] | None,
+    ) -> None:
         self.items: list[dict[str, Any]] = []
+        self._tools = tools
+        self._seal = seal
         self._sequence_number = first_sequence_number
         self._kind = ""
         self._texts: list[str] = []
@@ -43,7 +60,7 @@ class OutputWriter:
                 events += self._closed("completed")
                 events += self._open_call(part)
             elif isinstance(part, CallArguments):
-                events.append(self._delta("response.function_call_arguments.delta", part.text))
+                events.append(self._delta(f"{CALL_EVENTS[self._kind]}.delta", part.text))
         return events
 
     def finish(self, status: ItemStatus) -> list[Event]:
@@ -78,9 +95,12 @@ class OutputWriter:
         return events
 
     def _open_call(self, start: CallStart) -> list[Event]:
-        self._kind = "function_call"
-        item = {"id": _new_id("fc"), "type": "function_call", "call_id": start.id, "name": start.name}
-        self.items.append({**item, "arguments": "", "status": "in_progress"})
+        tool = self._tools.get(start.name, CalledTool(start.name))
+        self._kind = "custom_tool_call" if tool.is_custom else "function_call"
+        text = {"input": ""} if tool.is_custom else {"arguments": ""}
+        namespace = {"namespace": tool.namespace} if tool.namespace is not None else {}
+        item = {"id": _new_id("ctc" if tool.is_custom else "fc"), "type": self._kind, "call_id": start.id}
+        self.items.append({**item, "name": tool.name, **namespace, **text, "status": "in_progress"})
         return [self._item_event("response.output_item.added", item=_copy(self.items[-1]))]
 
     def _text_delta(self, text: str) -> Event:
@@ -110,9 +130,14 @@ class OutputWriter:
                     "response.function_call_arguments.done", item_id=item["id"], name=item["name"], arguments=text
                 )
             )
+        elif kind == "custom_tool_call":
+            item["input"] = text
+            events.append(self._item_event("response.custom_tool_call_input.done", item_id=item["id"], input=text))
         elif kind == "reasoning":
             part = {"type": "reasoning_text", "text": text}
             item["content"] = [part]
+            if self._seal is not None:
+                item["encrypted_content"] = self._seal(text)
             events.append(self._content_event("response.reasoning_text.done", text=text))
             events.append(self._content_event("response.content_part.done", part=part))
         else:

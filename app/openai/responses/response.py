@@ -39,6 +39,9 @@ class ResponseStates:
             usage=responses_usage(usage),
         )
 
+    def cancelled(self, output: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._in_state("cancelled", output=output)
+
     def failed(self, output: list[dict[str, Any]], error: RequestError) -> dict[str, Any]:
         code: FailureCode = "server_error"
         if error.status == 429:
@@ -81,12 +84,10 @@ def responses_usage(usage: Usage) -> dict[str, Any]:
 
 def _settings(request: ResponsesRequest, defaults: SamplingDefaults, stored: bool) -> dict[str, Any]:
     """The request's own fields, with their defaults."""
-    tool_choice: Any = request.tool_choice or "auto"
-    if not isinstance(tool_choice, str):
-        tool_choice = tool_choice.model_dump()
+    effort = request.reasoning_effort
     text_format = request.text.format if request.text is not None else None
     return {
-        "background": False,
+        "background": request.background,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,
@@ -95,7 +96,7 @@ def _settings(request: ResponsesRequest, defaults: SamplingDefaults, stored: boo
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": effort, "summary": None},
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": stored,
@@ -104,9 +105,9 @@ def _settings(request: ResponsesRequest, defaults: SamplingDefaults, stored: boo
             "format": text_format.model_dump(by_alias=True, exclude_none=isinstance(text_format, JsonObjectFormat))
             if text_format is not None
             else {"type": "text"},
-            "verbosity": "medium",
+            "verbosity": request.text.verbosity or "medium" if request.text is not None else "medium",
         },
-        "tool_choice": tool_choice,
+        "tool_choice": request.tool_choice.given if request.tool_choice is not None else "auto",
         "tools": [tool.model_dump() for tool in request.tools or ()],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": request.top_p if request.top_p is not None else defaults.top_p,

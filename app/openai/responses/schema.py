@@ -1,155 +1,31 @@
-"""The body of POST /v1/responses: input items, function tools, the text's format."""
+"""The body of POST /v1/responses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, StrictBool, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
-from tessera.app.schema.chat import MAX_MESSAGES
+from tessera.app.openai.responses.items import InputItems
+from tessera.app.openai.responses.tools import OfferedTools, ResponseTool, ToolChoiceField, offered_tools
+from tessera.app.schema.chat import ReasoningEffort
 from tessera.app.schema.examples import WEATHER_FUNCTION
-from tessera.app.schema.fields import (
-    MAX_INT32,
-    MAX_NAME,
-    MAX_PARTS,
-    Label,
-    Metadata,
-    NotSupported,
-    Off,
-    Text,
-    at_most,
-    integer,
-    text_of,
-    wrong,
-)
+from tessera.app.schema.fields import MAX_INT32, MAX_NAME, Label, Metadata, ModelName, NotSupported, Off, Text, integer
 from tessera.app.schema.generation_fields import SamplingFields
+from tessera.app.schema.request import FieldValues
 from tessera.app.schema.structured_output import AnyFormat, JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
-from tessera.app.schema.tool_names import ToolName
-from tessera.app.schema.tools import MAX_TOOLS, Tool, ToolChoice, ToolFunction
+from tessera.app.schema.tools import MAX_TOOLS, ToolChoice
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import MAX_LOGPROBS
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
-
-TEXT_KEYS = {
-    "input_text": "text",
-    "output_text": "text",
-    "text": "text",
-    "summary_text": "text",
-    "reasoning_text": "text",
-    "refusal": "refusal",
-}
-
-
-class InputText(BaseModel):
-    """A part with text; images, files and audio are refused and nothing is fetched."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
-    text: Text
-
-
-ItemText = Text | Annotated[list[InputText], Field(max_length=MAX_PARTS)]
-
-
-def _text(value: Any) -> str:
-    return text_of(value, TEXT_KEYS)
-
-
-def _text_or_none(value: Any) -> str | None:
-    return None if value is None else text_of(value, TEXT_KEYS)
-
-
-PartsText = Annotated[str, PlainValidator(_text, json_schema_input_type=ItemText)]
-OptionalText = Annotated[str | None, PlainValidator(_text_or_none, json_schema_input_type=ItemText | None)]
-
-
-class Item(BaseModel):
-    """Base of the input items. Their ids and states, which outputs have too, are accepted and not needed."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-class MessageItem(Item):
-    """A message; `type` may be omitted."""
-
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: PartsText
-
-
-class FunctionCallItem(Item):
-    """A call that the model made earlier; `arguments` is JSON text."""
-
-    type: Literal["function_call"]
-    call_id: str = Field(max_length=MAX_NAME)
-    name: str = Field(max_length=MAX_NAME)
-    arguments: Text = ""
-
-
-class FunctionCallOutputItem(Item):
-    """The result of the call `call_id`."""
-
-    type: Literal["function_call_output"]
-    call_id: str = Field(max_length=MAX_NAME)
-    output: PartsText
-
-
-class ReasoningItem(Item):
-    """Reasoning that preceded the next item."""
-
-    type: Literal["reasoning"]
-    content: OptionalText = None
-    summary: OptionalText = None
-    encrypted_content: None = Field(default=None, description="Must be null: reasoning is given in `content`.")
-
-
-def _item_type(item: Any) -> str | None:
-    if not isinstance(item, dict):
-        return getattr(item, "type", None)
-    kind = item.get("type", "message")
-    return kind if type(kind) is str else None
-
-
-InputItem = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(_item_type),
-]
-InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), at_most(MAX_MESSAGES)]
+SEALED_INCLUDED = "reasoning.encrypted_content"
 
 
 def _as_items(value: Any) -> Any:
     return [{"role": "user", "content": value}] if type(value) is str else value
-
-
-def _function_only(value: Any) -> Any:
-    kind = value.get("type") if type(value) is dict else "function"
-    if kind != "function":
-        shown = kind[:40] if type(kind) is str else "unknown"
-        raise wrong(f"has the type '{shown}', but only tools of type 'function' are supported")
-    return value
-
-
-class FunctionTool(ToolFunction):
-    """A function of the client's; `parameters` is a JSON Schema of its arguments."""
-
-    type: Literal["function"]
-
-    def for_chat(self) -> Tool:
-        """The tool as Chat Completions has it."""
-        return Tool.model_validate(
-            {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
-        )
-
-
-class NamedTool(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    type: Literal["function"]
-    name: ToolName
 
 
 class FlatSchemaFormat(JsonSchema):
@@ -161,7 +37,7 @@ class FlatSchemaFormat(JsonSchema):
 class TextConfig(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     format: Annotated[TextFormat | JsonObjectFormat | FlatSchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = Field(default=None, description="Without effect.")
 
 
 class ResponseStreamOptions(BaseModel):
@@ -170,12 +46,12 @@ class ResponseStreamOptions(BaseModel):
 
 
 class ReasoningConfig(BaseModel):
-    """Accepted without effect: the amount of reasoning cannot be set."""
+    """`effort` is given to the chat template; summaries are not made, as the reasoning itself is shown."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    effort: None = None
-    summary: Literal["auto"] | None = None
-    generate_summary: Literal["auto"] | None = None
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 Included = Literal[
@@ -193,25 +69,28 @@ Included = Literal[
 class ResponsesRequest(SamplingFields):
     """A conversation as items, one response to it. `previous_response_id` continues a stored one."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "access_programs": (),
-        "background": (False,),
-        "context_management": ([],),
+    refused: ClassVar[FieldValues] = {
         "conversation": (),
         "enable_response_messages": (False,),
         "image": (),
+        "kv_transfer_params": ({},),
         "max_completion_tokens": (),
         "max_tokens": (),
         "messages": (),
-        "mm_processor_kwargs": ({},),
-        "moderation": (),
         "n": (1,),
         "previous_input_messages": ([],),
         "prompt": (),
         "prompt_logprobs": (),
-        "request_id": (),
-        "prompt_cache_options": (),
         "response_format": ({"type": "text"},),
+        "vllm_xargs": ({},),
+    }
+    hints: ClassVar[FieldValues] = {
+        "access_programs": (),
+        "context_management": ([],),
+        "mm_processor_kwargs": ({},),
+        "moderation": (),
+        "prompt_cache_options": (),
+        "request_id": (),
         "service_tier": ("auto", "default"),
     }
 
@@ -221,21 +100,20 @@ class ResponsesRequest(SamplingFields):
         "tools": {"model": "MODEL", "input": "Hello!", "tools": [{"type": "function", **WEATHER_FUNCTION}]},
     }
 
-    model: str = Field(max_length=MAX_NAME)
+    model: ModelName = ""
     input: Annotated[InputItems, BeforeValidator(_as_items, json_schema_input_type=Text | InputItems)]
     instructions: Text | None = Field(default=None, description="A system message before the input.")
     previous_response_id: str | None = Field(default=None, max_length=MAX_NAME)
     store: StrictBool | None = Field(default=None, description="Whether the response is stored; true if omitted.")
+    background: Off = Field(default=False, description="Go on without the client; the response is polled.")
     stream: Off = False
     stream_options: ResponseStreamOptions | None = None
     max_output_tokens: int | None = integer(
         1, MAX_INT32, "Most tokens to generate; the rest of the context if omitted."
     )
     max_tool_calls: int | None = integer(1, MAX_INT32, "Limits built-in tools, of which there are none.")
-    tools: list[Annotated[FunctionTool, BeforeValidator(_function_only)]] | None = Field(
-        default=None, max_length=MAX_TOOLS
-    )
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: list[ResponseTool] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoiceField = None
     parallel_tool_calls: StrictBool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
@@ -260,10 +138,21 @@ class ResponsesRequest(SamplingFields):
         return self.store is not False
 
     @property
+    def wants_sealed_reasoning(self) -> bool:
+        return SEALED_INCLUDED in (self.include or ())
+
+    @cached_property
+    def offered_tools(self) -> OfferedTools:
+        """The functions that the model is offered."""
+        return offered_tools(self.tools or ())
+
+    @property
     def chat_tool_choice(self) -> ToolChoice | None:
-        if isinstance(self.tool_choice, NamedTool):
-            return ToolChoice(mode="function", name=self.tool_choice.name)
-        return ToolChoice(mode=self.tool_choice) if self.tool_choice is not None else None
+        return self.tool_choice.choice if self.tool_choice is not None else None
+
+    @property
+    def reasoning_effort(self) -> ReasoningEffort | None:
+        return self.reasoning.effort if self.reasoning is not None else None
 
     @property
     def response_format(self) -> AnyFormat | None:
@@ -277,3 +166,5 @@ class ResponsesRequest(SamplingFields):
         """Raise InvalidRequestError for fields that are valid alone but not together."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options is only allowed when stream is true.", param="stream_options")
+        if self.background and self.store is False:
+            raise InvalidRequestError("background is only allowed where the response is stored.", param="background")

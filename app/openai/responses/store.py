@@ -41,6 +41,23 @@ TABLE = """
         tenant TEXT NOT NULL, id TEXT NOT NULL, used INTEGER NOT NULL, size INTEGER NOT NULL,
         response BLOB NOT NULL, messages BLOB NOT NULL, input_items BLOB NOT NULL, PRIMARY KEY (tenant, id)
     )"""
+# Output items, which `item_reference` names; and the events of responses in the background.
+ITEM_TABLE = """
+    CREATE TABLE IF NOT EXISTS items (
+        tenant TEXT NOT NULL, item TEXT NOT NULL, id TEXT NOT NULL, PRIMARY KEY (tenant, item),
+        FOREIGN KEY (tenant, id) REFERENCES responses (tenant, id) ON DELETE CASCADE
+    )"""
+JOB_TABLE = """
+    CREATE TABLE IF NOT EXISTS jobs (
+        tenant TEXT NOT NULL, id TEXT NOT NULL, alive REAL NOT NULL, cancelled INTEGER NOT NULL DEFAULT 0,
+        ended INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, id)
+    )"""
+EVENT_TABLE = """
+    CREATE TABLE IF NOT EXISTS events (
+        tenant TEXT NOT NULL, id TEXT NOT NULL, first INTEGER NOT NULL, data BLOB NOT NULL,
+        PRIMARY KEY (tenant, id, first),
+        FOREIGN KEY (tenant, id) REFERENCES jobs (tenant, id) ON DELETE CASCADE
+    )"""
 INDEX = "CREATE INDEX IF NOT EXISTS by_use ON responses (tenant, used, size)"
 NEXT_USE = "(SELECT COALESCE(MAX(used), 0) + 1 FROM responses WHERE tenant = :tenant)"
 INSERT = f"""
@@ -50,6 +67,13 @@ SELECT = "SELECT response, messages, input_items FROM responses WHERE tenant = :
 TOUCH = f"UPDATE responses SET used = {NEXT_USE} WHERE tenant = :tenant AND id = :id"
 DELETE = "DELETE FROM responses WHERE tenant = :tenant AND id = :id"
 BY_USE = "SELECT used, size FROM responses WHERE tenant = :tenant ORDER BY used DESC"
+SELECT_BY_ITEM = """
+    SELECT responses.response FROM items JOIN responses USING (tenant, id)
+    WHERE items.tenant = :tenant AND items.item = :item"""
+DELETE_LEFT_JOBS = """
+    DELETE FROM jobs WHERE tenant = :tenant
+    AND NOT EXISTS (SELECT 1 FROM responses WHERE responses.tenant = jobs.tenant AND responses.id = jobs.id)"""
+JOURNAL_SIZE = "SELECT COALESCE(SUM(LENGTH(data)), 0) FROM events WHERE tenant = :tenant AND id = :id"
 DELETE_UP_TO = "DELETE FROM responses WHERE tenant = :tenant AND used <= :used"
 
 
@@ -89,43 +113,59 @@ class ResponseStore:
         if size > self._max_bytes or not self.keeps_anything:
             return
         try:
-            with self._database as database:
+            with self.database as database:
                 database.execute("BEGIN IMMEDIATE")
                 response, messages, input_items = row
                 values = {"response": response, "messages": messages, "input_items": input_items}
-                database.execute(INSERT, {"tenant": tenant, "id": stored.response["id"], "size": size, **values})
+                response_id = stored.response["id"]
+                if stored.response["background"]:
+                    size += database.execute(JOURNAL_SIZE, {"tenant": tenant, "id": response_id}).fetchone()[0]
+                database.execute(INSERT, {"tenant": tenant, "id": response_id, "size": size, **values})
+                items = [(tenant, item["id"], response_id) for item in stored.response["output"]]
+                database.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", items)
                 self._evict(tenant)
         except sqlite3.Error as error:
             logger.warning("an answer of /v1/responses is not kept: %s", error)
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """A stored response, or None. Raises StoreUnavailableError."""
-        with _guarded("read"):
-            row = self._database.execute(SELECT, {"tenant": tenant, "id": response_id}).fetchone()
+        with guarded("read"):
+            row = self.database.execute(SELECT, {"tenant": tenant, "id": response_id}).fetchone()
         if row is None:
             return None
-        with contextlib.suppress(StoreUnavailableError), _guarded("marked as used"):
-            self._database.execute(TOUCH, {"tenant": tenant, "id": response_id})
+        with contextlib.suppress(StoreUnavailableError), guarded("marked as used"):
+            self.database.execute(TOUCH, {"tenant": tenant, "id": response_id})
         response, messages, input_items = row
         return StoredResponse(
             orjson.loads(response), MESSAGES.validate_json(messages), tuple(orjson.loads(input_items))
         )
 
+    def find_item(self, tenant: str, item_id: str) -> dict[str, Any] | None:
+        """An output item of a stored response, or None. Raises StoreUnavailableError."""
+        with guarded("read"):
+            row = self.database.execute(SELECT_BY_ITEM, {"tenant": tenant, "item": item_id}).fetchone()
+        if row is None:
+            return None
+        output: list[dict[str, Any]] = orjson.loads(row[0])["output"]
+        return next(item for item in output if item["id"] == item_id)
+
     def delete(self, tenant: str, response_id: str) -> bool:
         """-> whether there was one. Raises StoreUnavailableError."""
-        with _guarded("deleted"):
-            return self._database.execute(DELETE, {"tenant": tenant, "id": response_id}).rowcount > 0
+        with guarded("deleted"):
+            self.database.execute("DELETE FROM jobs WHERE tenant = ? AND id = ?", (tenant, response_id))
+            return self.database.execute(DELETE, {"tenant": tenant, "id": response_id}).rowcount > 0
 
     def _evict(self, tenant: str) -> None:
         num_bytes = 0
-        for count, (used, size) in enumerate(self._database.execute(BY_USE, {"tenant": tenant}).fetchall(), start=1):
+        for count, (used, size) in enumerate(self.database.execute(BY_USE, {"tenant": tenant}).fetchall(), start=1):
             num_bytes += size
             if count > self._max_count or num_bytes > self._max_bytes:
-                self._database.execute(DELETE_UP_TO, {"tenant": tenant, "used": used})
+                self.database.execute(DELETE_UP_TO, {"tenant": tenant, "used": used})
+                self.database.execute(DELETE_LEFT_JOBS, {"tenant": tenant})
                 return
 
     @cached_property
-    def _database(self) -> sqlite3.Connection:
+    def database(self) -> sqlite3.Connection:
         """Opened for the first response, on the event loop's thread, which alone uses it."""
         database = sqlite3.connect(
             self._path or ":memory:", timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False
@@ -133,8 +173,9 @@ class ResponseStore:
         try:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = OFF")  # it is gone with the server in any case
-            database.execute(TABLE)
-            database.execute(INDEX)
+            database.execute("PRAGMA foreign_keys = ON")
+            for statement in (TABLE, ITEM_TABLE, JOB_TABLE, EVENT_TABLE, INDEX):
+                database.execute(statement)
         except sqlite3.Error:
             database.close()  # the next use tries again
             raise
@@ -143,7 +184,7 @@ class ResponseStore:
 
 
 @contextlib.contextmanager
-def _guarded(what: str) -> Iterator[None]:
+def guarded(what: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:

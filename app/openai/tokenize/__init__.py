@@ -1,1 +1,1 @@
-"""POST /tokenize and POST /detokenize. Public: `routes.router`."""
+"""POST /tokenize and POST /detokenize, GET /tokenizer_info. Public: `routes.router`."""

@@ -1,6 +1,8 @@
-"""POST /tokenize and /detokenize: a text or a conversation as the model's token ids, and back."""
+"""POST /tokenize and /detokenize: a text or a conversation as the model's token ids, and back; GET /tokenizer_info."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -10,9 +12,10 @@ from tessera.app.generate.prompt import checked_token_ids, encode_text, render_c
 from tessera.app.generate.served_model import ServedModel, model_of
 from tessera.app.http.body import json_response, read_json_object
 from tessera.app.http.description import Description
-from tessera.app.openai.tokenize.objects import DetokenizedText, TokenList
+from tessera.app.openai.tokenize.objects import DetokenizedText, TokenizerInfo, TokenList
 from tessera.app.openai.tokenize.schema import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 from tessera.app.schema.request import parse_request
+from tessera.app.text.tokenizer import load_json
 
 router = APIRouter(tags=["Tokens"])
 
@@ -53,6 +56,19 @@ async def detokenize(http_request: Request) -> Response:
     if request.tokens:
         checked_token_ids(request.tokens, model.info, "tokens")
     return json_response({"prompt": model.tokenizer.decode(request.tokens, skip_special_tokens=False)})
+
+
+@router.get(
+    "/tokenizer_info",
+    operation_id="tokenizerInfo",
+    summary="The model's tokenizer_config.json, with its chat template",
+    openapi_extra=Description(returns=TokenizerInfo),
+)
+async def tokenizer_info(http_request: Request) -> Response:
+    model = model_of(http_request)
+    config = load_json(Path(model.settings.model_folder) / "tokenizer_config.json")
+    template = model.template.sources["default"] if model.template is not None else None
+    return json_response({"tokenizer_class": None, **config, "chat_template": template})
 
 
 def _check_name(model: ServedModel, name: str | None) -> None:

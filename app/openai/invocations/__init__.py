@@ -1,0 +1,1 @@
+"""POST /invocations, Amazon SageMaker's one path for all APIs. Public: `routes.router`."""

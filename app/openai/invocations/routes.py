@@ -1,0 +1,38 @@
+"""POST /invocations: a chat, a text completion or embeddings, by the fields of the body."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from tessera.app.generate.served_model import model_of
+from tessera.app.http.body import keep_for_reading, read_json_object
+from tessera.app.http.description import Description
+from tessera.app.openai.chat.objects import ChatCompletionEvent, ChatCompletionObject
+from tessera.app.openai.chat.routes import create_chat_completion
+from tessera.app.openai.chat.schema import ChatCompletionRequest
+from tessera.app.openai.completions.routes import create_completion
+from tessera.app.openai.completions.schema import CompletionRequest
+from tessera.app.openai.embeddings.routes import create_embeddings
+from tessera.engine.contract.errors import InvalidRequestError
+
+router = APIRouter(tags=["OpenAI"])
+
+ROUTES = {"messages": create_chat_completion, "prompt": create_completion, "input": create_embeddings}
+
+
+@router.post(
+    "/invocations",
+    operation_id="invoke",
+    summary="A chat, with messages; a text completion, with a prompt; or embeddings, with an input",
+    openapi_extra=Description(
+        ChatCompletionRequest, CompletionRequest, returns=ChatCompletionObject, events=ChatCompletionEvent
+    ),
+)
+async def invoke(http_request: Request) -> Response:
+    body = await read_json_object(http_request, model_of(http_request).settings)
+    for field, route in ROUTES.items():
+        if field in body:
+            keep_for_reading(http_request, body)
+            return await route(http_request)
+    raise InvalidRequestError("The body must have messages, a prompt or an input.")

@@ -1,0 +1,192 @@
+"""Input items of the Responses API: messages, calls and their results, reasoning, and what the model cannot use."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, PlainValidator, Tag
+
+from tessera.app.schema.chat import MAX_MESSAGES
+from tessera.app.schema.fields import MAX_NAME, MAX_PARTS, JsonObject, Text, at_most, text_of
+
+TEXT_KEYS = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "summary_text": "text",
+    "reasoning_text": "text",
+    "refusal": "refusal",
+}
+# Results of tools may hold what a text model cannot read. To refuse them would end the session.
+LEFT_OUT_PARTS = ("input_image", "input_file", "input_audio", "computer_screenshot", "image", "file")
+LEFT_OUT = "[A part of type {kind} was left out: this model reads text only.]"
+
+
+class InputText(BaseModel):
+    """A part with text; images, files and audio are refused and nothing is fetched."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    text: Text
+
+
+ItemText = Text | Annotated[list[InputText], Field(max_length=MAX_PARTS)]
+
+
+def _text(value: Any) -> str:
+    return text_of(value, TEXT_KEYS)
+
+
+def _text_or_none(value: Any) -> str | None:
+    return None if value is None else text_of(value, TEXT_KEYS)
+
+
+def _result_text(value: Any) -> str:
+    if type(value) is list:
+        value = [_readable(part) for part in value]
+    return text_of(value, TEXT_KEYS)
+
+
+def _readable(part: Any) -> Any:
+    kind = part.get("type") if type(part) is dict else None
+    return {"type": "text", "text": LEFT_OUT.format(kind=kind)} if kind in LEFT_OUT_PARTS else part
+
+
+PartsText = Annotated[str, PlainValidator(_text, json_schema_input_type=ItemText)]
+OptionalText = Annotated[str | None, PlainValidator(_text_or_none, json_schema_input_type=ItemText | None)]
+ResultText = Annotated[str, PlainValidator(_result_text, json_schema_input_type=ItemText)]
+
+
+class Item(BaseModel):
+    """Base of the input items. Their states, which outputs have too, are accepted and not needed."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    id: str | None = Field(default=None, max_length=MAX_NAME)
+
+
+class MessageItem(Item):
+    """A message; `type` may be omitted."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: PartsText
+
+
+class FunctionCallItem(Item):
+    """A call that the model made earlier; `arguments` is JSON text."""
+
+    type: Literal["function_call"]
+    call_id: str = Field(max_length=MAX_NAME)
+    name: str = Field(max_length=MAX_NAME)
+    namespace: str | None = Field(default=None, max_length=MAX_NAME)
+    arguments: Text = ""
+
+
+class FunctionCallOutputItem(Item):
+    """The result of the call `call_id`."""
+
+    type: Literal["function_call_output"]
+    call_id: str = Field(max_length=MAX_NAME)
+    output: ResultText
+
+
+class CustomCallItem(Item):
+    """The call of a custom tool that the model made earlier."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str = Field(max_length=MAX_NAME)
+    name: str = Field(max_length=MAX_NAME)
+    namespace: str | None = Field(default=None, max_length=MAX_NAME)
+    input: Text = ""
+
+
+class CustomCallOutputItem(Item):
+    """The result of the custom tool's call `call_id`."""
+
+    type: Literal["custom_tool_call_output"]
+    call_id: str = Field(max_length=MAX_NAME)
+    output: ResultText
+
+
+class LocalShellCallItem(Item):
+    """A command that another model had the client run."""
+
+    type: Literal["local_shell_call"]
+    call_id: str = Field(default="", max_length=MAX_NAME)
+    action: JsonObject
+
+
+class LocalShellCallOutputItem(Item):
+    """The result of a command; without `call_id` it belongs to the call `id`."""
+
+    type: Literal["local_shell_call_output"]
+    call_id: str | None = Field(default=None, max_length=MAX_NAME)
+    output: ResultText
+
+
+class ReasoningItem(Item):
+    """Reasoning that preceded the next item: its text, or the `encrypted_content` that this server gave out."""
+
+    type: Literal["reasoning"]
+    content: OptionalText = None
+    summary: OptionalText = None
+    encrypted_content: Text | None = None
+
+
+class ItemReference(Item):
+    """An output item of a stored response."""
+
+    type: Literal["item_reference"]
+    id: str = Field(max_length=MAX_NAME)
+
+
+class OtherItem(Item):
+    """An item of a hosted tool, or another server's summary: taken, and left out of the prompt."""
+
+    type: Literal[
+        "compaction",
+        "compaction_summary",
+        "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "image_generation_call",
+        "computer_call",
+        "computer_call_output",
+        "shell_call",
+        "shell_call_output",
+        "apply_patch_call",
+        "apply_patch_call_output",
+        "tool_search_call",
+        "tool_search_output",
+        "mcp_list_tools",
+        "mcp_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
+    ]
+
+
+OTHER_TYPES = frozenset(OtherItem.model_fields["type"].annotation.__args__)  # type: ignore[union-attr]
+
+
+def _item_type(item: Any) -> str | None:
+    if not isinstance(item, dict):
+        kind = getattr(item, "type", None)
+    else:
+        kind = item.get("type") or ("message" if "role" in item or "id" not in item else "item_reference")
+    return "other" if kind in OTHER_TYPES else kind if type(kind) is str else None
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
+    | Annotated[CustomCallOutputItem, Tag("custom_tool_call_output")]
+    | Annotated[LocalShellCallItem, Tag("local_shell_call")]
+    | Annotated[LocalShellCallOutputItem, Tag("local_shell_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[ItemReference, Tag("item_reference")]
+    | Annotated[OtherItem, Tag("other")],
+    Discriminator(_item_type),
+]
+InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), at_most(MAX_MESSAGES)]

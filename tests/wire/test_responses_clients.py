@@ -1,0 +1,219 @@
+"""What clients of /v1/responses send: tools of every type, all input items, sealed reasoning, the background."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tessera.engine.contract.errors import QueueFullError
+from tests.support.fake_client import play
+from tests.support.http_fixtures import ids, settings_for, write_model_folder
+from tests.support.surface_fixtures import CALL, PATIENCE, WEATHER_PARAMETERS
+from tests.wire.conftest import TEXT, Scripted, scripted
+
+ASK: Any = {"model": "tiny", "input": "hi"}
+WEATHER: Any = {"type": "function", "name": "weather", "parameters": WEATHER_PARAMETERS}
+NOTED = '<tool_call>\n{"name": "note", "arguments": {"input": "a\\nb"}}\n</tool_call>'
+THOUGHT = "<think>hm, so</think>fine"
+
+
+def test_a_namespace_of_tools(tool: Scripted) -> None:
+    tool.says(CALL.replace("weather", "app__weather"))
+    tools: Any = [{"type": "namespace", "name": "app", "description": "x", "tools": [WEATHER]}]
+    answer = tool.http.post("/v1/responses", json={**ASK, "tools": tools}).json()
+    assert "<tool>app__weather:" in tool.prompt
+    (called,) = answer["output"]
+    assert (called["name"], called["namespace"]) == ("weather", "app")
+    assert answer["tools"][0]["tools"][0]["name"] == "weather"
+    result = {"type": "function_call_output", "call_id": called["call_id"], "output": "rain"}
+    items = [{"role": "user", "content": "hi"}, called, result]
+    tool.http.post("/v1/responses", json={"model": "tiny", "input": items, "tools": tools})
+    assert "<tool_call>app__weather Köln</tool_call>" in tool.prompt
+
+
+def test_names_too_long_in_a_namespace_are_refused(tool: Scripted) -> None:
+    tools: Any = [{"type": "namespace", "name": "n" * 100, "tools": [{**WEATHER, "name": "w" * 100}]}]
+    error = tool.http.post("/v1/responses", json={**ASK, "tools": tools}).json()["error"]
+    assert error["param"] == "tools[0]"
+
+
+@pytest.mark.parametrize(
+    "hosted",
+    ["web_search", "web_search_preview_2025_03_11", "file_search", "code_interpreter", "image_generation", "mcp"],
+)
+def test_hosted_tools_are_left_out(tool: Scripted, hosted: str, caplog: pytest.LogCaptureFixture) -> None:
+    body = {**ASK, "tools": [{"type": hosted, "x": 1}, WEATHER]}
+    with caplog.at_level(logging.WARNING):
+        assert tool.http.post("/v1/responses", json=body).status_code == 200
+    assert tool.prompt.count("<tool>") == 1
+    error = tool.http.post("/v1/responses", json={**body, "tool_choice": {"type": hosted}}).json()["error"]
+    assert error["param"] == "tool_choice"
+    assert hosted in error["message"]
+
+
+def test_tool_choice_of_no_form_is_refused_in_one_sentence(tool: Scripted) -> None:
+    error = tool.http.post("/v1/responses", json={**ASK, "tools": [WEATHER], "tool_choice": {}}).json()["error"]
+    assert error["param"] == "tool_choice"
+    assert "literal" not in error["message"]
+    assert '"allowed_tools"' in error["message"]
+
+
+def test_custom_tools_there_and_back(tool: Scripted) -> None:
+    tool.says(NOTED)
+    tools: Any = [{"type": "custom", "name": "note", "description": "Takes notes"}]
+    with tool.openai.responses.stream(**ASK, tools=tools) as stream:
+        kinds = [event.type for event in stream]
+        called = stream.get_final_response().output[0]
+    assert "response.custom_tool_call_input.delta" in kinds
+    assert kinds.count("response.custom_tool_call_input.done") == 1
+    assert called.type == "custom_tool_call"
+    assert (called.name, called.input) == ("note", "a\nb")
+    result: Any = {"type": "custom_tool_call_output", "call_id": called.call_id, "output": "noted"}
+    tool.openai.responses.create(model="tiny", input=[called.to_dict(), result], tools=tools)  # type: ignore[list-item]
+    assert "<tool_call>note </tool_call><|im_end|>\n<|im_start|>tool\nnoted<|im_end|>" in tool.prompt
+
+
+def test_items_that_the_model_cannot_use_are_left_out(tool: Scripted) -> None:
+    items: Any = [
+        {"role": "user", "content": "hi"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {"type": "compaction", "id": "cmp_1", "encrypted_content": "x"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAAAB-of-another-server"},
+        {"type": "local_shell_call", "id": "l", "call_id": "c1", "action": {"type": "exec", "command": ["ls"]}},
+        {"type": "local_shell_call_output", "id": "l", "call_id": "c1", "output": "a.txt"},
+        {
+            "type": "function_call_output",
+            "call_id": "c2",
+            "output": [{"type": "input_image", "image_url": "http://x/"}, {"type": "input_text", "text": "seen"}],
+        },
+        {"role": "user", "content": "so?"},
+    ]
+    assert tool.http.post("/v1/responses", json={"model": "tiny", "input": items}).status_code == 200
+    assert tool.prompt == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<tool_call>local_shell </tool_call><|im_end|>\n"
+        "<|im_start|>tool\na.txt<|im_end|>\n<|im_start|>tool\n"
+        "[A part of type input_image was left out: this model reads text only.]\nseen<|im_end|>\n"
+        "<|im_start|>user\nso?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_references_to_items_of_stored_responses(tool: Scripted) -> None:
+    """As the AI SDK continues a conversation."""
+    tool.says(f"{THOUGHT} {CALL}")
+    output = tool.http.post("/v1/responses", json={**ASK, "tools": [WEATHER]}).json()["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
+    references = [{"type": "item_reference", "id": item["id"]} for item in output]
+    result = {"type": "function_call_output", "call_id": output[2]["call_id"], "output": "rain"}
+    items = [{"role": "user", "content": "hi"}, *references, result]
+    tool.http.post("/v1/responses", json={"model": "tiny", "input": items})
+    assert "<think>hm, so</think>fine<tool_call>weather Köln</tool_call><|im_end|>" in tool.prompt
+    unknown = [{"type": "item_reference", "id": "msg_none"}]
+    error = tool.http.post("/v1/responses", json={"model": "tiny", "input": unknown}).json()["error"]
+    assert (error["param"], error["code"]) == ("input[0]", "item_not_found")
+
+
+def test_sealed_reasoning_keeps_it_across_turns_without_storing(tool: Scripted) -> None:
+    tool.says(THOUGHT)
+    sealed = {"store": False, "include": ["reasoning.encrypted_content"]}
+    output = tool.http.post("/v1/responses", json={**ASK, **sealed}).json()["output"]
+    content = output[0]["encrypted_content"]
+    assert "hm" not in content
+    back = {"type": "reasoning", "id": output[0]["id"], "summary": [], "encrypted_content": content}
+    items = [{"role": "user", "content": "hi"}, back, output[1], {"role": "user", "content": "so?"}]
+    tool.http.post("/v1/responses", json={"model": "tiny", "input": items})
+    assert "<think>hm, so</think>fine<|im_end|>" in tool.prompt
+    back["encrypted_content"] = content[:-8] + "AAAAAAA="
+    assert tool.http.post("/v1/responses", json={"model": "tiny", "input": items}).status_code == 200
+    assert "<think>" not in tool.prompt, "what was changed on its way is left out"
+    assert "encrypted_content" not in tool.http.post("/v1/responses", json=ASK).json()["output"][0]
+
+
+def test_counting_input_tokens(tool: Scripted) -> None:
+    count = tool.http.post("/v1/responses/input_tokens", json={**ASK, "tools": [WEATHER]}).json()
+    tool.http.post("/v1/responses", json={**ASK, "tools": [WEATHER]})
+    prompt = tool.engine.submissions[-1].prompt
+    assert count == {"object": "response.input_tokens", "input_tokens": len(prompt)}
+
+
+def test_compact_is_not_there(tool: Scripted) -> None:
+    assert tool.http.post("/v1/responses/compact", json=ASK).status_code == 404
+
+
+# In the background.
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Scripted]:
+    """A model that says the beginning of TEXT, and goes on when its engine is told to."""
+    with scripted(settings_for(write_model_folder(tmp_path))) as server:
+        server.engine.hang = True
+        server.plays(play(ids(TEXT), finish=None))
+        yield server
+
+
+def until(server: Scripted, response_id: str, status: str) -> Any:
+    """The response once it has a status."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        found = server.openai.responses.retrieve(response_id)
+        if found.status == status:
+            return found
+        threading.Event().wait(0.05)
+    raise AssertionError(f"it never was {status}")
+
+
+def test_background_is_polled(plain: Scripted) -> None:
+    begun = plain.openai.responses.create(**ASK, background=True)
+    assert (begun.status, begun.background, begun.output) == ("in_progress", True, [])
+    done = until(plain, begun.id, "completed")
+    assert done.output_text == TEXT
+    plain.openai.responses.create(**ASK, previous_response_id=begun.id)
+    assert f"<|im_start|>assistant\n{TEXT}<|im_end|>" in plain.prompt
+
+
+def test_background_goes_on_without_its_reader_and_is_resumed(plain: Scripted) -> None:
+    stream = plain.openai.responses.create(**ASK, background=True, stream=True)
+    first = next(iter(stream))
+    stream.close()
+    assert first.type == "response.created"
+    until(plain, first.response.id, "completed")
+    every = list(plain.openai.responses.retrieve(first.response.id, stream=True))
+    assert [event.sequence_number for event in every] == list(range(len(every)))
+    assert every[-1].type == "response.completed"
+    rest = list(plain.openai.responses.retrieve(first.response.id, stream=True, starting_after=3))
+    assert [event.sequence_number for event in rest] == list(range(4, len(every)))
+
+
+def test_background_is_cancelled(slow: Scripted) -> None:
+    begun = slow.openai.responses.create(**ASK, background=True)
+    cancelled = slow.openai.responses.cancel(begun.id)
+    assert cancelled.status == "cancelled"
+    assert slow.engine.submissions[0].aborted.wait(PATIENCE)
+    assert slow.openai.responses.cancel(begun.id).status == "cancelled"
+    kinds = [event.type for event in slow.openai.responses.retrieve(begun.id, stream=True)]
+    assert kinds[-1] == "response.cancelled"
+
+
+def test_background_with_store_off_or_a_full_queue_is_refused(plain: Scripted) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        plain.openai.responses.create(**ASK, background=True, store=False)
+    assert refused.value.param == "background"
+    plain.plays([QueueFullError("full", retry_after=7)])
+    with pytest.raises(openai.RateLimitError):
+        plain.openai.responses.create(**ASK, background=True)
+
+
+def test_a_synchronous_response_is_neither_cancelled_nor_streamed_again(plain: Scripted) -> None:
+    answer = plain.openai.responses.create(**ASK)
+    with pytest.raises(openai.BadRequestError, match="synchronous"):
+        plain.openai.responses.cancel(answer.id)
+    response: httpx.Response = plain.http.get(f"/v1/responses/{answer.id}?stream=true")
+    assert response.status_code == 400
