@@ -85,6 +85,7 @@ def _chat_of(request: MessagesPrompt, messages: Sequence[Message]) -> MessagesCh
         fields |= {name: getattr(request, name) for name in SamplingFields.model_fields}
         fields["stop"] = (*request.stop, *(request.stop_sequences or ()))
         fields["max_tokens"] = request.max_tokens
+        fields["thinking_token_budget"] = _thinking_budget(request)
         fields["stream"] = request.stream
         fields["response_format"] = request.response_format
     return MessagesChat.model_construct(**fields)
@@ -106,6 +107,13 @@ def _prompt_fields(request: MessagesPrompt, conversation: Sequence[Message]) -> 
         "chat_template_kwargs": _template_kwargs(request) or None,
         "continue_final_message": last.role == "assistant" and not last.tool_calls,
     }
+
+
+def _thinking_budget(request: MessagesPrompt) -> int | None:
+    """Most tokens of reasoning: none where it is to be off, although the template may not be able to turn it off."""
+    if request.thinking is None:
+        return None
+    return 0 if request.thinking.type == "disabled" else request.thinking.budget_tokens
 
 
 def _template_kwargs(request: MessagesPrompt) -> dict[str, Any]:

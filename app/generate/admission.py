@@ -16,6 +16,7 @@ from tessera.app.generate.chat_grammar import chat_grammar
 from tessera.app.generate.generation import Choice, Generation, TextOptions
 from tessera.app.generate.prompt import ChatPrompt, checked_prompt
 from tessera.app.generate.reader import CompletionReader, completion_reader
+from tessera.app.generate.reasoning_budget import reasoning_budget
 from tessera.app.generate.sampling import bad_word_ids, sampling_params
 from tessera.app.generate.served_model import ServedModel, model_of
 from tessera.app.http.access_log import trace_of
@@ -24,7 +25,7 @@ from tessera.app.schema.chat import ChatRequest
 from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.schema.request import RequestModel, parse_request
 from tessera.engine.contract.errors import InvalidRequestError
-from tessera.engine.contract.sampling_params import Grammar, SamplingParams
+from tessera.engine.contract.sampling_params import Grammar, ReasoningBudget, SamplingParams
 from tessera.engine.ipc.client import RequestStream
 
 R = TypeVar("R", bound=RequestModel)
@@ -78,6 +79,7 @@ class Admission(Generic[R]):
             standalone=[not chat.continue_final_message],
             make_reader=(lambda: completion_reader(model, chat, prompt)) if reads_parts else None,
             grammar=chat_grammar(model, chat, prompt) if reads_parts else None,
+            budget=reasoning_budget(model, chat, prompt),
         )
 
     def start(
@@ -90,6 +92,7 @@ class Admission(Generic[R]):
         text_offsets: Sequence[int] | None = None,
         make_reader: Callable[[], CompletionReader] | None = None,
         grammar: Grammar | None = None,
+        budget: ReasoningBudget | None = None,
     ) -> Generation:
         """Submit `n` sequences for each prompt.
 
@@ -99,6 +102,7 @@ class Admission(Generic[R]):
             text_offsets: per prompt, where its completions begin in the text that is returned.
             make_reader: makes the reader of each completion.
             grammar: what each completion must match; None leaves it to the request.
+            budget: of each completion's reasoning.
 
         Raises:
             RequestError: a prompt or a field is wrong, or the engine takes no requests.
@@ -112,7 +116,8 @@ class Admission(Generic[R]):
                 param="n",
             )
         checked = [checked_prompt(token_ids, model.info, param) for token_ids in prompts]
-        params = self._sampling_params(request, prompts, grammar if grammar is not None else request.grammar)
+        grammar = grammar if grammar is not None else request.grammar
+        params = self._sampling_params(request, prompts, grammar, budget)
         options = _text_options(request)
         salt = _cache_salt(request, self.tenant, shared=model.settings.share_prefix_cache)
         # A refusal drops the streams made so far, which withdraws their sequences.
@@ -140,7 +145,11 @@ class Admission(Generic[R]):
         return generation
 
     def _sampling_params(
-        self, request: GenerationRequest, prompts: list[list[int]], grammar: Grammar | None
+        self,
+        request: GenerationRequest,
+        prompts: list[list[int]],
+        grammar: Grammar | None,
+        budget: ReasoningBudget | None,
     ) -> list[list[SamplingParams]]:
         """Parameters of each prompt's sequences."""
         model = self.model
@@ -154,6 +163,7 @@ class Admission(Generic[R]):
                 grammar,
                 bad_words,
                 default_seed=model.settings.seed,
+                reasoning_budget=budget,
             )
             for token_ids in prompts
         ]

@@ -13,7 +13,7 @@ from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.text.tokenizer import Tokenizer, load_json
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, ModelError
 from tessera.engine.contract.messages import EngineInfo
-from tessera.engine.contract.sampling_params import MAX_SEED, ROW_PARAMETERS, Grammar, SamplingParams
+from tessera.engine.contract.sampling_params import MAX_SEED, ROW_PARAMETERS, Grammar, ReasoningBudget, SamplingParams
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +68,7 @@ def sampling_params(
     grammar: Grammar | None = None,
     bad_words: tuple[tuple[int, ...], ...] = (),
     default_seed: int | None = None,
+    reasoning_budget: ReasoningBudget | None = None,
 ) -> list[SamplingParams]:
     """Parameters of the prompt's `n` sequences.
 
@@ -104,6 +105,7 @@ def sampling_params(
         grammar=grammar,
         allowed_token_ids=request.allowed_token_ids or None,
         bad_words=bad_words,
+        reasoning_budget=reasoning_budget,
     )
     base.verify(info.vocab_size)
     # Streamed choices each need the prompt's log-probabilities with their first token; otherwise one copy will do.

@@ -193,6 +193,7 @@ class ChatRequest(ConversationFields, GenerationRequest):
     """A conversation and how it is to be completed, `n` times."""
 
     max_completion_tokens: int | None = integer(1, MAX_INT32, "The newer name of max_tokens; goes before it.")
+    thinking_token_budget: int | None = integer(0, MAX_INT32, "Most tokens of reasoning; it is ended there.")
     logprobs: Off = False
     top_logprobs: int | None = integer(0, MAX_LOGPROBS, "Alternatives to report per token; needs logprobs.")
     tool_choice: ToolChoiceField = None

@@ -107,7 +107,6 @@ class GenerationRequest(SamplingFields):
         "return_token_offsets": (False,),
         "spaces_between_special_tokens": (True,),
         "structural_tag": (),
-        "thinking_token_budget": (),
         "use_beam_search": (False,),
         "vllm_xargs": ({},),
     }

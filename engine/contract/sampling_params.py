@@ -57,6 +57,29 @@ class Grammar(msgspec.Struct, frozen=True):
                 _token_id(self.param, token_id, vocab_size)
 
 
+class ReasoningBudget(msgspec.Struct, frozen=True):
+    """Most tokens of the reasoning at the beginning of a completion.
+
+    Attributes:
+        max_tokens: after this many the end is forced; 0 lets none come.
+        end_token_id: ends the reasoning.
+        begin_token_id: begins it, among the first tokens of the completion; None: the prompt has begun it.
+        param: the request field that it comes from, for errors.
+    """
+
+    max_tokens: int
+    end_token_id: int
+    begin_token_id: int | None = None
+    param: str = "thinking_token_budget"
+
+    def verify(self, vocab_size: int) -> None:
+        """Raise InvalidRequestError for a negative budget or a token that does not exist."""
+        _in_range(self.param, self.max_tokens, 0, MAX_INT32)
+        for token_id in (self.end_token_id, self.begin_token_id):
+            if token_id is not None:
+                _token_id(self.param, token_id, vocab_size)
+
+
 class RowFlag(enum.IntEnum):
     """Bits for the work that a row of logits needs beyond the choice of a token.
 
@@ -119,6 +142,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             `min_tokens` and `ignore_eos` say.
         allowed_token_ids: no other ids can be chosen; None allows all.
         bad_words: sequences of ids that cannot come one after the other in the output.
+        reasoning_budget: where the reasoning must end, whatever else constrains it.
     """
 
     max_tokens: int
@@ -140,6 +164,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     grammar: Grammar | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    reasoning_budget: ReasoningBudget | None = None
 
     @property
     def greedy(self) -> bool:
@@ -190,6 +215,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 _token_id("bad_words", token_id, vocab_size)
         if self.grammar is not None:
             self.grammar.verify(vocab_size)
+        if self.reasoning_budget is not None:
+            self.reasoning_budget.verify(vocab_size)
 
 
 def _row_parameters() -> dict[str, RowParameter]:

@@ -28,7 +28,12 @@ from tessera.engine.core.sequence import ClientId, Sequence, SequenceStatus
 from tessera.engine.core.slot_table import ScheduledStep
 from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
 from tessera.engine.grammar.compiler import GrammarCompiler, PendingGrammar
-from tessera.engine.grammar.constraint import GrammarConstraint, TokenConstraint, advance_constraints
+from tessera.engine.grammar.constraint import (
+    GrammarConstraint,
+    ReasoningConstraint,
+    TokenConstraint,
+    advance_constraints,
+)
 
 Outputs: TypeAlias = defaultdict[ClientId, list[RequestOutput]]
 
@@ -160,6 +165,8 @@ class EngineCore:
             return
         if params.allowed_token_ids is not None or params.bad_words:
             sequence.constraint = TokenConstraint(params, self._vocab_size)
+        elif params.reasoning_budget is not None:
+            sequence.constraint = ReasoningConstraint(params, self._vocab_size)
         self.scheduler.enqueue(sequence)
 
     def abort(self, request_ids: list[str], client: ClientId) -> None:
@@ -305,13 +312,18 @@ class EngineCore:
     def _advance_constraints(self, step: ScheduledStep, token_ids: list[int]) -> None:
         """Advance constraints past the sampled tokens, before their masks are read."""
         followed = [
-            (sequence.constraint, token_ids[row])
-            for row, sequence in step.constrained
+            (sequence, sequence.constraint, token_id)
+            for sequence, token_id in zip(step.sampled, token_ids, strict=True)
             if sequence.constraint is not None and not sequence.is_finished
         ]
-        if followed:
-            constraints, chosen = zip(*followed, strict=True)
-            advance_constraints(constraints, chosen, self._grammars)
+        if not followed:
+            return
+        sequences, constraints, chosen = zip(*followed, strict=True)
+        were_idle = [constraint.is_idle for constraint in constraints]
+        advance_constraints(constraints, chosen, self._grammars)
+        for sequence, constraint, was_idle in zip(sequences, constraints, were_idle, strict=True):
+            if constraint.is_idle != was_idle:
+                self.scheduler.note_constraint(sequence)
 
     def _fail_rows_without_token(
         self,
@@ -327,7 +339,7 @@ class EngineCore:
             error: RequestError = EngineError(
                 "the model's output for this request was not finite, so it cannot be continued"
             )
-            if sequence.constraint is not None:
+            if sequence.constraint is not None and not isinstance(sequence.constraint, ReasoningConstraint):
                 param = sequence.constraint.param
                 error = InvalidRequestError(f"{param} and the request's other fields leave no token", param=param)
             self._fail(sequence, error, outputs, now)

@@ -72,6 +72,11 @@ class Scheduler:
         insort(self.waiting, sequence, key=_in_order)
         self._admission_is_blocked = False
 
+    def note_constraint(self, sequence: Sequence) -> None:
+        """Its constraint has become idle, or is no longer."""
+        if sequence.is_running:
+            self._slots.note_constraint(sequence)
+
     def record_duration(self, step: ScheduledStep, seconds: float) -> None:
         """An executed step took `seconds`."""
         self._prefill_budget.record_step(sum(count for count in step.num_scheduled_tokens if count > 1), seconds)

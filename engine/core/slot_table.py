@@ -58,9 +58,17 @@ class SlotTable:
             sequence.params,
             slot=slot,
             num_prompt_tokens=sequence.num_prompt_tokens,
-            constrained=sequence.constraint is not None,
+            constrained=_needs_mask(sequence),
         )
         self.write_blocks(sequence, 0)
+
+    def note_constraint(self, sequence: Sequence) -> None:
+        """Constrain the sequence's row, or no longer, as its constraint says now."""
+        flags = self._rows["flags"]
+        flag = np.uint32(RowFlag.CONSTRAINED)
+        flags[sequence.slot] &= ~flag
+        if _needs_mask(sequence):
+            flags[sequence.slot] |= flag
 
     def release_slot(self, sequence: Sequence) -> None:
         self._changed.pop(sequence.slot, None)
@@ -201,6 +209,10 @@ class SlotTable:
         rows = self._rows.take(slots)  # a tenth of the time of self._rows[slots]
         rows["position"] = positions
         return SamplingBatch.of(rows)
+
+
+def _needs_mask(sequence: Sequence) -> bool:
+    return sequence.constraint is not None and not sequence.constraint.is_idle
 
 
 def _slot_init(sequence: Sequence) -> SlotInit:

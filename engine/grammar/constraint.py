@@ -1,4 +1,4 @@
-"""Token masks of a sequence: allowed ids, bad words and a grammar."""
+"""Token masks of a sequence: allowed ids, bad words, a grammar and a budget of reasoning."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.grammar.compiler import CompiledGrammar, GrammarCompiler, Words
+from tessera.engine.grammar.reasoning_limit import ReasoningLimit
 
 
 class BadWords:
@@ -39,14 +40,18 @@ class BadWords:
 class TokenConstraint:
     """The allowed ids of a request, without those that would complete one of its bad words.
 
+    Where a budget of reasoning is spent, only its end is allowed.
+
     Attributes:
         mask: [ceil(vocab_size / 32)]; the tokens that may come next.
         is_complete: nothing but the end can follow.
+        is_idle: no mask is needed for the next tokens.
         error: why the sequence cannot go on, or None.
         param: the request field that constrains it, for errors.
     """
 
     is_complete = False
+    is_idle = False
     error: str | None = None
 
     def __init__(self, params: SamplingParams, vocab_size: int) -> None:
@@ -54,13 +59,44 @@ class TokenConstraint:
         self.param = "bad_words" if allowed is None else "allowed_token_ids"
         self._allowed = every_token(vocab_size) if allowed is None else token_words(allowed, vocab_size)
         self._bad_words = BadWords(params.bad_words, vocab_size)
-        self.mask = self._allowed & ~self._bad_words.forbidden
+        budget = params.reasoning_budget
+        self._limit = ReasoningLimit(budget) if budget is not None else None
+        self._end_of_reasoning = token_words([] if budget is None else [budget.end_token_id], vocab_size)
+        self.mask = self._limited(self._allowed & ~self._bad_words.forbidden)
 
     def consume(self, token_id: int) -> bool:
         """Advance past a token; -> whether a grammar's mask must be computed and applied before the next."""
-        self._bad_words.consume(token_id)
-        self.mask = self._allowed & ~self._bad_words.forbidden
+        self._note_token(token_id)
+        self.mask = self._limited(self._allowed & ~self._bad_words.forbidden)
         return False
+
+    def _note_token(self, token_id: int) -> None:
+        self._bad_words.consume(token_id)
+        if self._limit is not None:
+            self._limit.consume(token_id)
+
+    def _limited(self, mask: Words) -> Words:
+        """The mask, or the end of the reasoning alone where that is due."""
+        return self._end_of_reasoning if self._limit is not None and self._limit.forced is not None else mask
+
+
+class ReasoningConstraint(TokenConstraint):
+    """A budget of reasoning alone: idle until it is nearly spent, and again once the reasoning is over."""
+
+    def __init__(self, params: SamplingParams, vocab_size: int) -> None:
+        super().__init__(params, vocab_size)
+        assert params.reasoning_budget is not None, "a constraint by a budget has one"
+        self.param = params.reasoning_budget.param
+        self._note_distance()
+
+    def consume(self, token_id: int) -> bool:
+        super().consume(token_id)
+        self._note_distance()
+        return False
+
+    def _note_distance(self) -> None:
+        assert self._limit is not None
+        self.is_idle = self._limit.is_far
 
 
 class GrammarConstraint(TokenConstraint):
@@ -92,7 +128,7 @@ class GrammarConstraint(TokenConstraint):
             section = token_words([self._section_token_id], vocab_size)
             self.mask |= section & self._before & ~self._bad_words.forbidden
         elif self._start_token_id is not None:
-            self.mask = self._before & ~self._bad_words.forbidden
+            self.mask = self._limited(self._before & ~self._bad_words.forbidden)
         else:
             self.apply_mask(self._first_mask)
         if self.error is not None or not self.mask.any():
@@ -100,7 +136,7 @@ class GrammarConstraint(TokenConstraint):
 
     def consume(self, token_id: int) -> bool:
         """See TokenConstraint; sets `error` if the grammar cannot go on."""
-        self._bad_words.consume(token_id)
+        self._note_token(token_id)
         if self._section_token_id is not None:
             if token_id != self._section_token_id:
                 self._start_token_id = None
@@ -111,7 +147,7 @@ class GrammarConstraint(TokenConstraint):
                 self._start_token_id = None
                 self.apply_mask(self._first_mask)
             else:
-                self.mask = self._before & ~self._bad_words.forbidden
+                self.mask = self._limited(self._before & ~self._bad_words.forbidden)
             return False
         if not self.matcher.consume_token(token_id):
             self.error = self._too_complex()
@@ -123,7 +159,10 @@ class GrammarConstraint(TokenConstraint):
 
     def apply_mask(self, words: Words) -> None:
         """Set the mask from the grammar's own, whose vocabulary may be larger."""
-        mask = self.mask = words[: len(self._allowed)] & self._allowed & ~self._bad_words.forbidden
+        mask = words[: len(self._allowed)] & self._allowed & ~self._bad_words.forbidden
+        if (limited := self._limited(mask) & mask).any():  # a grammar of tool calls has the reasoning in it
+            mask = limited
+        self.mask = mask
         if self.matcher.is_error():
             self.error = self._too_complex()
         elif not (mask & ~self._ends).any():

@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, get_args
 
+import msgspec
 import pytest
 from tokenizers import AddedToken
 
@@ -18,9 +19,11 @@ from tessera.app.reasoning.granite import GRANITE_32, GRANITE_33
 from tessera.app.reasoning.minimax import M3
 from tessera.app.reasoning.splitter import ReasoningSplitter
 from tessera.app.settings import AppSettings, ReasoningParserName
-from tests.support.fake_client import FakeClient, always, play
+from tessera.engine.contract.sampling_params import ReasoningBudget
+from tests.support.fake_client import INFO, FakeClient, always, play
 from tests.support.http_fixtures import (
     TEMPLATE,
+    TOKENIZER,
     byte_level_tokenizer,
     call,
     events,
@@ -212,6 +215,86 @@ def test_the_form_of_an_answer_holds_from_the_end_of_the_reasoning(
     assert grammar is not None
     assert grammar.start_token_id == (end if prefix or may_wait else None)
     assert grammar.section_token_id == (begin if may_wait else None)
+
+
+def tagged_settings(folder: Path, template: str) -> tuple[AppSettings, int, int]:
+    """Settings of a model whose tags are tokens, and their ids."""
+    write_model_folder(folder, template=template)
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_tokens([AddedToken("<think>"), AddedToken("</think>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return settings_for(folder), tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
+
+
+HEADLESS = TEMPLATE + "{# <think></think> #}"  # a template that cannot turn reasoning off
+OFF = {"reasoning_effort": "none"}
+
+
+@pytest.mark.parametrize(
+    ("path", "template", "fields", "limit"),
+    [
+        ("/v1/chat/completions", HEADLESS, {"thinking_token_budget": 5}, 5),
+        ("/v1/chat/completions", OPENED, {"thinking_token_budget": 5}, 5),
+        ("/v1/chat/completions", OPENED, OFF, 0),
+        ("/v1/chat/completions", HEADLESS, OFF, 0),
+        ("/v1/chat/completions", THINKING, OFF, None),
+        ("/v1/chat/completions", HEADLESS, {}, None),
+        ("/v1/messages", HEADLESS, {"thinking": {"type": "enabled", "budget_tokens": 5}}, 5),
+        ("/v1/messages", OPENED, {"thinking": {"type": "disabled"}}, 0),
+        ("/v1/messages", OPENED, {"thinking": {"type": "adaptive"}}, None),
+        ("/v1/responses", OPENED, {"reasoning": {"effort": "none"}}, 0),
+    ],
+)
+def test_budgets_of_reasoning_reach_the_engine(
+    tmp_path: Path, path: str, template: str, fields: dict[str, Any], limit: int | None
+) -> None:
+    settings, begin, end = tagged_settings(tmp_path, template)
+    client = FakeClient(always(play([5, 0], stop_token_id=0)))
+    body = {**CHAT, "max_tokens": 9, **fields}
+    if path == "/v1/responses":
+        body = {"model": "tiny", "input": "hi", **fields}
+    assert call(client, settings, "POST", path, json=body).status_code == 200
+    expected = None if limit is None else ReasoningBudget(limit, end, None if template is OPENED else begin)
+    assert client.submissions[0].params.reasoning_budget == expected
+
+
+def test_a_budget_needs_a_token_that_ends_the_reasoning(settings: AppSettings) -> None:
+    """This tokenizer spells the tag; the request is served, and the log says that its budget is not enforced."""
+    client = FakeClient(always(play([5, 0], stop_token_id=0)))
+    body = {**CHAT, "thinking_token_budget": 5}
+    assert call(client, settings, "POST", "/v1/chat/completions", json=body).status_code == 200
+    assert client.submissions[0].params.reasoning_budget is None
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_reasoning_comes_back_through_every_api_that_has_it(tmp_path: Path, path: str) -> None:
+    """What one turn answered is the history of the next, as the API writes it."""
+    shows = TEMPLATE.replace(
+        "{{ m.content }}",
+        "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}",
+    )
+    settings = settings_for(write_model_folder(tmp_path, template=shows))
+    client = FakeClient(
+        always(play([*ids("<think>hm</think>Hello"), 0], stop_token_id=0)),
+        info=msgspec.structs.replace(INFO, max_model_len=512),
+    )
+    user = {"role": "user", "content": "hi"}
+    body: dict[str, Any] = {"model": "tiny", "max_tokens": 64}
+    if path == "/v1/responses":
+        body = {"model": "tiny", "store": False, "include": ["reasoning.encrypted_content"]}
+    key = "input" if path == "/v1/responses" else "messages"
+    answer = call(client, settings, "POST", path, json={**body, key: [user]}).json()
+    history: list[Any]
+    if path == "/v1/responses":
+        history = answer["output"]
+    elif path == "/v1/messages":
+        history = [{"role": "assistant", "content": answer["content"]}]
+    else:
+        history = [answer["choices"][0]["message"]]
+    response = call(client, settings, "POST", path, json={**body, key: [user, *history, user]})
+    assert response.status_code == 200, response.text
+    prompt = TOKENIZER.decode(client.submissions[1].prompt, skip_special_tokens=False)
+    assert "assistant\n<think>hm</think>Hello" in prompt
 
 
 def test_logprobs_and_token_ids_cover_reasoning_and_answer(settings: AppSettings) -> None:
