@@ -2,9 +2,9 @@
 // and the activation or the residual stream behind it.
 
 #include "common.cuh"
-#include "copy.cuh"
 #include "generated/matmul_decode.cuh"
-#include "mma.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
 
 constexpr int THREADS = WARPS * WARP_SIZE;
 
