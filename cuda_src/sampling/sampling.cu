@@ -55,6 +55,18 @@ struct Row {
     }
   }
 
+  // visit(maximum - logit) for each logit of the thread's share that is not -inf.
+  template <int NUM_THREADS, typename Visit>
+  __device__ __forceinline__ void for_each_distance(Visit visit) const {
+    for_each_group<NUM_THREADS>([&](int id, const float (&values)[GROUP]) {
+#pragma unroll
+      for (int j = 0; j < GROUP; ++j) {
+        const float distance = maximum - values[j];
+        if (id + j < end && distance < FLOAT_INFINITY) visit(distance);
+      }
+    });
+  }
+
   __device__ __forceinline__ unsigned key(float logit) const {
     const float distance = distance_of(logit, maximum, temperature);
     return distance < MAX_DISTANCE ? key_of(distance) : NO_KEY;
@@ -234,18 +246,6 @@ __device__ __forceinline__ unsigned long long sum_of_blocks(unsigned long long s
   return sum;
 }
 
-// visit(distance from the maximum) for each of the thread's logits that is not -inf.
-template <int NUM_THREADS, typename Visit>
-__device__ __forceinline__ void for_each_distance(const Row& row, Visit visit) {
-  row.for_each_group<NUM_THREADS>([&](int id, const float (&values)[GROUP]) {
-#pragma unroll
-    for (int j = 0; j < GROUP; ++j) {
-      const float distance = row.maximum - values[j];
-      if (id + j < row.end && distance < FLOAT_INFINITY) visit(distance);
-    }
-  });
-}
-
 // Largest key within n standard deviations of the row's logits, those that are not -inf, from its maximum
 // (Tang et al. 2024). The deviation is that of whole numbers below 2^20, in proportion to the logits'
 // distances from the maximum: their sums do not depend on their order, and are those of
@@ -257,14 +257,14 @@ __device__ unsigned top_n_sigma_key(const Row& row, float n) {
   __shared__ Choice farthest[BLOCKS];
   __shared__ unsigned long long counts[BLOCKS], totals[BLOCKS], squares[BLOCKS];
   float longest = 0.0f;
-  for_each_distance<NUM_THREADS>(row, [&](float distance) { longest = fmaxf(longest, distance); });
+  row.for_each_distance<NUM_THREADS>([&](float distance) { longest = fmaxf(longest, distance); });
   // Bits of floats that are not negative are in their order.
   const Choice bits = best_of_blocks(static_cast<Choice>(__float_as_uint(longest)), farthest);
   int exponent;
   frexpf(__uint_as_float(static_cast<unsigned>(bits)), &exponent);
 
   unsigned long long count = 0, total = 0, square = 0;
-  for_each_distance<NUM_THREADS>(row, [&](float distance) {
+  row.for_each_distance<NUM_THREADS>([&](float distance) {
     const unsigned long long number = static_cast<unsigned>(ldexpf(distance, BITS - exponent));
     count += 1;
     total += number;

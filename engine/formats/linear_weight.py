@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.formats.dense import DenseFormat
 from tessera.engine.formats.format import WeightFormat
-from tessera.engine.tensor import Device, Tensor, empty
+from tessera.engine.tensor import FLOAT_DTYPES, Device, Tensor, empty
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class LinearWeight:
     of it has one format, several where formats differ. A low-rank adapter would be a further field, applied by
     `Ops.linear` between the product and the epilogue.
 
-    Raises: TesseraError where the parts or the bias do not fit each other.
+    Raises: TesseraError where parts and bias do not fit each other or lie on several devices.
     """
 
     parts: tuple[WeightPart, ...]
@@ -48,6 +49,8 @@ class LinearWeight:
             raise TesseraError(f"the parts of a weight differ in width: {[part.shape for part in self.parts]}")
         if self.bias is not None and self.bias.shape != self.shape[:1]:
             raise TesseraError(f"a bias of shape {self.bias.shape} does not fit a weight of shape {self.shape}")
+        if len(devices := {tensor.device.name for tensor in self.tensors()}) > 1:
+            raise TesseraError(f"the tensors of a weight are on {' and '.join(sorted(devices))}")
 
     @classmethod
     def of(cls, values: Tensor, bias: Tensor | None = None) -> LinearWeight:
@@ -65,9 +68,27 @@ class LinearWeight:
         only = self.parts[0] if len(self.parts) == 1 else None
         return only.tensors["values"] if only is not None and isinstance(only.format, DenseFormat) else None
 
+    @cached_property
+    def device(self) -> Device:
+        return next(self.tensors()).device
+
+    @cached_property
+    def activation_dtypes(self) -> frozenset[np.dtype[Any]]:
+        """Of what it can multiply; a bias has the activations' dtype."""
+        return frozenset(
+            dtype
+            for dtype in FLOAT_DTYPES
+            if all(part.format.multiplies(dtype) for part in self.parts)
+            and (self.bias is None or self.bias.dtype == dtype)
+        )
+
     @property
     def num_parameters(self) -> int:
         return int(np.prod(self.shape)) + (0 if self.bias is None else self.bias.size)
+
+    def __repr__(self) -> str:
+        formats = ", ".join(f"{part.shape[0]} rows {part.format}" for part in self.parts)
+        return f"LinearWeight({self.shape}, {formats}, {self.device})"
 
     def tensors(self) -> Iterator[Tensor]:
         for part in self.parts:

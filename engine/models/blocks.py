@@ -14,6 +14,8 @@ from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
 from tessera.engine.ops.linear_interface import Accumulate, Activate, LayerNorm, Prologue, RMSNorm
 from tessera.engine.tensor import Tensor
 
+ACCUMULATE = Accumulate()
+
 Reduce = Callable[[Tensor], None]  # sums a half's update [T, H] among devices, in place
 
 
@@ -79,7 +81,7 @@ class ResidualAdd:
         """stream [T, H] += the half whose product's input is `inner`."""
         ops = self._ops
         if self._fused:
-            ops.linear(inner, self._projection, epilogue=Accumulate(), out=stream)
+            ops.linear(inner, self._projection, epilogue=ACCUMULATE, out=stream)
             return
         update = ops.linear(inner, self._projection, out=buffers.update[: inner.shape[0]])
         if self._reduce is not None:

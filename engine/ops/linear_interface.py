@@ -100,13 +100,9 @@ class LinearOps(LayerOps, CheckedOps):
 
         The result has x's dtype; without an activation it may be float32 if `out` says so (logits).
         """
-        self._check(x=x, bias=weight.bias, out=out)
-        for part in weight.parts:
-            self._check(**part.tensors)
-            fits = part.format.multiplies(x.dtype) and x.dtype in FLOAT_DTYPES
-            require(x.shape[1:] == part.shape[1:] and fits, "linear", x, *part.tensors.values())
-        if weight.bias is not None:
-            require(weight.bias.dtype == x.dtype, "linear bias", weight.bias, x)
+        self._check(x=x, weight=weight, out=out)
+        fits = x.ndim == 2 and x.shape[1] == weight.shape[1] and x.dtype in weight.activation_dtypes
+        require(fits, "linear", x, weight)
         if prologue is not None:
             self._check_prologue(x, prologue)
         if isinstance(epilogue, Accumulate):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -46,6 +46,7 @@ class NormField:
 
 
 Field: TypeAlias = MatrixField | NormField
+Progress: TypeAlias = Callable[[int, int], None]  # bytes done, bytes in total
 
 
 class WeightSource(ABC):

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tessera.engine.formats import LinearWeight
 from tessera.engine.models.config import ModelConfig
-from tessera.engine.models.weights.build import MatrixField, NormField, WeightSource, build_weights, num_weight_bytes
+from tessera.engine.models.weights.build import (
+    MatrixField,
+    NormField,
+    Progress,
+    WeightSource,
+    build_weights,
+    num_weight_bytes,
+)
 from tessera.engine.models.weights.weights import NormWeights, Weights
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor, empty
 
 DUMMY_STD = 0.02
-
-Progress = Callable[[int, int], None]  # bytes done, bytes in total
 
 
 def dummy_weights(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from tessera.engine.models.weights.build import (
     Field,
     MatrixField,
     NormField,
+    Progress,
     WeightSource,
     build_weights,
     layer_fields,
@@ -30,7 +31,6 @@ from tessera.engine.models.weights.weights import NormWeights, Weights
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor, empty, float16
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in total
 Kind = Literal["weight", "bias"]
 
 OUTER_NAME = "model."

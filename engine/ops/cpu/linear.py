@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tessera.engine.formats import DenseFormat, LinearWeight, WeightPart
+from tessera.engine.formats import LinearWeight
 from tessera.engine.ops.cpu.precision import Float32Array, finish, scratch, widen
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor, float32
@@ -27,9 +27,11 @@ class LinearOps(Ops):
         rows = widen(x)
         residual = widen(out).copy() if accumulate else None
         product = scratch(out)
-        start = 0
-        for part in weight.parts:
-            for values in _pieces(part):
+        if weight.dense is not None and weight.dense.dtype == float32:
+            _product(rows, weight.dense.numpy(), product)
+        else:
+            start = 0
+            for values in _pieces(weight):
                 stop = start + len(values)
                 _product(rows, values, product[:, start:stop])
                 start = stop
@@ -40,14 +42,13 @@ class LinearOps(Ops):
         finish(out, product)
 
 
-def _pieces(part: WeightPart) -> Iterator[Float32Array]:
-    """The rows in float32, a few at a time unless they are stored so."""
-    num_rows, width = part.shape
-    whole = part.format == DenseFormat(float32)
-    step = num_rows if whole else max(WIDENED_ELEMENTS // width, 1)
-    arrays = {name: tensor.numpy() for name, tensor in part.tensors.items()}
-    for start in range(0, num_rows, step):
-        yield part.format.dequantize(arrays, slice(start, start + step))
+def _pieces(weight: LinearWeight) -> Iterator[Float32Array]:
+    """The rows in float32, a few at a time."""
+    step = max(WIDENED_ELEMENTS // weight.shape[1], 1)
+    for part in weight.parts:
+        arrays = {name: tensor.numpy() for name, tensor in part.tensors.items()}
+        for start in range(0, part.shape[0], step):
+            yield part.format.dequantize(arrays, slice(start, start + step))
 
 
 @np.errstate(all="ignore")
