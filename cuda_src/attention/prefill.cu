@@ -1,4 +1,4 @@
-// Paged attention on tensor cores for rows with two or more queries; attention_decode.cu does the others.
+// Paged attention on tensor cores for rows with two or more queries; decode.cu does the others.
 
 #include "attention.cuh"
 #include "generated/prefill.cuh"

@@ -1,4 +1,4 @@
-// Paged attention on sm_90a's tensor cores for rows with two or more queries: what attention_prefill.cu does,
+// Paged attention on sm_90a's tensor cores for rows with two or more queries: what prefill.cu does,
 // for block sizes that are multiples of 8.
 
 #include "attention.cuh"
