@@ -15,6 +15,10 @@ SHARED_MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 CARRIED_MODELS = Path(__file__).resolve().parents[1] / ".carry" / "models"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gguf-mutations", type=int, default=2000, help="how many mutated GGUF headers to read")
+
+
 @pytest.fixture(scope="session")
 def shared_models() -> Path:
     """Folder of the real models and tokenizers that are kept outside the project."""

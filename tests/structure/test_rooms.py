@@ -41,6 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.ops",),
     ("engine.cuda",),
     ("engine.tensor",),
+    ("engine.gguf",),
     ("engine.contract",),
     ("loadtest",),
     ("loadtest.report",),
@@ -50,8 +51,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("loadtest.errors", "loadtest.ranges", "engine.builtin"),
     ("tessera",),
 )
-# The app knows the engine by its client and its contract alone, wherever their floors are.
-APP_SEES = ("engine.ipc.client", "engine.contract", "loadtest", "tessera")
+# The app knows the engine by its client and its contract alone, wherever their floors are; and the file format in
+# which tokenizer and weights come together.
+APP_SEES = ("engine.ipc.client", "engine.contract", "engine.gguf", "loadtest", "tessera")
 EXCEPTIONS = {"app.server.serve": ("engine.ipc.supervisor",), "app.cli.hub": ("engine",)}
 MAX_FILES = 15
 
