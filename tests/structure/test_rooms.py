@@ -34,6 +34,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.models",),
     ("engine.models.weights",),
     ("engine.models.config",),
+    ("engine.models.gguf",),
     ("engine.models.registry", "engine.models.rope"),
     ("engine.models.fields",),
     ("engine.ops.make",),
