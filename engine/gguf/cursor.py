@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,13 @@ class Cursor:
         return number
 
 
-def string_at(data: mmap.mmap, offset: int) -> tuple[bytes, int]:
-    """A string that was gone over before, and where it ends."""
-    (length,) = U64.unpack_from(data, offset)
-    end = offset + 8 + length
-    return data[offset + 8 : end], end
+def strings_at(data: mmap.mmap, count: int, offset: int) -> Iterator[bytes]:
+    """Strings that were gone over before."""
+    unpack = U64.unpack_from
+    for _ in range(count):
+        start = offset + 8
+        offset = start + unpack(data, offset)[0]
+        yield data[start:offset]
 
 
 def array_at(data: mmap.mmap, dtype: np.dtype[Any], count: int, offset: int) -> np.ndarray[Any, Any]:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.gguf.cursor import Cursor, array_at, string_at
+from tessera.engine.gguf.cursor import Cursor, array_at, strings_at
 
 Array = np.ndarray[Any, Any]
 
@@ -76,7 +76,11 @@ class Metadata:
         if value is None or value.count is not None:
             return None
         if value.kind == STRING:
-            return self._decoded(string_at(self._data, value.offset)[0], key)
+            raw = next(strings_at(self._data, 1, value.offset))
+            try:
+                return str(raw, "utf-8")
+            except UnicodeDecodeError:
+                raise ModelError(f"{self.path}: {key} is not valid UTF-8") from None
         number = array_at(self._data, NUMBERS[value.kind], 1, value.offset)[0].item()
         if value.kind == BOOL:
             return number != 0 if number in (0, 1) else None
@@ -124,11 +128,10 @@ class Metadata:
         value = self._values.get(key)
         if value is None or value.count is None or value.kind != STRING or value.count > most:
             self.refuse(key, f"an array of at most {most} strings")
-        found, offset = [], value.offset
-        for _ in range(value.count):
-            raw, offset = string_at(self._data, offset)
-            found.append(self._decoded(raw, key))
-        return found
+        try:
+            return [str(raw, "utf-8") for raw in strings_at(self._data, value.count, value.offset)]
+        except UnicodeDecodeError:
+            raise ModelError(f"{self.path}: {key} has a string that is not valid UTF-8") from None
 
     def numbers(self, key: str) -> Array:
         """An array of numbers of any type, as it lies in the file."""
@@ -149,12 +152,6 @@ class Metadata:
             self.refuse(key, "an array of true and false")
         flags: Array = array_at(self._data, NUMBERS[BOOL], value.count, value.offset) != 0
         return flags
-
-    def _decoded(self, raw: bytes, key: str) -> str:
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            raise ModelError(f"{self.path}: {key} is not valid UTF-8") from None
 
     def _shown(self, key: str) -> str:
         value = self._values[key]

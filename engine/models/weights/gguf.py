@@ -39,8 +39,8 @@ class GGUFTensor:
     def values(self, rows: slice) -> Float32Array:
         """Some rows in float32 [n, K]; of a vector, some elements."""
         if len(self.shape) == 1:
-            whole = dequantize(self._stored, self.type)[0]
-            return (whole if self._order is None else whole[self._order])[rows]
+            whole: Float32Array = dequantize(self._stored, self.type)[0]
+            return whole[rows] if self._order is None else whole[self._order[rows]]
         return dequantize(self.stored(rows), self.type)
 
 
