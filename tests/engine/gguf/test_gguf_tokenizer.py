@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from tessera.app.text.gguf_tokenizer import GGUFTokenizer, read_gguf_templates, read_gguf_tokenizer
 from tessera.app.text.tokenizer import HuggingFaceTokenizer
 from tessera.engine.contract.errors import ModelError
+from tessera.engine.gguf.tokenizer import GGUFTokenizer, read_gguf_templates, read_gguf_tokenizer
 from tests.engine.gguf.writer import write_gguf
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from tessera.app.text.gguf_pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.gguf import Metadata, open_gguf
+from tessera.engine.gguf.metadata import Metadata
+from tessera.engine.gguf.model import open_gguf
+from tessera.engine.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from tessera.engine.gguf.vocabulary import TokenType, Vocabulary, read_vocabulary, special_token_id
 
 METASPACE = "\u2581"
