@@ -57,6 +57,24 @@ __global__ void scale_kernel(const T* x, T* out, long long size, float factor) {
   store_floats(out + i, size - i, values);
 }
 
+// out = cap * tanh(x / cap).
+//   in:  x [size] T
+//   out: out [size] T, may be x
+// Layout: contiguous; 16-byte accesses where addresses allow them.
+// Grid: blocks that cover the size. Block: 256 threads. Shared memory: none.
+// Unit of work: CHUNK elements per thread.
+template <typename T>
+__global__ void soft_cap_kernel(const T* x, T* out, long long size, float cap) {
+  ASSERT_ELEMENT(T);
+  const long long i = first_element();
+  if (i >= size) return;
+  float values[CHUNK];
+  load_floats(x + i, size - i, values);
+#pragma unroll
+  for (int j = 0; j < CHUNK; ++j) values[j] = cap * tanhf(values[j] / cap);
+  store_floats(out + i, size - i, values);
+}
+
 // out = x, rounded to nearest even.
 //   in:  x [size] Source
 //   out: out [size] Target

@@ -99,6 +99,7 @@ constexpr bool has_float_range<__nv_bfloat16> = true;
 __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ __forceinline__ float to_float(signed char value) { return value; }
 
 template <typename T>
 __device__ __forceinline__ T from_float(float value);

@@ -79,6 +79,7 @@ class CudaDevice(Device):
         self._kernels: dict[Instantiation, Kernel] = {}
         self._modules: list[Any] = []
         self._lock = threading.Lock()  # over the argument blocks
+        self._weights_written = False  # by the last kernel
         self._compile_lock = threading.Lock()
 
     def activate(self) -> Any:
@@ -272,6 +273,8 @@ class CudaDevice(Device):
         self.activate()
         overlaps = spec.overlaps and self.is_capturing and self.compute_capability >= (9, 0)
         with self._lock:
+            overlaps = overlaps and not self._weights_written
+            self._weights_written = spec.writes_weights
             kernel.set_arguments(arguments)
             if overlaps or config.cluster > 1:
                 (status,) = driver.cuLaunchKernelEx(

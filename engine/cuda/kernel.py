@@ -51,6 +51,8 @@ class KernelSpec:
             kernels (sm_90a) compile for that architecture only.
         overlaps: the source calls `wait_for_earlier_kernels` before it touches what earlier kernels
             write, so in a graph it may start while they end (programmatic dependent launch, sm_90 on).
+        writes_weights: it writes what the next kernel takes for weights and may read before it waits, so that
+            one never starts early.
     """
 
     file: str
@@ -60,6 +62,7 @@ class KernelSpec:
     min_arch: int = 80
     arch_specific: bool = False
     overlaps: bool = False
+    writes_weights: bool = False
 
     def supports(self, arch: str) -> bool:
         """Whether it compiles for `arch` ('80', '90a')."""

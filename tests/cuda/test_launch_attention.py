@@ -17,6 +17,7 @@ from tessera.engine.ops.cuda.types import C_TYPE_NAMES, ceil_div
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
 from tessera.engine.tensor import Buffer, CpuDevice, Tensor, bfloat16, empty, float16, float32, int32
 from tests.gpu.test_ops_gpu import FUSED_ROWS, FUSED_SHAPES, NUM_ROWS, WIDTHS
+from tests.support.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
 
 SMALLEST_SHARED_BYTES = 99 << 10  # what a block may use on sm_86, 89 and 120
 LARGE_SHARED_BYTES = 227 << 10  # sm_90, 100
@@ -152,8 +153,8 @@ def test_norm_product_activation_and_residual_of_a_decode_step_are_few_kernels(
     ops = CudaOps(device)  # type: ignore[arg-type]
     x, norm, normed = (empty(shape, dtype, device) for shape in ((num_rows, 1024), (1024,), (num_rows, 1024)))
     up, gate_up = empty((6144, 1024), dtype, device), empty((num_rows, 6144), dtype, device)
-    activated = ops.rmsnorm_matmul_silu_mul(x, norm, 1e-6, up, normed=normed, gate_up=gate_up)
-    ops.rmsnorm_matmul(x, norm, 1e-6, up, normed=normed, out=empty((num_rows, 6144), float32, device))
+    activated = norm_product_silu_mul(ops, x, norm, 1e-6, up, normed=normed, gate_up=gate_up)
+    norm_product(ops, x, norm, 1e-6, up, normed=normed, out=empty((num_rows, 6144), float32, device))
     ops.matmul(activated, empty((1024, 3072), dtype, device), out=x, accumulate=True)
     products = [launch for launch in device.launches if launch.spec is linear.MATMUL_DECODE]
     for launch in products:
@@ -177,10 +178,10 @@ def test_the_tests_on_a_gpu_run_every_variant_of_a_decode_product() -> None:
             ops.matmul(tensor(m, k), tensor(n, k), out=tensor(m, n, dtype=dtype))
     for (k, n), m in product(FUSED_SHAPES, FUSED_ROWS):
         x, norm, weight, gate_up = tensor(m, k), tensor(k), tensor(n, k), tensor(m, n)
-        ops.rmsnorm_matmul(x, norm, 1e-5, weight, normed=x, out=gate_up)
-        ops.rmsnorm_matmul(x, norm, 1e-5, weight, normed=x, out=tensor(m, n, dtype=float32))
-        ops.matmul_silu_mul(x, weight, gate_up=gate_up)
-        ops.rmsnorm_matmul_silu_mul(x, norm, 1e-5, weight, normed=x, gate_up=gate_up)
+        norm_product(ops, x, norm, 1e-5, weight, normed=x, out=gate_up)
+        norm_product(ops, x, norm, 1e-5, weight, normed=x, out=tensor(m, n, dtype=float32))
+        product_silu_mul(ops, x, weight, gate_up=gate_up)
+        norm_product_silu_mul(ops, x, norm, 1e-5, weight, normed=x, gate_up=gate_up)
     run = {launch.template for launch in device.launches if launch.spec is linear.MATMUL_DECODE}
     assert run == {template for _, template in matmul_decode.instantiations((C_TYPE_NAMES[bfloat16],))}
 
@@ -388,11 +389,11 @@ def test_partial_results_fit_even_for_very_many_sequences() -> None:
 
 def test_a_model_compiles_attention_for_its_own_head_size_only() -> None:
     every = all_instantiations(("__nv_bfloat16",))
-    own = all_instantiations(("__nv_bfloat16",), head_dim=128)
+    own = all_instantiations(("__nv_bfloat16",), head_dims={128})
     sizes = {template[spec.template.index("HEAD_DIM")] for spec, template in own if "HEAD_DIM" in spec.template}
     assert sizes == {"128"}
     assert [pair for pair in own if "HEAD_DIM" not in pair[0].template] == [
         pair for pair in every if "HEAD_DIM" not in pair[0].template
     ]
-    none_fits = all_instantiations(("__nv_bfloat16",), head_dim=80)
+    none_fits = all_instantiations(("__nv_bfloat16",), head_dims={80})
     assert not [pair for pair in none_fits if "HEAD_DIM" in pair[0].template]

@@ -23,6 +23,7 @@ from tessera.engine.ops.cuda.sm90_matmul import (
 from tessera.engine.ops.cuda.types import ceil_div, cuda_type
 from tessera.engine.tensor import Buffer, Tensor, bfloat16, empty, float16, float32
 from tests.cuda.test_launch_attention import Launch, WritingDevice
+from tests.support.linear_calls import product_silu_mul
 
 H200 = (132, 66, 39, 30, 22, 17, 15, 15)  # clusters of 1, 2, ... blocks that run at a time
 HALF_IDLE = (114, 57, 0, 25, 0, 0, 0, 0)  # a device whose multiprocessors are grouped otherwise
@@ -192,7 +193,7 @@ def test_many_aligned_rows_take_it(dtype: np.dtype[np.generic]) -> None:
     ops.matmul(x, weight, bias)
     ops.matmul(x, weight, bias, out=tensor(device, 200, 512, dtype=dtype), accumulate=True)
     ops.matmul(x, weight, out=tensor(device, 200, 512, dtype=float32))
-    ops.matmul_silu_mul(x, weight, gate_up=tensor(device, 200, 512, dtype=dtype))
+    product_silu_mul(ops, x, weight, gate_up=tensor(device, 200, 512, dtype=dtype))
     plain, accumulated, logits, gated = hopper_launches(device)
     names = [name for name, _ in MATMUL_HOPPER.parameters]
     for launch in hopper_launches(device):
@@ -245,7 +246,7 @@ def test_rows_from_which_on_it_is_faster(kind: str, features: int, first: int) -
         x, weight = tensor(device, rows, 512), tensor(device, features * (2 if kind == "gated" else 1), 512)
         out = tensor(device, rows, features, dtype=float32 if kind == "logits" else bfloat16)
         if kind == "gated":
-            ops.matmul_silu_mul(x, weight, gate_up=tensor(device, rows, 2 * features), out=out)
+            product_silu_mul(ops, x, weight, gate_up=tensor(device, rows, 2 * features), out=out)
         else:
             ops.matmul(x, weight, out=out)
         assert len(hopper_launches(device)) == (rows == first)

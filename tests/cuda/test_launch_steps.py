@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,10 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
-from tessera.engine.models.config import load_config
+from tessera.engine.formats import Int8RowsFormat, LinearWeight, WeightPart
+from tessera.engine.models.config import ModelConfig, load_config
+from tessera.engine.models.weights.dummy import dummy_weights
+from tessera.engine.models.weights.weights import LayerWeights, Weights
 from tessera.engine.ops.cuda import CudaOps, linear
 from tessera.engine.ops.cuda import sm90_attention_prefill as prefill_hopper
 from tessera.engine.ops.cuda import sm90_matmul as matmul_hopper
@@ -127,11 +131,29 @@ def maps_without_a_driver() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=["qwen3-0.6b", "llama-8b", "builtin"])
+def int8_weights(config: ModelConfig, dtype: Any, ops: Any, **settings: Any) -> Weights:
+    """Every matrix in int8 rows; nothing is in them."""
+    dense = dummy_weights(config, dtype, ops, **settings)
+
+    def stored(weight: LinearWeight) -> LinearWeight:
+        return LinearWeight((WeightPart.empty(Int8RowsFormat(), *weight.shape, ops.device),), weight.bias)
+
+    layers = tuple(
+        LayerWeights(
+            replace(layer.attention, qkv=stored(layer.attention.qkv), out=stored(layer.attention.out)),
+            replace(layer.mlp, up=stored(layer.mlp.up), down=stored(layer.mlp.down)),
+        )
+        for layer in dense.layers
+    )
+    table = stored(dense.embedding)
+    return replace(dense, layers=layers, embedding=table, lm_head=table)
+
+
+@pytest.fixture(scope="module", params=["qwen3-0.6b", "llama-8b", "builtin", "builtin-int8"])
 def runner(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, maps_without_a_driver: None
 ) -> ModelRunner:
-    built = request.param == "builtin"
+    built = request.param.startswith("builtin")
     folder = BUILTIN if built else write_model(tmp_path_factory.mktemp("models"), request.param)
     config = EngineConfig(
         model=str(folder),
@@ -142,7 +164,10 @@ def runner(
         dtype="bfloat16",
     )
     device: Any = StepDevice()
-    made = ModelRunner(config, load_config(folder), device, CudaOps(device))
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "builtin-int8":
+            patch.setattr("tessera.engine.runner.model_runner.dummy_weights", int8_weights)
+        made = ModelRunner(config, load_config(folder), device, CudaOps(device))
     device.is_serving = True
     return made
 
@@ -186,7 +211,10 @@ def test_a_step(runner: ModelRunner, counts: list[int], contexts: list[int], is_
     batch = batch_of(counts, contexts)
     assert (runner._recorded.find(batch) is not None) == is_recorded
     launches = launches_of(runner, batch)
-    assert {"embedding_kernel", "sample_cluster_kernel"} <= {launch.spec.name for launch in launches}
+    names = {launch.spec.name for launch in launches}
+    assert "sample_cluster_kernel" in names
+    stored = runner.decoder.weights.embedding.dense is None
+    assert {"dequantize_int8_rows_kernel" if stored else "embedding_kernel"} <= names
 
 
 def test_of_the_last_layer_a_prompts_tokens_have_keys_and_values_alone(runner: ModelRunner) -> None:

@@ -29,6 +29,7 @@ from tests.gpu.test_attention_decode_gpu import DecodeInputs
 from tests.gpu.test_attention_gpu import assert_splits_are_done, attend, poison_splits
 from tests.gpu.test_matmul_portable_gpu import launch, name
 from tests.gpu.test_sampling_gpu import sample, varied_logits, varied_settings
+from tests.support.linear_calls import norm_product_silu_mul
 from tests.support.op_cases import AttentionCase, AttentionInputs, random_array
 from tests.support.reference import assert_close, assert_same_cache
 
@@ -72,7 +73,7 @@ def test_products_of_few_rows(m: int, k: int, n: int, units: int, ops: CudaOps) 
     for each in (CpuOps(), ops):
         x, norm, weight = (from_numpy(array, each.device) for array in arrays)
         normed, gate_up = empty((m, k), bfloat16, each.device), empty((m, n), bfloat16, each.device)
-        out = each.rmsnorm_matmul_silu_mul(x, norm, 1e-5, weight, normed=normed, gate_up=gate_up)
+        out = norm_product_silu_mul(each, x, norm, 1e-5, weight, normed=normed, gate_up=gate_up)
         results.append(out.numpy())
     assert_close(results[1], results[0], bfloat16, roundings=2)
     ((spec, template),) = ops.device.launched

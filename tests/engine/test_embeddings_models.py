@@ -324,7 +324,7 @@ def test_embedding_leaves_generation_alone(tmp_path: Path) -> None:
     folder = build(TINY_MODELS["llama"], tmp_path)
     config = EngineConfig(model=str(folder), dtype="float32", num_kv_blocks=16, max_model_len=64)
     runner = ModelRunner(config, load_config(folder), CPU, make_ops(CPU))
-    caches = [tensor for pair in runner.decoder.kv_cache.layers for tensor in pair]
+    caches = [tensor for pair in runner.decoder.caches for tensor in pair]
     for index, tensor in enumerate(caches):
         tensor.upload(random_array(index, tensor.shape))
     before = [np.array(tensor.numpy()) for tensor in caches]

@@ -37,6 +37,7 @@ from tests.gpu.products import (
     guarded,
     product,
 )
+from tests.support.linear_calls import product_silu_mul
 from tests.support.op_cases import poisoned, random_array
 from tests.support.reference import assert_close
 
@@ -99,7 +100,7 @@ def test_both_paths_of_the_operations(
     for ops in (cpu_ops, cuda_ops, portable):
         device = CPU if ops is cpu_ops else cuda_ops.device
         a, b, c = (from_numpy(array, device) for array in (x, weight, residual))
-        gated = ops.matmul_silu_mul(a, b, gate_up=poisoned((m, n), dtype, device))
+        gated = product_silu_mul(ops, a, b, gate_up=poisoned((m, n), dtype, device))
         logits = ops.matmul(a, b, out=poisoned((m, n), float32, device))
         ops.matmul(a, b, out=c, accumulate=True)
         results.append([gated.numpy(), logits.numpy(), c.numpy()])

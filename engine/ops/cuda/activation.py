@@ -15,13 +15,19 @@ SILU_MUL = KernelSpec(
     parameters=(("gate_up", "pointer"), ("out", "pointer"), ("inner", "int32")),
     overlaps=True,
 )
+GELU_MUL = KernelSpec(
+    file="elementwise/activation.cu",
+    name="gelu_mul_kernel",
+    template=("T", "TANH"),
+    parameters=SILU_MUL.parameters,
+)
 GELU = KernelSpec(
     file="elementwise/activation.cu",
     name="gelu_kernel",
     template=("T", "TANH"),
     parameters=(("x", "pointer"), ("out", "pointer"), ("size", "int64")),
 )
-SPECS = (SILU_MUL, GELU)
+SPECS = (SILU_MUL, GELU_MUL, GELU)
 
 
 def silu_mul_config(rows: int, inner: int) -> LaunchConfig:
@@ -32,7 +38,8 @@ def silu_mul_config(rows: int, inner: int) -> LaunchConfig:
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
     silu_mul: list[Instantiation] = [(SILU_MUL, (dtype,)) for dtype in dtypes]
-    return silu_mul + [(GELU, (dtype, tanh)) for dtype in dtypes for tanh in ("true", "false")]
+    forms = [(dtype, tanh) for dtype in dtypes for tanh in ("true", "false")]
+    return silu_mul + [(spec, form) for spec in (GELU_MUL, GELU) for form in forms]
 
 
 class ActivationOps(Ops):
@@ -41,6 +48,11 @@ class ActivationOps(Ops):
     def _silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
         rows, inner = out.shape
         self.device.launch(SILU_MUL, (cuda_type(out.dtype),), silu_mul_config(rows, inner), gate_up, out, inner)
+
+    def _gelu_mul(self, gate_up: Tensor, tanh: bool, out: Tensor) -> None:
+        rows, inner = out.shape
+        template = (cuda_type(out.dtype), "true" if tanh else "false")
+        self.device.launch(GELU_MUL, template, silu_mul_config(rows, inner), gate_up, out, inner)
 
     def _gelu(self, x: Tensor, tanh: bool, out: Tensor) -> None:
         template = (cuda_type(x.dtype), "true" if tanh else "false")

@@ -26,6 +26,12 @@ SCALE = KernelSpec(
     template=("T",),
     parameters=(("x", "pointer"), ("out", "pointer"), ("size", "int64"), ("factor", "float32")),
 )
+SOFT_CAP = KernelSpec(
+    file="elementwise/elementwise.cu",
+    name="soft_cap_kernel",
+    template=("T",),
+    parameters=(("x", "pointer"), ("out", "pointer"), ("size", "int64"), ("cap", "float32")),
+)
 CONVERT = KernelSpec(
     file="elementwise/elementwise.cu",
     name="convert_kernel",
@@ -58,13 +64,14 @@ SCATTER = KernelSpec(
         ("count", "int32"),
     ),
 )
-SPECS = (ADD, MUL, SCALE, CONVERT, EMBEDDING, SCATTER)
+SPECS = (ADD, MUL, SCALE, SOFT_CAP, CONVERT, EMBEDDING, SCATTER)
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types; conversions also to and from float."""
-    same: list[Instantiation] = [(spec, (dtype,)) for spec in (ADD, MUL, SCALE, EMBEDDING) for dtype in dtypes]
-    types = tuple(dict.fromkeys(("float", *dtypes)))
+    same: list[Instantiation] = [(spec, (dtype,)) for spec in (ADD, MUL, EMBEDDING) for dtype in dtypes]
+    types = tuple(dict.fromkeys(("float", *dtypes)))  # logits are float
+    same += [(spec, (dtype,)) for spec in (SCALE, SOFT_CAP) for dtype in types]
     same.append((SCATTER, ()))
     return same + [(CONVERT, (source, target)) for source in types for target in types if source != target]
 
@@ -80,6 +87,9 @@ class ElementwiseOps(Ops):
 
     def _scale(self, x: Tensor, factor: float, out: Tensor) -> None:
         self.device.launch(SCALE, (cuda_type(x.dtype),), flat_config(x.size), x, out, x.size, factor)
+
+    def _soft_cap(self, x: Tensor, cap: float, out: Tensor) -> None:
+        self.device.launch(SOFT_CAP, (cuda_type(x.dtype),), flat_config(x.size), x, out, x.size, cap)
 
     def _copy(self, x: Tensor, out: Tensor) -> None:
         if x.dtype == out.dtype:

@@ -11,14 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.formats import LinearWeight
 from tessera.engine.ops.cuda import matmul_decode
 from tessera.engine.ops.cuda import sm90_matmul as matmul_hopper
 from tessera.engine.ops.cuda.matmul_decode import MATMUL_DECODE, Limits, choose_decode_tile
+from tessera.engine.ops.cuda.quant.dequantize import DequantizeOps
 from tessera.engine.ops.cuda.sm90_matmul import launch_product
 from tessera.engine.ops.cuda.types import WARP_SIZE, aligned, ceil_div, cuda_type
-from tessera.engine.ops.interface import Ops
+from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, LayerNorm, Prologue
 from tessera.engine.tensor import Tensor, bfloat16, float32
 
 MATMUL = KernelSpec(
@@ -212,8 +213,7 @@ def _split_template(dtype: str, tile: Tile, splits: int) -> tuple[str, ...]:
     return (*tile.template(dtype, dtype, aligned=True)[:-1], str(splits))
 
 
-class LinearOps(Ops):
-    device: CudaDevice
+class LinearOps(DequantizeOps):
     hopper_matmul: bool = True  # False: products of many rows never take the kernel of sm_90a
 
     def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None:
@@ -261,23 +261,35 @@ class LinearOps(Ops):
             template = tile.template(dtype, out_dtype, is_aligned)
             self.device.launch(MATMUL, template, config, x, weight, bias, out, *sizes)
 
-    def _matmul_silu_mul(self, x: Tensor, weight: Tensor, gate_up: Tensor, out: Tensor) -> None:
-        if self._decode_product(x, None, 0.0, weight, None, out, gated=True):
-            return
-        if not (self.hopper_matmul and launch_product(self.device, x, weight, None, out, silu_mul=True)):
-            super()._matmul_silu_mul(x, weight, gate_up, out)
-
-    def _rmsnorm_matmul(
-        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, normed: Tensor, out: Tensor
+    def _linear(
+        self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor
     ) -> None:
-        if not self._decode_product(x, norm, eps, weight, bias, out):
-            super()._rmsnorm_matmul(x, norm, eps, weight, bias, normed, out)
+        if not self._fused(x, weight, prologue, epilogue, out):
+            super()._linear(x, weight, prologue, epilogue, out)
 
-    def _rmsnorm_matmul_silu_mul(
-        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, normed: Tensor, gate_up: Tensor, out: Tensor
-    ) -> None:
-        if not self._decode_product(x, norm, eps, weight, None, out, gated=True):
-            super()._rmsnorm_matmul_silu_mul(x, norm, eps, weight, normed, gate_up, out)
+    def _product(self, x: Tensor, weight: LinearWeight, out: Tensor, accumulate: bool) -> None:
+        values = weight.dense
+        if values is None:
+            values = self._dequantized(weight, x.dtype)
+        self._matmul(x, values, weight.bias, out, accumulate)
+
+    def _fused(
+        self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor
+    ) -> bool:
+        """The norm before or the gated activation after a dense product in its kernel; False where none does that."""
+        values, gated = weight.dense, isinstance(epilogue, Activate)
+        if values is None or isinstance(prologue, LayerNorm) or isinstance(epilogue, Accumulate):
+            return False
+        if isinstance(epilogue, Activate) and (epilogue.function != "silu_mul" or weight.bias is not None):
+            return False
+        if prologue is not None:
+            norm, eps = prologue.weight, prologue.eps
+            return self._decode_product(x, norm, eps, values, weight.bias, out, gated=gated)
+        if not gated:
+            return False  # a product alone
+        if self._decode_product(x, None, 0.0, values, None, out, gated=True):
+            return True
+        return self.hopper_matmul and launch_product(self.device, x, values, None, out, silu_mul=True)
 
     def _decode_product(
         self,

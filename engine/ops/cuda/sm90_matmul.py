@@ -282,7 +282,7 @@ def launch_product(
 ) -> bool:
     """Submit the product; False, and nothing done, if this kernel is not for it.
 
-    Shapes as for `Ops.matmul`, or for `Ops.matmul_silu_mul` if `silu_mul`.
+    Shapes as for `Ops.matmul`; [M, N / 2] if `silu_mul`.
     """
     num_rows, in_features = x.shape
     logits = out.dtype != x.dtype
