@@ -50,6 +50,11 @@ class GGUFModel:
         return counts
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a path names such a file rather than a model folder."""
+    return path.suffix.lower() == ".gguf"
+
+
 def open_gguf(path: Path) -> GGUFModel:
     """The model in the file at `path`, and in those that it was split into; any of them may be named.
 

@@ -64,6 +64,14 @@ STARCODER2_NAMES = {
     **LLAMA_NAMES,
     **_layer("model.layers.{i}.", {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
 }
+SEED_OSS_NAMES = {
+    **LLAMA_NAMES,
+    **_layer("model.layers.{i}.", {"post_attention_norm": "post_attention_layernorm"}),
+}
+EXAONE4_NAMES = {
+    **SEED_OSS_NAMES,
+    **_layer("model.layers.{i}.", {"post_ffw_norm": "post_feedforward_layernorm"}),
+}
 GPT2_NAMES = {
     "token_embd": "wte",
     "position_embd": "wpe",
@@ -109,6 +117,9 @@ GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "phi3": GGUFArchitecture("Phi3ForCausalLM", "phi3", PHI3_NAMES),
     "starcoder2": GGUFArchitecture("Starcoder2ForCausalLM", "starcoder2", STARCODER2_NAMES),
     "stablelm": GGUFArchitecture("StableLmForCausalLM", "stablelm", LLAMA_NAMES),
+    "granite": GGUFArchitecture("GraniteForCausalLM", "granite", LLAMA_NAMES, interleaved=True),
+    "seed_oss": GGUFArchitecture("SeedOssForCausalLM", "seed_oss", SEED_OSS_NAMES),
+    "exaone4": GGUFArchitecture("Exaone4ForCausalLM", "exaone4", EXAONE4_NAMES),
     "gpt2": GGUFArchitecture("GPT2LMHeadModel", "gpt2", GPT2_NAMES),
     "bert": GGUFArchitecture("BertModel", "bert", BERT_NAMES, ignored=("cls", "cls.output", "pooler.dense")),
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.engine.contract.config import PoolingName
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.gguf import GGUFModel, dequantize, stop_token_ids
 from tessera.engine.gguf.vocabulary import special_token_id
@@ -48,9 +49,9 @@ def read_config(model: GGUFModel) -> dict[str, Any]:
         "max_position_embeddings": context_length,
         "rms_norm_eps": _norm_eps(keys),
         "sliding_window": keys.integer("attention.sliding_window", 0) or None,
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "use_parallel_residual": keys.boolean("use_parallel_residual"),
+        **_biases(model),
+        **_multipliers(keys),
         "tie_word_embeddings": "output.weight" not in tensors,
         "type_vocab_size": metadata.integer("tokenizer.ggml.token_type_count", 1, MOST, 1),
         **_rope(model, keys, head_dim, context_length),
@@ -70,6 +71,30 @@ def read_config(model: GGUFModel) -> dict[str, Any]:
     }
 
 
+def _biases(model: GGUFModel) -> dict[str, bool]:
+    """By the first layer's tensors, under all names that architectures have for them."""
+    attention, out, mlp = (f"blk.0.{name}.bias" in model.tensors for name in ("attn_q", "attn_output", "ffn_up"))
+    return {
+        "attention_bias": attention,
+        "use_qkv_bias": attention,
+        "use_bias": attention,
+        "attention_out_bias": out,
+        "mlp_bias": mlp,
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in model.tensors,
+    }
+
+
+def _multipliers(keys: ArchitectureKeys) -> dict[str, float]:
+    """Granite's."""
+    names = {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+    return {theirs: keys.number(ours, 1e-6, 1e6) for ours, theirs in names.items() if keys.has(ours)}
+
+
 def _norm_eps(keys: ArchitectureKeys) -> float:
     rms = "attention.layer_norm_rms_epsilon"
     return keys.number(rms if keys.has(rms) else "attention.layer_norm_epsilon", 0.0, 1.0)
@@ -80,6 +105,17 @@ def _dtype_name(model: GGUFModel) -> str:
     bytes_of = model.count_types()
     most = max(bytes_of, key=lambda name: bytes_of[name], default="F32")
     return DTYPE_NAMES.get(most, "bfloat16")
+
+
+# -- pooling --------------------------------------------------------------------------------------
+
+POOLING_KINDS: dict[int, PoolingName] = {1: "mean", 2: "cls", 3: "last"}
+
+
+def read_pooling(model: GGUFModel) -> PoolingName | None:
+    """How token vectors become an embedding; None where the metadata do not say."""
+    keys = ArchitectureKeys(model.metadata)
+    return POOLING_KINDS.get(keys.integer("pooling_type", 0))
 
 
 # -- RoPE -----------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from tessera.engine.contract.errors import ModelError
 from tessera.engine.gguf import open_gguf
 from tessera.engine.models.config import ModelConfig, parse_config
 from tessera.engine.models.gguf.config import read_config
-from tessera.engine.models.rope import inverse_frequencies
-from tessera.engine.models.weights.gguf import GGUFCheckpoint
+from tessera.engine.models.rope import RopeConfig, inverse_frequencies
+from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint
 from tessera.engine.models.weights.safetensors import Checkpoint
 from tests.engine.gguf.writer import Stored, write_gguf
 
@@ -44,6 +44,17 @@ def tensors(*, head: bool = False, **more: Stored) -> dict[str, Stored]:
     return found | {name.replace("__", "."): tensor for name, tensor in more.items()}
 
 
+def rope_of(config: ModelConfig) -> RopeConfig:
+    (rope,) = config.ropes
+    return rope
+
+
+def norm_eps(config: ModelConfig) -> float:
+    norm = config.final_norm or config.embedding_norm
+    assert norm is not None
+    return norm.eps
+
+
 def config_of(folder: Path, metadata: dict[str, Any], stored: dict[str, Stored] | None = None) -> ModelConfig:
     path = write_gguf(folder / "m.gguf", metadata, tensors() if stored is None else stored)
     return parse_config(read_config(open_gguf(path)), {}, str(path))
@@ -53,12 +64,13 @@ def config_of(folder: Path, metadata: dict[str, Any], stored: dict[str, Stored] 
 def test_the_metadata_of_a_llama_become_its_configuration(tmp_path: Path, head: bool) -> None:
     config = config_of(tmp_path, keys(), tensors(head=head))
     assert config.architecture == "LlamaForCausalLM"
-    assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (64, 32, 48)
-    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.num_layers) == (4, 2, 8, 2)
-    assert config.norm_eps == 1e-5  # not float32's neighbour
+    assert (config.vocab_size, config.hidden_size, config.layers[0].mlp.inner_size) == (64, 32, 48)
+    attention = config.layers[1].attention
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (4, 2, 8)
+    assert config.num_layers == 2
+    assert norm_eps(config) == 1e-5  # not float32's neighbour
     assert config.max_position_embeddings == 4096
-    assert config.rope is not None
-    assert config.rope.theta == 500000.0
+    assert rope_of(config).theta == 500000.0
     assert config.tie_word_embeddings is not head
 
 
@@ -79,14 +91,14 @@ def test_every_architecture_is_found(tmp_path: Path, architecture: str, name: st
         changed["attention__layer_norm_rms_epsilon"] = None
     config = config_of(tmp_path, keys(architecture, **changed))
     assert config.architecture == name
-    assert config.head_dim == changed.get("attention__key_length", HEAD_DIM)
-    assert config.layers[1].sliding_window == changed.get("attention__sliding_window")
-    assert config.norm_eps == changed.get("attention__layer_norm_epsilon", 1e-5)
+    assert config.layers[0].attention.head_dim == changed.get("attention__key_length", HEAD_DIM)
+    assert config.layers[1].attention.sliding_window == changed.get("attention__sliding_window")
+    assert norm_eps(config) == changed.get("attention__layer_norm_epsilon", 1e-5)
 
 
 def test_values_for_each_layer_are_taken_where_they_are_equal(tmp_path: Path) -> None:
     config = config_of(tmp_path, keys(attention__head_count_kv=np.array([2, 2], np.int32)))
-    assert config.num_kv_heads == 2
+    assert config.layers[0].attention.num_kv_heads == 2
     with pytest.raises(ModelError, match="head_count_kv must be a number, or the same for every layer"):
         config_of(tmp_path, keys(attention__head_count_kv=np.array([2, 4], np.int32)))
 
@@ -94,16 +106,15 @@ def test_values_for_each_layer_are_taken_where_they_are_equal(tmp_path: Path) ->
 def test_biases_are_found_by_their_tensors(tmp_path: Path) -> None:
     biased = {"blk.0.attn_q.bias": Stored.of(np.zeros(32)), "blk.0.ffn_up.bias": Stored.of(np.zeros(48))}
     config = config_of(tmp_path, keys(), {**tensors(), **biased})
-    assert (config.qkv_bias, config.mlp_bias) == (True, True)
-    assert config_of(tmp_path, keys()).qkv_bias is False
+    assert (config.layers[0].attention.qkv_bias, config.layers[0].mlp.up_bias) == (True, True)
+    assert config_of(tmp_path, keys()).layers[0].attention.qkv_bias is False
 
 
 # -- RoPE -----------------------------------------------------------------------------------------
 
 
 def frequencies(config: ModelConfig, length: int) -> list[float]:
-    assert config.rope is not None
-    return inverse_frequencies(config.rope, length).tolist()
+    return inverse_frequencies(rope_of(config), length).tolist()
 
 
 def test_rope_freqs_divide_each_frequency(tmp_path: Path) -> None:
@@ -111,8 +122,7 @@ def test_rope_freqs_divide_each_frequency(tmp_path: Path) -> None:
     plain = frequencies(config_of(tmp_path, keys()), 4096)
     config = config_of(tmp_path, keys(), tensors(rope_freqs__weight=Stored.of(factors)))
     assert frequencies(config, 4096) == (np.array(plain) / factors).tolist()
-    assert config.rope is not None
-    assert config.rope.attention_factor == 1.0
+    assert rope_of(config).attention_factor == 1.0
     assert config.longest_context == 4096
 
 
@@ -129,25 +139,22 @@ def test_phi3_takes_the_factors_of_either_side_of_its_old_context(tmp_path: Path
     plain = np.array(frequencies(config_of(tmp_path, keys()), 1024))
     assert frequencies(config, 1024) == (plain / short).tolist()
     assert frequencies(config, 4096) == (plain / long).tolist()
-    assert config.rope is not None
-    assert config.rope.attention_factor == 1.25
+    assert rope_of(config).attention_factor == 1.25
 
 
 @pytest.mark.parametrize("kind", ["linear", "yarn"])
 def test_scaled_rope(tmp_path: Path, kind: str) -> None:
     scaling = {"rope__scaling__type": kind, "rope__scaling__factor": 4.0}
     config = config_of(tmp_path, keys("qwen2", **scaling, rope__scaling__original_context_length=1024))
-    assert config.rope is not None
-    assert (config.rope.kind, config.rope.factor) == (kind, 4.0)
+    assert (rope_of(config).kind, rope_of(config).factor) == (kind, 4.0)
     if kind == "yarn":
-        assert config.rope.original_max_len == 1024
-        assert config.rope.attention_factor == pytest.approx(1 + 0.1 * np.log(4))
+        assert rope_of(config).original_max_len == 1024
+        assert rope_of(config).attention_factor == pytest.approx(1 + 0.1 * np.log(4))
 
 
 def test_part_of_a_head_may_rotate(tmp_path: Path) -> None:
     config = config_of(tmp_path, keys("qwen2", rope__dimension_count=4))
-    assert config.rope is not None
-    assert config.rope.rotary_dim == 4
+    assert rope_of(config).rotary_dim == 4
 
 
 # -- refused --------------------------------------------------------------------------------------
@@ -218,7 +225,7 @@ def rows_of(folder: Path, architecture: str, name: str, **changed: Any) -> list[
     numbered = np.repeat(np.arange(32, dtype=np.float32)[:, None], 32, axis=1)
     stored = {**tensors(), "blk.1.attn_q.weight": Stored.of(numbered)}
     path = write_gguf(folder / "m.gguf", keys(architecture, **changed), stored)
-    return GGUFCheckpoint(path).tensor(name).values(slice(None))[:, 0].astype(int).tolist()
+    return GGUFCheckpoint(path).tensor(name)[:][:, 0].astype(int).tolist()
 
 
 def test_rows_of_queries_are_brought_back_in_order(tmp_path: Path) -> None:
@@ -238,9 +245,9 @@ def test_some_rows_are_those_of_the_whole(tmp_path: Path) -> None:
     )
     tensor = GGUFCheckpoint(path).tensor("model.layers.0.self_attn.k_proj.weight")
     assert tensor.shape == (32, 32)
-    whole = tensor.values(slice(None))
-    assert np.array_equal(tensor.values(slice(5, 9)), whole[5:9])
-    assert sorted(map(bytes, tensor.stored(slice(None)))) == sorted(map(bytes, stored))
+    whole = tensor[:]
+    assert np.array_equal(tensor[5:9], whole[5:9])
+    assert sorted(map(bytes, tensor.blocks(slice(None)))) == sorted(map(bytes, stored))
 
 
 def test_tensors_without_a_place_keep_their_names(tmp_path: Path) -> None:
@@ -256,4 +263,4 @@ def test_stories260k_is_the_same_model_as_its_safetensors(shared_models: Path) -
     theirs, ours = Checkpoint(folder), GGUFCheckpoint(folder / "stories260K.gguf")
     assert ours.names == theirs.names | {"lm_head.weight"}
     for name in theirs.names:
-        assert np.array_equal(theirs.tensor(name), ours.tensor(name).values(slice(None))), name
+        assert np.array_equal(theirs.tensor(name), ours.tensor(name)[:]), name

@@ -10,38 +10,37 @@ import numpy as np
 from tessera.engine.gguf import GGUFModel, TensorType, dequantize, open_gguf
 from tessera.engine.gguf.block_parts import Bytes, Float32Array
 from tessera.engine.models.gguf.names import TensorNames
+from tessera.engine.tensor import float32
 
 Array = np.ndarray[Any, Any]
 
 
 class GGUFTensor:
-    """One weight as it is stored; slices of rows are read when asked for.
+    """One weight as it is stored. `tensor[rows]` are some of its rows, or elements of a vector, in float32.
 
     Attributes:
         shape: as a Hugging Face checkpoint has it, outputs first.
+        type: which its blocks are of.
     """
+
+    dtype = float32
 
     def __init__(self, model: GGUFModel, name: str, order: Array | None) -> None:
         info = model.tensors[name]
         self.shape = info.shape
         self.type: TensorType = info.type
-        self._stored = model.stored(name).reshape(self._num_rows, -1)
+        self._stored = model.stored(name)
         self._order = order
 
-    @property
-    def _num_rows(self) -> int:
-        return self.shape[0] if len(self.shape) > 1 else 1
+    def __getitem__(self, rows: slice) -> Float32Array:
+        if len(self.shape) > 1:
+            return dequantize(self.blocks(rows), self.type)
+        whole: Float32Array = dequantize(self._stored, self.type)[0]
+        return whole[rows] if self._order is None else whole[self._order[rows]]
 
-    def stored(self, rows: slice) -> Bytes:
-        """The blocks of some rows, [n, bytes of a row] uint8; a view where the rows are in order."""
+    def blocks(self, rows: slice) -> Bytes:
+        """Of some rows of a matrix, [n, bytes of a row] uint8; a view where the rows are in order."""
         return self._stored[rows] if self._order is None else self._stored[self._order[rows]]
-
-    def values(self, rows: slice) -> Float32Array:
-        """Some rows in float32 [n, K]; of a vector, some elements."""
-        if len(self.shape) == 1:
-            whole: Float32Array = dequantize(self._stored, self.type)[0]
-            return whole[rows] if self._order is None else whole[self._order[rows]]
-        return dequantize(self.stored(rows), self.type)
 
 
 class GGUFCheckpoint:
