@@ -11,7 +11,7 @@ from tessera.engine.contract.errors import ModelError
 from tessera.engine.gguf import GGUFModel, dequantize, stop_token_ids
 from tessera.engine.gguf.vocabulary import special_token_id
 from tessera.engine.models.gguf.architectures import gguf_architecture
-from tessera.engine.models.gguf.keys import MOST, ArchitectureKeys
+from tessera.engine.models.gguf.keys import MAX_LAYERS, MOST, ArchitectureKeys
 from tessera.engine.models.registry import ARCHITECTURES
 
 MAX_ROPE_FACTORS = 1024
@@ -50,6 +50,7 @@ def read_config(model: GGUFModel) -> dict[str, Any]:
         "rms_norm_eps": _norm_eps(keys),
         "sliding_window": keys.integer("attention.sliding_window", 0) or None,
         "use_parallel_residual": keys.boolean("use_parallel_residual"),
+        **_window_pattern(keys),
         **_biases(model),
         **_multipliers(keys),
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -69,6 +70,17 @@ def read_config(model: GGUFModel) -> dict[str, Any]:
         "eos_token_id": list(stop_token_ids(metadata)),
         "torch_dtype": _dtype_name(model),
     }
+
+
+def _window_pattern(keys: ArchitectureKeys) -> dict[str, Any]:
+    """Which layers the sliding window is for: a flag for each, or all but every n-th."""
+    name = "attention.sliding_window_pattern"
+    if not keys.has(name):
+        return {}
+    if not keys.metadata.is_array(keys.prefix + name):
+        return {"sliding_window_pattern": keys.integer(name)}
+    flags = keys.metadata.booleans(keys.prefix + name)
+    return {"layer_types": ["sliding_attention" if flag else "full_attention" for flag in flags[:MAX_LAYERS].tolist()]}
 
 
 def _biases(model: GGUFModel) -> dict[str, bool]:
