@@ -7,26 +7,17 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from tessera.engine.contract.errors import ModelError
+from tessera.engine.gguf import is_gguf, model_stem
 
-SPLIT = re.compile(r"-(\d{5})-of-(\d{5})$")
 QUANTISATION = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d|TQ\d|BF16|F16|F32|MXFP4)[A-Z0-9_]*)$", re.IGNORECASE)
 OTHER_FILES = re.compile(r"(^|[-._])(mmproj|imatrix)([-._]|$)", re.IGNORECASE)  # parts of no language model
 MAX_LISTED = 20
 
 
-def is_gguf(name: str) -> bool:
-    return name.lower().endswith(".gguf")
-
-
-def model_stem(name: str) -> str:
-    """A file's name without folder, ending and number of a split model."""
-    return SPLIT.sub("", PurePosixPath(name).stem)
-
-
 def gguf_files_in(folder: Path) -> list[str]:
     """Relative names of a folder's GGUF files, and of those in its folders."""
     found = (path for pattern in ("*", "*/*") for path in folder.glob(pattern))
-    return sorted(path.relative_to(folder).as_posix() for path in found if is_gguf(path.name) and path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in found if is_gguf(path) and path.is_file())
 
 
 def choose_gguf(names: Iterable[str], tag: str | None, where: str) -> list[str]:
@@ -36,8 +27,9 @@ def choose_gguf(names: Iterable[str], tag: str | None, where: str) -> list[str]:
     """
     models: dict[str, list[str]] = {}
     for name in sorted(names):
-        if is_gguf(name) and not OTHER_FILES.search(model_stem(name)):
-            models.setdefault(str(PurePosixPath(name).with_name(model_stem(name))), []).append(name)
+        path = PurePosixPath(name)
+        if is_gguf(path) and not OTHER_FILES.search(model_stem(path)):
+            models.setdefault(str(path.with_name(model_stem(path))), []).append(name)
     fitting = [model for model in models if tag is None or _fits(model, tag)]
     if len(fitting) == 1:
         return models[fitting[0]]

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tessera.engine
-from tessera.app.cli.gguf_files import choose_gguf, gguf_files_in, is_gguf, model_stem
+from tessera.app.cli.gguf_files import choose_gguf, gguf_files_in
 from tessera.engine.contract.errors import ConfigError, ModelError
+from tessera.engine.gguf import is_gguf, model_stem
 
 logger = logging.getLogger("tessera.serve")
 
@@ -45,8 +46,8 @@ def find_model(model: str) -> ModelFolder:
     path = Path(model).expanduser()
     if path.is_dir():
         return _in_folder(path.resolve(), None)
-    if path.is_file() and is_gguf(path.name):
-        return ModelFolder(path.resolve(), model_stem(path.name))
+    if path.is_file() and is_gguf(path):
+        return ModelFolder(path.resolve(), model_stem(path))
     if path.exists():
         raise ModelError(f"{model} is a file; give a GGUF file, or the folder that holds config.json and the weights")
     stem, colon, tag = model.rpartition(":")
@@ -67,7 +68,7 @@ def _in_folder(folder: Path, tag: str | None) -> ModelFolder:
             raise ModelError(f"the folder {folder} is not a model: it has no config.json")
         return ModelFolder(folder, folder.name)
     chosen = choose_gguf(names, tag, f"the folder {folder}")
-    return ModelFolder(folder / chosen[0], model_stem(chosen[0]))
+    return ModelFolder(folder / chosen[0], model_stem(Path(chosen[0])))
 
 
 def _download(model_id: str, revision: str | None, tag: str | None) -> Path:
@@ -133,7 +134,7 @@ def _gguf_files_of(model_id: str, revision: str | None) -> list[str]:
     if not constants.HF_HUB_OFFLINE:
         try:
             siblings = HfApi().model_info(model_id, revision=revision or constants.DEFAULT_REVISION).siblings
-            return [file.rfilename for file in siblings or () if is_gguf(file.rfilename)]
+            return [file.rfilename for file in siblings or () if is_gguf(Path(file.rfilename))]
         except HfHubHTTPError:
             raise
         except Exception as error:  # errors of the client's HTTP library: there is no connection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -50,9 +50,15 @@ class GGUFModel:
         return counts
 
 
-def is_gguf(path: Path) -> bool:
+def is_gguf(path: PurePath) -> bool:
     """Whether a path names such a file rather than a model folder."""
     return path.suffix.lower() == ".gguf"
+
+
+def model_stem(path: PurePath) -> str:
+    """A file's name without its ending, and without its number in a split model."""
+    found = SPLIT_NAME.fullmatch(path.name)
+    return path.stem if found is None else found["stem"]
 
 
 def open_gguf(path: Path) -> GGUFModel:
@@ -82,6 +88,11 @@ def open_gguf(path: Path) -> GGUFModel:
     if total != len(model.tensors):
         raise ModelError(f"{model.path}: {TENSORS_KEY} is {total}, but the files have {len(model.tensors)} tensors")
     return model
+
+
+def stored_bytes(path: Path) -> dict[str, int]:
+    """Bytes that a GGUF file stores in each type, most first; empty for a model folder."""
+    return dict(open_gguf(path).count_types().most_common()) if is_gguf(path) else {}
 
 
 def split_paths(path: Path) -> list[Path]:

@@ -68,6 +68,15 @@ def read_gguf_tokenizer(path: Path) -> GGUFTokenizer | None:
     return GGUFTokenizer(inner, _special_tokens(metadata, vocabulary))
 
 
+def gguf_tokenizer_json(path: Path) -> str:
+    """As tokenizer.json would have it. Raises: ModelError also where the file has none."""
+    found = read_gguf_tokenizer(path)
+    if found is None:
+        raise ModelError(f"{path} has no tokenizer")
+    text: str = found.inner.to_str()
+    return text
+
+
 def read_gguf_templates(path: Path) -> dict[str, str]:
     """Chat templates by name, `default` among them where the file has one."""
     metadata = open_gguf(path).metadata

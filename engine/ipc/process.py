@@ -325,6 +325,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     # Imported only here: what does not load must still be able to report why.
     from tessera.engine.core.core import EngineCore
     from tessera.engine.core.metrics import EngineMetrics
+    from tessera.engine.gguf import stored_bytes
     from tessera.engine.grammar.compiler import GrammarCompiler
     from tessera.engine.models.config import load_config
     from tessera.engine.ops.make import make_ops
@@ -375,6 +376,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         eos_token_ids=model.eos_token_ids,
         load_seconds=time.monotonic() - start,
         embeddings=embedding.infos,
+        stored_bytes=stored_bytes(folder),
     )
 
     def render_metrics() -> bytes:

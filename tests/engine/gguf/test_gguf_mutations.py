@@ -16,7 +16,14 @@ import pytest
 
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.gguf import GGUFModel, open_gguf
+from tessera.engine.gguf.tokenizer import read_gguf_tokenizer
+from tessera.engine.models.config import load_config
+from tessera.engine.models.weights.loader import load_weights
+from tessera.engine.ops.make import make_ops
+from tessera.engine.tensor import CPU, float32
+from tests.engine.gguf.converter import convert
 from tests.engine.gguf.writer import Stored, gguf_bytes
+from tests.support.tiny_models import TINY_MODELS, make_tensors
 
 MAX_SECONDS = 0.1
 SPARE_BYTES = 64 * 2**20
@@ -44,17 +51,18 @@ def whole_file() -> bytes:
     return gguf_bytes(metadata, tensors)
 
 
-def mutated(whole: bytes, rng: random.Random) -> bytes:
+def mutated(whole: bytes, rng: random.Random, *, keep_length: bool = False) -> bytes:
     raw = bytearray(whole)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
         place = rng.randrange(len(raw))
-        kind = rng.randrange(7)
+        kind = rng.randrange(3 if keep_length else 7)
         if kind == 0:
             raw[place] = rng.randrange(256)
         elif kind == 1:
             raw[place] ^= 1 << rng.randrange(8)
         elif kind == 2:
             size = rng.choice((4, 8))
+            place = min(place, len(raw) - size)
             raw[place : place + size] = struct.pack("<Q", rng.choice(HOSTILE))[:size]
         elif kind == 3:
             del raw[place : place + rng.randrange(1, 32)]
@@ -114,6 +122,47 @@ def test_fault_gguf_mutated_headers(tmp_path: Path, pytestconfig: pytest.Config)
     assert not [sentence for sentence in sentences if "\n" in sentence], f"seed {seed}"
     assert read, f"seed {seed}: every file was refused"
     assert refused > read / 4, f"seed {seed}: {refused} files refused, {read} read"
+
+
+def whole_model(path: Path) -> bytes:
+    """Small enough for a mutation to hit what matters."""
+    model = TINY_MODELS["llama-llama3"]
+    config = {**model.config, "num_hidden_layers": 1}
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.tokens": ["a", "b", "ab", "\u0120", "<s>", "</s>"],
+        "tokenizer.ggml.token_type": np.array([1, 1, 1, 1, 3, 3], np.int32),
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": 4,
+        "tokenizer.ggml.eos_token_id": 5,
+        "tokenizer.chat_template": "{{ messages }}",
+    }
+    tensors = {name: values for name, values in make_tensors(model).items() if ".1." not in name and ".2." not in name}
+    return convert(path, config, tensors, metadata=metadata).read_bytes()
+
+
+def test_fault_gguf_mutated_models_are_loaded_or_refused(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """Configuration, weights, tokenizer and templates: whatever is wrong, it is a ModelError."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    path = tmp_path / "mutated.gguf"
+    whole, ops = whole_model(path), make_ops(CPU)
+    header_end = min(info.begin for info in open_gguf(path).tensors.values())
+    loaded = refused = 0
+    for number in range(pytestconfig.getoption("gguf_mutations") // 5):
+        path.write_bytes(mutated(whole[:header_end], rng, keep_length=True) + whole[header_end:])
+        for load in (lambda: load_weights(path, load_config(path), float32, ops), lambda: read_gguf_tokenizer(path)):
+            try:
+                load()
+                loaded += 1
+            except ModelError:
+                refused += 1
+            except BaseException as error:  # the tokenizers library may panic
+                pytest.fail(f"seed {seed}, file {number}: {error!r}")
+    assert loaded, f"seed {seed}: everything was refused"
+    assert refused, f"seed {seed}: nothing was refused"
 
 
 @pytest.mark.parametrize("nesting", [1, 2, 3])
