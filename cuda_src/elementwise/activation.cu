@@ -1,5 +1,6 @@
 // Activations of feed-forward layers.
 #include "common.cuh"
+#include "generated/activation.cuh"
 
 // out = gate / (1 + exp(-gate)) * up (SwiGLU, Shazeer 2020).
 //   in:  gate_up [rows, 2 * inner] T, a row's gate before its up
@@ -8,7 +9,7 @@
 // Grid: (rows, blocks that cover a row). Block: 256 threads. Shared memory: none.
 // Unit of work: CHUNK elements of one row per thread.
 template <typename T>
-__global__ void silu_mul_kernel(const T* gate_up, T* out, int inner) {
+__global__ void silu_mul_kernel(GATED_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   let_next_kernel_start();
   wait_for_earlier_kernels();
@@ -42,7 +43,7 @@ __device__ __forceinline__ float gelu(float x) {
 
 // out = gelu(gate) * up (GEGLU, Shazeer 2020); otherwise as silu_mul_kernel.
 template <typename T, bool TANH>
-__global__ void gelu_mul_kernel(const T* gate_up, T* out, int inner) {
+__global__ void gelu_mul_kernel(GATED_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   const long long row = blockIdx.x;
   const int i = (blockIdx.y * blockDim.x + threadIdx.x) * CHUNK;
@@ -63,7 +64,7 @@ __global__ void gelu_mul_kernel(const T* gate_up, T* out, int inner) {
 // Grid: blocks that cover the size. Block: 256 threads. Shared memory: none.
 // Unit of work: CHUNK elements per thread.
 template <typename T, bool TANH>
-__global__ void gelu_kernel(const T* x, T* out, long long size) {
+__global__ void gelu_kernel(GELU_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   const long long i = first_element();
   if (i >= size) return;

@@ -10,10 +10,8 @@
 #include <cuda_fp16.h>
 
 #include "copy.cuh"
-
-constexpr int WARPGROUP_SIZE = 128;
-constexpr int SWIZZLE_BYTES = 128;    // of a row in the operands' layout below
-constexpr int SWIZZLE_REPEAT = 1024;  // bytes of 8 rows: operands start at multiples of it
+#include "generated/swizzle.cuh"
+#include "generated/tensor_cores.cuh"
 
 using Barrier = unsigned long long;
 

@@ -3,18 +3,14 @@
 #pragma once
 
 #include "common.cuh"
+#include "generated/sm90_product.cuh"
 #include "hopper.cuh"
 #include "mma.cuh"
 
-constexpr int TILE_K = 64;  // 2-byte elements in SWIZZLE_BYTES
-constexpr int WGMMA_M = 64;
 constexpr int WGMMA_K = 16;
-constexpr int WARP_ROWS = 16;  // of a product, that one warp holds
-constexpr int MAX_STAGES = 12;
 
-// Elements from one row of a chunk in shared memory to the next: 8 rows of 16 bytes fall into different
-// banks.
-__host__ __device__ constexpr int chunk_stride(int columns) { return columns + 8; }
+// Elements from one row of a chunk in shared memory to the next.
+__host__ __device__ constexpr int chunk_stride(int columns) { return columns + CHUNK_PADDING; }
 
 // What a block does: tiles first, first + stride, ... and of each the same steps along k. SHARING
 // neighbouring rows of tiles count as one here, block `rank` of a cluster has one of them.

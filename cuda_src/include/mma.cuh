@@ -5,7 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-constexpr int SEGMENT = 8;  // 2-byte elements of 16 bytes: what a lane copies, and a row of an 8x8 matrix
+#include "generated/tensor_cores.cuh"
 
 // c[16x8] += a[16x16] b[16x8]. c: {(g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1)}. a, in pairs of columns:
 // {(g, 2t), (g+8, 2t), (g, 2t+8), (g+8, 2t+8)}. b, in pairs of rows: {(2t, g), (2t+8, g)}.

@@ -1,5 +1,6 @@
 // Rows of quantised weights as elements that the dense products take: one kernel for each weight format.
 #include "common.cuh"
+#include "generated/dequantize.cuh"
 
 // The stored row that row `row` of the result is, or -1: `row` itself without `ids`, else ids[row], where a
 // negative id -1 - n stands for sampled[n] if `sampled` is given.
@@ -18,8 +19,7 @@ __device__ __forceinline__ long long stored_row(const int* ids, const int* sampl
 // Grid: rows. Block: whole warps, up to 1024 threads. Shared memory: none.
 // Unit of work: one block per row.
 template <typename T>
-__global__ void dequantize_int8_rows_kernel(const signed char* values, const float* scales, const int* ids,
-                                            const int* sampled, T* out, int num_stored, int columns) {
+__global__ void dequantize_int8_rows_kernel(DEQUANTIZE_INT8_ROWS_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   const long long row = blockIdx.x;
   const long long stored = stored_row(ids, sampled, row, num_stored);

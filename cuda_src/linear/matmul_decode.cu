@@ -3,12 +3,10 @@
 
 #include "common.cuh"
 #include "copy.cuh"
+#include "generated/matmul_decode.cuh"
 #include "mma.cuh"
 
-constexpr int WARPS = 8;
 constexpr int THREADS = WARPS * WARP_SIZE;
-constexpr int UNIT = 8;     // rows of the weight that one tensor-core instruction takes
-constexpr int HALF_K = 32;  // elements of each row that a warp takes by 16 bytes a lane
 
 // A multiprocessor has room for the blocks of the next kernels, which fill their rings while this one runs.
 template <int TOKENS, int UNITS>
@@ -70,8 +68,7 @@ __device__ __forceinline__ uint4 multiply_elements(const uint4& a, const uint4& 
 // norm on their way to the tensor cores, for T with the range of a float alone.
 template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, int HALVES>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
-    matmul_decode_kernel(const T* x, const T* norm, const T* weight, const T* bias, Out* out, int num_rows,
-                         int out_features, int in_features, float eps, int accumulate, int gated) {
+    matmul_decode_kernel(MATMUL_DECODE_PARAMS(T, Out)) {
   constexpr bool RESIDENT = TOKENS == 1;
   constexpr bool SCALES_SUMS = has_float_range<T>;
   constexpr int GROUPS = ceil_div(TOKENS, 8);  // of 8 tokens

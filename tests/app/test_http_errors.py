@@ -59,6 +59,7 @@ WRONG_IN_BOTH: list[tuple[str, Any, str]] = [
     ("top_p", 0, "top_p"),
     ("top_p", 1.01, "top_p"),
     ("min_p", -1, "min_p"),
+    ("top_n_sigma", 101, "top_n_sigma"),
     ("top_k", -2, "top_k"),
     ("top_k", 1.5, "top_k"),
     ("repetition_penalty", 0, "repetition_penalty"),
@@ -265,7 +266,7 @@ def test_the_templates_message_is_the_errors_message(tmp_path: Path) -> None:
 def test_too_many_prompts_in_preparation(tmp_path: Path) -> None:
     settings = settings_for(write_model_folder(tmp_path), max_text_jobs=1)
     app = create_app(FakeClient(always(HELLO)), settings)
-    workers = app.state.service.workers
+    workers = app.state.model.workers
     assert workers._places.acquire(blocking=False)
     transport = httpx.ASGITransport(app)
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,8 +18,10 @@ from tessera.engine.contract.errors import CompileError
 from tessera.engine.cuda import compiler, headers
 from tessera.engine.cuda.cache import Cubin, CubinCache, default_cache_dir
 from tessera.engine.cuda.compiler import SOURCE_FOLDER, Compiler, Program, group_programs
+from tessera.engine.cuda.generated import HEADERS, declare_header
 from tessera.engine.cuda.headers import include_folders
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.cuda.params import InT, Int32, OutT
 from tessera.engine.ops.cuda.registry import all_instantiations, all_specs
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES
 from tests.support.paths import ROOT
@@ -38,16 +41,31 @@ ELF_MAGIC = b"\x7fELF"
 SOURCE = """
 #include "scale.cuh"
 template <typename T>
-__global__ void double_kernel(const T* x, T* out, int size) {
+__global__ void double_kernel(DOUBLE_PARAMS(T)) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < size) out[i] = twice(x[i]);
 }
 """
 HEADER = """
 #include <cuda_bf16.h>
-__device__ inline float twice(float x) { return 2 * x; }
+
+#include "generated/double.cuh"
+__device__ inline float twice(float x) { return FACTOR * x; }
 """
-DOUBLE = KernelSpec("double.cu", "double_kernel", ("T",), (("x", "pointer"), ("out", "pointer"), ("size", "int32")))
+
+
+class DoubleParams(NamedTuple):
+    x: InT
+    out: OutT
+    size: Int32
+
+
+class NoParams(NamedTuple):
+    pass
+
+
+declare_header("double", __name__, {"FACTOR": 2}, (DoubleParams,))
+DOUBLE = KernelSpec("double.cu", "double_kernel", ("T",), DoubleParams)
 PROGRAM = Program("double.cu", ((DOUBLE, ("float",)),))
 NAME = "double_kernel<float>"
 
@@ -129,7 +147,7 @@ class TestErrors:
         assert not (cache.folder / "cubin").exists()
 
     def test_a_kernel_that_is_not_there(self, sources: Path, cache: CubinCache) -> None:
-        ghost = KernelSpec("double.cu", "ghost_kernel", (), ())
+        ghost = KernelSpec("double.cu", "ghost_kernel", (), NoParams)
         with pytest.raises(CompileError, match="ghost_kernel"):
             Compiler("80", cache, sources).compile(Program("double.cu", ((ghost, ()),)))
 
@@ -156,6 +174,16 @@ class TestCache:
         with (sources / changed).open("a") as file:
             file.write("// changed\n")
         Compiler("80", cache, sources).compile(PROGRAM)
+        assert (cache.hits, cache.misses) == (0, 2)
+
+    def test_a_changed_constant_is_a_miss(
+        self, sources: Path, cache: CubinCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        double = Compiler("80", cache, sources).compile(PROGRAM)
+        header = HEADERS["generated/double.cuh"]
+        tripled = header._replace(text=header.text.replace("FACTOR = 2", "FACTOR = 3"))
+        monkeypatch.setitem(HEADERS, "generated/double.cuh", tripled)
+        assert Compiler("80", cache, sources).compile(PROGRAM).code != double.code
         assert (cache.hits, cache.misses) == (0, 2)
 
     def test_a_header_that_is_not_included_does_not_matter(self, sources: Path, cache: CubinCache) -> None:

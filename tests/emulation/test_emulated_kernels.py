@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from tessera.engine.ops.cpu import CpuOps
-from tessera.engine.ops.cuda import CudaOps, sm90_matmul
-from tessera.engine.ops.cuda.attention_decode import CLUSTERED_ATTENTION_DECODE
-from tessera.engine.ops.cuda.linear import FLAT_NARROW, LARGE, NARROW, WIDE, Tile
-from tessera.engine.ops.cuda.matmul_decode import MATMUL_DECODE
-from tessera.engine.ops.cuda.sm90_attention_prefill import PAGED_ATTENTION_PREFILL_HOPPER
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.attention.decode import CLUSTERED_ATTENTION_DECODE
+from tessera.engine.ops.cuda.attention.sm90_prefill import SM90_PREFILL
+from tessera.engine.ops.cuda.linear import sm90
+from tessera.engine.ops.cuda.linear.decode import MATMUL_DECODE
+from tessera.engine.ops.cuda.linear.portable import FLAT_NARROW, LARGE, NARROW, WIDE, Tile
 from tessera.engine.tensor import CPU, bfloat16, empty, float16, float32, from_numpy
 from tests.emulation.device import COMPILER, EmulatedDevice, EmulationError, kernel_folder
 from tests.emulation.tensor_maps import emulated_tensor_maps
@@ -32,6 +33,7 @@ from tests.gpu.test_sampling_gpu import sample, varied_logits, varied_settings
 from tests.support.linear_calls import norm_product_silu_mul
 from tests.support.op_cases import AttentionCase, AttentionInputs, random_array
 from tests.support.reference import assert_close, assert_same_cache
+from tests.support.sampling_cases import N_SIGMA
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which(COMPILER) is None,
@@ -126,14 +128,35 @@ def test_sampling(filtered: bool, ops: CudaOps) -> None:
     assert (sample(ops, logits, ops.device, filtered, **settings) == expected).all()
 
 
+@pytest.mark.parametrize("clustered", [True, False])
+def test_top_n_sigma(clustered: bool, ops: CudaOps) -> None:
+    """By the blocks of a cluster together, and by one block."""
+    if not clustered:
+        ops.device.max_shared_bytes = 0  # type: ignore[misc]
+    logits = varied_logits(np.random.default_rng(8), 4, 1000)
+    settings = {"seed": np.arange(4), "temperature": 1.5, "top_n_sigma": [0.5, 1.0, 2.0, 4.0]}
+    expected = sample(CpuOps(), logits, CPU, True, **settings)
+    assert (sample(ops, logits, ops.device, True, **settings) == expected).all()
+
+    cases = [case[1:] for case in N_SIGMA]
+    logits = np.full((len(cases), max(len(row) for row, _, _ in cases)), -np.inf, np.float32)
+    for i, (row, _, _) in enumerate(cases):
+        logits[i, : len(row)] = row
+    defaults = {"top_n_sigma": 0.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    settings = {name: [case.get(name, off) for _, case, _ in cases] for name, off in defaults.items()}
+    tokens = sample(ops, logits, ops.device, True, position=np.arange(len(cases)), **settings)
+    assert [int(token) in kept for token, (_, _, kept) in zip(tokens, cases, strict=True)] == [True] * len(cases)
+    assert (tokens == sample(CpuOps(), logits, CPU, True, position=np.arange(len(cases)), **settings)).all()
+
+
 # -- sm_90a ---------------------------------------------------------------------------------------
 
 ONE, NARROW_SPLIT, PAIR, WIDE_PAIR, LOGITS = (
-    sm90_matmul.Plan(sm90_matmul.TILES[5]),
-    sm90_matmul.Plan(sm90_matmul.TILES[7], splits=2),
-    sm90_matmul.Plan(sm90_matmul.TILES[3], sharing=2),
-    sm90_matmul.WIDE_PLAN,
-    sm90_matmul.LOGITS_PLANS[2],
+    sm90.Plan(sm90.TILES[5]),
+    sm90.Plan(sm90.TILES[7], splits=2),
+    sm90.Plan(sm90.TILES[3], sharing=2),
+    sm90.WIDE_PLAN,
+    sm90.LOGITS_PLANS[2],
 )
 HOPPER_PRODUCTS = {
     "several tiles": (ONE, (300, 136, 200)),
@@ -154,7 +177,7 @@ def test_products_on_sm_90a(kind: str, hopper: CudaOps) -> None:
     arrays = random_array(4, (m, k), dtype), random_array(5, (n, k), dtype, 0.03), random_array(6, (n,), dtype)
     x, weight, bias = (from_numpy(array, hopper.device) for array in arrays)
     out, whole = guarded((m, n), float32 if logits else dtype, hopper.device)
-    sm90_matmul.launch(hopper.device, plan, x, weight, None if logits else bias, out)
+    sm90.launch(hopper.device, plan, x, weight, None if logits else bias, out)
     cpu = CpuOps()
     a, b, c = (from_numpy(array, CPU) for array in arrays)
     expected = cpu.matmul(a, b, out=empty((m, n), float32, CPU)) if logits else cpu.matmul(a, b, c)
@@ -162,12 +185,12 @@ def test_products_on_sm_90a(kind: str, hopper: CudaOps) -> None:
     check_guards(whole)
     if logits:
         return
-    sm90_matmul.launch(hopper.device, plan, x, weight, bias, out, accumulate=True)
+    sm90.launch(hopper.device, plan, x, weight, bias, out, accumulate=True)
     cpu.matmul(a, b, c, expected, accumulate=True)
     assert_close(out.numpy(), expected.numpy(), dtype, roundings=2)
     if n % 16 == 0:
         gated, whole = guarded((m, n // 2), dtype, hopper.device)
-        sm90_matmul.launch(hopper.device, plan, x, weight, None, gated, silu_mul=True)
+        sm90.launch(hopper.device, plan, x, weight, None, gated, silu_mul=True)
         expected = cpu.matmul_silu_mul(a, b, gate_up=empty((m, n), dtype, CPU))
         assert_close(gated.numpy(), expected.numpy(), dtype, roundings=2)
         check_guards(whole)
@@ -187,7 +210,7 @@ def test_attention_of_prompts_on_sm_90a(case: AttentionCase, hopper: CudaOps) ->
     partials = poison_splits(hopper)
     assert partials is not None
     assert_close(attend(hopper, inputs), attend(CpuOps(), inputs), case.dtype)
-    assert PAGED_ATTENTION_PREFILL_HOPPER in {spec for spec, _ in hopper.device.launched}  # type: ignore[attr-defined]
+    assert SM90_PREFILL in {spec for spec, _ in hopper.device.launched}  # type: ignore[attr-defined]
     assert np.isfinite(partials.numpy()).any() == (case is SPLIT_PROMPT)
     assert_splits_are_done(hopper)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.ops.cuda import (
@@ -16,14 +17,12 @@ from tessera.engine.ops.cuda import (
     sampling,
     softmax,
 )
-from tessera.engine.ops.cuda import sm90_attention_prefill as prefill_hopper
 from tessera.engine.ops.cuda.quant import dequantize
 
 GROUPS = (
     linear,
     dequantize,
     attention,
-    prefill_hopper,
     norm,
     activation,
     elementwise,
@@ -35,7 +34,7 @@ GROUPS = (
 ENCODER_GROUPS = (linear, dequantize, norm, activation, elementwise, encoder)  # all that a text encoder launches
 
 
-def all_specs() -> tuple[KernelSpec, ...]:
+def all_specs() -> tuple[KernelSpec[Any], ...]:
     """The description of every kernel in `cuda_src/`."""
     return tuple(spec for group in GROUPS for spec in group.SPECS)
 
@@ -53,5 +52,5 @@ def all_instantiations(
     return [pair for pair in pairs if _head_dim(*pair) in wanted]
 
 
-def _head_dim(spec: KernelSpec, template: tuple[str, ...]) -> str | None:
+def _head_dim(spec: KernelSpec[Any], template: tuple[str, ...]) -> str | None:
     return template[spec.template.index("HEAD_DIM")] if "HEAD_DIM" in spec.template else None

@@ -4,38 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.cuda.params import InInt, Int32, OutT, Pointer
 from tessera.engine.formats import FORMATS, DenseFormat, LinearWeight, WeightFormat, WeightPart
-from tessera.engine.ops.cuda.types import cuda_type, row_config
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES, cuda_type, row_config
 from tessera.engine.ops.interface import Ops
-from tessera.engine.tensor import Tensor, empty, uint8
+from tessera.engine.tensor import Tensor, empty, int8, uint8, uint32
+
+C_ELEMENTS = C_TYPE_NAMES | {int8: "signed char", uint8: "unsigned char", uint32: "unsigned"}
 
 
-def _spec(format: type[WeightFormat]) -> KernelSpec:
-    """`dequantize_{name}_kernel` takes the tensors of the format's layout first."""
+def _params(format: type[WeightFormat]) -> Any:
+    """The tensors of the format's layout, and where rows come from and go to."""
+    layouts = format().layout(1, 1)
+    tensors = [
+        (name, Annotated[Pointer, f"const {C_ELEMENTS[layout.dtype]}*"])
+        for name, layout in zip(format.tensor_names, layouts, strict=True)
+    ]
+    others = [("ids", InInt), ("sampled", InInt), ("out", OutT), ("num_stored", Int32), ("columns", Int32)]
+    named_tuple: Any = NamedTuple
+    return named_tuple(f"Dequantize{format.name.title().replace('_', '')}Params", [*tensors, *others])
+
+
+def _spec(format: type[WeightFormat]) -> KernelSpec[Any]:
     return KernelSpec(
         file="linear/dequantize.cu",
         name=f"dequantize_{format.name}_kernel",
         template=("T",),
-        parameters=(
-            *((name, "pointer") for name in format.tensor_names),
-            ("ids", "pointer"),
-            ("sampled", "pointer"),
-            ("out", "pointer"),
-            ("num_stored", "int32"),
-            ("columns", "int32"),
-        ),
+        params=_params(format),
         writes_weights=True,
     )
 
 
 DEQUANTIZE = {name: _spec(format) for name, format in FORMATS.items() if format.on_cuda and format is not DenseFormat}
 SPECS = tuple(DEQUANTIZE.values())
+declare_header("dequantize", __name__, params=[spec.params for spec in SPECS])
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
@@ -84,7 +93,8 @@ class DequantizeOps(Ops):
 
     def _dequantize(self, part: WeightPart, ids: Tensor | None, sampled: Tensor | None, out: Tensor) -> None:
         stored, columns = part.shape
-        tensors = (part.tensors[name] for name in part.format.tensor_names)
         config = row_config(out.shape[0], columns)
         spec, template = DEQUANTIZE[part.format.name], (cuda_type(out.dtype),)
-        self.device.launch(spec, template, config, *tensors, ids, sampled, out, stored, columns)
+        tensors = {name: part.tensors[name] for name in part.format.tensor_names}
+        params = spec.params(**tensors, ids=ids, sampled=sampled, out=out, num_stored=stored, columns=columns)
+        self.device.launch(spec, template, config, params)

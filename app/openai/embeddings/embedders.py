@@ -1,0 +1,176 @@
+"""The models behind /v1/embeddings: from inputs to token ids, and from token ids to vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from fastapi import Request
+
+from tessera.app.generate.prompt import MAX_INLINE_CHARS, PROMPT_TIMEOUT
+from tessera.app.generate.served_model import ServedModel
+from tessera.app.http.streaming import run_while_connected
+from tessera.app.openai.embeddings.schema import EmbeddingRequest
+from tessera.app.text.tokenizer import IdTokenizer, Tokenizer, load_tokenizer
+from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, NotFoundError
+from tessera.engine.contract.messages import EmbedderRole, EmbeddingInfo
+
+Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+
+MAX_INPUT_CHARS = 2**20  # of one text, whatever its number of tokens
+MAX_TOTAL_TOKENS = 2**20  # of one request
+
+
+@dataclass(frozen=True)
+class EmbeddingModel:
+    """One of the models; `role` is its name in the engine."""
+
+    role: EmbedderRole
+    tokenizer: Tokenizer
+
+
+class Embeddings:
+    """The served model, which embeds as well, and the encoder beside it where there is one."""
+
+    def __init__(self, model: ServedModel) -> None:
+        """Raises ModelError where the encoder's tokenizer cannot be read."""
+        settings = model.settings
+        self._served = model
+        self._models = dict.fromkeys(settings.served_model_names, EmbeddingModel("main", model.tokenizer))
+        if settings.embedding_folder is not None:
+            beside = EmbeddingModel("beside", load_tokenizer(Path(settings.embedding_folder)))
+            self._models.update(dict.fromkeys(settings.embedding_model_names, beside))
+
+    def find(self, name: str) -> tuple[EmbeddingModel, EmbeddingInfo]:
+        """Raises NotFoundError for a name that is not served, EngineUnavailableError while the engine loads."""
+        model = self._models.get(name)
+        if model is None:
+            raise NotFoundError(f"The model {name[:100]!r} does not exist here; see /v1/models.", param="model")
+        for info in self._served.info.embeddings:
+            if info.role == model.role:
+                return model, info
+        raise InvalidRequestError(f"The model {name[:100]!r} makes no embeddings.", param="model")
+
+    async def token_ids(self, request: EmbeddingRequest, model: EmbeddingModel, info: EmbeddingInfo) -> list[list[int]]:
+        """Every input as token ids that the model takes.
+
+        Raises:
+            InvalidRequestError: an input has no tokens or wrong ids, or there are too many of them in all.
+            ContextLengthError: an input is too long and may not be cut.
+        """
+        keep = _tokens_to_keep(request, info)
+        texts = [text for text in request.input if isinstance(text, str)]
+        num_chars = sum(map(len, texts))
+        if texts and isinstance(model.tokenizer, IdTokenizer):
+            raise InvalidRequestError("This model has no tokenizer.json: send token ids as input.", param="input")
+        if texts and max(map(len, texts)) > MAX_INPUT_CHARS:
+            raise InvalidRequestError(f"A text of input may have at most {MAX_INPUT_CHARS} characters.", param="input")
+
+        def encode() -> list[list[int]]:
+            return [_encode(model.tokenizer, one, keep, request.add_special_tokens) for one in request.input]
+
+        if num_chars <= MAX_INLINE_CHARS:
+            inputs = encode()
+        else:
+            inputs = await self._served.workers.run(encode, timeout=PROMPT_TIMEOUT)
+        for index, token_ids in enumerate(inputs):
+            _check_input(token_ids, index, keep, info)
+        total = sum(map(len, inputs))
+        if total > MAX_TOTAL_TOKENS:
+            raise InvalidRequestError(
+                f"input has {total} tokens in all, but at most {MAX_TOTAL_TOKENS} are accepted.", param="input"
+            )
+        return inputs
+
+    async def embed(
+        self,
+        http_request: Request,
+        model: EmbeddingModel,
+        info: EmbeddingInfo,
+        inputs: list[list[int]],
+        dimensions: int | None,
+    ) -> Vectors:
+        """Vectors [inputs, dimensions] of unit length. The engine stops working when the client leaves.
+
+        Raises:
+            RequestError: the model's embeddings cannot have this many dimensions, or the engine failed.
+        """
+        size = _checked_dimensions(dimensions, info)
+        work = self._served.client.embed(inputs, role=model.role)
+        vectors = await run_while_connected(http_request.receive, work, self._served.settings.request_timeout)
+        return vectors if size == info.dimension else _shortened(vectors, size)
+
+
+def embeddings_of(request: Request) -> Embeddings:
+    embeddings: Any = request.app.state.embeddings
+    assert isinstance(embeddings, Embeddings)
+    return embeddings
+
+
+def _encode(tokenizer: Tokenizer, text: str | list[int], keep: int | None, add_special_tokens: bool) -> list[int]:
+    """At most `keep` token ids; those that were sent as such are taken as they are."""
+    if isinstance(text, list):
+        return text[:keep]
+    if keep is None:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return tokenizer.encode_beginning(text, keep, add_special_tokens=add_special_tokens)
+
+
+def _tokens_to_keep(request: EmbeddingRequest, info: EmbeddingInfo) -> int | None:
+    keep = request.truncate_prompt_tokens
+    if keep == -1:
+        return info.max_input_tokens
+    if keep is not None and keep > info.max_input_tokens:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens ({keep}) must be at most {info.max_input_tokens}, which this model embeds.",
+            param="truncate_prompt_tokens",
+        )
+    return keep
+
+
+def _check_input(token_ids: list[int], index: int, keep: int | None, info: EmbeddingInfo) -> None:
+    if not token_ids:
+        raise InvalidRequestError(f"input[{index}] must not be empty: it has no tokens.", param="input")
+    if keep is not None and len(token_ids) > keep:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens ({keep}) leaves no room beside the model's own special tokens.",
+            param="truncate_prompt_tokens",
+        )
+    if len(token_ids) > info.max_input_tokens:
+        raise ContextLengthError(
+            f"This model embeds at most {info.max_input_tokens} tokens, but input[{index}] has {len(token_ids)}"
+            " (truncate_prompt_tokens cuts it).",
+            param="input",
+        )
+    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size), None)
+    if wrong is not None:
+        raise InvalidRequestError(
+            f"input[{index}] has token id {wrong}, but ids go from 0 to {info.vocab_size - 1}.", param="input"
+        )
+
+
+def _checked_dimensions(asked: int | None, info: EmbeddingInfo) -> int:
+    if asked is None or asked == info.dimension:
+        return info.dimension
+    allowed = info.matryoshka_dimensions
+    if allowed is None:
+        raise InvalidRequestError(
+            f"dimensions must be {info.dimension}, not {asked}: this model was not trained for shorter embeddings.",
+            param="dimensions",
+        )
+    if asked not in allowed:
+        every = len(allowed) == info.dimension
+        accepted = f"from 1 to {info.dimension}" if every else f"one of {', '.join(map(str, allowed))}"
+        raise InvalidRequestError(f"dimensions must be {accepted}, not {asked}.", param="dimensions")
+    return asked
+
+
+def _shortened(vectors: Vectors, size: int) -> Vectors:
+    """The first `size` elements of each vector, brought to unit length again."""
+    cut = vectors[:, :size].astype(np.float64)
+    norms = np.linalg.norm(cut, axis=1, keepdims=True)
+    norms[norms == 0] = 1.0
+    shortened: Vectors = (cut / norms).astype(np.float32)
+    return shortened

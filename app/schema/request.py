@@ -1,0 +1,125 @@
+"""The base of all requests, and parsing: a wrong body gets one sentence that names the field and what it accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails
+
+from tessera.engine.contract.errors import InvalidRequestError
+
+R = TypeVar("R", bound="RequestModel")
+
+_TYPES = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_parsing_size": "an integer within range",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "finite_number": "a finite number",
+    "none_required": "null",
+}
+
+
+class RequestModel(BaseModel):
+    """Base of all requests: strict types, unknown fields ignored, null means omitted where a default exists.
+
+    Attributes:
+        refused: fields of OpenAI's API or of other servers that this server does not have, each with the values that
+            change nothing. Any other value is an error, so that no field is ignored silently.
+        examples: bodies for /openapi.json by name; MODEL stands for a served model.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    @property
+    def requested_model(self) -> str | None:
+        """The model that the request names; None where its kind of request need not name one."""
+        return getattr(self, "model", None)
+
+    def check(self) -> None:
+        """Raise InvalidRequestError for fields that are valid alone but not together."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, source: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The JSON schema of pydantic, with the refused fields named in the description."""
+        schema = handler(source)
+        names = ", ".join(sorted(set(cls.refused) - set(cls.model_fields)))
+        if names:
+            described = handler.resolve_ref_schema(schema)
+            refusal = f"Refused unless they ask for nothing: {names}."
+            described["description"] = f"{described.get('description', '')}\n\n{refusal}".strip()
+        return schema
+
+    @classmethod
+    def check_refused(cls, body: Mapping[str, Any]) -> None:
+        for name, neutral in cls.refused.items():
+            value = body.get(name)
+            if value is not None and not any(type(value) is type(same) and value == same for same in neutral):
+                raise InvalidRequestError(f"{name} is not supported by this server.", param=name)
+
+
+def parse_request(model: type[R], body: Mapping[str, Any]) -> R:
+    """Raises InvalidRequestError naming the first field at fault."""
+    model.check_refused(body)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=True)[0]
+        path = field_path(first["loc"], body)
+        raise InvalidRequestError(f"{path or 'The body'} {_complaint(first)}.", param=path or None) from None
+
+
+def field_path(location: Sequence[int | str], body: Any) -> str:
+    """`messages[0].content` from pydantic's location, without its names for members of unions."""
+    path = ""
+    node = body
+    for position, key in enumerate(location):
+        if isinstance(key, int) and isinstance(node, list):
+            path += f"[{key}]"
+            node = node[key] if key < len(node) else None
+        elif isinstance(key, str) and isinstance(node, dict) and (key in node or position == len(location) - 1):
+            path += f".{key[:100]}" if path else key[:100]
+            node = node.get(key)
+    return path
+
+
+def _complaint(error: ErrorDetails) -> str:
+    kind = error["type"]
+    context = error.get("ctx", {})
+    if kind == "field":
+        return str(context["text"])
+    if kind == "missing":
+        return "is required"
+    if kind in _TYPES:
+        return f"must be {_TYPES[kind]}"
+    if kind == "literal_error":
+        return f"must be one of {context['expected']}".replace(" or ", ", ")
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return f"must have one of the types {context.get('expected_tags', 'that are supported')}"
+    bounds = {
+        "greater_than_equal": "at least {ge}",
+        "greater_than": "greater than {gt}",
+        "less_than_equal": "at most {le}",
+    }
+    if kind in bounds:
+        return f"must be {bounds[kind].format(**context)}, not {error['input']}"
+    if kind == "string_too_long":
+        return f"may have at most {context['max_length']} characters"
+    if kind == "string_too_short":
+        return f"must have at least {context['min_length']} character"
+    if kind == "too_long":
+        return f"may have at most {context['max_length']} entries"
+    if kind == "too_short":
+        return f"must have at least {context['min_length']} entry"
+    return "is not valid"
