@@ -49,7 +49,6 @@ NUMBERS = {
     "residual_scale": ("residual_multiplier",),
     "logit_scale": ("logits_scaling",),
     "use_parallel_residual": ("use_parallel_residual",),
-    "rope.freq_base": ("rope_theta",),
 }
 EPSILONS = ("norm_epsilon", "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
 
@@ -86,8 +85,16 @@ def convert(
             heads = config["num_attention_heads"] if "q_proj" in name else config["num_key_value_heads"]
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         found[stored_name] = store(stored_name, np.ascontiguousarray(values))
-    prefix = gguf.MODEL_ARCH_NAMES[architecture]
-    metadata = {"general.architecture": prefix, **(metadata or {})}
+    keys = {**metadata_of(config), **(metadata or {})}
+    _add_rope(gguf.MODEL_ARCH_NAMES[architecture], config, keys, found)
+    return write_gguf(path, keys, found)
+
+
+def metadata_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the architecture, without RoPE's scaling and the tokenizer."""
+    kind = config["model_type"]
+    prefix = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[kind]]
+    metadata: dict[str, Any] = {"general.architecture": prefix}
     for key, candidates in NUMBERS.items():
         value = next((config[name] for name in candidates if config.get(name) is not None), None)
         if value is not None:
@@ -97,10 +104,10 @@ def convert(
     if kind == "bert":
         metadata["tokenizer.ggml.token_type_count"] = config["type_vocab_size"]
     epsilon = next(float(config[name]) for name in EPSILONS if name in config)
-    rms = any(name in config for name in ("rms_norm_eps",)) and kind not in ("starcoder2", "stablelm")
+    rms = "rms_norm_eps" in config and kind not in ("starcoder2", "stablelm")
     metadata[f"{prefix}.attention.layer_norm_{'rms_' if rms else ''}epsilon"] = epsilon
-    _add_rope(prefix, config, metadata, found)
-    return write_gguf(path, metadata, found)
+    metadata[f"{prefix}.rope.freq_base"] = float(config.get("rope_theta", 10000.0))
+    return metadata
 
 
 def _add_rope(prefix: str, config: Mapping[str, Any], metadata: dict[str, Any], tensors: dict[str, Stored]) -> None:
