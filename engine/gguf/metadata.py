@@ -6,7 +6,6 @@ is asked for.
 
 from __future__ import annotations
 
-import math
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,10 +109,9 @@ class Metadata:
         if key not in self._values and default is not None:
             return default
         value = self.scalar(key)
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not fits or not low <= float(value or 0) <= high:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
             self.refuse(key, f"a number from {low:g} to {high:g}")
-        return float(value or 0)
+        return float(value)
 
     def boolean(self, key: str, default: bool | None = None) -> bool:
         if key not in self._values and default is not None:
