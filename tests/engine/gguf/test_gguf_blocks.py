@@ -10,7 +10,8 @@ import pytest
 
 from tessera.engine.gguf import TENSOR_TYPES, dequantize
 from tessera.engine.gguf.tensor_types import UNSUPPORTED_TYPES
-from tests.engine.gguf.block_reference import REFERENCES, extreme_blocks, random_blocks
+from tests.engine.gguf.block_reference import REFERENCES
+from tests.support.gguf_blocks import extreme_blocks, random_blocks
 
 SEED = 20261122
 QUANTIZED = {type.name: type for type in TENSOR_TYPES.values() if type.is_quantized}
@@ -20,9 +21,8 @@ SMALLEST = 2.0**-149
 
 
 def blocks_of(name: str) -> np.ndarray[Any, Any]:
-    block_bytes = QUANTIZED[name].block_bytes
     rng = np.random.default_rng(SEED)
-    return np.concatenate((random_blocks(name, 64, block_bytes, rng), extreme_blocks(name, block_bytes)))
+    return np.concatenate((random_blocks(name, 64 * QUANTIZED[name].block_size, rng), extreme_blocks(name)))
 
 
 def test_every_quantised_type_has_a_reference() -> None:
@@ -53,7 +53,7 @@ def test_blocks_equal_the_gguf_package_bit_for_bit(number: int, name: str) -> No
     rng = np.random.default_rng(SEED)
     blocks = rng.integers(0, 256, (256, 4 * type.block_bytes), dtype=np.uint8)
     if name in QUANTIZED:
-        extreme = extreme_blocks(name, type.block_bytes)
+        extreme = extreme_blocks(name)
         blocks = np.concatenate((blocks, extreme[: len(extreme) // 4 * 4].reshape(-1, 4 * type.block_bytes)))
     found = dequantize(blocks, type)
     with np.errstate(all="ignore"):

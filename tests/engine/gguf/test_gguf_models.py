@@ -23,11 +23,11 @@ from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.embedding_runner import EncoderRunner
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, float32
-from tests.engine.gguf.block_reference import random_blocks
 from tests.engine.gguf.converter import convert, plain, write_converted
 from tests.engine.gguf.writer import Stored
 from tests.support import tiny_encoder
 from tests.support.decoder_harness import DecoderHarness, Row, relative_error, scattered_blocks, step_batch
+from tests.support.gguf_blocks import random_blocks
 from tests.support.tiny_models import TINY_MODELS, TinyModel, build, make_tensors, prompt, write_safetensors
 
 Array = np.ndarray[Any, Any]
@@ -100,7 +100,7 @@ class Quantizer:
             return plain(name, values)
         type = BLOCK_FORMATS[chosen].type
         rows, columns = values.shape
-        blocks = random_blocks(chosen, rows * columns // type.block_size, type.block_bytes, self._rng)
+        blocks = random_blocks(chosen, rows * columns, self._rng)
         stored = blocks.reshape(rows, -1)
         self.exact[name] = dequantize(stored, type)
         return Stored(chosen, values.shape, stored.tobytes())
