@@ -130,7 +130,10 @@ def _fields(schema: Schema) -> str:
     """The table of an object's fields, required ones first."""
     required = schema.get("required", [])
     properties = schema.get("properties", {})
-    ordered = [*(name for name in properties if name in required), *(name for name in properties if name not in required)]
+    ordered = [
+        *(name for name in properties if name in required),
+        *(name for name in properties if name not in required),
+    ]
     rows = [
         [
             _named(name, required=name in required),

@@ -94,7 +94,9 @@ def readme_table() -> str:
         cells += [f"**{number(ours)}**" if ours else "", number(start.get("vllm_first_token_s"))]
     rows.append(cells)
     part = serving()["loads"]
-    return f"{markdown_table(columns, rows)}\n\n*{part['device']}, {part['dtype']}, {part['date']}, {part['reference']}.*"
+    return (
+        f"{markdown_table(columns, rows)}\n\n*{part['device']}, {part['dtype']}, {part['date']}, {part['reference']}.*"
+    )
 
 
 def loads_table() -> str:

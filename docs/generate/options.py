@@ -29,6 +29,11 @@ def _page() -> Iterator[str]:
                 yield markdown_table(["option", "accepts", "meaning"], rows, 3)
 
 
+def command_options() -> set[str]:
+    """Every option of every command."""
+    return {option for parser in _commands().values() for action in parser._actions for option in action.option_strings}
+
+
 def _commands() -> dict[str, argparse.ArgumentParser]:
     (choice,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     return dict(choice.choices)
@@ -44,4 +49,3 @@ def _row(action: argparse.Action) -> list[str]:
         accepted = f"{action.metavar or action.dest.upper()}"
     help_text = (action.help or "") % {"prog": "tessera", **vars(action)}
     return [name, cell(accepted), cell(html.escape(help_text, quote=False)).replace("*", "\\*")]
-

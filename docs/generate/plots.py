@@ -64,7 +64,7 @@ def _bars(palette: Palette, model: str) -> list[str]:
         streams = f"{row['concurrency']} stream{'s' if row['concurrency'] > 1 else ''}"
         parts.append(text(middle, floor + 19, streams, anchor="middle"))
         parts.append(
-            text(middle, floor + 37, f"{ours / theirs:.1f} ×", kind="num", anchor="middle", fill=palette.accent)
+            text(middle, floor + 37, f"{ours / theirs:.1f}x", kind="num", anchor="middle", fill=palette.accent)
         )
     return parts
 

@@ -82,7 +82,7 @@ def _arrow(palette: Palette, stage: Stage, top: float, following: Stage, next_to
     return line([(ends[0], level), (ends[1], level)], palette.accent, width=1.6, arrow=True)
 
 
-def _labels(palette: Palette, tops: list[float]) -> list[str]:
+def _labels(palette: Palette, tops: list[int]) -> list[str]:
     """The hand-overs between processes, and the loop of steps."""
     width, height = CARD
     middle = (LANES["app"] + width + LANES["engine"]) / 2

@@ -28,8 +28,8 @@ def rooms_page() -> str:
                 if room == package or room.startswith(package + "."):
                     rows.append((floor, room))
         rows.sort(key=lambda row: -row[0])
-        table = [[str(floor), f"`{room}`", _files(room), _purpose(room)] for floor, room in rows]
-        parts += [f"## {heading}", markdown_table(["floor", "room", "files", "purpose"], table, 4)]
+        table = [[f"`{room}`", str(floor), _files(room), _purpose(room)] for floor, room in rows]
+        parts += [f"## {heading}", markdown_table(["room", "floor", "files", "purpose"], table, 4)]
     return "\n\n".join(parts) + "\n"
 
 

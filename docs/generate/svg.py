@@ -42,7 +42,9 @@ def picture(palette: Palette, width: float, height: float, title: str, parts: li
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}"'
         f' height="{height:g}" role="img" aria-label="{escape(title)}">\n'
         f"<title>{escape(title)}</title>\n<style>{style}</style>\n"
-        f'<rect width="{width:g}" height="{height:g}" rx="10" fill="{palette.page}"/>\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<rect width="{width:g}" height="{height:g}" rx="10" fill="{palette.page}"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
     )
 
 
@@ -58,13 +60,17 @@ def text(
 
 def rect(x: float, y: float, width: float, height: float, fill: str, *, stroke: str = "", rx: float = 3) -> str:
     outline = f' stroke="{stroke}"' if stroke else ""
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{rx:g}" fill="{fill}"{outline}/>'
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{rx:g}" fill="{fill}"{outline}/>'
+    )
 
 
 def line(points: list[tuple[float, float]], stroke: str, *, width: float = 1, arrow: bool = False) -> str:
     """A polyline; with `arrow` a head at its last point."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    drawn = f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="{width:g}" stroke-linejoin="round"/>'
+    drawn = (
+        f'<polyline points="{path}" fill="none" stroke="{stroke}" stroke-width="{width:g}" stroke-linejoin="round"/>'
+    )
     if arrow:
         drawn += _arrow_head(points[-2], points[-1], stroke)
     return drawn

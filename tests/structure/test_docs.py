@@ -1,0 +1,143 @@
+"""The documentation says what is there: figures, links, paths, options, metrics, fields; and the site builds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from docs.generate.__main__ import generated_files, outdated
+from docs.generate.api import undescribed_fields
+from docs.generate.blocks import BLOCK, BLOCKS, markdown_files
+from docs.generate.field_notes import NOTES
+from docs.generate.figures import number, serving
+from docs.generate.options import command_options
+from docs.generate.request_path import STAGES
+from tests.support.paths import ROOT
+from tests.support.server_fixture import Server
+
+README = ROOT / "README.md"
+PROJECT_FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+OTHER_FILES = ("engine/builtin/README.md", "tests/faults/README.md")
+PAGES = sorted({*markdown_files(), *(ROOT / name for name in (*PROJECT_FILES, *OTHER_FILES))})
+GENERATED_PAGES = re.compile(r"^(\.\./)*(api/\w+|operating/options|architecture/rooms|options|rooms|\w+)\.md$")
+MAX_README_LINES = 200
+
+FENCE = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
+REPOSITORY_PATH = re.compile(r"`((?:app|engine|cuda_src|loadtest|tests|docs|deploy|tessera|\.ci)/[\w./*-]+)")
+MAKE_TARGET = re.compile(r"`make ([a-z-]+)|^\s*make ([a-z-]+)", re.MULTILINE)
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def links_of(text: str) -> Iterator[str]:
+    for match in LINK.finditer(FENCE.sub("", text)):
+        yield match[1] or match[2]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= MAX_README_LINES
+
+
+def test_generated_tables_and_pictures_are_up_to_date() -> None:
+    stale = [name_of(path) for path in outdated(generated_files())]
+    assert not stale, f"run `python -m docs.generate`: {', '.join(stale)}"
+
+
+def test_the_readmes_throughput_is_that_of_the_json() -> None:
+    """Read again without the generator: every load's figure stands in the README."""
+    text = README.read_text()
+    for row in serving()["loads"]["rows"]:
+        if row["output_len"] > 2 and row["stream"]:
+            assert f"**{number(row['output_throughput'])}**" in text
+            assert number(row["vllm_throughput"]) in text
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_blocks_are_known_and_closed(path: Path) -> None:
+    text = path.read_text()
+    begun = re.findall(r"<!-- begin: ([\w-]+) -->", text)
+    assert begun == [match["name"] for match in BLOCK.finditer(text)]
+    assert set(begun) <= set(BLOCKS)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_relative_links_lead_somewhere(path: Path) -> None:
+    for link in links_of(path.read_text()):
+        target = link.partition("#")[0]
+        if not target or re.match(r"[a-z]+:", target):
+            continue
+        generated = path.is_relative_to(ROOT / "docs") and GENERATED_PAGES.match(target)
+        image = path.is_relative_to(ROOT / "docs") and target.endswith("images/status-page.png")
+        # MkDocs checks links to generated pages in strict mode.
+        assert generated or image or (path.parent / target).exists(), f"{name_of(path)} links to {link}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_paths_of_the_repository_exist(path: Path) -> None:
+    for place in REPOSITORY_PATH.findall(path.read_text()):
+        found = list(ROOT.glob(place.rstrip("/"))) if "*" in place else [ROOT / place]
+        assert found, f"{name_of(path)} names {place}"
+        assert all(each.exists() for each in found), f"{name_of(path)} names {place}"
+
+
+def test_the_request_path_names_what_is_there() -> None:
+    for stage in STAGES:
+        for place in stage.places:
+            assert (ROOT / place).exists(), f"{stage.title}: {place}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_make_targets_exist(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for found in MAKE_TARGET.findall(path.read_text()) for name in found if name}
+    assert named <= targets
+
+
+@pytest.mark.parametrize("path", [README, *sorted((ROOT / "docs" / "operating").glob("*.md"))], ids=name_of)
+def test_options_exist(path: Path) -> None:
+    others = {"--profile", "--only"}  # of Docker and of `python -m tests.bench`
+    assert set(OPTION.findall(path.read_text())) <= command_options() | others
+
+
+def test_every_field_of_the_api_is_described_once() -> None:
+    """By its schema, or else by a note."""
+    undescribed = {field.partition(".")[2] for field in undescribed_fields()}
+    assert undescribed == set(NOTES)
+
+
+def test_the_metrics_page_lists_what_the_server_has(builtin_server: Server) -> None:
+    page = (ROOT / "docs" / "operating" / "monitoring.md").read_text()
+    table = [line for line in page.splitlines() if line.startswith("| `")]
+    listed = {name for line in table for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    builtin_server.http.get("/v1/models")
+    exposed = builtin_server.http.get("/metrics").text
+    served = {match.removesuffix("_created") for match in re.findall(r"^# TYPE tessera:(\w+)", exposed, re.MULTILINE)}
+    gpu = {name for name in listed if name.startswith("gpu_")}  # only where there is one
+    assert listed - gpu == served - gpu
+
+
+def test_the_site_builds_and_fetches_nothing(tmp_path: Path) -> None:
+    """In strict mode, which fails on a link or an anchor that leads nowhere."""
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    fetched = re.compile(r"<(?:script|img|iframe|source)[^>]*\bsrc=\"(https?:)?//|<link[^>]*href=\"(https?:)?//")
+    pages = sorted((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        assert not fetched.search(page.read_text()), f"{page} fetches from another host"
