@@ -4,7 +4,7 @@ ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml requirements.lock README.md LICENSE ./
 COPY app app
 COPY engine engine
 COPY cuda_src cuda_src
@@ -12,7 +12,8 @@ COPY loadtest loadtest
 COPY tessera tessera
 # With compiled modules: in a read-only file system no start could keep them.
 RUN python -m venv --without-pip /opt/tessera \
-    && pip --python /opt/tessera/bin/python install --no-cache-dir --compile .
+    && pip --python /opt/tessera/bin/python install --no-cache-dir --compile --require-hashes -r requirements.lock \
+    && pip --python /opt/tessera/bin/python install --no-cache-dir --compile --no-deps .
 
 FROM ${BASE}
 COPY --from=build /opt/tessera /opt/tessera

@@ -6,7 +6,7 @@ ARGS ?=
 CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh tests/emulation/*.h tests/emulation/*.cc
 KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py encoder*.py rope*.py sampling*.py token*.py))
 
-.PHONY: serve test check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve clean
+.PHONY: serve test check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -68,10 +68,17 @@ clean:
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-.venv/.runtime: .venv/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable .
+.venv/.runtime: .venv/bin/python requirements.lock pyproject.toml
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
-.venv/.dev: .venv/.runtime pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable . --group dev
+.venv/.dev: .venv/.runtime requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-dev.lock
 	@touch $@
+
+# Versions and hashes of everything that is installed, for all Pythons and platforms; needs uv.
+LOCK := uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.10
+lock:
+	$(LOCK) pyproject.toml --output-file requirements.lock
+	$(LOCK) pyproject.toml --group dev --output-file requirements-dev.lock

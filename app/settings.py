@@ -43,7 +43,8 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
         log_level: lines below it are left out; those of single requests are of level info.
         log_prompts: whether a request's line has its prompt, as the model reads it.
         num_app_processes: of this server; `app_process` is the number of this one, from 0.
-        count_file: file that several app processes count HTTP requests in; None: each for itself.
+        count_fd: descriptor of the memory that several app processes count HTTP requests in; None: each for itself.
+        max_connections: most open connections of one app process, and a few more for health checks.
         share_prefix_cache: whether holders of different API keys share cached prompt prefixes.
     """
 
@@ -75,5 +76,6 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_prompts: bool = False
     num_app_processes: int = 1
     app_process: int = 0
-    count_file: str | None = None
+    count_fd: int | None = None
+    max_connections: int = 1024
     share_prefix_cache: bool = False

@@ -73,10 +73,10 @@ def copy(sources: list[str], target: Path, patterns: list[str]) -> None:
     for source in sources:
         whole = ROOT / source
         for file in sorted(whole.rglob("*")) if whole.is_dir() else [whole]:
-            if file.is_file() and not ignored(file.relative_to(ROOT), patterns):
+            if (file.is_symlink() or file.is_file()) and not ignored(file.relative_to(ROOT), patterns):
                 place = target / (file.relative_to(whole) if whole.is_dir() else file.name)
                 place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(file, place)
+                shutil.copy(file, place, follow_symlinks=False)
 
 
 def carry_out(image: Image, tools: Path, patterns: list[str]) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from tessera.app.cli.keys import VARIABLE as API_KEY_VARIABLE
 from tessera.app.cli.keys import gather_api_keys
 from tessera.app.cli.option_types import metric_name, origin
+from tessera.app.server.descriptors import MOST_CONNECTIONS
 from tessera.app.settings import ReasoningParserName, ToolParserName
 from tessera.engine.contract.config import (
     BLOCK_SIZES,
@@ -296,6 +297,13 @@ def _add_http_options(serve: argparse.ArgumentParser) -> None:
         help="processes that speak HTTP (default: %(default)s)",
     )
     group.add_argument(
+        "--max-connections",
+        metavar="N",
+        type=integer(1, 2**20),
+        help="most HTTP connections of one app process (default: what the limit of descriptors leaves room for, at "
+        f"most {MOST_CONNECTIONS})",
+    )
+    group.add_argument(
         "--request-timeout",
         metavar="SECONDS",
         type=number(1, 604800),
@@ -389,6 +397,7 @@ def serve_command(options: argparse.Namespace) -> int:
             host=options.host,
             port=options.port,
             api_workers=options.api_workers,
+            max_connections=options.max_connections,
             drain_timeout=options.drain_timeout,
             step_timeout=options.step_timeout,
         )

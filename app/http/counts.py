@@ -1,41 +1,64 @@
-"""How many HTTP requests ended with which status, counted by all app processes together."""
+"""How many HTTP requests ended with which status, and connections are open, in all app processes together."""
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
-from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+logger = logging.getLogger("tessera.app")
 
 STATUSES = (200, 400, 401, 404, 405, 408, 413, 415, 422, 429, 499, 500, 503, 504)
 OTHER = "other"
+NUM_CONNECTION_CELLS = 2  # open, dropped
 BYTES_PER_COUNT = 8
 
 
 class HttpCounts:
     """One row of counts for each app process, of which only that process writes; who is asked adds them up.
 
-    The rows lie in `file`, memory that the processes of one server share; None keeps them to this process. The
-    labels are few and known beforehand: whatever is none of `endpoints` counts as `other`.
+    The rows lie in the memory behind `fd`, from `make_shared_memory`, which the processes of one server share; None
+    keeps them to this process. The labels are few and known beforehand: whatever is none of `endpoints` counts as
+    `other`.
     """
 
-    def __init__(self, endpoints: Sequence[str], *, file: str | None = None, num_rows: int = 1, row: int = 0) -> None:
+    def __init__(self, endpoints: Sequence[str], *, fd: int | None = None, num_rows: int = 1, row: int = 0) -> None:
         self._endpoints = {name: index for index, name in enumerate(dict.fromkeys([*endpoints, OTHER]))}
         self._statuses = {name: index for index, name in enumerate([*map(str, STATUSES), OTHER])}
-        self._row_length = len(self._endpoints) * len(self._statuses)
+        self._connections = len(self._endpoints) * len(self._statuses)  # where a row's cells for them begin
+        self._row_length = self._connections + NUM_CONNECTION_CELLS
         self._begin = row * self._row_length
         num_bytes = num_rows * self._row_length * BYTES_PER_COUNT
-        self._counts = memoryview(_shared(Path(file), num_bytes) if file else bytearray(num_bytes)).cast("q")
+        self._counts = memoryview(_shared(fd, num_bytes) or bytearray(num_bytes)).cast("q")
 
     def add(self, endpoint: str, status: int) -> None:
         row = self._endpoints.get(endpoint, self._endpoints[OTHER])
         column = self._statuses.get(str(status), self._statuses[OTHER])
         self._counts[self._begin + row * len(self._statuses) + column] += 1
 
-    def collect(self, prefix: str) -> CounterMetricFamily:
-        """The sums as `PREFIX:http_requests_total{endpoint, status}`, of what has happened at all."""
+    def set_open(self, num_connections: int) -> None:
+        """How many connections this process has open."""
+        self._counts[self._begin + self._connections] = num_connections
+
+    def add_dropped(self) -> None:
+        """One more connection was closed or refused for want of room."""
+        self._counts[self._begin + self._connections + 1] += 1
+
+    def collect(self, prefix: str) -> Iterator[Metric]:
+        """The sums: of requests what has happened at all, and of connections."""
+        yield self._requests(prefix)
+        num_open, num_dropped = (
+            sum(self._counts[self._connections + cell :: self._row_length]) for cell in range(NUM_CONNECTION_CELLS)
+        )
+        yield GaugeMetricFamily(f"{prefix}:http_connections", "Open HTTP connections.", num_open)
+        yield CounterMetricFamily(
+            f"{prefix}:http_connections_dropped", "HTTP connections closed or refused for want of room.", num_dropped
+        )
+
+    def _requests(self, prefix: str) -> CounterMetricFamily:
         family = CounterMetricFamily(
             f"{prefix}:http_requests", "HTTP requests by endpoint and status.", labels=["endpoint", "status"]
         )
@@ -47,11 +70,25 @@ class HttpCounts:
         return family
 
 
-def _shared(file: Path, num_bytes: int) -> mmap.mmap:
-    """The file's memory, of zeros at first; whoever comes first makes it."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+def make_shared_memory() -> int | None:
+    """The descriptor of memory for several processes, empty as yet; None, with a line in the log, without memory."""
     try:
-        os.ftruncate(descriptor, num_bytes)
-        return mmap.mmap(descriptor, num_bytes)
-    finally:
-        os.close(descriptor)
+        return os.memfd_create("http-counts")
+    except OSError as error:
+        logger.warning("HTTP requests are counted by each app process for itself: %s", error)
+        return None
+
+
+def _shared(fd: int | None, num_bytes: int) -> mmap.mmap | None:
+    """The memory behind `fd`, of zeros at first; whoever comes first makes it. None where there is none to be had.
+
+    Every page is taken before it is mapped: one that is not to be had later would end the process (SIGBUS).
+    """
+    if fd is None:
+        return None
+    try:
+        os.posix_fallocate(fd, 0, num_bytes)
+        return mmap.mmap(fd, num_bytes)
+    except OSError as error:
+        logger.warning("this app process counts HTTP requests for itself alone: %s", error)
+        return None

@@ -63,7 +63,7 @@ def _own_metrics(service: Service, counts: HttpCounts, prefix: str) -> Iterator[
         if gpu.utilization is not None:
             documentation = "Share of the last moments in which the GPU ran a kernel, 0 to 1."
             yield GaugeMetricFamily(f"{prefix}:gpu_utilization_perc", documentation, gpu.utilization)
-    yield counts.collect(prefix)
+    yield from counts.collect(prefix)
 
 
 class _Families(CollectorRegistry):

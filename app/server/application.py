@@ -66,7 +66,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         app.include_router(routes.router)
     counts = app.state.http_counts = HttpCounts(
         [route.path for routes in served for route in routes.router.routes if isinstance(route, APIRoute)],
-        file=settings.count_file,
+        fd=settings.count_fd,
         num_rows=settings.num_app_processes,
         row=settings.app_process,
     )

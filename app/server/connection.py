@@ -1,18 +1,25 @@
-"""One connection of uvicorn's, whose request heads are bounded in size and time, which uvicorn leaves open."""
+"""One connection of uvicorn's, with bounds on what it may hold, which uvicorn leaves open."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sized
 from http import HTTPStatus
 from typing import Any
 
 import orjson
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tessera.app.http.errors import BodyTimeoutError, error_object
-from tessera.engine.contract.errors import InvalidRequestError, RequestError
+from tessera.app.http.errors import UNAVAILABLE_RETRY_AFTER, BodyTimeoutError, error_object
+from tessera.app.server.connection_limit import ConnectionLimit
+from tessera.engine.contract.errors import EngineUnavailableError, InvalidRequestError, RequestError
 
 MAX_HEAD_BYTES = 2**16
+MAX_FRAMING_BYTES = 2**16  # chunk sizes, chunk extensions and trailer fields of one body
+FRAMING_PER_BODY_BYTE = 16  # allowed on top: chunks may be small
+MAX_QUEUED = 32  # requests sent ahead, while the answer to an earlier one is under way
+HEALTH_PATHS = frozenset({b"/health", b"/ready", b"/metrics"})  # answered even where no place is left
 
 
 class HeadTooLargeError(InvalidRequestError):
@@ -22,59 +29,144 @@ class HeadTooLargeError(InvalidRequestError):
     code = "request_header_fields_too_large"
 
 
+class FramingTooLargeError(HeadTooLargeError):
+    """Chunk extensions and trailer fields beyond the limit."""
+
+
+class NoPlaceError(EngineUnavailableError):
+    """All connections have a request under way."""
+
+    code = "too_many_connections"
+
+
+class QueueingFlow(FlowControl):
+    """Reads nothing more while requests wait in the queue."""
+
+    def __init__(self, transport: asyncio.Transport, queue: Sized) -> None:
+        super().__init__(transport)
+        self._queue = queue
+
+    def resume_reading(self) -> None:
+        if not self._queue:
+            super().resume_reading()
+
+
 class BoundedConnection(HttpToolsProtocol):
-    """Answers a head of more than MAX_HEAD_BYTES with 431 and one that does not arrive in time with 408, and closes.
+    """Refuses what takes too much: 431 for a head or a framing that is too large, 408 for a head that is too late.
 
     The time counts from the connection's beginning, or from the first byte of a later request; between two
-    requests uvicorn's own keep-alive time holds.
+    requests uvicorn's own keep-alive time holds. Trailer fields are dropped.
     """
 
-    def __init__(self, *args: Any, head_timeout: float, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, head_timeout: float, limit: ConnectionLimit, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_timeout = head_timeout
+        self._limit = limit
         self._head_timer: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
+        self._num_messages = 0
+        self._head_bytes = self._body_bytes = self._framing_bytes = 0
+        self._in_body = False
         self._refused = False
+        self._is_spare = False
+        self._unsent, self._unsent_since = 0, 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = QueueingFlow(transport, self.pipeline)
+        place = self._limit.enter(self)
+        if place is None:
+            self.drop()
+            return
+        self._is_spare = place.is_spare
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._limit.leave(self)
         self._forget_head()
         super().connection_lost(exc)
+
+    def drop(self) -> None:
+        """Close at once and without a word."""
+        self._refused = True
+        self._forget_head()
+        self.transport.abort()
+
+    def drop_if_unread(self, timeout: float) -> None:
+        """Drop it if it waits for its client to read, who has taken nothing for `timeout` seconds."""
+        unsent, now = self.transport.get_write_buffer_size(), self.loop.time()
+        waits = self.flow.write_paused or self.transport.is_closing()
+        if not unsent or not waits or unsent != self._unsent:
+            self._unsent, self._unsent_since = unsent, now
+        elif now - self._unsent_since >= timeout:
+            self.drop()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        waited = self._head_timer is not None
+        was_in_body, num_messages, body_bytes = self._in_body, self._num_messages, self._body_bytes
         super().data_received(data)
-        # What came before in other pieces; a head that is whole in its first piece is measured below.
-        if waited and self._head_timer is not None:
-            self._head_bytes += len(data)
-            self._check_size()
-        elif self._head_timer is None and self._is_idle and self.timeout_keep_alive_task is None:
+        num_begun = self._num_messages - num_messages
+        if self._in_body:
+            if was_in_body and num_begun == 0:
+                self._framing_bytes += len(data) - (self._body_bytes - body_bytes)
+                self._check_framing()
+        elif self._head_timer is not None:
+            # A piece that ends one request and begins another says little of either.
+            if num_begun + was_in_body <= 1:
+                self._head_bytes += len(data)
+                self._check_head()
+        elif self._is_idle and self.timeout_keep_alive_task is None:
             self._expect_head()  # line ends before a request, say, which have stopped the keep-alive time
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._num_messages += 1
+        self._body_bytes = self._framing_bytes = 0
         if self._head_timer is None:
             self._expect_head()
 
-    def on_headers_complete(self) -> None:
-        self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        self._check_size()
-        self._forget_head()
+    def on_url(self, url: bytes) -> None:
         if not self._refused:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body and not self._refused:  # else a trailer field
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_body = True
+        if self._refused:
+            return
+        self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        self._check_head()
+        self._forget_head()
+        if len(self.pipeline) >= MAX_QUEUED:
+            self._refused = True
+            self.transport.close()
+        elif self._is_spare and self.url.partition(b"?")[0] not in HEALTH_PATHS:
+            self._limit.count_dropped()
+            self._refuse(NoPlaceError("All of the server's connections are in use; please try again later."))
+        if not self._refused:
+            self._limit.make_busy(self)
             super().on_headers_complete()
+            if self._is_spare:
+                self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
         if not self._refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._in_body = False
         if not self._refused:
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_idle and not self.transport.is_closing():
+            self._limit.make_idle(self)
+        self.flow.resume_reading()  # the queue may have become empty
 
     @property
     def _is_idle(self) -> bool:
@@ -89,9 +181,21 @@ class BoundedConnection(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _check_size(self) -> None:
+    def _check_head(self) -> None:
         if self._head_bytes > MAX_HEAD_BYTES and not self._refused:
             self._refuse(HeadTooLargeError(f"Path and headers may have at most {MAX_HEAD_BYTES} bytes."))
+
+    def _check_framing(self) -> None:
+        allowed = MAX_FRAMING_BYTES + FRAMING_PER_BODY_BYTE * self._body_bytes
+        if self._framing_bytes > allowed and not self._refused:
+            if not self._is_idle and not self.pipeline and not self.cycle.response_started:
+                # Its handler waits for a body that will not come, and learns that nobody waits for it.
+                self.cycle.disconnected = True
+                self.cycle.response_complete = True
+                self.cycle.message_event.set()
+            self._refuse(
+                FramingTooLargeError(f"Chunk extensions and trailers may have at most {MAX_FRAMING_BYTES} bytes.")
+            )
 
     def _on_late_head(self) -> None:
         self._refuse(BodyTimeoutError(f"The request did not arrive within {self._head_timeout:g} seconds."))
@@ -105,5 +209,7 @@ class BoundedConnection(HttpToolsProtocol):
         content = orjson.dumps(error_object(error))
         reason = HTTPStatus(error.status).phrase
         fields = f"content-type: application/json\r\ncontent-length: {len(content)}\r\nconnection: close\r\n"
+        if isinstance(error, EngineUnavailableError):
+            fields += f"retry-after: {UNAVAILABLE_RETRY_AFTER}\r\n"
         self.transport.write(f"HTTP/1.1 {error.status} {reason}\r\n{fields}\r\n".encode() + content)
         self.transport.close()

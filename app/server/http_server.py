@@ -12,10 +12,12 @@ import uvicorn
 
 from tessera.app.server.application import create_app
 from tessera.app.server.connection import BoundedConnection
+from tessera.app.server.connection_limit import ConnectionLimit
 from tessera.app.server.listener import BACKLOG
 from tessera.app.settings import AppSettings
 from tessera.engine.ipc.client import EngineClient
 
+TICKS_BETWEEN_SWEEPS = 10
 KEEP_ALIVE = 75  # seconds an idle connection is kept, longer than clients usually do
 
 
@@ -31,10 +33,13 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, client: EngineClient, settings: AppSettings, drain_timeout: int) -> None:
         """Raises ConfigError if the model's tokenizer or templates cannot be used."""
+        app = create_app(client, settings)
+        self._stall_timeout = settings.stall_timeout
+        limit = ConnectionLimit(settings.max_connections, app.state.http_counts)
         super().__init__(
             uvicorn.Config(
-                create_app(client, settings),
-                http=cast(Any, partial(BoundedConnection, head_timeout=settings.body_timeout)),
+                app,
+                http=cast(Any, partial(BoundedConnection, head_timeout=settings.body_timeout, limit=limit)),
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -48,6 +53,13 @@ class HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second."""
+        if counter % TICKS_BETWEEN_SWEEPS == 0:
+            for connection in list(self.server_state.connections):
+                cast(BoundedConnection, connection).drop_if_unread(self._stall_timeout)
+        return await super().on_tick(counter)
 
     def stop(self) -> None:
         """Accept nothing more, and end once what runs has been answered or `drain_timeout` is over."""

@@ -7,12 +7,14 @@ import logging
 import os
 import signal
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import uvloop
 
+from tessera.app.http.counts import make_shared_memory
+from tessera.app.server.descriptors import connection_limit, raise_descriptor_limit
 from tessera.app.server.listener import listen
 from tessera.app.server.logs import configure_logging
 from tessera.app.server.start_report import StartReport
@@ -27,7 +29,6 @@ from tessera.engine.ipc.supervisor import EngineStartError, EngineSupervisor, ma
 logger = logging.getLogger("tessera.serve")
 
 RESPONSE_FILE = "responses.sqlite"
-COUNT_FILE = "http_counts"
 ENGINE_STOP_TIMEOUT = 5.0  # seconds; by then no request is left for the engine to finish
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what to call where one listens everywhere
 
@@ -41,6 +42,7 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     api_workers: int = 1
+    max_connections: int | None = None
     drain_timeout: int = 30
     step_timeout: float | None = None
     engine_module: str = "tessera.engine.ipc.process"
@@ -53,6 +55,9 @@ def run_server(options: ServerOptions) -> int:
         ConfigError: an option or the model is at fault.
     """
     configure_logging(options.app)
+    max_connections = connection_limit(raise_descriptor_limit(), options.max_connections)
+    app = msgspec.structs.replace(options.app, max_connections=max_connections)
+    options = replace(options, app=app)
     listener = listen(options.host, options.port)
     return uvloop.run(Server(options, listener).run())
 
@@ -74,7 +79,7 @@ class Server:
                 app,
                 response_file=str(run_dir / RESPONSE_FILE),
                 num_app_processes=options.api_workers,
-                count_file=str(run_dir / COUNT_FILE),
+                count_fd=make_shared_memory(),
             )
         self._supervisor = EngineSupervisor(
             options.engine,

@@ -60,25 +60,35 @@ class WorkerPool:
         settings = msgspec.structs.replace(self._launch.settings, app_process=app_process)
         launch = msgspec.structs.replace(self._launch, settings=settings)
         while not self._stopping.is_set():
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "tessera.app.server.worker",
-                cwd=PACKAGE_ROOT,
-                stdin=PIPE,
-                pass_fds=(self._launch.socket_fd,),
-                start_new_session=True,
-            )
-            assert process.stdin is not None
-            self._processes.add(process)
+            try:
+                what = f"ended with exit code {await self._run_once(launch)}"
+            except Exception as error:  # descriptors, memory or processes are short; they may not be later
+                what = f"could not be started: {error!r}"
+            if not self._stopping.is_set():
+                logger.error("an app process %s and is restarted", what)
+                await _wait_at_most(self._stopping, RESTART_DELAY)
+
+    async def _run_once(self, launch: WorkerLaunch) -> int:
+        """One app process, from its start to its end; -> its exit code."""
+        count_fd = launch.settings.count_fd
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tessera.app.server.worker",
+            cwd=PACKAGE_ROOT,
+            stdin=PIPE,
+            pass_fds=(launch.socket_fd, *(() if count_fd is None else (count_fd,))),
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        self._processes.add(process)
+        try:
             if self._stopping.is_set():
                 process.terminate()
             process.stdin.write(msgspec.json.encode(launch) + b"\n")
-            exit_code = await process.wait()
+            return await process.wait()
+        finally:
             self._processes.discard(process)
-            if not self._stopping.is_set():
-                logger.error("an app process ended with exit code %d and is restarted", exit_code)
-                await _wait_at_most(self._stopping, RESTART_DELAY)
 
 
 async def _wait_at_most(event: asyncio.Event, seconds: float) -> None:

@@ -62,6 +62,7 @@ MAX_SILENCE = 3.0  # seconds without a heartbeat until the engine counts as not 
 STALL_LIMITS = {"cuda": 30.0, "cpu": 300.0}  # seconds for one step until the engine counts as stuck
 METRICS_TIMEOUT = 5.0
 HISTORY_LENGTH = 241  # heartbeats of two minutes
+RECONNECT_DELAY = 0.5  # seconds
 MESSAGES_PER_TURN = 64  # read before other tasks of the event loop have their turn
 
 
@@ -190,6 +191,7 @@ class EngineClient:
         self._encoder = client_encoder()
         self._decoder = msgspec.msgpack.Decoder(EngineMessage)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._link = contextlib.ExitStack()
 
     async def start(self) -> None:
         """Connect, in the running event loop; the engine may come up later."""
@@ -203,7 +205,7 @@ class EngineClient:
     async def close(self) -> None:
         """End all requests and leave."""
         self._fail_all("the server is shutting down")
-        self._disconnect()
+        self._link.close()
         self._context.destroy(linger=0)
 
     @property
@@ -298,29 +300,40 @@ class EngineClient:
             del self._metrics_waiters[token]
 
     def _connect(self) -> None:
-        self._heartbeats = HeartbeatReceiver(self._context, self._run_dir, self._on_heartbeat)
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED, f"inproc://monitor-{next(self._counter)}"
-        )
-        self._socket.connect(request_address(self._run_dir))
-        self._loop.add_reader(self._socket.FD, self._receive)
-        self._loop.add_reader(self._monitor.FD, self._watch_connection)
+        loop = self._loop
+        with contextlib.ExitStack() as link:  # undone whole where a part fails
+            self._heartbeats = HeartbeatReceiver(self._context, self._run_dir, self._on_heartbeat)
+            link.callback(self._heartbeats.close)
+            socket = self._socket = self._context.socket(zmq.DEALER)
+            link.callback(socket.close, linger=0)
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            monitor = self._monitor = socket.get_monitor_socket(
+                zmq.EVENT_DISCONNECTED, f"inproc://monitor-{next(self._counter)}"
+            )
+            link.callback(monitor.close, linger=0)
+            link.callback(socket.disable_monitor)
+            socket.connect(request_address(self._run_dir))
+            for descriptor, read in ((socket.FD, self._receive), (monitor.FD, self._watch_connection)):
+                loop.add_reader(descriptor, read)
+                link.callback(loop.remove_reader, descriptor)
+            self._send(Hello())
+            self._link = link.pop_all()
         # ZMQ signals an arrival only to who has once found nothing.
-        self._loop.call_soon(self._watch_connection)
-        self._send(Hello())
+        loop.call_soon(self._watch_connection)
 
-    def _disconnect(self) -> None:
-        self._heartbeats.close()
-        self._loop.remove_reader(self._socket.FD)
-        self._loop.remove_reader(self._monitor.FD)
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=0)
+    def _reconnect(self) -> None:
+        """Connect, now or as soon as there are descriptors and memory for it."""
+        try:
+            self._connect()
+        except (zmq.ZMQError, OSError) as error:
+            logger.error("the engine cannot be connected to: %s; tried again in %.1f s", error, RECONNECT_DELAY)
+            timer = self._loop.call_later(RECONNECT_DELAY, self._reconnect)
+            self._link.callback(timer.cancel)
 
     def _send(self, message: ClientMessage) -> None:
+        if self._socket.closed:  # between two connections, and then nothing is under way
+            return
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
         # Sending may swallow the edge-triggered signal that something has arrived.
         self._loop.call_soon(self._receive)
@@ -395,8 +408,8 @@ class EngineClient:
         self._epoch = None
         self.history.clear()
         self._fail_all("the engine process ended while it worked on this request")
-        self._disconnect()
-        self._connect()
+        self._link.close()
+        self._reconnect()
 
     def _fail_all(self, reason: str) -> None:
         inboxes, self._inboxes = self._inboxes, {}

@@ -82,10 +82,14 @@ class HeartbeatReceiver:
         self._heard_at = self._progress_at = time.monotonic()
         self._decoder = msgspec.msgpack.Decoder(Heartbeat)
         self._socket = context.socket(zmq.SUB)
-        self._socket.subscribe(b"")
-        self._socket.connect(heartbeat_address(run_dir))
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.FD, self._receive)
+        try:
+            self._socket.subscribe(b"")
+            self._socket.connect(heartbeat_address(run_dir))
+            self._loop.add_reader(self._socket.FD, self._receive)
+        except BaseException:
+            self._socket.close(linger=0)
+            raise
         self._loop.call_soon(self._receive)
 
     def close(self) -> None:

@@ -40,6 +40,7 @@ MAX_FIRST_STARTS = 3  # an engine that was never ready is not tried more often
 SILENCE_WHILE_LOADING, SILENCE_WHILE_READY = 120.0, 15.0  # seconds without a heartbeat
 REPORT_BYTES = 1 << 16  # of the engine's reports at a time
 STDERR_FD = 2
+END_POLL = 0.01  # seconds; waiting in a thread would need one, and there may be none to be had
 STEP_TIMEOUTS = {"cuda": 60.0, "cpu": 600.0}  # seconds; a step on a CPU may be long in good faith
 
 
@@ -57,7 +58,10 @@ class EngineState(enum.Enum):
 
 def make_run_dir() -> Path:
     """A new folder for the engine's sockets that only this user can enter."""
-    run_dir = Path(tempfile.mkdtemp(prefix="tessera-"))
+    try:
+        run_dir = Path(tempfile.mkdtemp(prefix="tessera-"))
+    except OSError as error:
+        raise ConfigError(f"there is no room for temporary files: {error}; see TMPDIR") from None
     if len(os.fsencode(request_address(run_dir))) > MAX_SOCKET_PATH:
         run_dir.rmdir()
         raise ConfigError(
@@ -148,10 +152,13 @@ class EngineSupervisor:
             num_starts += 1
             self._start_failure = None
             self._ready_at = None
-            exit_code = await self._run_once()
+            try:
+                what = self._describe_end(await self._run_once())
+            except Exception as error:  # descriptors, memory or processes are short; they may not be later
+                logger.debug("the engine could not be run", exc_info=True)
+                what = f"the engine could not be run: {error!r}"
             if self._stopping.is_set():
                 return
-            what = self._describe_end(exit_code)
             if not self._started.done():
                 failure = self._start_failure
                 if failure is not None and failure.user_error:
@@ -183,21 +190,13 @@ class EngineSupervisor:
 
     async def _run_once(self) -> int:
         """One engine process, from its start to its end; -> its exit code, negative for a signal."""
-        report_reader, report_writer = os.pipe()
-        command = [sys.executable, "-m", self._module, str(self._run_dir), str(report_writer)]
-        # The working folder decides what `-m` finds; a session of its own keeps Ctrl-C for the server.
-        process = subprocess.Popen(
-            command,
-            cwd=PACKAGE_ROOT,
-            stdin=subprocess.PIPE,
-            stdout=STDERR_FD,
-            env=_engine_environment(),
-            pass_fds=(report_writer,),
-            start_new_session=True,
-        )
-        os.close(report_writer)
-        self._process, self.pid = process, process.pid
         heartbeats = HeartbeatReceiver(self._context, self._run_dir)
+        try:
+            process, report_reader = self._launch()
+        except BaseException:
+            heartbeats.close()
+            raise
+        self._process, self.pid = process, process.pid
         watch = asyncio.create_task(self._kill_when_stuck(process, heartbeats))
         stdin = process.stdin
         assert stdin is not None
@@ -206,16 +205,40 @@ class EngineSupervisor:
                 stdin.write(msgspec.json.encode(self._config) + b"\n")
                 stdin.flush()
             await self._follow_reports(report_reader)
-        except asyncio.CancelledError:
+        except BaseException:
             process.kill()
             raise
         finally:
             watch.cancel()
             heartbeats.close()
-            stdin.close()
-            self._process = self.pid = None
-            exit_code = await asyncio.shield(asyncio.to_thread(process.wait))
+            with contextlib.suppress(OSError):
+                stdin.close()
+            self.pid = None
+            exit_code = await asyncio.shield(_wait_for_end(process))
+            self._process = None
         return exit_code
+
+    def _launch(self) -> tuple[subprocess.Popen[bytes], int]:
+        """A new engine process, and the descriptor that its reports are read from."""
+        report_reader, report_writer = os.pipe()
+        command = [sys.executable, "-m", self._module, str(self._run_dir), str(report_writer)]
+        try:
+            # The working folder decides what `-m` finds; a session of its own keeps Ctrl-C for the server.
+            process = subprocess.Popen(
+                command,
+                cwd=PACKAGE_ROOT,
+                stdin=subprocess.PIPE,
+                stdout=STDERR_FD,
+                env=_engine_environment(),
+                pass_fds=(report_writer,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(report_reader)
+            raise
+        finally:
+            os.close(report_writer)
+        return process, report_reader
 
     async def _follow_reports(self, report_fd: int) -> None:
         """Handle reports until the pipe ends, which is when the process does.
@@ -245,9 +268,9 @@ class EngineSupervisor:
                 loop.remove_reader(report_fd)
                 ended.set_result(None)
 
-        os.set_blocking(report_fd, False)
-        loop.add_reader(report_fd, read)
         try:
+            os.set_blocking(report_fd, False)
+            loop.add_reader(report_fd, read)
             await ended
         finally:
             loop.remove_reader(report_fd)
@@ -258,7 +281,8 @@ class EngineSupervisor:
         match report:
             case LoadProgress():
                 if self._on_progress is not None:
-                    self._on_progress(report)
+                    with contextlib.suppress(OSError):  # the disk under standard error is full, say
+                        self._on_progress(report)
             case StartFailed():
                 self._start_failure = report
             case Ready():
@@ -288,6 +312,13 @@ class EngineSupervisor:
         if self._step_timeout is not None:
             return self._step_timeout
         return STEP_TIMEOUTS["cpu" if self.info is not None and self.info.device == "cpu" else "cuda"]
+
+
+async def _wait_for_end(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of a process that has closed its reports, and so is about to end."""
+    while (exit_code := process.poll()) is None:
+        await asyncio.sleep(END_POLL)
+    return exit_code
 
 
 def _engine_environment() -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.app.http.counts import HttpCounts
+from tessera.app.http.counts import HttpCounts, make_shared_memory
 from tessera.engine.contract.errors import QueueFullError
 from tessera.engine.contract.logs import JsonFormatter, TextFormatter
 from tessera.engine.contract.messages import GpuUsage
@@ -134,17 +134,24 @@ def test_a_json_line_is_one_object_with_its_fields() -> None:
     assert found == {"level": "info", "logger": "tessera.x", "message": "a\nb", "ttft_ms": 1.5, "prompt": '"\n'}
 
 
-def test_http_requests_are_counted_by_endpoint_and_status(tmp_path: Path) -> None:
-    file = str(tmp_path / "counts")
-    first = HttpCounts(["/a", "/b"], file=file, num_rows=2, row=0)
-    second = HttpCounts(["/a", "/b"], file=file, num_rows=2, row=1)
+def test_http_requests_are_counted_by_endpoint_and_status() -> None:
+    fd = make_shared_memory()
+    first = HttpCounts(["/a", "/b"], fd=fd, num_rows=2, row=0)
+    second = HttpCounts(["/a", "/b"], fd=fd, num_rows=2, row=1)
     for counts, endpoint, status in ((first, "/a", 200), (second, "/a", 200), (second, "/?id=7", 599)):
         counts.add(endpoint, status)
-    restarted = HttpCounts(["/a", "/b"], file=file, num_rows=2, row=1)
+    restarted = HttpCounts(["/a", "/b"], fd=fd, num_rows=2, row=1)
     restarted.add("/b", 429)
+    first.set_open(3)
+    restarted.set_open(4)
     for counts in (first, restarted):
-        samples = {(s.labels["endpoint"], s.labels["status"]): s.value for s in counts.collect("x").samples}
-        assert samples == {("/a", "200"): 2, ("/b", "429"): 1, ("other", "other"): 1}
+        samples = {(s.name, *s.labels.values()): s.value for family in counts.collect("x") for s in family.samples}
+        requests = {("/a", "200"): 2, ("/b", "429"): 1, ("other", "other"): 1}
+        assert samples == {
+            **{("x:http_requests_total", *labels): value for labels, value in requests.items()},
+            ("x:http_connections",): 7,
+            ("x:http_connections_dropped_total",): 0,
+        }
 
 
 def test_metrics_name_the_gpu_where_one_is_known(tmp_path: Path) -> None:

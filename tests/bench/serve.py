@@ -72,7 +72,7 @@ def server(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     model = [str(folder)] if folder else []
-    command = [sys.executable, "-m", "tessera.app.cli.command", "serve", *model, "--port", str(port), *arguments]
+    command = [sys.executable, "-m", "tessera", "serve", *model, "--port", str(port), *arguments]
     environment = {**os.environ, **({"TESSERA_CACHE_DIR": cache_dir} if cache_dir else {})}
     start = time.perf_counter()
     with log.open("wb") as output:

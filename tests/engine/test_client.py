@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -260,6 +261,29 @@ def test_a_killed_engine_fails_its_requests_at_once_and_is_restarted() -> None:
     run(scenario())
 
 
+def test_fault_descriptors_an_engine_that_dies_without_any_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        async with engine() as (supervisor, client):
+            await until_well(client)
+            num_open = len(os.listdir("/proc/self/fd"))
+            first_pid = supervisor.pid
+            assert first_pid is not None
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            try:
+                os.kill(first_pid, signal.SIGKILL)
+                await until(lambda: "could not be run" in supervisor.reason, "the supervisor's failure")
+                await until(lambda: "cannot be connected to" in caplog.text, "the client's failure")
+                assert client.health() == (False, "the engine process ended and is being restarted")
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            await until_well(client)
+            await count(client, 10, 10)
+            await until(lambda: len(os.listdir("/proc/self/fd")) <= num_open + 1, "descriptors given back")
+
+    run(scenario())
+
+
 def test_a_fault_in_a_step_is_survived() -> None:
     async def scenario() -> None:
         async with engine() as (_, client):
@@ -426,6 +450,12 @@ def test_run_dir_is_private_and_short(monkeypatch: pytest.MonkeyPatch, tmp_path:
     with pytest.raises(ConfigError, match="TMPDIR"):
         make_run_dir()
     assert list(long.iterdir()) == []
+
+
+def test_fault_full_disk_no_room_for_the_run_dir_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match="no room for temporary files"):
+        make_run_dir()
 
 
 def test_merged_logprobs_stay_with_their_tokens() -> None:

@@ -1,7 +1,8 @@
-"""The HTTP layer: huge heads and bodies, deep JSON, slow senders and readers."""
+"""The HTTP layer: huge heads, bodies and trailers, deep JSON, requests sent ahead, slow senders and readers."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import httpx
 import orjson
 import pytest
 
-from tessera.app.server.connection import MAX_HEAD_BYTES
+from tessera.app.server.connection import MAX_FRAMING_BYTES, MAX_HEAD_BYTES, MAX_QUEUED
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.messages import RequestOutput
 from tests.faults.app_fixtures import post
@@ -149,6 +150,81 @@ def test_fault_http_layer_slow_bodies_are_ended_by_a_deadline(tmp_path: Path) ->
         assert b'"code":"request_timeout"' in answer
 
 
+# ---- trailers, chunk extensions ------------------------------------------------------------------
+
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n"
+
+
+def test_fault_http_layer_trailer_fields_are_no_headers(tmp_path: Path) -> None:
+    body = orjson.dumps(TEXT)
+    fields = b"authorization: Bearer right\r\nx-api-key: right\r\nx-request-id: mine\r\n"
+    with serve(says("ok"), impatient(tmp_path, api_keys=("right",))) as url:
+        for header, status in ((b"", b"401"), (b"x-api-key: right\r\n", b"200")):
+            with connect(url) as connection:
+                request = CHUNKED + header + b"\r\n%x\r\n%s\r\n0\r\n%s\r\n" % (len(body), body, fields)
+                connection.sendall(request)
+                answer = connection.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 %s " % status)
+            assert b"x-client-request-id" not in answer
+
+
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [
+        (b"0\r\n", b"".join(b"t%d: %s\r\n" % (i, b"y" * 20) for i in range(3000))),
+        (b"0\r\nt: ", b"y" * 80_000),
+        (b"1;", b"y" * 80_000),
+        (b"1\r\n{\r\n", b"1;%s\r\n{\r\n" % (b"y" * 1000) * 80),
+    ],
+    ids=["trailer fields", "one trailer field", "chunk extension", "chunk extensions"],
+)
+def test_fault_http_layer_endless_framing_is_refused(tmp_path: Path, start: bytes, piece: bytes) -> None:
+    with serve(says("ok"), impatient(tmp_path, body_timeout=PATIENCE)) as url:
+        with connect(url) as connection:
+            connection.sendall(CHUNKED + b"\r\n1\r\n{\r\n" + start)
+            with contextlib.suppress(ConnectionError):
+                for _ in range(100):
+                    connection.sendall(piece)
+            answer = read_to_the_end(connection)
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_fault_http_layer_a_body_in_small_chunks_is_taken(tmp_path: Path) -> None:
+    body = orjson.dumps({**TEXT, "ignored": "y" * 20_000})
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    assert len(chunks) - len(body) > MAX_FRAMING_BYTES
+    with serve(says("ok"), impatient(tmp_path, body_timeout=PATIENCE)) as url, connect(url) as connection:
+        connection.sendall(CHUNKED + b"expect: 100-continue\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 100 "), "the body comes in pieces of its own"
+        connection.sendall(chunks)
+        connection.sendall(b"0\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+# ---- requests sent ahead ------------------------------------------------------------------------
+
+ASK = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def test_fault_http_layer_requests_sent_ahead_are_answered_in_turn(tmp_path: Path) -> None:
+    with serve(says("ok"), impatient(tmp_path)) as url, connect(url) as connection:
+        for _ in range(3):
+            connection.sendall(ASK * MAX_QUEUED)
+            answers = b""
+            while answers.count(b"HTTP/1.1 200 ") < MAX_QUEUED:
+                answers += connection.recv(65536)
+
+
+def test_fault_http_layer_many_requests_sent_ahead_end_the_connection(tmp_path: Path) -> None:
+    with serve(says("ok"), impatient(tmp_path)) as url:
+        with connect(url) as connection:
+            connection.sendall(ASK * 5000)
+            assert read_to_the_end(connection).count(b"HTTP/1.1 200 ") <= MAX_QUEUED + 1
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
 # ---- readers ------------------------------------------------------------------------------------
 
 
@@ -174,6 +250,22 @@ def test_fault_http_layer_a_stalled_reader_holds_little_and_loses_its_answer(tmp
             in_sockets = buffered(connection)
         assert num_outputs * 4096 < in_sockets + 2**20
         assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_fault_http_layer_who_never_reads_loses_the_connection(tmp_path: Path) -> None:
+    with serve(says("ok"), impatient(tmp_path)) as url, httpx.Client(base_url=url) as http:
+        host, port = url.removeprefix("http://").split(":")
+        size = len(http.get("/openapi.json").content)
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):
+                connection = stack.enter_context(socket.socket())
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connection.connect((host, int(port)))
+                connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * MAX_QUEUED)
+            assert size * MAX_QUEUED > 3 * 2**20, "more than a socket holds"
+            end = time.monotonic() + PATIENCE
+            while b"\ntessera:http_connections 1.0\n" not in http.get("/metrics").content:
+                assert time.monotonic() < end, "their connections stay open"
 
 
 def buffered(connection: socket.socket) -> int:

@@ -5,9 +5,11 @@ They are kept in SQLite: in memory, or in a file that the app processes of one s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sqlite3
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,8 +18,20 @@ import orjson
 from pydantic import TypeAdapter
 
 from tessera.app.schema.chat import ChatMessage
+from tessera.engine.contract.errors import EngineError
 
 logger = logging.getLogger("tessera.app")
+
+
+class StoreUnavailableError(EngineError):
+    """The kept answers cannot be reached: the disk is full, say, or read-only."""
+
+    status = 503
+    code = "response_store_unavailable"
+
+    def __init__(self) -> None:
+        super().__init__("The kept responses cannot be read or changed at the moment; please try again later.")
+
 
 LOCK_TIMEOUT = 5.0  # seconds; another process holds the file for a millisecond or two
 MESSAGES: TypeAdapter[tuple[ChatMessage, ...]] = TypeAdapter(tuple[ChatMessage, ...])
@@ -74,9 +88,8 @@ class ResponseStore:
         size = sum(map(len, row))
         if size > self._max_bytes or not self.keeps_anything:
             return
-        database = self._database
         try:
-            with database:
+            with self._database as database:
                 database.execute("BEGIN IMMEDIATE")
                 response, messages, input_items = row
                 values = {"response": response, "messages": messages, "input_items": input_items}
@@ -86,20 +99,22 @@ class ResponseStore:
             logger.warning("an answer of /v1/responses is not kept: %s", error)
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        with self._database as database:
-            row = database.execute(SELECT, {"tenant": tenant, "id": response_id}).fetchone()
-            if row is None:
-                return None
-            database.execute(TOUCH, {"tenant": tenant, "id": response_id})
+        """Raises StoreUnavailableError."""
+        with _guarded("read"):
+            row = self._database.execute(SELECT, {"tenant": tenant, "id": response_id}).fetchone()
+        if row is None:
+            return None
+        with contextlib.suppress(StoreUnavailableError), _guarded("marked as used"):
+            self._database.execute(TOUCH, {"tenant": tenant, "id": response_id})
         response, messages, input_items = row
         return StoredResponse(
             orjson.loads(response), MESSAGES.validate_json(messages), tuple(orjson.loads(input_items))
         )
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """-> whether it was there."""
-        with self._database as database:
-            return database.execute(DELETE, {"tenant": tenant, "id": response_id}).rowcount > 0
+        """-> whether it was there. Raises StoreUnavailableError."""
+        with _guarded("deleted"):
+            return self._database.execute(DELETE, {"tenant": tenant, "id": response_id}).rowcount > 0
 
     def _evict(self, tenant: str) -> None:
         num_bytes = 0
@@ -115,9 +130,22 @@ class ResponseStore:
         database = sqlite3.connect(
             self._path or ":memory:", timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False
         )
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = OFF")  # it is gone with the server in any case
+            database.execute(TABLE)
+            database.execute(INDEX)
+        except sqlite3.Error:
+            database.close()  # the next use tries again
+            raise
         weakref.finalize(self, database.close)
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = OFF")  # it is gone with the server in any case
-        database.execute(TABLE)
-        database.execute(INDEX)
         return database
+
+
+@contextlib.contextmanager
+def _guarded(what: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        logger.warning("an answer of /v1/responses cannot be %s: %s", what, error)
+        raise StoreUnavailableError from error

@@ -1,0 +1,117 @@
+"""A full or read-only disk: what the server keeps there fails alone."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tessera.app.http.counts import HttpCounts, make_shared_memory
+from tessera.app.openai.responses.store import ResponseStore, StoredResponse, StoreUnavailableError
+from tests.support.http_fixtures import serve
+from tests.support.server_fixture import running_server
+from tests.support.surface_fixtures import PATIENCE, says, tool_settings
+
+ASK = {"model": "tiny", "input": "hi"}
+STORED = StoredResponse({"id": "a"}, ())
+
+
+def test_fault_full_disk_shared_counts_have_their_memory_from_the_start() -> None:
+    fd = make_shared_memory()
+    assert fd is not None
+    HttpCounts(["/a", "/b"], fd=fd, num_rows=64, row=3)
+    found = os.stat(fd)
+    assert found.st_size > 2**14
+    assert found.st_blocks * 512 >= found.st_size, "a page that is not there yet may not be there later"
+
+
+def test_fault_full_disk_without_shared_memory_each_process_counts_for_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    fd = make_shared_memory()
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "memfd_create", full)
+    assert make_shared_memory() is None
+    counts = HttpCounts(["/a"], fd=fd, num_rows=2, row=1)
+    counts.add("/a", 200)
+    (requests, *_) = counts.collect("x")
+    assert [sample.value for sample in requests.samples] == [1]
+    assert caplog.text.count("No space left on device") == 2
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A file system of half a megabyte, where this user may mount one."""
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=512k", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(["mount", *options], capture_output=True).returncode != 0:
+        pytest.skip("mounting a small file system is for root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_fault_full_disk_a_server_of_two_processes_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_disk(tmp_path / "d") as disk:
+        monkeypatch.setenv("TMPDIR", str(disk))
+        with running_server(None, tmp_path / "log", "--api-workers", "2") as server:
+            server.until(lambda: server.children("tessera.app.server.worker"), "the worker")
+            with contextlib.suppress(OSError), (disk / "filling").open("wb", buffering=0) as filling:
+                while filling.write(b"x" * 4096):
+                    pass
+            body = {"model": server.model, "input": "hi", "max_output_tokens": 4}
+            for _ in range(8):  # each on a connection of its own, to either process
+                assert httpx.get(f"{server.url}/metrics", timeout=PATIENCE).status_code == 200
+                answer = httpx.post(f"{server.url}/v1/responses", json=body, timeout=PATIENCE)
+                assert answer.status_code == 200
+                kept = httpx.get(f"{server.url}/v1/responses/{answer.json()['id']}", timeout=PATIENCE)
+                assert kept.status_code in (404, 503)
+            assert "is not kept" in server.log
+            assert "Traceback" not in server.log
+            assert server.process.poll() is None
+
+
+def test_fault_full_disk_an_answer_that_cannot_be_kept_is_still_given(tmp_path: Path) -> None:
+    settings = tool_settings(tmp_path, response_file=str(tmp_path / "missing" / "responses.sqlite"))
+    with serve(says("one"), settings) as url:
+        assert httpx.post(f"{url}/v1/responses", json=ASK).status_code == 200
+        earlier = httpx.post(f"{url}/v1/responses", json={**ASK, "previous_response_id": "resp_0"})
+        for answer in (earlier, httpx.get(f"{url}/v1/responses/resp_0"), httpx.delete(f"{url}/v1/responses/resp_0")):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "response_store_unavailable")
+
+
+def test_fault_full_disk_what_is_kept_can_still_be_read(tmp_path: Path) -> None:
+    store = ResponseStore(max_count=3, max_bytes=10**6, path=str(tmp_path / "responses.sqlite"))
+    store.put("t", STORED)
+    store._database.execute("PRAGMA query_only = ON")  # as where nothing more can be written
+    assert store.get("t", "a") == STORED
+    with pytest.raises(StoreUnavailableError):
+        store.delete("t", "a")
+
+
+def test_fault_full_disk_attempts_to_open_the_file_leave_no_descriptors(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite"
+    path.write_bytes(b"not a database" * 100)
+    store = ResponseStore(max_count=3, max_bytes=10**6, path=str(path))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        store.put("t", STORED)
+        with pytest.raises(StoreUnavailableError):
+            store.get("t", "a")
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    path.unlink()
+    store.put("t", STORED)
+    assert store.get("t", "a") == STORED
+    assert sqlite3.connect(path).execute("SELECT count(*) FROM responses").fetchone() == (1,)

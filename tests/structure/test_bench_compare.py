@@ -1,0 +1,27 @@
+"""The comparison of two checkouts: medians over rounds, and which direction is better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.bench.compare import compared
+
+
+def row(throughput: float, ttft: float) -> dict[str, Any]:
+    load = {"model": "m", "concurrency": 16, "input_len": 512, "output_len": 256, "stream": True}
+    return {
+        **load,
+        "output_throughput": throughput,
+        "median_ttft_ms": ttft,
+        "median_itl_ms": None,
+        "ready_seconds": 2.0,
+    }
+
+
+def test_more_tokens_and_earlier_tokens_are_better() -> None:
+    before, after = [[row(100, 10)], [row(110, 10)]], [[row(210, 5)], [row(210, 5)]]
+    found = {entry["figure"]: entry for entry in compared(before, after)}
+    assert set(found) == {"output_throughput", "median_ttft_ms", "ready_seconds"}
+    assert found["output_throughput"]["better"] == 100
+    assert found["median_ttft_ms"]["better"] == 50
+    assert round(found["output_throughput"]["spread"], 6) == 10
