@@ -29,13 +29,13 @@ class Page:
 
 
 PAGES = (
-    Page("chat.md", "Chat completions", ("/v1/chat/",), "OpenAI's chat API: a conversation in, an answer out."),
+    Page("chat.md", "Chat completions", ("/v1/chat/",), "OpenAI's chat API: a conversation in, a completion out."),
     Page("completions.md", "Completions", ("/v1/completions",), "OpenAI's older API: text or token ids in, text out."),
     Page(
         "responses.md",
         "Responses",
         ("/v1/responses",),
-        "OpenAI's Responses API. Answers are kept for `previous_response_id`: per API key the latest 1,024, of at most"
+        "OpenAI's Responses API. Responses are stored for `previous_response_id`: per API key the latest 1,024, of at most"
         " 64 MiB together, until the server ends.",
     ),
     Page("messages.md", "Messages", ("/v1/messages",), "Anthropic's Messages API. Errors have Anthropic's form."),

@@ -152,7 +152,9 @@ def kernel_table(name: str) -> str:
 
 
 def _cell(cell: Any) -> str:
-    """The last figure of several is the reference, in brackets."""
+    """The last figure of several is the reference, in brackets; names stay on one line."""
+    if isinstance(cell, str):
+        return cell.replace(" ", "&nbsp;")
     if isinstance(cell, list):
         *own, reference = cell
         return ", ".join(map(number, own)) + (f" ({number(reference)})" if reference is not None else "")
