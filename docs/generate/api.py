@@ -154,11 +154,15 @@ def _responses(responses: dict[str, Any]) -> Iterator[str]:
     good = responses["200"]
     content = good.get("content", {})
     forms = [accepts(each["schema"]) for kind, each in content.items() if kind == "application/json"]
-    others = [f"`{kind}`" for kind in content if kind != "application/json"]
+    others = [_stream(kind, each.get("schema", {})) for kind, each in content.items() if kind != "application/json"]
     yield f"{good['description']} {' or '.join([*forms, *others])}"
     failures = [status for status in responses if status != "200"]
     if failures:
         yield f"May fail with status {', '.join(failures)}: see [Errors](index.md#errors)."
+
+
+def _stream(kind: str, schema: Schema) -> str:
+    return f"`{kind}` of {accepts(schema)}" if "$ref" in schema else f"`{kind}`"
 
 
 def _objects(operation: dict[str, Any]) -> list[str]:
