@@ -30,7 +30,7 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
         body_timeout: a request whose head or whose body takes longer to arrive is refused with 408.
         request_timeout: longest time from a request's arrival to the end of its answer.
         stall_timeout: a reader that takes nothing for this long loses its answer.
-        template_timeout: longest time for rendering one chat template.
+        template_timeout: most CPU seconds for rendering one chat template.
         text_threads: threads that render templates and encode long texts.
         max_text_jobs: most renderings and encodings waiting for those threads; beyond it 429.
         max_choices: most sequences of one request, prompts times n.

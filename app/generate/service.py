@@ -165,7 +165,7 @@ class Service:
                 add_generation_prompt=request.opens_answer,
                 continue_final_message=request.continue_final_message,
                 extra=kwargs,
-                deadline=time.monotonic() + self.settings.template_timeout,
+                seconds=self.settings.template_timeout,
                 max_chars=max_model_len * self.tokenizer.max_token_chars + TEMPLATE_OVERHEAD,
             )
             check_text_length(self.tokenizer, len(text), max_model_len, param)

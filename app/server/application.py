@@ -44,8 +44,12 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if service.template is not None:
+            service.template.start()
         yield
         service.workers.close()
+        if service.template is not None:
+            service.template.close()
 
     app = FastAPI(
         title="Tessera",

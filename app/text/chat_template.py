@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import secrets
-import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.meta
+import jinja2.nodes
 
-from tessera.app.text.sandbox import Meter, RenderLimitError, TemplateEnvironment
+from tessera.app.text.render_process import RenderProcesses
+from tessera.app.text.renderer import RenderJob
+from tessera.app.text.sandbox import TemplateEnvironment
 from tessera.app.text.tokenizer import SPECIAL_TOKEN_NAMES, load_json
 from tessera.engine.contract.errors import ConfigError, InvalidRequestError, ModelError
 
@@ -23,17 +23,15 @@ RESERVED_KWARGS = frozenset(
     | {"conversation", "raise_exception", "strftime_now", "range", "dict", "namespace", "lipsum", "cycler", "joiner"}
     | {"loop", "self", "caller", "varargs", "kwargs", *SPECIAL_TOKEN_NAMES, "additional_special_tokens"}
 )
-MAX_ERROR_LENGTH = 500
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+RENDER_SECONDS = 5.0
 
 
 class ChatTemplate:
-    """Compiled templates of one model. Rendering is synchronous: call it off the event loop.
+    """Templates of one model. Rendering waits for another process: call it off the event loop.
 
     Attributes:
         sources: template texts by name; `default` always, `tool_use` where the model has one.
-        variables: names that the templates read from outside.
+        variables: names that the templates read.
     """
 
     def __init__(
@@ -46,17 +44,18 @@ class ChatTemplate:
         """Raises ConfigError where a template is not valid Jinja."""
         self.sources = dict(sources)
         self._special_tokens = dict(special_tokens)
-        self._environment = TemplateEnvironment(now)
+        self._now = now
+        self._processes = RenderProcesses(self.sources)
+        environment = TemplateEnvironment()
         try:
-            self._templates = {name: self._environment.from_string(source) for name, source in sources.items()}
-            self.variables = frozenset[str]().union(
-                *(jinja2.meta.find_undeclared_variables(self._environment.parse(text)) for text in sources.values())
-            )
+            trees = [environment.parse(text) for text in sources.values()]
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
                 f"The chat template is not valid Jinja: line {error.lineno}: {error.message};"
                 " --chat-template FILE gives another"
             ) from None
+        names = (node for tree in trees for node in tree.find_all(jinja2.nodes.Name))
+        self.variables = frozenset(node.name for node in names if node.ctx == "load")
         self._handles_developer = any("developer" in source for source in sources.values())
 
     def render(
@@ -67,7 +66,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         extra: Mapping[str, Any] | None = None,
-        deadline: float | None = None,
+        seconds: float = RENDER_SECONDS,
         max_chars: int = 2**24,
     ) -> str:
         """The prompt's text.
@@ -75,11 +74,12 @@ class ChatTemplate:
         Args:
             extra: the request's chat_template_kwargs, checked with `check_kwargs`.
             continue_final_message: leave the last message open, so that the model goes on with it.
-            deadline: in `time.monotonic()` seconds; without one five seconds from now.
+            seconds: most CPU time.
             max_chars: longest text.
 
         Raises:
             InvalidRequestError: the template refuses or cannot render these messages, or takes too long.
+            EngineUnavailableError: the rendering process was ended from outside.
         """
         if not self._handles_developer:
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
@@ -88,7 +88,7 @@ class ChatTemplate:
             # Templates may trim what stands at a message's end, so the end is marked and found again.
             mark = f"|{secrets.token_hex(16)}|"
             messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + mark}]
-        template = self._templates["tool_use" if tools and "tool_use" in self._templates else "default"]
+        template = "tool_use" if tools and "tool_use" in self.sources else "default"
         variables: dict[str, Any] = {
             **self._special_tokens,
             **(extra or {}),
@@ -97,8 +97,10 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        self._environment.meter = Meter(deadline or time.monotonic() + 5.0, max_chars)
-        text = self._run(template, variables)
+        rendered = self._processes.render(RenderJob(template, variables, self._now(), seconds, max_chars))
+        if rendered.error:
+            raise InvalidRequestError(rendered.error, param="messages")
+        text = rendered.text
         if not continue_final_message:
             return text
         end = text.rfind(mark)
@@ -109,30 +111,13 @@ class ChatTemplate:
             )
         return text[:end]
 
-    def _run(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
-        meter = self._environment.meter
-        pieces = []
-        size = 0
-        try:
-            for piece in template.generate(variables):
-                size += len(piece)
-                meter.check_size(size)
-                meter.tick()
-                pieces.append(piece)
-        except RenderLimitError as error:
-            raise InvalidRequestError(str(error), param="messages") from None
-        except jinja2.exceptions.SecurityError:
-            raise InvalidRequestError(
-                "The chat template attempts what its sandbox forbids.", param="messages"
-            ) from None
-        except (RecursionError, MemoryError):
-            raise InvalidRequestError("The chat template nests too deeply.", param="messages") from None
-        except Exception as error:  # a template can raise whatever its expressions raise
-            reason = _ADDRESS.sub("", str(error))[:MAX_ERROR_LENGTH] or type(error).__name__
-            raise InvalidRequestError(
-                f"The chat template cannot render these messages: {reason}", param="messages"
-            ) from None
-        return "".join(pieces)
+    def start(self) -> None:
+        """Start a rendering process before the first prompt needs it."""
+        self._processes.start()
+
+    def close(self) -> None:
+        """End the rendering processes."""
+        self._processes.close()
 
 
 def check_kwargs(kwargs: Mapping[str, Any]) -> None:

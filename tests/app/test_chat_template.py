@@ -15,8 +15,8 @@ from tessera.app.text.tokenizer import Tokenizer, load_tokenizer
 from tessera.engine.contract.errors import ConfigError, InvalidRequestError
 from tests.support.paths import GOLDEN
 
-GOLDEN = json.loads((GOLDEN / "chat_templates.json").read_text(encoding="utf-8"))
-GOLDEN_CASES = [(model, name) for model, cases in GOLDEN["rendered"].items() for name in cases]
+GOLDENS = json.loads((GOLDEN / "chat_templates.json").read_text(encoding="utf-8"))
+GOLDEN_CASES = [(model, name) for model, cases in GOLDENS["rendered"].items() for name in cases]
 USER = [{"role": "user", "content": "hi"}]
 
 
@@ -25,7 +25,7 @@ def render(source: str, messages: list[dict[str, Any]] | None = None, **options:
 
 
 def test_goldens_cover_every_model_and_case() -> None:
-    assert set(GOLDEN["rendered"]) == {"qwen3", "smollm3", "phi-3", "minimind"}
+    assert set(GOLDENS["rendered"]) == {"qwen3", "smollm3", "phi-3", "minimind"}
     assert len(GOLDEN_CASES) >= 36
 
 
@@ -33,7 +33,7 @@ def test_goldens_cover_every_model_and_case() -> None:
 @pytest.mark.parametrize(("model", "name"), GOLDEN_CASES)
 def test_equals_transformers(shared_models: Path, model: str, name: str) -> None:
     tokenizer, template = _load(shared_models / "tokenizers" / model)
-    case = GOLDEN["cases"][name]
+    case = GOLDENS["cases"][name]
     text = template.render(
         [_alias_reasoning(message) for message in case["messages"]],
         tools=case.get("tools"),
@@ -41,7 +41,7 @@ def test_equals_transformers(shared_models: Path, model: str, name: str) -> None
         continue_final_message=case.get("continue_final_message", False),
         extra=case.get("extra"),
     )
-    expected = GOLDEN["rendered"][model][name]
+    expected = GOLDENS["rendered"][model][name]
     assert text == expected["text"]
     assert tokenizer.encode(text, add_special_tokens=False) == expected["token_ids"]
 
@@ -51,7 +51,7 @@ def _load(folder: Path) -> tuple[Tokenizer, ChatTemplate]:
     tokenizer = load_tokenizer(folder)
     found = load_chat_template(folder, None, {})
     assert found is not None
-    now = datetime.fromisoformat(GOLDEN["now"])
+    now = datetime.fromisoformat(GOLDENS["now"])
     return tokenizer, ChatTemplate(found.sources, tokenizer.special_tokens, now=lambda: now)
 
 

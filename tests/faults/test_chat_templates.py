@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -57,7 +60,7 @@ def test_fault_chat_templates_sandbox_refuses(source: str) -> None:
     "source",
     [
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for i in range(99999) if i < 0 %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(100) }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}",
@@ -71,7 +74,7 @@ def test_fault_chat_templates_sandbox_refuses(source: str) -> None:
         "{{ '%999999999d' % 1 }}",
         "{{ '{:>999999999}'.format(1) }}",
         "{{ '%*d' % (10 ** 9, 1) }}",
-        "{{ [1] | batch(10 ** 8, 'x') | list | length }}",
+        "{{ [1] | batch(10 ** 9, 'x') | list | length }}",
         "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x.replace('a', 'aaaa') %}{% endfor %}",
         "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x | replace('a', 'aa') %}{% endfor %}",
         "{% set ns = namespace(x='aa') %}{% for i in range(40) %}{% set ns.x = ns.x.join([ns.x] * 9) %}{% endfor %}",
@@ -86,7 +89,7 @@ def test_fault_chat_templates_sandbox_refuses(source: str) -> None:
 def test_fault_chat_templates_rendering_is_bounded(source: str) -> None:
     used = time.process_time()
     with pytest.raises(InvalidRequestError):
-        render(source, deadline=time.monotonic(), max_chars=100_000)
+        render(source, seconds=0, max_chars=100_000)
     assert time.process_time() - used < 1
 
 
@@ -95,10 +98,13 @@ def test_fault_chat_templates_format_strings_reach_no_internals() -> None:
 
 
 def test_fault_chat_templates_one_in_trouble_leaves_the_next_alone() -> None:
-    template = ChatTemplate({"default": "{% for i in range(messages[0].content) %}{% endfor %}done"}, {})
+    template = ChatTemplate(
+        {"default": "{% for i in range(messages[0].content) %}{% for j in range(99999) %}{% endfor %}{% endfor %}done"},
+        {},
+    )
     with pytest.raises(InvalidRequestError, match="too long"):
-        template.render([{"role": "user", "content": 99_999}], deadline=time.monotonic())
-    assert template.render([{"role": "user", "content": 99_999}]) == "done"
+        template.render([{"role": "user", "content": 99_999}], seconds=0)
+    assert template.render([{"role": "user", "content": 1}]) == "done"
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED_KWARGS | {"_x"}))
@@ -161,3 +167,29 @@ def test_fault_chat_templates_render_in_bounded_time_off_the_event_loop(
     app.state.service.workers.close()
     assert response.status_code == 400
     assert "takes too long" in response.json()["error"]["message"]
+
+
+def test_fault_chat_templates_a_renderer_killed_from_outside_costs_no_prompt() -> None:
+    template = ChatTemplate({"default": "{{ messages[0].content }}"}, {})
+    assert template.render(USER) == "hi"
+    for pid in renderers_of(os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+    assert template.render(USER) == "hi"
+    template.close()
+
+
+def test_fault_chat_templates_renderers_end_with_their_template() -> None:
+    before = renderers_of(os.getpid())
+    template = ChatTemplate({"default": "x"}, {})
+    template.render(USER)
+    assert len(renderers_of(os.getpid()) - before) == 1
+    template.close()
+    assert renderers_of(os.getpid()) <= before
+
+
+def renderers_of(parent: int) -> set[int]:
+    """Processes that render for `parent`."""
+    found = subprocess.run(
+        ["pgrep", "-P", str(parent), "-f", "tessera.app.text.renderer"], capture_output=True, text=True
+    )
+    return set(map(int, found.stdout.split()))
