@@ -35,8 +35,8 @@ PAGES = (
         "responses.md",
         "Responses",
         ("/v1/responses",),
-        "OpenAI's Responses API. Responses are stored for `previous_response_id`: per API key the latest 1,024, of at most"
-        " 64 MiB together, until the server ends.",
+        "OpenAI's Responses API. Responses are stored for `previous_response_id`: per API key the latest 1,024, of at"
+        " most 64 MiB together, until the server ends.",
     ),
     Page("messages.md", "Messages", ("/v1/messages",), "Anthropic's Messages API. Errors have Anthropic's form."),
     Page("embeddings.md", "Embeddings", ("/v1/embeddings",)),

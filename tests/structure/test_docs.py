@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ from docs.generate.blocks import BLOCK, BLOCKS, markdown_files
 from docs.generate.field_notes import NOTES
 from docs.generate.figures import number, serving
 from docs.generate.options import command_options
+from docs.generate.record import dumps, record
 from docs.generate.request_path import STAGES
 from tests.support.paths import ROOT
 from tests.support.server_fixture import Server
@@ -50,7 +52,7 @@ def test_the_readme_is_short() -> None:
 
 def test_generated_tables_and_pictures_are_up_to_date() -> None:
     stale = [name_of(path) for path in outdated(generated_files())]
-    assert not stale, f"run `python -m docs.generate`: {', '.join(stale)}"
+    assert not stale, f"run `make docs`: {', '.join(stale)}"
 
 
 def test_the_readmes_throughput_is_that_of_the_json() -> None:
@@ -60,6 +62,19 @@ def test_the_readmes_throughput_is_that_of_the_json() -> None:
         if row["output_len"] > 2 and row["stream"]:
             assert f"**{number(row['output_throughput'])}**" in text
             assert number(row["vllm_throughput"]) in text
+
+
+def test_a_run_of_the_benchmark_replaces_its_part() -> None:
+    part = json.loads(dumps(serving()))["loads"]
+    measured = [{**row, "output_throughput": 1234.56, "ready_seconds": 3.0} for row in part["rows"]]
+    record(part, measured, "abc1234", "another GPU", "2030-01-01")
+    assert (part["commit"], part["device"], part["date"]) == ("abc1234", "another GPU", "2030-01-01")
+    assert {row["output_throughput"] for row in part["rows"] if row["output_len"] > 2} == {1235}
+    for row, before in zip(part["rows"], serving()["loads"]["rows"], strict=True):
+        assert row.keys() == before.keys()
+        assert row.get("vllm_throughput") == before.get("vllm_throughput")
+    with pytest.raises(SystemExit, match="measure all of a part"):
+        record(part, measured[1:], "abc1234", "another GPU", "2030-01-01")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
