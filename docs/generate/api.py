@@ -116,14 +116,16 @@ def _body(method: str, path: str, body: dict[str, Any]) -> Iterator[str]:
             yield f"Refused with status 400 unless they ask for nothing: {names}."
     tabs = []
     for name, example in body.get("examples", {}).items():
-        command = f"curl {URL}{path} -H 'Content-Type: application/json' -d '{_pretty(example['value'])}'"
+        body_text = _pretty(example["value"])
+        command = f"curl {URL}{path} \\\n  -H 'Content-Type: application/json' \\\n  -d '{body_text}'"
         indented = "\n".join(f"    {line}" for line in f"```sh\n{command}\n```".splitlines())
         tabs.append(f'=== "{name}"\n\n{indented}')
     yield "\n\n".join(tabs)
 
 
 def _pretty(value: Any) -> str:
-    return json.dumps(value, indent=2).replace("'", "'\\''")
+    """As a shell argument, for the demonstration model."""
+    return json.dumps(value, indent=2).replace("'", "'\\''").replace('"MODEL"', '"tessera-builtin"')
 
 
 def _fields(schema: Schema) -> str:
