@@ -144,7 +144,7 @@ def test_the_metrics_page_lists_what_the_server_has(builtin_server: Server) -> N
 def test_the_site_builds_and_fetches_nothing(tmp_path: Path) -> None:
     """In strict mode, which fails on a link or an anchor that leads nowhere."""
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
