@@ -6,13 +6,17 @@ ARGS ?=
 CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh tests/emulation/*.h tests/emulation/*.cc
 KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py encoder*.py rope*.py sampling*.py token*.py))
 
-.PHONY: serve test check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean
+.PHONY: serve test test-fast check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
 
 test: .venv/.dev
 	$(BIN)/python -m pytest -m "not gpu" --numprocesses 2 --dist loadfile $(ARGS)
+
+# What a change most likely breaks, in under a minute on 2 cores.
+test-fast: .venv/.dev
+	$(BIN)/python -m pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile -q $(ARGS)
 
 eval: .venv/.dev
 	$(BIN)/python -m tests.evaluation $(ARGS)

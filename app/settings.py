@@ -1,47 +1,41 @@
-"""What one app process needs to know; crosses the process boundary to worker processes as JSON."""
+"""Settings of the server that a user decides on, and those that the server derives for its processes."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from tessera.engine.contract.logs import LogFormat, LogLevel
+from tessera.engine.contract.config import EngineConfig, ProcessSettings
+from tessera.options.declaration import Option
 
 ToolParserName = Literal["auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "none"]
 ReasoningParserName = Literal["auto", "think", "none"]
 
+MOST_CONNECTIONS = 2**14  # of one app process, unless the user asks for more
 
-class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the HTTP side. Times are seconds.
+
+class AppSettings(ProcessSettings, frozen=True, kw_only=True):
+    """Settings of one app process, which speaks HTTP; crosses the process boundary as JSON. Times are seconds.
+
+    The fields without an Option:
 
     Attributes:
         model_folder: local folder with tokenizer.json, tokenizer_config.json, generation_config.json.
-        served_model_names: names that requests may use; answers carry the name that was asked for.
+        served_model_names: names that requests may use; a completion carries the name that was asked for.
         api_keys: accepted bearer keys; empty leaves every route open.
-        chat_template: path of a Jinja file that replaces the model's own template, or None.
-        tool_call_parser: name of the format of tool calls; auto finds it in the chat template.
-        reasoning_parser: whether reasoning is told from the answer: auto (by the chat template), think or none.
         embedding_folder: local folder of the encoder that makes embeddings beside the model, or None.
         embedding_model_names: names of that encoder.
-        seed: of requests without one of their own; None draws one for each answer.
-        metrics_prefix: prefix of every metric's name on /metrics, without the colon.
         max_body_bytes: larger request bodies are refused with 413.
-        body_timeout: a request whose head or whose body takes longer to arrive is refused with 408.
-        request_timeout: longest time from a request's arrival to the end of its answer.
-        stall_timeout: a reader that takes nothing for this long loses its answer.
+        body_timeout: a request whose head or body takes longer to arrive is refused with 408.
+        stall_timeout: a client that reads nothing for this long loses its stream.
         template_timeout: most CPU seconds for rendering one chat template.
         text_threads: threads that render templates and encode long texts.
         max_text_jobs: most renderings and encodings waiting for those threads; beyond it 429.
         max_choices: most sequences of one request, prompts times n.
-        max_stored_responses: most answers of /v1/responses that are kept per API key; 0 keeps none.
-        max_stored_bytes: and the most memory that they take.
+        max_stored_responses: most responses of /v1/responses that are kept per API key; 0 keeps none.
+        max_stored_bytes: most memory that they take.
         response_file: file that several app processes keep them in; None: each in its own memory.
-        cors_origins: origins whose pages may call this server from a browser; empty allows none.
-        ui: whether there is a status page at /.
-        log_format: form of the log lines.
-        log_level: lines below it are left out; those of single requests are of level info.
-        log_prompts: whether a request's line has its prompt, as the model reads it.
         num_app_processes: of this server; `app_process` is the number of this one, from 0.
         count_fd: descriptor of the memory that several app processes count HTTP requests in; None: each for itself.
         max_connections: most open connections of one app process, and a few more for health checks.
@@ -51,16 +45,10 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_folder: str
     served_model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
-    chat_template: str | None = None
-    tool_call_parser: ToolParserName = "auto"
-    reasoning_parser: ReasoningParserName = "auto"
     embedding_folder: str | None = None
     embedding_model_names: tuple[str, ...] = ()
-    seed: int | None = None
-    metrics_prefix: str = "tessera"
     max_body_bytes: int = 16 * 2**20
     body_timeout: float = 60.0
-    request_timeout: float = 3600.0
     stall_timeout: float = 60.0
     template_timeout: float = 5.0
     text_threads: int = 2
@@ -69,13 +57,111 @@ class AppSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_stored_responses: int = 1024
     max_stored_bytes: int = 64 * 2**20
     response_file: str | None = None
-    cors_origins: tuple[str, ...] = ()
-    ui: bool = True
-    log_format: LogFormat = "text"
-    log_level: LogLevel = "info"
-    log_prompts: bool = False
     num_app_processes: int = 1
     app_process: int = 0
     count_fd: int | None = None
     max_connections: int = 1024
     share_prefix_cache: bool = False
+    chat_template: Annotated[
+        str | None,
+        Option(
+            "Jinja file that replaces the model's own chat template",
+            group="model",
+            metavar="FILE",
+            default="the model's own",
+        ),
+    ] = None
+    tool_call_parser: Annotated[
+        ToolParserName,
+        Option("format of the model's tool calls; auto: as its chat template shows", group="model"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParserName,
+        Option(
+            "think: separate <think>...</think> from the answer; auto: if the chat template knows these tags",
+            group="model",
+        ),
+    ] = "auto"
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Option(
+            "origin whose pages may call the server from a browser, as https://example.org, or * for all; may be "
+            "given several times",
+            group="HTTP",
+            metavar="ORIGIN",
+            pattern=r"\*|https?://[^\s/?#@*]+",
+            form="* or an origin such as https://example.org",
+            name="cors-origin",
+            default="none",
+        ),
+    ] = ()
+    request_timeout: Annotated[
+        float,
+        Option(
+            "longest time from a request's arrival to the end of its response",
+            group="HTTP",
+            metavar="SECONDS",
+            low=1,
+            high=604800,
+        ),
+    ] = 3600.0
+    metrics_prefix: Annotated[
+        str,
+        Option(
+            "prefix of the names on /metrics, without the colon; vllm suits existing dashboards",
+            group="HTTP",
+            metavar="NAME",
+            pattern=r"[A-Za-z_][A-Za-z0-9_]*",
+            form="letters, digits and _, not beginning with a digit",
+        ),
+    ] = "tessera"
+    ui: Annotated[bool, Option("have a status page at /", group="HTTP")] = True
+    log_prompts: Annotated[
+        bool,
+        Option("write each request's prompt into its log line; otherwise no content is logged", group="log"),
+    ] = False
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the process that starts the others. Times are seconds."""
+
+    engine: EngineConfig
+    app: AppSettings
+    engine_module: str = "tessera.engine.ipc.process"
+    host: Annotated[str, Option("address to listen on", group="HTTP", metavar="HOST")] = "127.0.0.1"
+    port: Annotated[
+        int, Option("port to listen on; 0 takes a free one", group="HTTP", metavar="PORT", low=0, high=65535)
+    ] = 8000
+    api_workers: Annotated[int, Option("processes that speak HTTP", group="HTTP", metavar="N", low=1, high=64)] = 1
+    max_connections: Annotated[
+        int | None,
+        Option(
+            "most HTTP connections of one app process",
+            group="HTTP",
+            metavar="N",
+            low=1,
+            high=2**20,
+            default=f"what the limit of descriptors leaves room for, at most {MOST_CONNECTIONS}",
+        ),
+    ] = None
+    drain_timeout: Annotated[
+        int,
+        Option(
+            "how long running requests may go on after SIGTERM or Ctrl-C; a second signal ends at once",
+            group="HTTP",
+            metavar="SECONDS",
+            low=0,
+            high=86400,
+        ),
+    ] = 30
+    step_timeout: Annotated[
+        float | None,
+        Option(
+            "a longer step counts as hung and the engine is restarted",
+            group="scheduling",
+            metavar="SECONDS",
+            low=1,
+            high=86400,
+            default="60 on CUDA, 600 on the CPU",
+        ),
+    ] = None

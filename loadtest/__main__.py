@@ -1,19 +1,21 @@
-"""`python -m loadtest`: the same as `tessera bench`."""
+"""`python -m tessera.loadtest`: the same as `tessera bench`."""
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
 from collections.abc import Sequence
 
-from tessera.loadtest.command import bench_command
-from tessera.loadtest.options import add_options
+from tessera.loadtest.bench import run_bench
+from tessera.loadtest.bench_options import BENCH_OPTIONS
+from tessera.options.parser import Parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m loadtest", description="Load an OpenAI-compatible server.")
-    add_options(parser)
-    return bench_command(parser.parse_args(arguments))
+    parser = Parser(prog="python -m tessera.loadtest", description="Load an OpenAI-compatible server.")
+    BENCH_OPTIONS.add_to(parser)
+    namespace, unknown = parser.parse_known_args(arguments)
+    return run_bench(BENCH_OPTIONS.read_or_exit(parser, namespace, unknown, os.environ))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,21 @@ SHARED_MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 CARRIED_MODELS = Path(__file__).resolve().parents[1] / ".carry" / "models"
 
 
+# Modules and rooms that start servers, compile for the CPU or try thousands of inputs; not in `make test-fast`.
+SLOW = (
+    *("e2e/", "emulation/", "faults/", "loadtest/test_command"),
+    *("app/test_cli", "app/test_schemathesis", "app/test_hub", "app/test_responses_store", "wire/test_sdk_helpers"),
+    *("engine/test_client", "engine/test_process", "engine/test_cuda_graphs", "engine/test_embeddings_engine"),
+    *("cuda/test_compile", "structure/test_install"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.removeprefix("tests/").startswith(SLOW):
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def shared_models() -> Path:
     """Folder of the real models and tokenizers that are kept outside the project."""

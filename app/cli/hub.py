@@ -1,4 +1,4 @@
-"""From the command line's MODEL to a local folder, downloading it from a hub where that is asked for."""
+"""Local folders of models, downloaded from a hub where needed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tessera.engine.contract.errors import ConfigError, ModelError
 HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 WANTED_FILES = ["*.safetensors", "*.json", "*.jinja"]  # nothing that runs code: no .bin, .pt, .py
 BUILTIN_MODEL = "tessera-builtin"
-# Weights a second time; but folders that begin with a digit, such as 1_Pooling, belong to an embedding model.
+# Second copies of the weights. Folders that begin with a digit, such as 1_Pooling, belong to an embedding model.
 UNWANTED_FILES = ["*/*.safetensors", "[!0-9]*/*.json", "consolidated*.safetensors"]
 
 
 class ModelFolder(NamedTuple):
-    """Where a model lies, and the name to serve it under unless the user gives another."""
+    """A model's folder, and the name to serve it under unless the user gives another."""
 
     path: Path
     name: str
@@ -85,7 +85,7 @@ def _download(model_id: str, revision: str | None) -> Path:
         raise ConfigError(
             f"{reason}, and the model {model_id} is not complete in the cache {constants.HF_HUB_CACHE}"
         ) from None
-    except Exception as error:  # the client lets errors of its HTTP library and of the disk through
+    except Exception as error:  # the client passes on errors of its HTTP library and of the disk
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ConfigError(f"the model {model_id} could not be downloaded from {hub}: {reason}") from error
     if not (folder / "config.json").is_file():

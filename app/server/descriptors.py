@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import resource
 
+from tessera.app.settings import MOST_CONNECTIONS
 from tessera.engine.contract.errors import ConfigError
 
 logger = logging.getLogger("tessera.serve")
 
 MOST_DESCRIPTORS = 2**20  # more is of no use
-MOST_CONNECTIONS = 2**14
 RESERVED = 256  # for health checks, the engine's restarts, files; half of all where there are few
 
 

@@ -1,4 +1,4 @@
-"""The listening socket, made before anything else so that a wrong address is told at once."""
+"""The listening socket, opened first so that a wrong address is reported at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REASONS = {
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError where that cannot be."""
+    """Open a listening socket. Raises ConfigError if that is not possible."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

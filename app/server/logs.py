@@ -10,6 +10,6 @@ from tessera.engine.contract import logs
 
 def configure_logging(settings: AppSettings) -> None:
     logs.configure_logging(settings.log_format, settings.log_level)
-    # What it says about its own start and stop, this server says itself.
+    # This server reports its own start and stop.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("httpx").setLevel(logging.WARNING)

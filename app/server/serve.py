@@ -1,4 +1,4 @@
-"""One server from start to stop: the engine process, the app processes, and what the user is told."""
+"""One server from start to stop: the engine process, the app processes, and the report to the user."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import socket
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -19,8 +18,7 @@ from tessera.app.server.listener import listen
 from tessera.app.server.logs import configure_logging
 from tessera.app.server.start_report import StartReport
 from tessera.app.server.worker_pool import WorkerLaunch, WorkerPool
-from tessera.app.settings import AppSettings
-from tessera.engine.contract.config import EngineConfig
+from tessera.app.settings import ServerOptions
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.messages import EngineInfo, LoadProgress
 from tessera.engine.ipc.client import EngineClient
@@ -30,22 +28,7 @@ logger = logging.getLogger("tessera.serve")
 
 RESPONSE_FILE = "responses.sqlite"
 ENGINE_STOP_TIMEOUT = 5.0  # seconds; by then no request is left for the engine to finish
-ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # what to call where one listens everywhere
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """Everything a server is told at its start. Timeouts are seconds; see the command's help."""
-
-    engine: EngineConfig
-    app: AppSettings
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_workers: int = 1
-    max_connections: int | None = None
-    drain_timeout: int = 30
-    step_timeout: float | None = None
-    engine_module: str = "tessera.engine.ipc.process"
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # the address to show for one that listens everywhere
 
 
 def run_server(options: ServerOptions) -> int:
@@ -57,7 +40,7 @@ def run_server(options: ServerOptions) -> int:
     configure_logging(options.app)
     max_connections = connection_limit(raise_descriptor_limit(), options.max_connections)
     app = msgspec.structs.replace(options.app, max_connections=max_connections)
-    options = replace(options, app=app)
+    options = msgspec.structs.replace(options, app=app)
     listener = listen(options.host, options.port)
     return uvloop.run(Server(options, listener).run())
 
@@ -144,7 +127,7 @@ class Server:
         return exit_code
 
     async def _wait_ready(self) -> EngineInfo:
-        """Until a request would be served; raises what `wait_started` raises."""
+        """Wait until requests can be served; raises as `wait_started` does."""
         info = await self._supervisor.wait_started()
         await self._client.wait_first_ready()
         return info

@@ -1,4 +1,4 @@
-"""What a person sees on the terminal while the server starts: progress, then what was decided."""
+"""Output on the terminal while the server starts: progress, then the settings in effect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SI_UNITS = ("", "k", "M", "G", "T")
 class StartReport:
     """Draws bars on a terminal, prints plain lines elsewhere; everything goes to standard error.
 
-    `as_log` makes lines of the log of it, for who reads standard error by machine.
+    With `as_log` it writes log lines, for programs that read standard error.
     """
 
     def __init__(self, console: Console | None = None, *, as_log: bool = False) -> None:

@@ -22,7 +22,7 @@ STDIN_FD = 0
 
 
 async def run_worker(launch: WorkerLaunch) -> None:
-    """Serve until SIGTERM, or until the first app process is gone."""
+    """Serve until SIGTERM, or until the first app process ends."""
     loop = asyncio.get_running_loop()
     client = EngineClient(launch.run_dir)
     await client.start()

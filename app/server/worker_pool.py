@@ -41,13 +41,13 @@ class WorkerPool:
         self._tasks = [asyncio.create_task(self._keep_running(1 + i)) for i in range(self._num_workers)]
 
     def terminate(self) -> None:
-        """Let the workers finish what they are doing and end."""
+        """Ask the workers to finish their requests and end."""
         self._stopping.set()
         for process in self._processes:
             process.terminate()
 
     async def join(self) -> None:
-        """Wait for the end of all workers after `terminate`; who takes too long is killed."""
+        """Wait for the end of all workers after `terminate`; late ones are killed."""
         if not self._tasks:
             return
         _, late = await asyncio.wait(self._tasks, timeout=self._launch.drain_timeout + KILL_DELAY)

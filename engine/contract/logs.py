@@ -69,6 +69,6 @@ def _time(record: logging.LogRecord) -> str:
 def _text(value: object) -> str:
     if isinstance(value, (int, float)):
         return str(value).lower()
-    # In quotes, so that nobody writes a line of the log by what he sends.
+    # Quoted, to prevent log injection.
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return text if PLAIN_VALUE.fullmatch(text) else json.dumps(text)

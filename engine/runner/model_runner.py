@@ -100,7 +100,7 @@ class ModelRunner:
         self.decoder = Decoder(model, weights, self.ops, kv_cache, cos_sin)
         if not isinstance(device, CpuDevice):
             self.warm_up()
-            if config.cuda_graphs:
+            if not config.enforce_eager:
                 for step in self._recorded.record(device, self._inputs, self._forward):
                     self._sampler.record(device, step.logits, step.inputs)
 

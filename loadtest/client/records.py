@@ -1,4 +1,4 @@
-"""What became of each request, as columns: small to carry between processes, quick to count."""
+"""Results of requests as columns, cheap to send between processes and to count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Recorder:
         self._kinds: dict[str, int] = {}
         self._examples: dict[str, str] = {}
 
-    def add(
+    def record_request(
         self,
         start: float,
         end: float,
@@ -29,10 +29,10 @@ class Recorder:
         error: str | None = None,
         message: str = "",
     ) -> None:
-        """Note one request.
+        """Add one request.
 
-        Times are `time.perf_counter()` seconds, one clock for all processes; `error` is a kind of failure and `message`
-        its words.
+        Times are `time.perf_counter()` seconds, one clock for all processes; `error` is the kind of failure and
+        `message` its text.
         """
         self._floats["start"].append(start)
         self._floats["end"].append(end)
@@ -51,7 +51,7 @@ class Recorder:
 
 
 class Columns(msgspec.Struct):
-    """A Recorder's content on its way: raw float64 and int64 columns, and the names of error kinds by number."""
+    """A Recorder's content as a message: raw float64 and int64 columns, and the names of error kinds by number."""
 
     columns: dict[str, bytes]
     kinds: list[str]
@@ -63,14 +63,14 @@ class Records:
     """The requests of all client processes, in the order in which they were sent.
 
     Attributes:
-        start, end: [requests] seconds; `end` is when the last token came, or else the whole answer or the failure.
-        first: [requests] when the first token came; NaN where none did or the answer was not streamed.
+        start, end: [requests] seconds; `end` is when the last token came, or else the whole completion or the failure.
+        first: [requests] when the first token came; NaN where none did or the completion was not streamed.
         input_tokens, output_tokens: [requests].
         ok: [requests] bool.
-        token_times: [tokens] arrivals of all requests, one request after the other.
-        num_times: [requests] how many of `token_times` are its.
-        errors: how often each kind of failure came.
-        examples: the words of the first failure of each kind.
+        token_times: [tokens] arrivals, request by request.
+        num_times: [requests] how many of `token_times` belong to each.
+        errors: count of each kind of failure.
+        examples: message of the first failure of each kind.
     """
 
     start: npt.NDArray[np.float64]
@@ -118,7 +118,7 @@ class Records:
         )
 
     def gaps(self) -> npt.NDArray[np.float64]:
-        """[gaps] seconds between neighbouring tokens of one answer, of the requests that went well."""
+        """[gaps] seconds between neighbouring tokens of one completion, of successful requests."""
         return np.asarray(np.diff(self.token_times)[self._within()])
 
     def gap_ends(self) -> npt.NDArray[np.float64]:
@@ -126,7 +126,7 @@ class Records:
         return self.token_times[1:][self._within()]
 
     def _within(self) -> npt.NDArray[np.bool_]:
-        """[tokens - 1] whether a token and the next one belong to one answer that went well."""
+        """[tokens - 1] whether a token and the next one belong to one successful completion."""
         request = np.repeat(np.arange(len(self.start)), self.num_times)
         return np.asarray((request[1:] == request[:-1]) & self.ok[request[1:]])
 

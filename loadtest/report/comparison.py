@@ -9,7 +9,8 @@ import orjson
 from rich import box
 from rich.table import Table
 
-from tessera.loadtest.errors import UsageError
+from tessera.loadtest.metrics import METRICS
+from tessera.options.errors import OptionError
 
 # Key, name, and whether more is better.
 FIGURES = (
@@ -19,7 +20,7 @@ FIGURES = (
     ("total_token_throughput", "Total token throughput (tok/s)", True),
     *(
         (f"{statistic}_{metric}_ms", f"{statistic.capitalize()} {metric.upper()} (ms)", False)
-        for metric in ("ttft", "tpot", "itl", "e2el")
+        for metric in METRICS
         for statistic in ("mean", "median", "p99")
     ),
     ("failed", "Failed requests", False),
@@ -27,19 +28,19 @@ FIGURES = (
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """What `--output` wrote, or another load test with the same keys.
+    """Read the file that `--output` wrote, or that of another load test with the same keys.
 
     Raises:
-        UsageError: it cannot be read, or is something else.
+        OptionError: it cannot be read, or is something else.
     """
     try:
         summary = orjson.loads(path.read_bytes())
     except OSError as error:
-        raise UsageError(f"--compare: {error.strerror}: {path}") from error
+        raise OptionError(f"--compare: {error.strerror}: {path}") from error
     except orjson.JSONDecodeError as error:
-        raise UsageError(f"--compare: {path} is not JSON: {error}") from error
+        raise OptionError(f"--compare: {path} is not JSON: {error}") from error
     if not isinstance(summary, dict) or "request_throughput" not in summary:
-        raise UsageError(f"--compare: {path} must be what --output wrote: it has no request_throughput")
+        raise OptionError(f"--compare: {path} must be what --output wrote: it has no request_throughput")
     return summary
 
 

@@ -48,11 +48,11 @@ def _histogram(name: str, milliseconds: Array, percentiles: Sequence[float]) -> 
 
 
 def throughput_over_time(records: Records, start: float) -> str:
-    """Tokens received per second; an event counts for as many tokens as its answer has per event."""
+    """Tokens received per second; an event counts for as many tokens as its completion has per event."""
     per_event = records.output_tokens / np.maximum(records.num_times, 1)
     weights = np.repeat(np.where(records.ok, per_event, 1.0), records.num_times)
     times = records.token_times - start
-    if not len(times):  # not streamed: an answer's tokens come at its end
+    if not len(times):  # not streamed: a completion's tokens come at its end
         times, weights = (records.end - start)[records.ok], records.output_tokens[records.ok].astype(np.float64)
     end = float((records.end - start).max(initial=1e-3))
     tokens, edges = np.histogram(times, _bins(len(times)), (0, end), weights=weights)

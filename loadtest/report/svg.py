@@ -16,7 +16,7 @@ class Plot:
     Args:
         x_range: lowest and highest x.
         y_max: highest y; the lowest is 0.
-        description: for those who do not see it.
+        description: for screen readers.
         headroom: how far the axis goes beyond `y_max`, as a factor.
     """
 

@@ -1,4 +1,4 @@
-"""What Ctrl-C does while a run is under way."""
+"""Handling of Ctrl-C during a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import FrameType
 
 @contextlib.contextmanager
 def on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
-    """Call `action` at the first Ctrl-C in place of raising KeyboardInterrupt, which could tear a message in two.
+    """Call `action` at the first Ctrl-C instead of raising KeyboardInterrupt, which could cut a message in half.
 
-    A second one raises. Only the main thread can be told of signals; in others this does nothing.
+    A second one raises. Only the main thread gets signals; in others this does nothing.
     """
 
     def handle(_number: int, _frame: FrameType | None) -> None:
@@ -26,7 +26,7 @@ def on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ctrl_c_ignored() -> Iterator[None]:
-    """A process started within ignores Ctrl-C from its first moment on; the terminal sends it to all of them."""
+    """Processes started within ignore Ctrl-C from the start; the terminal sends it to all processes."""
     with _handler(signal.SIG_IGN):
         yield
 

@@ -1,4 +1,4 @@
-"""How far a run is, live in the terminal."""
+"""Live progress of a run in the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from tessera.loadtest.client.process import Progress
+from tessera.loadtest.client.client_process import Progress
 
 
 class LiveProgress:

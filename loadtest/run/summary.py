@@ -1,4 +1,4 @@
-"""The field's figures of a run, under the field's names."""
+"""Figures of a run, under the names that vLLM's benchmark gives them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.loadtest.client.records import Records
+from tessera.loadtest.metrics import PERCENTILES
 
 if TYPE_CHECKING:
-    from tessera.loadtest.run.run import Outcome
+    from tessera.loadtest.run.load_run import Outcome
 
-METRICS = ("ttft", "tpot", "itl", "e2el")
-GOODPUT_METRICS = ("ttft", "tpot", "e2el")
-PERCENTILES = (90.0, 99.0)
 BUSY_CLIENT = 0.8  # share of one core above which a client process may delay what it measures
 
 
@@ -24,10 +22,9 @@ def summarize(
 ) -> dict[str, Any]:
     """Totals, throughputs per second, and mean, median, std and percentiles of each latency in milliseconds.
 
-    TTFT: from sending a request to its first token. E2EL: to its last. TPOT: the time between these two over the
-    tokens after the first. ITL: between neighbouring events of a stream. Tokens are those that the server's usage
-    counts; failed requests count as failed and in nothing else. `duration` ends with the last answer. Answers that
-    were not streamed have an E2EL alone; a latency without samples is 0.
+    `loadtest.metrics` defines the latencies. Tokens are those that the server's usage counts; failed requests count as
+    failed and in nothing else. `duration` ends with the last completion. Completions that were not streamed have an
+    E2EL alone; a latency without samples is 0.
 
     `client_cpu_share` is that of the busiest client process, as a share of one core.
 
@@ -74,7 +71,7 @@ def summarize(
 
 
 def _meets(records: Records, goodput: Mapping[str, float]) -> npt.NDArray[np.bool_]:
-    """[requests] whether each went well and within the limits; a latency that a request has not cannot break one."""
+    """[requests] whether each succeeded within the limits; a latency that a request lacks breaks none."""
     seconds = {
         "ttft": records.first - records.start,
         "tpot": (records.end - records.first) / np.maximum(records.output_tokens - 1, 1),
@@ -87,7 +84,7 @@ def _meets(records: Records, goodput: Mapping[str, float]) -> npt.NDArray[np.boo
 
 
 def latencies_of(records: Records) -> dict[str, npt.NDArray[np.float64]]:
-    """Seconds, by metric, of the requests that went well."""
+    """Seconds, by metric, of the successful requests."""
     streamed = records.ok & ~np.isnan(records.first)
     several = streamed & (records.output_tokens > 1)
     return {

@@ -1,1 +1,1 @@
-"""Requests of a run: prompts, lengths, arrival times, JSON forms."""
+"""Requests of a run: prompts, lengths, arrival times, JSON bodies."""

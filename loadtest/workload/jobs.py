@@ -1,4 +1,4 @@
-"""The requests of a run in one file, made before it starts: client processes read theirs and compute nothing."""
+"""The requests of a run in one file, written before it starts, so that client processes only read and send."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Job(msgspec.Struct, array_like=True):
-    """What one client does in a row.
+    """Requests that one client sends one after the other.
 
     Attributes:
         body: JSON of the first request.
@@ -32,7 +32,7 @@ def write_jobs(path: Path, jobs: Iterable[Job]) -> list[int]:
 
 
 class JobFile:
-    """The jobs that `write_jobs` wrote, read where they lie."""
+    """The jobs that `write_jobs` wrote, memory-mapped."""
 
     def __init__(self, path: str, offsets: list[int]) -> None:
         with open(path, "rb") as file:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tessera.loadtest.errors import UsageError
-from tessera.loadtest.workload.form import Form
 from tessera.loadtest.workload.jobs import Job
+from tessera.loadtest.workload.request_template import RequestTemplate
+from tessera.options.errors import OptionError
 
 FIRST_TOKEN_ID = 16  # lower ones are often special
 # Short common words: with a space before them, one token each in nearly every vocabulary.
@@ -25,7 +25,7 @@ WORDS = _COMMON.split()
 
 @dataclass(frozen=True)
 class RandomWorkload:
-    """`num_prompts` prompts of `input_len` random tokens, answered by `output_len` tokens.
+    """`num_prompts` prompts of `input_len` random tokens, with completions of `output_len` tokens.
 
     Attributes:
         vocab_size: token ids are drawn uniformly from [16, vocab_size).
@@ -49,26 +49,26 @@ class RandomWorkload:
     def num_requests(self) -> int:
         return self.num_prompts * self.num_turns
 
-    def jobs(self, form: Form) -> Iterator[Job]:
+    def jobs(self, template: RequestTemplate) -> Iterator[Job]:
         rng = np.random.default_rng(self.seed)
-        prefixes = [self._tokens(rng, self.prefix_len, form) for _ in range(self.num_prefixes)]
+        prefixes = [self._tokens(rng, self.prefix_len, template) for _ in range(self.num_prefixes)]
         for index in range(self.num_prompts):
-            turns = [self._tokens(rng, self._length(rng, self.input_len), form) for _ in range(self.num_turns)]
+            turns = [self._tokens(rng, self._length(rng, self.input_len), template) for _ in range(self.num_turns)]
             turns[0] = prefixes[index % self.num_prefixes] + turns[0]
             output_len = self._length(rng, self.output_len)
-            if form.chat:
+            if template.chat:
                 first, *rest = (" ".join(WORDS[number] for number in turn) for turn in turns)
-                yield Job(form.conversation([{"role": "user", "content": first}], output_len), rest)
+                yield Job(template.chat_body([{"role": "user", "content": first}], output_len), rest)
             elif self.num_turns > 1:
-                raise UsageError("--num-turns above 1 needs a chat endpoint (--backend openai-chat)")
+                raise OptionError("--num-turns above 1 needs a chat endpoint (--backend openai-chat)")
             else:
-                yield Job(form.completion(turns[0], output_len))
+                yield Job(template.completion_body(turns[0], output_len))
 
     def resized(self, num_prompts: int, seed: int) -> RandomWorkload:
         return replace(self, num_prompts=num_prompts, seed=seed)
 
-    def _tokens(self, rng: np.random.Generator, length: int, form: Form) -> list[int]:
-        low, high = (0, len(WORDS)) if form.chat else (FIRST_TOKEN_ID, self.vocab_size)
+    def _tokens(self, rng: np.random.Generator, length: int, template: RequestTemplate) -> list[int]:
+        low, high = (0, len(WORDS)) if template.chat else (FIRST_TOKEN_ID, self.vocab_size)
         tokens: list[int] = rng.integers(low, high, length).tolist()
         return tokens
 

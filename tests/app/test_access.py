@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
-from tessera.app.cli.keys import VARIABLE, gather_api_keys
-from tessera.app.cli.option_types import origin
+from tessera.app.cli.api_keys import gather_api_keys
+from tessera.app.cli.serve_options import SERVE_OPTIONS
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import ConfigError
+from tessera.options.errors import OptionError
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
 
+CORS_ORIGIN = next(declared for declared in SERVE_OPTIONS.options if declared.name == "cors-origin")
 HELLO = play(ids("hello"), finish="length")
 
 
 @pytest.fixture(autouse=True)
 def _no_keys_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv("TESSERA_API_KEY", raising=False)
 
 
-def test_keys_of_options_and_file_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_options_and_file_count_together(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# the team's\nsk-one\n\n  sk-two  \nsk-one\n")
-    assert gather_api_keys(None, str(file)) == ("sk-one", "sk-two")
+    assert gather_api_keys((), str(file)) == ("sk-one", "sk-two")
     assert gather_api_keys(["sk-zero", "sk-two"], str(file)) == ("sk-zero", "sk-two", "sk-one")
-    monkeypatch.setenv(VARIABLE, "from-environment")
     assert gather_api_keys(["a"], None) == ("a",)
-    assert gather_api_keys(None, str(file)) == ("sk-one", "sk-two")
-
-
-def test_keys_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gather_api_keys(None, None) == ()
-    monkeypatch.setenv(VARIABLE, "one, two,,")
-    assert gather_api_keys(None, None) == ("one", "two")
+    assert gather_api_keys((), None) == ()
 
 
 @pytest.mark.parametrize("content", [b"", b"# nothing\n\n", b"two words\n", "schlüssel\n".encode(), b"\xff\n"], ids=str)
@@ -43,13 +37,13 @@ def test_a_file_that_would_leave_the_server_open_or_cannot_match_ends_the_start(
     file = tmp_path / "keys"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match="--api-key-file") as failure:
-        gather_api_keys(None, str(file))
+        gather_api_keys((), str(file))
     assert "two words" not in str(failure.value), "keys are not shown"
 
 
 def test_a_missing_file_and_an_empty_option(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        gather_api_keys(None, str(tmp_path / "none"))
+        gather_api_keys((), str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="--api-key"):
         gather_api_keys([""], None)
 
@@ -108,12 +102,12 @@ def test_cors_for_the_origins_that_were_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["*", "https://example.org", "http://localhost:3000"])
 def test_origins(text: str) -> None:
-    assert origin(text) == text
+    assert CORS_ORIGIN.parse_item(text) == text
 
 
 @pytest.mark.parametrize(
     "text", ["example.org", "https://example.org/", "https://a b", "ftp://x", "https://*.example.org"]
 )
 def test_what_is_no_origin(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="origin"):
-        origin(text)
+    with pytest.raises(OptionError, match="origin"):
+        CORS_ORIGIN.parse_item(text)

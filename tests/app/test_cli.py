@@ -19,11 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tessera.app.cli.command import build_parser, main
-from tessera.app.server.serve import ServerOptions
+from tessera.app.cli.command import main
+from tessera.app.cli.reference import render_page
+from tessera.app.cli.serve_options import SERVE_OPTIONS
+from tessera.app.settings import ServerOptions
+from tessera.loadtest.bench_options import BENCH_OPTIONS
 from tests.support.paths import ROOT
 
 DEADLINE = 60.0  # seconds; only a failing test waits this long
@@ -136,7 +141,7 @@ def serve(model: Path) -> Iterator[Any]:
             "--port",
             "0",
         ]
-        inherited = {name: value for name, value in os.environ.items() if name != "TESSERA_API_KEY"}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
         process = subprocess.Popen(
             [*command, "--load-format", "dummy", *arguments],
             cwd=ROOT,
@@ -179,15 +184,22 @@ def test_help_names_every_option_with_its_default(capsys: pytest.CaptureFixture[
         main(["serve", "--help"])
     assert ended.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    options = re.findall(r"--[a-z-]+", build_parser().format_help() + text)
+    options = re.findall(r"--[a-z-]+", text)
     for option in (
         *("--device", "--dtype", "--host", "--port", "--api-key", "--max-model-len", "--max-num-seqs"),
         *("--max-num-batched-tokens", "--block-size", "--gpu-memory-utilization", "--cpu-kv-cache-gib"),
         *("--api-workers", "--served-model-name", "--chat-template", "--load-format", "--drain-timeout"),
     ):
         assert option in options
-    for described in ("port to listen on; 0 takes a free one (default: 8000)", "in GiB (default: 1.0)", "256 on CUDA"):
+    for described in ("port to listen on; 0 takes a free one (default: 8000)", "in GiB (default: 1)", "256 on CUDA"):
         assert described in text
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert "serve a model over HTTP" in printed
+    assert "load a server and measure it" in printed
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,15 +212,18 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "required: COMMAND"),
-        (["train"], "invalid choice: 'train'"),
-        (["serve", "{model}", "--prot", "1"], "unrecognized arguments: --prot 1"),
+        (["train"], "invalid choice: 'train' (choose from serve, bench)"),
+        (["srve"], "did you mean serve?"),
+        (["serve", "{model}", "--prot", "1"], "unrecognized arguments: --prot 1; did you mean --port?"),
         (["serve", "{model}", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
         (["serve", "{model}", "--port", "70000"], "--port: must be a whole number from 0 to 65535, not '70000'"),
         (["serve", "{model}", "--max-num-seqs", "many"], "--max-num-seqs: must be a whole number from 1"),
         (["serve", "{model}", "--gpu-memory-utilization", "nan"], "must be a number from 0.05 to 0.98, not 'nan'"),
         (["serve", "{model}", "--cpu-kv-cache-gib", "-1"], "--cpu-kv-cache-gib: must be a number from 0.001"),
-        (["serve", "{model}", "--block-size", "24"], "--block-size must be one of 8, 16, 32, 64, 128, not 24"),
+        (
+            ["serve", "{model}", "--block-size", "24"],
+            "invalid choice: '24' (choose from 8, 16, 32, 64, 128)",
+        ),
         (
             ["serve", "{model}", "--max-num-seqs", "64", "--max-num-batched-tokens", "8"],
             "must be at least --max-num-seqs",
@@ -257,7 +272,9 @@ def parsed(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Server
         return 0
 
     monkeypatch.setattr("tessera.app.server.serve.run_server", remember)
-    monkeypatch.delenv("TESSERA_API_KEY", raising=False)
+    for name in list(os.environ):
+        if name.startswith("TESSERA_"):
+            monkeypatch.delenv(name)
 
     def parse(*arguments: str) -> ServerOptions:
         assert main(["serve", str(model), *arguments]) == 0
@@ -317,6 +334,83 @@ def test_the_key_may_come_from_the_environment(
     assert parsed("--api-key", "other").app.api_keys == ("other",)
     monkeypatch.setenv("TESSERA_API_KEY", "")
     assert parsed().app.api_keys == ()
+
+
+def test_keys_of_a_lower_place_do_not_count(
+    parsed: Callable[..., ServerOptions], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A key that was taken out of the place that decides is not accepted because of an older one elsewhere."""
+    keys, config = tmp_path / "keys", tmp_path / "tessera.yaml"
+    keys.write_text("from-file\n")
+    config.write_text("api-key: [from-config, other]\n")
+    options = ("--config", str(config))
+    assert parsed(*options).app.api_keys == ("from-config", "other")
+    monkeypatch.setenv("TESSERA_API_KEY", "one, two")
+    assert parsed(*options).app.api_keys == ("one", "two")
+    assert parsed(*options, "--api-key-file", str(keys)).app.api_keys == ("from-file",)
+    assert parsed("--api-key-file", str(keys), "--api-key", "third").app.api_keys == ("third", "from-file")
+    monkeypatch.setenv("TESSERA_API_KEY_FILE", str(keys))
+    assert parsed(*options).app.api_keys == ("one", "two", "from-file")
+    assert parsed(*options, "--api-key", "third").app.api_keys == ("third",)
+
+
+@pytest.mark.parametrize("text", ['api-key: ""', "api-key: ['']", "api-key: a,,b"])
+def test_an_empty_key_in_a_file_does_not_open_the_server(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    config = tmp_path / "tessera.yaml"
+    config.write_text(text)
+    assert main(["serve", str(model), "--config", str(config)]) == 2
+    assert "--api-key must not be empty" in capsys.readouterr().err
+
+
+def test_a_file_and_the_environment_start_a_server_as_the_command_line_does(
+    parsed: Callable[..., ServerOptions], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "tessera.yaml"
+    config.write_text("max-num-seqs: 3\nprefix_caching: false\nport: 1234\nui: no\nlog-format: json\nseed: 5\n")
+    monkeypatch.setenv("TESSERA_CONFIG", str(config))
+    monkeypatch.setenv("TESSERA_PORT", "1235")
+    monkeypatch.setenv("TESSERA_BENCH_SEED", "not this command's")
+    for name in ("ARGS", "BIND", "MEMORY", "CPUS", "START_PERIOD", "CACHE_DIR"):  # compose's, and the kernel cache
+        monkeypatch.setenv(f"TESSERA_{name}", "x")
+    started = parsed("--max-num-seqs", "4")
+    monkeypatch.delenv("TESSERA_CONFIG")
+    monkeypatch.delenv("TESSERA_PORT")
+    line = ("--max-num-seqs", "4", "--no-prefix-caching", "--port", "1235", "--no-ui", "--log-format", "json")
+    assert started == parsed(*line, "--seed", "5")
+    assert started != parsed(*line)
+
+
+@pytest.mark.parametrize("place", ["environment", "file"])
+def test_a_mistyped_option_elsewhere_ends_the_start(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    config = tmp_path / "tessera.yaml"
+    config.write_text("max-num-seq: 4" if place == "file" else "")
+    if place == "environment":
+        monkeypatch.setenv("TESSERA_MAX_NUM_SEQ", "4")
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(model), "--config", str(config)])
+    assert ended.value.code == 2
+    assert re.fullmatch(
+        r"tessera serve: .*did you mean (TESSERA_MAX_NUM_SEQS|max-num-seqs)\?.*\n", capsys.readouterr().err
+    )
+
+
+def test_settings_reach_other_processes_as_json(parsed: Callable[..., ServerOptions]) -> None:
+    options = parsed("--block-size", "32", "--cors-origin", "*", "--seed", "7", "--no-ui", "--step-timeout", "9")
+    assert msgspec.json.decode(msgspec.json.encode(options), type=ServerOptions) == options
+
+
+def test_the_reference_documents_every_option_of_both_commands() -> None:
+    page = render_page()
+    for command in (SERVE_OPTIONS, BENCH_OPTIONS):
+        for declared in command.options:
+            assert f"| `{declared.flag}`" in page
+            assert f"| `{command.variable(declared)}` |" in page
+    example = page.partition("```yaml\n")[2].partition("```")[0]
+    assert set(yaml.safe_load(example)) <= {declared.name for declared in SERVE_OPTIONS.options}
 
 
 # -- whole servers --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.loadtest.run.run import run
+from tessera.loadtest.run.load_run import run_load
 from tessera.loadtest.workload.arrival import Arrival
 from tessera.loadtest.workload.random_prompts import RandomWorkload
 from tests.support.load_stub import Manner, StubServer
@@ -27,7 +27,7 @@ def _compare(streams: int) -> list[dict[str, Any]]:
     number = streams * REQUESTS_PER_STREAM
     with StubServer(lambda _index, _body: MANNER) as server:
         workload = RandomWorkload(number, INPUT_LEN, OUTPUT_LEN, 500)
-        summary = run(server.url, "stub", workload, Arrival(max_concurrency=streams))
+        summary = run_load(server.url, "stub", workload, Arrival(max_concurrency=streams))
     if summary["completed"] != number:
         raise RuntimeError(f"{summary['failed']} of {number} requests failed: {summary['errors']}")
     return [

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from tessera.loadtest.run.run import run
+from tessera.loadtest.run.load_run import run_load
 from tessera.loadtest.workload.arrival import Arrival
 from tessera.loadtest.workload.random_prompts import RandomWorkload
 from tests.bench.models import decode_bytes, write_model
@@ -117,9 +117,9 @@ def measure(name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *a
             seeds = 2 * number, 2 * number + 1
             warm_up = RandomWorkload(load.concurrency, load.input_len, min(load.output_len, 8), 100_000, seed=seeds[0])
             arrival = Arrival(max_concurrency=load.concurrency)
-            run(url, name, warm_up, arrival, stream=load.stream)
+            run_load(url, name, warm_up, arrival, stream=load.stream)
             workload = RandomWorkload(load.num_prompts, load.input_len, load.output_len, 100_000, seed=seeds[1])
-            summary = run(url, name, workload, arrival, stream=load.stream)
+            summary = run_load(url, name, workload, arrival, stream=load.stream)
             floor = decode_bytes(name) / READ_BANDWIDTH
             share = floor * 1e3 / summary["median_tpot_ms"] if summary["median_tpot_ms"] else 0.0
             rows.append(
@@ -165,14 +165,14 @@ def measure_interference(name: str, work: Path, log_folder: Path) -> dict[str, A
     ):
         for lengths in ((case.streams, 128, 64), (2, case.prompt_len, 2)):  # all shapes, and the pace of prompts
             warm_up = RandomWorkload(*lengths, 100_000, seed=1)
-            run(url, name, warm_up, Arrival(max_concurrency=case.streams), stream=True)
+            run_load(url, name, warm_up, Arrival(max_concurrency=case.streams), stream=True)
         rounds = 8 if decode_bytes(name) < 4e9 else 2  # several seconds
         decodes = RandomWorkload(case.streams * rounds, 128, case.output_len, 100_000, seed=2)
         prompts = RandomWorkload(case.num_prompts, case.prompt_len, 2, 100_000, seed=3)
         held = Arrival(max_concurrency=case.streams)
-        steady = threads.submit(run, url, name, decodes, held, stream=True)
+        steady = threads.submit(run_load, url, name, decodes, held, stream=True)
         rate = Arrival(request_rate=1.0, burstiness=math.inf)
-        disturbing = threads.submit(run, url, name, prompts, rate, stream=True)
+        disturbing = threads.submit(run_load, url, name, prompts, rate, stream=True)
         seen, long = steady.result(), disturbing.result()
     return {
         "model": name,

@@ -155,7 +155,7 @@ def test_hello_is_answered_with_what_the_engine_decided(start: Any) -> None:
     send(client, Hello())
     ready = receive(client)
     assert isinstance(ready, Ready)
-    assert ready.info.max_num_seqs == 256
+    assert ready.info.max_num_seqs == 64
     assert ready.epoch == engine.wait_ready()["epoch"]
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from tessera.app.http.counts import HttpCounts
 from tessera.app.server.connection_limit import SPARE_PLACES, ConnectionLimit
-from tessera.app.server.descriptors import MOST_CONNECTIONS, connection_limit
+from tessera.app.server.descriptors import connection_limit
+from tessera.app.settings import MOST_CONNECTIONS
 from tessera.engine.contract.errors import ConfigError
 from tests.faults.test_http_layer import HEAD, TEXT, connect, read_to_the_end
 from tests.support.fake_client import FakeClient, always

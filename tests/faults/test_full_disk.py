@@ -7,6 +7,7 @@ import errno
 import os
 import sqlite3
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,9 @@ def test_fault_full_disk_without_shared_memory_each_process_counts_for_itself(
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of half a megabyte, where this user may mount one."""
-    folder.mkdir()
+def small_disk() -> Iterator[Path]:
+    """A file system of half a megabyte, where this user may mount one; its path is short enough for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="disk", dir="/tmp"))
     options = ["-t", "tmpfs", "-o", "size=512k", "none", str(folder)]
     if os.geteuid() != 0 or subprocess.run(["mount", *options], capture_output=True).returncode != 0:
         pytest.skip("mounting a small file system is for root")
@@ -61,10 +62,11 @@ def small_disk(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+        folder.rmdir()
 
 
 def test_fault_full_disk_a_server_of_two_processes_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with small_disk(tmp_path / "d") as disk:
+    with small_disk() as disk:
         monkeypatch.setenv("TMPDIR", str(disk))
         with running_server(None, tmp_path / "log", "--api-workers", "2") as server:
             server.until(lambda: server.children("tessera.app.server.worker"), "the worker")

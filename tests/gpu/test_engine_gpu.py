@@ -99,7 +99,7 @@ def test_a_request_gets_the_same_tokens_alone_and_among_sixteen(folders: dict[st
     "settings",
     [
         {},
-        {"cuda_graphs": False},
+        {"enforce_eager": True},
         {"max_num_batched_tokens": 17, "max_num_seqs": 16},
         {"num_kv_blocks": 24, "max_num_seqs": 7},
         {"prefix_caching": False, "max_num_seqs": 5},

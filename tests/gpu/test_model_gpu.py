@@ -112,7 +112,7 @@ def test_the_last_layer_need_not_compute_what_no_logits_need(
 ) -> None:
     folder = build(TINY_MODELS[name], tmp_path)
     settings: dict[str, Any] = {"dtype": dtype.name, "max_model_len": 64, "max_num_seqs": 4, "num_kv_blocks": 64}
-    runner = make_runner(folder, cuda_device, cuda_ops, cuda_graphs=False, **settings)
+    runner = make_runner(folder, cuda_device, cuda_ops, enforce_eager=True, **settings)
     for whole, last in logits_with_and_without_the_last_layers_rest(runner):
         assert relative_error(last, whole) < TOLERANCE[dtype]
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from tessera.app.cli.command import main
-from tessera.loadtest.run.run import drive
+from tessera.loadtest.run.load_run import drive
 from tessera.loadtest.workload.arrival import Arrival
-from tessera.loadtest.workload.form import Form
 from tessera.loadtest.workload.random_prompts import RandomWorkload
+from tessera.loadtest.workload.request_template import RequestTemplate
 from tests.support.load_page import check_page
 from tests.support.load_stub import Manner, StubServer
 from tests.support.paths import ROOT
@@ -29,10 +29,10 @@ def bench(url: str, *options: str) -> int:
 
 
 def test_two_processes_record_on_the_server_s_clock() -> None:
-    """Their figures are exact in `test_loadtest_times.py`; here: no request is noted too late, no token too early."""
+    """Their figures are exact in `test_times.py`; here: no request is noted too late, no token too early."""
     with StubServer(lambda _index, _body: Manner(ttft=0.12, tpot=0.012)) as server:
         arrival = Arrival(max_concurrency=8)
-        outcome = drive(server.url, Form("stub"), RandomWorkload(24, 50, 30, 500), arrival, processes=2)
+        outcome = drive(server.url, RequestTemplate("stub"), RandomWorkload(24, 50, 30, 500), arrival, processes=2)
     records, exchanges = outcome.records, server.exchanges
     assert (records.ok.sum(), records.errors, len(outcome.cpu_shares)) == (24, {}, 2)
     assert (records.input_tokens.tolist(), records.output_tokens.tolist()) == ([50] * 24, [30] * 24)
@@ -82,7 +82,7 @@ def test_failures_are_counted_by_kind_and_reported(tmp_path: Path, capsys: pytes
     assert "the engine broke" in check_page(page, num_plots=8)
 
 
-def test_a_conversation_grows_by_the_answers(tmp_path: Path) -> None:
+def test_a_conversation_grows_by_its_completions(tmp_path: Path) -> None:
     output = tmp_path / "figures.json"
     with StubServer() as server:
         options = ("--num-prompts", "2", "--num-turns", "3", "--input-len", "4", "--output-len", "2")
@@ -97,7 +97,7 @@ def test_a_conversation_grows_by_the_answers(tmp_path: Path) -> None:
     assert json.loads(output.read_text())["total_output_tokens"] == 12
 
 
-def test_whole_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completions_that_are_not_streamed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "figures.json"
     with StubServer() as server:
         options = ("--num-prompts", "11", "--input-len", "5", "--output-len", "1", "--request-rate", "500")
@@ -111,7 +111,7 @@ def test_whole_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_ctrl_c_still_reports(tmp_path: Path) -> None:
-    """The first four answers are complete; the others would take minutes."""
+    """The first four completions are complete; the others would take minutes."""
     output, page = tmp_path / "figures.json", tmp_path / "page.html"
     with StubServer(lambda index, _body: Manner(tpot=0 if index < 4 else 60)) as server:
         command = [sys.executable, "-m", "loadtest", "--base-url", server.url, "--num-prompts", "100"]
@@ -134,7 +134,7 @@ def test_ctrl_c_still_reports(tmp_path: Path) -> None:
 def test_the_built_in_model_on_the_cpu(
     builtin_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Short answers by chat, then the same compared with a file in which everything took twice as long."""
+    """Short chat completions, compared with an earlier run that was slower."""
     new, old = tmp_path / "new.json", tmp_path / "old.json"
     options = ("--backend", "openai-chat", "--num-prompts", "6", "--max-concurrency", "3", "--input-len", "16")
     assert bench(builtin_server.url, *options, "--output-len", "8", "--output", str(new)) == 0

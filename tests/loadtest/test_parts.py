@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from tessera.app.cli.command import main
-from tessera.loadtest import command
-from tessera.loadtest.client.answer import Answer
+from tessera.loadtest import bench
 from tessera.loadtest.client.records import Recorder, Records
-from tessera.loadtest.errors import UsageError
+from tessera.loadtest.client.timed_completion import TimedCompletion
 from tessera.loadtest.report.comparison import compare
-from tessera.loadtest.run.run import Outcome
+from tessera.loadtest.run.load_run import Outcome
 from tessera.loadtest.run.summary import summarize
 from tessera.loadtest.run.sweep import best, search
 from tessera.loadtest.workload.arrival import Arrival
-from tessera.loadtest.workload.file import FileWorkload, read_dialogues
-from tessera.loadtest.workload.form import CHAT, Form
+from tessera.loadtest.workload.dialogue_file import FileWorkload, read_dialogues
 from tessera.loadtest.workload.random_prompts import RandomWorkload
+from tessera.loadtest.workload.request_template import CHAT, RequestTemplate
+from tessera.options.errors import OptionError
 from tests.support.load_page import check_page
 
 
@@ -32,7 +32,7 @@ def outcome(*requests: tuple[float, list[float], int, str | None], cpu_share: fl
     recorders = (Recorder(), Recorder())
     for index, (start, times, tokens, error) in enumerate(requests):
         end = (times[-1] if times else start) + 0.001  # a token's time counts, not when the stream closed
-        recorders[index % 2].add(start, end, array("d", times), 10, tokens, error, "words")
+        recorders[index % 2].record_request(start, end, array("d", times), 10, tokens, error, "words")
     return Outcome(Records.merge([recorder.pack() for recorder in recorders]), 100.0, [0.05, cpu_share], False)
 
 
@@ -73,19 +73,19 @@ def test_a_stream_is_read_however_it_is_cut() -> None:
     frames = [f"data: {json.dumps(event, ensure_ascii=False)}\r\n\r\n" for event in events]
     stream = ": a comment\n\n" + "".join(frames) + "data: [DONE]\n\n"
     for size in (1, 7, 10_000):
-        answer = Answer(keep_text=True)
+        completion = TimedCompletion(keep_text=True)
         data = stream.encode()
         for place in range(0, len(data), size):
-            answer.feed(data[place : place + size])
-        assert (answer.finished, answer.error, answer.text) == (True, None, "Hällo")
-        assert (len(answer.token_times), answer.input_tokens, answer.output_tokens) == (3, 7, 4)
+            completion.receive(data[place : place + size])
+        assert (completion.finished, completion.error, completion.text) == (True, None, "Hällo")
+        assert (len(completion.token_times), completion.input_tokens, completion.output_tokens) == (3, 7, 4)
 
 
 @pytest.mark.parametrize("line", ['{"choices": [3]}', "[]", '{"choices": {"a": 1}}', '{"usage": 5, "choices": []}'])
 def test_a_strange_event_fails_its_request_alone(line: str) -> None:
-    answer = Answer()
-    answer.feed(f"data: {line}\n\n".encode())
-    assert answer.error == "malformed answer"
+    completion = TimedCompletion()
+    completion.receive(f"data: {line}\n\n".encode())
+    assert completion.error == "malformed answer"
 
 
 def test_arrival_times() -> None:
@@ -104,15 +104,15 @@ def test_arrival_times() -> None:
     assert middle == pytest.approx(1 / 20, rel=0.02)
 
 
-def bodies(workload: RandomWorkload | FileWorkload, form: Form) -> list[dict[str, Any]]:
-    return [json.loads(job.body) for job in workload.jobs(form)]
+def bodies(workload: RandomWorkload | FileWorkload, template: RequestTemplate) -> list[dict[str, Any]]:
+    return [json.loads(job.body) for job in workload.jobs(template)]
 
 
 def test_random_prompts_share_their_prefixes_and_spread_their_lengths() -> None:
     workload = RandomWorkload(60, 100, 40, 500, seed=5, range_ratio=0.5, prefix_len=30, num_prefixes=2)
-    found = bodies(workload, Form("m"))
-    assert found == bodies(workload, Form("m"))
-    assert found != bodies(workload.resized(60, 6), Form("m"))
+    found = bodies(workload, RequestTemplate("m"))
+    assert found == bodies(workload, RequestTemplate("m"))
+    assert found != bodies(workload.resized(60, 6), RequestTemplate("m"))
     assert {tuple(body["prompt"][:30]) for body in found[::2]} != {tuple(body["prompt"][:30]) for body in found[1::2]}
     assert len({tuple(body["prompt"][:30]) for body in found}) == 2
     lengths = [len(body["prompt"]) - 30 for body in found]
@@ -132,16 +132,16 @@ def test_files_of_conversations(tmp_path: Path) -> None:
     lines.write_text('{"prompt": "p0"}\n\n{"prompt": "p1", "output_tokens": 9}\n')
     workload = FileWorkload(read_dialogues(share_gpt), 2, num_turns=2)
     assert workload.num_requests == 4
-    job, _ = workload.jobs(Form("m", CHAT))
+    job, _ = workload.jobs(RequestTemplate("m", CHAT))
     body = json.loads(job.body)
     assert [message["content"] for message in body["messages"]] == ["be kind", "first"]
     assert (body["max_completion_tokens"], job.turns) == (10, ["second"])
-    found = bodies(FileWorkload(read_dialogues(lines), 4), Form("m", ignore_eos=False))
+    found = bodies(FileWorkload(read_dialogues(lines), 4), RequestTemplate("m", ignore_eos=False))
     assert sorted((body["prompt"], body["max_tokens"]) for body in found[:2]) == [("p0", 256), ("p1", 9)]
     assert "ignore_eos" not in found[0]
     for content in ("", "[]", "nonsense", '{"prompt"', '{"text": "a"}', "[3]"):
         lines.write_text(content)
-        with pytest.raises(UsageError, match="--dataset-path"):
+        with pytest.raises(OptionError, match="--dataset-path"):
             read_dialogues(lines)
 
 
@@ -184,12 +184,14 @@ def test_a_sweep_is_reported_rate_by_rate(
 ) -> None:
     """Of a server that does 20 requests a second and is within the limits up to 14."""
 
-    def drive(_url: str, _form: Form, workload: RandomWorkload, arrival: Arrival, **_: object) -> Outcome:
+    def drive(
+        _url: str, _template: RequestTemplate, workload: RandomWorkload, arrival: Arrival, **_: object
+    ) -> Outcome:
         late = 0.1 if arrival.request_rate <= 14 else 0.5
         starts = [100 + index / min(arrival.request_rate, 20.0) for index in range(workload.num_prompts)]
         return outcome(*((start, [start + late, start + late + 0.02], 2, None) for start in starts))
 
-    monkeypatch.setattr(command, "drive", drive)
+    monkeypatch.setattr(bench, "drive", drive)
     output, page = tmp_path / "sweep.json", tmp_path / "sweep.html"
     options = ["--model", "<m>", "--num-prompts", "40", "--goodput", "ttft:200", "--sweep", "0.9"]
     assert main(["bench", *options, "--output", str(output), "--html", str(page)]) == 0
@@ -206,7 +208,7 @@ def test_a_sweep_is_reported_rate_by_rate(
 
 def test_a_busy_client_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     busy = outcome((100.0, [100.1, 100.2], 2, None), cpu_share=0.93)
-    monkeypatch.setattr(command, "drive", lambda *_args, **_options: busy)
+    monkeypatch.setattr(bench, "drive", lambda *_args, **_options: busy)
     assert main(["bench", "--model", "m"]) == 0
     assert "a client process used 93% of a core" in capsys.readouterr().err
 
@@ -220,7 +222,7 @@ def test_a_busy_client_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (["--goodput", "itl:30"], "must be one of ttft, tpot, e2el"),
         (["--extra-body", "[]"], "--extra-body: must be a JSON object"),
         (["--header", "x"], "--header: must be NAME=VALUE"),
-        (["--percentile-metrics", "ttft,x"], "must be some of ttft,tpot,itl,e2el"),
+        (["--percentile-metrics", "ttft,x"], "invalid choice: 'x' (choose from ttft, tpot, itl, e2el)"),
         (["--metric-percentiles", "50,101"], "must be a number from 0 to 100"),
         (["--sweep"], "--sweep needs --goodput"),
         (["--sweep", "--goodput", "ttft:9", "--request-rate", "3"], "leave out --request-rate"),

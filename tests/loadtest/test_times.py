@@ -15,17 +15,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.loadtest.client import answer, client
-from tessera.loadtest.client import process as client_process
-from tessera.loadtest.client.client import Target
-from tessera.loadtest.client.process import Plan, Result, Start
+from tessera.loadtest.client import client_process, load_client, timed_completion
+from tessera.loadtest.client.client_process import Plan, Result, Start
+from tessera.loadtest.client.load_client import Target
 from tessera.loadtest.client.records import Records
-from tessera.loadtest.run.run import Outcome
+from tessera.loadtest.run.load_run import Outcome
 from tessera.loadtest.run.summary import summarize
 from tessera.loadtest.workload.arrival import Arrival
-from tessera.loadtest.workload.form import Form
 from tessera.loadtest.workload.jobs import write_jobs
 from tessera.loadtest.workload.random_prompts import RandomWorkload
+from tessera.loadtest.workload.request_template import RequestTemplate
 from tests.support.load_stub import Manner, StubServer
 from tests.support.virtual_time import VirtualTimeLoop
 
@@ -48,14 +47,14 @@ def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measure:
         timeout: float = 60.0,
     ) -> dict[str, Any]:
         workload = RandomWorkload(number, 50, output_len, 500)
-        offsets = write_jobs(tmp_path / "jobs", workload.jobs(Form("stub", stream=stream)))
+        offsets = write_jobs(tmp_path / "jobs", workload.jobs(RequestTemplate("stub", stream=stream)))
         target = Target("http://stub/v1/completions", {}, stream, timeout)
         arrivals = arrival.times(number, seed=0).tolist()
         ours, theirs = multiprocessing.Pipe()
         for message in (Plan(target, str(tmp_path / "jobs"), offsets, arrivals, arrival.max_concurrency), Start(START)):
             ours.send_bytes(msgspec.msgpack.encode(message))
         loop = VirtualTimeLoop(server.protocol)
-        for module in (answer, client, time):  # the stub's truth is on this clock as well
+        for module in (timed_completion, load_client, time):  # the stub's truth is on this clock as well
             monkeypatch.setattr(module, "perf_counter", loop.time)
 
         def on_this_loop(work: Coroutine[Any, Any, Result | None]) -> Result | None:
@@ -82,7 +81,7 @@ def _next(pipe: Any) -> Any:
 
 
 def test_the_figures_of_streams(measure: Measure) -> None:
-    """Twelve answers of 30 tokens, four at a time; each waits longer for its tokens than the one before."""
+    """Twelve completions of 30 tokens, four at a time; each waits longer for its tokens than the one before."""
     server = StubServer(lambda index, _body: Manner(ttft=0.1 + 0.01 * index, tpot=0.01 + 0.001 * index))
     summary = measure(server, 12, 30, Arrival(max_concurrency=4))
     assert (summary["completed"], summary["failed"], summary["errors"]) == (12, 0, {})
@@ -107,7 +106,7 @@ def test_the_figures_of_streams(measure: Measure) -> None:
     assert summary["request_throughput"] == pytest.approx(12 / duration, rel=1e-9)
 
 
-def test_whole_answers_at_a_constant_rate(measure: Measure) -> None:
+def test_completions_that_are_not_streamed_at_a_constant_rate(measure: Measure) -> None:
     server = StubServer(lambda _index, _body: Manner(ttft=0.1, tpot=0.02))
     summary = measure(server, 11, 3, Arrival(25, burstiness=float("inf")), stream=False)
     received = [exchange.received for exchange in server.exchanges]
@@ -117,7 +116,7 @@ def test_whole_answers_at_a_constant_rate(measure: Measure) -> None:
     assert summary["duration"] == pytest.approx(10 / 25 + 0.14, rel=1e-9)
 
 
-def test_an_answer_that_takes_too_long_is_given_up(measure: Measure) -> None:
+def test_a_request_that_takes_too_long_is_given_up(measure: Measure) -> None:
     """The second would take a minute; the first and the third, which comes when the second is given up, do not."""
     server = StubServer(lambda index, _body: Manner(ttft=60.0 if index == 1 else 0.5))
     summary = measure(server, 3, 5, Arrival(max_concurrency=1), timeout=0.75)

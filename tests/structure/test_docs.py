@@ -17,9 +17,9 @@ from docs.generate.api import undescribed_fields
 from docs.generate.blocks import BLOCK, BLOCKS, markdown_files
 from docs.generate.field_notes import NOTES
 from docs.generate.figures import number, serving
-from docs.generate.options import command_options
 from docs.generate.record import dumps, record
 from docs.generate.request_path import STAGES
+from tessera.app.cli.reference import render_page
 from tests.support.paths import ROOT
 from tests.support.server_fixture import Server
 
@@ -121,7 +121,7 @@ def test_make_targets_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", [README, *sorted((ROOT / "docs" / "operating").glob("*.md"))], ids=name_of)
 def test_options_exist(path: Path) -> None:
     others = {"--profile", "--only"}  # of Docker and of `python -m tests.bench`
-    assert set(OPTION.findall(path.read_text())) <= command_options() | others
+    assert set(OPTION.findall(path.read_text())) <= set(OPTION.findall(render_page())) | others
 
 
 def test_every_field_of_the_api_is_described_once() -> None:

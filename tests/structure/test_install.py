@@ -44,7 +44,7 @@ def test_another_package_named_app_lives_beside_it(site: Path, tmp_path: Path) -
         (tmp_path / name / "__init__.py").write_text("MINE = True\n")
     code = (
         "import app, engine, loadtest, cuda_src; assert app.MINE and engine.MINE and loadtest.MINE and cuda_src.MINE\n"
-        "import tessera.app.cli.command, tessera.engine.ipc.process, tessera.loadtest.command; print(tessera.__file__)"
+        "import tessera.app.cli.command, tessera.engine.ipc.process, tessera.loadtest.bench; print(tessera.__file__)"
     )
     assert run(["-c", code], [tmp_path, site], tmp_path).strip() == str(site / "tessera" / "__init__.py")
     assert "serve" in run(["-m", "tessera", "--help"], [tmp_path, site], tmp_path)

@@ -47,7 +47,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("loadtest.run",),
     ("loadtest.client",),
     ("loadtest.workload",),
-    ("loadtest.errors", "loadtest.ranges", "engine.builtin"),
+    ("loadtest.metrics", "engine.builtin"),
+    ("tessera.options",),
     ("tessera",),
 )
 # The app knows the engine by its client and its contract alone, wherever their floors are.
@@ -82,7 +83,8 @@ def project_imports(path: Path) -> list[str]:
         first, _, rest = name.partition(".")
         assert first not in ("app", "engine", "loadtest", "cuda_src"), f"{path}: import {name} by its tessera. name"
         if first == "tessera":
-            found.append(rest if rest.partition(".")[0] in ("app", "engine", "loadtest") else "tessera")
+            room = rest.partition(".")[0]
+            found.append(rest if room in ("app", "engine", "loadtest") else name if room == "options" else "tessera")
     return found
 
 

@@ -110,7 +110,8 @@ class GrammarHarness:
 
     def __init__(self, compiler: GrammarCompiler | None, *, asynchronous: bool = False, **settings: Any) -> None:
         blocks = settings.pop("num_kv_blocks", 4096)
-        config = EngineConfig(model="noise", **{"block_size": 8, "max_num_seqs": 64, **settings})
+        limits = {"block_size": 8, "max_num_seqs": 64, "max_num_batched_tokens": 8192}
+        config = EngineConfig(model="noise", **{**limits, **settings})
         self.runner = NoiseRunner(asynchronous=asynchronous)
         self.core = EngineCore(
             config,

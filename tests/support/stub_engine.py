@@ -84,6 +84,7 @@ class StubCore:
 
 
 def load(config: EngineConfig, progress: Progress) -> LoadedEngine:
+    config = config.with_device_defaults("cpu")
     if config.model == "unsupported":
         raise ConfigError("the architecture Unheard-of is not supported; supported are: Llama")
     if config.model == "faulty":

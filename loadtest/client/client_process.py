@@ -1,4 +1,4 @@
-"""A client process: takes job after job from the common list until none is left, then hands in its records."""
+"""A client process: takes jobs from the common list until none is left, then returns its records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tessera.loadtest.client.client import Client, Target
+from tessera.loadtest.client.load_client import LoadClient, Target
 from tessera.loadtest.client.records import Columns, Recorder
 from tessera.loadtest.workload.jobs import JobFile
 
@@ -22,7 +22,7 @@ MAX_CONNECTED_AHEAD = 1024
 
 
 class Plan(msgspec.Struct):
-    """What a client process is told.
+    """The task of a client process.
 
     Attributes:
         jobs, offsets: file and places of all jobs.
@@ -38,7 +38,7 @@ class Plan(msgspec.Struct):
 
 
 class Start(msgspec.Struct):
-    """Starts the run at `time.perf_counter()` = `at`. Whatever else comes, or the pipe's end, stops it."""
+    """Starts the run at `time.perf_counter()` = `at`. Any other message, or the end of the pipe, stops it."""
 
     at: float
 
@@ -71,7 +71,7 @@ class Counter(Protocol):
 
 
 def main(pipe: Connection, counter: Counter) -> None:
-    """Entry of the process. It is started deaf to Ctrl-C: that is the parent's affair, who then asks it to stop."""
+    """Entry of the process. It ignores Ctrl-C: the parent handles it and asks this one to stop."""
     plan = msgspec.msgpack.decode(pipe.recv_bytes(), type=Plan)
     jobs = JobFile(plan.jobs, plan.offsets)
     result = _run(_ClientProcess(plan, jobs, counter, pipe).run())
@@ -82,7 +82,7 @@ def main(pipe: Connection, counter: Counter) -> None:
 def _run(work: Coroutine[Any, Any, Result | None]) -> Result | None:
     try:
         import uvloop
-    except ImportError:  # not made for every system
+    except ImportError:  # not available on every system
         return asyncio.run(work)
     return uvloop.run(work)
 
@@ -94,11 +94,11 @@ class _ClientProcess:
         self._counter = counter
         self._pipe = pipe
         self._recorder = Recorder()
-        self._client = Client(plan.target, self._recorder)
+        self._client = LoadClient(plan.target, self._recorder)
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self) -> Result | None:
-        """-> the records, or None when there was no start."""
+        """-> the records, or None if the run was never started."""
         loop = asyncio.get_running_loop()
         await self._client.connect(min(self._plan.slots or 0, MAX_CONNECTED_AHEAD))
         gc.collect()
@@ -166,5 +166,5 @@ class _ClientProcess:
     def _wait_for_stop(self, loop: asyncio.AbstractEventLoop, work: asyncio.Future[None]) -> None:
         with contextlib.suppress(EOFError, OSError):
             self._pipe.recv_bytes()
-        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+        with contextlib.suppress(RuntimeError):  # the loop has already ended
             loop.call_soon_threadsafe(work.cancel)

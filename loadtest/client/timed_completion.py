@@ -1,4 +1,4 @@
-"""A streamed answer: its events, each with the time at which it came."""
+"""A streamed completion: its events with their times of arrival."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import orjson
 _WRONG_SHAPE = (AttributeError, IndexError, KeyError, TypeError)
 
 
-class Answer:
-    """What one answer brought, filled as it arrives.
+class TimedCompletion:
+    """One completion, filled as it arrives.
 
     Attributes:
-        token_times: `time.perf_counter()` of each event that brought a token or more.
+        token_times: `time.perf_counter()` of each event with a token or more.
         input_tokens, output_tokens: as the server's usage says; without usage, one token an event.
-        finished: whether the stream said [DONE].
-        error, message: kind of what the server reported in place of an answer, and its words; None without.
+        finished: whether [DONE] came.
+        error, message: kind of failure and its text; None without.
     """
 
     __slots__ = ("_output_tokens", "_rest", "_text", "error", "finished", "input_tokens", "message", "token_times")
@@ -39,11 +39,11 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The visible answer, where `keep_text` asked for it."""
+        """The visible text, kept only with `keep_text`."""
         return "".join(self._text or ())
 
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes of a server-sent event stream."""
+    def receive(self, data: bytes) -> None:
+        """Read the next bytes of a server-sent event stream."""
         now = perf_counter()
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
@@ -55,7 +55,7 @@ class Answer:
                     self.fail("malformed answer", line[:200].decode(errors="replace"))
 
     def read_whole(self, body: bytes) -> None:
-        """Take an answer that was not streamed."""
+        """Read a completion that was not streamed."""
         try:
             message = self._decode(body)
             if message is not None:
@@ -74,7 +74,7 @@ class Answer:
         self._take_usage(event)
         choices = event.get("choices")
         if choices:
-            if _brings_token(choices[0]):
+            if _has_token(choices[0]):
                 self.token_times.append(now)
             self._take_text(choices[0], "delta")
 
@@ -103,15 +103,15 @@ class Answer:
             self._output_tokens = usage.get("completion_tokens", 0)
 
     def fail(self, kind: str, message: str) -> None:
-        """Note what went wrong; the first failure of an answer is the one that counts."""
+        """Record a failure; the first one counts."""
         if self.error is None:
             self.error, self.message = kind, message
 
 
-def _brings_token(choice: dict[str, Any]) -> bool:
-    """Not so: a chat's first event, which only names the role, and a last one that only tells why it ended.
+def _has_token(choice: dict[str, Any]) -> bool:
+    """False for a chat's first event, which only names the role, and a last one that only has the finish_reason.
 
-    An event with empty text may well stand for a token: half of a character, for one.
+    An event with empty text may stand for a token: half of a character, for example.
     """
     delta = choice.get("delta")
     if delta is None:

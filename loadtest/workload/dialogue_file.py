@@ -10,17 +10,17 @@ from typing import Any
 
 import orjson
 
-from tessera.loadtest.errors import UsageError
-from tessera.loadtest.workload.form import Form
 from tessera.loadtest.workload.jobs import Job
+from tessera.loadtest.workload.request_template import RequestTemplate
+from tessera.options.errors import OptionError
 
-CHARACTERS_PER_TOKEN = 4  # about; an answer in the file tells in this way how long one may become
+CHARACTERS_PER_TOKEN = 4  # about; turns the length of a reply in the file into max_tokens
 DEFAULT_OUTPUT_LEN = 256
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """What a user says in a row, and about how many tokens the first answer has (None: the file does not say)."""
+    """The user's messages, and about how many tokens the first reply has (None: the file does not say)."""
 
     system: str | None
     turns: tuple[str, ...]
@@ -46,17 +46,17 @@ class FileWorkload:
     def num_requests(self) -> int:
         return sum(min(len(dialogue.turns), self.num_turns) for dialogue in self._drawn())
 
-    def jobs(self, form: Form) -> Iterator[Job]:
-        if self.num_turns > 1 and not form.chat:
-            raise UsageError("--num-turns above 1 needs a chat endpoint (--backend openai-chat)")
+    def jobs(self, template: RequestTemplate) -> Iterator[Job]:
+        if self.num_turns > 1 and not template.chat:
+            raise OptionError("--num-turns above 1 needs a chat endpoint (--backend openai-chat)")
         for dialogue in self._drawn():
             first, *rest = dialogue.turns[: self.num_turns]
             output_len = self.output_len or dialogue.output_len or DEFAULT_OUTPUT_LEN
-            if form.chat:
+            if template.chat:
                 system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
-                yield Job(form.conversation([*system, {"role": "user", "content": first}], output_len), rest)
+                yield Job(template.chat_body([*system, {"role": "user", "content": first}], output_len), rest)
             else:
-                yield Job(form.completion(first, output_len))
+                yield Job(template.completion_body(first, output_len))
 
     def resized(self, num_prompts: int, seed: int) -> FileWorkload:
         return replace(self, num_prompts=num_prompts, seed=seed)
@@ -72,11 +72,11 @@ class FileWorkload:
 def read_dialogues(path: Path) -> tuple[Dialogue, ...]:
     """A JSON list or JSON lines of objects with `conversations` (ShareGPT), `messages` (OpenAI) or `prompt`.
 
-    Beside `prompt` or `messages`, `output_tokens` says how long the answer shall be. Dialogues without a user's
-    words are left out.
+    Beside `prompt` or `messages`, `output_tokens` is the length of the completion. Dialogues without a user's
+    message are left out.
 
     Raises:
-        UsageError: the file cannot be read, or holds nothing of the kind.
+        OptionError: the file cannot be read, or holds no dialogue.
     """
     try:
         content = path.read_bytes()
@@ -86,15 +86,15 @@ def read_dialogues(path: Path) -> tuple[Dialogue, ...]:
             rows = [orjson.loads(line) for line in content.splitlines() if line.strip()]
         dialogues = [_dialogue(row) for row in rows]
     except OSError as error:
-        raise UsageError(f"--dataset-path: {error.strerror}: {path}") from error
+        raise OptionError(f"--dataset-path: {error.strerror}: {path}") from error
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
-        raise UsageError(
+        raise OptionError(
             f"--dataset-path: {path} must be a JSON list or JSON lines of objects with conversations (ShareGPT), "
             f"messages or prompt: {error}"
         ) from error
     kept = tuple(dialogue for dialogue in dialogues if dialogue.turns)
     if not kept:
-        raise UsageError(f"--dataset-path: {path} has no prompt")
+        raise OptionError(f"--dataset-path: {path} has no prompt")
     return kept
 
 
@@ -106,9 +106,9 @@ def _dialogue(row: dict[str, Any]) -> Dialogue:
         said = [(_SPEAKERS.get(turn["from"], turn["from"]), str(turn["value"])) for turn in row["conversations"]]
     else:
         said = [(turn["role"], str(turn["content"])) for turn in row["messages"]]
-    answers = [text for role, text in said if role == "assistant"]
-    if output_len is None and answers:
-        output_len = max(1, len(answers[0]) // CHARACTERS_PER_TOKEN)
+    replies = [text for role, text in said if role == "assistant"]
+    if output_len is None and replies:
+        output_len = max(1, len(replies[0]) // CHARACTERS_PER_TOKEN)
     system = next((text for role, text in said if role == "system"), None)
     return Dialogue(system, tuple(text for role, text in said if role == "user" and text), output_len)
 

@@ -7,11 +7,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from tessera.loadtest.metrics import METRICS, PERCENTILES
 from tessera.loadtest.report.comparison import compare
 from tessera.loadtest.report.plots import sections
-from tessera.loadtest.report.table import latency_rows, totals
-from tessera.loadtest.run.run import Outcome
-from tessera.loadtest.run.summary import METRICS
+from tessera.loadtest.report.result_table import latency_rows, totals
+from tessera.loadtest.run.load_run import Outcome
 from tessera.loadtest.run.sweep import Level
 
 STYLE = """
@@ -60,7 +60,7 @@ def write_page(
     outcome: Outcome,
     levels: Sequence[Level] = (),
     earlier: dict[str, Any] | None = None,
-    percentiles: Sequence[float] = (90.0, 99.0),
+    percentiles: Sequence[float] = PERCENTILES,
 ) -> None:
     """Write the page of a summary with settings, as `Bench.measure` makes it."""
     columns, rows = latency_rows(summary, METRICS, percentiles)
@@ -79,7 +79,7 @@ def write_page(
     )
     if summary["errors"]:
         errors = [[kind, str(count), summary["error_examples"][kind]] for kind, count in summary["errors"].items()]
-        parts.append("<h2>Failures</h2>" + _table(["kind", "requests", "the first one's words"], errors))
+        parts.append("<h2>Failures</h2>" + _table(["kind", "requests", "message of the first"], errors))
     settings = [[key, str(summary[key])] for key in _SETTINGS if summary.get(key) is not None]
     parts.append("<h2>Settings</h2>" + _table(["", ""], settings))
     path.write_text(
@@ -122,7 +122,7 @@ def _cards(summary: dict[str, Any]) -> list[str]:
         cards.append((f"{summary['sweep_best_request_rate']:.2f}", "req/s", within, "good"))
     total = f"output, {summary['total_token_throughput']:,.0f} with input"
     cards.append((f"{summary['output_throughput']:,.0f}", "tok/s", total, ""))
-    cards.append((f"{summary['request_throughput']:.2f}", "req/s", f"{summary['completed']:,} answers", ""))
+    cards.append((f"{summary['request_throughput']:.2f}", "req/s", f"{summary['completed']:,} completions", ""))
     if "request_goodput" in summary:
         share = f"goodput, {summary['goodput_share']:.1%} of requests"
         cards.append((f"{summary['request_goodput']:.2f}", "req/s", share, ""))

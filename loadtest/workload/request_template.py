@@ -12,14 +12,14 @@ COMPLETIONS = "/v1/completions"
 
 
 @dataclass(frozen=True)
-class Form:
-    """What all requests of a run share.
+class RequestTemplate:
+    """The fields that all requests of a run share.
 
     Attributes:
         model: name sent.
         endpoint: path below the base URL; one that ends in chat/completions gets messages, any other a prompt.
-        stream: ask for the answer in pieces, with its usage at the end.
-        ignore_eos: ask for the full number of tokens, whatever the model says.
+        stream: stream the completion, with its usage at the end.
+        ignore_eos: generate the full number of tokens, whatever the model says.
         temperature: None leaves it to the server.
         extra: further fields; they win over all others.
     """
@@ -35,10 +35,10 @@ class Form:
     def chat(self) -> bool:
         return self.endpoint.endswith("chat/completions")
 
-    def completion(self, prompt: str | list[int], output_len: int) -> bytes:
+    def completion_body(self, prompt: str | list[int], output_len: int) -> bytes:
         return self._body({"prompt": prompt, "max_tokens": output_len})
 
-    def conversation(self, messages: list[dict[str, str]], output_len: int) -> bytes:
+    def chat_body(self, messages: list[dict[str, str]], output_len: int) -> bytes:
         return self._body({"messages": messages, "max_completion_tokens": output_len})
 
     def _body(self, fields: dict[str, Any]) -> bytes:

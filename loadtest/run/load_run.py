@@ -1,4 +1,4 @@
-"""A run: client processes are started, do all jobs of a workload, and hand in what they recorded."""
+"""One run of a load: client processes send the requests of a workload and return their records."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from tessera.loadtest.client import process as client_process
-from tessera.loadtest.client.client import Target
-from tessera.loadtest.client.process import Plan, Progress, Report, Result, Start
+from tessera.loadtest.client import client_process
+from tessera.loadtest.client.client_process import Plan, Progress, Report, Result, Start
+from tessera.loadtest.client.load_client import Target
 from tessera.loadtest.client.records import Records
 from tessera.loadtest.run.ctrl_c import ctrl_c_ignored, on_ctrl_c
 from tessera.loadtest.run.summary import summarize
 from tessera.loadtest.workload.arrival import Arrival
-from tessera.loadtest.workload.base import Workload
-from tessera.loadtest.workload.form import Form
 from tessera.loadtest.workload.jobs import write_jobs
+from tessera.loadtest.workload.request_template import RequestTemplate
+from tessera.loadtest.workload.workload import Workload
 
 STREAMS_PER_PROCESS = 32
-START_DELAY = 0.02  # seconds, for the word to reach every process
+START_DELAY = 0.02  # seconds, for the message to reach every process
 STOP_LIMIT = 10.0  # seconds that a client process has to end
-ANSWER_TIMEOUT = 6 * 3600.0
+REQUEST_TIMEOUT = 6 * 3600.0
 
 OnProgress: TypeAlias = Callable[[Progress], None]
 
@@ -41,7 +41,7 @@ class ClientProcessError(RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run.
+    """Results of a run.
 
     Attributes:
         records: of all requests that were sent.
@@ -56,7 +56,7 @@ class Outcome:
     interrupted: bool
 
 
-def run(
+def run_load(
     url: str,
     model: str,
     workload: Workload,
@@ -65,42 +65,42 @@ def run(
     stream: bool = True,
     processes: int | None = None,
 ) -> dict[str, Any]:
-    """Drive the server at base URL `url` with greedy completions; -> the summary, see `loadtest.summary`."""
-    return summarize(drive(url, Form(model, stream=stream), workload, arrival, processes=processes))
+    """Load the server at base URL `url` with greedy completions; -> the summary, see `summarize`."""
+    return summarize(drive(url, RequestTemplate(model, stream=stream), workload, arrival, processes=processes))
 
 
 def drive(
     url: str,
-    form: Form,
+    template: RequestTemplate,
     workload: Workload,
     arrival: Arrival,
     *,
     headers: dict[str, str] | None = None,
-    timeout: float = ANSWER_TIMEOUT,
+    timeout: float = REQUEST_TIMEOUT,
     processes: int | None = None,
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> Outcome:
-    """Send the workload's requests in the given form as `arrival` says.
+    """Send the workload's requests when `arrival` says.
 
     Args:
         headers: sent with each request.
-        timeout: most seconds for one answer.
+        timeout: most seconds for one request.
         processes: of the client; None: as many as streams and cores suggest.
         seed: of the arrival times.
-        on_progress: is told several times a second how far the run is.
+        on_progress: called several times a second.
 
     Ctrl-C ends the run; requests under way are then recorded as interrupted.
 
     Raises:
-        ClientProcessError: a client process broke down.
+        ClientProcessError: a client process crashed.
     """
     streams = min(arrival.max_concurrency or workload.num_prompts, workload.num_prompts)
     num_processes = min(processes or _suggested_processes(streams), streams)
-    target = Target(url.rstrip("/") + form.endpoint, headers or {}, form.stream, timeout)
+    target = Target(url.rstrip("/") + template.endpoint, headers or {}, template.stream, timeout)
     with tempfile.TemporaryDirectory(prefix="loadtest-") as folder:
         path = Path(folder) / "jobs"
-        offsets = write_jobs(path, workload.jobs(form))
+        offsets = write_jobs(path, workload.jobs(template))
         arrivals = arrival.times(len(offsets) - 1, seed).tolist()
         fleet = _Fleet(num_processes)
         try:
@@ -124,7 +124,7 @@ class _Fleet:
 
     def __init__(self, num_processes: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._counter = context.Value("q", 0)  # kept: its semaphore is named only until we let go of it
+        self._counter = context.Value("q", 0)  # kept: its semaphore lives as long as this object
         self._stopped = False
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
@@ -178,18 +178,18 @@ class _Fleet:
     def _stop(self) -> None:
         self._stopped = True
         for pipe in self._pipes:
-            with contextlib.suppress(OSError):  # this one has ended already
+            with contextlib.suppress(OSError):  # the process has ended
                 pipe.send_bytes(b"stop")
 
     def _receive(self, pipe: Connection) -> bytes:
         try:
             return pipe.recv_bytes()
         except (EOFError, OSError) as error:
-            raise ClientProcessError("a client process of the load test broke down; see its message above") from error
+            raise ClientProcessError("a client process of the load test crashed; see its message above") from error
 
     def close(self) -> None:
         for pipe in self._pipes:
-            pipe.close()  # a process that still runs takes this as the word to stop
+            pipe.close()  # a process that still runs stops then
         for process in self._processes:
             process.join(STOP_LIMIT)
             if process.is_alive():

@@ -1,12 +1,12 @@
-"""What is asked of the server."""
+"""The interface of workloads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Protocol
 
-from tessera.loadtest.workload.form import Form
 from tessera.loadtest.workload.jobs import Job
+from tessera.loadtest.workload.request_template import RequestTemplate
 
 
 class Workload(Protocol):
@@ -20,7 +20,7 @@ class Workload(Protocol):
     def num_requests(self) -> int:
         """Requests, if none fails."""
 
-    def jobs(self, form: Form) -> Iterator[Job]: ...
+    def jobs(self, template: RequestTemplate) -> Iterator[Job]: ...
 
     def resized(self, num_prompts: int, seed: int) -> Workload:
         """Other work of the same kind."""

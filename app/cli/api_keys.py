@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from tessera.engine.contract.errors import ConfigError
 
-VARIABLE = "TESSERA_API_KEY"
 MAX_KEYS = 1024
 
 
-def gather_api_keys(given: Sequence[str] | None, file: str | None) -> tuple[str, ...]:
-    """Keys of --api-key and --api-key-file together; without either those of the environment, split at commas.
+def gather_api_keys(given: Sequence[str], file: str | None, source: str = "--api-key") -> tuple[str, ...]:
+    """The keys that were given and those in the file together.
+
+    Args:
+        source: names in errors where `given` comes from.
 
     Raises:
         ConfigError: a key that no header can carry, a file without keys, or too many of them.
     """
-    if given is None and file is None:
-        keys = [key.strip() for key in os.environ.get(VARIABLE, "").split(",") if key.strip()]
-        source = VARIABLE
-    else:
-        if given is not None and not all(given):
-            raise ConfigError("--api-key must not be empty: leave it away to serve without keys")
-        keys = [*(given or ()), *(_read_keys(file) if file is not None else ())]
-        source = "--api-key" if file is None else "--api-key-file"
+    if not all(given):
+        raise ConfigError(f"{source} must not be empty: leave it out to serve without keys")
+    keys = [*given, *(_read_keys(file) if file is not None else ())]
+    if file is not None:
+        source = "--api-key-file"
     for number, key in enumerate(keys, 1):
         if not key.isascii() or not key.isprintable() or " " in key:
             raise ConfigError(f"{source}: key {number} must be printable ASCII without spaces, as HTTP headers need it")

@@ -1,4 +1,4 @@
-"""The table that load tests of this field print."""
+"""Tables of a run's figures for the terminal."""
 
 from __future__ import annotations
 

@@ -1,0 +1,74 @@
+"""`tessera serve`: from its options to a running server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tessera.app.cli.api_keys import gather_api_keys
+from tessera.app.cli.serve_options import KeyOptions, ModelOptions
+from tessera.app.settings import AppSettings, ServerOptions
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import ConfigError
+from tessera.options.command_options import GivenOptions
+
+
+def serve_command(given: GivenOptions) -> int:
+    """Serve until a signal; -> exit code. Raises ConfigError: an option or the model cannot be used."""
+    # Imported late, so that --help and wrong options are answered at once.
+    from tessera.app.server.serve import run_server
+
+    return run_server(server_options(given))
+
+
+def server_options(given: GivenOptions) -> ServerOptions:
+    """Read the files that the options name, and find the models, which may download them.
+
+    Raises:
+        ConfigError: an option, a file or a model cannot be used.
+    """
+    from tessera.app.cli.hub import builtin_model, find_model
+
+    given.make(EngineConfig, model="").verify()  # before the model is looked for: a download takes long
+    models = given.make(ModelOptions)
+    chat_template = _existing_file("--chat-template", given.value("chat_template"))
+    api_keys = _api_keys(given)
+    model = find_model(models.model) if models.model else builtin_model()
+    names = models.served_model_name or (model.name,)
+    embedding = find_model(models.embedding_model) if models.embedding_model else None
+    if embedding is not None and embedding.name in names:
+        raise ConfigError(f"--embedding-model and the model are both called {embedding.name}: see --served-model-name")
+    embedding_folder = str(embedding.path) if embedding is not None else None
+    return given.make(
+        ServerOptions,
+        engine=given.make(
+            EngineConfig, model=str(model.path), served_name=names[0], embedding_model=embedding_folder or ""
+        ),
+        app=given.make(
+            AppSettings,
+            model_folder=str(model.path),
+            served_model_names=names,
+            api_keys=api_keys,
+            chat_template=chat_template,
+            embedding_folder=embedding_folder,
+            embedding_model_names=(embedding.name,) if embedding is not None else (),
+        ),
+    )
+
+
+def _api_keys(given: GivenOptions) -> tuple[str, ...]:
+    """Keys and key file of the same source count together; those of a lower source do not."""
+    options = given.make(KeyOptions)
+    keys, file = given.rank("api_key"), given.rank("api_key_file")
+    return gather_api_keys(
+        options.api_key if keys <= file else (),
+        options.api_key_file if file <= keys else None,
+        "TESSERA_API_KEY" if given.source("api_key") == "environment" else "--api-key",
+    )
+
+
+def _existing_file(option: str, path: str | None) -> str | None:
+    if path is None:
+        return None
+    if not Path(path).is_file():
+        raise ConfigError(f"{option}: there is no file {path}")
+    return str(Path(path).resolve())

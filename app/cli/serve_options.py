@@ -1,0 +1,83 @@
+"""The options of `tessera serve`: those of the settings structs, and those that are resolved before a server starts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from tessera.app.settings import AppSettings, ServerOptions
+from tessera.engine.contract.config import EngineConfig
+from tessera.options.command_options import CommandOptions
+from tessera.options.declaration import Option
+
+PREFIX = "TESSERA_"
+OTHER_VARIABLES = ("TESSERA_CACHE_DIR", "TESSERA_BENCH_")  # the folder of compiled kernels; `tessera bench`
+
+
+class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Models as the user names them, before hub ids become folders."""
+
+    model: Annotated[
+        str | None,
+        Option(
+            "folder with config.json, tokenizer.json and *.safetensors, or a hub id ORGANISATION/NAME[@REVISION], "
+            "which is downloaded once",
+            group="model",
+            metavar="MODEL",
+            positional=True,
+            default="the small demonstration model that comes with Tessera",
+        ),
+    ] = None
+    served_model_name: Annotated[
+        tuple[str, ...],
+        Option(
+            "name that requests use; may be given several times",
+            group="model",
+            metavar="NAME",
+            default="the hub id or the folder's name",
+        ),
+    ] = ()
+    embedding_model: Annotated[
+        str | None,
+        Option(
+            "folder or hub id of a text encoder (BertModel) that makes embeddings beside the model, under its own "
+            "name; an encoder given as MODEL is served alone",
+            group="embeddings",
+            metavar="MODEL",
+            default="none",
+        ),
+    ] = None
+
+
+class KeyOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """API keys as the user gives them, before the file is read."""
+
+    api_key: Annotated[
+        tuple[str, ...],
+        Option(
+            "key that requests must bear; may be given several times, and other users of this machine may see it on "
+            "the command line, so better use --api-key-file or set TESSERA_API_KEY",
+            group="HTTP",
+            metavar="KEY",
+            secret=True,
+            default="none, open to all",
+        ),
+    ] = ()
+    api_key_file: Annotated[
+        str | None,
+        Option(
+            "file with further keys, one a line; empty lines and lines that begin with # are skipped",
+            group="HTTP",
+            metavar="FILE",
+            default="none",
+        ),
+    ] = None
+
+
+SERVE_OPTIONS = CommandOptions(
+    PREFIX,
+    (ModelOptions, EngineConfig, ServerOptions, KeyOptions, AppSettings),
+    other_variables=OTHER_VARIABLES,
+    groups=("model", "embeddings", "device and memory", "scheduling", "HTTP", "log", "configuration"),
+)

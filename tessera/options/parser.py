@@ -1,0 +1,41 @@
+"""Command lines: readable help, and errors of one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from tessera.options.suggestions import did_you_mean
+
+EXIT_WRONG_USE = 2
+MAX_WIDTH = 110  # characters
+HELP_POSITION = 32
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Keeps the paragraphs of a description or epilog apart."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
+        super().__init__(prog, max_help_position=HELP_POSITION, width=width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(super(HelpFormatter, self)._fill_text(part, width, indent) for part in text.split("\n\n"))
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without the usage, and suggests names for mistyped ones."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=HelpFormatter, allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_WRONG_USE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """End with the error for arguments that this parser does not know."""
+        flag = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(flag, known) if flag else ''}")
