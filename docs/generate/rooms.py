@@ -10,7 +10,12 @@ from docs.generate.paths import ROOT
 from docs.generate.schemas import cell
 from tests.structure.test_rooms import FLOORS
 
-HEADINGS = {"app": "app: the HTTP service", "engine": "engine: inference", "loadtest": "loadtest: `tessera bench`"}
+HEADINGS = {
+    "app": "app: the HTTP service",
+    "engine": "engine: inference",
+    "loadtest": "loadtest: `tessera bench`",
+    "tessera": "tessera: the package itself, and options",
+}
 
 
 def rooms_page() -> str:

@@ -19,7 +19,9 @@ from docs.generate.field_notes import NOTES
 from docs.generate.figures import number, serving
 from docs.generate.record import dumps, record
 from docs.generate.request_path import STAGES
+from docs.generate.rooms import rooms_page
 from tessera.app.cli.reference import render_page
+from tests.structure.test_rooms import FLOORS
 from tests.support.paths import ROOT
 from tests.support.server_fixture import Server
 
@@ -103,6 +105,12 @@ def test_paths_of_the_repository_exist(path: Path) -> None:
         found = list(ROOT.glob(place.rstrip("/"))) if "*" in place else [ROOT / place]
         assert found, f"{name_of(path)} names {place}"
         assert all(each.exists() for each in found), f"{name_of(path)} names {place}"
+
+
+def test_every_room_is_listed_with_its_purpose() -> None:
+    listed = dict(re.findall(r"^\| `([\w.]+)` \| \d+ \| \d+ \| (.*) \|$", rooms_page(), re.MULTILINE))
+    assert listed.keys() == {room for rooms in FLOORS for room in rooms}
+    assert not [room for room, purpose in listed.items() if not purpose]
 
 
 def test_the_request_path_names_what_is_there() -> None:
