@@ -21,6 +21,7 @@ from docs.generate.record import dumps, record
 from docs.generate.request_path import STAGES
 from docs.generate.rooms import rooms_page
 from tessera.app.cli.reference import render_page
+from tessera.engine.models.registry import ARCHITECTURES
 from tests.structure.test_rooms import FLOORS
 from tests.support.paths import ROOT
 from tests.support.server_fixture import Server
@@ -130,6 +131,14 @@ def test_make_targets_exist(path: Path) -> None:
 def test_options_exist(path: Path) -> None:
     others = {"--profile", "--only"}  # of Docker and of `python -m tests.bench`
     assert set(OPTION.findall(path.read_text())) <= set(OPTION.findall(render_page())) | others
+
+
+@pytest.mark.parametrize("path", [README, ROOT / "docs" / "index.md"], ids=name_of)
+def test_every_architecture_is_listed(path: Path) -> None:
+    text = re.sub(r"[^a-z0-9]", "", path.read_text().lower())
+    names = (re.sub(r"(ForCausalLM|LMHeadModel|Model)$", "", name) for name in ARCHITECTURES)
+    missing = [name for name in names if name.lower() not in text]
+    assert not missing, f"{name_of(path)} does not list {', '.join(missing)}"
 
 
 def test_every_field_of_the_api_is_described_once() -> None:
