@@ -11,9 +11,9 @@ from mkdocs.structure.files import File, Files
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from docs.generate.api import api_pages
+from docs.generate.options import options_page
 from docs.generate.paths import ROOT
 from docs.generate.rooms import rooms_page
-from tessera.app.cli.reference import render_page
 
 IMAGES = {
     "images/icon.svg": ROOT / "app/ops/ui/icon.svg",
@@ -23,7 +23,7 @@ IMAGES = {
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {f"api/{name}": content for name, content in api_pages().items()}
-    pages["operating/options.md"] = render_page()
+    pages["operating/options.md"] = options_page()
     pages["architecture/rooms.md"] = rooms_page()
     for uri, content in pages.items():
         files.append(File.generated(config, uri, content=content))

@@ -17,6 +17,7 @@ from docs.generate.api import undescribed_fields
 from docs.generate.blocks import BLOCK, BLOCKS, markdown_files
 from docs.generate.field_notes import NOTES
 from docs.generate.figures import number, serving
+from docs.generate.options import options_page
 from docs.generate.record import dumps, record
 from docs.generate.request_path import STAGES
 from docs.generate.rooms import rooms_page
@@ -106,6 +107,13 @@ def test_paths_of_the_repository_exist(path: Path) -> None:
         found = list(ROOT.glob(place.rstrip("/"))) if "*" in place else [ROOT / place]
         assert found, f"{name_of(path)} names {place}"
         assert all(each.exists() for each in found), f"{name_of(path)} names {place}"
+
+
+def test_the_options_page_keeps_all_of_the_reference() -> None:
+    words = re.compile(r"[\w$][\w.$/:-]*")
+    rows = [line for line in options_page().splitlines() if line.startswith("| ")]
+    assert {line.count(" | ") for line in rows} <= {1, 2}, "wider tables do not fit the page"
+    assert set(words.findall(render_page())) - {"environment"} <= set(words.findall(options_page()))
 
 
 def test_every_room_is_listed_with_its_purpose() -> None:
