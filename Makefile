@@ -38,7 +38,8 @@ test-gpu: .venv/.dev
 
 # The same on a machine without a GPU, which runs the kernels' sources with g++: thousands of times slower, so choose
 # some with ARGS, for example 'tests/gpu/test_rope_gpu.py -k bfloat16'. With EMULATED_RACES=1 it also finds races in
-# shared memory, whatever the order in which threads run.
+# shared memory, whatever the order in which threads run; with EMULATED_ARCH=100a portable kernels run where sm_90a has
+# its own.
 test-emulated: .venv/.dev
 	TESSERA_EMULATED=1 $(BIN)/python -m pytest -m gpu --numprocesses 2 --timeout 0 $(or $(ARGS),$(KERNEL_TESTS))
 

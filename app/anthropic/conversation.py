@@ -1,4 +1,4 @@
-"""A request of Anthropic's Messages API as a chat: blocks as messages, its fields under chat's names."""
+"""A request of the Messages API as a chat: blocks become messages, fields take the names of Chat Completions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any, ClassVar
 
 import orjson
+from pydantic import ConfigDict
 
 from tessera.app.anthropic.schema import (
     ContentBlock,
@@ -16,19 +17,20 @@ from tessera.app.anthropic.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from tessera.app.schema.chat import ChatCompletionRequest, ChatMessage, ToolCall, ToolCallFunction
-from tessera.app.schema.common import SamplingFields
-from tessera.app.schema.text_parts import TextPart
+from tessera.app.schema.chat import ChatMessage, ChatRequest, ToolCall, ToolCallFunction
+from tessera.app.schema.fields import TextPart
+from tessera.app.schema.generation_fields import SamplingFields
 
 
-class MessagesChat(ChatCompletionRequest):
-    """The chat that a request of the Messages API amounts to; its fields have been checked under their own names."""
+class MessagesChat(ChatRequest):
+    """The chat that a request amounts to; its fields have been checked under the names of the Messages API."""
 
-    format_param: ClassVar[str] = "output_config.format"
+    model_config = ConfigDict(defer_build=True)  # never validated
+    response_format_param: ClassVar[str] = "output_config.format"
 
 
 def chat_prompt(request: MessagesPrompt) -> MessagesChat:
-    """What the prompt is made of."""
+    """The part of the chat that decides the prompt."""
     return MessagesChat.model_construct(**_prompt_fields(request))
 
 
@@ -73,17 +75,17 @@ def _assistant_messages(blocks: Iterable[ContentBlock]) -> Iterator[ChatMessage]
         if isinstance(block, ToolUseBlock)
     ]
     texts = [block.text for block in blocks if isinstance(block, TextPart)]
-    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    reasoning = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
     yield ChatMessage(
         role="assistant",
         content="".join(texts) if texts or not calls else None,
         tool_calls=calls or None,
-        reasoning="\n".join(thoughts) if thoughts else None,
+        reasoning="\n".join(reasoning) if reasoning else None,
     )
 
 
 def _other_messages(role: str, blocks: Iterable[ContentBlock]) -> Iterator[ChatMessage]:
-    """Results of tools as messages of their own, before the text that came with them."""
+    """Tool results as messages of their own, before the text that came with them."""
     blocks = list(blocks)
     for block in blocks:
         if isinstance(block, ToolResultBlock):

@@ -7,15 +7,15 @@ from typing import Any
 
 import orjson
 
+from tessera.app.anthropic.errors import message_error_object
 from tessera.app.anthropic.message import BlockWriter, Event, MessageHead, messages_usage, stop_reason
+from tessera.app.generate.completion import Completion
 from tessera.app.generate.generation import Delta, FinishReason, Generation
-from tessera.app.generate.service import Answer
-from tessera.app.http.errors import anthropic_error_object
 from tessera.engine.contract.errors import RequestError
 
 
-class MessageFrames:
-    """Frames of one message's events; also makes the whole message for those who do not stream."""
+class MessageEvents:
+    """Events of one message; also makes the whole message where it is not streamed."""
 
     def __init__(self, model: str, generation: Generation) -> None:
         self._head = MessageHead(model)
@@ -26,11 +26,11 @@ class MessageFrames:
     def opening(self) -> bytes:
         usage = {**messages_usage(self._generation.usage()), "output_tokens": 0}
         message = self._head.message([], None, None, usage)
-        return _frames([{"type": "message_start", "message": message}, {"type": "ping"}])
+        return _event_bytes([{"type": "message_start", "message": message}, {"type": "ping"}])
 
     def delta(self, delta: Delta) -> bytes:
         self._finish_reason = delta.finish_reason
-        return _frames(self._writer.write(delta.read_parts()))
+        return _event_bytes(self._writer.write_parts(delta.as_parts()))
 
     def closing(self) -> bytes:
         events = self._writer.finish()
@@ -43,14 +43,14 @@ class MessageFrames:
             }
         )
         events.append({"type": "message_stop"})
-        return _frames(events)
+        return _event_bytes(events)
 
     def failure(self, error: RequestError) -> bytes:
-        return _frames([anthropic_error_object(error)])
+        return _event_bytes([message_error_object(error)])
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        """The message of an answer that is not streamed."""
-        self.delta(Delta(0, answer.text, answer.token_ids, answer.entries, answer.finish_reason, answer.parts))
+    def whole(self, completion: Completion) -> dict[str, Any]:
+        """The finished message where it is not streamed."""
+        self.delta(completion.as_delta())
         self._writer.finish()
         return self._head.message(self._writer.blocks, *self._stop(), messages_usage(self._generation.usage()))
 
@@ -60,5 +60,5 @@ class MessageFrames:
         return reason, sequence
 
 
-def _frames(events: Sequence[Event]) -> bytes:
+def _event_bytes(events: Sequence[Event]) -> bytes:
     return b"".join(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event)) for event in events)

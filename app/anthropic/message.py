@@ -1,4 +1,4 @@
-"""An answer as content blocks, and the events that tell of them as they grow."""
+"""A completion as content blocks, and the events that report their growth."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MessageHead:
 
 
 def messages_usage(usage: Usage) -> dict[str, Any]:
-    """Anthropic counts the tokens that were read from the cache apart from the others of the input."""
+    """Anthropic's `input_tokens` leaves out the tokens that were read from the cache."""
     return {
         "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -51,7 +51,7 @@ def stop_reason(finish_reason: FinishReason | None, stop_sequence: str | None, *
 
 
 class BlockWriter:
-    """Turns the parts of one answer into blocks; each method returns the events that this causes.
+    """Turns the parts of one completion into blocks; each method returns the events that this causes.
 
     Attributes:
         blocks: the content so far; the last block may still be open.
@@ -66,7 +66,7 @@ class BlockWriter:
     def uses_tools(self) -> bool:
         return any(block["type"] == "tool_use" for block in self.blocks)
 
-    def write(self, parts: Sequence[Part]) -> list[Event]:
+    def write_parts(self, parts: Sequence[Part]) -> list[Event]:
         events: list[Event] = []
         for part in parts:
             if isinstance(part, Content):
@@ -111,7 +111,7 @@ class BlockWriter:
 
 
 def _parsed_input(text: str) -> dict[str, Any]:
-    """A call's arguments; an empty object for those that were cut, as `stop_reason` then says."""
+    """A call's arguments; an empty object if they were cut, which `stop_reason` then says."""
     try:
         parsed = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""The bodies of POST /v1/messages and /v1/messages/count_tokens, Anthropic's form of a conversation."""
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -17,10 +17,25 @@ from pydantic import (
 )
 
 from tessera.app.schema.chat import MAX_MESSAGES
-from tessera.app.schema.common import MAX_INT32, MAX_NAME, Label, Off, RequestModel, SamplingFields
-from tessera.app.schema.fields import MAX_STOP_LENGTH, JsonObject, Text, at_most, wrong
-from tessera.app.schema.structured import JsonSchema, JsonSchemaFormat
-from tessera.app.schema.text_parts import MAX_PARTS, TextContent, TextPart, text_of
+from tessera.app.schema.examples import HELLO, WEATHER_PARAMETERS
+from tessera.app.schema.fields import (
+    MAX_INT32,
+    MAX_NAME,
+    MAX_PARTS,
+    MAX_STOP_LENGTH,
+    JsonObject,
+    Label,
+    Off,
+    Text,
+    TextContent,
+    TextPart,
+    at_most,
+    text_of,
+    wrong,
+)
+from tessera.app.schema.generation_fields import SamplingFields
+from tessera.app.schema.request import RequestModel
+from tessera.app.schema.structured_output import JsonSchema, JsonSchemaFormat
 from tessera.app.schema.tools import MAX_TOOL_DESCRIPTION, MAX_TOOLS, Tool, ToolChoice, ToolName
 from tessera.engine.contract.errors import InvalidRequestError
 
@@ -58,7 +73,7 @@ class ToolUseBlock(Block):
 
 
 class ToolResultBlock(Block):
-    """What came of the call `tool_use_id`."""
+    """The result of the call `tool_use_id`."""
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(max_length=MAX_NAME)
@@ -67,7 +82,7 @@ class ToolResultBlock(Block):
 
 
 class ThinkingBlock(Block):
-    """What the assistant thought aloud earlier; its signature is not needed."""
+    """Reasoning of an earlier turn; its signature is not needed."""
 
     type: Literal["thinking"]
     thinking: Text
@@ -119,7 +134,7 @@ class MessageTool(BaseModel):
     strict: StrictBool | None = None
 
     def for_chat(self) -> Tool:
-        """The same tool in Chat Completions' form."""
+        """The tool as Chat Completions has it."""
         function = {"name": self.name, "description": self.description or "", "parameters": self.input_schema}
         strict = {"strict": self.strict} if self.strict is not None else {}
         return Tool.model_validate({"type": "function", "function": {**function, **strict}})
@@ -145,7 +160,7 @@ def _no_budget(value: Any) -> None:
 
 
 class Thinking(BaseModel):
-    """For models whose chat template can turn their thinking on and off; a budget cannot be set."""
+    """For models whose chat template can turn reasoning on and off; a budget cannot be set."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     type: Literal["enabled", "disabled", "adaptive"]
@@ -158,7 +173,7 @@ class MessageMetadata(BaseModel):
 
 
 class MessageFormat(BaseModel):
-    """JSON that satisfies `schema`."""
+    """JSON that matches `schema`."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     type: Literal["json_schema"]
@@ -166,7 +181,7 @@ class MessageFormat(BaseModel):
 
 
 class OutputConfig(BaseModel):
-    """The form of the answer; how much effort goes into it cannot be set."""
+    """Structured output; the effort cannot be set."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     format: MessageFormat | None = None
@@ -179,7 +194,7 @@ StopSequences = Annotated[
 
 
 class MessagesPrompt(RequestModel):
-    """What makes the prompt; the whole body of /v1/messages/count_tokens."""
+    """The fields that decide the prompt: the whole body of /v1/messages/count_tokens."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "container": (),
@@ -189,6 +204,8 @@ class MessagesPrompt(RequestModel):
         "output_format": (),
         "speed": ("standard",),
     }
+
+    examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {"plain": {"model": "MODEL", "messages": HELLO}}
 
     model: str = Field(max_length=MAX_NAME)
     messages: Annotated[list[Message], at_most(MAX_MESSAGES)] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -201,7 +218,7 @@ class MessagesPrompt(RequestModel):
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=64)
 
     def check(self) -> None:
-        """Raise InvalidRequestError for fields that are sound alone but not together."""
+        """Raise InvalidRequestError for fields that are valid alone but not together."""
         choice = self.tool_choice
         if choice is not None and choice.type == "tool" and choice.name is None:
             raise InvalidRequestError(
@@ -221,13 +238,23 @@ class MessagesPrompt(RequestModel):
 
 
 class MessagesRequest(MessagesPrompt, SamplingFields):
-    """A conversation, one answer to it. A last message of the assistant's is gone on with."""
+    """A conversation, one completion of it. A final message of the assistant is continued."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **MessagesPrompt.refused,
         "prompt_logprobs": (),
         "response_format": ({"type": "text"},),
         "service_tier": ("auto", "standard_only"),
+    }
+
+    examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "plain": {"model": "MODEL", "max_tokens": 64, "messages": HELLO},
+        "tools": {
+            "model": "MODEL",
+            "max_tokens": 64,
+            "messages": HELLO,
+            "tools": [{"name": "weather", "input_schema": WEATHER_PARAMETERS}],
+        },
     }
 
     max_tokens: int = Field(ge=1, le=MAX_INT32, description="Most tokens to generate.")
@@ -239,7 +266,7 @@ class MessagesRequest(MessagesPrompt, SamplingFields):
     @property
     def response_format(self) -> JsonSchemaFormat | None:
         """`output_config.format` as Chat Completions has it."""
-        form = self.output_config.format if self.output_config is not None else None
-        if form is None:
+        output = self.output_config.format if self.output_config is not None else None
+        if output is None:
             return None
-        return JsonSchemaFormat(type="json_schema", json_schema=JsonSchema(name="answer", schema=form.definition))
+        return JsonSchemaFormat(type="json_schema", json_schema=JsonSchema(name="answer", schema=output.definition))

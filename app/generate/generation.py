@@ -1,4 +1,4 @@
-"""Engine outputs to text: one `Choice` per sequence, one `Generation` per request."""
+"""Generations: the engine's outputs become text, one `Choice` per sequence, one `Generation` per request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tessera.app.generate.reader import AnswerReader
+from tessera.app.generate.reader import CompletionReader
 from tessera.app.http.access_log import milliseconds
 from tessera.app.text.detokenizer import Detokenizer
 from tessera.app.text.stop_strings import StopMatcher
@@ -31,9 +31,9 @@ class TokenEntry:
 
 @dataclass(slots=True)
 class Delta:
-    """What one choice gained: text that is final, the tokens and log-probabilities that go with it.
+    """New text of one choice that is final, with its tokens and log-probabilities.
 
-    `parts` is the text as a reader understood it; None where the answer has no reader.
+    `parts` is the text as a reader understood it; None where the choice has no reader.
     """
 
     index: int
@@ -43,8 +43,8 @@ class Delta:
     finish_reason: FinishReason | None
     parts: list[Part] | None = None
 
-    def read_parts(self) -> list[Part]:
-        """The parts, of an answer without a reader all text."""
+    def as_parts(self) -> list[Part]:
+        """The parts; without a reader all of the text is content."""
         if self.parts is not None:
             return self.parts
         return [Content(self.text)] if self.text else []
@@ -52,7 +52,7 @@ class Delta:
 
 @dataclass(slots=True)
 class TextOptions:
-    """How a request wants its tokens turned into text; `scores_only` wants none of the answer, not even one token."""
+    """How tokens become text; with `scores_only` a completion stays empty, as only the prompt is scored."""
 
     stops: tuple[str, ...] = ()
     include_stop: bool = False
@@ -73,7 +73,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Timing:
-    """When a request's tokens came.
+    """Times of a request's tokens.
 
     Attributes:
         queue_time: seconds from arrival at the engine to the first step, of the choice that came first.
@@ -91,10 +91,10 @@ class Choice:
 
     Attributes:
         num_tokens: tokens generated, up to and with the one that ended the text.
-        num_reasoning_tokens: those of them that the model thought aloud.
+        num_reasoning_tokens: those of them that are reasoning.
         finish_reason: set once the text is complete, by the engine or by a stop string.
-        prompt_logprobs: of the prompt's tokens but the first, where asked for, from the first output on.
-        queue_time: seconds from arrival at the engine to the first step, known from the first output on.
+        prompt_logprobs: of the prompt's tokens but the first, if asked for; set by the first output.
+        queue_time: seconds from arrival at the engine to the first step; set by the first output.
         first_token_at, last_token_at: `time.monotonic()` of the first and of the newest output.
     """
 
@@ -105,7 +105,7 @@ class Choice:
         options: TextOptions,
         *,
         text_offset: int = 0,
-        reader: AnswerReader | None = None,
+        reader: CompletionReader | None = None,
     ) -> None:
         self.index = index
         self.num_tokens = 0
@@ -118,7 +118,7 @@ class Choice:
         self.last_token_at = 0.0
         self._detokenizer = detokenizer
         self._options = options
-        self._matcher = StopMatcher(options.stops, include_stop=options.include_stop)
+        self._matcher = StopMatcher(options.stops, include_stop=options.include_stop) if options.stops else None
         self._reader = reader
         self._by_token = bool(options.stops) or options.wants_logprobs or reader is not None
         self._num_chars = text_offset  # of all text so far, held back or not
@@ -129,10 +129,10 @@ class Choice:
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended the text."""
-        return self._matcher.found
+        return self._matcher.found if self._matcher is not None else None
 
     def advance(self, output: RequestOutput) -> Delta | None:
-        """Take one engine output; None while no character became whole.
+        """The delta of one engine output; None while no character became whole.
 
         Raises:
             EngineUnavailableError: the engine gave the sequence up.
@@ -140,25 +140,16 @@ class Choice:
         reason = output.finish_reason
         if reason == "abort" or reason == "error":  # errors are raised by the stream itself
             raise EngineUnavailableError("The engine gave this request up before its end.")
-        self.last_token_at = time.monotonic()
-        if self.first_token_at is None:
-            self.first_token_at, self.queue_time = self.last_token_at, output.queue_time
-        if output.num_cached_tokens:
-            self.num_cached_tokens = output.num_cached_tokens
-        if output.prompt_logprobs is not None:
-            self.prompt_logprobs = output.prompt_logprobs
+        self._note_output(output)
         if self._options.scores_only:
             self.finish_reason = "length"
             return Delta(self.index, "", [], [], "length")
         token_ids = output.token_ids
         hidden = reason == "stop" and not self._options.include_stop and token_ids[-1:] == [output.stop_token_id]
-        text = self._feed_tokens(output, hidden) if self._by_token else self._feed_all(token_ids, hidden)
-        if reason is not None and not self._matcher.stopped:
-            rest = self._take(self._detokenizer.flush()) + self._matcher.flush()
-            text += rest
-            if self._reader is not None:
-                self._reader.feed(rest)
-        if self._ended_by_text:
+        text = self._text_by_token(output, hidden) if self._by_token else self._text_at_once(token_ids, hidden)
+        if reason is not None:
+            text += self._rest()
+        if self._by_token and self._ended_by_text:
             self.finish_reason = "stop"
         elif reason is not None:
             self.finish_reason = reason
@@ -170,28 +161,43 @@ class Choice:
         return Delta(self.index, text, shown_ids, self._release_entries(), self.reported_reason, parts)
 
     @property
-    def _ended_by_text(self) -> bool:
-        return self._matcher.stopped or (self._reader is not None and self._reader.complete)
-
-    @property
     def reported_reason(self) -> FinishReason | None:
-        """As the answer names it: calls that are whole have a reason of their own."""
+        """The finish reason as responses report it, `tool_calls` included."""
         if self.finish_reason == "stop" and self._reader is not None and self._reader.ends_with_calls:
             return "tool_calls"
         return self.finish_reason
+
+    def _note_output(self, output: RequestOutput) -> None:
+        self.last_token_at = time.monotonic()
+        if self.first_token_at is None:
+            self.first_token_at, self.queue_time = self.last_token_at, output.queue_time
+        if output.num_cached_tokens:
+            self.num_cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+
+    @property
+    def _stopped(self) -> bool:
+        return self._matcher is not None and self._matcher.stopped
+
+    @property
+    def _ended_by_text(self) -> bool:
+        return self._stopped or (self._reader is not None and self._reader.complete)
 
     def _read_parts(self) -> list[Part]:
         assert self._reader is not None
         if self.finish_reason is not None:
             self._reader.finish(cut=self.finish_reason == "length")
-        return self._reader.take()
+        return self._reader.take_parts()
 
-    def _feed_all(self, token_ids: list[int], hidden: bool) -> str:
+    def _text_at_once(self, token_ids: list[int], hidden: bool) -> str:
+        """New text where nothing depends on single tokens; `hidden` leaves out the last one."""
         self.num_tokens += len(token_ids)
         self._token_ids += token_ids
         return self._detokenizer.feed(token_ids[:-1] if hidden else token_ids)
 
-    def _feed_tokens(self, output: RequestOutput, hidden: bool) -> str:
+    def _text_by_token(self, output: RequestOutput, hidden: bool) -> str:
+        """New text token by token, up to the one that ends it."""
         shown = ""
         num_visible = len(output.token_ids) - hidden
         for position, token_id in enumerate(output.token_ids):
@@ -201,30 +207,43 @@ class Choice:
                 break
             if output.logprobs is not None:
                 self._entries.append(TokenEntry(output.logprobs[position], self._num_chars))
-            text = self._take(self._detokenizer.feed([token_id]))
+            text = self._before_stop(self._detokenizer.feed([token_id]))
             shown += text
             if self._reader is not None:
-                was_thinking = self._reader.thinking
-                self._reader.feed(text)
-                self.num_reasoning_tokens += was_thinking or self._reader.thinking
+                was_in_reasoning = self._reader.in_reasoning
+                self._reader.read_text(text)
+                self.num_reasoning_tokens += was_in_reasoning or self._reader.in_reasoning
             if self._ended_by_text:
                 break
         return shown
 
-    def _take(self, text: str) -> str:
-        """What may be shown of new text; stop strings are looked for after the first `min_tokens` tokens."""
+    def _rest(self) -> str:
+        """Text that was held back, now that the sequence has ended."""
+        if self._stopped:
+            return ""
+        rest = self._before_stop(self._detokenizer.flush())
+        if self._matcher is not None:
+            rest += self._matcher.flush()
+        if self._reader is not None:
+            self._reader.read_text(rest)
+        return rest
+
+    def _before_stop(self, text: str) -> str:
+        """The part of new text that may be shown; stop strings are matched after the first `min_tokens` tokens."""
         self._num_chars += len(text)
-        if not self._options.stops or self._matcher.stopped or self.num_tokens <= self._options.min_tokens:
+        matcher = self._matcher
+        if matcher is None or matcher.stopped or self.num_tokens <= self._options.min_tokens:
             return text
-        return self._matcher.feed(text)
+        return matcher.feed(text)
 
     def _release_entries(self) -> list[TokenEntry]:
-        """Entries whose text is shown; those of a stop string's tokens are dropped with its text."""
-        if not self._matcher.holding and not self._matcher.stopped:
+        """The entries whose text is shown; those of a stop string are dropped with its text."""
+        matcher = self._matcher
+        if matcher is None or not (matcher.holding or matcher.stopped):
             released, self._entries = self._entries, []
             return released
         released = [entry for entry in self._entries if entry.text_offset < self._num_shown]
-        self._entries = [] if self._matcher.stopped else self._entries[len(released) :]
+        self._entries = [] if matcher.stopped else self._entries[len(released) :]
         return released
 
 
@@ -232,7 +251,7 @@ class Choice:
 class Generation:
     """All sequences of one request. `choices[i]` reads `streams[i]`.
 
-    `num_prompt_tokens` counts each prompt once; `choices_per_prompt` are its answers.
+    `num_prompt_tokens` counts each prompt once, however many choices it has.
     """
 
     choices: Sequence[Choice]
@@ -250,7 +269,7 @@ class Generation:
         )
 
     def timing(self) -> Timing:
-        """Of the tokens that have come so far."""
+        """The times so far."""
         begun = [(choice.first_token_at, choice) for choice in self.choices if choice.first_token_at is not None]
         if not begun:
             return Timing(None, None, None)
@@ -260,11 +279,11 @@ class Generation:
         return Timing(first.queue_time, first_token_at, seconds / num_gaps if num_gaps else None)
 
     def prompt_logprobs(self, index: int) -> list[TokenLogprobs]:
-        """Of the prompt of choice `index`, where the first of its prompt's choices was asked for them."""
+        """The log-probabilities of choice `index`'s prompt, which the prompt's first choice holds."""
         return self.choices[index - index % self.choices_per_prompt].prompt_logprobs
 
     def account(self, arrival: float) -> dict[str, Any]:
-        """Fields of the access log: tokens, times in milliseconds, how the choices ended."""
+        """Fields of the access log: tokens, times in milliseconds, finish reasons."""
         usage, timing = self.usage(), self.timing()
         reasons = {choice.reported_reason or "abort" for choice in self.choices}
         return {
@@ -279,7 +298,7 @@ class Generation:
         }
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Deltas of all choices in order of arrival. Whoever reads them calls `abort` in the end.
+        """Deltas of all choices in order of arrival. The caller calls `abort` in the end.
 
         Raises:
             RequestError: the engine failed one of the sequences.
@@ -290,7 +309,7 @@ class Generation:
                 yield delta
 
     async def abort(self) -> None:
-        """Stop every sequence that has not ended by itself; harmless when all have."""
+        """Stop every sequence that has not ended; does nothing when all have."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -323,7 +342,7 @@ class Generation:
 
 
 async def _follow(choice: Choice, stream: RequestStream) -> AsyncGenerator[Delta, None]:
-    """One sequence's deltas up to its finish; a stop string ends the engine's work at once."""
+    """One sequence's deltas up to its end; a stop string aborts the engine's work at once."""
     async for output in stream:
         delta = choice.advance(output)
         if choice.finish_reason is not None and output.finish_reason is None:

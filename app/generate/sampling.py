@@ -1,25 +1,22 @@
-"""From a request's fields and the model's own defaults to complete SamplingParams."""
+"""Sampling parameters: a request's fields over the model's defaults."""
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-from array import array
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from tessera.app.schema.common import GenerationRequest
+from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.text.tokenizer import Tokenizer, load_json
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, ModelError
-from tessera.engine.contract.messages import EngineInfo, TokenIds
+from tessera.engine.contract.messages import EngineInfo
 from tessera.engine.contract.sampling_params import MAX_SEED, Grammar, SamplingParams
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What applies where a request is silent."""
+    """Values for the fields that a request leaves out."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -29,10 +26,10 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_sampling_defaults(folder: Path) -> SamplingDefaults:
-    """From the model's generation_config.json, where it has one.
+    """The defaults in the model's generation_config.json, if it has one.
 
     Raises:
-        ModelError: the file has a value that no request could use.
+        ModelError: the file has a value that no request may have.
     """
     config = load_json(folder / "generation_config.json")
     given = {name: config[name] for name in SamplingDefaults.__struct_fields__ if config.get(name) is not None}
@@ -46,44 +43,8 @@ def load_sampling_defaults(folder: Path) -> SamplingDefaults:
     return defaults
 
 
-def truncate_prompt(request: GenerationRequest, token_ids: list[int], info: EngineInfo) -> list[int]:
-    """The prompt's last tokens, as many as `truncate_prompt_tokens` says."""
-    keep = request.truncate_prompt_tokens
-    if keep is None:
-        return token_ids
-    if keep == -1:
-        keep = max(1, info.max_model_len - (request.token_limit[0] or 1))
-    return token_ids[-keep:]
-
-
-def checked_token_ids(token_ids: list[int], info: EngineInfo, param: str) -> TokenIds:
-    """The same as the engine takes them. Raises InvalidRequestError for ids outside the vocabulary."""
-    with contextlib.suppress(OverflowError):
-        packed = array("i", token_ids)
-        ids = np.asarray(packed)  # compares them all at once
-        if ids.min(initial=0) >= 0 and ids.max(initial=0) < info.vocab_size:
-            return packed
-    wrong = next(token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size)
-    raise InvalidRequestError(f"{param} has token id {wrong}, but ids go from 0 to {info.vocab_size - 1}.", param=param)
-
-
-def checked_prompt(token_ids: list[int], info: EngineInfo, param: str) -> TokenIds:
-    """The same as the engine takes it. Raises for a prompt that is empty, has ids outside the vocabulary, or fills the
-    context."""
-    if not token_ids:
-        raise InvalidRequestError(f"{param} must not be empty: it has no tokens.", param=param)
-    checked = checked_token_ids(token_ids, info, param)
-    if len(token_ids) >= info.max_model_len:
-        raise ContextLengthError(
-            f"This model's context is {info.max_model_len} tokens, but the prompt has {len(token_ids)} tokens"
-            " and leaves no room for an answer.",
-            param=param,
-        )
-    return checked
-
-
 def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """How each word is spelled at the beginning of a text and after a space.
+    """Token ids of each word, at the beginning of a text and after a space.
 
     Raises:
         InvalidRequestError: a word has no tokens.
@@ -107,11 +68,15 @@ def sampling_params(
     bad_words: tuple[tuple[int, ...], ...] = (),
     default_seed: int | None = None,
 ) -> list[SamplingParams]:
-    """Parameters of each of the prompt's `n` answers, which match `grammar` and have none of `bad_words`; they
-    differ in their seeds, which begin with `default_seed` where the request has none.
+    """Parameters of the prompt's `n` sequences.
+
+    Args:
+        grammar: what the completions must match.
+        bad_words: token ids of texts that they must not have.
+        default_seed: seed of requests without one; sequence i takes seed + i.
 
     Raises:
-        InvalidRequestError: a field is out of range, or prompt and answer exceed the context.
+        InvalidRequestError: a field is out of range, or prompt and completion exceed the context.
     """
     room = info.max_model_len - num_prompt_tokens
     limit, limit_name = request.token_limit
@@ -146,7 +111,7 @@ def sampling_params(
         bad_words=bad_words,
     )
     base.verify(info.vocab_size)
-    # In a stream each choice brings its own copy, which goes out with its first token; otherwise one will do.
+    # Streamed choices each need the prompt's log-probabilities with their first token; otherwise one copy will do.
     seed = default_seed if request.seed is None else request.seed
     others = base if request.stream else msgspec.structs.replace(base, prompt_logprobs=None)
     return [

@@ -1,1 +1,5 @@
-"""HTTP without any API: bodies, auth, errors, request ids, access log, counts, streaming. Knows no model."""
+"""HTTP below any API: bodies, keys, errors and their dialects, request ids, access log, counts, event streams.
+
+It knows no model. Public: `body.read_json_object` and `json_response`, `streaming.EventStream`, `dialect.Dialect`,
+`description.Description`, and the middlewares that `app.server.application` installs.
+"""

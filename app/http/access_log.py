@@ -1,42 +1,52 @@
-"""One line of the log for each request: what was asked, what it cost and how it ended, and nothing that was said."""
+"""Request ids, and one log line per request: what was asked, what it cost, how it ended; never its content."""
 
 from __future__ import annotations
 
 import logging
+import secrets
 import time
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tessera.app.http.counts import OTHER, HttpCounts
+from tessera.app.http.dialect import OPENAI, Dialect
+from tessera.app.http.errors import InternalError, error_response
 from tessera.engine.contract.errors import RequestError
 
-logger = logging.getLogger("tessera.request")
+logger = logging.getLogger("tessera.app")
+request_logger = logging.getLogger("tessera.request")
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's number for a client that left before its answer began
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that left before the response began
 MAX_PATH_LENGTH = 200
-QUIET_PATHS = frozenset({"/", "/health", "/ready", "/version", "/metrics", "/status.json"})  # asked again and again
+MAX_CLIENT_ID_LENGTH = 512
+QUIET_PATHS = frozenset({"/", "/health", "/ready", "/version", "/metrics", "/status.json"})  # polled
 QUIET_PREFIX = "/ui/"
 
 
 class Accounted(Protocol):
-    """A generation that says what it cost."""
+    """A generation that reports its cost."""
 
     def account(self, arrival: float) -> dict[str, Any]:
-        """Fields of the log line; times are milliseconds, counted from `arrival`."""
+        """Fields of the log line; times are milliseconds since `arrival`."""
 
 
 @dataclass(slots=True)
 class RequestTrace:
-    """What the routes leave of a request for its line, as far as it came.
+    """A request as far as it is known, for its log line.
 
     Attributes:
         arrival: `time.monotonic()` of its first byte.
-        model: the name that it asked for, once it is known to be one.
+        dialect: of the API that its path belongs to.
+        model: the name that it asked for, once checked.
         prompts: its prompts as the model reads them; only with `--log-prompts`.
         error: why it failed.
     """
 
     arrival: float = field(default_factory=time.monotonic)
+    dialect: Dialect = OPENAI
     model: str | None = None
     stream: bool | None = None
     num_prompt_tokens: int | None = None
@@ -51,14 +61,59 @@ def trace_of(scope: MutableMapping[str, Any]) -> RequestTrace:
     return trace
 
 
+class RequestIdMiddleware:
+    """Names each request in `x-request-id`, echoes the client's own id, and turns faults into a plain 500.
+
+    At the end it counts the request in `counts` and writes its log line.
+    """
+
+    def __init__(self, app: ASGIApp, counts: HttpCounts, dialects: Sequence[Dialect] = ()) -> None:
+        self._app = app
+        self._counts = counts
+        self._dialects = dialects
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{secrets.token_hex(16)}"
+        trace = trace_of(scope)
+        path = scope["path"]
+        trace.dialect = next((dialect for dialect in self._dialects if dialect.paths.match(path)), OPENAI)
+        client_id = _echoed_client_id(scope)
+        headers = [(b"x-request-id", request_id.encode()), *client_id]
+        if trace.dialect.request_id_header is not None:
+            headers.append((trace.dialect.request_id_header, request_id.encode()))
+        status: int | None = None
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), *headers]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            logger.exception("%s: %s %s failed", request_id, scope["method"], path)
+            trace.error = InternalError()
+            if status is not None:
+                raise
+            await error_response(trace.error, trace.dialect)(scope, receive, send_with_id)
+        finally:
+            self._counts.count_response(_endpoint(scope), CLIENT_CLOSED_REQUEST if status is None else status)
+            log_request(scope, request_id, client_id[0][1].decode() if client_id else None, status)
+
+
 def log_request(scope: MutableMapping[str, Any], request_id: str, client_id: str | None, status: int | None) -> None:
-    """Write the line of a request that is over. `status` is None where the client left before there was one."""
+    """Write the line of a finished request. `status` is None if the client left before the response began."""
     path = scope["path"]
     quiet = path in QUIET_PATHS or path.startswith(QUIET_PREFIX)
     if status is None:
         status = CLIENT_CLOSED_REQUEST
     level = logging.DEBUG if quiet else logging.WARNING if status >= 500 else logging.INFO
-    if not logger.isEnabledFor(level):
+    if not request_logger.isEnabledFor(level):
         return
     trace = trace_of(scope)
     fields: dict[str, Any] = {
@@ -78,13 +133,29 @@ def log_request(scope: MutableMapping[str, Any], request_id: str, client_id: str
         fields["finish_reason"] = "error"
     if trace.prompts is not None:
         fields["prompt"] = trace.prompts[0] if len(trace.prompts) == 1 else trace.prompts
-    logger.log(level, "request", extra={"fields": {name: value for name, value in fields.items() if value is not None}})
+    known = {name: value for name, value in fields.items() if value is not None}
+    request_logger.log(level, "request", extra={"fields": known})
+
+
+def milliseconds(seconds: float | None) -> float | None:
+    return round(1000 * seconds, 2) if seconds is not None else None
+
+
+def _endpoint(scope: Scope) -> str:
+    """The route's path with its parameters as names, so that there are only so many."""
+    route = scope.get("route")  # set once the request has been routed
+    return getattr(route, "path", OTHER)
+
+
+def _echoed_client_id(scope: Scope) -> list[tuple[bytes, bytes]]:
+    for name, value in scope["headers"]:
+        if name in (b"x-request-id", b"x-client-request-id"):
+            printable = all(0x20 < byte < 0x7F for byte in value)
+            if printable and 0 < len(value) <= MAX_CLIENT_ID_LENGTH:
+                return [(b"x-client-request-id", value)]
+    return []
 
 
 def _failure(error: RequestError) -> dict[str, Any]:
     # Not the message, which may quote from the request.
     return {"error": error.code or error.type, "param": error.param}
-
-
-def milliseconds(seconds: float | None) -> float | None:
-    return round(1000 * seconds, 2) if seconds is not None else None

@@ -12,14 +12,14 @@ from tessera.app.http.access_log import trace_of
 from tessera.app.http.errors import error_response
 from tessera.engine.contract.errors import AuthenticationError
 
-# The only paths that answer without a key, compared whole. Those of the status page are files that are the same
-# everywhere: the page itself asks for the key, which what it shows then bears.
+# The only paths that need no key, compared whole. The status page's files are the same everywhere: the page asks for
+# the key and sends it with its own requests.
 PAGE_PATHS = ("/", "/ui/status.css", "/ui/status.js", "/ui/chat.js", "/ui/key.js", "/ui/icon.svg")
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", *PAGE_PATHS})
 
 
 class AuthMiddleware:
-    """Refuses with 401 what carries no known key; puts the key's tenant name into the request's state."""
+    """Refuses requests without a known key with 401; puts the tenant of the key into the request's state."""
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
         self._app = app
@@ -30,8 +30,9 @@ class AuthMiddleware:
             try:
                 tenant = self._tenant(scope)
             except AuthenticationError as error:
-                trace_of(scope).error = error
-                await error_response(error, scope["path"])(scope, receive, send)
+                trace = trace_of(scope)
+                trace.error = error
+                await error_response(error, trace.dialect)(scope, receive, send)
                 return
             scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)

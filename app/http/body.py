@@ -1,4 +1,4 @@
-"""Reading a request's JSON body within bounds: media type, size, time, depth."""
+"""JSON bodies: requests are read within bounds (media type, size, time, depth), responses are written by orjson."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 from starlette.requests import Request
+from starlette.responses import Response
 
 from tessera.app.http.errors import BodyTimeoutError, ClientDisconnectedError, MediaTypeError, PayloadTooLargeError
 from tessera.app.settings import AppSettings
@@ -34,6 +35,10 @@ async def read_json_object(request: Request, settings: AppSettings) -> dict[str,
     return parse_json_object(body)
 
 
+def json_response(content: dict[str, Any], status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
 def parse_json_object(body: bytes) -> dict[str, Any]:
     try:
         parsed = orjson.loads(body)
@@ -45,7 +50,7 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
         ) from None
     if type(parsed) is not dict:
         raise InvalidRequestError("The body must be a JSON object.", code="invalid_json")
-    # As many brackets as levels are needed, so that most bodies need no walk.
+    # A body with fewer brackets cannot be nested that deeply: most need no walk.
     if body.count(b"{") + body.count(b"[") > MAX_JSON_DEPTH:
         _check_depth(parsed)
     return parsed

@@ -1,4 +1,4 @@
-"""How many HTTP requests ended with which status, and connections are open, in all app processes together."""
+"""Counts of HTTP requests by endpoint and status, and of open connections, over all app processes."""
 
 from __future__ import annotations
 
@@ -18,37 +18,36 @@ BYTES_PER_COUNT = 8
 
 
 class HttpCounts:
-    """One row of counts for each app process, of which only that process writes; who is asked adds them up.
+    """A row of counts per app process, written by that process alone; a scrape adds the rows up.
 
     The rows lie in the memory behind `fd`, from `make_shared_memory`, which the processes of one server share; None
-    keeps them to this process. The labels are few and known beforehand: whatever is none of `endpoints` counts as
-    `other`.
+    keeps them in this process. The set of labels is fixed: paths that are not among `endpoints` count as `other`.
     """
 
     def __init__(self, endpoints: Sequence[str], *, fd: int | None = None, num_rows: int = 1, row: int = 0) -> None:
         self._endpoints = {name: index for index, name in enumerate(dict.fromkeys([*endpoints, OTHER]))}
         self._statuses = {name: index for index, name in enumerate([*map(str, STATUSES), OTHER])}
-        self._connections = len(self._endpoints) * len(self._statuses)  # where a row's cells for them begin
+        self._connections = len(self._endpoints) * len(self._statuses)  # index of their first cell in a row
         self._row_length = self._connections + NUM_CONNECTION_CELLS
         self._begin = row * self._row_length
         num_bytes = num_rows * self._row_length * BYTES_PER_COUNT
         self._counts = memoryview(_shared(fd, num_bytes) or bytearray(num_bytes)).cast("q")
 
-    def add(self, endpoint: str, status: int) -> None:
+    def count_response(self, endpoint: str, status: int) -> None:
         row = self._endpoints.get(endpoint, self._endpoints[OTHER])
         column = self._statuses.get(str(status), self._statuses[OTHER])
         self._counts[self._begin + row * len(self._statuses) + column] += 1
 
-    def set_open(self, num_connections: int) -> None:
-        """How many connections this process has open."""
+    def set_open_connections(self, num_connections: int) -> None:
+        """Set the number of connections that this process has open."""
         self._counts[self._begin + self._connections] = num_connections
 
-    def add_dropped(self) -> None:
-        """One more connection was closed or refused for want of room."""
+    def count_dropped_connection(self) -> None:
+        """Count a connection that was closed or refused for lack of room."""
         self._counts[self._begin + self._connections + 1] += 1
 
     def collect(self, prefix: str) -> Iterator[Metric]:
-        """The sums: of requests what has happened at all, and of connections."""
+        """The sums; requests that never happened are left out."""
         yield self._requests(prefix)
         num_open, num_dropped = (
             sum(self._counts[self._connections + cell :: self._row_length]) for cell in range(NUM_CONNECTION_CELLS)
@@ -71,7 +70,7 @@ class HttpCounts:
 
 
 def make_shared_memory() -> int | None:
-    """The descriptor of memory for several processes, empty as yet; None, with a line in the log, without memory."""
+    """A descriptor of empty memory for several processes; None, with a line in the log, if there is no memory."""
     try:
         return os.memfd_create("http-counts")
     except OSError as error:
@@ -80,9 +79,9 @@ def make_shared_memory() -> int | None:
 
 
 def _shared(fd: int | None, num_bytes: int) -> mmap.mmap | None:
-    """The memory behind `fd`, of zeros at first; whoever comes first makes it. None where there is none to be had.
+    """The memory behind `fd`, all zeros at first; None if there is not enough.
 
-    Every page is taken before it is mapped: one that is not to be had later would end the process (SIGBUS).
+    Every page is allocated before it is mapped: a page that is missing later would end the process (SIGBUS).
     """
     if fd is None:
         return None

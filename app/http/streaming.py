@@ -1,4 +1,4 @@
-"""Sending an answer while watching for its client: disconnects, stalled readers and deadlines end the work."""
+"""Event streams. A disconnect, a stalled reader or a deadline ends the work behind a response."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Events(Protocol):
 
 
 class EventStream(Response):
-    """A streamed answer. It waits for the first output, so that a refusal still gets its own HTTP status."""
+    """A streamed response. Its head waits for the first output, so that a refusal still gets its own HTTP status."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class EventStream(Response):
         except RequestError as error:
             await self._fail(error, scope, receive, send)
         except Exception:
-            logger.exception("a streamed answer failed")
+            logger.exception("a streamed response failed")
             await self._fail(InternalError(), scope, receive, send)
         finally:
             patient_send.close()
@@ -123,19 +123,20 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": events.closing(), "more_body": False})
 
     async def _fail(self, error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
-        trace_of(scope).error = error
+        trace = trace_of(scope)
+        trace.error = error
         if self._started:
             last = send({"type": "http.response.body", "body": self._events.failure(error), "more_body": False})
             with contextlib.suppress(asyncio.TimeoutError):  # the reader has stalled as well
                 await asyncio.wait_for(last, self._settings.stall_timeout)
         else:
-            await error_response(error, scope["path"])(scope, receive, send)
+            await error_response(error, trace.dialect)(scope, receive, send)
 
 
 class _PatientSend:
     """ASGI send that cancels the writing task when one send takes longer than `timeout` seconds.
 
-    One timer watches the whole answer; a timeout per send would cost more than the send.
+    One timer watches the whole response; a timeout per send would cost more than the send.
     """
 
     def __init__(self, send: Send, timeout: float) -> None:

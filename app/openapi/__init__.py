@@ -1,1 +1,1 @@
-"""The API's own description at /openapi.json."""
+"""GET /openapi.json. Public: `routes.router`, `document.openapi_document`."""

@@ -1,17 +1,21 @@
-"""GET /openapi.json: what this server accepts and answers, for people and for programs."""
+"""GET /openapi.json: what this server accepts and returns, made at the first request for it."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.generate.service import service_of
-from tessera.app.http.json_response import json_response
+from tessera.app.anthropic.errors import ANTHROPIC
+from tessera.app.generate.served_model import model_of
+from tessera.app.http.body import json_response
 from tessera.app.openapi.document import openapi_document
 
-router = APIRouter()
+router = APIRouter(include_in_schema=False)
 
 
 @router.get("/openapi.json")
 async def show_openapi(http_request: Request) -> Response:
-    return json_response(openapi_document(service_of(http_request).settings))
+    app = http_request.app
+    if app.openapi_schema is None:
+        app.openapi_schema = openapi_document(app.state.api_routes, model_of(http_request).settings, (ANTHROPIC,))
+    return json_response(app.openapi_schema)

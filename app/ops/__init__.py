@@ -1,1 +1,1 @@
-"""Operators' endpoints: health, readiness, metrics, version, status page."""
+"""Operators' endpoints: health, readiness, metrics, version, status page. Public: the routers."""

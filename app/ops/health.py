@@ -1,4 +1,4 @@
-"""GET /health (the engine gets on with its work), /ready (it takes requests), /version, /metrics."""
+"""GET /health (the engine makes progress), /ready (it takes requests), /version, /metrics."""
 
 from __future__ import annotations
 
@@ -8,55 +8,74 @@ from collections.abc import Iterator
 from fastapi import APIRouter, Request
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from tessera import __version__
-from tessera.app.generate.service import Service, service_of
+from tessera.app.generate.served_model import ServedModel, model_of
+from tessera.app.http.body import json_response
 from tessera.app.http.counts import HttpCounts
-from tessera.app.http.json_response import json_response
+from tessera.app.http.description import Description
+from tessera.app.ops.objects import HealthObject, ReadinessObject, VersionObject
 from tessera.engine.contract.errors import EngineUnavailableError
 
-router = APIRouter()
+router = APIRouter(tags=["Operation"])
 
 METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ENGINE_PREFIX = re.compile(rb"^((?:# (?:HELP|TYPE) )?)tessera:", re.MULTILINE)
 
 
-@router.get("/health")
+@router.get(
+    "/health",
+    operation_id="health",
+    summary="Whether the engine makes progress",
+    openapi_extra=Description(returns=HealthObject, statuses={200: "It does.", 503: "It does not."}),
+)
 async def health(http_request: Request) -> Response:
-    well, reason = service_of(http_request).client.health()
+    well, reason = model_of(http_request).client.health()
     return json_response({"status": "ok" if well else "unavailable", "reason": reason}, 200 if well else 503)
 
 
-@router.get("/ready")
+@router.get(
+    "/ready",
+    operation_id="ready",
+    summary="Whether requests are taken",
+    openapi_extra=Description(returns=ReadinessObject, statuses={200: "They are.", 503: "They are not."}),
+)
 async def ready(http_request: Request) -> Response:
-    is_ready = service_of(http_request).client.ready
+    is_ready = model_of(http_request).client.ready
     return json_response({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
 
 
-@router.get("/version")
+@router.get(
+    "/version", operation_id="version", summary="The server's version", openapi_extra=Description(returns=VersionObject)
+)
 async def show_version() -> Response:
     return json_response({"version": __version__})
 
 
-@router.get("/metrics")
+@router.get(
+    "/metrics",
+    operation_id="metrics",
+    summary="Metrics in Prometheus' text format",
+    response_class=PlainTextResponse,
+)
 async def metrics(http_request: Request) -> Response:
-    """The engine's metrics, and those that need no engine: a stopped one leaves only the latter."""
-    service = service_of(http_request)
-    prefix = service.settings.metrics_prefix
+    """The engine's metrics and the app's own, which remain while the engine is down."""
+    model = model_of(http_request)
+    prefix = model.settings.metrics_prefix
     try:
-        text = await service.client.metrics()
+        text = await model.client.metrics()
     except EngineUnavailableError:
         text = b""
     text = _ENGINE_PREFIX.sub(rb"\g<1>" + prefix.encode() + b":", text)
-    own = _Families(_own_metrics(service, http_request.app.state.http_counts, prefix))
+    own = _Families(_own_metrics(model, http_request.app.state.http_counts, prefix))
     return Response(text + generate_latest(own), media_type=METRICS_MEDIA_TYPE)
 
 
-def _own_metrics(service: Service, counts: HttpCounts, prefix: str) -> Iterator[Metric]:
-    well, _ = service.client.health()
+def _own_metrics(model: ServedModel, counts: HttpCounts, prefix: str) -> Iterator[Metric]:
+    well, _ = model.client.health()
     yield GaugeMetricFamily(f"{prefix}:engine_up", "Whether the engine gets on with its work.", int(well))
-    gpu = service.client.gpu
+    gpu = model.client.gpu
     if gpu is not None:
         yield GaugeMetricFamily(f"{prefix}:gpu_memory_used_bytes", "Memory of the GPU in use.", gpu.memory_used)
         yield GaugeMetricFamily(f"{prefix}:gpu_memory_total_bytes", "Memory of the GPU.", gpu.memory_total)
@@ -67,7 +86,7 @@ def _own_metrics(service: Service, counts: HttpCounts, prefix: str) -> Iterator[
 
 
 class _Families(CollectorRegistry):
-    """What `generate_latest` writes, made anew for each scrape."""
+    """The families of one scrape, for `generate_latest`."""
 
     def __init__(self, families: Iterator[Metric]) -> None:
         super().__init__(auto_describe=False)

@@ -1,4 +1,4 @@
-"""What the status page shows: the heartbeats of the last two minutes as rates, latencies and a short history."""
+"""The status page's data: the heartbeats of the last two minutes as rates, latencies and a short history."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from tessera import __version__
-from tessera.app.generate.service import Service
+from tessera.app.generate.served_model import ServedModel
 from tessera.engine.contract.histogram import SECONDS_PER_REQUEST, SECONDS_PER_TOKEN, SECONDS_TO_FIRST_TOKEN, quantile
 from tessera.engine.contract.messages import EngineInfo, EngineTotals, SchedulerStats
 
@@ -18,17 +18,17 @@ LATENCY_SECONDS = 60.0
 NUM_POINTS = 60  # of the history that is drawn
 
 
-def status_object(service: Service) -> dict[str, Any]:
-    """Everything of the moment; parts that nobody knows yet are None."""
-    client = service.client
+def status_object(model: ServedModel) -> dict[str, Any]:
+    """The current state; parts that are not known yet are None."""
+    client = model.client
     well, reason = client.health()
     history = list(client.history)
     gpu = client.gpu
     return {
         "version": __version__,
         "state": {"ready": well, "reason": reason},
-        "models": [*service.settings.served_model_names, *service.settings.embedding_model_names],
-        "chat": service.template is not None,
+        "models": [*model.settings.served_model_names, *model.settings.embedding_model_names],
+        "chat": model.template is not None,
         "engine": _engine(client.info) if client.info is not None else None,
         "now": _now(history[-1][1]) if history else None,
         "rates": _rates(history),
@@ -121,7 +121,7 @@ def _totals(history: History) -> dict[str, Any] | None:
 
 
 def _points(history: History) -> list[dict[str, float]]:
-    """The history thinned out, each point with the tokens per second since the one before."""
+    """About NUM_POINTS points of the history, each with the tokens per second since the one before."""
     step = max(1, len(history) // NUM_POINTS)
     kept = list(history)[::-1][::step][::-1]
     points = []

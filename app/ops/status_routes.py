@@ -1,4 +1,4 @@
-"""GET / (the status page), what it is made of under /ui/, and /status.json, which it asks again and again."""
+"""GET / (the status page), its files under /ui/, and /status.json, which it polls."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.generate.service import service_of
-from tessera.app.http.json_response import json_response
+from tessera.app.generate.served_model import model_of
+from tessera.app.http.body import json_response
 from tessera.app.ops.status import status_object
 
-router = APIRouter()
+router = APIRouter(include_in_schema=False)
 
 FOLDER = Path(__file__).resolve().parent / "ui"
 HEADERS = {
@@ -52,6 +52,6 @@ for path in FILES:
 
 @router.get("/status.json")
 async def show_status(http_request: Request) -> Response:
-    response = json_response(status_object(service_of(http_request)))
+    response = json_response(status_object(model_of(http_request)))
     response.headers["cache-control"] = "no-store"
     return response

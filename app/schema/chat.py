@@ -1,16 +1,19 @@
-"""The body of POST /v1/chat/completions, and its messages as chat templates read them."""
+"""Chats: messages as chat templates read them, and the fields that decide how the assistant goes on.
+
+A request of any of the chat APIs is turned into a `ChatRequest`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool
 
-from tessera.app.schema.common import MAX_INT32, MAX_NAME, GenerationRequest, Metadata, Off, RequestModel
-from tessera.app.schema.fields import Text, at_most, integer
-from tessera.app.schema.text_parts import TextContent, text_of
+from tessera.app.schema.fields import MAX_INT32, MAX_NAME, Off, Text, TextContent, at_most, integer, text_of
+from tessera.app.schema.generation_fields import GenerationRequest
+from tessera.app.schema.request import RequestModel
 from tessera.app.schema.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_tool_choice
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import MAX_LOGPROBS
@@ -41,7 +44,7 @@ class ToolCall(BaseModel):
     function: ToolCallFunction
 
     def for_template(self) -> dict[str, Any]:
-        """With the arguments as an object, which is what templates print; text that is no object stays text."""
+        """A dict with the arguments as an object, which templates print; text that is no JSON object stays text."""
         arguments: Any = self.function.arguments
         try:
             parsed = orjson.loads(arguments or "{}")
@@ -68,8 +71,8 @@ class ChatMessage(BaseModel):
     function_call: None = Field(default=None, description="Must be null: the older form of `tool_calls`.")
 
     def check(self, path: str) -> None:
-        """Raise InvalidRequestError naming what this role needs and does not have."""
-        has_other = self.tool_calls or self.refusal is not None or self.thoughts is not None
+        """Raise InvalidRequestError for a message without what its role needs."""
+        has_other = self.tool_calls or self.refusal is not None or self.given_reasoning is not None
         if self.content is None and not (self.role == "assistant" and has_other):
             raise InvalidRequestError(f"{path}.content is required.", param=f"{path}.content")
         if self.role == "tool" and self.tool_call_id is None:
@@ -78,16 +81,16 @@ class ChatMessage(BaseModel):
             )
 
     @property
-    def thoughts(self) -> str | None:
-        """What the model thought aloud before this message, under either of its names."""
+    def given_reasoning(self) -> str | None:
+        """The reasoning that preceded this message, under either of its names."""
         return self.reasoning_content if self.reasoning_content is not None else self.reasoning
 
     def for_template(self) -> dict[str, Any]:
-        """As a dict with only the keys that are set, because templates test for them."""
+        """A dict of the keys that are set, because templates test for them."""
         content = self.content if self.content is not None else self.refusal or ""
         message: dict[str, Any] = {"role": self.role, "content": content}
-        if self.thoughts is not None:
-            message["reasoning_content"] = message["reasoning"] = message["thinking"] = self.thoughts
+        if self.given_reasoning is not None:
+            message["reasoning_content"] = message["reasoning"] = message["thinking"] = self.given_reasoning
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.tool_call_id is not None:
@@ -98,7 +101,7 @@ class ChatMessage(BaseModel):
 
 
 class ConversationFields(RequestModel):
-    """What turns messages into a prompt; shared with /tokenize."""
+    """The fields that decide the prompt; /tokenize has them too."""
 
     messages: Annotated[list[ChatMessage], at_most(MAX_MESSAGES)] = Field(min_length=1, max_length=MAX_MESSAGES)
     add_generation_prompt: StrictBool | None = None
@@ -123,43 +126,25 @@ class ConversationFields(RequestModel):
 
     @property
     def shown_tools(self) -> Sequence[Tool]:
-        """The tools that the model gets to see."""
+        """The tools that are shown to the model."""
         return self.tools or ()
 
     @property
-    def opens_answer(self) -> bool:
-        """Whether the prompt ends with the opening of an assistant message."""
+    def adds_generation_prompt(self) -> bool:
+        """Whether the prompt ends with the header of an assistant message."""
         if self.add_generation_prompt is None:
             return not self.continue_final_message
         return self.add_generation_prompt
 
 
-CHAT_REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "audio": (),
-    "chat_template": (),
-    "documents": ([],),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "prediction": (),
-    "reasoning_effort": (),
-    "store": (False,),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-
-
-class ChatCompletionRequest(ConversationFields, GenerationRequest):
-    """A conversation, `n` answers to it."""
-
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**GenerationRequest.refused, **CHAT_REFUSED}
+class ChatRequest(ConversationFields, GenerationRequest):
+    """A conversation and how it is to be completed, `n` times."""
 
     max_completion_tokens: int | None = integer(1, MAX_INT32, "The newer name of max_tokens; goes before it.")
     logprobs: Off = False
     top_logprobs: int | None = integer(0, MAX_LOGPROBS, "Alternatives to report per token; needs logprobs.")
     tool_choice: ToolChoiceField = None
     parallel_tool_calls: StrictBool | None = None
-    metadata: Metadata | None = None
 
     @property
     def token_limit(self) -> tuple[int | None, str]:
@@ -168,12 +153,12 @@ class ChatCompletionRequest(ConversationFields, GenerationRequest):
         return super().token_limit
 
     @property
-    def choice_of_tools(self) -> ToolChoice:
+    def effective_tool_choice(self) -> ToolChoice:
         return self.tool_choice or ToolChoice(mode="auto")
 
     @property
     def shown_tools(self) -> Sequence[Tool]:
-        return self.tools if self.tools and self.choice_of_tools.mode != "none" else ()
+        return self.tools if self.tools and self.effective_tool_choice.mode != "none" else ()
 
     @property
     def num_logprobs(self) -> int | None:
@@ -182,6 +167,7 @@ class ChatCompletionRequest(ConversationFields, GenerationRequest):
     def check(self) -> None:
         super().check()
         self.check_conversation()
-        check_tool_choice(self.tool_choice, self.tools or ())
+        if self.tool_choice is not None:
+            check_tool_choice(self.tool_choice, self.tools or ())
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")

@@ -1,19 +1,23 @@
-"""Field types that several requests share, each with its bounds and one clear sentence when they are broken."""
+"""Field types that several requests share, each with its bounds and one sentence for a value outside of them."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StrictBool
 from pydantic_core import PydanticCustomError
 
 from tessera.engine.contract.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 
-MAX_TEXT = 2**23  # characters, more than any context holds; what fits, the model decides
+MAX_INT32 = 2**31 - 1
+MAX_TEXT = 2**23  # characters, more than any context holds; the model's context is checked later
 MAX_KEYS = 1024
+MAX_NAME = 256
+MAX_PARTS = 1024
 
 MAX_STOPS = 4
 MAX_STOP_LENGTH = 256
@@ -103,7 +107,7 @@ def _empty_for_null(value: Any) -> Any:
 
 
 def at_most(most: int) -> BeforeValidator:
-    """Refuses a longer list before its entries are looked at, which pydantic does as it goes."""
+    """Refuses a longer list before its entries are validated; pydantic would only count valid entries."""
 
     def check(value: Any) -> Any:
         if type(value) is list and len(value) > most:
@@ -116,7 +120,7 @@ def at_most(most: int) -> BeforeValidator:
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 JsonObject = Annotated[dict[str, Any], Field(max_length=MAX_KEYS)]
 
-# What the validators above accept, for the API's description.
+# Inputs of the validators above, for /openapi.json.
 StopInput = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 StopsInput = StopInput | Annotated[list[StopInput], Field(max_length=MAX_STOPS)] | None
 LogitBiasInput = (
@@ -167,9 +171,7 @@ BadWords = Annotated[
     tuple[BadWord, ...],
     Field(max_length=MAX_BAD_WORDS),
     BeforeValidator(_empty_for_null, json_schema_input_type=BadWordsInput),
-    Field(
-        description=f"Up to {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_CHARS} characters that the answer cannot have."
-    ),
+    Field(description=f"Up to {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_CHARS} characters that are not generated."),
 ]
 AllowedTokenIds = Annotated[
     tuple[TokenId, ...],
@@ -190,3 +192,65 @@ def number(low: float, high: float, meaning: str, *, open_low: bool = False) -> 
 def integer(low: int, high: int, meaning: str, *, default: int | None = None) -> Any:
     """A Field for an integer within [low, high]."""
     return Field(default=default, ge=low, le=high, description=meaning)
+
+
+def _false_for_null(value: Any) -> Any:
+    return False if value is None else value
+
+
+def _true_for_null(value: Any) -> Any:
+    return True if value is None else value
+
+
+def _false_or_null(value: Any) -> None:
+    if value is not None and value is not False:
+        raise wrong("is not supported by this server")
+
+
+Off = Annotated[StrictBool, BeforeValidator(_false_for_null, json_schema_input_type=bool | None)]
+On = Annotated[StrictBool, BeforeValidator(_true_for_null, json_schema_input_type=bool | None)]
+NotSupported = Annotated[None, PlainValidator(_false_or_null, json_schema_input_type=Literal[False] | None)]
+Label = Annotated[str, Field(max_length=1024)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+class TextPart(BaseModel):
+    """A part of a message in Chat Completions and in Anthropic's Messages."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    type: Literal["text"]
+    text: Text
+
+
+TextContent = Text | Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
+
+
+def text_of(value: Any, keys: Mapping[str, str]) -> str:
+    """Message content: a string as it is, text parts joined by line ends; other parts are refused.
+
+    Args:
+        keys: the types of part that are accepted, each with the name of the field that has its text.
+    """
+    if type(value) is str:
+        return _bounded(value)
+    if type(value) is not list or len(value) > MAX_PARTS:
+        raise wrong(f"must be a string or a list of at most {MAX_PARTS} text parts")
+    texts = []
+    for part in value:
+        kind = part.get("type") if type(part) is dict else None
+        if type(kind) is not str or kind not in keys:
+            shown = kind[:40] if type(kind) is str else "unknown"
+            raise wrong(f"has a part of type '{shown}', but this model reads text parts only")
+        text = part.get(keys[kind])
+        if type(text) is not str:
+            raise wrong(f"has a {kind} part whose '{keys[kind]}' is not a string")
+        texts.append(text)
+    return _bounded("\n".join(texts))
+
+
+def _bounded(text: str) -> str:
+    if len(text) > MAX_TEXT:
+        raise wrong(f"may have at most {MAX_TEXT} characters, not {len(text)}")
+    return text

@@ -65,7 +65,7 @@ class Tool(BaseModel):
         return tool
 
     def for_template(self) -> dict[str, Any]:
-        """As it was given, with its order and all its keys, because templates print it."""
+        """The tool as it was given, with its order and all its keys, because templates print it."""
         return self._given or self.model_dump(exclude_none=True)
 
 
@@ -94,7 +94,7 @@ def _tool_choice(value: Any) -> ToolChoice | None:
 
 
 class NamedToolChoice(BaseModel):
-    """The form of `tool_choice` that names a function."""
+    """A `tool_choice` that names a function."""
 
     class Function(BaseModel):
         name: ToolName
@@ -113,9 +113,9 @@ ToolChoiceField = Annotated[
 ]
 
 
-def check_tool_choice(choice: ToolChoice | None, tools: Sequence[Tool]) -> None:
+def check_tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> None:
     """Raise InvalidRequestError for a choice that the offered tools do not allow."""
-    if choice is None or not choice.forced:
+    if not choice.forced:
         return
     if not tools:
         raise InvalidRequestError("tool_choice is only allowed when tools are given.", param="tool_choice")

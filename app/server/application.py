@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import ModuleType
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -11,15 +12,16 @@ from starlette.middleware.cors import CORSMiddleware
 
 from tessera import __version__
 from tessera.app.anthropic import routes as messages
-from tessera.app.generate.service import Service
+from tessera.app.anthropic.errors import ANTHROPIC
+from tessera.app.generate.served_model import ServedModel
+from tessera.app.http.access_log import RequestIdMiddleware
 from tessera.app.http.auth import AuthMiddleware
 from tessera.app.http.counts import HttpCounts
-from tessera.app.http.errors import install_error_handlers
-from tessera.app.http.request_id import RequestIdMiddleware
+from tessera.app.http.error_handlers import install_error_handlers
 from tessera.app.openai.chat import routes as chat
 from tessera.app.openai.completions import routes as completions
 from tessera.app.openai.embeddings import routes as embeddings
-from tessera.app.openai.embeddings.models import Embeddings
+from tessera.app.openai.embeddings.embedders import Embeddings
 from tessera.app.openai.models import routes as models
 from tessera.app.openai.responses import routes as responses
 from tessera.app.openai.responses.store import ResponseStore
@@ -31,7 +33,7 @@ from tessera.app.settings import AppSettings
 from tessera.engine.ipc.client import EngineClient
 
 ROUTES = (chat, completions, responses, messages, embeddings, models, tokenize, health, description)
-PAGE_ROUTES = (status,)  # for people; left away with --no-ui
+PAGE_ROUTES = (status,)  # left out with --no-ui
 
 
 def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
@@ -40,49 +42,55 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     Raises:
         ConfigError: the model's tokenizer, chat template or sampling defaults cannot be used.
     """
-    service = Service(client, settings)
+    model = ServedModel(client, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        if service.template is not None:
-            service.template.start()
+        if model.template is not None:
+            model.template.start()
         yield
-        service.workers.close()
-        if service.template is not None:
-            service.template.close()
+        model.workers.close()
+        if model.template is not None:
+            model.template.close()
 
     app = FastAPI(
         title="Tessera",
         version=__version__,
         docs_url=None,  # both load scripts from elsewhere
         redoc_url=None,
-        openapi_url=None,  # app.openapi has it: FastAPI does not know the bodies that app.http.body reads
+        openapi_url=None,  # app.openapi adds what FastAPI does not see
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    app.state.service = service
+    app.state.model = model
     app.state.response_store = ResponseStore(
         settings.max_stored_responses, settings.max_stored_bytes, settings.response_file
     )
-    app.state.embeddings = Embeddings(service)
+    app.state.embeddings = Embeddings(model)
     served = ROUTES + (PAGE_ROUTES if settings.ui else ())
     for routes in served:
         app.include_router(routes.router)
+    app.state.api_routes = api_routes(served)
     counts = app.state.http_counts = HttpCounts(
-        [route.path for routes in served for route in routes.router.routes if isinstance(route, APIRoute)],
+        [route.path for route in app.state.api_routes],
         fd=settings.count_fd,
         num_rows=settings.num_app_processes,
         row=settings.app_process,
     )
     install_error_handlers(app)
-    app.add_middleware(AuthMiddleware, api_keys=settings.api_keys)
+    if settings.api_keys:
+        app.add_middleware(AuthMiddleware, api_keys=settings.api_keys)
     if settings.cors_origins:
         app.add_middleware(
-            CORSMiddleware,  # outside of AuthMiddleware: browsers ask beforehand, and without a key
+            CORSMiddleware,  # outside of AuthMiddleware: preflight requests carry no key
             allow_origins=settings.cors_origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=("x-request-id", "request-id", "retry-after"),
         )
-    app.add_middleware(RequestIdMiddleware, counts=counts)  # added last, so it is outermost
+    app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC,))  # added last, so it is outermost
     return app
+
+
+def api_routes(modules: Sequence[ModuleType]) -> list[APIRoute]:
+    return [route for module in modules for route in module.router.routes if isinstance(route, APIRoute)]

@@ -11,7 +11,8 @@ import orjson
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tessera.app.http.errors import UNAVAILABLE_RETRY_AFTER, BodyTimeoutError, error_object
+from tessera.app.http.dialect import error_object
+from tessera.app.http.errors import UNAVAILABLE_RETRY_AFTER, BodyTimeoutError
 from tessera.app.server.connection_limit import ConnectionLimit
 from tessera.engine.contract.errors import EngineUnavailableError, InvalidRequestError, RequestError
 

@@ -43,12 +43,12 @@ class ConnectionLimit:
         self._idle: OrderedDict[Connection, None] = OrderedDict()  # the longest idle first
         self._dropped: set[Connection] = set()  # of those open, for a moment more
         self._logged_at = float("-inf")
-        counts.set_open(0)
+        counts.set_open_connections(0)
 
     def enter(self, connection: Connection) -> Place | None:
         """A place for a new connection, or None; it counts until `leave` either way."""
         self._open.add(connection)
-        self._counts.set_open(len(self._open))
+        self._counts.set_open_connections(len(self._open))
         if len(self._open) - len(self._dropped) > self._limit and self._idle:
             oldest, _ = self._idle.popitem(last=False)
             self._drop(oldest)
@@ -64,7 +64,7 @@ class ConnectionLimit:
         self._open.discard(connection)
         self._dropped.discard(connection)
         self._idle.pop(connection, None)
-        self._counts.set_open(len(self._open))
+        self._counts.set_open_connections(len(self._open))
 
     def make_busy(self, connection: Connection) -> None:
         """It has a request under way."""
@@ -75,7 +75,7 @@ class ConnectionLimit:
         self._idle[connection] = None
 
     def count_dropped(self) -> None:
-        self._counts.add_dropped()
+        self._counts.count_dropped_connection()
         now = time.monotonic()
         if now - self._logged_at >= LOG_INTERVAL:
             self._logged_at = now

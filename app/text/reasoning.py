@@ -1,4 +1,4 @@
-"""Telling what a model thinks aloud, `<think>...</think>` at its answer's beginning, from the answer itself."""
+"""Reasoning: `<think>...</think>` at the beginning of a completion is told from the text after it."""
 
 from __future__ import annotations
 
@@ -108,19 +108,19 @@ def _prefix_length(text: str, tag: str) -> int:
     return 0
 
 
-def thinks_aloud(choice: ReasoningParserName, templates: Iterable[str]) -> bool:
-    """Whether a model's answers are to be split: as asked for, or with `auto` where its templates know the tags."""
+def has_reasoning(choice: ReasoningParserName, templates: Iterable[str]) -> bool:
+    """Whether completions may have reasoning: as asked for, or with `auto` where the templates know its tags."""
     if choice == "auto":
         return any(BEGIN in source and END in source for source in templates)
     return choice == "think"
 
 
 def reasoning_start(prompt: str, continued: str | None) -> ReasoningStart:
-    """How an answer of a model that thinks aloud stands to its reasoning.
+    """Whether a completion begins with reasoning, within it or without, for a model that has reasoning.
 
     Args:
         prompt: the conversation as the template rendered it.
-        continued: the text of the answer that the model goes on with, if there is one.
+        continued: the text of the final message where the model continues it.
     """
     if continued is not None:
         return "open" if continued.rfind(BEGIN) > continued.rfind(END) else "none"

@@ -1,1 +1,4 @@
-"""Tool calling: what models write when they call functions, and how it becomes an OpenAI message."""
+"""Tool calling: parsers of the formats in which models write calls, and grammars that force them.
+
+Public: `formats.choose_format`, `choice.tool_grammar`, the parts of a completion in `parts`.
+"""

@@ -30,7 +30,7 @@ class Call(Protocol):
     Attributes:
         begun: it has been written, at least its beginning.
         done: it is whole.
-        failed: it is no call; nothing has been written.
+        failed: it is no call; nothing was written.
         broken: its arguments stopped being JSON in their middle.
     """
 
@@ -39,16 +39,16 @@ class Call(Protocol):
     failed: bool
     broken: bool
 
-    def feed(self, text: str, start: int) -> int:
+    def read_call(self, text: str, start: int) -> int:
         """Read on from `start`; -> the first position that was not read."""
 
 
 class CallObject:
     """Reads one object and writes its call, the arguments as they come.
 
-    Nothing is written until the name is known and the arguments have begun as an object should, so that
-    what only resembles a call can still be given out as text. Arguments that go wrong later stay a
-    call's: OpenAI too warns that they may be broken JSON.
+    Nothing is written until the name is known and the arguments have begun as an object, so that text that only
+    resembles a call can still become content. Arguments that break later stay the call's: OpenAI's may be broken
+    JSON as well.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class CallObject:
         """
         Args:
             accepts: whether a name may be called.
-            strict: an object with unknown members or without arguments is no call, as it may be anything.
+            strict: an object with unknown members or without arguments is no call.
         """
         self.begun = False
         self.done = False
@@ -86,7 +86,7 @@ class CallObject:
     def ended(self) -> bool:
         return self.done or self.failed or self.broken
 
-    def feed(self, text: str, start: int) -> int:
+    def read_call(self, text: str, start: int) -> int:
         position = start
         while position < len(text) and not self.ended:
             if self._value is not None:
@@ -119,10 +119,10 @@ class CallObject:
     def _member(self, value: JsonValue, text: str, position: int) -> int:
         limit = MAX_KEY if self._is_key else MAX_NAME if self._role == "name" else None
         if limit is None:
-            end = value.feed(text, position)
+            end = value.scan_value(text, position)
         else:
             latest = position + limit - self._num_chars
-            end = position + value.feed(text[position:latest], 0)
+            end = position + value.scan_value(text[position:latest], 0)
             self._num_chars += end - position
         too_long = self._num_chars == limit and not value.done
         self._pieces.append(text[position:end])
@@ -151,7 +151,7 @@ class CallObject:
             self._end_arguments()
 
     def _role_of(self, key: str | None) -> Role:
-        """What a member is for; a second one of the same role is for nothing."""
+        """The role of a member; a second one with the same role has none."""
         role: Role = "name" if key == "name" else "arguments" if key in ARGUMENT_MEMBERS else ""
         if role in self._roles:
             return ""
@@ -170,7 +170,7 @@ class CallObject:
             self.begun = True
             self._writer.begin_call(self._name, self._new_id())
         for piece in pieces:
-            self._writer.arguments(piece)
+            self._writer.write_arguments(piece)
 
     def _end_name(self) -> None:
         name = _string("".join(self._pieces))
@@ -226,15 +226,15 @@ class NamedCall:
         self._value = JsonValue()
         self._pieces: list[str] = []
 
-    def feed(self, text: str, start: int) -> int:
-        end = self._value.feed(text, start)
+    def read_call(self, text: str, start: int) -> int:
+        end = self._value.scan_value(text, start)
         self._pieces.append(text[start:end])
         if self._value.settled:
             if not self.begun:
                 self.begun = True
                 self._writer.begin_call(self._name, self._new_id())
             for piece in self._pieces:
-                self._writer.arguments(piece)
+                self._writer.write_arguments(piece)
             self._pieces = []
         self.done = self._value.done
         self.broken = self._value.failed and self.begun

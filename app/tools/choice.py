@@ -1,10 +1,10 @@
-"""What `tool_choice`, strict functions and an answer's form together demand of an answer, as one grammar."""
+"""One grammar for `tool_choice`, strict functions and structured output together."""
 
 from __future__ import annotations
 
 import json
 
-from tessera.app.schema.chat import ChatCompletionRequest
+from tessera.app.schema.chat import ChatRequest
 from tessera.app.text.reasoning import ReasoningStart
 from tessera.app.tools.formats import ToolFormat
 from tessera.app.tools.grammar import (
@@ -22,14 +22,14 @@ from tessera.engine.contract.sampling_params import Grammar
 
 
 def tool_grammar(
-    request: ChatCompletionRequest, form: ToolFormat, reasoning: ReasoningStart, token_id_of: TokenIdOf
+    request: ChatRequest, tool_format: ToolFormat, reasoning: ReasoningStart, token_id_of: TokenIdOf
 ) -> Grammar | None:
-    """The grammar that makes calls certain, or right; None where the request leaves it to the model.
+    """The grammar that forces calls, or valid calls; None where the request leaves both to the model.
 
     Raises:
-        InvalidRequestError: the answer's form cannot be combined with tools.
+        InvalidRequestError: the structured output cannot be combined with tools.
     """
-    choice = request.choice_of_tools
+    choice = request.effective_tool_choice
     functions = [
         CallableFunction(tool.function.name, tool.function.parameters, tool.function.strict is True)
         for tool in request.shown_tools
@@ -39,25 +39,25 @@ def tool_grammar(
     if not functions:
         return None
     if choice.forced:
-        text = calls_grammar(form.syntax, functions, token_id_of, several=several, reasoning=reasoning)
+        text = calls_grammar(tool_format.syntax, functions, token_id_of, several=several, reasoning=reasoning)
     elif (content := request.grammar) is not None:
         text = calls_grammar(
-            form.syntax,
+            tool_format.syntax,
             functions,
             token_id_of,
             several=several,
             reasoning=reasoning,
             otherwise=_expression(content),
         )
-    elif any(function.strict for function in functions) and form.opener_is_token(token_id_of):
-        text = text_and_calls_grammar(form.syntax, functions, token_id_of, several=several, reasoning=reasoning)
+    elif any(function.strict for function in functions) and tool_format.opener_is_token(token_id_of):
+        text = text_and_calls_grammar(tool_format.syntax, functions, token_id_of, several=several, reasoning=reasoning)
     else:
         return None
     return Grammar("lark", text, "tools")
 
 
 def _expression(grammar: Grammar) -> str:
-    """A grammar as an expression of Lark."""
+    """A grammar as a Lark expression."""
     if grammar.kind in ("json_schema", "json_object"):
         return json_expression(json.loads(grammar.text or '{"type": "object"}'), strict=True, space=CONTENT_SPACE)
     if grammar.kind == "choice":

@@ -1,4 +1,4 @@
-"""The formats of tool calls, and which of them a model's chat template teaches it."""
+"""The formats of tool calls, and the choice of one by the model's chat template."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tessera.engine.contract.errors import ConfigError
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """A format's two sides: reading calls, and a grammar that lets nothing else be written."""
+    """A format's parser, and the syntax of grammars that force its calls."""
 
     parser: type[ToolParser]
     syntax: grammar.CallSyntax
 
     def opener_is_token(self, token_id_of: grammar.TokenIdOf) -> bool:
-        """Whether each call must begin with a token that other text cannot have."""
+        """Whether each call begins with a token of its own, which no other text has."""
         return not self.parser.reads_bare_calls and token_id_of(self.parser.openers[0]) is not None
 
 
@@ -35,7 +35,7 @@ FORMATS: Mapping[ToolParserName, ToolFormat] = {
 }
 _MISTRAL_MARKED = ToolFormat(MistralParser, grammar.MISTRAL_MARKED)
 
-# What a template writes where it explains or repeats calls. The first match wins: Qwen3-Coder too has <tool_call>.
+# Texts by which a template gives its format away. The first match wins: Qwen3-Coder's has <tool_call> as well.
 _TRAITS: tuple[tuple[str, ToolParserName], ...] = (
     ("<parameter=", "qwen3_coder"),
     ("[TOOL_CALLS]", "mistral"),
@@ -46,7 +46,7 @@ _TRAITS: tuple[tuple[str, ToolParserName], ...] = (
 
 
 def choose_format(choice: ToolParserName, templates: Iterable[str]) -> ToolFormat | None:
-    """The format that was asked for; with `auto` the one that the templates show, None where they show none.
+    """The format that was asked for; with `auto` the one that the templates use, None if they use none.
 
     Raises:
         ConfigError: a format was asked for, but the templates show no tools to the model.

@@ -1,6 +1,6 @@
-"""Grammars under which an answer cannot but be tool calls, in llguidance's dialect of Lark.
+"""Grammars that force tool calls, in llguidance's dialect of Lark.
 
-What they let through is what the parsers of the same formats read.
+They accept exactly the calls that the parser of the same format reads.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ def calls_grammar(
     reasoning: ReasoningStart = "none",
     otherwise: str | None = None,
 ) -> str:
-    """A grammar of one call, or of up to MAX_CALLS.
+    """A grammar of one call, or of up to MAX_CALLS calls.
 
     Args:
         functions: those that may be called; at least one.
         several: more than one call may be made.
         reasoning: whether reasoning may come before the calls, or has been begun by the prompt.
-        otherwise: a Lark expression for what the answer may be instead of calls.
+        otherwise: a Lark expression for completions without calls.
     """
     writer = GrammarWriter(token_id_of)
     calls = f"space {_calls(writer, syntax, functions, several=several)}"
@@ -116,7 +116,7 @@ def text_and_calls_grammar(
     several: bool,
     reasoning: ReasoningStart = "none",
 ) -> str:
-    """A grammar of any text with right calls or none at its end, for formats whose calls begin with a token."""
+    """A grammar of any text, then valid calls or none, for formats whose calls begin with a token of their own."""
     writer = GrammarWriter(token_id_of)
     calls = _calls(writer, syntax, functions, several=several)
     return _grammar(writer, f"{writer.rule('content', ANY_TEXT)} {calls}?", reasoning)
@@ -133,12 +133,12 @@ def _calls(writer: GrammarWriter, syntax: CallSyntax, functions: Sequence[Callab
     return writer.rule("calls", f"{before} {repeated} {after}")
 
 
-def _grammar(writer: GrammarWriter, answer: str, reasoning: ReasoningStart) -> str:
+def _grammar(writer: GrammarWriter, completion: str, reasoning: ReasoningStart) -> str:
     if reasoning != "none":
         thoughts = writer.rule("thoughts", writer.until("thinking", THINK_END))
         prefix = thoughts if reasoning == "open" else f"(space {writer.marker(THINK_BEGIN)} {thoughts})?"
-        answer = f"{prefix} {answer}"
-    return f"start: {answer}\n{writer.text()}"
+        completion = f"{prefix} {completion}"
+    return f"start: {completion}\n{writer.text()}"
 
 
 def literal(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Finding where a JSON value ends in a text that arrives in pieces, each character looked at once (RFC 8259).
+"""Finding the end of a JSON value in text that arrives in pieces, each character read once (RFC 8259).
 
 Structure, literals and numbers are checked; escapes and control characters inside strings are not.
 """
@@ -14,7 +14,7 @@ _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
 _WHOLE_SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _CLOSERS = {"{": "}", "[": "]"}
 
-# What may come next, as the characters that may begin it.
+# The characters that may come next, for each thing that may.
 _VALUE = '{["-0123456789tfn'
 _KEY = '"'
 _KEY_OR_END = '"}'
@@ -41,7 +41,7 @@ class JsonValue:
         self._escaped = False
         self._scalar: list[str] | None = None
 
-    def feed(self, text: str, start: int) -> int:
+    def scan_value(self, text: str, start: int) -> int:
         """Read on from `start`; -> the first position that was not read."""
         position = start
         while position < len(text) and not self.done and not self.failed:

@@ -1,4 +1,4 @@
-"""Llama 3: the answer is `{"name": ..., "parameters": {...}}`, or has it after `<|python_tag|>`; `;` between calls."""
+"""Llama 3: `{"name": ..., "parameters": {...}}` alone or after `<|python_tag|>`; `;` between calls."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 class LlamaParser(JsonCallParser):
-    """A bare object is a call only at the answer's beginning, with an offered name and with arguments.
+    """A bare object is a call only at the beginning of the completion, with an offered name and with arguments.
 
-    Otherwise it is an answer that happens to be JSON.
+    Any other is content that happens to be JSON.
     """
 
     openers = markers = (PYTHON_TAG,)
@@ -30,7 +30,7 @@ class LlamaParser(JsonCallParser):
 
     def _start(self, text: str, position: int) -> int:
         end = skip_space(text, position)
-        self._writer.content(text[position:end])
+        self._writer.write_content(text[position:end])
         if end == len(text):
             return end
         if text[end] == "{":
@@ -57,11 +57,11 @@ class LlamaParser(JsonCallParser):
         if text[end] == "{":
             self._open(";")
         else:
-            self._writer.content(";")
+            self._writer.write_content(";")
             self._state = self._content
         return end
 
     def _end(self, cut: bool) -> None:
         if self._state == self._between:
-            self._writer.content(";")
+            self._writer.write_content(";")
         super()._end(cut)

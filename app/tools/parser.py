@@ -1,4 +1,4 @@
-"""The frame of every tool parser: text goes in as it comes, parts come out, each character looked at once."""
+"""The base of the tool parsers: text goes in piece by piece, parts come out; each character is read once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ State = Callable[[str, int], int]
 
 
 class ToolParser(ABC):
-    """Reads one answer. The outcome does not depend on how the text was cut into pieces.
+    """Reads one completion. The outcome does not depend on how the text was cut into pieces.
 
     A state is a method that reads on from a position and returns the first position it did not read;
     it may keep the text's end back in `_held` where that could be the beginning of a marker.
@@ -46,7 +46,7 @@ class ToolParser(ABC):
     def num_calls(self) -> int:
         return self._writer.num_calls
 
-    def feed(self, text: str) -> None:
+    def read_text(self, text: str) -> None:
         text = self._held + text
         self._held = ""
         position = 0
@@ -54,14 +54,14 @@ class ToolParser(ABC):
             position = self._state(text, position)
 
     def finish(self, *, cut: bool) -> None:
-        """No more text comes; `cut` where the model was not done with it."""
+        """End the text; `cut` if the model was not done with it."""
         if not self.complete:
             self._end(cut)
         self._writer.finish()
 
-    def take(self) -> list[Part]:
-        """The parts since the last time."""
-        return self._writer.take()
+    def take_parts(self) -> list[Part]:
+        """The parts since the last call."""
+        return self._writer.take_parts()
 
     @abstractmethod
     def _open(self, opener: str) -> None:
@@ -69,15 +69,15 @@ class ToolParser(ABC):
 
     @abstractmethod
     def _end(self, cut: bool) -> None:
-        """Give out what is held back, and what was begun and is no call, as content."""
+        """Write the held text, and the beginning of what is no call, as content."""
 
     def _content(self, text: str, position: int) -> int:
         found = self._find_opener(text, position)
         if found is None:
             end = len(text) - self._hold_prefix(text, position, self.openers)
-            self._writer.content(text[position:end])
+            self._writer.write_content(text[position:end])
             return len(text)
-        self._writer.content(text[position : found.start()])
+        self._writer.write_content(text[position : found.start()])
         self._open(found.group())
         return found.end()
 
@@ -128,7 +128,7 @@ class JsonCallParser(ToolParser):
         return CallObject(self._writer, self._accepts, new_id=self._new_id)
 
     def _accepts(self, name: str) -> bool:
-        """Functions that are not offered are called as well: their callers can tell the model so."""
+        """Calls of functions that were not offered are calls as well: the client can tell the model so."""
         return True
 
     def _new_id(self) -> str:
@@ -141,7 +141,7 @@ class JsonCallParser(ToolParser):
 
     def _in_call(self, text: str, position: int) -> int:
         call = self._call
-        end = call.feed(text, position)
+        end = call.read_call(text, position)
         if not call.begun:
             self._source.append(text[position:end])
         if call.failed:
@@ -157,16 +157,16 @@ class JsonCallParser(ToolParser):
         found = text.find(self.end_marker, position)
         if found < 0:
             end = len(text) - self._hold_prefix(text, position, (self.end_marker,))
-            self._writer.arguments(text[position:end])
+            self._writer.write_arguments(text[position:end])
             return len(text)
-        self._writer.arguments(text[position:found])
+        self._writer.write_arguments(text[position:found])
         self._state = self._after
         self._call_ended()
         return found
 
     def _give_up(self) -> None:
-        """What looked like a call is content."""
-        self._writer.content("".join(self._source))
+        """Turn what looked like a call into content."""
+        self._writer.write_content("".join(self._source))
         self._source = []
         self._state = self._content
 
@@ -174,9 +174,9 @@ class JsonCallParser(ToolParser):
         if self._state == self._in_call and not self._call.begun:
             self._give_up()
         elif self._state == self._in_broken_arguments:
-            self._writer.arguments(self._held)
+            self._writer.write_arguments(self._held)
         if self._state == self._content:
-            self._writer.content(self._held)
+            self._writer.write_content(self._held)
 
 
 def skip_space(text: str, position: int) -> int:

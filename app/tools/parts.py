@@ -1,4 +1,4 @@
-"""What an answer is made of once it has been read: text, reasoning, and calls with their arguments."""
+"""Parts of a completion: content, reasoning, and tool calls with their arguments."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Content:
 
 @dataclass(slots=True, frozen=True)
 class Reasoning:
-    """What the model thought aloud."""
+    """Reasoning that precedes the content."""
 
     text: str
 
 
 @dataclass(slots=True, frozen=True)
 class CallStart:
-    """The beginning of call number `index` of this answer; its arguments follow."""
+    """The beginning of call number `index` of this completion; its arguments follow."""
 
     index: int
     id: str
@@ -50,7 +50,7 @@ def new_call_id() -> str:
 
 
 class PartWriter:
-    """Collects an answer's parts. White space around calls is layout and not content.
+    """Collects a completion's parts. White space around calls is layout, not content.
 
     Attributes:
         num_calls: calls begun so far.
@@ -61,7 +61,7 @@ class PartWriter:
         self._pieces: list[CallStart | tuple[int, str]] = []  # CONTENT or the call's index, and text
         self._space: list[str] = []
 
-    def content(self, text: str) -> None:
+    def write_content(self, text: str) -> None:
         body = text.rstrip()
         if body:
             self._pieces += [(CONTENT, space) for space in self._space]
@@ -75,18 +75,18 @@ class PartWriter:
         self._pieces.append(CallStart(self.num_calls, call_id, name))
         self.num_calls += 1
 
-    def arguments(self, text: str) -> None:
+    def write_arguments(self, text: str) -> None:
         if text:
             self._pieces.append((self.num_calls - 1, text))
 
     def finish(self) -> None:
-        """No more text comes."""
+        """End the text."""
         if self.num_calls == 0:
             self._pieces += [(CONTENT, space) for space in self._space]
         self._space.clear()
 
-    def take(self) -> list[Part]:
-        """The parts since the last time, neighbours of one kind joined."""
+    def take_parts(self) -> list[Part]:
+        """The parts since the last call, neighbours of one kind joined."""
         pieces, self._pieces = self._pieces, []
         return [_join(list(group)) for _, group in groupby(pieces, _kind)]
 

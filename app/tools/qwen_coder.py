@@ -96,10 +96,10 @@ class QwenCoderParser(ToolParser):
             return end
         properties = self._tools.get(self._function, {}).get("properties")
         self._types = types_of(properties.get(key) if isinstance(properties, Mapping) else None)
-        self._writer.arguments("{" if self._num_parameters == 0 else ", ")
-        self._writer.arguments(orjson.dumps(key).decode() + ": ")
+        self._writer.write_arguments("{" if self._num_parameters == 0 else ", ")
+        self._writer.write_arguments(orjson.dumps(key).decode() + ": ")
         if self._is_text:
-            self._writer.arguments('"')
+            self._writer.write_arguments('"')
         self._num_parameters += 1
         self._value = []
         self._at_start = True
@@ -136,15 +136,15 @@ class QwenCoderParser(ToolParser):
             self._line_end = True
             text = text[:-1]
         if self._is_text:
-            self._writer.arguments(orjson.dumps(text).decode()[1:-1])
+            self._writer.write_arguments(orjson.dumps(text).decode()[1:-1])
         else:
             self._value.append(text)
 
     def _end_value(self) -> None:
-        self._writer.arguments('"' if self._is_text else as_json("".join(self._value), self._types))
+        self._writer.write_arguments('"' if self._is_text else as_json("".join(self._value), self._types))
 
     def _close(self) -> None:
-        self._writer.arguments("}" if self._num_parameters else "{}")
+        self._writer.write_arguments("}" if self._num_parameters else "{}")
         self._call_ended()
 
     def _after(self, text: str, position: int) -> int:
@@ -175,8 +175,8 @@ class QwenCoderParser(ToolParser):
         return end, "".join(self._label) + ">" if end < len(text) else None
 
     def _give_up(self) -> None:
-        """What looked like a call is content."""
-        self._writer.content("".join(self._source))
+        """Turn what looked like a call into content."""
+        self._writer.write_content("".join(self._source))
         self._source = []
         self._state = self._content
 
@@ -184,11 +184,11 @@ class QwenCoderParser(ToolParser):
         if self._state in (self._wrapper, self._name):
             self._give_up()
         if self._state == self._content:
-            self._writer.content(self._held)
+            self._writer.write_content(self._held)
         elif self._state == self._parameter:
             self._add_value(self._held)
             if cut:
-                self._writer.arguments("".join(self._value))
+                self._writer.write_arguments("".join(self._value))
             else:
                 self._end_value()
                 self._close()

@@ -139,11 +139,11 @@ def test_http_requests_are_counted_by_endpoint_and_status() -> None:
     first = HttpCounts(["/a", "/b"], fd=fd, num_rows=2, row=0)
     second = HttpCounts(["/a", "/b"], fd=fd, num_rows=2, row=1)
     for counts, endpoint, status in ((first, "/a", 200), (second, "/a", 200), (second, "/?id=7", 599)):
-        counts.add(endpoint, status)
+        counts.count_response(endpoint, status)
     restarted = HttpCounts(["/a", "/b"], fd=fd, num_rows=2, row=1)
-    restarted.add("/b", 429)
-    first.set_open(3)
-    restarted.set_open(4)
+    restarted.count_response("/b", 429)
+    first.set_open_connections(3)
+    restarted.set_open_connections(4)
     for counts in (first, restarted):
         samples = {(s.name, *s.labels.values()): s.value for family in counts.collect("x") for s in family.samples}
         requests = {("/a", "200"): 2, ("/b", "429"): 1, ("other", "other"): 1}

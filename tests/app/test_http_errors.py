@@ -265,7 +265,7 @@ def test_the_templates_message_is_the_errors_message(tmp_path: Path) -> None:
 def test_too_many_prompts_in_preparation(tmp_path: Path) -> None:
     settings = settings_for(write_model_folder(tmp_path), max_text_jobs=1)
     app = create_app(FakeClient(always(HELLO)), settings)
-    workers = app.state.service.workers
+    workers = app.state.model.workers
     assert workers._places.acquire(blocking=False)
     transport = httpx.ASGITransport(app)
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from tessera.app.openapi.document import openapi_document
-from tessera.app.openapi.operations import OPERATIONS
 from tessera.app.server.application import ROUTES
 from tessera.app.settings import AppSettings
 from tests.support.http_fixtures import call, settings_for
+from tests.support.operations import OPERATIONS, document_for
 from tests.support.surface_fixtures import says, tool_settings
 
 UNLISTED = {"/openapi.json"}  # the description itself
@@ -70,8 +69,8 @@ def test_refused_fields_and_defaults_are_told(document: dict[str, Any]) -> None:
 
 
 def test_keys_are_described_where_they_are_needed(tmp_path: Path) -> None:
-    open_server = openapi_document(settings_for(tmp_path))
-    closed = openapi_document(AppSettings(model_folder="x", served_model_names=("tiny",), api_keys=("k",)))
+    open_server = document_for(settings_for(tmp_path))
+    closed = document_for(AppSettings(model_folder="x", served_model_names=("tiny",), api_keys=("k",)))
     assert "security" not in open_server["paths"]["/v1/models"]["get"]
     assert closed["paths"]["/v1/models"]["get"]["security"] == [{"bearer": []}, {"x-api-key": []}]
     assert "security" not in closed["paths"]["/health"]["get"]
@@ -79,7 +78,7 @@ def test_keys_are_described_where_they_are_needed(tmp_path: Path) -> None:
 
 
 def test_limits_of_bodies_and_times_are_those_of_the_settings(tmp_path: Path) -> None:
-    text = openapi_document(settings_for(tmp_path, max_body_bytes=12345, request_timeout=77.0))["info"]["description"]
+    text = document_for(settings_for(tmp_path, max_body_bytes=12345, request_timeout=77.0))["info"]["description"]
     assert "12345 bytes" in text
     assert "77 seconds" in text
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from tessera.app.openai.chat.schema import ChatCompletionRequest
 from tessera.app.openai.completions.schema import CompletionRequest
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
 from tessera.app.openai.responses.schema import ResponsesRequest
-from tessera.app.schema.chat import ChatCompletionRequest, ChatMessage
-from tessera.app.schema.common import RequestModel
-from tessera.app.schema.parse import parse_request
+from tessera.app.schema.chat import ChatMessage
+from tessera.app.schema.request import RequestModel, parse_request
 from tessera.engine.contract.errors import InvalidRequestError
 
 SAMPLING = """temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty logit_bias seed stop

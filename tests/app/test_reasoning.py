@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken
 
 from tessera.app.settings import AppSettings
-from tessera.app.text.reasoning import ReasoningSplitter, reasoning_start, thinks_aloud
+from tessera.app.text.reasoning import ReasoningSplitter, has_reasoning, reasoning_start
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import (
     TEMPLATE,
@@ -77,10 +77,10 @@ def test_how_a_prompt_stands_to_reasoning() -> None:
 
 
 def test_auto_looks_for_the_tags_in_the_template() -> None:
-    assert thinks_aloud("auto", [THINKING])
-    assert not thinks_aloud("auto", [TEMPLATE])
-    assert thinks_aloud("think", [TEMPLATE])
-    assert not thinks_aloud("none", [THINKING])
+    assert has_reasoning("auto", [THINKING])
+    assert not has_reasoning("auto", [TEMPLATE])
+    assert has_reasoning("think", [TEMPLATE])
+    assert not has_reasoning("none", [THINKING])
 
 
 @pytest.fixture

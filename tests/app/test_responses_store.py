@@ -154,14 +154,14 @@ def test_an_answer_that_is_done_cannot_be_cancelled(tmp_path: Path) -> None:
 def test_app_processes_share_a_file(tmp_path: Path) -> None:
     path = str(tmp_path / "responses.sqlite")
     one, two = (ResponseStore(max_count=3, max_bytes=10**6, path=path) for _ in range(2))
-    one.put("t", stored("a"))
-    two.put("t", stored("b"))
+    one.store_response("t", stored("a"))
+    two.store_response("t", stored("b"))
     assert two.get("t", "a") == stored("a")
     assert one.get("t", "b") == stored("b")
     assert one.get("other", "b") is None
-    two.put("t", stored("c"))
+    two.store_response("t", stored("c"))
     assert one.get("t", "a") is not None
-    one.put("t", stored("d"))
+    one.store_response("t", stored("d"))
     assert [name for name in "abcd" if two.get("t", name)] == ["a", "c", "d"], "b has been unused for the longest time"
     assert two.delete("t", "a")
     assert not one.delete("t", "a")
@@ -170,11 +170,11 @@ def test_app_processes_share_a_file(tmp_path: Path) -> None:
 def test_a_file_that_takes_nothing_more_fails_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "responses.sqlite"
     store = ResponseStore(max_count=3, max_bytes=10**6, path=str(path))
-    store.put("t", stored("a"))
+    store.store_response("t", stored("a"))
     with sqlite3.connect(path) as other:
         other.execute("DROP TABLE responses")
     other.close()
-    store.put("t", stored("b"))
+    store.store_response("t", stored("b"))
     assert "is not kept" in caplog.text
 
 
@@ -185,9 +185,9 @@ def stored(name: str, size: int = 10) -> StoredResponse:
 def test_the_longest_unused_go_first() -> None:
     store = ResponseStore(max_count=2, max_bytes=10**6)
     for name in "ab":
-        store.put("t", stored(name))
+        store.store_response("t", stored(name))
     assert store.get("t", "a") is not None
-    store.put("t", stored("c"))
+    store.store_response("t", stored("c"))
     assert [name for name in "abc" if store.get("t", name)] == ["a", "c"]
 
 
@@ -195,16 +195,16 @@ def test_bytes_are_bounded() -> None:
     limit = 100_000
     store = ResponseStore(max_count=1000, max_bytes=limit)
     for index in range(200):
-        store.put("t", stored(str(index), size=1000))
+        store.store_response("t", stored(str(index), size=1000))
     kept = [found for index in range(200) if (found := store.get("t", str(index)))]
     assert 0 < len(kept) < 200
     assert sum(len(part) for one in kept for part in one.encoded()) <= limit
-    store.put("t", stored("huge", size=limit))
+    store.store_response("t", stored("huge", size=limit))
     assert store.get("t", "huge") is None
     assert store.get("t", "199") is not None, "what is too large to keep drives nothing out"
     for index in range(200):
         store.delete("t", str(index))
-    store.put("t", stored("x", size=limit // 5))
+    store.store_response("t", stored("x", size=limit // 5))
     assert store.get("t", "x") is not None, "what was deleted no longer counts"
 
 

@@ -26,12 +26,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tessera.app.openapi.operations import OPERATIONS
-from tessera.app.schema.common import MAX_NAME
+from tessera.app.schema.fields import MAX_NAME
 from tessera.app.server.application import create_app
 from tessera.engine.contract.messages import TokenLogprobs
 from tests.support.fake_client import FakeClient, Submission, play
 from tests.support.http_fixtures import ids
+from tests.support.operations import OPERATIONS
 from tests.support.server_fixture import Server
 from tests.support.surface_fixtures import CALL, ROOMY, tool_settings
 
@@ -72,7 +72,7 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.Ba
             await send({"type": f"lifespan.{phase}.complete"})
 
     yield schemathesis.openapi.from_asgi("/openapi.json", without_lifespan)
-    app.state.service.workers.close()
+    app.state.model.workers.close()
 
 
 def send(case: Case, checks: list[Any]) -> None:

@@ -13,11 +13,11 @@ import jsonschema
 import openai
 import pytest
 
+from tessera.app.openai.chat.schema import ChatCompletionRequest
 from tessera.app.openai.completions.schema import CompletionRequest
 from tessera.app.openai.responses.conversation import chat_request
 from tessera.app.openai.responses.schema import ResponsesRequest
-from tessera.app.schema.chat import ChatCompletionRequest
-from tessera.app.schema.parse import parse_request
+from tessera.app.schema.request import parse_request
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import Grammar
 from tests.support.fake_client import FakeClient, always, play

@@ -11,10 +11,10 @@ import llguidance
 import pytest
 from tokenizers import AddedToken
 
-from tessera.app.generate.reader import AnswerReader
-from tessera.app.openai.objects import tool_calls
-from tessera.app.schema.chat import ChatCompletionRequest
-from tessera.app.schema.parse import parse_request
+from tessera.app.generate.reader import CompletionReader
+from tessera.app.openai.chat.completion import tool_calls
+from tessera.app.openai.chat.schema import ChatCompletionRequest
+from tessera.app.schema.request import parse_request
 from tessera.app.text.reasoning import ReasoningSplitter, ReasoningStart
 from tessera.app.tools.choice import tool_grammar
 from tessera.app.tools.formats import FORMATS, ToolFormat, choose_format
@@ -86,10 +86,10 @@ def random_answer(grammar: str, rng: Random, prefix: str, *, with_special: bool)
 def read(form: ToolFormat, text: str, reasoning: ReasoningStart = "none") -> list[Part]:
     tools = {function.name: function.parameters or {} for function in FUNCTIONS}
     splitter = None if reasoning == "none" else ReasoningSplitter(opened=reasoning == "open")
-    reader = AnswerReader(splitter, form.parser(tools))
-    reader.feed(text)
+    reader = CompletionReader(splitter, form.parser(tools))
+    reader.read_text(text)
     reader.finish(cut=False)
-    return reader.take()
+    return reader.take_parts()
 
 
 def check_arguments(name: str, arguments: dict[str, Any]) -> None:

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import pytest
 
-from tessera.app.generate.reader import AnswerReader
-from tessera.app.openai.objects import chat_message
+from tessera.app.generate.reader import CompletionReader
+from tessera.app.openai.chat.completion import chat_message
 from tessera.app.settings import ToolParserName
 from tessera.app.tools.formats import FORMATS, choose_format
 from tessera.app.tools.parts import CallStart
@@ -41,13 +41,13 @@ Message = tuple[str | None, list[tuple[str, Any]]]  # content; name and argument
 def read(name: str, text: str, pieces: list[str] | None = None, *, cut: bool = False, **options: Any) -> Message:
     """The message of a text, in pieces that may be empty."""
     parser = FORMATS[name].parser(TOOLS, **options)  # type: ignore[index]
-    reader = AnswerReader(None, parser)
+    reader = CompletionReader(None, parser)
     parts = []
     for piece in pieces if pieces is not None else [text]:
-        reader.feed(piece)
-        parts += reader.take()
+        reader.read_text(piece)
+        parts += reader.take_parts()
     reader.finish(cut=cut)
-    message = chat_message(text, parts + reader.take())
+    message = chat_message(text, parts + reader.take_parts())
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
     return message["content"], calls
 
@@ -206,11 +206,11 @@ def test_arguments_that_break_off_stay_a_call() -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_arguments_come_in_pieces_and_names_once(name: str) -> None:
     text = next(text for form, text, _, calls in CASES if form == name and len(calls) == 1)
-    reader = AnswerReader(None, FORMATS[name].parser(TOOLS))
+    reader = CompletionReader(None, FORMATS[name].parser(TOOLS))
     steps = []
     for character in text:
-        reader.feed(character)
-        steps.append(reader.take())
+        reader.read_text(character)
+        steps.append(reader.take_parts())
     parts = [part for step in steps for part in step]
     assert len([part for part in parts if isinstance(part, CallStart)]) == 1
     assert max(map(len, steps)) <= 2
@@ -227,8 +227,8 @@ def test_one_call_is_enough_where_calls_are_not_parallel(name: str) -> None:
 def test_ids_suit_the_templates_that_see_them_again() -> None:
     def first_id(name: str, text: str) -> str:
         parser = FORMATS[name].parser(TOOLS)  # type: ignore[index]
-        parser.feed(text)
-        start = parser.take()[0]
+        parser.read_text(text)
+        start = parser.take_parts()[0]
         assert isinstance(start, CallStart)
         return start.id
 

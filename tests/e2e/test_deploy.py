@@ -53,7 +53,7 @@ def served(folder: Path) -> dict[str, set[str]]:
     text = call(client, settings, "GET", "/metrics").text
     engine = EngineMetrics("tiny").render(SchedulerStats(0, 0, 1, 0, 0)).decode()
     counts = create_app(client, settings).state.http_counts  # type: ignore[arg-type]
-    counts.add("/health", 503)
+    counts.count_response("/health", 503)
     samples = [s for f in text_string_to_metric_families(text + engine) for s in f.samples]
     samples += [s for f in counts.collect("tessera") for s in f.samples]
     return {sample.name: set(sample.labels) for sample in samples}

@@ -13,17 +13,13 @@ using std::isnan;
 using std::max;
 using std::min;
 
-inline void __syncthreads() {
-  emulated::Block& own = *emulated::block;
-  const unsigned generation = own.generation;
-  ++own.arrived;
-  emulated::release_if_all_are_here();
-  emulated::wait_for([&own, generation] { return own.generation != generation; });
-  ++emulated::self->syncs;
-}
+inline void __syncthreads() { emulated::sync_threads(); }
 inline void __syncwarp(unsigned mask = ~0u) {
+  emulated::Order& order = emulated::warp().order;
+  emulated::release(order);
+  const emulated::Order joined = order;
   emulated::meet(mask);
-  ++emulated::self->warp_syncs;
+  emulated::follow(joined);
 }
 
 template <typename T>
@@ -66,6 +62,7 @@ inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
 }
 
 inline int __ffs(int v) { return __builtin_ffs(v); }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<std::uint64_t>(a) * b >> 32; }
 inline float __int_as_float(int v) { return bits_as<float>(v); }
 inline float __uint_as_float(unsigned v) { return bits_as<float>(v); }
@@ -106,6 +103,14 @@ T atomicMax(T* to, std::type_identity_t<T> value) {
   return before;
 }
 
+inline unsigned atomicInc(unsigned* to, unsigned last) {
+  auto& place = *reinterpret_cast<std::atomic<unsigned>*>(to);
+  unsigned before = place;
+  while (!place.compare_exchange_weak(before, before >= last ? 0 : before + 1)) {
+  }
+  return before;
+}
+
 inline std::uint32_t __cvta_generic_to_shared(const void* pointer) {
-  return static_cast<const unsigned char*>(pointer) - emulated::shared_bytes;
+  return emulated::address_of(static_cast<const unsigned char*>(pointer));
 }

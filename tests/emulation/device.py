@@ -20,19 +20,20 @@ import pytest
 from tessera.engine.cuda.kernel import Argument, Instantiation, Kernel, KernelSpec, LaunchConfig
 from tessera.engine.cuda.memory import Transfers
 from tessera.engine.tensor import CpuDevice
-from tests.emulation.source import MAIN, cpu_sources
+from tests.emulation.source import MAIN, cpu_sources, main_source
 
 COMPILER = "g++"
 HERE = Path(__file__).parent
-RACES = HERE / "races.cc"
+WATCHING = ("order.cc", "races.cc")
 OPTIONS = (
     *("-std=c++20", "-O1", "-w", "-fPIC", "-pthread"),
     *("-fvisibility=hidden", "-fno-gnu-unique"),  # each kernel has shared memory of its own
+    *("-g1", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls"),  # for messages: where a thread waits
     "-U_FORTIFY_SOURCE",  # some systems' default, for which a jump to another stack is an attack
 )
-WATCHED = ("-g", "-DEMULATED_RACES")
+WATCHED = ("-DEMULATED_RACES",)
 WATCHED_KERNEL = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1")
-PLACE = re.compile(r"\{(0x[0-9a-f]+)\}")  # in a message, of code
+PLACE = re.compile(r"\{((?:0x[0-9a-f]+ ?)*)\}")  # in a message: a call, and those that led there
 
 
 class EmulationError(RuntimeError):
@@ -40,13 +41,15 @@ class EmulationError(RuntimeError):
 
 
 class EmulatedDevice(CpuDevice):
-    """A GPU of sm_100 as far as `CudaOps` and the kernels know: with clusters, without what only sm_90a has.
+    """A GPU as far as `CudaOps` and the kernels know: of sm_90a, or of sm_100a without what only that has.
 
     Attributes:
         launched: every kernel so far.
     """
 
-    def __init__(self, folder: Path, edit: Callable[[str], str] = str, multiprocessors: int = 132) -> None:
+    def __init__(
+        self, folder: Path, edit: Callable[[str], str] = str, multiprocessors: int = 132, arch: str = "100a"
+    ) -> None:
         """Compiled kernels are kept in `folder`; `edit` makes another text of a kernel's file.
 
         With EMULATED_RACES=1 they are watched for races in shared memory (`races.cc`).
@@ -54,8 +57,8 @@ class EmulatedDevice(CpuDevice):
         self.name = "cuda:0"
         self.device_name = "emulated"
         self.asynchronous = False
-        self.compute_capability = (10, 0)
-        self.arch = "100a"
+        self.compute_capability = divmod(int(arch.rstrip("a")), 10)
+        self.arch = arch
         self.multiprocessors = multiprocessors
         self.max_shared_bytes = 227 << 10
         self._captured: list[tuple[Any, ...]] | None = None
@@ -94,7 +97,7 @@ class EmulatedDevice(CpuDevice):
             self._captured.append((spec, template, config, *arguments))
             return
         if (spec, template) not in self._kernels:
-            loaded = library(self._folder, spec, template, self._edit, races=self._races)
+            loaded = library(self._folder, spec, template, self._edit, arch=self.arch, races=self._races)
             self._kernels[spec, template] = Kernel(spec, None), loaded
         self.launched.add((spec, template))
         kernel, loaded = self._kernels[spec, template]
@@ -104,7 +107,7 @@ class EmulatedDevice(CpuDevice):
             grid, block, config.shared_bytes, config.cluster, ctypes.c_void_p(kernel.arguments_address)
         )
         if error is not None:
-            message = PLACE.sub(lambda found: source_line(loaded._name, found[1]), error.decode())
+            message = PLACE.sub(lambda found: source_lines(loaded._name, found[1]), error.decode())
             raise EmulationError(f"{spec.instantiation(template)}, {config}: {message}")
 
 
@@ -127,52 +130,72 @@ def kernel_folder(config: pytest.Config) -> Path:
 
 
 def library(
-    folder: Path, spec: KernelSpec, template: tuple[str, ...], edit: Callable[[str], str], *, races: bool
+    folder: Path,
+    spec: KernelSpec,
+    template: tuple[str, ...],
+    edit: Callable[[str], str],
+    *,
+    arch: str = "100a",
+    races: bool,
 ) -> ctypes.CDLL:
     """The kernel compiled, from `folder` if it is there. Raises: RuntimeError with the compiler's complaints."""
     sources = cpu_sources((spec, template), edit)
+    kernel = spec.instantiation(template)
     options = (*OPTIONS, *WATCHED) if races else OPTIONS
-    headers = [path.read_text() for path in sorted(HERE.glob("*.h"))]
-    watch = (*WATCHED_KERNEL, RACES.read_text()) if races else ()
-    parts = [*options, *watch, *headers, *sources, *sources.values()]
-    found = folder / f"{digest(parts)}.so"
+    architecture = f"-D__CUDA_ARCH__={arch.rstrip('a')}0"
+    here = [path.read_text() for path in sorted(HERE.iterdir()) if path.suffix in (".h", ".cc", ".py")]
+    found = folder / f"{digest([kernel, architecture, *options, *here, *sources, *sources.values()])}.so"
     if not found.is_file():
         with tempfile.TemporaryDirectory(dir=folder) as name:  # another process may be at the same
             work = Path(name)
             for file, text in sources.items():
                 (work / file).write_text(text)
-            kernel = spec.instantiation(template)
-            command = [*options, f"-I{work}", f"-I{HERE}"]
-            linked = [work / MAIN]
-            if races:
-                # Apart, because what watches must not be watched.
-                linked = [work / "races.o", work / "kernel.o"]
-                run([*command, "-c", RACES, "-o", linked[0]], kernel)
-                run([*command, *WATCHED_KERNEL, "-c", work / MAIN, "-o", linked[1]], kernel)
-            run([*command, "-shared", *linked, "-o", work / "kernel.so"], kernel)
+            command = [*options, architecture, f"-I{HERE}"]
+            expanded = run([*command, f"-I{work}", "-E", "-x", "c++", work / Path(spec.file).name], kernel)
+            (work / MAIN).write_text(main_source((spec, template), expanded))
+            # Apart, because what watches must not be watched.
+            kernel_options = WATCHED_KERNEL if races else ()
+            run([*command, *kernel_options, "-c", work / MAIN, "-o", work / "kernel.o"], kernel)
+            emulation = compiled_emulation(folder, options, races=races)
+            run([*command, "-shared", work / "kernel.o", emulation, "-o", work / "kernel.so"], kernel)
             (work / "kernel.so").replace(found)
     loaded = ctypes.CDLL(str(found))
     loaded.launch.restype = ctypes.c_char_p
     return loaded
 
 
+def compiled_emulation(folder: Path, options: Sequence[str], *, races: bool) -> Path:
+    """What is the same for all kernels, as one object."""
+    sources = [path for path in sorted(HERE.glob("*.cc")) if races or path.name not in WATCHING]
+    texts = [path.read_text() for path in (*sorted(HERE.glob("*.h")), *sources)]
+    found = folder / f"{digest([*options, *texts])}.o"
+    if not found.is_file():
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            together, made = Path(name) / "emulation.cc", Path(name) / found.name
+            together.write_text("".join(f'#include "{path}"\n' for path in sources))
+            run([*options, "-O3", f"-I{HERE}", "-c", together, "-o", made], together.name)
+            made.replace(found)
+    return found
+
+
 def digest(parts: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def run(arguments: Sequence[str | Path], kernel: str) -> None:
-    """The compiler. Raises: RuntimeError with what it complains of."""
+def run(arguments: Sequence[str | Path], kernel: str) -> str:
+    """The compiler; returns what it prints. Raises: RuntimeError with what it complains of."""
     done = subprocess.run([COMPILER, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{kernel} does not compile for the CPU:\n{done.stderr[:4000]}")
+    return done.stdout
 
 
-def source_line(library: str, address: str) -> str:
-    """Of code in a library, of a kernel's file if it is inlined there; the address where no `addr2line` is to ask."""
+def source_lines(library: str, addresses: str) -> str:
+    """Of code in a library, the innermost call first: of a kernel's files if any are; addresses without `addr2line`."""
     if shutil.which("addr2line") is None:
-        return address
-    command = ["addr2line", "--exe", library, "--inlines", address]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    places = [Path(line).name for line in lines if ":" in line]
-    kernels = [place for place in places if not (HERE / place.split(":")[0]).is_file()]
-    return next(iter([*kernels, *places]), address)
+        return addresses
+    command = ["addr2line", "--exe", library, "--inlines", *addresses.split()]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    places = [Path(line.split(" (")[0]).name for line in lines if ":" in line and not line.startswith("??")]
+    kernels = [place for place in places if Path(place.split(":")[0]).suffix in (".cu", ".cuh")]
+    return ", called at ".join(dict.fromkeys(kernels or places[:1])) or addresses

@@ -5,16 +5,6 @@
 
 namespace emulated {
 
-constexpr std::uint32_t RANK_SHIFT = 24;  // of a block's rank in an address of the cluster's shared memory
-
-inline unsigned char* at(std::uint32_t address, std::size_t bytes) {
-  const unsigned rank = address >> RANK_SHIFT;
-  unsigned char* const base = rank == 0 ? shared_bytes : block->cluster->shared[rank - 1];
-  unsigned char* const place = base + (address & ((1u << RANK_SHIFT) - 1));
-  check_shared(place, bytes, base);
-  return place;
-}
-
 inline void check_rank(int rank) {
   if (rank < 0 || rank >= static_cast<int>(block->cluster->shared.size())) {
     fail("a block that is not of the cluster");
@@ -28,6 +18,10 @@ inline void copy_16(const Copy& copy) {
   } else {
     std::memcpy(copy.to, copy.from, 16);
   }
+}
+
+inline void check_policy(unsigned long long policy) {
+  if (policy != 1 && policy != 2) fail("a copy with a policy that nobody made");
 }
 
 inline void start_copy(std::uint32_t to, const void* from, int bytes) {
@@ -64,7 +58,8 @@ inline float high<__nv_bfloat16>(std::uint32_t word) {
 
 template <typename T>
 void mma_m16n8k16(float& c0, float& c1, float& c2, float& c3, std::uint32_t a0, std::uint32_t a1,
-                  std::uint32_t a2, std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {
+                  std::uint32_t a2, std::uint32_t a3, std::uint32_t b0, std::uint32_t b1, float, float, float,
+                  float) {
   const std::uint32_t words[] = {a0, a1, a2, a3, b0, b1};
   const auto shown = show(~0u, words, 6);
   float* const c[] = {&c0, &c1, &c2, &c3};
@@ -109,14 +104,18 @@ inline void ptx_rcp_approx_ftz_f32(float& y, float x) { y = 1.0f / x; }
 inline void ptx_griddepcontrol_wait() {}
 inline void ptx_griddepcontrol_launch_dependents() {}
 
-inline void ptx_createpolicy_fractional_L2__evict_first_b64(unsigned long long& policy) { policy = 1; }
-inline void ptx_createpolicy_fractional_L2__evict_unchanged_b64(unsigned long long& policy) { policy = 2; }
-inline void ptx_cp_async_cg_shared_global_L2__128B(std::uint32_t to, const void* from, int bytes) {
+inline void ptx_createpolicy_fractional_L2__evict_first_b64(unsigned long long& policy, double) {
+  policy = 1;
+}
+inline void ptx_createpolicy_fractional_L2__evict_unchanged_b64(unsigned long long& policy, double) {
+  policy = 2;
+}
+inline void ptx_cp_async_cg_shared_global_L2__128B(std::uint32_t to, const void* from, int, int bytes) {
   emulated::start_copy(to, from, bytes);
 }
-inline void ptx_cp_async_cg_shared_global_L2__cache_hint_L2__128B(std::uint32_t to, const void* from,
+inline void ptx_cp_async_cg_shared_global_L2__cache_hint_L2__128B(std::uint32_t to, const void* from, int,
                                                                   int bytes, unsigned long long policy) {
-  if (policy != 1 && policy != 2) emulated::fail("a copy with a policy that nobody made");
+  emulated::check_policy(policy);
   emulated::start_copy(to, from, bytes);
 }
 inline void ptx_cp_async_commit_group() {
@@ -177,21 +176,27 @@ inline void ptx_cvt_rn_f16x2_f32(unsigned& packed, float high, float low) {
   packed = std::uint32_t{__float2half_rn(high).bits} << 16 | __float2half_rn(low).bits;
 }
 
-inline void ptx_mov_u32_cluster_ctarank(int& rank) { rank = emulated::block->rank; }
-inline void ptx_barrier_cluster_arrive_release_aligned() {
+template <typename T>
+void ptx_mov_u32_cluster_ctarank(T& rank) {
+  rank = emulated::block->rank;
+}
+inline void ptx_barrier_cluster_arrive_release() {
   if (emulated::self->arrivals++ > emulated::self->waits) {
     emulated::fail("a thread arrives at a cluster twice and does not wait between");
   }
-  emulated::block->cluster->arrive();
+  emulated::self->cluster_order = emulated::block->cluster->arrive();
 }
-inline void ptx_barrier_cluster_wait_acquire_aligned() {
+inline void ptx_barrier_cluster_wait_acquire() {
   if (emulated::self->arrivals == emulated::self->waits++) {
     emulated::fail("a thread waits for a cluster at which it has not arrived");
   }
   emulated::Cluster& cluster = *emulated::block->cluster;
   const unsigned wanted = emulated::self->waits;
   emulated::wait_for([&cluster, wanted] { return cluster.phase >= wanted; });
+  emulated::follow(emulated::self->cluster_order);
 }
+inline void ptx_barrier_cluster_arrive_release_aligned() { ptx_barrier_cluster_arrive_release(); }
+inline void ptx_barrier_cluster_wait_acquire_aligned() { ptx_barrier_cluster_wait_acquire(); }
 inline void ptx_mapa_u64(unsigned long long& address, unsigned long long own, int rank) {
   emulated::check_rank(rank);
   address = own - reinterpret_cast<std::uintptr_t>(emulated::shared_bytes) +
@@ -205,3 +210,5 @@ inline void ptx_ld_shared__cluster_v2_f32(float& x, float& y, unsigned address) 
   const float2 v = *reinterpret_cast<const float2*>(emulated::at(address, sizeof(float2)));
   x = v.x, y = v.y;
 }
+
+#include "hopper.h"

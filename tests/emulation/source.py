@@ -1,10 +1,10 @@
-"""A kernel's source as C++ for `ptx.h`: asm statements become calls of functions named after the instruction."""
+"""A kernel's source as C++ for `ptx.h`: asm statements become calls of functions named after their instructions."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 from tessera.engine.cuda.compiler import SOURCE_FOLDER, source_files
@@ -12,26 +12,41 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 
 MAIN = "launch.cc"
 ASM = re.compile(r"\basm\s*(?:volatile)?\s*\(")
-TOOLKIT_INCLUDE = re.compile(r"^\s*#\s*include\s*<cuda_.*$", re.MULTILINE)
-DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+__align__\(\d+\)\s+([\w ]+?)\s+(\w+)\[\];")
+TOOLKIT_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<cuda[_.].*$", re.MULTILINE)
+DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+__align__\((\d+)\)\s+([\w ]+?)\s+(\w+)\[\];")
 STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+LABEL = re.compile(r"(\w+):(?!:)\s*")
+PREDICATE = re.compile(r"@(!?)(\w+)\s+")
+REGISTER_TYPES = {"pred": "bool", "b16": "unsigned short", "b32": "unsigned", "b64": "unsigned long long"}
+SPECIAL = re.compile(r"%%(\w+)")
+REGISTER = re.compile(r"(?<!%)\b[a-z]\w*")
+VECTOR_OR_ONE = re.compile(r"\{[^}]*\}|[^,{}\s]+")
+OPERAND = re.compile(r"%(\d+)")
+NOWHERE = "_"  # where a result goes that nobody wants
 
 
 def cpu_sources(instantiation: Instantiation, edit: Callable[[str], str]) -> dict[str, str]:
-    """The kernel's file, changed by `edit`, its headers, and MAIN with a function `launch`: texts by name."""
-    spec, template = instantiation
+    """The kernel's file, changed by `edit`, and its headers, for the preprocessor: texts by name."""
+    spec = instantiation[0]
     sources = {path.name: path.read_text() for path in source_files(spec.file)}
     name = Path(spec.file).name
     sources[name] = edit(sources[name])
+    return {name: TOOLKIT_INCLUDE.sub("", text) for name, text in sources.items()}
+
+
+def main_source(instantiation: Instantiation, preprocessed: str) -> str:
+    """MAIN: the kernel, whose macros are expanded already, and a function `launch`."""
+    spec, template = instantiation
+    aligned = DYNAMIC_SHARED.search(preprocessed)
     launch = (
         'extern "C" __attribute__((visibility("default"))) const char* launch(const unsigned* grid, '
         "const unsigned* block, unsigned shared_bytes, unsigned cluster, void** arguments) {\n"
         f"  cluster = std::max<unsigned>(cluster, {cluster_size(spec, template)});\n"
+        f"  emulated::dynamic_begin = {aligned[1] if aligned else 0} % emulated::MOST_ALIGNED;\n"
         f"  return emulated::launch(&{spec.instantiation(template)}, grid, block, shared_bytes, cluster, arguments);\n"
         "}\n"
     )
-    main = f'#include "ptx.h"\n#include "{name}"\n{launch}'
-    return {name: translated(text) for name, text in sources.items()} | {MAIN: main}
+    return f'#include "ptx.h"\n{translated(preprocessed)}\n{launch}'
 
 
 def cluster_size(spec: KernelSpec, template: tuple[str, ...]) -> str:
@@ -42,32 +57,68 @@ def cluster_size(spec: KernelSpec, template: tuple[str, ...]) -> str:
 
 
 def translated(text: str) -> str:
-    text = TOOLKIT_INCLUDE.sub("", text)
-    text = DYNAMIC_SHARED.sub(r"\1* const \2 = reinterpret_cast<\1*>(emulated::shared_bytes);", text)
+    text = DYNAMIC_SHARED.sub(
+        r"\2* const \3 = reinterpret_cast<\2*>(emulated::shared_bytes + emulated::dynamic_begin);", text
+    )
     parts, end = [], 0
+    statements = count()
     for match in ASM.finditer(text):
         close = _closing(text, match.end())
-        parts += [text[end : match.start()], _call(text[match.end() : close])]
+        statement = text[match.end() : close]
+        parts += [text[end : match.start()], _calls(statement, next(statements)), "\n" * statement.count("\n")]
         end = close + 1
     return "".join([*parts, text[end:]])
 
 
-def _call(statement: str) -> str:
-    """What stands between the parentheses of an asm statement, as calls."""
-    code, *operands = _split(statement, ":")
-    instructions = [line.strip() for line in "".join(STRING.findall(code)).replace("\\n", "").split(";")]
-    names = [_name(instruction) for instruction in instructions if instruction]
-    values = [_value(operand) for group in operands[:2] for operand in _split(group, ",") if operand.strip()]
-    if len(names) > 1 and values:
-        raise ValueError(f"several instructions that share operands: {statement}")
-    return "; ".join(f"ptx_{name}({', '.join(values)})" for name in names)
+def _calls(statement: str, number: int) -> str:
+    """What stands between the parentheses of an asm statement, as one C++ statement without its semicolon."""
+    code, *groups = _split(statement, ":")
+    values = [_value(operand) for group in groups[:2] for operand in _split(group, ",") if operand.strip()]
+    code = "".join(STRING.findall(code)).replace("\\n", " ")
+    lines = [line for part in code.split(";") for line in _instructions(part, number, values)]
+    return f"do {{ {' '.join(lines)} }} while (false)"
 
 
-def _name(instruction: str) -> str:
-    """Of `mov.u32 %0, %%cluster_ctarank` mov_u32_cluster_ctarank."""
-    special = re.search(r"%%(\w+)", instruction)
-    name = instruction.split()[0].replace(".", "_").replace(":", "_")
-    return name + (f"_{special[1]}" if special else "")
+def _instructions(text: str, number: int, values: list[str]) -> Iterator[str]:
+    """What stands before a semicolon: an instruction, after labels and the braces of a scope if there are any.
+
+    Registers and labels get `number` in their names, which operands may have in C++.
+    """
+
+    def numbered(names: str) -> str:
+        return REGISTER.sub(rf"\g<0>_{number}", names)
+
+    text = text.strip().lstrip("{").strip().removesuffix("}" if text.strip() == "}" else "").strip()
+    while label := LABEL.match(text):
+        yield f"{label[1]}_{number}:"
+        text = text[label.end() :]
+    if not text:
+        return
+    condition = ""
+    if predicate := PREDICATE.match(text):
+        condition = f"if ({predicate[1]}{predicate[2]}_{number}) "
+        text = text[predicate.end() :]
+    mnemonic, _, rest = text.partition(" ")
+    if mnemonic == ".reg":
+        kind, names = rest.strip().split(None, 1)
+        yield f"{REGISTER_TYPES[kind.lstrip('.')]} {numbered(names)};"
+    elif mnemonic == "bra":
+        yield f"{condition}goto {rest.strip()}_{number};"
+    else:
+        name = "_".join([re.sub(r"[.:]", "_", mnemonic), *SPECIAL.findall(rest)])
+        parts = _operands(numbered(SPECIAL.sub("", rest)), in_use=mnemonic.startswith("wgmma.mma"))
+        operands = [OPERAND.sub(lambda found: f"({values[int(found[1])]})", part) for part in parts]
+        yield f"{condition}ptx_{name}({', '.join(operands)});"
+
+
+def _operands(text: str, *, in_use: bool) -> list[str]:
+    """Of an instruction, without brackets; of one that goes on to use its registers the vectors of their addresses."""
+    if not in_use:
+        parts = [part.strip() for part in re.sub(r"[\[\]{}]", "", text).split(",")]
+        return [part for part in parts if part and not part.startswith(NOWHERE)]
+    kinds = iter(("emulated::Sums", "emulated::Fragment"))
+    parts = VECTOR_OR_ONE.findall(text)
+    return [f"{next(kinds)}{part.replace('%', '&%')}" if part.startswith("{") else part for part in parts]
 
 
 def _value(operand: str) -> str:

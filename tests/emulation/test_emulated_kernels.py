@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,15 +16,17 @@ import numpy as np
 import pytest
 
 from tessera.engine.ops.cpu import CpuOps
-from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda import CudaOps, sm90_matmul
 from tessera.engine.ops.cuda.attention_decode import CLUSTERED_ATTENTION_DECODE
 from tessera.engine.ops.cuda.linear import FLAT_NARROW, LARGE, NARROW, WIDE, Tile
 from tessera.engine.ops.cuda.matmul_decode import MATMUL_DECODE
-from tessera.engine.tensor import CPU, bfloat16, empty, float16, from_numpy
+from tessera.engine.ops.cuda.sm90_attention_prefill import PAGED_ATTENTION_PREFILL_HOPPER
+from tessera.engine.tensor import CPU, bfloat16, empty, float16, float32, from_numpy
 from tests.emulation.device import COMPILER, EmulatedDevice, EmulationError, kernel_folder
+from tests.emulation.tensor_maps import emulated_tensor_maps
 from tests.gpu.products import check_guards, guarded
 from tests.gpu.test_attention_decode_gpu import DecodeInputs
-from tests.gpu.test_attention_gpu import attend
+from tests.gpu.test_attention_gpu import assert_splits_are_done, attend, poison_splits
 from tests.gpu.test_matmul_portable_gpu import launch, name
 from tests.gpu.test_sampling_gpu import sample, varied_logits, varied_settings
 from tests.support.op_cases import AttentionCase, AttentionInputs, random_array
@@ -45,10 +47,21 @@ def folder(pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.fixture(params=[{}, LATE, WATCHED], ids=["first_first", "last_first", "races"])
-def ops(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> CudaOps:
+def variables(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in request.param.items():
         monkeypatch.setenv(variable, value)
+
+
+@pytest.fixture
+def ops(variables: None, folder: Path) -> CudaOps:
+    """As on sm_100a, which has none of the kernels of sm_90a."""
     return CudaOps(EmulatedDevice(folder, multiprocessors=2))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def hopper(variables: None, folder: Path) -> Iterator[CudaOps]:
+    with emulated_tensor_maps():
+        yield CudaOps(EmulatedDevice(folder, multiprocessors=4, arch="90a"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("m", "k", "n", "units"), [(1, 264, 200, 6), (5, 1032, 64, 4), (16, 72, 240, 14)])
@@ -112,18 +125,87 @@ def test_sampling(filtered: bool, ops: CudaOps) -> None:
     assert (sample(ops, logits, ops.device, filtered, **settings) == expected).all()
 
 
+# -- sm_90a ---------------------------------------------------------------------------------------
+
+ONE, NARROW_SPLIT, PAIR, WIDE_PAIR, LOGITS = (
+    sm90_matmul.Plan(sm90_matmul.TILES[5]),
+    sm90_matmul.Plan(sm90_matmul.TILES[7], splits=2),
+    sm90_matmul.Plan(sm90_matmul.TILES[3], sharing=2),
+    sm90_matmul.WIDE_PLAN,
+    sm90_matmul.LOGITS_PLANS[2],
+)
+HOPPER_PRODUCTS = {
+    "several tiles": (ONE, (300, 136, 200)),
+    "a split sum": (NARROW_SPLIT, (70, 392, 72)),
+    "blocks that share": (PAIR, (140, 264, 264)),
+    "wide tiles": (WIDE_PAIR, (200, 264, 264)),
+    "logits": (LOGITS, (70, 72, 136)),
+}
+
+
+@pytest.mark.parametrize("kind", HOPPER_PRODUCTS)
+def test_products_on_sm_90a(kind: str, hopper: CudaOps) -> None:
+    """Edges in all directions, more steps than the ring has stages, bias, a sum with what is there, activation."""
+    hopper.device.multiprocessors = 2  # several tiles for each
+    plan, (m, k, n) = HOPPER_PRODUCTS[kind]
+    dtype = float16 if plan.sharing > 1 else bfloat16
+    logits = plan is LOGITS
+    arrays = random_array(4, (m, k), dtype), random_array(5, (n, k), dtype, 0.03), random_array(6, (n,), dtype)
+    x, weight, bias = (from_numpy(array, hopper.device) for array in arrays)
+    out, whole = guarded((m, n), float32 if logits else dtype, hopper.device)
+    sm90_matmul.launch(hopper.device, plan, x, weight, None if logits else bias, out)
+    cpu = CpuOps()
+    a, b, c = (from_numpy(array, CPU) for array in arrays)
+    expected = cpu.matmul(a, b, out=empty((m, n), float32, CPU)) if logits else cpu.matmul(a, b, c)
+    assert_close(out.numpy(), expected.numpy(), out.dtype, typical=4)
+    check_guards(whole)
+    if logits:
+        return
+    sm90_matmul.launch(hopper.device, plan, x, weight, bias, out, accumulate=True)
+    cpu.matmul(a, b, c, expected, accumulate=True)
+    assert_close(out.numpy(), expected.numpy(), dtype, roundings=2)
+    if n % 16 == 0:
+        gated, whole = guarded((m, n // 2), dtype, hopper.device)
+        sm90_matmul.launch(hopper.device, plan, x, weight, None, gated, silu_mul=True)
+        expected = cpu.matmul_silu_mul(a, b, gate_up=empty((m, n), dtype, CPU))
+        assert_close(gated.numpy(), expected.numpy(), dtype, roundings=2)
+        check_guards(whole)
+
+
+PROMPTS = AttentionCase(
+    "", ((37, 37), (1, 20), (0, 0), (20, 290)), num_heads=4, head_dim=64, dtype=bfloat16, sliding_window=150
+)
+SPLIT_PROMPT = AttentionCase(
+    "", ((40, 40), (20, 1100)), num_heads=2, num_kv_heads=1, head_dim=128, block_size=24, dtype=float16
+)
+
+
+@pytest.mark.parametrize("case", [PROMPTS, SPLIT_PROMPT], ids=["prompts", "split keys"])
+def test_attention_of_prompts_on_sm_90a(case: AttentionCase, hopper: CudaOps) -> None:
+    inputs = AttentionInputs(case)
+    partials = poison_splits(hopper)
+    assert partials is not None
+    assert_close(attend(hopper, inputs), attend(CpuOps(), inputs), case.dtype)
+    assert PAGED_ATTENTION_PREFILL_HOPPER in {spec for spec, _ in hopper.device.launched}  # type: ignore[attr-defined]
+    assert np.isfinite(partials.numpy()).any() == (case is SPLIT_PROMPT)
+    assert_splits_are_done(hopper)
+
+
 # -- what the emulation finds ---------------------------------------------------------------------
 
 
-def broken(old: str, new: str, folder: Path) -> CudaOps:
-    """Kernels in whose file something else stands in the place of `old`."""
+def broken(old: str, new: str, folder: Path, arch: str = "100a", multiprocessors: int = 132) -> CudaOps:
+    """Kernels in whose file something else stands in the place of `old`, which the first launched has."""
+    found = False
 
     def edit(text: str) -> str:
-        if old not in text:
+        nonlocal found
+        found |= old in text
+        if not found:
             raise ValueError(f"the kernel has no {old!r} any more")  # no failure of the kernel's
         return text.replace(old, new)
 
-    return CudaOps(EmulatedDevice(folder, edit))  # type: ignore[arg-type]
+    return CudaOps(EmulatedDevice(folder, edit, multiprocessors, arch))  # type: ignore[arg-type]
 
 
 WAIT = "copy_async_wait<STAGES - 2>();"
@@ -183,3 +265,57 @@ def test_a_cluster_that_would_hang_is_noticed(instead: str, message: str, folder
     case = AttentionCase("", ((1, 300),), num_heads=8, num_kv_heads=2, head_dim=64, dtype=bfloat16)
     with pytest.raises(EmulationError, match=message):
         DecodeInputs.of(case).run(broken(ARRIVE, instead, folder))
+
+
+def multiply(kind: str, ops: CudaOps) -> None:
+    test_products_on_sm_90a(kind, ops)
+
+
+def attend_to(case: AttentionCase, ops: CudaOps) -> None:
+    test_attention_of_prompts_on_sm_90a(case, ops)
+
+
+WAIT_FOR_STAGE = "barrier_wait(&full[at.stage], at.parity);"
+SYNCHRONIZE = "fence_shared_for_products();\n    named_barrier_wait(GROUP_BARRIER + consumer, WARPGROUP_SIZE);"
+RELEASE_KEYS, NEXT_KEYS = "release(&empty_k[next_stage]);", "multiply_keys(buffer, next_stage);"
+RELEASE_VALUES = "wgmma_wait<0>();\n    pin(outputs);\n    pin(weights);\n    release(&empty_v[stage]);"
+RELEASED_EARLY = "release(&empty_v[stage]);\n    wgmma_wait<0>();"
+SEVERAL, SPLIT = partial(multiply, "several tiles"), partial(multiply, "a split sum")
+SHARED, THREE_GROUPS = partial(multiply, "blocks that share"), partial(multiply, "wide tiles")
+ATTEND = partial(attend_to, PROMPTS)
+PRODUCT_AND_COPY = "a race of a product of .* and a copy to"
+HUNG = r"never come; .* 256 of block 0 from thread 0 on at hopper\.cuh:\d+, called at sm90_matmul\.cu:\d+"
+HOPPER_FAULTS: dict[str, tuple[Callable[[CudaOps], None], str, str, str]] = {
+    "no wait for a stage": (SEVERAL, WAIT_FOR_STAGE, "", "a race|more arrivals"),
+    "another parity": (SEVERAL, WAIT_FOR_STAGE, f"{WAIT_FOR_STAGE[:-2]} ^ 1);", "a race|more arrivals"),
+    "less bytes than come": (SEVERAL, "WEIGHT_ELEMENTS * sizeof(T)", "WEIGHT_ELEMENTS", HUNG),
+    "warps that release nothing": (SEVERAL, "if (lane == 0) barrier_arrive", "if (false) barrier_arrive", HUNG),
+    "no wait before a stage is released": (SEVERAL, "wgmma_wait<1>();", "", PRODUCT_AND_COPY),
+    "no wait for the sums": (SEVERAL, "wgmma_wait<0>();", "", "a race of a product|products in flight"),
+    "another swizzle": (SEVERAL, "x_descriptor = operand", "x_descriptor = 3ull << 62 ^ operand", "elements differ"),
+    "more registers than there are": (SEVERAL, "take_registers<232>", "take_registers<240>", "never come"),
+    "no proxy fence before a copy": (SPLIT, "fence_shared_for_async();", "", "a race for want of a proxy fence"),
+    "no arrival in the other block": (
+        SHARED,
+        "if (lane < SHARING) barrier",
+        "if (lane < 1) barrier",
+        "never come|a race",
+    ),
+    "a warp too few": (THREE_GROUPS, "[stage], WARPS)", "[stage], WARPS - 1)", PRODUCT_AND_COPY),
+    "no proxy fence before a product": (ATTEND, SYNCHRONIZE, SYNCHRONIZE.split("\n")[1], "for want of a proxy fence"),
+    "no barrier before a product": (ATTEND, SYNCHRONIZE, SYNCHRONIZE.split("\n")[0], "a race"),
+    "queries not swizzled": (ATTEND, "(segment % 8 ^ m % 8)", "(segment % 8)", "elements differ"),
+    "registers in flight": (ATTEND, RELEASE_KEYS, f"round_weights(); {RELEASE_KEYS}", "in flight reads were changed"),
+    "values released too early": (ATTEND, RELEASE_VALUES, RELEASED_EARLY, PRODUCT_AND_COPY),
+    "no wgmma.fence": (ATTEND, f"wgmma_fence();\n    {NEXT_KEYS}", NEXT_KEYS, "without wgmma.fence"),
+}
+
+
+@pytest.mark.parametrize("fault", HOPPER_FAULTS)
+def test_a_fault_on_sm_90a_is_found(fault: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hangs is reported with its place."""
+    monkeypatch.setenv("EMULATED_RACES", "1")
+    run, old, new, message = HOPPER_FAULTS[fault]
+    ops = broken(old, new, folder, "90a", multiprocessors=4)
+    with emulated_tensor_maps(), pytest.raises((EmulationError, AssertionError), match=message):
+        run(ops)

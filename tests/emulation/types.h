@@ -15,7 +15,11 @@
 #define __cluster_dims__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __shared__ static thread_local
-#define __CUDA_ARCH__ 1000
+#define __grid_constant__
+
+struct alignas(64) CUtensorMap {
+  unsigned long long opaque[16];
+};
 
 struct uint3 {
   unsigned x = 1, y = 1, z = 1;
@@ -32,6 +36,10 @@ struct alignas(8) float2 {
 struct alignas(16) float4 {
   float x, y, z, w;
 };
+struct alignas(8) int2 {
+  int x, y;
+};
+inline int2 make_int2(int x, int y) { return {x, y}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }

@@ -164,7 +164,7 @@ def test_fault_chat_templates_render_in_bounded_time_off_the_event_loop(
             return await rendering
 
     response = asyncio.run(run())
-    app.state.service.workers.close()
+    app.state.model.workers.close()
     assert response.status_code == 400
     assert "takes too long" in response.json()["error"]["message"]
 

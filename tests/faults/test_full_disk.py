@@ -45,7 +45,7 @@ def test_fault_full_disk_without_shared_memory_each_process_counts_for_itself(
     monkeypatch.setattr(os, "memfd_create", full)
     assert make_shared_memory() is None
     counts = HttpCounts(["/a"], fd=fd, num_rows=2, row=1)
-    counts.add("/a", 200)
+    counts.count_response("/a", 200)
     (requests, *_) = counts.collect("x")
     assert [sample.value for sample in requests.samples] == [1]
     assert caplog.text.count("No space left on device") == 2
@@ -96,7 +96,7 @@ def test_fault_full_disk_an_answer_that_cannot_be_kept_is_still_given(tmp_path: 
 
 def test_fault_full_disk_what_is_kept_can_still_be_read(tmp_path: Path) -> None:
     store = ResponseStore(max_count=3, max_bytes=10**6, path=str(tmp_path / "responses.sqlite"))
-    store.put("t", STORED)
+    store.store_response("t", STORED)
     store._database.execute("PRAGMA query_only = ON")  # as where nothing more can be written
     assert store.get("t", "a") == STORED
     with pytest.raises(StoreUnavailableError):
@@ -109,11 +109,11 @@ def test_fault_full_disk_attempts_to_open_the_file_leave_no_descriptors(tmp_path
     store = ResponseStore(max_count=3, max_bytes=10**6, path=str(path))
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
-        store.put("t", STORED)
+        store.store_response("t", STORED)
         with pytest.raises(StoreUnavailableError):
             store.get("t", "a")
     assert len(os.listdir("/proc/self/fd")) <= before + 1
     path.unlink()
-    store.put("t", STORED)
+    store.store_response("t", STORED)
     assert store.get("t", "a") == STORED
     assert sqlite3.connect(path).execute("SELECT count(*) FROM responses").fetchone() == (1,)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tessera.app.openai.completions.schema import CompletionRequest
-from tessera.app.schema.parse import parse_request
+from tessera.app.schema.request import parse_request
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import MAX_GRAMMAR_LENGTH, Grammar
 from tessera.engine.grammar import compiler as grammar_module

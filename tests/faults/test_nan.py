@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from tessera.app.openapi.document import openapi_document
-from tessera.app.openapi.operations import OPERATIONS, Operation
-from tessera.app.schema.parse import parse_request
+from tessera.app.schema.request import parse_request
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tests.faults.schema_limits import REF, SchemaLimits
 from tests.support.http_fixtures import call
+from tests.support.operations import OPERATIONS, Operation, document_for
 from tests.support.server_fixture import Server
 from tests.support.surface_fixtures import says
 from tests.support.tiny_models import prompt
@@ -36,7 +35,7 @@ WITH_BODIES = [operation for operation in OPERATIONS if operation.bodies]
 
 @pytest.mark.parametrize("operation", WITH_BODIES, ids=lambda operation: operation.id)
 def test_fault_nan_and_inf_are_refused_in_every_number(settings: AppSettings, operation: Operation) -> None:
-    schemas = openapi_document(settings)["components"]["schemas"]
+    schemas = document_for(settings)["components"]["schemas"]
     for model in operation.bodies:
         for limit in SchemaLimits(schemas).of({"$ref": REF + model.__name__}):
             if limit.path.endswith((" maximum", " minimum")):

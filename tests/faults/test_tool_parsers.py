@@ -94,10 +94,10 @@ def num_looked_at(name: str, text: str, piece: int) -> int:
     search = parser._find_opener
     parser._find_opener = lambda found_in, start: Text(found_in).search_by(search, start)
     for position in range(0, len(text), piece):
-        parser.feed(Text(text[position : position + piece]))
-        parser.take()
+        parser.read_text(Text(text[position : position + piece]))
+        parser.take_parts()
     parser.finish(cut=True)
-    parser.take()
+    parser.take_parts()
     return Text.num_looked_at
 
 
@@ -139,10 +139,10 @@ def check_linear(read: Callable[[str], None], text: str, *, parts: int = 4, larg
 def parse(name: str, text: str, piece: int) -> None:
     parser = FORMATS[name].parser(TOOLS)  # type: ignore[index]
     for position in range(0, len(text), piece):
-        parser.feed(text[position : position + piece])
-        parser.take()
+        parser.read_text(text[position : position + piece])
+        parser.take_parts()
     parser.finish(cut=True)
-    parser.take()
+    parser.take_parts()
 
 
 @pytest.mark.parametrize(("name", "prefix", "repeated"), HOSTILE)

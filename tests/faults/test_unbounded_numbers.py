@@ -13,15 +13,14 @@ import httpx
 import msgspec
 import pytest
 
-from tessera.app.openapi.document import openapi_document
-from tessera.app.openapi.operations import OPERATIONS, Operation
-from tessera.app.schema.parse import parse_request
+from tessera.app.schema.request import parse_request
 from tessera.app.server.application import create_app
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.messages import EmbeddingInfo
 from tests.faults.schema_limits import REF, Limit, SchemaLimits
 from tests.support.fake_client import INFO, FakeClient, always
 from tests.support.http_fixtures import call
+from tests.support.operations import OPERATIONS, Operation, document_for
 from tests.support.surface_fixtures import says, tool_settings
 
 IN_TIME = 0.05  # seconds of processor time, from the request's last byte to the refusal
@@ -41,7 +40,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> AppSettings:
 
 @pytest.fixture(scope="module")
 def schemas(settings: AppSettings) -> dict[str, Any]:
-    found: dict[str, Any] = openapi_document(settings)["components"]["schemas"]
+    found: dict[str, Any] = document_for(settings)["components"]["schemas"]
     return found
 
 
@@ -50,7 +49,7 @@ def test_fault_unbounded_numbers_each_has_a_described_maximum(
     settings: AppSettings, schemas: dict[str, Any], operation: Operation
 ) -> None:
     limits = SchemaLimits(schemas)
-    described = openapi_document(settings)["paths"][operation.path][operation.method]
+    described = document_for(settings)["paths"][operation.path][operation.method]
     for parameter in described.get("parameters", ()):
         assert list(limits.unbounded(parameter["schema"], parameter["name"])) == []
     if operation.bodies:
@@ -82,7 +81,7 @@ async def _send_all(client: FakeClient, settings: AppSettings, path: str, limits
         for limit in limits:
             if problem := await _problem(http, path, limit):
                 problems.append(f"{limit.path}: {problem}")
-    app.state.service.workers.close()
+    app.state.model.workers.close()
     return problems
 
 
@@ -138,6 +137,6 @@ def test_fault_unbounded_numbers_of_a_query(settings: AppSettings, query: dict[s
             return await http.get(path, params=query)
 
     response = asyncio.run(run())
-    app.state.service.workers.close()
+    app.state.model.workers.close()
     assert response.status_code == 400
     assert response.json()["error"]["param"] in query

@@ -1,6 +1,6 @@
 """The devices and operations of the GPU tests; without a GPU they are skipped, saying why.
 
-With TESSERA_EMULATED=1 the kernels run on the CPU (`tests/emulation`), those of sm_90a alone excepted.
+With TESSERA_EMULATED=1 the kernels run on the CPU (`tests/emulation`), as on sm_90a, or on what EMULATED_ARCH says.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def cuda_device(pytestconfig: pytest.Config) -> CudaDevice:
+def cuda_device(pytestconfig: pytest.Config) -> Iterator[CudaDevice]:
     """Device 0. With TESSERA_REQUIRE_GPU=1 its absence is a failure."""
     if os.environ.get("TESSERA_EMULATED") == "1":
         from tests.emulation.device import EmulatedDevice, kernel_folder
+        from tests.emulation.tensor_maps import emulated_tensor_maps
 
-        return EmulatedDevice(kernel_folder(pytestconfig))  # type: ignore[return-value]
+        with emulated_tensor_maps():
+            arch = os.environ.get("EMULATED_ARCH", "90a")
+            yield EmulatedDevice(kernel_folder(pytestconfig), arch=arch)  # type: ignore[misc]
+        return
     found = find_device(0)
     if not found.usable:
         if os.environ.get("TESSERA_REQUIRE_GPU") == "1":
@@ -36,7 +40,7 @@ def cuda_device(pytestconfig: pytest.Config) -> CudaDevice:
         pytest.skip(found.reason)
     from tessera.engine.cuda.device import CudaDevice
 
-    return CudaDevice(0)
+    yield CudaDevice(0)
 
 
 @pytest.fixture(scope="session")

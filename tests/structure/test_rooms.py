@@ -18,8 +18,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.cli",),
     ("app.server",),
     ("app.openapi",),
-    ("app.openai.responses", "app.openai.embeddings", "app.anthropic"),
-    ("app.openai.chat", "app.openai.completions", "app.openai.models", "app.openai.tokenize", "app.ops"),
+    (
+        *(f"app.openai.{room}" for room in ("chat", "completions", "responses", "embeddings", "models", "tokenize")),
+        "app.anthropic",
+        "app.ops",
+    ),
     ("app.openai",),
     ("app.generate",),
     ("app.tools",),

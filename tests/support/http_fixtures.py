@@ -90,9 +90,9 @@ def serve(client: FakeClient, settings: AppSettings) -> Iterator[str]:
 
 
 def events(body: bytes) -> list[dict[str, Any]]:
-    """The frames of an event stream, checked for form; without the [DONE], which must be last."""
+    """The data of a stream's events, checked for form; without the [DONE], which must be last."""
     assert body.endswith(b"\n\n")
-    frames = body[:-2].split(b"\n\n")
-    assert all(frame.startswith(b"data: ") for frame in frames)
-    assert frames[-1] == b"data: [DONE]"
-    return [orjson.loads(frame[6:]) for frame in frames[:-1]]
+    blocks = body[:-2].split(b"\n\n")
+    assert all(block.startswith(b"data: ") for block in blocks)
+    assert blocks[-1] == b"data: [DONE]"
+    return [orjson.loads(block[6:]) for block in blocks[:-1]]

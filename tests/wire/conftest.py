@@ -89,7 +89,7 @@ def plain(plain_server: Scripted) -> Scripted:
 
 @pytest.fixture
 def tool(tool_server: Scripted) -> Scripted:
-    """A model that calls tools and thinks aloud; it says TEXT."""
+    """A model that reasons and calls tools; it says TEXT."""
     tool_server.says(TEXT)
     return tool_server
 

@@ -1,1 +1,1 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions. Public: `routes.router`."""

@@ -1,1 +1,1 @@
-"""POST /v1/completions."""
+"""POST /v1/completions. Public: `routes.router`."""

@@ -2,119 +2,90 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.generate.generation import Generation
-from tessera.app.generate.service import Answer, Service, service_of
-from tessera.app.http.body import read_json_object
-from tessera.app.http.json_response import json_response
+from tessera.app.generate.admission import admit
+from tessera.app.generate.completion import complete
+from tessera.app.generate.prompt import checked_token_ids, encode_text, truncated
+from tessera.app.generate.served_model import ServedModel
+from tessera.app.http.body import json_response
+from tessera.app.http.description import Description
 from tessera.app.http.streaming import EventStream
+from tessera.app.openai.completions.completion import ChoicePrompts, text_completion
+from tessera.app.openai.completions.events import CompletionEvents
+from tessera.app.openai.completions.logprobs import Echo
+from tessera.app.openai.completions.objects import TextCompletionEvent, TextCompletionObject
 from tessera.app.openai.completions.schema import CompletionRequest
-from tessera.app.openai.events import CompletionFrames
-from tessera.app.openai.objects import AnswerHead, completion_logprobs, usage_object
-from tessera.app.openai.prompt_logprobs import Echo, echo_logprobs, joined_logprobs, prompt_logprobs
-from tessera.app.schema.parse import parse_request
+from tessera.app.openai.envelope import ChunkOptions, CompletionHead
+from tessera.app.text.detokenizer import token_offsets
 from tessera.app.text.tokenizer import Tokenizer
 
-router = APIRouter()
+router = APIRouter(tags=["OpenAI"])
 
 
-@router.post("/v1/completions")
+@router.post(
+    "/v1/completions",
+    operation_id="createCompletion",
+    summary="Continuations of texts or token ids",
+    openapi_extra=Description(CompletionRequest, returns=TextCompletionObject, events=TextCompletionEvent),
+)
 async def create_completion(http_request: Request) -> Response:
-    service = service_of(http_request)
-    body = await read_json_object(http_request, service.settings)
-    request = parse_request(CompletionRequest, body)
-    request.check()
-    service.check_model(request.model)
-    prompts = [await _token_ids(service, request, prompt) for prompt in request.prompt]
+    admission = await admit(http_request, CompletionRequest)
+    request, model = admission.request, admission.model
+    prompts = [await _token_ids(model, request, prompt) for prompt in request.prompt]
     echoes = None
     if request.echo:
-        echoes = [_echo(service, request, *both) for both in zip(request.prompt, prompts, strict=True)]
-    generation = service.start(
-        http_request,
+        echoes = [_echo(model, request, *both) for both in zip(request.prompt, prompts, strict=True)]
+    generation = admission.start(
         request,
         prompts,
         param="prompt",
-        standalone=[_has_no_text(service.tokenizer, token_ids) for token_ids in prompts],
+        standalone=[_has_no_text(model.tokenizer, token_ids) for token_ids in prompts],
         text_offsets=[len(echo.text) for echo in echoes] if echoes is not None else None,
     )
-    head = AnswerHead.new("cmpl", request.model, service.info)
-    per_choice = [row for row in range(len(prompts)) for _ in range(request.num_choices)]
-    echo_of_choice = [echoes[row] for row in per_choice] if echoes is not None else None
-    prompt_of_choice = [prompts[row] for row in per_choice] if request.return_token_ids else None
+    head = CompletionHead.new("cmpl", request.model, model.info)
+    shown = _choice_prompts(request, prompts, echoes)
     if request.stream:
-        frames = CompletionFrames(
-            head,
-            generation,
-            service.tokenizer,
-            usage=request.include_usage,
-            continuous_usage=request.continuous_usage,
-            num_logprobs=request.num_logprobs,
-            echoes=echo_of_choice,
-            prompt_token_ids=prompt_of_choice,
+        options = ChunkOptions(request.include_usage, request.continuous_usage, request.num_logprobs)
+        events = CompletionEvents(
+            head, generation, model.tokenizer, options, echoes=shown.echoes, prompt_token_ids=shown.token_ids
         )
-        return EventStream(generation, frames, service.settings)
-    answers = await service.finish(http_request, generation)
-    return json_response(_completion(service, request, head, generation, answers, echo_of_choice, prompt_of_choice))
+        return EventStream(generation, events, model.settings)
+    completions = await complete(http_request, generation, model.settings.request_timeout)
+    return json_response(text_completion(head, request, shown, generation, completions, model.tokenizer))
 
 
-async def _token_ids(service: Service, request: CompletionRequest, prompt: str | list[int]) -> list[int]:
+async def _token_ids(model: ServedModel, request: CompletionRequest, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str):
         add_special_tokens = True if request.add_special_tokens is None else request.add_special_tokens
-        prompt = await service.encode(prompt, add_special_tokens=add_special_tokens, param="prompt")
-    return service.truncate(request, prompt)
+        prompt = await encode_text(model, prompt, add_special_tokens=add_special_tokens, param="prompt")
+    return truncated(request, prompt, model.info)
 
 
-def _echo(service: Service, request: CompletionRequest, prompt: str | list[int], token_ids: list[int]) -> Echo:
+def _echo(model: ServedModel, request: CompletionRequest, prompt: str | list[int], token_ids: list[int]) -> Echo:
     """A prompt's text as it was sent, unless it came as token ids or was cut."""
     skip_special_tokens = request.skip_special_tokens
     text = prompt if isinstance(prompt, str) and request.truncate_prompt_tokens is None else None
     if text is None:
-        service.check_token_ids(token_ids, "prompt")
-        text = service.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        checked_token_ids(token_ids, model.info, "prompt")
+        text = model.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
     offsets: list[int] = []
     if request.num_logprobs is not None:
-        offsets = service.token_offsets(token_ids, skip_special_tokens=skip_special_tokens)
+        detokenizer = model.detokenizers.make(skip_special_tokens=skip_special_tokens, at_start=True)
+        offsets = token_offsets(detokenizer, token_ids)
     return Echo(text, token_ids, offsets)
 
 
+def _choice_prompts(request: CompletionRequest, prompts: list[list[int]], echoes: list[Echo] | None) -> ChoicePrompts:
+    """Per choice, of which each prompt has `n`."""
+    rows = [row for row in range(len(prompts)) for _ in range(request.num_choices)]
+    return ChoicePrompts(
+        echoes=[echoes[row] for row in rows] if echoes is not None else None,
+        token_ids=[prompts[row] for row in rows] if request.return_token_ids else None,
+    )
+
+
 def _has_no_text(tokenizer: Tokenizer, token_ids: list[int]) -> bool:
-    """Whether a prompt is only marks such as the beginning of a text, so that the answer begins the text."""
+    """Whether a prompt is only special tokens, so that its completion is the beginning of the text."""
     return all(tokenizer.is_special(token_id) for token_id in token_ids)
-
-
-def _completion(
-    service: Service,
-    request: CompletionRequest,
-    head: AnswerHead,
-    generation: Generation,
-    answers: list[Answer],
-    echoes: list[Echo] | None,
-    prompts: list[list[int]] | None,
-) -> dict[str, Any]:
-    choices = []
-    for index, answer in enumerate(answers):
-        logprobs = None
-        if request.num_logprobs is not None:
-            logprobs = completion_logprobs(answer.entries, service.tokenizer, request.num_logprobs)
-        text = answer.text
-        if echoes is not None:
-            echo = echoes[index]
-            text = echo.text + text
-            if logprobs is not None and request.num_logprobs is not None:
-                scores = generation.prompt_logprobs(index)
-                before = echo_logprobs(echo, scores, service.tokenizer, request.num_logprobs)
-                logprobs = joined_logprobs(before, logprobs)
-        choice: dict[str, Any] = {"text": text, "index": index, "logprobs": logprobs}
-        choice["finish_reason"] = answer.finish_reason
-        if request.prompt_logprobs is not None:
-            found = generation.prompt_logprobs(index)
-            choice["prompt_logprobs"] = prompt_logprobs(found, service.tokenizer, request.prompt_logprobs)
-        if prompts is not None:
-            choice["prompt_token_ids"] = prompts[index]
-            choice["token_ids"] = answer.token_ids
-        choices.append(choice)
-    return {**head.as_dict("text_completion"), "choices": choices, "usage": usage_object(generation.usage())}

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tessera.app.schema.common import MAX_INT32, GenerationRequest, Off
-from tessera.app.schema.fields import MAX_CHOICES, Prompts, integer
+from tessera.app.schema.fields import MAX_CHOICES, MAX_INT32, Off, Prompts, integer
+from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import MAX_LOGPROBS
 
 
 class CompletionRequest(GenerationRequest):
-    """One or several prompts, `n` answers each; choices are numbered prompt by prompt."""
+    """One or several prompts, `n` completions each; choices are numbered prompt by prompt."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **{name: neutral for name, neutral in GenerationRequest.refused.items() if name != "echo"},
         "suffix": ("",),
+    }
+
+    examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "plain": {"model": "MODEL", "prompt": "Once upon a time", "max_tokens": 64},
+        "several": {"model": "MODEL", "prompt": ["One", "Two"], "n": 2, "temperature": 0.7, "seed": 1},
     }
 
     prompt: Prompts

@@ -1,1 +1,1 @@
-"""POST /v1/embeddings."""
+"""POST /v1/embeddings. Public: `routes.router`, `embedders.Embeddings`."""

@@ -9,21 +9,25 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.generate.service import service_of
+from tessera.app.generate.admission import receive
 from tessera.app.http.access_log import trace_of
-from tessera.app.http.body import read_json_object
-from tessera.app.openai.embeddings.models import Vectors, embeddings_of
+from tessera.app.http.description import Description
+from tessera.app.openai.embeddings.embedders import Vectors, embeddings_of
+from tessera.app.openai.embeddings.objects import EmbeddingList
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
-from tessera.app.schema.parse import parse_request
 
-router = APIRouter()
+router = APIRouter(tags=["OpenAI"])
 
 
-@router.post("/v1/embeddings")
+@router.post(
+    "/v1/embeddings",
+    operation_id="createEmbeddings",
+    summary="Embeddings of texts or token ids",
+    openapi_extra=Description(EmbeddingRequest, returns=EmbeddingList),
+)
 async def create_embeddings(http_request: Request) -> Response:
-    service, embeddings = service_of(http_request), embeddings_of(http_request)
-    request = parse_request(EmbeddingRequest, await read_json_object(http_request, service.settings))
-    request.check()
+    embeddings = embeddings_of(http_request)
+    request = await receive(http_request, EmbeddingRequest)
     model, info = embeddings.find(request.model)
     inputs = await embeddings.token_ids(request, model, info)
     trace = trace_of(http_request.scope)
@@ -38,7 +42,7 @@ async def create_embeddings(http_request: Request) -> Response:
         "model": request.model,
         "usage": {"prompt_tokens": trace.num_prompt_tokens, "total_tokens": trace.num_prompt_tokens},
     }
-    # Straight from NumPy, each number as short as a float32 can be written.
+    # orjson writes NumPy's float32 numbers in their shortest form.
     body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
     return Response(body, media_type="application/json")
 

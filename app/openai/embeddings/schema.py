@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tessera.app.schema.common import MAX_INT32, MAX_NAME, Label, On, RequestModel
-from tessera.app.schema.fields import Prompts, integer
+from tessera.app.schema.fields import MAX_INT32, MAX_NAME, Label, On, Prompts, integer
+from tessera.app.schema.request import RequestModel
 from tessera.engine.contract.errors import InvalidRequestError
 
 MAX_DIMENSIONS = 2**17
@@ -19,7 +19,7 @@ def _float_for_null(value: Any) -> Any:
 
 
 class EmbeddingRequest(RequestModel):
-    """One or several inputs, each text or token ids; the answer has an embedding for each, in their order."""
+    """One or several inputs, each text or token ids; the response has an embedding for each, in their order."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "additional_data": (),
@@ -37,6 +37,8 @@ class EmbeddingRequest(RequestModel):
         "use_activation": (True,),
     }
 
+    examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {"plain": {"model": "MODEL", "input": ["One", "Two"]}}
+
     model: str = Field(max_length=MAX_NAME)
     input: Prompts
     encoding_format: Annotated[Literal["float", "base64"], BeforeValidator(_float_for_null)] = "float"
@@ -48,7 +50,7 @@ class EmbeddingRequest(RequestModel):
     user: Label | None = None
 
     def check(self) -> None:
-        """Raise InvalidRequestError for what the types cannot say."""
+        """Raise InvalidRequestError for what the types cannot express."""
         if self.truncate_prompt_tokens == 0:
             raise InvalidRequestError(
                 "truncate_prompt_tokens must be -1 or at least 1, not 0.", param="truncate_prompt_tokens"

@@ -1,1 +1,1 @@
-"""GET /v1/models."""
+"""GET /v1/models. Public: `routes.router`."""

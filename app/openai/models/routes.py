@@ -7,38 +7,50 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.generate.service import Service, service_of
-from tessera.app.http.json_response import json_response
+from tessera.app.generate.served_model import ServedModel, model_of
+from tessera.app.http.body import json_response
+from tessera.app.http.description import Description, PathName
+from tessera.app.openai.models.objects import ModelList, ModelObject
 
-router = APIRouter()
+router = APIRouter(tags=["OpenAI"])
 
 
-@router.get("/v1/models")
+@router.get(
+    "/v1/models",
+    operation_id="listModels",
+    summary="The models that are served",
+    openapi_extra=Description(returns=ModelList),
+)
 async def list_models(http_request: Request) -> Response:
-    service = service_of(http_request)
-    settings = service.settings
-    models = [_model(service, name) for name in (*settings.served_model_names, *settings.embedding_model_names)]
+    model = model_of(http_request)
+    settings = model.settings
+    models = [_model_object(model, name) for name in (*settings.served_model_names, *settings.embedding_model_names)]
     return json_response({"object": "list", "data": models})
 
 
-@router.get("/v1/models/{name:path}")
-async def retrieve_model(http_request: Request, name: str) -> Response:
-    service = service_of(http_request)
-    if name not in service.settings.embedding_model_names:
-        service.check_model(name)
-    return json_response(_model(service, name))
+@router.get(
+    "/v1/models/{name:path}",
+    operation_id="retrieveModel",
+    summary="One model",
+    openapi_extra=Description(returns=ModelObject),
+)
+async def retrieve_model(http_request: Request, name: PathName) -> Response:
+    model = model_of(http_request)
+    if name not in model.settings.embedding_model_names:
+        model.check_name(name)
+    return json_response(_model_object(model, name))
 
 
-def _model(service: Service, name: str) -> dict[str, Any]:
-    """OpenAI's four fields, and the longest context once the engine has told it."""
-    info = service.client.info
+def _model_object(model: ServedModel, name: str) -> dict[str, Any]:
+    """OpenAI's four fields, and the longest context once the engine has reported it."""
+    info = model.client.info
     max_model_len = info.max_model_len if info is not None else None
-    if info is not None and name in service.settings.embedding_model_names:
+    if info is not None and name in model.settings.embedding_model_names:
         max_model_len = next((found.max_input_tokens for found in info.embeddings if found.role == "beside"), None)
     return {
         "id": name,
         "object": "model",
-        "created": service.created,
+        "created": model.created,
         "owned_by": "tessera",
         "max_model_len": max_model_len,
     }

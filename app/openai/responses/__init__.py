@@ -1,1 +1,1 @@
-"""/v1/responses: create, retrieve, delete, input items."""
+"""/v1/responses: create, retrieve, delete, input items. Public: `routes.router`, `store.ResponseStore`."""

@@ -1,4 +1,4 @@
-"""A request of the Responses API as a chat: its items as messages, its fields under chat's names."""
+"""A request of the Responses API as a chat: items become messages, fields take the names of Chat Completions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from tessera.app.openai.responses.schema import (
     FunctionCallItem,
@@ -16,22 +16,22 @@ from tessera.app.openai.responses.schema import (
     ReasoningItem,
     ResponsesRequest,
 )
-from tessera.app.schema.chat import ChatCompletionRequest, ChatMessage, ToolCall, ToolCallFunction
-from tessera.app.schema.common import SamplingFields
+from tessera.app.schema.chat import ChatMessage, ChatRequest, ToolCall, ToolCallFunction
+from tessera.app.schema.generation_fields import SamplingFields
 
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 
 
 @dataclass(slots=True)
 class _AssistantTurn:
-    """One message of the assistant's, gathered from neighbouring items: reasoning, then text, then calls."""
+    """One assistant message, gathered from neighbouring items: reasoning, then text, then calls."""
 
     reasoning: list[str] = field(default_factory=list)
     content: str | None = None
     calls: list[ToolCall] = field(default_factory=list)
 
     @property
-    def has_answer(self) -> bool:
+    def is_begun(self) -> bool:
         return self.content is not None or bool(self.calls)
 
     def message(self) -> ChatMessage:
@@ -43,10 +43,11 @@ class _AssistantTurn:
         )
 
 
-class ResponsesChat(ChatCompletionRequest):
-    """The chat that a request of the Responses API amounts to; its fields have been checked under their own names."""
+class ResponsesChat(ChatRequest):
+    """The chat that a request amounts to; its fields have been checked under the names of the Responses API."""
 
-    format_param: ClassVar[str] = "text.format"
+    model_config = ConfigDict(defer_build=True)  # never validated
+    response_format_param: ClassVar[str] = "text.format"
 
     @property
     def token_limit(self) -> tuple[int | None, str]:
@@ -79,13 +80,13 @@ def without_oldest(chat: ResponsesChat, num_dropped: int) -> ResponsesChat:
 
 
 def cuts(chat: ResponsesChat) -> list[int]:
-    """How many of the oldest messages can be left away so that the rest begins with the user, least first."""
+    """Numbers of oldest messages whose removal leaves a rest that begins with the user, in ascending order."""
     rest = chat.messages[_num_instructions(chat) :]
     return [0, *(index for index, message in enumerate(rest) if index > 0 and message.role == "user")]
 
 
 def _num_instructions(chat: ResponsesChat) -> int:
-    """Messages at the beginning that are kept in any case."""
+    """The number of messages at the beginning that are always kept."""
     for index, message in enumerate(chat.messages):
         if message.role not in ("system", "developer"):
             return index
@@ -93,13 +94,13 @@ def _num_instructions(chat: ResponsesChat) -> int:
 
 
 def messages_of(items: Iterable[InputItem]) -> list[ChatMessage]:
-    """Each item as a message; what belongs to one turn of the assistant's becomes one message."""
+    """Each item as a message; the items of one assistant turn become one message."""
     messages: list[ChatMessage] = []
     turn: _AssistantTurn | None = None
     for item in items:
         begins_turn = isinstance(item, ReasoningItem) or (isinstance(item, MessageItem) and item.role == "assistant")
         continues_turn = begins_turn or isinstance(item, FunctionCallItem)
-        if turn is not None and (not continues_turn or (begins_turn and turn.has_answer)):
+        if turn is not None and (not continues_turn or (begins_turn and turn.is_begun)):
             messages.append(turn.message())
             turn = None
         if continues_turn:
@@ -115,7 +116,7 @@ def messages_of(items: Iterable[InputItem]) -> list[ChatMessage]:
 
 
 def messages_of_output(output: list[dict[str, object]]) -> list[ChatMessage]:
-    """An answer's items as the messages that the next request begins with."""
+    """The items of a response as the messages that the next request begins with."""
     return messages_of(_ITEMS.validate_python(output))
 
 

@@ -7,28 +7,28 @@ from typing import Any
 
 import orjson
 
+from tessera.app.generate.completion import Completion
 from tessera.app.generate.generation import Delta, FinishReason, Generation, TokenEntry
-from tessera.app.generate.service import Answer
-from tessera.app.openai.objects import chat_logprobs
+from tessera.app.openai.logprobs import chat_logprobs
 from tessera.app.openai.responses.output import Event, OutputWriter
-from tessera.app.openai.responses.response import ResponseObject
+from tessera.app.openai.responses.response import ResponseStates
 from tessera.app.text.tokenizer import Tokenizer
 from tessera.engine.contract.errors import RequestError
 
 NUM_OPENING_EVENTS = 2
 
 
-class ResponseFrames:
-    """Frames of one response's events; also makes the whole response for those who do not stream.
+class ResponseEvents:
+    """Events of one response; also makes the whole response where it is not streamed.
 
     Args:
         num_logprobs: alternatives per token; None reports no log-probabilities.
-        on_finish: is given the finished response, complete or cut.
+        on_finish: called with the finished response, completed or cut.
     """
 
     def __init__(
         self,
-        response: ResponseObject,
+        response: ResponseStates,
         generation: Generation,
         tokenizer: Tokenizer,
         *,
@@ -46,30 +46,31 @@ class ResponseFrames:
     def opening(self) -> bytes:
         response = self._response.in_progress()
         kinds = ("response.created", "response.in_progress")
-        return _frames([{"type": kind, "sequence_number": i, "response": response} for i, kind in enumerate(kinds)])
+        return _event_bytes(
+            [{"type": kind, "sequence_number": i, "response": response} for i, kind in enumerate(kinds)]
+        )
 
     def delta(self, delta: Delta) -> bytes:
-        return _frames(self._write(delta))
+        return _event_bytes(self._write(delta))
 
     def closing(self) -> bytes:
         events, response = self._finish()
         events.append(self._writer.event(f"response.{response['status']}", response=response))
-        return _frames(events)
+        return _event_bytes(events)
 
     def failure(self, error: RequestError) -> bytes:
         events = self._writer.finish("incomplete") if self._writer.items else []
         response = self._response.failed(self._writer.items, error)
-        return _frames([*events, self._writer.event("response.failed", response=response)])
+        return _event_bytes([*events, self._writer.event("response.failed", response=response)])
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        """The finished response of an answer that is not streamed."""
-        delta = Delta(0, answer.text, answer.token_ids, answer.entries, answer.finish_reason, answer.parts)
-        self._write(delta)
+    def whole(self, completion: Completion) -> dict[str, Any]:
+        """The finished response where it is not streamed."""
+        self._write(completion.as_delta())
         return self._finish()[1]
 
     def _write(self, delta: Delta) -> list[Event]:
         self._finish_reason = delta.finish_reason
-        return self._writer.write(delta.read_parts(), self._logprobs(delta.entries))
+        return self._writer.write_parts(delta.as_parts(), self._logprobs(delta.entries))
 
     def _finish(self) -> tuple[list[Event], dict[str, Any]]:
         events = self._writer.finish("incomplete" if self._finish_reason == "length" else "completed")
@@ -84,5 +85,5 @@ class ResponseFrames:
         return content
 
 
-def _frames(events: Sequence[Event]) -> bytes:
+def _event_bytes(events: Sequence[Event]) -> bytes:
     return b"".join(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event)) for event in events)

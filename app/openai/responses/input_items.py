@@ -13,11 +13,17 @@ from tessera.app.openai.responses.schema import (
     MessageItem,
     ReasoningItem,
 )
+from tessera.app.schema.fields import MAX_NAME
 from tessera.engine.contract.errors import InvalidRequestError
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 100
 ORDERS = ("asc", "desc")
+PAGE_QUERY: Mapping[str, Mapping[str, Any]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+    "order": {"type": "string", "enum": list(ORDERS), "default": "desc"},
+    "after": {"type": "string", "maxLength": MAX_NAME, "description": "The id of the item before the first."},
+}
 
 
 def listed_items(items: Iterable[InputItem]) -> tuple[dict[str, Any], ...]:
@@ -29,7 +35,7 @@ def item_page(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict
     """One page of a list: `limit` items after the one with the id `after`, in `order`.
 
     Raises:
-        InvalidRequestError: one of these is wrong.
+        InvalidRequestError: a query parameter is wrong.
     """
     order = query.get("order", "desc")
     if order not in ORDERS:

@@ -1,4 +1,4 @@
-"""An answer as output items, and the events that tell of them as they grow."""
+"""A completion as output items, and the events that report their growth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ItemStatus = Literal["completed", "incomplete"]
 
 
 class OutputWriter:
-    """Turns the parts of one answer into items; each method returns the events that this causes.
+    """Turns the parts of one completion into items; each method returns the events that this causes.
 
     At most one item is open: a part of another kind closes it and opens the next.
 
@@ -28,8 +28,8 @@ class OutputWriter:
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
 
-    def write(self, parts: Sequence[Part], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """Take what came; `logprobs` belong to the text in it, or to the next text if there is none."""
+    def write_parts(self, parts: Sequence[Part], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """Append parts to the output; `logprobs` belong to their text, or to the next text if they have none."""
         self._logprobs += logprobs
         events: list[Event] = []
         for part in parts:
@@ -47,7 +47,7 @@ class OutputWriter:
         return events
 
     def finish(self, status: ItemStatus) -> list[Event]:
-        """The end of the answer; an answer without anything becomes a message without text."""
+        """End the output; without any parts it is a message without text."""
         events = [] if self.items else self._opened("message")
         return events + self._closed(status)
 

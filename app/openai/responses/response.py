@@ -1,4 +1,4 @@
-"""The response object, whole or in the making."""
+"""The response object in each of its states."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tessera.engine.contract.errors import RequestError
 FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
 
 
-class ResponseObject:
-    """What all states of one response have in common, as OpenAI's API describes them."""
+class ResponseStates:
+    """One response; its states share the id, the time and the request's settings."""
 
     def __init__(self, request: ResponsesRequest, defaults: SamplingDefaults, *, stored: bool) -> None:
         self.id = f"resp_{secrets.token_hex(24)}"
@@ -28,7 +28,7 @@ class ResponseObject:
     def finished(
         self, output: list[dict[str, Any]], finish_reason: FinishReason | None, usage: Usage
     ) -> dict[str, Any]:
-        """Complete, or cut by the token limit."""
+        """Completed, or cut by the token limit."""
         whole = finish_reason != "length"
         return self._in_state(
             "completed" if whole else "incomplete",
@@ -79,11 +79,11 @@ def responses_usage(usage: Usage) -> dict[str, Any]:
 
 
 def _settings(request: ResponsesRequest, defaults: SamplingDefaults, stored: bool) -> dict[str, Any]:
-    """The request's own fields, echoed with their defaults."""
+    """The request's own fields, with their defaults."""
     tool_choice: Any = request.tool_choice or "auto"
     if not isinstance(tool_choice, str):
         tool_choice = tool_choice.model_dump()
-    form = request.text.format if request.text is not None else None
+    text_format = request.text.format if request.text is not None else None
     return {
         "background": False,
         "instructions": request.instructions,
@@ -100,7 +100,7 @@ def _settings(request: ResponsesRequest, defaults: SamplingDefaults, stored: boo
         "store": stored,
         "temperature": request.temperature if request.temperature is not None else defaults.temperature,
         "text": {
-            "format": form.model_dump(by_alias=True) if form is not None else {"type": "text"},
+            "format": text_format.model_dump(by_alias=True) if text_format is not None else {"type": "text"},
             "verbosity": "medium",
         },
         "tool_choice": tool_choice,

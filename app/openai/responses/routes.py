@@ -1,4 +1,4 @@
-"""POST /v1/responses, and what can be done with the answers that are kept."""
+"""POST /v1/responses, and reading and deleting stored responses."""
 
 from __future__ import annotations
 
@@ -7,78 +7,101 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.generate.service import service_of, tenant_of
-from tessera.app.http.body import read_json_object
-from tessera.app.http.json_response import json_response
+from tessera.app.generate.admission import admit, tenant_of
+from tessera.app.generate.completion import complete
+from tessera.app.http.body import json_response
+from tessera.app.http.description import Description, PathName
 from tessera.app.http.streaming import EventStream
 from tessera.app.openai.responses.conversation import chat_request, messages_of, messages_of_output
-from tessera.app.openai.responses.events import ResponseFrames
-from tessera.app.openai.responses.input_items import item_page, listed_items
+from tessera.app.openai.responses.events import ResponseEvents
+from tessera.app.openai.responses.input_items import PAGE_QUERY, item_page, listed_items
+from tessera.app.openai.responses.objects import DeletedResponse, InputItemList, ResponseEvent, ResponseObject
 from tessera.app.openai.responses.prompt import response_prompt
-from tessera.app.openai.responses.response import ResponseObject
+from tessera.app.openai.responses.response import ResponseStates
 from tessera.app.openai.responses.schema import ResponsesRequest
 from tessera.app.openai.responses.store import ResponseStore, StoredResponse
 from tessera.app.schema.chat import ChatMessage
-from tessera.app.schema.parse import parse_request
 from tessera.engine.contract.errors import InvalidRequestError, NotFoundError
 
-router = APIRouter()
+router = APIRouter(tags=["OpenAI"])
 
 
-@router.post("/v1/responses")
+@router.post(
+    "/v1/responses",
+    operation_id="createResponse",
+    summary="A response to items, stored for the next turn",
+    openapi_extra=Description(ResponsesRequest, returns=ResponseObject, events=ResponseEvent),
+)
 async def create_response(http_request: Request) -> Response:
-    service = service_of(http_request)
-    request = parse_request(ResponsesRequest, await read_json_object(http_request, service.settings))
-    request.check()
-    service.check_model(request.model)
-    tenant = tenant_of(http_request)
+    admission = await admit(http_request, ResponsesRequest)
+    request, model, tenant = admission.request, admission.model, admission.tenant
     store = store_of(http_request)
     conversation = (*_earlier_messages(store, tenant, request), *messages_of(request.input))
     chat = chat_request(request, conversation)
     chat.check()
-    prompt = await response_prompt(service, request, chat)
-    generation = service.start_chat(http_request, chat, prompt, param="input")
+    prompt = await response_prompt(model, request, chat)
+    generation = admission.start_chat(chat, prompt, param="input")
     stored = request.wants_storing and store.keeps_anything
 
     def keep(response: dict[str, Any]) -> None:
         if stored:
             messages = (*conversation, *messages_of_output(response["output"]))
-            store.put(tenant, StoredResponse(response, messages, listed_items(request.input)))
+            store.store_response(tenant, StoredResponse(response, messages, listed_items(request.input)))
 
-    frames = ResponseFrames(
-        ResponseObject(request, service.defaults, stored=stored),
+    events = ResponseEvents(
+        ResponseStates(request, model.defaults, stored=stored),
         generation,
-        service.tokenizer,
+        model.tokenizer,
         num_logprobs=chat.num_logprobs,
         on_finish=keep,
     )
     if request.stream:
-        return EventStream(generation, frames, service.settings)
-    (answer,) = await service.finish(http_request, generation)
-    return json_response(frames.whole(answer))
+        return EventStream(generation, events, model.settings)
+    (completion,) = await complete(http_request, generation, model.settings.request_timeout)
+    return json_response(events.whole(completion))
 
 
-@router.get("/v1/responses/{response_id}")
-async def retrieve_response(http_request: Request, response_id: str) -> Response:
+@router.get(
+    "/v1/responses/{response_id}",
+    operation_id="retrieveResponse",
+    summary="A stored response",
+    openapi_extra=Description(returns=ResponseObject),
+)
+async def retrieve_response(http_request: Request, response_id: PathName) -> Response:
     if http_request.query_params.get("stream", "false") == "true":
         raise InvalidRequestError("stream is not supported here: the answer is returned whole.", param="stream")
     return json_response(_stored(http_request, response_id).response)
 
 
-@router.delete("/v1/responses/{response_id}")
-async def delete_response(http_request: Request, response_id: str) -> Response:
+@router.delete(
+    "/v1/responses/{response_id}",
+    operation_id="deleteResponse",
+    summary="Delete a stored response",
+    openapi_extra=Description(returns=DeletedResponse),
+)
+async def delete_response(http_request: Request, response_id: PathName) -> Response:
     _stored(http_request, response_id)
     store_of(http_request).delete(tenant_of(http_request), response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.get("/v1/responses/{response_id}/input_items")
-async def list_input_items(http_request: Request, response_id: str) -> Response:
+@router.get(
+    "/v1/responses/{response_id}/input_items",
+    operation_id="listInputItems",
+    summary="The input items of a stored response",
+    openapi_extra=Description(returns=InputItemList, query=PAGE_QUERY),
+)
+async def list_input_items(http_request: Request, response_id: PathName) -> Response:
     return json_response(item_page(_stored(http_request, response_id).input_items, http_request.query_params))
 
 
-@router.post("/v1/responses/{response_id}/cancel")
-async def cancel_response(http_request: Request, response_id: str) -> Response:
+@router.post(
+    "/v1/responses/{response_id}/cancel",
+    operation_id="cancelResponse",
+    summary="Always refused: responses in the background, which could be cancelled, are not supported",
+    openapi_extra=Description(returns=ResponseObject),
+)
+async def cancel_response(http_request: Request, response_id: PathName) -> Response:
     _stored(http_request, response_id)
     raise InvalidRequestError("Cannot cancel a synchronous response.", param="response_id")
 
@@ -97,7 +120,7 @@ def _stored(http_request: Request, response_id: str) -> StoredResponse:
 
 
 def _earlier_messages(store: ResponseStore, tenant: str, request: ResponsesRequest) -> tuple[ChatMessage, ...]:
-    """The conversation that `previous_response_id` goes on from."""
+    """The conversation that `previous_response_id` continues."""
     response_id = request.previous_response_id
     if response_id is None:
         return ()

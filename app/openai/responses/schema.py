@@ -8,10 +8,23 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, StrictBool, Tag
 
 from tessera.app.schema.chat import MAX_MESSAGES
-from tessera.app.schema.common import MAX_INT32, MAX_NAME, Label, Metadata, NotSupported, Off, SamplingFields
-from tessera.app.schema.fields import Text, at_most, integer, wrong
-from tessera.app.schema.structured import JsonSchema, JsonSchemaFormat, PlainFormat
-from tessera.app.schema.text_parts import MAX_PARTS, text_of
+from tessera.app.schema.examples import WEATHER_FUNCTION
+from tessera.app.schema.fields import (
+    MAX_INT32,
+    MAX_NAME,
+    MAX_PARTS,
+    Label,
+    Metadata,
+    NotSupported,
+    Off,
+    Text,
+    at_most,
+    integer,
+    text_of,
+    wrong,
+)
+from tessera.app.schema.generation_fields import SamplingFields
+from tessera.app.schema.structured_output import JsonSchema, JsonSchemaFormat, PlainFormat
 from tessera.app.schema.tools import MAX_TOOLS, Tool, ToolChoice, ToolFunction, ToolName
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import MAX_LOGPROBS
@@ -58,7 +71,7 @@ class Item(BaseModel):
 
 
 class MessageItem(Item):
-    """A message; `type` may be left away."""
+    """A message; `type` may be omitted."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -75,7 +88,7 @@ class FunctionCallItem(Item):
 
 
 class FunctionCallOutputItem(Item):
-    """What a function returned to the call `call_id`."""
+    """The result of the call `call_id`."""
 
     type: Literal["function_call_output"]
     call_id: str = Field(max_length=MAX_NAME)
@@ -83,7 +96,7 @@ class FunctionCallOutputItem(Item):
 
 
 class ReasoningItem(Item):
-    """What the model thought aloud before the item that follows."""
+    """Reasoning that preceded the next item."""
 
     type: Literal["reasoning"]
     content: OptionalText = None
@@ -126,7 +139,7 @@ class FunctionTool(ToolFunction):
     type: Literal["function"]
 
     def for_chat(self) -> Tool:
-        """The same tool in Chat Completions' form."""
+        """The tool as Chat Completions has it."""
         return Tool.model_validate(
             {"type": "function", "function": self.model_dump(exclude={"type"}, exclude_none=True)}
         )
@@ -139,7 +152,7 @@ class NamedTool(BaseModel):
 
 
 class FlatSchemaFormat(JsonSchema):
-    """JSON that satisfies `schema`, described without a level of its own."""
+    """JSON that matches `schema`, with the name and the schema at one level."""
 
     type: Literal["json_schema"]
 
@@ -156,7 +169,7 @@ class ResponseStreamOptions(BaseModel):
 
 
 class ReasoningConfig(BaseModel):
-    """Accepted where it asks for nothing in particular: how long a model thinks cannot be set."""
+    """Accepted without effect: the amount of reasoning cannot be set."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     effort: None = None
@@ -177,7 +190,7 @@ Included = Literal[
 
 
 class ResponsesRequest(SamplingFields):
-    """A conversation as items, one answer to it. With `previous_response_id` it goes on from a stored one."""
+    """A conversation as items, one response to it. `previous_response_id` continues a stored one."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "access_programs": (),
@@ -201,11 +214,17 @@ class ResponsesRequest(SamplingFields):
         "service_tier": ("auto", "default"),
     }
 
+    examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "plain": {"model": "MODEL", "input": "Hello!", "instructions": "Be brief."},
+        "next turn": {"model": "MODEL", "input": "And then?", "previous_response_id": "resp_0123"},
+        "tools": {"model": "MODEL", "input": "Hello!", "tools": [{"type": "function", **WEATHER_FUNCTION}]},
+    }
+
     model: str = Field(max_length=MAX_NAME)
     input: Annotated[InputItems, BeforeValidator(_as_items, json_schema_input_type=Text | InputItems)]
     instructions: Text | None = Field(default=None, description="A system message before the input.")
     previous_response_id: str | None = Field(default=None, max_length=MAX_NAME)
-    store: StrictBool | None = Field(default=None, description="Whether the answer is kept; true if omitted.")
+    store: StrictBool | None = Field(default=None, description="Whether the response is stored; true if omitted.")
     stream: Off = False
     stream_options: ResponseStreamOptions | None = None
     max_output_tokens: int | None = integer(
@@ -220,7 +239,7 @@ class ResponsesRequest(SamplingFields):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     truncation: Literal["auto", "disabled"] | None = Field(
-        default=None, description="auto: the oldest items are left away where the context is too short for all."
+        default=None, description="auto: the oldest items are dropped if the context is too short for all."
     )
     top_logprobs: int | None = integer(0, MAX_LOGPROBS, "Alternatives to report per token.")
     include: list[Included] | None = Field(default=None, max_length=64)
@@ -248,12 +267,12 @@ class ResponsesRequest(SamplingFields):
     @property
     def response_format(self) -> PlainFormat | JsonSchemaFormat | None:
         """`text.format` as Chat Completions has it."""
-        form = self.text.format if self.text is not None else None
-        if isinstance(form, FlatSchemaFormat):
-            return JsonSchemaFormat(type="json_schema", json_schema=form)
-        return form
+        text_format = self.text.format if self.text is not None else None
+        if isinstance(text_format, FlatSchemaFormat):
+            return JsonSchemaFormat(type="json_schema", json_schema=text_format)
+        return text_format
 
     def check(self) -> None:
-        """Raise InvalidRequestError for fields that are sound alone but not together."""
+        """Raise InvalidRequestError for fields that are valid alone but not together."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options is only allowed when stream is true.", param="stream_options")

@@ -1,6 +1,6 @@
-"""Answers that are kept for `previous_response_id` and for reading them again, within bounds.
+"""Responses that are stored for `previous_response_id` and for retrieval, within bounds.
 
-They are kept in SQLite: in memory, or in a file that the app processes of one server share.
+They are stored in SQLite: in memory, or in a file that the app processes of one server share.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("tessera.app")
 
 
 class StoreUnavailableError(EngineError):
-    """The kept answers cannot be reached: the disk is full, say, or read-only."""
+    """The stored responses cannot be read or changed, for example because the disk is full or read-only."""
 
     status = 503
     code = "response_store_unavailable"
@@ -55,22 +55,22 @@ DELETE_UP_TO = "DELETE FROM responses WHERE tenant = :tenant AND used <= :used"
 
 @dataclass(slots=True, frozen=True)
 class StoredResponse:
-    """An answer, the items that asked for it, and the whole conversation up to and with it, without instructions."""
+    """A response, its input items, and the conversation up to and including it, without instructions."""
 
     response: dict[str, Any]
     messages: tuple[ChatMessage, ...]
     input_items: tuple[dict[str, Any], ...] = ()
 
     def encoded(self) -> tuple[bytes, bytes, bytes]:
-        """As it is kept; messages that several answers share are kept, and counted, for each."""
+        """The columns of its row; messages that several responses share are stored, and counted, for each."""
         messages = MESSAGES.dump_json(self.messages, exclude_none=True)
         return orjson.dumps(self.response), messages, orjson.dumps(self.input_items)
 
 
 class ResponseStore:
-    """Per tenant at most `max_count` answers and `max_bytes`; beyond either the longest unused ones go.
+    """At most `max_count` responses and `max_bytes` per tenant; beyond either the least recently used ones go.
 
-    `path` is of the file, in a folder that nobody else can enter; None keeps everything in this process.
+    `path` names the file, in a folder of the server's own; None keeps everything in this process.
     """
 
     def __init__(self, max_count: int, max_bytes: int, path: str | None = None) -> None:
@@ -82,8 +82,8 @@ class ResponseStore:
     def keeps_anything(self) -> bool:
         return self._max_count > 0
 
-    def put(self, tenant: str, stored: StoredResponse) -> None:
-        """Keep an answer, unless it alone is beyond the bounds, or the file cannot take it."""
+    def store_response(self, tenant: str, stored: StoredResponse) -> None:
+        """Store a response, unless it alone is beyond the bounds, or the file cannot take it."""
         row = stored.encoded()
         size = sum(map(len, row))
         if size > self._max_bytes or not self.keeps_anything:
@@ -99,7 +99,7 @@ class ResponseStore:
             logger.warning("an answer of /v1/responses is not kept: %s", error)
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """Raises StoreUnavailableError."""
+        """A stored response, or None. Raises StoreUnavailableError."""
         with _guarded("read"):
             row = self._database.execute(SELECT, {"tenant": tenant, "id": response_id}).fetchone()
         if row is None:
@@ -112,7 +112,7 @@ class ResponseStore:
         )
 
     def delete(self, tenant: str, response_id: str) -> bool:
-        """-> whether it was there. Raises StoreUnavailableError."""
+        """-> whether there was one. Raises StoreUnavailableError."""
         with _guarded("deleted"):
             return self._database.execute(DELETE, {"tenant": tenant, "id": response_id}).rowcount > 0
 
@@ -126,7 +126,7 @@ class ResponseStore:
 
     @cached_property
     def _database(self) -> sqlite3.Connection:
-        """Opened with the first answer, by the thread of the event loop, which alone uses it."""
+        """Opened for the first response, on the event loop's thread, which alone uses it."""
         database = sqlite3.connect(
             self._path or ":memory:", timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False
         )

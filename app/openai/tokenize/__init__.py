@@ -1,1 +1,1 @@
-"""POST /tokenize and POST /detokenize."""
+"""POST /tokenize and POST /detokenize. Public: `routes.router`."""

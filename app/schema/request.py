@@ -1,17 +1,17 @@
-"""From a JSON object to a checked request, with one clear sentence for what is wrong."""
+"""The base of all requests, and parsing: a wrong body gets one sentence that names the field and what it accepts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails
 
-from tessera.app.schema.common import RequestModel
 from tessera.engine.contract.errors import InvalidRequestError
 
-R = TypeVar("R", bound=RequestModel)
+R = TypeVar("R", bound="RequestModel")
 
 _TYPES = {
     "string_type": "a string",
@@ -27,6 +27,46 @@ _TYPES = {
     "finite_number": "a finite number",
     "none_required": "null",
 }
+
+
+class RequestModel(BaseModel):
+    """Base of all requests: strict types, unknown fields ignored, null means omitted where a default exists.
+
+    Attributes:
+        refused: fields of OpenAI's API or of other servers that this server does not have, each with the values that
+            change nothing. Any other value is an error, so that no field is ignored silently.
+        examples: bodies for /openapi.json by name; MODEL stands for a served model.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    @property
+    def requested_model(self) -> str | None:
+        """The model that the request names; None where its kind of request need not name one."""
+        return getattr(self, "model", None)
+
+    def check(self) -> None:
+        """Raise InvalidRequestError for fields that are valid alone but not together."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, source: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The JSON schema of pydantic, with the refused fields named in the description."""
+        schema = handler(source)
+        names = ", ".join(sorted(set(cls.refused) - set(cls.model_fields)))
+        if names:
+            described = handler.resolve_ref_schema(schema)
+            refusal = f"Refused unless they ask for nothing: {names}."
+            described["description"] = f"{described.get('description', '')}\n\n{refusal}".strip()
+        return schema
+
+    @classmethod
+    def check_refused(cls, body: Mapping[str, Any]) -> None:
+        for name, neutral in cls.refused.items():
+            value = body.get(name)
+            if value is not None and not any(type(value) is type(same) and value == same for same in neutral):
+                raise InvalidRequestError(f"{name} is not supported by this server.", param=name)
 
 
 def parse_request(model: type[R], body: Mapping[str, Any]) -> R:

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from fastapi import Request
 
-from tessera.app.generate.service import MAX_INLINE_CHARS, TEXT_TIMEOUT, Service
+from tessera.app.generate.prompt import MAX_INLINE_CHARS, PROMPT_TIMEOUT
+from tessera.app.generate.served_model import ServedModel
 from tessera.app.http.streaming import run_while_connected
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
 from tessera.app.text.tokenizer import IdTokenizer, Tokenizer, load_tokenizer
@@ -24,7 +25,7 @@ MAX_TOTAL_TOKENS = 2**20  # of one request
 
 @dataclass(frozen=True)
 class EmbeddingModel:
-    """One of the models; `role` is what the engine calls it."""
+    """One of the models; `role` is its name in the engine."""
 
     role: EmbedderRole
     tokenizer: Tokenizer
@@ -33,11 +34,11 @@ class EmbeddingModel:
 class Embeddings:
     """The served model, which embeds as well, and the encoder beside it where there is one."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, model: ServedModel) -> None:
         """Raises ModelError where the encoder's tokenizer cannot be read."""
-        settings = service.settings
-        self._service = service
-        self._models = dict.fromkeys(settings.served_model_names, EmbeddingModel("main", service.tokenizer))
+        settings = model.settings
+        self._served = model
+        self._models = dict.fromkeys(settings.served_model_names, EmbeddingModel("main", model.tokenizer))
         if settings.embedding_folder is not None:
             beside = EmbeddingModel("beside", load_tokenizer(Path(settings.embedding_folder)))
             self._models.update(dict.fromkeys(settings.embedding_model_names, beside))
@@ -47,7 +48,7 @@ class Embeddings:
         model = self._models.get(name)
         if model is None:
             raise NotFoundError(f"The model {name[:100]!r} does not exist here; see /v1/models.", param="model")
-        for info in self._service.info.embeddings:
+        for info in self._served.info.embeddings:
             if info.role == model.role:
                 return model, info
         raise InvalidRequestError(f"The model {name[:100]!r} makes no embeddings.", param="model")
@@ -73,7 +74,7 @@ class Embeddings:
         if num_chars <= MAX_INLINE_CHARS:
             inputs = encode()
         else:
-            inputs = await self._service.workers.run(encode, timeout=TEXT_TIMEOUT)
+            inputs = await self._served.workers.run(encode, timeout=PROMPT_TIMEOUT)
         for index, token_ids in enumerate(inputs):
             _check_input(token_ids, index, keep, info)
         total = sum(map(len, inputs))
@@ -97,8 +98,8 @@ class Embeddings:
             RequestError: the model's embeddings cannot have this many dimensions, or the engine failed.
         """
         size = _checked_dimensions(dimensions, info)
-        work = self._service.client.embed(inputs, role=model.role)
-        vectors = await run_while_connected(http_request.receive, work, self._service.settings.request_timeout)
+        work = self._served.client.embed(inputs, role=model.role)
+        vectors = await run_while_connected(http_request.receive, work, self._served.settings.request_timeout)
         return vectors if size == info.dimension else _shortened(vectors, size)
 
 

@@ -1,82 +1,44 @@
-"""What chat and text completions have in common: sampling, stopping, streaming options, harmless labels."""
+"""Fields that all generating requests share: sampling, stopping, structured output, stream options, labels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StrictBool, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
 from tessera.app.schema.fields import (
     MAX_CHOICES,
+    MAX_INT32,
+    MAX_NAME,
     AllowedTokenIds,
     BadWords,
+    Label,
     LogitBias,
+    NotSupported,
+    Off,
+    On,
     Stops,
     StopTokenIds,
     integer,
     number,
     wrong,
 )
-from tessera.app.schema.grammars import format_grammar, guided_grammar, structured_outputs_grammar
-from tessera.app.schema.structured import GuidedChoice, GuidedJson, GuidedText, ResponseFormat, StructuredOutputs
+from tessera.app.schema.request import RequestModel
+from tessera.app.schema.structured_output import (
+    GuidedChoice,
+    GuidedJson,
+    GuidedText,
+    ResponseFormat,
+    StructuredOutputs,
+    guided_grammar,
+    response_format_grammar,
+    structured_outputs_grammar,
+)
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import MAX_LOGPROBS, Grammar
 
-MAX_INT32 = 2**31 - 1
-MAX_NAME = 256
-
-
-class RequestModel(BaseModel):
-    """Base of all requests: strict types, unknown fields ignored, null means omitted where a default exists.
-
-    `refused` lists fields that users know from OpenAI or other servers and that this server does
-    not have, each with the values that ask for nothing: any other value is an error, so that no
-    request is answered as if the field had not been there.
-    """
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-
-    @classmethod
-    def check_refused(cls, body: Mapping[str, Any]) -> None:
-        for name, neutral in cls.refused.items():
-            value = body.get(name)
-            if value is not None and not any(type(value) is type(same) and value == same for same in neutral):
-                raise InvalidRequestError(f"{name} is not supported by this server.", param=name)
-
-
-def _false_for_null(value: Any) -> Any:
-    return False if value is None else value
-
-
-def _true_for_null(value: Any) -> Any:
-    return True if value is None else value
-
-
-Off = Annotated[StrictBool, BeforeValidator(_false_for_null, json_schema_input_type=bool | None)]
-On = Annotated[StrictBool, BeforeValidator(_true_for_null, json_schema_input_type=bool | None)]
-
-
-def _false_or_null(value: Any) -> None:
-    if value is not None and value is not False:
-        raise wrong("is not supported by this server")
-
-
-NotSupported = Annotated[None, PlainValidator(_false_or_null, json_schema_input_type=Literal[False] | None)]
-Label = Annotated[str, Field(max_length=1024)]
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-]
-
-
-def _not_true(value: Any) -> Any:
-    if value is True:
-        raise wrong("is not supported by this server and can only be false")
-    return value
-
-
-NotOffered = Annotated[Literal[False] | None, BeforeValidator(_not_true, json_schema_input_type=Literal[False] | None)]
+GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
 class StreamOptions(BaseModel):
@@ -95,18 +57,18 @@ class StreamOptions(BaseModel):
 
 
 class SamplingFields(RequestModel):
-    """How tokens are chosen and when they end, on every path. None means that the model's own default applies."""
+    """Sampling and stopping, in every API. None means that the model's default applies."""
 
     min_tokens: int | None = integer(0, MAX_INT32, "No end of text and no stop before this many tokens.")
     temperature: float | None = number(0, 2, "0 is greedy.")
     top_p: float | None = number(0, 1, "Nucleus sampling; 1 is off.", open_low=True)
     top_k: int | None = integer(-1, MAX_INT32, "Most probable tokens to choose from; 0 and -1 are off.")
     min_p: float | None = number(0, 1, "Least probability relative to the most probable token; 0 is off.")
-    repetition_penalty: float | None = number(0, 10, "Over prompt and answer; 1 is off.", open_low=True)
-    presence_penalty: float | None = number(-2, 2, "Per token that has occurred in the answer.")
-    frequency_penalty: float | None = number(-2, 2, "Per occurrence in the answer.")
-    logit_bias: LogitBias = {}
-    seed: int | None = integer(-(2**63), 2**64 - 1, "Equal seeds give equal answers; choice i takes seed + i.")
+    repetition_penalty: float | None = number(0, 10, "Over prompt and completion; 1 is off.", open_low=True)
+    presence_penalty: float | None = number(-2, 2, "Per token that has occurred in the completion.")
+    frequency_penalty: float | None = number(-2, 2, "Per occurrence in the completion.")
+    logit_bias: LogitBias = Field(default={})
+    seed: int | None = integer(-(2**63), 2**64 - 1, "Equal seeds give equal completions; choice i takes seed + i.")
     stop: Stops = ()
     stop_token_ids: StopTokenIds = ()
     include_stop_str_in_output: Off = False
@@ -119,7 +81,7 @@ class SamplingFields(RequestModel):
     allowed_token_ids: AllowedTokenIds = ()
     bad_words: BadWords = ()
     structured_outputs: StructuredOutputs | None = Field(
-        default=None, description="A form of the answer beyond what the API itself has for it; only one may be given."
+        default=None, description="Structured output beyond the API's own; only one kind may be given."
     )
     guided_json: GuidedJson = None
     guided_regex: GuidedText = None
@@ -128,12 +90,12 @@ class SamplingFields(RequestModel):
 
 
 class GenerationRequest(SamplingFields):
-    """Fields of both kinds of completion.
+    """Fields of chat and text completions.
 
-    `format_param` is what the request itself calls its `response_format`.
+    `response_format_param` is the API's own name for `response_format`, for errors.
     """
 
-    format_param: ClassVar[str] = "response_format"
+    response_format_param: ClassVar[str] = "response_format"
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "early_stopping": (False,),
         "echo": (False,),
@@ -158,7 +120,7 @@ class GenerationRequest(SamplingFields):
 
     model: str = Field(max_length=MAX_NAME)
     max_tokens: int | None = integer(1, MAX_INT32, "Most tokens to generate; the rest of the context if omitted.")
-    n: int | None = integer(1, MAX_CHOICES, "Answers per prompt.")
+    n: int | None = integer(1, MAX_CHOICES, "Completions per prompt.")
     stream: Off = False
     stream_options: StreamOptions | None = None
     truncate_prompt_tokens: int | None = integer(
@@ -167,7 +129,9 @@ class GenerationRequest(SamplingFields):
     prompt_logprobs: int | None = integer(
         0, MAX_LOGPROBS, "Alternatives to report per token of the prompt; not with stream."
     )
-    response_format: ResponseFormat | None = Field(default=None, description="The form that the answer has.")
+    response_format: ResponseFormat | None = Field(
+        default=None, description="Text, any JSON object, or JSON that matches a schema."
+    )
     return_token_ids: Off = False
     add_special_tokens: StrictBool | None = None
     user: Label | None = None
@@ -189,7 +153,7 @@ class GenerationRequest(SamplingFields):
 
     @property
     def token_limit(self) -> tuple[int | None, str]:
-        """Most tokens to generate, None for the rest of the context, and the name of the field that said so."""
+        """Most tokens to generate, None for the rest of the context, and the name of the field that set it."""
         return self.max_tokens, "max_tokens"
 
     @property
@@ -204,20 +168,23 @@ class GenerationRequest(SamplingFields):
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the answer must match; raises InvalidRequestError for one that is asked for wrongly."""
+        """The grammar that completions must match. Raises InvalidRequestError where it is not valid."""
         return next(iter(self._grammars()), None)
 
     def _grammars(self) -> list[Grammar]:
-        """Of each field that says what the answer must match; more than one is one too many."""
-        found = [format_grammar(self.response_format, self.format_param)]
+        """A grammar for each field that asks for one; `check` refuses more than one."""
+        found = []
+        if self.response_format is not None and self.response_format.type != "text":
+            found.append(response_format_grammar(self.response_format, self.response_format_param))
         if self.structured_outputs is not None:
             found.append(structured_outputs_grammar(self.structured_outputs))
-        for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
-            found.append(guided_grammar(name, getattr(self, name)))
-        return [grammar for grammar in found if grammar is not None]
+        for name in GUIDED_FIELDS:
+            if (value := getattr(self, name)) is not None:
+                found.append(guided_grammar(name, value))
+        return found
 
     def check(self) -> None:
-        """Raise InvalidRequestError for fields that are sound alone but not together."""
+        """Raise InvalidRequestError for fields that are valid alone but not together."""
         params = [grammar.param for grammar in self._grammars()]
         if len(params) > 1:
             raise InvalidRequestError(f"{params[0]} and {params[1]} cannot both be given.", param=params[1])

@@ -1,0 +1,143 @@
+"""Models of the message object, its events and errors, for /openapi.json."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import ConfigDict, Field, RootModel
+
+from tessera.app.http.description import ApiObject
+
+StopReasonName: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class MessageErrorFields(ApiObject):
+    type: str
+    message: str
+
+
+class MessageErrorObject(ApiObject):
+    """Any failure, in Anthropic's form."""
+
+    type: Literal["error"]
+    error: MessageErrorFields
+
+
+class TextBlockObject(ApiObject):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlockObject(ApiObject):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseObject(ApiObject):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+ContentBlockObject: TypeAlias = Annotated[
+    TextBlockObject | ThinkingBlockObject | ToolUseObject, Field(discriminator="type")
+]
+
+
+class MessageUsage(ApiObject):
+    """`input_tokens` leaves out those that were read from the cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageObject(ApiObject):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlockObject]
+    stop_reason: StopReasonName | None = Field(description="null only in message_start.")
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(ApiObject):
+    input_tokens: int
+
+
+class MessageStart(ApiObject):
+    type: Literal["message_start"]
+    message: MessageObject
+
+
+class Ping(ApiObject):
+    type: Literal["ping"]
+
+
+class ContentBlockStart(ApiObject):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: ContentBlockObject
+
+
+class TextDelta(ApiObject):
+    type: Literal["text_delta"]
+    text: str
+
+
+class ThinkingDelta(ApiObject):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class InputJsonDelta(ApiObject):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+class ContentBlockDelta(ApiObject):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: Annotated[TextDelta | ThinkingDelta | InputJsonDelta, Field(discriminator="type")]
+
+
+class ContentBlockStop(ApiObject):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class StopFields(ApiObject):
+    stop_reason: StopReasonName
+    stop_sequence: str | None
+
+
+class MessageDeltaEvent(ApiObject):
+    type: Literal["message_delta"]
+    delta: StopFields
+    usage: MessageUsage
+
+
+class MessageStop(ApiObject):
+    type: Literal["message_stop"]
+
+
+class MessageEvent(RootModel[Any]):
+    """The data of an event."""
+
+    model_config = ConfigDict(defer_build=True)
+    root: Annotated[
+        MessageStart
+        | Ping
+        | ContentBlockStart
+        | ContentBlockDelta
+        | ContentBlockStop
+        | MessageDeltaEvent
+        | MessageStop
+        | MessageErrorObject,
+        Field(discriminator="type"),
+    ]

@@ -1,0 +1,184 @@
+"""Admission: a request is read, checked and handed to the engine, or refused with the reason.
+
+Every generating route begins with `admit` and goes on with `Admission.start` or `Admission.start_chat`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fastapi import Request
+
+from tessera.app.generate.chat_grammar import chat_grammar
+from tessera.app.generate.generation import Choice, Generation, TextOptions
+from tessera.app.generate.prompt import ChatPrompt, checked_prompt
+from tessera.app.generate.reader import CompletionReader, completion_reader
+from tessera.app.generate.sampling import bad_word_ids, sampling_params
+from tessera.app.generate.served_model import ServedModel, model_of
+from tessera.app.http.access_log import trace_of
+from tessera.app.http.body import read_json_object
+from tessera.app.schema.chat import ChatRequest
+from tessera.app.schema.generation_fields import GenerationRequest
+from tessera.app.schema.request import RequestModel, parse_request
+from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.sampling_params import Grammar, SamplingParams
+from tessera.engine.ipc.client import RequestStream
+
+R = TypeVar("R", bound=RequestModel)
+
+
+async def receive(http_request: Request, schema: type[R]) -> R:
+    """The request in a body: read within bounds, parsed, checked.
+
+    Raises:
+        RequestError: the body cannot be read, or a field is wrong.
+    """
+    request = parse_request(schema, await read_json_object(http_request, model_of(http_request).settings))
+    request.check()
+    return request
+
+
+async def admit(http_request: Request, schema: type[R]) -> Admission[R]:
+    """`receive` for requests that name the generating model, with what they need to go on.
+
+    Raises:
+        RequestError: also where the model is not served.
+    """
+    request = await receive(http_request, schema)
+    model = model_of(http_request)
+    model.check_name(request.requested_model or "")
+    return Admission(request, model, http_request)
+
+
+@dataclass(slots=True, frozen=True)
+class Admission(Generic[R]):
+    """A checked request and the model that it asks for."""
+
+    request: R
+    model: ServedModel
+    http_request: Request
+
+    @property
+    def tenant(self) -> str:
+        return tenant_of(self.http_request)
+
+    def start_chat(self, chat: ChatRequest, prompt: ChatPrompt, *, param: str = "messages") -> Generation:
+        """`start` for a conversation; `chat` is what the request amounts to in Chat Completions."""
+        model = self.model
+        reads_parts = model.has_reasoning or bool(chat.shown_tools)
+        return self.start(
+            chat,
+            [prompt.token_ids],
+            param=param,
+            standalone=[not chat.continue_final_message],
+            make_reader=(lambda: completion_reader(model, chat, prompt)) if reads_parts else None,
+            grammar=chat_grammar(model, chat, prompt) if reads_parts else None,
+        )
+
+    def start(
+        self,
+        request: GenerationRequest,
+        prompts: list[list[int]],
+        *,
+        param: str,
+        standalone: Sequence[bool],
+        text_offsets: Sequence[int] | None = None,
+        make_reader: Callable[[], CompletionReader] | None = None,
+        grammar: Grammar | None = None,
+    ) -> Generation:
+        """Submit `n` sequences for each prompt.
+
+        Args:
+            param: the request field that the prompts come from, for errors.
+            standalone: per prompt, whether its completions are texts of their own rather than continuations.
+            text_offsets: per prompt, where its completions begin in the text that is returned.
+            make_reader: makes the reader of each completion.
+            grammar: what each completion must match; None leaves it to the request.
+
+        Raises:
+            RequestError: a prompt or a field is wrong, or the engine takes no requests.
+        """
+        model = self.model
+        model.check_generates()
+        num_choices = len(prompts) * request.num_choices
+        if num_choices > model.settings.max_choices:
+            raise InvalidRequestError(
+                f"The request asks for {num_choices} answers, but at most {model.settings.max_choices} are accepted.",
+                param="n",
+            )
+        checked = [checked_prompt(token_ids, model.info, param) for token_ids in prompts]
+        params = self._sampling_params(request, prompts, grammar if grammar is not None else request.grammar)
+        options = _text_options(request)
+        salt = _cache_salt(request, self.tenant, shared=model.settings.share_prefix_cache)
+        # A refusal drops the streams made so far, which withdraws their sequences.
+        choices: list[Choice] = []
+        streams: list[RequestStream] = []
+        for row, token_ids in enumerate(checked):
+            for sequence_params in params[row]:
+                reader = make_reader() if make_reader is not None else None
+                detokenizer = model.detokenizers.make(
+                    skip_special_tokens=request.skip_special_tokens,
+                    at_start=standalone[row],
+                    markers=reader.markers if reader is not None else frozenset(),
+                )
+                offset = text_offsets[row] if text_offsets is not None else 0
+                choices.append(Choice(len(choices), detokenizer, options, text_offset=offset, reader=reader))
+                priority = request.priority or 0
+                streams.append(model.client.submit(token_ids, sequence_params, priority=priority, cache_salt=salt))
+        generation = Generation(choices, streams, sum(map(len, prompts)), request.num_choices)
+        self._trace(request, prompts, generation)
+        return generation
+
+    def _sampling_params(
+        self, request: GenerationRequest, prompts: list[list[int]], grammar: Grammar | None
+    ) -> list[list[SamplingParams]]:
+        """Parameters of each prompt's sequences."""
+        model = self.model
+        bad_words = bad_word_ids(request.bad_words, model.tokenizer) if request.bad_words else ()
+        return [
+            sampling_params(
+                request,
+                len(token_ids),
+                model.info,
+                model.defaults,
+                grammar,
+                bad_words,
+                default_seed=model.settings.seed,
+            )
+            for token_ids in prompts
+        ]
+
+    def _trace(self, request: GenerationRequest, prompts: list[list[int]], generation: Generation) -> None:
+        trace = trace_of(self.http_request.scope)
+        trace.model, trace.stream, trace.generation = request.model, request.stream, generation
+        if self.model.settings.log_prompts:
+            decode = self.model.tokenizer.decode
+            trace.prompts = [decode(prompt, skip_special_tokens=False) for prompt in prompts]
+
+
+def tenant_of(request: Request) -> str:
+    """The name of the API key's owner; empty where no key is needed."""
+    tenant: Any = request.scope.get("state", {}).get("tenant", "")
+    assert isinstance(tenant, str)
+    return tenant
+
+
+def _text_options(request: GenerationRequest) -> TextOptions:
+    return TextOptions(
+        stops=request.stop,
+        include_stop=request.include_stop_str_in_output,
+        min_tokens=request.min_tokens or 0,
+        wants_logprobs=request.num_logprobs is not None,
+        scores_only=request.token_limit[0] == 0,
+    )
+
+
+def _cache_salt(request: GenerationRequest, tenant: str, *, shared: bool) -> str:
+    """Separates the prefix caches of API keys, unless `shared`, and of the salts that requests bring."""
+    owner = "" if shared else tenant
+    if not owner and not request.cache_salt:
+        return ""
+    return hashlib.sha256(f"{owner}|{request.cache_salt or ''}".encode()).hexdigest()

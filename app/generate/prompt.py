@@ -1,0 +1,130 @@
+"""Prompts: from texts, token ids and conversations to token ids that the engine takes."""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+
+from tessera.app.generate.served_model import ServedModel
+from tessera.app.schema.chat import ConversationFields
+from tessera.app.schema.generation_fields import GenerationRequest
+from tessera.app.text.chat_template import ChatTemplate, check_kwargs
+from tessera.app.text.reasoning import ReasoningStart, reasoning_start
+from tessera.app.text.tokenizer import check_text_length
+from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError
+from tessera.engine.contract.messages import EngineInfo, TokenIds
+
+PROMPT_TIMEOUT = 60.0  # seconds for a prompt to be prepared, waiting for a thread included
+MAX_INLINE_CHARS = 512  # texts up to this length are encoded on the event loop, in well under a millisecond
+TEMPLATE_OVERHEAD = 2**20  # characters that a template may add to the messages
+
+
+@dataclass(slots=True, frozen=True)
+class ChatPrompt:
+    """A rendered conversation; `reasoning` says whether the completion begins with reasoning."""
+
+    token_ids: list[int]
+    reasoning: ReasoningStart
+
+
+async def encode_text(model: ServedModel, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+    """Token ids of a text. Raises ContextLengthError for one that cannot fit the context."""
+    check_text_length(model.tokenizer, len(text), model.info.max_model_len, param)
+    if len(text) <= MAX_INLINE_CHARS:
+        return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await model.workers.run(
+        model.tokenizer.encode, text, add_special_tokens=add_special_tokens, timeout=PROMPT_TIMEOUT
+    )
+
+
+async def render_chat(
+    model: ServedModel, request: ConversationFields, *, add_special_tokens: bool = False, param: str = "messages"
+) -> ChatPrompt:
+    """A conversation through the chat template; `param` is the field that it comes from, for errors.
+
+    Raises:
+        InvalidRequestError: the model has no template, or it cannot render these messages or tools.
+        ContextLengthError: the messages cannot fit the context.
+    """
+    model.check_generates()
+    template = _checked_template(model, request)
+    tokenizer, max_model_len = model.tokenizer, model.info.max_model_len
+    num_chars = sum(len(message.content or "") for message in request.messages)
+    check_text_length(tokenizer, num_chars, max_model_len, param)
+
+    def render_and_encode() -> ChatPrompt:
+        text = template.render(
+            [message.for_template() for message in request.messages],
+            tools=[tool.for_template() for tool in request.shown_tools] or None,
+            add_generation_prompt=request.adds_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            extra=request.chat_template_kwargs,
+            seconds=model.settings.template_timeout,
+            max_chars=max_model_len * tokenizer.max_token_chars + TEMPLATE_OVERHEAD,
+        )
+        check_text_length(tokenizer, len(text), max_model_len, param)
+        continued = request.messages[-1].content if request.continue_final_message else None
+        token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return ChatPrompt(token_ids, reasoning_start(text, continued) if model.has_reasoning else "none")
+
+    return await model.workers.run(render_and_encode, timeout=PROMPT_TIMEOUT)
+
+
+def truncated(request: GenerationRequest, token_ids: list[int], info: EngineInfo) -> list[int]:
+    """The prompt's last tokens, as many as `truncate_prompt_tokens` says."""
+    keep = request.truncate_prompt_tokens
+    if keep is None:
+        return token_ids
+    if keep == -1:
+        keep = max(1, info.max_model_len - (request.token_limit[0] or 1))
+    return token_ids[-keep:]
+
+
+def checked_token_ids(token_ids: list[int], info: EngineInfo, param: str) -> TokenIds:
+    """The ids in the engine's form. Raises InvalidRequestError for ids outside the vocabulary."""
+    with contextlib.suppress(OverflowError):
+        packed = array("i", token_ids)
+        ids = np.asarray(packed)  # compares them all at once
+        if ids.min(initial=0) >= 0 and ids.max(initial=0) < info.vocab_size:
+            return packed
+    wrong = next(token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size)
+    raise InvalidRequestError(f"{param} has token id {wrong}, but ids go from 0 to {info.vocab_size - 1}.", param=param)
+
+
+def checked_prompt(token_ids: list[int], info: EngineInfo, param: str) -> TokenIds:
+    """A prompt in the engine's form.
+
+    Raises:
+        InvalidRequestError: it is empty or has ids outside the vocabulary.
+        ContextLengthError: it fills the context.
+    """
+    if not token_ids:
+        raise InvalidRequestError(f"{param} must not be empty: it has no tokens.", param=param)
+    checked = checked_token_ids(token_ids, info, param)
+    if len(token_ids) >= info.max_model_len:
+        raise ContextLengthError(
+            f"This model's context is {info.max_model_len} tokens, but the prompt has {len(token_ids)} tokens"
+            " and leaves no room for an answer.",
+            param=param,
+        )
+    return checked
+
+
+def _checked_template(model: ServedModel, request: ConversationFields) -> ChatTemplate:
+    """The model's template. Raises InvalidRequestError where it cannot take the request's arguments or tools."""
+    if model.template is None:
+        raise InvalidRequestError(
+            "This model has no chat template: use /v1/completions, or start the server with --chat-template FILE.",
+            code="no_chat_template",
+        )
+    check_kwargs(request.chat_template_kwargs or {})
+    if request.shown_tools and model.tool_format is None:
+        raise InvalidRequestError(
+            "tools are not supported by this model: its chat template shows no format of calls that is known"
+            " here (see --tool-call-parser).",
+            param="tools",
+        )
+    return model.template

@@ -1,0 +1,85 @@
+"""The generating model as this app process serves it: its engine, tokenizer, chat template and sampling defaults."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+
+from tessera.app.generate.sampling import load_sampling_defaults
+from tessera.app.settings import AppSettings
+from tessera.app.text.chat_template import load_chat_template
+from tessera.app.text.detokenizer import DetokenizerFactory
+from tessera.app.text.reasoning import has_reasoning
+from tessera.app.text.tokenizer import load_tokenizer
+from tessera.app.text.workers import TextWorkers
+from tessera.app.tools.formats import choose_format
+from tessera.engine.contract.errors import EngineUnavailableError, InvalidRequestError, NotFoundError
+from tessera.engine.contract.messages import EngineInfo
+from tessera.engine.ipc.client import EngineClient
+
+
+class ServedModel:
+    """One model behind one engine.
+
+    Attributes:
+        template: None where the model has no chat template.
+        tool_format: the format of its tool calls; None where none is known.
+        has_reasoning: whether its completions may begin with reasoning.
+        defaults: sampling parameters for requests that give none.
+        created: Unix time of the model's files.
+    """
+
+    def __init__(self, client: EngineClient, settings: AppSettings) -> None:
+        """Read the model's tokenizer, chat template and sampling defaults.
+
+        Raises:
+            ConfigError: one of them cannot be used.
+        """
+        folder = Path(settings.model_folder)
+        self.client = client
+        self.settings = settings
+        self.tokenizer = load_tokenizer(folder)
+        self.template = load_chat_template(folder, settings.chat_template, self.tokenizer.special_tokens)
+        sources = self.template.sources.values() if self.template is not None else ()
+        self.tool_format = choose_format(settings.tool_call_parser, sources)
+        self.has_reasoning = has_reasoning(settings.reasoning_parser, sources)
+        self.defaults = load_sampling_defaults(folder)
+        self.workers = TextWorkers(settings.text_threads, settings.max_text_jobs)
+        self.detokenizers = DetokenizerFactory(self.tokenizer)
+        config = folder / "config.json"
+        self.created = int(config.stat().st_mtime if config.is_file() else time.time())
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises EngineUnavailableError until the engine has reported what it serves."""
+        info = self.client.info
+        if info is None:
+            raise EngineUnavailableError("The model is still being loaded; please try again later.")
+        return info
+
+    def check_name(self, name: str) -> None:
+        """Raise NotFoundError or InvalidRequestError unless requests to generate may name this model so."""
+        if name in self.settings.embedding_model_names:
+            raise InvalidRequestError(
+                f"The model {name[:100]!r} makes embeddings, not text: use /v1/embeddings.", param="model"
+            )
+        if name not in self.settings.served_model_names:
+            raise NotFoundError(f"The model {name[:100]!r} does not exist here; see /v1/models.", param="model")
+
+    def check_generates(self) -> None:
+        if not self.info.generates:
+            raise InvalidRequestError("This model makes embeddings, not text: use /v1/embeddings.", param="model")
+
+    def token_id_of(self, text: str) -> int | None:
+        """The id of the token that spells all of a text; None where it takes several."""
+        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return next((token_id for token_id in token_ids if self.tokenizer.token_string(token_id) == text), None)
+
+
+def model_of(request: Request) -> ServedModel:
+    model: Any = request.app.state.model
+    assert isinstance(model, ServedModel)
+    return model

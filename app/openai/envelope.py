@@ -1,0 +1,110 @@
+"""The envelope of chat and text completions: fields that all chunks of a stream and the whole object share.
+
+The shared bytes are written once, before the first chunk. The common chunk (some text and nothing else) then costs one
+small JSON string and a concatenation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from tessera import __version__
+from tessera.app.generate.generation import Generation, Usage
+from tessera.app.http.dialect import error_object
+from tessera.engine.contract.errors import RequestError
+from tessera.engine.contract.messages import EngineInfo
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(slots=True)
+class CompletionHead:
+    """The fields that all chunks of a completion, and the completion as a whole, have in common."""
+
+    id: str
+    model: str
+    system_fingerprint: str
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def new(cls, prefix: str, model: str, info: EngineInfo) -> CompletionHead:
+        return cls(f"{prefix}-{secrets.token_hex(16)}", model, system_fingerprint(info))
+
+    def as_dict(self, object_name: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": object_name,
+            "created": self.created,
+            "model": self.model,
+            "service_tier": None,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+@dataclass(slots=True, frozen=True)
+class ChunkOptions:
+    """Reports of a stream's chunks besides the text.
+
+    Attributes:
+        usage: a last chunk with the usage.
+        continuous_usage: the usage so far in every chunk as well.
+        num_logprobs: alternatives per token; None leaves `logprobs` null.
+    """
+
+    usage: bool = False
+    continuous_usage: bool = False
+    num_logprobs: int | None = None
+
+
+class ChunkWriter:
+    """Wraps the bytes of one choice into an event with a whole chunk."""
+
+    def __init__(self, head: dict[str, Any], generation: Generation, options: ChunkOptions) -> None:
+        self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+        self._generation = generation
+        self._usage = options.usage
+        self._continuous_usage = options.continuous_usage
+        self._tail = b'],"usage":null}\n\n' if options.usage else b"]}\n\n"
+
+    def chunk(self, choice: bytes) -> bytes:
+        tail = b'],"usage":%b}\n\n' % self._usage_json() if self._continuous_usage else self._tail
+        return self._head + choice + tail
+
+    def closing(self) -> bytes:
+        if not self._usage:
+            return DONE
+        return b'%b],"usage":%b}\n\n' % (self._head, self._usage_json()) + DONE
+
+    @staticmethod
+    def failure(error: RequestError) -> bytes:
+        return b"data: %b\n\n" % orjson.dumps(error_object(error)) + DONE
+
+    def _usage_json(self) -> bytes:
+        return orjson.dumps(usage_object(self._generation.usage()))
+
+
+def system_fingerprint(info: EngineInfo) -> str:
+    """Changes when equal seeds may give other tokens: with the program, the model's numbers or the device."""
+    facts = f"{__version__}|{info.architecture}|{info.num_parameters}|{info.dtype}|{info.device_name}"
+    return f"fp_{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.num_prompt_tokens,
+        "completion_tokens": usage.num_completion_tokens,
+        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.num_reasoning_tokens,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }

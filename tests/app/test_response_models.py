@@ -1,0 +1,257 @@
+"""The response models behind /openapi.json against real responses and events: each fits, and each field occurs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from tessera.app.anthropic.errors import ANTHROPIC
+from tessera.app.http.description import ApiObject
+from tessera.app.http.dialect import OPENAI
+from tessera.app.openai.chat.objects import ChatCompletionObject
+from tessera.app.openai.responses.objects import ResponseEvent
+from tessera.engine.contract.errors import EngineError
+from tessera.engine.contract.messages import EmbeddingInfo, TokenLogprobs
+from tests.support.fake_client import FakeClient, Submission, play
+from tests.support.http_fixtures import ids, serve
+from tests.support.operations import OPERATIONS, Operation
+from tests.support.surface_fixtures import CALL, PATIENCE, ROOMY, WEATHER_PARAMETERS, tool_settings
+
+EMBEDDINGS = EmbeddingInfo(
+    role="main", architecture="Fake", pooling="last", dimension=4, vocab_size=512, max_input_tokens=64
+)
+INFO = msgspec.structs.replace(ROOMY, embeddings=(EMBEDDINGS,))
+
+HELLO = [{"role": "user", "content": "hello"}]
+FUNCTION = {"name": "weather", "description": "Tells the weather", "parameters": WEATHER_PARAMETERS, "strict": False}
+SCHEMA = {"name": "city", "schema": WEATHER_PARAMETERS}
+THINKS_AND_CALLS = f"<think>hm</think>so {CALL}"
+FAILS = object()  # in the place of a text: the engine fails after some tokens
+
+CHAT: dict[str, Any] = {"model": "tiny", "messages": HELLO}
+CHAT_TOOLS = {**CHAT, "tools": [{"type": "function", "function": FUNCTION}]}
+SCORED = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+USAGE = {"stream_options": {"include_usage": True}}
+COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
+RESPONSE: dict[str, Any] = {"model": "tiny", "input": "hello"}
+MESSAGE: dict[str, Any] = {"model": "tiny", "max_tokens": 64, "messages": HELLO}
+ITEMS = [
+    {"role": "user", "content": "hello"},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}], "content": "hm"},
+    {"role": "assistant", "content": "calling"},
+    {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "rain"},
+]
+
+
+@dataclass
+class Case:
+    """One request: its body, what the model writes, and whether it can be streamed as well."""
+
+    body: dict[str, Any] | None = None
+    text: Any = "hello wörld"
+    streams: bool = True
+    whole: bool = True
+    path: dict[str, str] = field(default_factory=dict)
+
+
+CASES: dict[str, list[Case]] = {
+    "createChatCompletion": [
+        Case({**CHAT, "n": 2}),
+        Case({**CHAT, **SCORED}),
+        Case({**CHAT, **SCORED, "prompt_logprobs": 1}, streams=False),
+        Case({**CHAT_TOOLS, **SCORED}, THINKS_AND_CALLS),
+        Case({**CHAT_TOOLS, "max_tokens": 3}, THINKS_AND_CALLS),
+        Case({**CHAT, **USAGE}, whole=False),
+        Case(CHAT, FAILS),
+    ],
+    "createCompletion": [
+        Case({**COMPLETION, "n": 2, "max_tokens": 2}),
+        Case({**COMPLETION, "echo": True, "logprobs": 1, "return_token_ids": True}),
+        Case({**COMPLETION, "prompt_logprobs": 1}, streams=False),
+        Case({**COMPLETION, **USAGE}, whole=False),
+        Case(COMPLETION, FAILS),
+    ],
+    "createResponse": [
+        Case({**RESPONSE, "top_logprobs": 1, "metadata": {"a": "b"}, "reasoning": {"summary": "auto"}}),
+        Case({**RESPONSE, "tools": [{"type": "function", **FUNCTION}]}, THINKS_AND_CALLS),
+        Case({**RESPONSE, "max_output_tokens": 3, "text": {"format": {"type": "json_schema", **SCHEMA}}}),
+        Case(
+            {
+                **RESPONSE,
+                "tools": [{"type": "function", **FUNCTION}],
+                "tool_choice": {"type": "function", "name": "weather"},
+            },
+            CALL,
+        ),
+        Case(RESPONSE, FAILS),
+    ],
+    "retrieveResponse": [Case()],
+    "deleteResponse": [Case()],
+    "listInputItems": [Case()],
+    "cancelResponse": [Case()],
+    "createEmbeddings": [
+        Case({"model": "tiny", "input": ["hello", "world"]}),
+        Case({"model": "tiny", "input": "hello", "encoding_format": "base64"}),
+    ],
+    "listModels": [Case()],
+    "retrieveModel": [Case(path={"name": "tiny"}), Case(path={"name": "another"})],
+    "createMessage": [
+        Case(MESSAGE),
+        Case(
+            {**MESSAGE, "max_tokens": 200, "tools": [{"name": "weather", "input_schema": WEATHER_PARAMETERS}]},
+            THINKS_AND_CALLS,
+        ),
+        Case({**MESSAGE, "max_tokens": 3}),
+        Case({**MESSAGE, "stop_sequences": ["w"]}),
+        Case(MESSAGE, FAILS),
+    ],
+    "countTokens": [Case({"model": "tiny", "messages": HELLO})],
+    "tokenize": [Case({"prompt": "hello"}), Case({"messages": HELLO, "return_token_strs": True})],
+    "detokenize": [Case({"tokens": [5, 6, 7]})],
+    "health": [Case()],
+    "ready": [Case()],
+    "version": [Case()],
+    "metrics": [Case()],
+}
+
+
+class Client(FakeClient):
+    """Writes `text`, with the scores that a request asks for; embeds as well."""
+
+    def __init__(self) -> None:
+        super().__init__(self._write, info=INFO)
+        self.text: Any = ""
+
+    def _write(self, submission: Submission) -> Any:
+        text = "hello" if self.text is FAILS else self.text
+        token_ids = [*ids(text), 0][: submission.params.max_tokens]
+        finish = "stop" if token_ids[-1] == 0 else "length"
+        outputs = play(token_ids, finish=finish, stop_token_id=0, logprobs=submission.params.logprobs is not None)
+        if submission.params.prompt_logprobs is not None:
+            scores = [TokenLogprobs(token_id, -0.5, 1, [token_id], [-0.5]) for token_id in submission.prompt[1:]]
+            outputs[0] = msgspec.structs.replace(outputs[0], prompt_logprobs=scores)
+        return [*outputs[:-1], EngineError("the device failed")] if self.text is FAILS else outputs
+
+    async def embed(self, inputs: list[list[int]], *, role: str = "main") -> Any:
+        return np.full((len(inputs), EMBEDDINGS.dimension), 0.5, np.float32)
+
+
+class Fields:
+    """The fields of described models that have occurred."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, str]] = set()
+
+    def note(self, value: Any) -> None:
+        if isinstance(value, BaseModel):
+            for name in value.model_fields_set:
+                self.seen.add((type(value).__name__, name))
+                self.note(getattr(value, name))
+        elif isinstance(value, dict):
+            for child in value.values():
+                self.note(child)
+        elif isinstance(value, list):
+            for child in value:
+                self.note(child)
+
+
+def error_model(path: str) -> type[ApiObject]:
+    return next(dialect.error_model for dialect in (ANTHROPIC, OPENAI) if dialect.paths.match(path))
+
+
+def events_of(body: str) -> Iterator[str]:
+    """The data of each event, without the [DONE]."""
+    for block in body.removesuffix("\n\n").split("\n\n"):
+        lines = block.split("\n")
+        assert lines[-1].startswith("data: "), block
+        data = lines[-1].removeprefix("data: ")
+        if data != "[DONE]":
+            if len(lines) > 1:
+                assert lines[0] == f"event: {json.loads(data)['type']}"
+            yield data
+
+
+def check_whole(http: httpx.Client, operation: Operation, case: Case, fields: Fields) -> dict[str, Any] | None:
+    """The response as JSON, checked against the model that the route declares for its status."""
+    body = {"json": case.body} if case.body is not None else {}
+    response = http.request(operation.method, operation.path.format(**case.path), **body)
+    model: type[BaseModel] | None = operation.description.returns if operation.description is not None else None
+    if response.status_code != 200 and operation.id not in ("health", "ready"):
+        model = error_model(operation.path)
+    if model is None:
+        assert response.headers["content-type"].startswith("text/plain")
+        return None
+    fields.note(model.model_validate_json(response.content))
+    parsed: dict[str, Any] = response.json()
+    return parsed
+
+
+def check_streamed(http: httpx.Client, operation: Operation, case: Case, fields: Fields) -> None:
+    """Every event against the model that the route declares for them."""
+    assert operation.description is not None
+    events = operation.description.events
+    assert events is not None
+    response = http.request(operation.method, operation.path, json={**(case.body or {}), "stream": True})
+    assert response.status_code == 200, response.text
+    for data in events_of(response.text):
+        fields.note(events.model_validate_json(data))
+
+
+def test_every_response_and_event_fits_and_every_field_occurs(tmp_path: Path) -> None:
+    client, fields = Client(), Fields()
+    assert CASES.keys() == {operation.id for operation in OPERATIONS}
+    operations = {operation.id: operation for operation in OPERATIONS}
+    with (
+        serve(client, tool_settings(tmp_path)) as url,  # type: ignore[arg-type]
+        httpx.Client(base_url=url, timeout=PATIENCE) as http,
+    ):
+        for name, cases in CASES.items():
+            operation = operations[name]
+            for case in cases:
+                client.text = case.text
+                if "response_id" in operation.parameters:
+                    stored = check_whole(http, operations["createResponse"], Case({**RESPONSE, "input": ITEMS}), fields)
+                    assert stored is not None
+                    case.path = {"response_id": stored["id"]}
+                if case.whole:
+                    check_whole(http, operation, case, fields)
+                if case.streams and operation.description is not None and operation.description.events is not None:
+                    check_streamed(http, operation, case, fields)
+        client.well = client.ready = False
+        for name in ("health", "ready"):
+            check_whole(http, operations[name], Case(), fields)
+    declared = {(model.__name__, name) for model in described_models() for name in model.model_fields}
+    assert declared - fields.seen == set(), "declared, but never sent"
+
+
+def described_models() -> list[type[ApiObject]]:
+    """The models that are used themselves, rather than as bases of others."""
+    found: list[type[ApiObject]] = []
+    pending: list[type[ApiObject]] = [ApiObject]
+    while pending:
+        model = pending.pop()
+        below = [each for each in model.__subclasses__() if each.__module__.startswith("tessera.")]
+        pending += below
+        if not below or model.__name__ == "AlternativeToken":
+            found.append(model)
+    return found
+
+
+def test_a_field_too_many_or_too_few_is_noticed() -> None:
+    event = {"type": "response.reasoning_text.delta", "sequence_number": 1, "output_index": 0, "item_id": "i"}
+    ResponseEvent.model_validate({**event, "content_index": 0, "delta": "x"})
+    for wrong in ({**event, "content_index": 0}, {**event, "content_index": 0, "delta": "x", "more": 1}):
+        with pytest.raises(ValidationError):
+            ResponseEvent.model_validate(wrong)
+    with pytest.raises(ValidationError):
+        ChatCompletionObject.model_validate({"id": "x"})
