@@ -11,7 +11,9 @@ from typing import Any
 from docs.generate.field_notes import NOTES
 from docs.generate.figures import markdown_table
 from docs.generate.schemas import Schema, accepts, cell, meaning, refs, with_default
+from tessera.app.anthropic.errors import ANTHROPIC
 from tessera.app.openapi.document import openapi_document
+from tessera.app.server.application import ROUTES, api_routes
 from tessera.app.settings import AppSettings
 
 URL = "http://127.0.0.1:8000"
@@ -49,7 +51,8 @@ PAGES = (
 @cache
 def document() -> dict[str, Any]:
     """The document as a server with an API key and default settings gives it."""
-    return openapi_document(AppSettings(model_folder=".", served_model_names=("MODEL",), api_keys=("key",)))
+    settings = AppSettings(model_folder=".", served_model_names=("MODEL",), api_keys=("key",))
+    return openapi_document(api_routes(ROUTES), settings, (ANTHROPIC,))
 
 
 def api_pages() -> dict[str, str]:
