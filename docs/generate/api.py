@@ -167,7 +167,9 @@ def _responses(responses: dict[str, Any]) -> Iterator[str]:
 
 
 def _stream(kind: str, schema: Schema) -> str:
-    return f"`{kind}` of {accepts(schema)}" if "$ref" in schema else f"`{kind}`"
+    """A media type, and what the `data` of its events is."""
+    data = schema.get("properties", {}).get("data", {}).get("contentSchema")
+    return f"`{kind}` of {accepts(data)}" if data else f"`{kind}`"
 
 
 def _objects(operation: dict[str, Any]) -> list[str]:
