@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -12,7 +13,7 @@ from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.text.tokenizer import Tokenizer, load_json
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, ModelError
 from tessera.engine.contract.messages import EngineInfo
-from tessera.engine.contract.sampling_params import MAX_SEED, Grammar, SamplingParams
+from tessera.engine.contract.sampling_params import MAX_SEED, ROW_PARAMETERS, Grammar, SamplingParams
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,14 +94,7 @@ def sampling_params(
         )
     base = SamplingParams(
         max_tokens=max(max_tokens, 1),  # the prompt's logits come with a token, wanted or not
-        min_tokens=request.min_tokens or 0,
-        temperature=_either(request.temperature, defaults.temperature),
-        top_k=max(0, request.top_k if request.top_k is not None else defaults.top_k),
-        top_p=_either(request.top_p, defaults.top_p),
-        min_p=_either(request.min_p, defaults.min_p),
-        repetition_penalty=_either(request.repetition_penalty, defaults.repetition_penalty),
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
+        **_row_parameters(request, defaults),
         logit_bias=request.logit_bias,
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
@@ -120,8 +114,15 @@ def sampling_params(
     ]
 
 
-def _either(value: float | None, default: float) -> float:
-    return default if value is None else value
+def _row_parameters(request: GenerationRequest, defaults: SamplingDefaults) -> dict[str, Any]:
+    """The parameters of the engine's rows that the request or the model's defaults give; seeds differ by choice."""
+    values = msgspec.structs.asdict(defaults)
+    for name in ROW_PARAMETERS:
+        value = getattr(request, name)
+        if value is not None and name != "seed":
+            values[name] = value
+    values["top_k"] = max(0, values["top_k"])
+    return values
 
 
 def _seed(seed: int | None, index: int) -> int:

@@ -48,11 +48,11 @@ struct Histogram {
 template <int BLOCKS, int THREADS>
 class TokenFilter {
  public:
-  // Largest key kept by min_p (0: off), then top_k (0: off), then top_p (1: off), as Ops.sample defines them.
+  // Largest key up to `limit` kept by min_p (0: off), then top_k (0: off), then top_p (1: off).
   // for_each_key(visit) calls visit(key) for each key of the thread's share, NO_KEY where there is none. Once
   // a kernel; afterwards the blocks must meet once more before one of them ends.
   template <typename ForEachKey>
-  __device__ unsigned cutoff(ForEachKey for_each_key, float min_p, int top_k, float top_p) {
+  __device__ unsigned cutoff(ForEachKey for_each_key, unsigned limit, float min_p, int top_k, float top_p) {
     if (threadIdx.x == 0) {
       // In double and by one thread: it must round as on the CPU, and most GPUs are slow at it.
       const double steps = min_p > 0.0f ? (MIN_P_SLACK - log(static_cast<double>(min_p))) * KEY_STEPS
@@ -61,7 +61,7 @@ class TokenFilter {
     }
     if (threadIdx.x < NUM_BINS) histogram_.take(threadIdx.x);
     __syncthreads();
-    unsigned limit = limit_;
+    limit = min(limit, limit_);
     int turn = 0;
     if (top_k > 0) {
       limit = select<false>(for_each_key, limit, turn, [&](unsigned long long count) {

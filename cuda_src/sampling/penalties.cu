@@ -1,37 +1,36 @@
-// What sampling remembers of a sequence, and how it changes the logits. In a token's state, bit 31 says
-// that the prompt has it, the lower bits count it in the output.
+// The sampling state of a sequence, and its effect on the logits. In a token's state, bit 31: it is in the
+// prompt; lower bits: its count in the output.
 
 #include "common.cuh"
+#include "generated/sampling_row.cuh"
 
 constexpr int BLOCK_SIZE = 256;
 constexpr int STATES = 4;  // that a thread looks at together
 constexpr int LOADS = 4;   // of them, in flight per thread
 constexpr unsigned IN_PROMPT_BIT = 0x80000000u;
 
-// logits += bias; then -inf at suppressed ids while num_output_tokens < min_tokens; then, for tokens seen,
-// logits = (logit > 0 ? logit / repetition : logit * repetition) - frequency * count - presence * (count > 0)
+// logits += bias; then -inf at suppressed ids while position - num_prompt_tokens < min_tokens; then, for
+// tokens seen, logits = (logit > 0 ? logit / repetition : logit * repetition) - frequency * count - presence
+// * (count > 0)
 //
 // logits [num_rows, vocab_size] float, in place; token_state [num_slots, vocab_size] uint32;
 // bias_token_ids [num_slots, max_bias] int32, distinct in a row; bias_values [num_slots, max_bias] float;
 // bias_counts [num_slots] int32; suppressed_token_ids [num_slots, max_suppressed] int32;
-// suppressed_counts [num_slots] int32; per row, [num_rows]: slots int32 (below 0: skipped),
-// num_output_tokens int32, min_tokens int32, repetition_penalty, presence_penalty, frequency_penalty float.
+// suppressed_counts [num_slots] int32; rows [num_rows] SamplingRow (slot below 0: skipped).
 // Layout: row-major; 16-byte loads of token states where the row's address allows; chunk_size a multiple
 // of 4. Grid: (ceil(vocab_size / chunk_size), num_rows); block: 256 threads. Unit of work: one block a chunk
 // of ids, which it alone writes, so that its barriers order the three steps.
 __global__ void __launch_bounds__(BLOCK_SIZE)
     adjust_logits_kernel(float* logits, const unsigned* token_state, const int* bias_token_ids,
                          const float* bias_values, const int* bias_counts, const int* suppressed_token_ids,
-                         const int* suppressed_counts, const int* slots, const int* num_output_tokens,
-                         const int* min_tokens, const float* repetition_penalty,
-                         const float* presence_penalty, const float* frequency_penalty, int vocab_size,
-                         int max_bias, int max_suppressed, int chunk_size) {
-  const int row = blockIdx.y;
+                         const int* suppressed_counts, const SamplingRow* rows, int vocab_size, int max_bias,
+                         int max_suppressed, int chunk_size) {
   let_next_kernel_start();
   wait_for_earlier_kernels();
-  const long long slot = slots[row];
+  const SamplingRow row = rows[blockIdx.y];
+  const long long slot = row.slot;
   if (slot < 0) return;
-  float* const row_logits = logits + static_cast<long long>(row) * vocab_size;
+  float* const row_logits = logits + static_cast<long long>(blockIdx.y) * vocab_size;
   const int begin = blockIdx.x * chunk_size;
   const int end = min(begin + chunk_size, vocab_size);
 
@@ -42,7 +41,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
   }
   __syncthreads();
 
-  if (num_output_tokens[row] < min_tokens[row]) {
+  if (row.position - row.num_prompt_tokens < row.min_tokens) {
     const int num_suppressed = min(suppressed_counts[slot], max_suppressed);
     for (int i = threadIdx.x; i < num_suppressed; i += BLOCK_SIZE) {
       const int id = suppressed_token_ids[slot * max_suppressed + i];
@@ -51,17 +50,15 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
   }
   __syncthreads();
 
-  const float repetition = repetition_penalty[row];
-  const float presence = presence_penalty[row];
-  const float frequency = frequency_penalty[row];
-  if (repetition == 1.0f && presence == 0.0f && frequency == 0.0f) return;
+  if ((row.flags & RowFlag::PENALIZED) == 0) return;
   const unsigned* const row_states = token_state + slot * vocab_size;
-  auto penalise = [&](int id, unsigned state) {
+  auto penalize = [&](int id, unsigned state) {
     if (state == 0) return;
     const float logit = row_logits[id];
     const float count = static_cast<float>(state & ~IN_PROMPT_BIT);
-    const float repeated = logit > 0.0f ? logit / repetition : logit * repetition;
-    row_logits[id] = repeated - (frequency * count + (count > 0.0f ? presence : 0.0f));
+    const float repeated = logit > 0.0f ? logit / row.repetition_penalty : logit * row.repetition_penalty;
+    const float presence = count > 0.0f ? row.presence_penalty : 0.0f;
+    row_logits[id] = repeated - (row.frequency_penalty * count + presence);
   };
   const bool aligned = is_aligned(row_states + begin);
   for (int first = begin + threadIdx.x * STATES; first < end; first += BLOCK_SIZE * STATES * LOADS) {
@@ -78,7 +75,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
 #pragma unroll
     for (int i = 0; i < LOADS; ++i) {
 #pragma unroll
-      for (int j = 0; j < STATES; ++j) penalise(first + i * BLOCK_SIZE * STATES + j, states[i][j]);
+      for (int j = 0; j < STATES; ++j) penalize(first + i * BLOCK_SIZE * STATES + j, states[i][j]);
     }
   }
 }

@@ -2,6 +2,7 @@
 
 #include "choice.cuh"
 #include "cluster.cuh"
+#include "generated/sampling_row.cuh"
 #include "philox.cuh"
 #include "token_filter.cuh"
 
@@ -11,7 +12,7 @@ constexpr int THREADS = 1024;
 constexpr int CLUSTER_BLOCKS = 8;
 constexpr int CLUSTER_THREADS = 512;
 
-// What a block knows of its row.
+// A block's part of a row.
 struct Row {
   const float* logits;
   int begin;  // of the block's part of the vocabulary
@@ -55,6 +56,18 @@ struct Row {
 #pragma unroll
       for (int j = 0; j < GROUP; ++j) values[j] = next[j];
     }
+  }
+
+  // visit(maximum - logit) for each logit of the thread's share that is not -inf.
+  template <int NUM_THREADS, typename Visit>
+  __device__ __forceinline__ void for_each_distance(Visit visit) const {
+    for_each_group<NUM_THREADS>([&](int id, const float (&values)[GROUP]) {
+#pragma unroll
+      for (int j = 0; j < GROUP; ++j) {
+        const float distance = maximum - values[j];
+        if (id + j < end && distance < FLOAT_INFINITY) visit(distance);
+      }
+    });
   }
 
   __device__ __forceinline__ unsigned key(float logit) const {
@@ -214,12 +227,67 @@ __device__ __forceinline__ Choice best_of_blocks(Choice best, Choice (&bests)[BL
   return best;
 }
 
+// The sum of all threads of all blocks; `sums` is shared memory of its own for each call.
+template <int BLOCKS>
+__device__ __forceinline__ unsigned long long sum_of_blocks(unsigned long long sum,
+                                                            unsigned long long (&sums)[BLOCKS]) {
+  using Blocks = Cluster<BLOCKS>;
+  __shared__ unsigned long long partial[WARP_SIZE];
+#pragma unroll
+  for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, offset);
+  __syncthreads();  // the partial sums of an earlier call may still be in use
+  if (threadIdx.x % WARP_SIZE == 0) partial[threadIdx.x / WARP_SIZE] = sum;
+  __syncthreads();
+  sum = 0;
+  for (int warp = 0; warp < blockDim.x / WARP_SIZE; ++warp) sum += partial[warp];
+  if (BLOCKS == 1) return sum;
+  if (threadIdx.x < BLOCKS) Blocks::at(sums, threadIdx.x)[Blocks::rank()] = sum;
+  Blocks::sync();
+  sum = 0;
+#pragma unroll
+  for (int b = 0; b < BLOCKS; ++b) sum += sums[b];
+  return sum;
+}
+
+// Largest key within n standard deviations of the row's logits, those that are not -inf, from its maximum
+// (Tang et al. 2024). The deviation is that of whole numbers below 2^20, in proportion to the logits'
+// distances from the maximum: their sums do not depend on their order, and are those of
+// engine/ops/cpu/sampling.py.
+template <int BLOCKS, int NUM_THREADS>
+__device__ unsigned top_n_sigma_key(const Row& row, float n) {
+  constexpr int BITS = 20;
+  constexpr double SLACK = 0x1p-20;
+  __shared__ Choice farthest[BLOCKS];
+  __shared__ unsigned long long counts[BLOCKS], totals[BLOCKS], squares[BLOCKS];
+  float longest = 0.0f;
+  row.for_each_distance<NUM_THREADS>([&](float distance) { longest = fmaxf(longest, distance); });
+  // Bits of floats that are not negative are in their order.
+  const Choice bits = best_of_blocks(static_cast<Choice>(__float_as_uint(longest)), farthest);
+  int exponent;
+  frexpf(__uint_as_float(static_cast<unsigned>(bits)), &exponent);
+
+  unsigned long long count = 0, total = 0, square = 0;
+  row.for_each_distance<NUM_THREADS>([&](float distance) {
+    const unsigned long long number = static_cast<unsigned>(ldexpf(distance, BITS - exponent));
+    count += 1;
+    total += number;
+    square += number * number;
+  });
+  count = sum_of_blocks(count, counts);
+  total = sum_of_blocks(total, totals);
+  square = sum_of_blocks(square, squares);
+  const unsigned long long mean = total / count;
+  square -= mean * (2 * total - mean * count);  // of differences from the mean
+  const double sigma = sqrt(static_cast<double>(square) / static_cast<double>(count));
+  const double limit = static_cast<double>(n) * sigma * (1.0 + SLACK) * KEY_STEPS;
+  const double steps = ldexp(limit, exponent - BITS) / static_cast<double>(row.temperature);
+  return steps < LAST_KEY ? static_cast<unsigned>(steps) : LAST_KEY;
+}
+
 // CACHED: `cached_keys` is shared memory for the keys of a block's part of the vocabulary.
 template <int BLOCKS, int NUM_THREADS, bool FILTERED, bool CACHED>
-__device__ __forceinline__ void sample_row(const float* logits, const int* slots, const float* temperature,
-                                           const int* top_k, const float* top_p, const float* min_p,
-                                           const unsigned long long* seeds, const int* positions,
-                                           int* token_ids, int vocab_size, unsigned* cached_keys) {
+__device__ __forceinline__ void sample_row(const float* logits, const SamplingRow* rows, int* token_ids,
+                                           int vocab_size, unsigned* cached_keys) {
   using Blocks = Cluster<BLOCKS>;
   __shared__ Choice bests[2][BLOCKS];
   __shared__ unsigned best_score;
@@ -230,28 +298,23 @@ __device__ __forceinline__ void sample_row(const float* logits, const int* slots
   wait_for_earlier_kernels();
   Blocks::wait();
   const bool reports = Blocks::rank() == 0 && threadIdx.x == 0;
-  if (slots[row_index] < 0) {
+  const SamplingRow parameters = rows[row_index];  // all at once: memory is far
+  if (parameters.slot < 0) {
     if (reports) token_ids[row_index] = -1;
     return;
   }
 
-  // All at once: memory is far.
-  const unsigned long long seed = seeds[row_index];
-  const int position = positions[row_index];
-  const float min_probability = FILTERED ? min_p[row_index] : 0.0f;
-  const int most_kept = FILTERED ? top_k[row_index] : 0;
-  const float mass_kept = FILTERED ? top_p[row_index] : 1.0f;
   const int part = ceil_div(ceil_div(vocab_size, BLOCKS), GROUP) * GROUP;
   Row row;
   row.logits = logits + static_cast<long long>(row_index) * vocab_size;
   row.begin = min(Blocks::rank() * part, vocab_size);
   row.end = min(row.begin + part, vocab_size);
-  row.temperature = temperature[row_index];
+  row.temperature = parameters.temperature;
   Choice best = best_of_blocks(best_of_part<NUM_THREADS>(row), bests[0]);
   row.maximum = score_of(best);
 
   if (isfinite(row.maximum) && row.temperature > 0.0f) {
-    const bool filters = FILTERED && (min_probability > 0.0f || most_kept > 0 || mass_kept < 1.0f);
+    const bool filters = FILTERED && (parameters.flags & RowFlag::FILTERED) != 0;
     unsigned cutoff = LAST_KEY;
     if (filters) {
       __shared__ TokenFilter<BLOCKS, NUM_THREADS> filter;
@@ -263,10 +326,13 @@ __device__ __forceinline__ void sample_row(const float* logits, const int* slots
           if (id < row.end) keys.store(cached_keys + (id - row.begin));
         });
       }
-      cutoff = filter.cutoff(RowKeys<NUM_THREADS, CACHED>{row, cached_keys}, min_probability, most_kept,
-                             mass_kept);
+      const unsigned limit = parameters.top_n_sigma > 0.0f
+                                 ? top_n_sigma_key<BLOCKS, NUM_THREADS>(row, parameters.top_n_sigma)
+                                 : LAST_KEY;
+      cutoff = filter.cutoff(RowKeys<NUM_THREADS, CACHED>{row, cached_keys}, limit, parameters.min_p,
+                             parameters.top_k, parameters.top_p);
     }
-    GumbelChoice choice(row, cutoff, seed, position, &best_score);
+    GumbelChoice choice(row, cutoff, parameters.seed, parameters.position, &best_score);
     if (CACHED && filters) {
       const int lane_ids = threadIdx.x % WARP_SIZE * GROUP;
 #pragma unroll 1
@@ -291,20 +357,16 @@ __device__ __forceinline__ void sample_row(const float* logits, const int* slots
 }
 
 // token_ids[s] = a token of row s as Ops.sample defines it, -1 where the maximum is not finite or the row is
-// padding. Not FILTERED promises that all filters are off.
+// padding. Not FILTERED promises that no row has the flag.
 //
-// logits [num_rows, vocab_size] float; per row, [num_rows]: slots int32 (below 0: padding), temperature float
-// (0: greedy), top_k int32 (0: off), top_p float (1: off), min_p float (0: off), seeds uint64, positions
-// int32; token_ids [num_rows] int32. Layout: row-major; 16-byte loads where the row's address allows. Nothing
-// depends on other rows, nor on the number of blocks. Grid: (1, num_rows); block: 1024 threads; 21 KB of
+// logits [num_rows, vocab_size] float; rows [num_rows] SamplingRow (slot below 0: padding); token_ids
+// [num_rows] int32. Layout: row-major; 16-byte loads where the row's address allows. Nothing depends on other
+// rows, nor on the number of blocks. Grid: (1, num_rows); block: 1024 threads; 21 KB of
 // static shared memory. Unit of work: one block a row.
 template <bool FILTERED>
 __global__ void __launch_bounds__(THREADS)
-    sample_kernel(const float* logits, const int* slots, const float* temperature, const int* top_k,
-                  const float* top_p, const float* min_p, const unsigned long long* seeds,
-                  const int* positions, int* token_ids, int vocab_size) {
-  sample_row<1, THREADS, FILTERED, false>(logits, slots, temperature, top_k, top_p, min_p, seeds, positions,
-                                          token_ids, vocab_size, nullptr);
+    sample_kernel(const float* logits, const SamplingRow* rows, int* token_ids, int vocab_size) {
+  sample_row<1, THREADS, FILTERED, false>(logits, rows, token_ids, vocab_size, nullptr);
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -316,12 +378,10 @@ __global__ void __launch_bounds__(THREADS)
 // row.
 template <bool FILTERED>
 __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS, FILTERED ? 2 : 3)
-    sample_cluster_kernel(const float* logits, const int* slots, const float* temperature, const int* top_k,
-                          const float* top_p, const float* min_p, const unsigned long long* seeds,
-                          const int* positions, int* token_ids, int vocab_size) {
+    sample_cluster_kernel(const float* logits, const SamplingRow* rows, int* token_ids, int vocab_size) {
   extern __shared__ __align__(16) unsigned cached_keys[];
-  sample_row<CLUSTER_BLOCKS, CLUSTER_THREADS, FILTERED, FILTERED>(
-      logits, slots, temperature, top_k, top_p, min_p, seeds, positions, token_ids, vocab_size, cached_keys);
+  sample_row<CLUSTER_BLOCKS, CLUSTER_THREADS, FILTERED, FILTERED>(logits, rows, token_ids, vocab_size,
+                                                                  cached_keys);
 }
 
 #endif

@@ -1,4 +1,4 @@
-// What a grammar, or a list of allowed ids, leaves of the logits.
+// Masks logits by a grammar or a list of allowed ids.
 
 #include "common.cuh"
 

@@ -68,7 +68,7 @@ class NotFoundError(RequestError):
 
 
 class QueueFullError(RequestError):
-    """The bounded waiting queue is full; the client should come back after `retry_after` seconds."""
+    """The waiting queue is full; the client should retry after `retry_after` seconds."""
 
     status = 429
     type = "rate_limit_error"

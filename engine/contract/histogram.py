@@ -1,4 +1,4 @@
-"""Counts of values by bucket, and what can be read from such counts later."""
+"""Histograms: counts of values by bucket, and quantiles of such counts."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Histogram:
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """The value below which `share` of all values lie, as even within its bucket as PromQL's histogram_quantile
-    takes it; the last bound for values beyond it, None without values."""
+    """The value below which `share` of all values lie, interpolated linearly in its bucket like PromQL's
+    histogram_quantile; the last bound for values beyond it, None without values."""
     wanted = share * sum(counts)
     if wanted <= 0:
         return None

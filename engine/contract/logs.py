@@ -20,7 +20,7 @@ PLAIN_VALUE = re.compile(r"[\w./:@+,-]+", re.ASCII)
 
 
 def configure_logging(log_format: LogFormat = "text", level: LogLevel = "info") -> None:
-    """Let everything from `level` on be written in this form; called once a process."""
+    """Set up logging from `level` on in this format; call once a process."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])

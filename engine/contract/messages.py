@@ -1,4 +1,4 @@
-"""What app processes and the engine process say to each other: msgspec structs, never pickle.
+"""Messages between app processes and the engine process: msgspec structs, never pickle.
 
 A client (one per app process) is a DEALER socket, the engine a ROUTER; heartbeats go out over a PUB
 socket of their own, and the start is reported over a pipe to the supervisor alone. Times are
@@ -41,7 +41,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     """Start one sequence. `request_id` is unique among this client's live requests.
 
-    `prompt_token_ids` cross as their bytes: a list of 8,000 would be looked through number by number at each end.
+    `prompt_token_ids` are sent as bytes: a list would be encoded and decoded number by number.
     `cache_salt` separates prefix caches: blocks are shared only between equal salts.
     `priority`: lower runs first; equal priorities run in order of arrival.
     """
@@ -94,7 +94,7 @@ class EmbeddingInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine decided at its start; facts for logs, /v1/models and request checks."""
+    """Facts settled when the engine starts, for logs, /v1/models and request checks."""
 
     device: str
     device_name: str
@@ -149,7 +149,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestOutput(msgspec.Struct, array_like=True):
-    """What one step brought for one request.
+    """One step's output for one request.
 
     `finish_reason` is set on the last output only. `stop_token_id` names the id that ended it.
     `prompt_logprobs` comes with the first token, where asked for: one for each prompt token but the first.
@@ -197,7 +197,7 @@ class EngineTotals(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class SchedulerStats(msgspec.Struct, array_like=True):
-    """Gauges of the moment, and the counts that go with them where somebody keeps any."""
+    """Current gauges, and the engine's totals where it keeps any."""
 
     num_running: int
     num_waiting: int
@@ -208,7 +208,7 @@ class SchedulerStats(msgspec.Struct, array_like=True):
 
 
 class GpuUsage(msgspec.Struct, frozen=True, array_like=True):
-    """Of the whole device, whoever uses it: bytes, and the share of time in which a kernel ran (0 to 1) if known."""
+    """Use of the whole device by all processes: bytes, and the share of time a kernel ran (0 to 1) if known."""
 
     memory_used: int
     memory_total: int

@@ -1,17 +1,20 @@
-"""How one sequence's tokens are chosen and when it ends."""
+"""Sampling parameters: how a sequence's tokens are chosen and when it ends."""
 
 from __future__ import annotations
 
+import enum
 import math
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 import msgspec
+import numpy as np
 
 from tessera.engine.contract.errors import InvalidRequestError
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 128
+MAX_INT32 = 2**31 - 1
 MAX_SEED = 2**64 - 1
 MAX_GRAMMAR_LENGTH = 2**18
 MAX_ALLOWED_TOKEN_IDS = 2**16
@@ -22,18 +25,18 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What an answer must match from its first token to its last.
+    """A grammar that the completion must match from its first token to its last.
 
     Attributes:
-        kind: how `text` is to be read: `json_schema`, a schema as JSON; `json_object`, any object,
-            the text is empty; `regex`, in Rust's syntax, matching the whole answer; `choice`, a JSON list
+        kind: the notation of `text`: `json_schema`, a schema as JSON; `json_object`, any object,
+            the text is empty; `regex`, in Rust's syntax, matching the whole completion; `choice`, a JSON list
             of strings; `lark`, a grammar in llguidance's dialect of Lark; `gbnf`, one in llama.cpp's notation.
         text: at most MAX_GRAMMAR_LENGTH characters.
         param: the request field that it comes from, for errors.
         start_token_id: it holds from after this token (the end of a section of reasoning), which must
-            come before the answer may end; None: from the start.
-        section_token_id: where it is set, that is so only if this token (the beginning of such a section) is the
-            answer's first; after any other first token the grammar has held from the start.
+            come before the completion may end; None: from the start.
+        section_token_id: if set, the grammar waits for `start_token_id` only where the completion begins with this
+            token (the start of such a section); after any other first token it holds from the start.
     """
 
     kind: GrammarKind
@@ -54,20 +57,56 @@ class Grammar(msgspec.Struct, frozen=True):
                 _token_id(self.param, token_id, vocab_size)
 
 
+class RowFlag(enum.IntEnum):
+    """Bits for the work that a row of logits needs beyond the choice of a token.
+
+    No IntFlag, whose operators take a microsecond; sets of flags are plain integers.
+    """
+
+    PENALIZED = 1  # by the tokens in its prompt and output
+    FILTERED = 2  # not all tokens can be chosen
+    BIASED = 4
+    SUPPRESSED = 8  # its end ids, until min_tokens
+    CONSTRAINED = 16  # by a token mask
+    LOGPROBS = 32  # are reported
+
+    ADJUSTED = PENALIZED | BIASED | SUPPRESSED  # logits change
+
+
+class RowParameter(NamedTuple):
+    """Annotation that makes a field of SamplingParams a field of `SAMPLING_ROW`, which kernels read by the same name.
+
+    Attributes:
+        type: of the field in the row.
+        low, high: the values accepted; `open_low` excludes `low` itself.
+        flag: set on a row whose value is not the field's default, which must mean off.
+    """
+
+    type: type[np.generic]
+    low: float
+    high: float
+    flag: RowFlag | None = None
+    open_low: bool = False
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling settings of one sequence, complete: every default has been filled in.
 
     Order of application to a row of logits: `logit_bias`; stop ids suppressed until `min_tokens`;
     repetition, frequency and presence penalties; tokens that `grammar`, `allowed_token_ids` or `bad_words`
-    exclude; temperature; min_p; top_k; top_p.
+    exclude; temperature, which makes probabilities p = softmax(logit / temperature); the filters, each of what the
+    one before has left: top_n_sigma; min_p; top_k; top_p.
 
     Attributes:
         max_tokens: most tokens to generate.
         min_tokens: end-of-sequence and stop ids cannot be chosen before this many tokens.
         temperature: 0 is greedy.
-        top_k: 0 is off.
-        top_p: 1 is off; smallest set of tokens whose probability reaches it.
-        min_p: 0 is off; drops tokens less probable than min_p times the most probable.
+        top_k: 0 is off; keeps the k most probable tokens and all ties of the k-th.
+        top_p: 1 is off; keeps the smallest set of the most probable tokens that has this share of the probability that
+            other filters have left, and all ties of the last (Holtzman et al. 2020).
+        min_p: 0 is off; keeps tokens with p >= min_p * max(p) (Nguyen et al. 2024).
+        top_n_sigma: 0 is off; keeps logits of at least max - n * sigma, with sigma the standard deviation of the row's
+            logits that are not -inf, before temperature (Tang et al. 2024, arXiv 2411.07641; as in llama.cpp).
         repetition_penalty: 1 is off; over prompt and output (Keskar et al. 2019).
         presence_penalty, frequency_penalty: 0 is off; over the output, as OpenAI defines them.
         logit_bias: token id to an addend; -100 or less and 100 or more decide the choice in practice.
@@ -76,23 +115,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         ignore_eos: the model's own end ids do not end the sequence.
         logprobs: number of alternatives to report per token; None reports nothing, 0 the token's own.
         prompt_logprobs: the same for the prompt's tokens, all but the first.
-        grammar: what the answer must match; once nothing can follow, the sequence ends with `stop`, whatever
+        grammar: what the completion must match; once nothing can follow, the sequence ends with `stop`, whatever
             `min_tokens` and `ignore_eos` say.
         allowed_token_ids: no other ids can be chosen; None allows all.
         bad_words: sequences of ids that cannot come one after the other in the output.
     """
 
     max_tokens: int
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    min_tokens: Annotated[int, RowParameter(np.int32, 0, MAX_INT32, RowFlag.SUPPRESSED)] = 0
+    temperature: Annotated[float, RowParameter(np.float32, 0.0, 2.0)] = 1.0
+    top_k: Annotated[int, RowParameter(np.int32, 0, MAX_INT32, RowFlag.FILTERED)] = 0
+    top_p: Annotated[float, RowParameter(np.float32, 0.0, 1.0, RowFlag.FILTERED, open_low=True)] = 1.0
+    min_p: Annotated[float, RowParameter(np.float32, 0.0, 1.0, RowFlag.FILTERED)] = 0.0
+    top_n_sigma: Annotated[float, RowParameter(np.float32, 0.0, 100.0, RowFlag.FILTERED)] = 0.0
+    repetition_penalty: Annotated[float, RowParameter(np.float32, 0.0, 10.0, RowFlag.PENALIZED, open_low=True)] = 1.0
+    presence_penalty: Annotated[float, RowParameter(np.float32, -2.0, 2.0, RowFlag.PENALIZED)] = 0.0
+    frequency_penalty: Annotated[float, RowParameter(np.float32, -2.0, 2.0, RowFlag.PENALIZED)] = 0.0
+    seed: Annotated[int, RowParameter(np.uint64, 0, MAX_SEED)] = 0
     logit_bias: dict[int, float] = {}
-    seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -106,21 +146,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature == 0.0
 
     @property
-    def has_penalties(self) -> bool:
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+    def flags(self) -> int:
+        """RowFlags of the work that a row with these settings needs."""
+        flags = 0
+        for name, flag, off in _FLAGGED:
+            if getattr(self, name) != off:
+                flags |= flag
+        if self.greedy:
+            flags &= ~RowFlag.FILTERED  # which never excludes the most probable token
+        if self.logit_bias:
+            flags |= RowFlag.BIASED
+        if self.logprobs is not None:
+            flags |= RowFlag.LOGPROBS
+        return flags
 
     def verify(self, vocab_size: int) -> None:
         """Raise InvalidRequestError naming the first field that is out of range or not finite."""
-        _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _in_range("max_tokens", self.max_tokens, 1, MAX_INT32)
         _in_range("min_tokens", self.min_tokens, 0, self.max_tokens)
-        _in_range("temperature", self.temperature, 0.0, 2.0)
-        _in_range("top_k", self.top_k, 0, 2**31 - 1)
-        _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _in_range("min_p", self.min_p, 0.0, 1.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
-        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _in_range("seed", self.seed, 0, MAX_SEED)
+        for name, parameter in ROW_PARAMETERS.items():
+            _in_range(name, getattr(self, name), parameter.low, parameter.high, open_low=parameter.open_low)
         if self.logprobs is not None:
             _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
@@ -145,6 +190,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 _token_id("bad_words", token_id, vocab_size)
         if self.grammar is not None:
             self.grammar.verify(vocab_size)
+
+
+def _row_parameters() -> dict[str, RowParameter]:
+    hints = get_type_hints(SamplingParams, include_extras=True)
+    annotations = ((name, getattr(hint, "__metadata__", ())) for name, hint in hints.items())
+    return {name: found[0] for name, found in annotations if found and isinstance(found[0], RowParameter)}
+
+
+# By name, in the order of SamplingParams.
+ROW_PARAMETERS = _row_parameters()
+_DEFAULTS = SamplingParams(max_tokens=1)
+# Name, flag and the value that is off, of those that have a flag.
+_FLAGGED = [
+    (name, parameter.flag, getattr(_DEFAULTS, name)) for name, parameter in ROW_PARAMETERS.items() if parameter.flag
+]
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

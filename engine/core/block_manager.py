@@ -1,9 +1,9 @@
-"""KV blocks: who holds which, and which hold a prefix that others may share.
+"""KV blocks: allocation, reference counts and the prefix cache.
 
 A block is in exactly one of three places:
 
     free    holds nothing of use
-    cached  published and referenced by nobody; a prefix hit takes it back, an allocation may evict it
+    cached  published and unreferenced; a prefix hit revives it, an allocation may evict it
     used    referenced by one or more sequences, published or not
 
 A full block is published once its keys and values are computed. It is found again by a SHA-256 chain
@@ -24,7 +24,7 @@ from tessera.engine.core.sequence import Sequence
 
 
 class PublishedBlock(msgspec.Struct, eq=False, frozen=True):
-    """What a published block holds. Compared by identity: a block published anew is another one.
+    """Contents of a published block. Compared by identity: a block published again is another one.
 
     That makes everything behind a withdrawn block unreachable, because its parent is gone for good.
     """
@@ -83,7 +83,7 @@ class BlockManager:
         return self._published[block] is not None
 
     def match_prefix(self, sequence: Sequence) -> list[int]:
-        """Published blocks that hold the beginning of `sequence`, which still takes no reference.
+        """Published blocks that hold the beginning of `sequence`; takes no references.
 
         At most `max_shared_tokens` of its tokens are among them.
         """
@@ -93,7 +93,7 @@ class BlockManager:
         blocks: list[int] = []
         parent: PublishedBlock | None = None
         for token_bytes in sequence.block_bytes(0, sequence.max_shared_tokens // self.block_size, self.block_size):
-            if len(digests) == len(blocks):  # no further than it leads: a new prompt's first says enough
+            if len(digests) == len(blocks):  # lazily: most new prompts miss at the first block
                 self._append_digest(sequence, token_bytes)
             entry = self._by_digest.get(digests[len(blocks)])
             if entry is None or not entry.holds(token_bytes, parent, sequence.cache_salt):
@@ -103,7 +103,7 @@ class BlockManager:
         return blocks
 
     def extend_digests(self, sequence: Sequence, num_blocks: int) -> None:
-        """Let the sequence have the digests of its first `num_blocks` blocks, which its tokens fill."""
+        """Compute the digests of the sequence's first `num_blocks` blocks, which its tokens fill."""
         num_known = len(sequence.block_digests)
         if self.prefix_caching and num_known < num_blocks:
             for token_bytes in sequence.block_bytes(num_known, num_blocks, self.block_size):
@@ -146,7 +146,7 @@ class BlockManager:
         first, num_full = sequence.num_published_blocks, num_computed_tokens // self.block_size
         parent = self._published[sequence.block_table[first - 1]] if first > 0 else None
         if first > 0 and parent is None:
-            return  # the block before was withdrawn: nothing behind it can be found, nor should it be
+            return  # the parent was withdrawn, so nothing behind it may be found
         self.extend_digests(sequence, num_full)
         for index, token_bytes in enumerate(sequence.block_bytes(first, num_full, self.block_size), first):
             parent = self._publish_block(sequence, index, token_bytes, parent)
@@ -173,7 +173,7 @@ class BlockManager:
                 sequence.block_table[index] = known.block
                 self._dereference(own)
                 return known
-            self._withdraw(known.block)  # nobody can reach it
+            self._withdraw(known.block)  # unreachable: its parent is gone
         entry = PublishedBlock(own, digest, parent, token_bytes, sequence.cache_salt)
         self._by_digest[digest] = self._published[own] = entry
         return entry
@@ -184,7 +184,7 @@ class BlockManager:
         digests.append(self._digest(parent + token_bytes))
 
     def _take(self) -> int:
-        """A block that nobody references and nobody can find."""
+        """Pop a free block, or evict a cached one."""
         if self.free_blocks:
             return self.free_blocks.pop()
         block, _ = self.cached_blocks.popitem(last=False)
@@ -205,7 +205,7 @@ class BlockManager:
                 self.cached_blocks[block] = None
 
     def _withdraw(self, block: int) -> None:
-        """Take a block out of the prefix cache, whoever references it."""
+        """Take a block out of the prefix cache, even while it is referenced."""
         self._forget(block)
         if block in self.cached_blocks:
             del self.cached_blocks[block]

@@ -1,4 +1,4 @@
-"""The engine without its process: requests in, steps, outputs out. One thread, no sockets, no device code."""
+"""The engine core: requests in, steps, outputs out. One thread, no sockets, no device code."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ GRAMMAR_WAIT = 0.002  # seconds that a step without other work waits for a gramm
 
 
 class Running(Protocol):
-    """A step on its way; `result` waits for it."""
+    """A submitted step; `result` waits for it."""
 
     def result(self) -> StepResult: ...
 
 
 class Runner(Protocol):
-    """What executes steps, in their order: the model runner, or a fake in tests.
+    """Executes steps in order: the model runner, or a fake in tests.
 
     `start` submits a step; a constrained one stops before it chooses tokens and goes on with `sample`.
-    An asynchronous runner computes meanwhile, and takes the next step before the last one's result. Steps with
-    prompts in them had best be filled up to one of `full_sizes` tokens.
+    An asynchronous runner computes in the background and takes the next step before the last one's result. Steps
+    with prompts are best filled up to one of `full_sizes` tokens.
     """
 
     @property
@@ -63,9 +63,8 @@ class EngineCore:
     """Add and abort requests between steps; each `step()` moves all of them forward.
 
     `config` has its device defaults filled in. `num_kv_blocks` blocks of `config.block_size` tokens are
-    what `runner` has room for. `grammars` is None where no tokenizer can tell what tokens spell. Every
-    accepted request ends with exactly one output that has a finish_reason, except where it is aborted:
-    then nothing more is said of it.
+    what `runner` has room for. `grammars` is None without a tokenizer that can spell tokens. Every accepted
+    request ends with exactly one output that has a finish_reason; an aborted one has no further output.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class EngineCore:
         """Prometheus text format."""
         return self.metrics.render(self.stats())
 
-    def add(self, request: AddRequest, client: ClientId) -> None:
+    def add_request(self, request: AddRequest, client: ClientId) -> None:
         """Queue a request.
 
         Raises:
@@ -156,7 +155,7 @@ class EngineCore:
             return
         if params.allowed_token_ids is not None or params.bad_words:
             sequence.constraint = TokenConstraint(params, self._vocab_size)
-        self.scheduler.add(sequence)
+        self.scheduler.enqueue(sequence)
 
     def abort(self, request_ids: list[str], client: ClientId) -> None:
         """End these requests of `client` without an output; unknown ids are ignored."""
@@ -172,7 +171,7 @@ class EngineCore:
         postprocessed and the one after is scheduled. A constrained step is computed ahead like others,
         but chooses its tokens only once the tokens before are known. Without work nothing is done.
 
-        An exception of the runner passes through, and the engine is of no use afterwards.
+        An exception of the runner propagates, and the engine cannot be used afterwards.
         """
         in_flight = self._in_flight
         step = self.schedule()
@@ -180,7 +179,7 @@ class EngineCore:
         if step is not None:
             submitted = self._clock()
             in_flight.append((step, self._runner.start(step.batch), submitted))
-            self.scheduler.note_prefixes()
+            self.scheduler.index_prefixes()
         if in_flight and (step is None or len(in_flight) > 1):
             self._finish_step(outputs)
         if step is not None:
@@ -197,12 +196,12 @@ class EngineCore:
         step, running, submitted = self._in_flight.popleft()
         result = running.result()
         now = self._clock()
-        self.scheduler.record_pace(step, now - max(submitted, self._last_finished))
+        self.scheduler.record_duration(step, now - max(submitted, self._last_finished))
         self._last_finished = now
         self.postprocess(step, result, outputs)
 
     def _token_mask(self, step: ScheduledStep) -> TokenMask | None:
-        """Of the constrained rows whose sequences have not ended meanwhile."""
+        """Masks of the constrained rows, without those of sequences that have ended; None if none is left."""
         masks = [
             (row, sequence.constraint.mask)
             for row, sequence in step.constrained
@@ -283,7 +282,7 @@ class EngineCore:
         self._unpublished.clear()
 
     def _constrain(self, sequence: Sequence, now: float) -> None:
-        """Let a sequence whose grammar is ready into the queue, or refuse it if the grammar is wrong."""
+        """Queue a sequence whose grammar has compiled, or refuse it if the grammar is wrong."""
         pending = self._compiling.pop(sequence)
         try:
             sequence.constraint = GrammarConstraint(
@@ -292,14 +291,14 @@ class EngineCore:
         except InvalidRequestError as error:
             self._fail(sequence, error, self._refusals, now)
         else:
-            self.scheduler.add(sequence)
+            self.scheduler.enqueue(sequence)
 
     def _take_refusals(self) -> Outputs:
         refusals, self._refusals = self._refusals, defaultdict(list)
         return refusals
 
     def _advance_constraints(self, step: ScheduledStep, token_ids: list[int]) -> None:
-        """Let constraints follow the tokens that were sampled, before anybody asks what may come next."""
+        """Advance constraints past the sampled tokens, before their masks are read."""
         followed = [
             (sequence.constraint, token_ids[row])
             for row, sequence in step.constrained
@@ -316,7 +315,7 @@ class EngineCore:
         outputs: Outputs,
         now: float,
     ) -> None:
-        """End each sequence that got no token, before any of its blocks can be shared."""
+        """Fail each sequence that got no token, before any of its blocks can be shared."""
         for sequence, token_id in zip(step.sampled, token_ids, strict=True):
             if token_id >= 0 or sequence.is_finished:
                 continue
@@ -375,7 +374,7 @@ class EngineCore:
         )
 
     def _estimate_retry_after(self) -> int:
-        """Seconds until those who wait now have been served at the recent throughput, from 1 to 60."""
+        """Seconds in which the recent throughput serves all waiting requests, from 1 to 60."""
         if not self._finish_times:
             return 1
         elapsed = self._clock() - self._finish_times[0]

@@ -34,7 +34,7 @@ BUSY_SHARE = 4  # while text is generated, a pass has this part of the tokens it
 
 
 class EmbeddingModel(Protocol):
-    """What computes a pass: an EmbeddingRunner, or a fake in tests."""
+    """Computes a pass: an EmbeddingRunner, or a fake in tests."""
 
     dimension: int
     vocab_size: int
@@ -46,7 +46,7 @@ class EmbeddingModel(Protocol):
 
 
 class _Job:
-    """One request on its way."""
+    """One request in progress."""
 
     __slots__ = ("client", "num_done", "num_taken", "request", "vectors")
 
@@ -62,8 +62,7 @@ class Embedder:
     """Add and abort requests between passes. Every accepted request ends with exactly one output, unless it is
     aborted.
 
-    A pass is filled with one input of each request in turn, so that a long list delays nobody by more than
-    the passes that others fill.
+    A pass takes one input of each request in turn, so that a long list does not delay short ones.
     """
 
     def __init__(self, model: EmbeddingModel, *, max_queue_len: int) -> None:
@@ -84,7 +83,7 @@ class Embedder:
         """Requests that wait or are being computed."""
         return len(self._jobs)
 
-    def add(self, request: AddEmbedding, client: ClientId) -> None:
+    def add_request(self, request: AddEmbedding, client: ClientId) -> None:
         """Queue a request.
 
         Raises:
@@ -175,7 +174,7 @@ class Embedder:
 
 
 class EmbeddingMetrics(Collector):
-    """What embedders have done since the start, by their models' names."""
+    """Counts of the embedders since their start, by model name."""
 
     def __init__(self, embedders: Mapping[str, Embedder]) -> None:
         self._embedders = embedders
@@ -203,12 +202,12 @@ class EmbeddingMetrics(Collector):
 
 
 class EmbeddingOnlyCore:
-    """Stands where an engine that generates has its EngineCore: refuses every request for text."""
+    """The core of an engine without a generating model: refuses every request for text."""
 
     has_work = False
     num_steps = 0
 
-    def add(self, request: AddRequest, client: ClientId) -> None:
+    def add_request(self, request: AddRequest, client: ClientId) -> None:
         raise InvalidRequestError("this model makes embeddings, not text: use /v1/embeddings", param="model")
 
     def abort(self, request_ids: list[str], client: ClientId) -> None:

@@ -30,7 +30,7 @@ from tessera.engine.core.sequence import Sequence
 
 
 class EngineMetrics(Collector):
-    """What the engine has done since its start.
+    """Counts and latencies since the engine's start.
 
     Queue, prefill and first-token times are observed with a request's first token; decode and
     end-to-end times and token counts when it ends by itself ("stop" or "length").
@@ -60,7 +60,7 @@ class EngineMetrics(Collector):
         self._registry.register(self)
 
     def record_scheduled(self, num_tokens: int, admitted: list[Sequence], num_preempted: int) -> None:
-        """A step of `num_tokens` tokens; `admitted` entered with it, some perhaps not for the first time."""
+        """A step of `num_tokens` tokens; `admitted` started with it, some again after a preemption."""
         self.iteration_tokens.observe(num_tokens)
         self.num_preemptions += num_preempted
         for sequence in admitted:
@@ -94,7 +94,7 @@ class EngineMetrics(Collector):
             self.generation_tokens.observe(sequence.num_output_tokens)
 
     def totals(self) -> EngineTotals:
-        """What a status page wants to know of all this, small enough to go with heartbeats."""
+        """The part that a status page shows, small enough for heartbeats."""
         return EngineTotals(
             num_prompt_tokens=self.num_prompt_tokens,
             num_generation_tokens=self.num_generation_tokens,

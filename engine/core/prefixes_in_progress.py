@@ -1,7 +1,7 @@
-"""Who waits for a prefix that another sequence is computing, instead of computing it as well.
+"""Prefixes that a running sequence is computing, for which others wait instead of computing them as well.
 
-Answers to one prompt (`n`), and requests that arrive together with the same long beginning, would otherwise all
-compute it, because blocks can be shared only once they are full.
+Several completions of one prompt (`n`), and requests that arrive together with the same long prefix, would otherwise
+all compute it, because blocks can be shared only once they are full.
 """
 
 from __future__ import annotations
@@ -9,51 +9,51 @@ from __future__ import annotations
 from tessera.engine.core.block_manager import BlockManager
 from tessera.engine.core.sequence import Sequence
 
-MIN_AWAITED_BLOCKS = 4  # fewer are computed sooner than waited for
+MIN_AWAITED_BLOCKS = 4  # fewer are not worth waiting for
 
 
 class PrefixesInProgress:
-    """The blocks that running sequences will publish, by digest, each with the first who began it.
+    """The blocks that running sequences will publish, by digest, each with the first sequence to compute it.
 
-    A sequence waits only for one that is served before it, so the first in order never does. Digests alone
-    decide: were two alike by chance, a sequence would wait in vain, and no more.
+    A sequence waits only for one that is served before it, so the first in order never waits. Only digests are
+    compared: a collision makes a sequence wait longer, no more.
     """
 
     def __init__(self, block_manager: BlockManager) -> None:
         self._block_manager = block_manager
         self._owners: dict[bytes, Sequence] = {}
-        self._begun: list[Sequence] = []  # running, and still without their digests among the owners
+        self._unindexed: list[Sequence] = []  # running, but not yet among the owners
 
-    def begin(self, sequence: Sequence) -> None:
-        """It runs from here on, with its shared blocks in its table, and computes the rest."""
+    def add_running(self, sequence: Sequence) -> None:
+        """`sequence` starts to run, with its shared blocks in its table, and computes the rest."""
         sequence.awaited_digest = None
-        self._begun.append(sequence)
+        self._unindexed.append(sequence)
 
-    def note_begun(self) -> None:
-        """Note what those compute who have begun: at the latest when somebody asks, at best while a step runs."""
-        for sequence in self._begun:
+    def index_running(self) -> None:
+        """Index the blocks that running sequences will publish; lazy, so ideally called while a step runs."""
+        for sequence in self._unindexed:
             self._extend_digests(sequence)
             for digest in sequence.block_digests[sequence.num_published_blocks :]:
                 self._owners.setdefault(digest, sequence)
-        self._begun.clear()
+        self._unindexed.clear()
 
     def publish(self, sequence: Sequence, first: int, num_full: int) -> bool:
-        """Its blocks from `first` up to `num_full` can be shared; -> whether others may have waited for them."""
-        self.note_begun()
+        """The blocks from `first` up to `num_full` can be shared; -> whether others may have waited for them."""
+        self.index_running()
         return self._drop(sequence, sequence.block_digests[first:num_full])
 
-    def leave(self, sequence: Sequence) -> None:
-        """It no longer runs; call it while `num_published_blocks` still counts."""
-        self.note_begun()
+    def remove_running(self, sequence: Sequence) -> None:
+        """`sequence` stops running; call it before `num_published_blocks` is reset."""
+        self.index_running()
         self._drop(sequence, sequence.block_digests[sequence.num_published_blocks :])
 
-    def waits(self, sequence: Sequence) -> bool:
-        """Whether what `sequence` was found to wait for is still on its way."""
+    def is_waiting(self, sequence: Sequence) -> bool:
+        """Whether the block that `sequence` waits for is still being computed."""
         return sequence.awaited_digest in self._owners
 
     def await_longest(self, sequence: Sequence, num_shared: int) -> bool:
-        """Let a sequence that could share `num_shared` blocks now wait for more, if enough are on their way."""
-        self.note_begun()
+        """Make a sequence that could share `num_shared` blocks now wait for more, if enough are being computed."""
+        self.index_running()
         if not self._owners:
             return False
         self._extend_digests(sequence)

@@ -18,9 +18,10 @@ from tessera.engine.core.step_batch import Int32Array, PromptRows
 def gather_prompt_rows(
     rows: Rows[int], sequences: Rows[Sequence], num_scheduled: Rows[int], cu_seqlens_q: Int32Array
 ) -> tuple[PromptRows | None, list[tuple[Sequence, int]]]:
-    """Of a step's sequences those at `rows`, which are still within their prompts: what they want to know of it.
+    """Prompt rows to score in a step, for the sequences at `rows`, which are still within their prompts.
 
-    It counts as asked from here on. -> the rows, None for none, and whose they are in their order.
+    -> the prompt rows, None if there are none; and their sequences in order, with their number of rows. Marks the
+    rows as requested (`num_prompt_logprobs`).
     """
     askers: list[tuple[Sequence, int]] = []
     token_indices: list[Int32Array] = []
@@ -49,7 +50,7 @@ def gather_prompt_rows(
 
 
 def keep_prompt_logprobs(askers: Rows[tuple[Sequence, int]], found: Rows[TokenLogprobs]) -> None:
-    """Hand each sequence its share of what a step found, until its first token takes all of it along."""
+    """Append a step's scores to their sequences, which send them with their first token."""
     start = 0
     for sequence, count in askers:
         if sequence.prompt_logprobs is not None:

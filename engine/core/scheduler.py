@@ -1,12 +1,12 @@
-"""Who computes how many tokens in the next step.
+"""The continuous-batching scheduler: which sequences compute how many tokens in the next step.
 
 There are no prefill or decode phases: every sequence has `num_computed_tokens`, and each step spends
 one token budget to let sequences catch up with their tokens. A decode catches up by one, a prompt by
 what the budget allows, a preempted sequence starts over. A sequence that has caught up is sampled.
 
-The sequences are served in order of (priority, arrival); only those that wait for a prefix that an earlier
-one is computing let others go first. When blocks run out the last running one
-gives up its own, so the first always progresses and with it, in the end, everyone.
+Sequences are served in order of (priority, arrival), except that one that waits for a prefix which an earlier one is
+computing lets others pass. When blocks run out, the last running sequence is preempted, so the first always
+progresses, and in the end all do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from operator import attrgetter
 
 from tessera.engine.contract.messages import FinishReason, SchedulerStats
 from tessera.engine.core.block_manager import BlockManager
-from tessera.engine.core.prefill_budget import StepPace
+from tessera.engine.core.prefill_budget import PrefillBudget
 from tessera.engine.core.prefixes_in_progress import PrefixesInProgress
 from tessera.engine.core.sequence import Sequence, SequenceStatus
 from tessera.engine.core.slot_table import ScheduledStep, SlotTable
@@ -43,7 +43,7 @@ class Scheduler:
         max_context: int,
         full_sizes: tuple[int, ...] = (),
     ) -> None:
-        """`full_sizes`: see `StepPace`."""
+        """`full_sizes`: see `PrefillBudget`."""
         self.block_manager = block_manager
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -52,7 +52,7 @@ class Scheduler:
         self._slots = SlotTable(max_num_seqs, block_manager.num_blocks_for(max_context), block_manager.block_size)
         self._prefixes = PrefixesInProgress(block_manager)
         self._admission_is_blocked = False
-        self._pace = StepPace(full_sizes)
+        self._prefill_budget = PrefillBudget(full_sizes)
 
     @property
     def has_unfinished(self) -> bool:
@@ -68,16 +68,16 @@ class Scheduler:
             num_used_blocks=blocks.num_used_blocks,
         )
 
-    def add(self, sequence: Sequence) -> None:
+    def enqueue(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_in_order)
         self._admission_is_blocked = False
 
-    def record_pace(self, step: ScheduledStep, seconds: float) -> None:
+    def record_duration(self, step: ScheduledStep, seconds: float) -> None:
         """An executed step took `seconds`."""
-        self._pace.record(sum(count for count in step.num_scheduled_tokens if count > 1), seconds)
+        self._prefill_budget.record_step(sum(count for count in step.num_scheduled_tokens if count > 1), seconds)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Take a sequence out; one that failed leaves nothing behind in the prefix cache."""
+        """Remove a sequence; the blocks of one that failed leave the prefix cache."""
         if sequence.is_running:
             self._leave(sequence, withdraw=reason == "error")
         else:
@@ -109,12 +109,12 @@ class Scheduler:
             sequence.num_pending_tokens += 1
         return step
 
-    def note_prefixes(self) -> None:
-        """Do now what later calls would do first: at best while the step runs that was scheduled last."""
-        self._prefixes.note_begun()
+    def index_prefixes(self) -> None:
+        """Index prefixes in progress now, ideally while the last step runs, rather than in the next call."""
+        self._prefixes.index_running()
 
     def publish(self, step: ScheduledStep) -> None:
-        """Let the prefix cache have the blocks that an executed step has filled."""
+        """Publish the blocks that an executed step has filled."""
         for sequence, num_computed_tokens in step.filled:
             if sequence.is_running:
                 first = sequence.num_published_blocks
@@ -128,7 +128,7 @@ class Scheduler:
     def _schedule_running(self, sequences: list[Sequence], counts: list[int], preempted: list[Sequence]) -> int:
         """-> the budget that is left; if any, every running sequence has caught up."""
         budget = self.max_num_batched_tokens
-        prompt_budget = self._prompt_budget()
+        prompt_budget = self._prompt_token_budget()
         block_size = self.block_manager.block_size
         running = self.running
         index = 0
@@ -155,8 +155,8 @@ class Scheduler:
             budget -= count
         return min(budget, prompt_budget)
 
-    def _prompt_budget(self) -> int:
-        """Tokens of prompts that the next step may take."""
+    def _prompt_token_budget(self) -> int:
+        """Prompt tokens that the next step may take."""
         most, num_decodes = self.max_num_batched_tokens, 0
         num_prompts = min(len(self.waiting), self.max_num_seqs - len(self.running))
         backlog = sum(sequence.num_tokens for sequence in self.waiting[:BACKLOG_SEQS])
@@ -168,12 +168,14 @@ class Scheduler:
             else:
                 num_decodes += 1
         if backlog and num_decodes > num_prompts:
-            return self._pace.prompt_tokens(backlog, most, num_decodes, num_prompts)
-        # Where fewer decode than wait for their first token, a long step delays fewer than it serves.
-        return self._pace.tokens_of_many(most, num_decodes) if num_prompts + num_decodes > 1 else most
+            return self._prefill_budget.tokens_beside_decodes(backlog, most, num_decodes, num_prompts)
+        # With more prompts than decodes, a long step serves more sequences than it delays.
+        return (
+            self._prefill_budget.tokens_for_many_prompts(most, num_decodes) if num_prompts + num_decodes > 1 else most
+        )
 
     def _allocate(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
-        """Get blocks for `num_tokens` tokens from whoever comes last; False if that is `sequence` itself."""
+        """Get blocks for `num_tokens` tokens, preempting the last running; False if that was `sequence` itself."""
         first = len(sequence.block_table)
         while not self.block_manager.allocate(sequence, num_tokens):
             assert len(self.running) > 1, f"sequence {sequence.request_id} does not fit on its own"
@@ -186,7 +188,7 @@ class Scheduler:
         return True
 
     def _admit_waiting(self, sequences: list[Sequence], counts: list[int], budget: int, now: float) -> list[Sequence]:
-        """Start waiting sequences in order, while their whole present length finds room."""
+        """Start waiting sequences in order, while there are blocks for all their tokens."""
         admitted: list[Sequence] = []
         if self._admission_is_blocked:
             return admitted
@@ -196,7 +198,7 @@ class Scheduler:
             sequence = self.waiting[index]
             if sequence.num_pending_tokens:
                 break  # preempted while its newest token is on the way
-            if self._prefixes.waits(sequence):
+            if self._prefixes.is_waiting(sequence):
                 index += 1
                 continue
             shared_blocks = blocks.match_prefix(sequence)
@@ -209,7 +211,7 @@ class Scheduler:
                 break
             del self.waiting[index]
             blocks.share(sequence, shared_blocks)
-            self._prefixes.begin(sequence)
+            self._prefixes.add_running(sequence)
             sequence.num_computed_tokens = len(shared_blocks) * blocks.block_size
             if sequence.first_scheduled_time is None:
                 sequence.first_scheduled_time = now
@@ -219,7 +221,7 @@ class Scheduler:
             assert enough, "a sequence that fits has its blocks"
             sequence.status = SequenceStatus.RUNNING
             insort(self.running, sequence, key=_in_order)
-            self._slots.enter(sequence)
+            self._slots.assign_slot(sequence)
             sequences.append(sequence)
             counts.append(count)
             admitted.append(sequence)
@@ -227,7 +229,7 @@ class Scheduler:
         return admitted
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the front of the queue with all tokens kept; their blocks may yet be found again."""
+        """Move a running sequence back to the queue; its tokens stay, and its blocks may still be cached."""
         self._leave(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_computed_tokens = 0
@@ -236,7 +238,7 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence, *, withdraw: bool = False) -> None:
         self.running.remove(sequence)
-        self._slots.leave(sequence)
-        self._prefixes.leave(sequence)
+        self._slots.release_slot(sequence)
+        self._prefixes.remove_running(sequence)
         self.block_manager.release(sequence, withdraw=withdraw)
         self._admission_is_blocked = False

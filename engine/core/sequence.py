@@ -26,7 +26,7 @@ class Sequence:
     """State of one request inside the engine. Times are the engine clock's seconds.
 
     Attributes:
-        client: who asked; opaque, for routing the outputs.
+        client: opaque address for the outputs.
         token_ids: prompt, then output.
         max_num_tokens: the sequence ends at this length: prompt and `max_tokens`, or the whole context.
         stop_token_ids: ids that end the sequence: the model's own (unless ignored) and the request's.
@@ -34,14 +34,14 @@ class Sequence:
         num_computed_tokens: tokens whose keys and values are in the cache, or will be after the steps
             that are being executed.
         num_pending_tokens: tokens that steps being executed will append.
-        num_cached_tokens: tokens that the prefix cache spared when the sequence was first scheduled.
+        num_cached_tokens: tokens found in the prefix cache when the sequence was first scheduled.
         block_table: KV blocks, in the order of their tokens.
         block_digests: chained hashes of the first full blocks; kept by the block manager.
-        awaited_digest: of the block that another is computing, at whose publication this one may enter.
+        awaited_digest: of a block that another sequence is computing; this one waits until it is published.
         num_published_blocks: blocks of the table that were offered to the prefix cache or came from it.
         slot: row of the scheduler's arrays while running, else -1.
-        num_prompt_logprobs: prompt tokens whose log-probability has been asked of a step, a preemption ago or not.
-        prompt_logprobs: what came of it, until it goes out with the first token; None where not asked for.
+        num_prompt_logprobs: prompt tokens whose log-probability has been requested, preemptions included.
+        prompt_logprobs: the results, until they are sent with the first token; None if not requested.
         constraint: on the tokens that may be chosen; in step with `token_ids`, also through preemptions.
     """
 
@@ -105,7 +105,7 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sorts sequences by who is served first."""
+        """Sort key: the first is served first."""
         return self.priority, self.arrival_number
 
     @property
@@ -130,8 +130,7 @@ class Sequence:
 
     @property
     def max_shared_tokens(self) -> int:
-        """Most tokens of its beginning that need not be computed for it: those whose logits it does not want, and
-        never the last, after which the next is chosen."""
+        """Most leading tokens that the prefix cache may provide: none whose logits are needed, and never the last."""
         if self.params.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt_tokens - 1:
             return self.num_prompt_logprobs
         return len(self.token_ids) - 1

@@ -1,12 +1,13 @@
-"""A step's batch, gathered from what is kept of the running sequences in arrays."""
+"""Running sequences' state in arrays, from which a step's batch is gathered."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import numpy as np
 
+from tessera.engine.contract.sampling_params import RowFlag
+from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
 from tessera.engine.core.prompt_logprobs import gather_prompt_rows
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.core.step_batch import Int32Array, SamplingBatch, SlotInit, StepBatch, TableUpdates
@@ -14,16 +15,16 @@ from tessera.engine.core.step_batch import Int32Array, SamplingBatch, SlotInit, 
 
 @dataclass
 class ScheduledStep:
-    """One step's work: who, how much, and the same as arrays for the model runner.
+    """One step's sequences, their token counts, and the same as arrays for the model runner.
 
     Attributes:
         sequences: the rows of `batch`; `num_scheduled_tokens` goes with them.
         sampled: those that catch up with their tokens, in the order of the sampled rows.
         filled: those that fill a block, with their number of computed tokens after the step.
-        admitted: those that enter with this step; also in `sequences`.
+        admitted: those that start with this step; also in `sequences`.
         constrained: the sampled rows that wait for a mask, with their sequences.
         preempted: those that lost their blocks and wait again.
-        prompt_rows: whose the batch's prompt rows are, and how many of each.
+        prompt_rows: the sequences of the batch's prompt rows, with their number of rows.
     """
 
     batch: StepBatch
@@ -48,48 +49,21 @@ class SlotTable:
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._block_tables = np.zeros((num_slots, max_num_blocks), np.int32)
         self._changed: dict[int, int] = {}  # slots whose table the runner does not know from this column on
-        self._seeds = np.zeros(num_slots, np.uint64)
-        self._temperature = np.zeros(num_slots, np.float32)
-        self._top_k = np.zeros(num_slots, np.int32)
-        self._top_p = np.zeros(num_slots, np.float32)
-        self._min_p = np.zeros(num_slots, np.float32)
-        self._repetition_penalty = np.zeros(num_slots, np.float32)
-        self._presence_penalty = np.zeros(num_slots, np.float32)
-        self._frequency_penalty = np.zeros(num_slots, np.float32)
-        self._min_tokens = np.zeros(num_slots, np.int32)
-        self._num_logprobs = np.zeros(num_slots, np.int32)
-        self._num_prompt_tokens = np.zeros(num_slots, np.int32)
-        self._is_adjusted = np.zeros(num_slots, np.bool_)
-        self._is_filtered = np.zeros(num_slots, np.bool_)
-        self._is_constrained = np.zeros(num_slots, np.bool_)
-        self._num_constrained = 0
+        self._rows = np.zeros(num_slots, SAMPLING_ROW)
         self._numbers = np.arange(num_slots + 1, dtype=np.int32)
-        self._known_params: SlotParams | None = None  # of the last step, until a slot changes hands
 
-    def enter(self, sequence: Sequence) -> None:
+    def assign_slot(self, sequence: Sequence) -> None:
         slot = sequence.slot = self._free_slots.pop()
-        params = sequence.params
-        self._seeds[slot] = params.seed
-        self._temperature[slot] = params.temperature
-        self._top_k[slot] = params.top_k
-        self._top_p[slot] = params.top_p
-        self._min_p[slot] = params.min_p
-        self._repetition_penalty[slot] = params.repetition_penalty
-        self._presence_penalty[slot] = params.presence_penalty
-        self._frequency_penalty[slot] = params.frequency_penalty
-        self._min_tokens[slot] = params.min_tokens
-        self._num_logprobs[slot] = -1 if params.logprobs is None else params.logprobs
-        self._num_prompt_tokens[slot] = sequence.num_prompt_tokens
-        self._is_adjusted[slot] = params.has_penalties or bool(params.logit_bias)
-        self._is_filtered[slot] = not params.greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
-        self._is_constrained[slot] = sequence.constraint is not None
-        self._num_constrained += sequence.constraint is not None
-        self._known_params = None
+        self._rows[slot] = row_values(
+            sequence.params,
+            slot=slot,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            constrained=sequence.constraint is not None,
+        )
         self.write_blocks(sequence, 0)
 
-    def leave(self, sequence: Sequence) -> None:
+    def release_slot(self, sequence: Sequence) -> None:
         self._changed.pop(sequence.slot, None)
-        self._num_constrained -= int(self._is_constrained[sequence.slot])
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
 
@@ -101,8 +75,7 @@ class SlotTable:
             self._changed[slot] = min(first, self._changed.get(slot, first))
 
     def gather(self, sequences: list[Sequence], num_scheduled: list[int], admitted: list[Sequence]) -> ScheduledStep:
-        """The next step: these sequences, with that many tokens each, of whom `admitted` are new."""
-        num_rows = len(sequences)
+        """The next step: these sequences with that many tokens each; `admitted` are the new ones among them."""
         slots = np.array([sequence.slot for sequence in sequences], np.int32)
         starts = np.array([sequence.num_computed_tokens for sequence in sequences], np.int32)
         num_tokens = np.array(
@@ -114,9 +87,24 @@ class SlotTable:
         )
         if not admitted and max(num_scheduled) == 1 and (num_tokens == starts + 1).all():
             return self._gather_decodes(sequences, num_scheduled, slots, starts, newest)
+        step = self._gather_chunks(sequences, num_scheduled, slots, starts, num_tokens, newest)
+        step.admitted = admitted
+        step.batch.slot_inits = [_slot_init(sequence) for sequence in admitted]
+        return step
+
+    def _gather_chunks(
+        self,
+        sequences: list[Sequence],
+        num_scheduled: list[int],
+        slots: Int32Array,
+        starts: Int32Array,
+        num_tokens: Int32Array,
+        newest: Int32Array,
+    ) -> ScheduledStep:
+        """A step with chunks of prompts, any number of tokens a sequence."""
         counts = np.array(num_scheduled, np.int32)
         context_lens = starts + counts
-        cu_seqlens_q = np.zeros(num_rows + 1, np.int32)
+        cu_seqlens_q = np.zeros(len(sequences) + 1, np.int32)
         np.cumsum(counts, out=cu_seqlens_q[1:])
         has_caught_up = context_lens == num_tokens
         sampled_rows = np.flatnonzero(has_caught_up)
@@ -133,8 +121,9 @@ class SlotTable:
             input_ids[cu_seqlens_q[row] : cu_seqlens_q[row + 1]] = chunk
 
         sampled = [sequences[row] for row in sampled_rows.tolist()]
-        constrained_rows = np.flatnonzero(self._is_constrained[slots[sampled_rows]]).tolist()
-        in_prompt = np.flatnonzero(starts < self._num_prompt_tokens[slots] - 1).tolist()
+        sampling = self._gather_sampling(slots[sampled_rows], context_lens[sampled_rows])
+        constrained_rows = sampling.rows_with(RowFlag.CONSTRAINED).tolist()
+        in_prompt = np.flatnonzero(starts < self._rows["num_prompt_tokens"][slots] - 1).tolist()
         prompt_rows, askers = gather_prompt_rows(in_prompt, sequences, num_scheduled, cu_seqlens_q)
         filled_rows = np.flatnonzero(context_lens // self._block_size > starts // self._block_size)
         batch = StepBatch(
@@ -145,8 +134,7 @@ class SlotTable:
             cu_seqlens_q=cu_seqlens_q,
             context_lens=context_lens,
             logits_indices=cu_seqlens_q[1:][sampled_rows] - 1,
-            sampling=self._gather_sampling(slots[sampled_rows], context_lens[sampled_rows]),
-            slot_inits=[_slot_init(sequence) for sequence in admitted],
+            sampling=sampling,
             table_updates=self._take_updates(sequences),
             is_constrained=bool(constrained_rows),
             prompt_rows=prompt_rows,
@@ -157,13 +145,12 @@ class SlotTable:
             num_scheduled_tokens=num_scheduled,
             sampled=sampled,
             filled=[(sequences[row], int(context_lens[row])) for row in filled_rows.tolist()],
-            admitted=admitted,
             constrained=[(row, sampled[row]) for row in constrained_rows],
             prompt_rows=askers,
         )
 
     def _take_updates(self, sequences: list[Sequence]) -> TableUpdates | None:
-        """What the block tables of `sequences` have become since the runner was told."""
+        """Changes of the block tables of `sequences` that the runner does not have yet."""
         if not self._changed:
             return None
         pieces = [
@@ -181,12 +168,13 @@ class SlotTable:
     def _gather_decodes(
         self, sequences: list[Sequence], counts: list[int], slots: Int32Array, starts: Int32Array, newest: Int32Array
     ) -> ScheduledStep:
-        """The commonest step: one token of each, each sampled."""
+        """The most common step: one token a sequence, all sampled."""
         context_lens = starts + 1
         rows = self._numbers[: len(sequences) + 1]
         offsets = starts % self._block_size
         blocks = self._block_tables[slots, starts // self._block_size]
-        constrained_rows = np.flatnonzero(self._is_constrained[slots]).tolist() if self._num_constrained else []
+        sampling = self._gather_sampling(slots, context_lens)
+        constrained_rows = sampling.rows_with(RowFlag.CONSTRAINED).tolist()
         filled_rows = np.flatnonzero(offsets == self._block_size - 1).tolist()
         batch = StepBatch(
             input_ids=newest,
@@ -196,7 +184,7 @@ class SlotTable:
             cu_seqlens_q=rows,
             context_lens=context_lens,
             logits_indices=rows[:-1],
-            sampling=self._gather_sampling(slots, context_lens),
+            sampling=sampling,
             table_updates=self._take_updates(sequences),
             is_constrained=bool(constrained_rows),
         )
@@ -210,57 +198,9 @@ class SlotTable:
         )
 
     def _gather_sampling(self, slots: Int32Array, positions: Int32Array) -> SamplingBatch:
-        known = self._known_params
-        if known is None or not np.array_equal(known.slots, slots):
-            known = self._known_params = self._gather_params(slots)
-        num_output_tokens = positions - known.num_prompt_tokens
-        too_few = known.has_min_tokens and bool((num_output_tokens < known.min_tokens).any())
-        return SamplingBatch(
-            slots=slots,
-            num_output_tokens=num_output_tokens,
-            positions=positions,
-            min_tokens=known.min_tokens,
-            needs_adjustment=known.is_adjusted or too_few,
-            needs_filter=known.is_filtered,
-            **known.others,
-        )
-
-    def _gather_params(self, slots: Int32Array) -> SlotParams:
-        min_tokens = self._min_tokens[slots]
-        return SlotParams(
-            slots=slots,
-            num_prompt_tokens=self._num_prompt_tokens[slots],
-            others={
-                "seeds": self._seeds[slots],
-                "temperature": self._temperature[slots],
-                "top_k": self._top_k[slots],
-                "top_p": self._top_p[slots],
-                "min_p": self._min_p[slots],
-                "repetition_penalty": self._repetition_penalty[slots],
-                "presence_penalty": self._presence_penalty[slots],
-                "frequency_penalty": self._frequency_penalty[slots],
-                "num_logprobs": self._num_logprobs[slots],
-            },
-            min_tokens=min_tokens,
-            has_min_tokens=bool(min_tokens.any()),
-            is_adjusted=bool(self._is_adjusted[slots].any()),
-            is_filtered=bool(self._is_filtered[slots].any()),
-        )
-
-
-class SlotParams(NamedTuple):
-    """What the sampled rows of a step bring along; the same for the next step of the same sequences.
-
-    `others` are fields of SamplingBatch that are handed on as they are.
-    """
-
-    slots: Int32Array
-    num_prompt_tokens: Int32Array
-    min_tokens: Int32Array
-    others: dict[str, Any]
-    has_min_tokens: bool
-    is_adjusted: bool
-    is_filtered: bool
+        rows = self._rows.take(slots)  # a tenth of the time of self._rows[slots]
+        rows["position"] = positions
+        return SamplingBatch.of(rows)
 
 
 def _slot_init(sequence: Sequence) -> SlotInit:

@@ -1,4 +1,4 @@
-"""What one step needs, packed into arrays: made by the scheduler, consumed by the model runner.
+"""One step's inputs and results as arrays: made by the scheduler, consumed by the model runner.
 
 Plain host memory; the runner decides how it reaches the device. Letters in shapes: T tokens and
 R sequences of the step, S rows of logits to sample (at most one a sequence).
@@ -7,24 +7,23 @@ R sequences of the step, S rows of logits to sample (at most one a sequence).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from tessera.engine.contract.messages import TokenIds, TokenLogprobs
-
-if TYPE_CHECKING:
-    from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.contract.sampling_params import RowFlag, SamplingParams
+from tessera.engine.contract.sampling_row import ROW_BYTES, SamplingRows
 
 Int32Array: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
-Float32Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 UInt32Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
-UInt64Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
+
+NO_ROWS = np.empty(0, np.int32)
 
 
 @dataclass
 class SlotInit:
-    """A sequence (re)enters the batch in `slot`: the runner resets its sampling state there.
+    """A sequence starts, or starts again, in `slot`: the runner resets the sampling state there.
 
     `prompt_token_ids` and `output_token_ids` are what penalties count from (after a preemption the
     output is not empty); `suppressed_token_ids` cannot be chosen before `min_tokens` outputs.
@@ -39,28 +38,60 @@ class SlotInit:
 
 @dataclass
 class SamplingBatch:
-    """Per sampled row; see `SamplingParams` for meanings."""
+    """Parameters of the sampled rows.
 
-    slots: Int32Array  # [S] where the row's persistent sampling state lives
-    num_output_tokens: Int32Array  # [S] tokens generated before this one
-    positions: Int32Array  # [S] index in its sequence of the token to be chosen
-    seeds: UInt64Array  # [S]
-    temperature: Float32Array  # [S] 0 is greedy
-    top_k: Int32Array  # [S] 0 is off
-    top_p: Float32Array  # [S] 1 is off
-    min_p: Float32Array  # [S] 0 is off
-    repetition_penalty: Float32Array  # [S] 1 is off
-    presence_penalty: Float32Array  # [S] 0 is off
-    frequency_penalty: Float32Array  # [S] 0 is off
-    min_tokens: Int32Array  # [S]
-    num_logprobs: Int32Array  # [S] -1: none, else the number of alternatives
-    needs_adjustment: bool  # any row with penalties, bias or suppressed ids in force
-    needs_filter: bool  # any row with top_k, top_p or min_p
+    Attributes:
+        rows: [S] of dtype SAMPLING_ROW.
+        flags: RowFlags of all rows together; SUPPRESSED only where a row is still short of its min_tokens.
+    """
+
+    rows: SamplingRows
+    flags: int
+
+    @classmethod
+    def of(cls, rows: SamplingRows) -> SamplingBatch:
+        flags = int(np.bitwise_or.reduce(rows["flags"]))
+        if flags & RowFlag.SUPPRESSED:
+            num_output_tokens = rows["position"] - rows["num_prompt_tokens"]
+            if not (num_output_tokens < rows["min_tokens"]).any():
+                flags &= ~RowFlag.SUPPRESSED
+        return cls(rows, flags)
+
+    @property
+    def row_bytes(self) -> np.ndarray[Any, np.dtype[np.void]]:
+        """[S] of dtype ROW_BYTES: the rows, to be copied."""
+        return self.rows.view(ROW_BYTES)
+
+    @property
+    def slots(self) -> Int32Array:
+        """[S]"""
+        return self.rows["slot"]
+
+    @property
+    def positions(self) -> Int32Array:
+        """[S]"""
+        return self.rows["position"]
+
+    @property
+    def needs_adjustment(self) -> bool:
+        """Whether any row has penalties, bias or suppressed ids in force."""
+        return bool(self.flags & RowFlag.ADJUSTED)
+
+    @property
+    def needs_filter(self) -> bool:
+        """Whether any row cannot choose among all tokens."""
+        return bool(self.flags & RowFlag.FILTERED)
+
+    def rows_with(self, flag: RowFlag) -> Int32Array:
+        """Indices of the rows that have `flag`, ascending."""
+        if not self.flags & flag:
+            return NO_ROWS
+        return np.flatnonzero(self.rows["flags"] & flag).astype(np.int32)
 
 
 @dataclass
 class TokenMask:
-    """Which tokens the rows that are constrained may choose; M of the S sampled rows."""
+    """Tokens that may be chosen in the constrained rows; M of the S sampled rows."""
 
     rows: Int32Array  # [M] among the sampled rows
     words: UInt32Array  # [M, ceil(V / 32)] bit id % 32 of word id // 32: the token may be chosen
@@ -68,7 +99,7 @@ class TokenMask:
 
 @dataclass
 class TableUpdates:
-    """Entries of the block tables that a step changes first; U of them, no place twice."""
+    """Changes of block tables to apply before a step; U distinct entries."""
 
     rows: Int32Array  # [U] of the tables
     columns: Int32Array  # [U]
@@ -81,7 +112,7 @@ class TableUpdates:
 
 @dataclass
 class PromptRows:
-    """Tokens of the step whose logits say how probable the prompt's next token was; P of them."""
+    """Prompt tokens of the step whose logits score the prompt's next token; P of them."""
 
     token_indices: Int32Array  # [P] among the step's tokens
     next_token_ids: Int32Array  # [P] what follows them in their prompts
@@ -120,7 +151,7 @@ class StepBatch:
 
 @dataclass
 class StepResult:
-    """What a step sampled.
+    """The tokens that a step sampled.
 
     Attributes:
         token_ids: [S]; -1 where the row's logits were not finite, or its mask left nothing to choose.

@@ -15,6 +15,7 @@ from cuda.bindings import nvrtc
 
 from tessera.engine.contract.errors import CompileError
 from tessera.engine.cuda.cache import Cubin, CubinCache
+from tessera.engine.cuda.generated import GeneratedHeader
 from tessera.engine.cuda.headers import include_folders
 from tessera.engine.cuda.kernel import Instantiation
 
@@ -34,6 +35,11 @@ class Program:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(spec.instantiation(template) for spec, template in self.instantiations)
+
+    @property
+    def headers(self) -> list[GeneratedHeader]:
+        """Those of all its kernels."""
+        return sorted({header for spec, _ in self.instantiations for header in spec.headers})
 
 
 def group_programs(instantiations: Iterable[Instantiation]) -> list[Program]:
@@ -105,7 +111,8 @@ class Compiler:
     def _key(self, program: Program) -> str:
         """Digest of everything that the machine code depends on."""
         digest = hashlib.sha256()
-        parts = [repr(self.version), *self._options(), *program.names]
+        headers = [part for header in program.headers for part in header]
+        parts = [repr(self.version), *self._options(), *program.names, *headers]
         sources = [path.read_bytes() for path in source_files(program.file, self.source_folder)]
         for part in [*(text.encode() for text in parts), *sources]:
             digest.update(len(part).to_bytes(8, "little") + part)
@@ -119,7 +126,9 @@ class Compiler:
         with self._header_lock:
             folders = (self.source_folder / "include", *self._toolkit_headers)
         options = [option.encode() for option in (*self._options(), *(f"--include-path={path}" for path in folders))]
-        status, handle = nvrtc.nvrtcCreateProgram(source, program.file.encode(), 0, None, None)
+        headers = program.headers
+        texts, names = [header.text.encode() for header in headers], [header.name.encode() for header in headers]
+        status, handle = nvrtc.nvrtcCreateProgram(source, program.file.encode(), len(headers), texts, names)
         _check(status, "nvrtcCreateProgram")
         try:
             for name in program.names:

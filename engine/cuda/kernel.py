@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from tessera.engine.contract.errors import DeviceError
+from tessera.engine.cuda.generated import GeneratedHeader
 from tessera.engine.tensor import Tensor
 
 ParameterType = Literal["pointer", "int32", "int64", "uint32", "uint64", "float32", "tensor_map"]
@@ -47,6 +48,7 @@ class KernelSpec:
         name: of the function, for example `rmsnorm_kernel`.
         template: names of its template parameters in order, as in the source.
         parameters: names and types of its parameters in order, as in the source.
+        headers: that the file includes but are not in `cuda_src/`.
         min_arch: lowest compute capability times ten it compiles for (80, 90); `arch_specific`
             kernels (sm_90a) compile for that architecture only.
         overlaps: the source calls `wait_for_earlier_kernels` before it touches what earlier kernels
@@ -57,6 +59,7 @@ class KernelSpec:
     name: str
     template: tuple[str, ...]
     parameters: tuple[tuple[str, ParameterType], ...]
+    headers: tuple[GeneratedHeader, ...] = ()
     min_arch: int = 80
     arch_specific: bool = False
     overlaps: bool = False

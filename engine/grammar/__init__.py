@@ -1,1 +1,4 @@
-"""Grammars for structured output: compiled beside the steps, applied as token masks."""
+"""Grammars for structured output: compiled beside the steps, applied as token masks.
+
+Public: `compiler.GrammarCompiler`, `constraint.TokenConstraint`, `GrammarConstraint` and `advance_constraints`.
+"""

@@ -1,4 +1,4 @@
-"""Compiling the grammars that answers must match, beside the engine's steps."""
+"""Compiles grammars for structured output in threads beside the engine's steps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class GrammarTokenizer:
 
 @dataclass(frozen=True)
 class CompiledGrammar:
-    """`matcher` stays in its first state and is copied for each answer; `first_mask` [num_words]."""
+    """`matcher` stays in its first state and is copied for each sequence; `first_mask` [num_words]."""
 
     matcher: llguidance.LLMatcher
     first_mask: Words
@@ -62,7 +62,7 @@ class CompiledGrammar:
 
 
 class PendingGrammar:
-    """A grammar on its way. `ready` once it is compiled, refused, or has taken too long."""
+    """A grammar being compiled; `ready` once it is compiled, refused, or late."""
 
     def __init__(self, grammar: Grammar, job: _Job) -> None:
         self._grammar = grammar
@@ -88,7 +88,7 @@ class PendingGrammar:
 
 
 class _Job:
-    """One grammar's compilation, which several requests may wait for."""
+    """One grammar's compilation; several requests may wait for it."""
 
     def __init__(self) -> None:
         self.future: Future[CompiledGrammar]
@@ -100,9 +100,9 @@ class _Job:
 
 
 class GrammarCompiler:
-    """Compiles for the tokenizer of a model folder, in threads; its methods are for one thread.
+    """Compiles for the tokenizer of a model folder in a thread pool; not thread-safe itself.
 
-    Reading the tokenizer begins at once and can take a second, which the first grammar waits for.
+    Loading the tokenizer starts at once and can take a second; the first grammar waits for it.
     """
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -114,7 +114,7 @@ class GrammarCompiler:
         self._mask_workers: llguidance.LLExecutor | None = None
 
     def submit(self, grammar: Grammar) -> PendingGrammar:
-        """Begin to compile, unless that has been done. What is wrong with it, its result will say."""
+        """Start compiling, unless it is cached. Errors are raised by `result`."""
         key = (grammar.kind, grammar.text)
         job = self._cache.get(key)
         if job is None:
@@ -125,11 +125,11 @@ class GrammarCompiler:
         return PendingGrammar(grammar, job)
 
     def wait(self, pending: Sequence[PendingGrammar], timeout: float) -> None:
-        """Until one of them is done, at most `timeout` seconds."""
+        """Wait until one of them is done, at most `timeout` seconds."""
         wait([each._job.future for each in pending], timeout, "FIRST_COMPLETED")
 
     def fill_masks(self, matchers: Sequence[llguidance.LLMatcher]) -> Words:
-        """What may follow in each matcher's state, [len(matchers), num_words]; several are worked on at once."""
+        """Token masks of the matchers' states, [len(matchers), num_words], computed in parallel."""
         if self._mask_workers is None:
             self._mask_workers = llguidance.LLExecutor()
         num_words = self._tokenizer.result().num_words
@@ -152,7 +152,7 @@ class GrammarCompiler:
         tokenizer = self._tokenizer.result()
         probe = self._probe(tokenizer)
         probe.wait_ready()
-        start = job.started_at = time.monotonic()  # what came before is not the grammar's fault
+        start = job.started_at = time.monotonic()  # loading the tokenizer and the probe does not count
         source = probe.source_of(grammar)
         matcher = llguidance.LLMatcher(tokenizer.inner, source, log_level=0, limits=LIMITS)
         _raise_error_of(matcher)
@@ -176,14 +176,14 @@ class GrammarCompiler:
 
 
 class GrammarProbe:
-    """A process in which grammars are tried out before they may come near the engine; see `grammar_probe`."""
+    """A limited process that tries grammars out before the engine compiles them; see `engine.grammar.probe`."""
 
     def __init__(self, settings: bytes) -> None:
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
 
     def wait_ready(self) -> None:
-        """Have the process running and past its start, which takes longer than most grammars do."""
+        """Start the process, which takes longer than most grammars do."""
         if self._process is None:
             self.source_of(Grammar("lark", 'start: "a"'))
 
@@ -210,7 +210,7 @@ class GrammarProbe:
         return found.source
 
     def close(self) -> None:
-        """End the process, which another grammar would start again."""
+        """Kill the process; the next grammar starts another."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -230,9 +230,9 @@ class GrammarProbe:
 
 
 def load_tokenizer(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarTokenizer:
-    """From tokenizer.json; `vocab_size` is the model's, whose rows beyond the tokenizer's are padding.
+    """The tokenizer of tokenizer.json; `vocab_size` is the model's, and ids beyond the tokenizer's are padding.
 
-    Raises: GrammarError where there is none that llguidance can use.
+    Raises: GrammarError for a tokenizer.json that is missing or that llguidance cannot use.
     """
     try:
         text = (folder / "tokenizer.json").read_text()

@@ -1,4 +1,4 @@
-"""Which tokens a sequence may choose: those that its grammar lets follow, of the ids that its request allows."""
+"""Token masks of a sequence: allowed ids, bad words and a grammar."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tessera.engine.grammar.compiler import CompiledGrammar, GrammarCompiler, Wo
 
 
 class BadWords:
-    """Sequences of tokens that may not come: the last of each is forbidden where the others have just been chosen.
+    """Forbidden sequences of tokens: the last of each is masked once the others have been chosen.
 
     Attributes:
-        forbidden: [ceil(vocab_size / 32)]; what may not come next.
+        forbidden: [ceil(vocab_size / 32)]; the tokens that cannot come next.
     """
 
     def __init__(self, words: Sequence[tuple[int, ...]], vocab_size: int) -> None:
@@ -27,7 +27,7 @@ class BadWords:
         self.forbidden = self._always
 
     def consume(self, token_id: int) -> None:
-        """Go past a token that was chosen."""
+        """Advance past the token that was chosen."""
         if not self._longer:
             return
         self._recent.append(token_id)
@@ -37,7 +37,7 @@ class BadWords:
 
 
 class TokenConstraint:
-    """The ids that a request allows, without those that would complete one of its bad words.
+    """The allowed ids of a request, without those that would complete one of its bad words.
 
     Attributes:
         mask: [ceil(vocab_size / 32)]; the tokens that may come next.
@@ -57,17 +57,17 @@ class TokenConstraint:
         self.mask = self._allowed & ~self._bad_words.forbidden
 
     def consume(self, token_id: int) -> bool:
-        """Go past a token; -> whether a grammar's mask is to be computed and taken before the next."""
+        """Advance past a token; -> whether a grammar's mask must be computed and applied before the next."""
         self._bad_words.consume(token_id)
         self.mask = self._allowed & ~self._bad_words.forbidden
         return False
 
 
 class GrammarConstraint(TokenConstraint):
-    """A grammar in the state that a sequence's tokens have brought it to.
+    """A grammar in the state after a sequence's tokens.
 
-    Where the grammar holds from a later token on, the sequence cannot end before. Where it depends on the first
-    token whether that is so, both ways are open until then.
+    While the grammar waits for its start token, the sequence cannot end. Where the first token decides whether it
+    waits, the mask allows both.
     """
 
     def __init__(
@@ -85,21 +85,21 @@ class GrammarConstraint(TokenConstraint):
         self.matcher = compiled.matcher.deep_copy()
         self._start_token_id = grammar.start_token_id
         self._section_token_id = grammar.section_token_id
-        # What may come while the grammar does not hold yet.
+        # The mask while the grammar waits for its start token.
         self._before = self._allowed & ~(self._ends | token_words(params.stop_token_ids, vocab_size))
         if self._section_token_id is not None:
-            self.take(self._first_mask)
+            self.apply_mask(self._first_mask)
             section = token_words([self._section_token_id], vocab_size)
             self.mask |= section & self._before & ~self._bad_words.forbidden
         elif self._start_token_id is not None:
             self.mask = self._before & ~self._bad_words.forbidden
         else:
-            self.take(self._first_mask)
+            self.apply_mask(self._first_mask)
         if self.error is not None or not self.mask.any():
             raise InvalidRequestError(self._dead_end(), param=self.param)
 
     def consume(self, token_id: int) -> bool:
-        """As for every constraint; a grammar that cannot go on says so in `error`."""
+        """See TokenConstraint; sets `error` if the grammar cannot go on."""
         self._bad_words.consume(token_id)
         if self._section_token_id is not None:
             if token_id != self._section_token_id:
@@ -109,7 +109,7 @@ class GrammarConstraint(TokenConstraint):
         if self._start_token_id is not None:
             if token_id == self._start_token_id:
                 self._start_token_id = None
-                self.take(self._first_mask)
+                self.apply_mask(self._first_mask)
             else:
                 self.mask = self._before & ~self._bad_words.forbidden
             return False
@@ -121,8 +121,8 @@ class GrammarConstraint(TokenConstraint):
             return True
         return False
 
-    def take(self, words: Words) -> None:
-        """Make what the grammar lets follow, whose vocabulary may be the larger, the new mask."""
+    def apply_mask(self, words: Words) -> None:
+        """Set the mask from the grammar's own, whose vocabulary may be larger."""
         mask = self.mask = words[: len(self._allowed)] & self._allowed & ~self._bad_words.forbidden
         if self.matcher.is_error():
             self.error = self._too_complex()
@@ -140,13 +140,13 @@ class GrammarConstraint(TokenConstraint):
 def advance_constraints(
     constraints: Sequence[TokenConstraint], token_ids: Sequence[int], compiler: GrammarCompiler | None
 ) -> None:
-    """Take each constraint past the token that its sequence chose; without a compiler there are no grammars."""
+    """Advance each constraint past its sequence's token; without a compiler there are no grammars."""
     moved = [each for each, token_id in zip(constraints, token_ids, strict=True) if each.consume(token_id)]
     waiting = [each for each in moved if isinstance(each, GrammarConstraint)]
     if waiting and compiler is not None:
         masks = compiler.fill_masks([each.matcher for each in waiting])
         for row, each in enumerate(waiting):
-            each.take(masks[row])
+            each.apply_mask(masks[row])
 
 
 def token_words(token_ids: Sequence[int], vocab_size: int) -> Words:

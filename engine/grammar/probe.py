@@ -1,8 +1,8 @@
-"""Tries grammars out in a process of its own: `python -m tessera.engine.grammar.probe`, lines of JSON in and out.
+"""A process that tries grammars out: `python -m tessera.engine.grammar.probe`, lines of JSON in and out.
 
 Converting and compiling some grammars takes exponential time or memory, in code that can neither be interrupted nor
-survive a failed allocation. So each is converted here, and compiled first with a vocabulary of single bytes: what ends
-this process would have ended the engine. Exit by SIGPROF: too long; by SIGABRT or SIGSEGV: too large.
+survive a failed allocation. So each is converted here, and compiled first with a vocabulary of single bytes: a grammar
+that would crash the engine crashes this process instead. SIGPROF: too long; SIGABRT or SIGSEGV: too large.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_MEMORY = 2**30  # bytes of address space
 
 
 class ProbeSettings(msgspec.Struct, frozen=True):
-    """The first line: how many token ids there are, and which of them grammars may name as special tokens."""
+    """The first line of input: the number of token ids, and the special tokens that grammars may name."""
 
     vocab_size: int
     special_tokens: dict[int, str]
@@ -36,7 +36,7 @@ class ProbeAnswer(msgspec.Struct, frozen=True):
 
 
 class ByteVocabulary:
-    """What llguidance needs of a tokenizer; ids without a byte and without a name are never produced."""
+    """A tokenizer of single bytes for llguidance; ids without a byte or a name are never produced."""
 
     is_tokenizer_wrapper = True
 

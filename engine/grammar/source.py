@@ -1,7 +1,7 @@
-"""From a request's grammar to llguidance's own form of it.
+"""Converts a request's grammar to llguidance's own form.
 
-The converters are not bounded in time, and some of them are Python that would hold up every other thread: outside of
-tests they run in the process of `grammar_probe` alone.
+The converters have no time limit, and some are Python that would hold the GIL, so they run in the process of
+`engine.grammar.probe`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tessera.engine.contract.errors import TesseraError
 from tessera.engine.contract.sampling_params import Grammar
 
 MAX_NESTING = 64  # of brackets, in schemas and expressions alike
-MAX_MESSAGE = 300  # characters of a compiler's complaint that users get to see
-# Between two parts of JSON: nothing, a space, or a line end and an indentation. Any number of them, which JSON
-# would allow, is what a model at a high temperature gets lost in.
+MAX_MESSAGE = 300  # characters of a compiler's message that users see
+# Between two parts of JSON: nothing, a space, or a line end and an indentation. JSON allows any number of them, in
+# which a model at a high temperature gets lost.
 WHITESPACE = r"\x20|\x0D?\x0A[\x20\x09]{0,64}"
 JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {
     "lenient": False,  # what is not supported is an error, whatever the schema's own x-guidance says
     "whitespace_pattern": WHITESPACE,
 }
 
-# A string that is never closed goes to the end: looked for again from each of its quotes, it would take quadratic time.
+# An unclosed string matches to the end; otherwise each of its quotes would be tried, in quadratic time.
 QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 ESCAPED = re.compile(r"\\.", re.DOTALL)
 
@@ -64,7 +64,7 @@ def llguidance_source(grammar: Grammar) -> str:
 
 
 def nesting(grammar: Grammar) -> int:
-    """How deeply brackets are nested, leaving out strings, and in an expression escaped characters."""
+    """Nesting depth of brackets outside of strings; in an expression, of those not escaped."""
     depth = deepest = 0
     literals = ESCAPED if grammar.kind == "regex" else QUOTED
     for character in literals.sub("", grammar.text):

@@ -1,1 +1,4 @@
-"""The engine process and its face: client, supervisor, heartbeat, and the process itself."""
+"""The engine process and its messages: client, supervisor, heartbeats, and the process itself.
+
+Public: `client.EngineClient`, `supervisor.EngineSupervisor`, `process.serve`.
+"""

@@ -1,7 +1,7 @@
-"""The engine as app/ sees it: submit requests, read their outputs, know whether it is well.
+"""The app's client of the engine: submit requests, read their outputs, check its health.
 
-One EngineClient serves one event loop. It needs no supervisor: that the engine process died it learns
-from its own connection, and the engine's health from the heartbeats.
+One EngineClient serves one event loop. It needs no supervisor: it learns of the engine's death from its own
+connection, and of its health from the heartbeats.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class RequestStream:
 
 
 class _Inbox:
-    """Where a request's outputs wait for their consumer, merged into one."""
+    """A request's outputs until their consumer takes them, merged into one."""
 
     __slots__ = ("ended", "error", "output", "waiter")
 
@@ -140,7 +140,7 @@ class _Inbox:
         finally:
             self.waiter = None
 
-    def put(self, output: RequestOutput) -> None:
+    def deliver(self, output: RequestOutput) -> None:
         if self.ended:
             return
         if output.finish_reason == "error":
@@ -169,7 +169,7 @@ class _Inbox:
 
 
 class EngineClient:
-    """One app process's connection to the engine whose sockets are in `run_dir`.
+    """One app process's connection to the engine with its sockets in `run_dir`.
 
     Attributes:
         info: what the engine said of itself when it was last ready.
@@ -217,7 +217,7 @@ class EngineClient:
 
     @property
     def gpu(self) -> GpuUsage | None:
-        """How the engine's GPU was used a few seconds ago; None where nobody knows."""
+        """Use of the engine's GPU a few seconds ago; None if unknown."""
         last = self._heartbeats.last
         return last.gpu if last is not None and self._epoch is not None else None
 
@@ -319,7 +319,7 @@ class EngineClient:
                 link.callback(loop.remove_reader, descriptor)
             self._send(Hello())
             self._link = link.pop_all()
-        # ZMQ signals an arrival only to who has once found nothing.
+        # ZMQ's FD is edge-triggered: drain it before waiting.
         loop.call_soon(self._watch_connection)
 
     def _reconnect(self) -> None:
@@ -359,7 +359,7 @@ class EngineClient:
                 if inbox is not None:
                     if output.finish_reason is not None:
                         del inboxes[request_id]
-                    inbox.put(output)
+                    inbox.deliver(output)
         elif type(message) is EmbeddingOutput:
             embedding_waiter = self._embedding_waiters.get(message.request_id)
             if embedding_waiter is not None and not embedding_waiter.done():
@@ -453,13 +453,9 @@ def error_of(output: RequestOutput) -> RequestError:
 
 
 def _merge(earlier: RequestOutput, later: RequestOutput) -> None:
+    """Append `later` to `earlier`, which alone may be a request's first output and have what only that has."""
     earlier.token_ids += later.token_ids
-    if later.logprobs is not None:
-        earlier.logprobs = (earlier.logprobs or []) + later.logprobs
-    if later.prompt_logprobs is not None:
-        earlier.prompt_logprobs = later.prompt_logprobs
-    if later.queue_time is not None:
-        earlier.queue_time = later.queue_time
+    if earlier.logprobs is not None and later.logprobs is not None:
+        earlier.logprobs += later.logprobs
     earlier.finish_reason = later.finish_reason
     earlier.stop_token_id = later.stop_token_id
-    earlier.num_cached_tokens = max(earlier.num_cached_tokens, later.num_cached_tokens)

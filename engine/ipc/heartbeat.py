@@ -1,4 +1,4 @@
-"""The engine's sign of life: sent by a thread of the engine process, watched by whoever depends on it.
+"""The engine's heartbeats: sent by a thread of the engine process, watched by clients and the supervisor.
 
 The thread goes on while a step runs, falls silent when the process is stopped or killed, and shows
 `num_steps` standing still when a step hangs.
@@ -24,8 +24,8 @@ INTERVAL = 0.5  # seconds between heartbeats
 class HeartbeatSender:
     """Publishes `make_heartbeat()` every half second from a thread of its own until stopped.
 
-    The same thread watches `lifeline_fd`, a pipe whose other end the parent process holds: when the
-    pipe ends, `on_orphaned` is called (in this thread), even while the main thread is inside a step.
+    The same thread watches `lifeline_fd`, a pipe held open by the parent process: when it ends, `on_orphaned` is
+    called in this thread, even while the main thread is inside a step.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class HeartbeatReceiver:
     @property
     def silent_for(self) -> float:
         """Seconds since the last heartbeat, or since watching began."""
-        self._receive()  # one may lie there unread while this event loop was busy
+        self._receive()  # one may be unread because this event loop was busy
         return time.monotonic() - self._heard_at
 
     @property

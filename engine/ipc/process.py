@@ -1,7 +1,7 @@
 """The engine process: `python -m tessera.engine.ipc.process RUN_DIR REPORT_FD`, an EngineCore behind a ZMQ socket.
 
-The supervisor writes an EngineConfig as one line of JSON to standard input and keeps that pipe open:
-when it ends, so has the parent, and this process follows it. The start is reported over the inherited
+The supervisor writes an EngineConfig as one line of JSON to standard input and keeps that pipe open;
+when it ends, the parent has died, and this process exits too. The start is reported over the inherited
 REPORT_FD as lines of JSON (`EngineReport`). Exit codes: 0 drained, 1 fault, 2 ConfigError.
 """
 
@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 import zmq
@@ -40,6 +40,7 @@ from tessera.engine.contract.messages import (
     ClientMessage,
     Drain,
     EmbedderRole,
+    EmbeddingInfo,
     EmbeddingOutput,
     EngineInfo,
     EngineMessage,
@@ -62,33 +63,36 @@ from tessera.engine.contract.messages import (
 from tessera.engine.ipc.heartbeat import INTERVAL, HeartbeatSender
 from tessera.engine.tensor import Device
 
+if TYPE_CHECKING:
+    from tessera.engine.runner.model_runner import ModelRunner
+
 logger = logging.getLogger("tessera.engine")
 
-FLUSH_MS = 2000  # how long a leaving engine waits for clients to take its last outputs
+FLUSH_MS = 2000  # an exiting engine waits so long for clients to take its last outputs
 STDIN_FD = 0
 
 
 class Core(Protocol):
-    """What this process needs of an EngineCore; `client` is opaque to the core."""
+    """The part of EngineCore that this process uses; `client` is opaque to the core."""
 
     @property
     def has_work(self) -> bool: ...
     @property
     def num_steps(self) -> int: ...
-    def add(self, request: AddRequest, client: bytes) -> None: ...
+    def add_request(self, request: AddRequest, client: bytes) -> None: ...
     def abort(self, request_ids: list[str], client: bytes) -> None: ...
     def step(self) -> Mapping[bytes, list[RequestOutput]]: ...
     def stats(self) -> SchedulerStats: ...
 
 
 class Embedding(Protocol):
-    """What this process needs of an Embedder."""
+    """The part of Embedder that this process uses."""
 
     @property
     def has_work(self) -> bool: ...
     @property
     def num_steps(self) -> int: ...
-    def add(self, request: AddEmbedding, client: bytes) -> None: ...
+    def add_request(self, request: AddEmbedding, client: bytes) -> None: ...
     def abort(self, request_ids: list[str], client: bytes) -> None: ...
     def step(self, *, busy: bool) -> list[tuple[bytes, EmbeddingOutput]]: ...
 
@@ -222,7 +226,7 @@ class EngineProcess:
         try:
             if self._draining:
                 raise EngineUnavailableError("the engine is shutting down and takes no new requests")
-            core.add(request, client)
+            core.add_request(request, client)
         except RequestError as error:
             refusal = error
         except Exception:
@@ -239,7 +243,7 @@ class EngineProcess:
                 raise EngineUnavailableError("the engine is shutting down and takes no new requests")
             if request.role not in self._engine.embedders:
                 raise InvalidRequestError("this model makes no embeddings", param="model")
-            self._engine.embedders[request.role].add(request, client)
+            self._engine.embedders[request.role].add_request(request, client)
         except RequestError as error:
             refusal = error
         except Exception:
@@ -296,7 +300,7 @@ def serve(load: Loader) -> int:
     try:
         engine = load(config, lambda stage, done, total: report(LoadProgress(stage, done, total)))
         gc.collect()
-        gc.freeze()  # what was loaded stays: later collections need not look at it
+        gc.freeze()  # later collections skip all that was loaded
         report(Ready(process.epoch, engine.info))
     except ConfigError as error:
         report(StartFailed(str(error), user_error=True))
@@ -318,11 +322,11 @@ def serve(load: Loader) -> int:
 
 
 def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
-    """Device, model, weights, KV cache and scheduler, as `config` wants them.
+    """Device, model, weights, KV cache and scheduler for `config`.
 
-    Raises: ConfigError (ModelError) where that cannot be; DeviceError.
+    Raises: ConfigError (ModelError) for settings that cannot be met; DeviceError.
     """
-    # Imported only here: what does not load must still be able to report why.
+    # Imported here, so that a failing import is reported like any failed start.
     from tessera.engine.core.core import EngineCore
     from tessera.engine.core.metrics import EngineMetrics
     from tessera.engine.grammar.compiler import GrammarCompiler
@@ -357,7 +361,22 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         grammars=grammars,
         metrics=EngineMetrics(config.served_name or folder.name),
     )
-    info = EngineInfo(
+    info = engine_info(
+        runner, device_reason=device_reason, load_seconds=time.monotonic() - start, embeddings=embedding.infos
+    )
+
+    def render_metrics() -> bytes:
+        return core.render_metrics() + embedding.render_metrics()
+
+    return LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device))
+
+
+def engine_info(
+    runner: ModelRunner, *, device_reason: str, load_seconds: float, embeddings: tuple[EmbeddingInfo, ...]
+) -> EngineInfo:
+    """The facts of a loaded engine that generates."""
+    config, model, device = runner.config, runner.model, runner.device
+    return EngineInfo(
         device=device.name,
         device_name=getattr(device, "device_name", f"{os.cpu_count()} cores"),
         device_reason=device_reason,
@@ -373,18 +392,13 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         weight_bytes=runner.weight_bytes,
         num_parameters=runner.num_parameters,
         eos_token_ids=model.eos_token_ids,
-        load_seconds=time.monotonic() - start,
-        embeddings=embedding.infos,
+        load_seconds=load_seconds,
+        embeddings=embeddings,
     )
-
-    def render_metrics() -> bytes:
-        return core.render_metrics() + embedding.render_metrics()
-
-    return LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device))
 
 
 def watch_gpu(device: Device) -> Callable[[], GpuUsage | None]:
-    """-> what tells how the device was used a few seconds ago."""
+    """-> a function that returns the device's use a few seconds ago."""
     if device.name == "cpu":
         return lambda: None
     from tessera.engine.cuda.nvml import UsageMonitor
@@ -400,7 +414,7 @@ def watch_gpu(device: Device) -> Callable[[], GpuUsage | None]:
 
 
 def _read_line(fd: int) -> bytes:
-    """One line, and not a byte more: what follows is not ours to consume."""
+    """One line, and not a byte more: the heartbeat thread watches the rest."""
     line = b""
     while (byte := os.read(fd, 1)) not in (b"", b"\n"):
         line += byte
@@ -408,7 +422,7 @@ def _read_line(fd: int) -> bytes:
 
 
 def _leave_orphaned(run_dir: str) -> None:
-    """The parent is gone, so nobody is left to serve or to tidy up; the main thread may be in a step."""
+    """Clean up and exit after the parent's death; the main thread may be in a step."""
     shutil.rmtree(run_dir, ignore_errors=True)
     os._exit(1)
 
@@ -417,7 +431,7 @@ def main() -> None:
     code = serve(load_engine)
     sys.stderr.flush()
     if code == 1:
-        os._exit(code)  # a device in an error state can hang the interpreter's own way out
+        os._exit(code)  # a device in an error state can hang the interpreter's shutdown
     sys.exit(code)
 
 

@@ -128,7 +128,7 @@ class EngineSupervisor:
     async def stop(self, timeout: float = 10.0) -> None:
         """Let the engine finish what runs, for at most `timeout` seconds, and end it."""
         self._stopping.set()
-        self._enter(EngineState.STOPPED, "the engine has been stopped")
+        self._set_state(EngineState.STOPPED, "the engine has been stopped")
         if self._process is not None:
             self._process.terminate()
         if self._task is not None:
@@ -141,7 +141,7 @@ class EngineSupervisor:
         self._context.destroy(linger=0)
         shutil.rmtree(self._run_dir, ignore_errors=True)
 
-    def _enter(self, state: EngineState, reason: str) -> None:
+    def _set_state(self, state: EngineState, reason: str) -> None:
         self.state, self.reason = state, reason
 
     async def _supervise(self) -> None:
@@ -170,7 +170,7 @@ class EngineSupervisor:
             elif self._ready_at is not None and time.monotonic() - self._ready_at >= HEALTHY_AFTER:
                 back_off = FIRST_BACK_OFF
             logger.error("%s; it is restarted in %.1f s", what, back_off)
-            self._enter(EngineState.RESTARTING, what)
+            self._set_state(EngineState.RESTARTING, what)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), back_off)
             back_off = min(2 * back_off, LONGEST_BACK_OFF)
@@ -184,9 +184,9 @@ class EngineSupervisor:
 
     def _give_up(self, error: TesseraError) -> None:
         assert self._started is not None
-        self._enter(EngineState.FAILED, str(error))
+        self._set_state(EngineState.FAILED, str(error))
         self._started.set_exception(error)
-        self._started.exception()  # whoever waits gets it; nobody has to
+        self._started.exception()  # marks it as retrieved, since there may be no waiter
 
     async def _run_once(self) -> int:
         """One engine process, from its start to its end; -> its exit code, negative for a signal."""
@@ -289,7 +289,7 @@ class EngineSupervisor:
                 self.info = report.info
                 self._ready_at = time.monotonic()
                 if not self._stopping.is_set():
-                    self._enter(EngineState.READY, "the engine is ready")
+                    self._set_state(EngineState.READY, "the engine is ready")
                 if not self._started.done():
                     self._started.set_result(report.info)
                 else:

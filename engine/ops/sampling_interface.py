@@ -7,33 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tessera.engine.contract.sampling_row import SAMPLING_ROW
 from tessera.engine.ops.checks import CheckedOps, require
-from tessera.engine.tensor import Tensor, empty, float32, int32, uint32, uint64
-
-
-@dataclass(frozen=True)
-class SamplingMetadata:
-    """Per sampled row, on the device; names and meanings as in `tessera.engine.core.step_batch.SamplingBatch`."""
-
-    slots: Tensor  # [S] int32
-    num_output_tokens: Tensor  # [S] int32
-    positions: Tensor  # [S] int32
-    seeds: Tensor  # [S] uint64
-    temperature: Tensor  # [S] float32
-    top_k: Tensor  # [S] int32
-    top_p: Tensor  # [S] float32
-    min_p: Tensor  # [S] float32
-    repetition_penalty: Tensor  # [S] float32
-    presence_penalty: Tensor  # [S] float32
-    frequency_penalty: Tensor  # [S] float32
-    min_tokens: Tensor  # [S] int32
+from tessera.engine.tensor import Tensor, empty, float32, int32, uint32
 
 
 @dataclass(frozen=True)
 class SamplingState:
-    """What sampling remembers of each sequence, by slot; N slots, on the device.
+    """The sampling state of each sequence, by slot; N slots, on the device.
 
-    `token_state`: bit 31 says that the token is in the prompt, the lower bits count it in the output.
+    `token_state`: bit 31: the token is in the prompt; lower bits: its count in the output.
     """
 
     token_state: Tensor  # [N, V] uint32
@@ -48,25 +31,30 @@ IN_PROMPT_BIT = np.uint32(1 << 31)
 
 
 class SamplingOps(CheckedOps):
-    """Letters: S sampled rows, V vocabulary, N slots. Logits are float32, changed in place."""
+    """Letters: S sampled rows, V vocabulary, N slots. Logits are float32, changed in place.
+
+    `rows` [S] SAMPLING_ROW are the parameters of the sampled rows (see `SamplingParams`); a row whose slot is below 0
+    is padding: nothing happens to its logits, and its token is -1.
+    """
 
     def reset_slot(self, state: SamplingState, slot: int, prompt_token_ids: Tensor, output_token_ids: Tensor) -> None:
         """Make `state.token_state[slot]` describe these tokens ([n] int32 each) and nothing else."""
         self._check(ids=prompt_token_ids, output=output_token_ids, token_state=state.token_state)
         self._reset_slot(state, slot, prompt_token_ids, output_token_ids)
 
-    def adjust_logits(self, logits: Tensor, state: SamplingState, metadata: SamplingMetadata) -> None:
+    def adjust_logits(self, logits: Tensor, state: SamplingState, rows: Tensor) -> None:
         """Bias, suppression until min_tokens, and penalties, in place on logits [S, V] float32.
 
-        bias is added; suppressed ids become -inf while num_output_tokens < min_tokens; tokens in
+        bias is added; suppressed ids become -inf while position - num_prompt_tokens < min_tokens; tokens in
         prompt or output have positive logits divided, others multiplied by repetition_penalty; then
         frequency_penalty * count + presence_penalty * (count > 0) is subtracted.
         """
-        self._check(logits=logits, token_state=state.token_state, slots=metadata.slots)
+        self._check(logits=logits, token_state=state.token_state, rows=rows)
         require(logits.ndim == 2 and logits.dtype == float32, "adjust_logits", logits)
+        require(rows.dtype == SAMPLING_ROW and rows.shape == logits.shape[:1], "adjust_logits", rows, logits)
         require(state.token_state.shape[1] == logits.shape[1], "adjust_logits", logits, state.token_state)
         if logits.size:
-            self._adjust_logits(logits, state, metadata)
+            self._adjust_logits(logits, state, rows)
 
     def apply_token_mask(self, logits: Tensor, words: Tensor, rows: Tensor) -> None:
         """-inf where a token may not be chosen, in place on rows [M] int32 of logits [S, V] float32.
@@ -82,9 +70,7 @@ class SamplingOps(CheckedOps):
         if rows.size and logits.size:
             self._apply_token_mask(logits, words, rows)
 
-    def sample(
-        self, logits: Tensor, metadata: SamplingMetadata, *, filtered: bool, out: Tensor | None = None
-    ) -> Tensor:
+    def sample(self, logits: Tensor, rows: Tensor, *, filtered: bool, out: Tensor | None = None) -> Tensor:
         """One token id per row of logits [S, V] float32 -> [S] int32; -1 where a row has NaN or no
         finite maximum.
 
@@ -92,21 +78,15 @@ class SamplingOps(CheckedOps):
         logit / temperature - log(-log(u)), u uniform in (0, 1) from Philox4x32-10 (Salmon et al.
         2011) with key = seed (low word, high word) and counter = (id // 4, position, 0, 0), word
         id % 4, u = ((word >> 9) + 0.5) * 2^-23 (Gumbel 1954; a row's choice depends on nothing but its
-        own logits, seed and position). Kept, with p = softmax(logit / temperature): those with
-        p >= min_p * max(p); of these the top_k most probable (all ties of the k-th); of these,
-        renormalised, the smallest set of the most probable reaching top_p (all ties of the last).
-        `filtered` False promises that no row uses top_k, top_p or min_p.
+        own logits, seed and position). Kept are the tokens that the row's filters leave (see `SamplingParams`).
+        `filtered` False promises that no row has the flag FILTERED.
         """
-        self._check(logits=logits, seeds=metadata.seeds, out=out)
+        self._check(logits=logits, rows=rows, out=out)
         require(logits.ndim == 2 and logits.dtype == float32, "sample", logits)
-        require(
-            metadata.seeds.dtype == uint64 and metadata.seeds.shape == logits.shape[:1],
-            "sample",
-            metadata.seeds,
-        )
+        require(rows.dtype == SAMPLING_ROW and rows.shape == logits.shape[:1], "sample", rows, logits)
         out = self._out(out, logits.shape[:1], int32)
         if logits.size:
-            self._sample(logits, metadata, filtered, out)
+            self._sample(logits, rows, filtered, out)
         return out
 
     def record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None:
@@ -124,23 +104,23 @@ class SamplingOps(CheckedOps):
         """
         self._check(logits=logits, token_ids=token_ids)
         require(logits.ndim == 2 and logits.dtype == float32 and 0 <= k <= logits.shape[1], "top_logprobs", logits)
-        rows = logits.shape[0]
-        chosen = empty((rows,), float32, self.device)
-        rank = empty((rows,), int32, self.device)
-        top_ids = empty((rows, k), int32, self.device)
-        top_values = empty((rows, k), float32, self.device)
-        if rows:
+        num_rows = logits.shape[0]
+        chosen = empty((num_rows,), float32, self.device)
+        rank = empty((num_rows,), int32, self.device)
+        top_ids = empty((num_rows, k), int32, self.device)
+        top_values = empty((num_rows, k), float32, self.device)
+        if num_rows:
             self._top_logprobs(logits, token_ids, chosen, rank, top_ids, top_values)
         return chosen, rank, top_ids, top_values
 
     @abstractmethod
     def _reset_slot(self, state: SamplingState, slot: int, prompt: Tensor, output: Tensor) -> None: ...
     @abstractmethod
-    def _adjust_logits(self, logits: Tensor, state: SamplingState, metadata: SamplingMetadata) -> None: ...
+    def _adjust_logits(self, logits: Tensor, state: SamplingState, rows: Tensor) -> None: ...
     @abstractmethod
     def _apply_token_mask(self, logits: Tensor, words: Tensor, rows: Tensor) -> None: ...
     @abstractmethod
-    def _sample(self, logits: Tensor, metadata: SamplingMetadata, filtered: bool, out: Tensor) -> None: ...
+    def _sample(self, logits: Tensor, rows: Tensor, filtered: bool, out: Tensor) -> None: ...
     @abstractmethod
     def _record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None: ...
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Steps of the usual shapes, recorded once and replayed: the host pays one call for hundreds of kernels."""
+"""CUDA graphs of steps of common shapes: the host replays hundreds of kernels with one call."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.tensor import Tensor
 
-# Steps with prompts in them: beyond the largest, kernels take longer than launching them one by one. From 128 on a
-# product's time grows with every tile of 128 rows.
+# Steps with prompts: beyond the largest, launching kernels one by one costs nothing extra. From 128 on, a GEMM's time
+# grows with every tile of 128 rows.
 FULL_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
-# At these many multiprocessors are idle in the last round of a product's tiles: no step need be filled up to them.
+# At these sizes multiprocessors idle in the last wave of a GEMM's tiles, so steps are not filled up to them.
 UNEVEN_TOKENS = (640, 896, 1280, 1792)
 PROMPT_TOKENS = tuple(sorted((*FULL_TOKENS, *UNEVEN_TOKENS)))
-PROMPT_SEQS = (2, 9, 17, 33, 65, 129)  # one of them has the padded tokens
+PROMPT_SEQS = (2, 9, 17, 33, 65, 129)  # including a row for the padded tokens
 
-SHORT_CONTEXT_SEQS = 16  # decodes: up to so many are recorded for short contexts as well
+MAX_SHORT_CONTEXT_SEQS = 16  # up to so many decodes have graphs for short contexts too
 
-MakeInputs = Callable[[StepShape, int, int], StepInputs]  # of a shape, its longest row's tokens, and its context
+MakeInputs = Callable[[StepShape, int, int], StepInputs]  # from shape, most tokens of a row, longest context
 Forward = Callable[[StepInputs], Tensor]
 
 
-class RecordedStep(NamedTuple):
-    """A forward of one shape: fill `inputs`, launch `graph`, find `logits`."""
+class StepGraph(NamedTuple):
+    """The CUDA graph of a forward of one shape: fill `inputs`, launch `graph`, read `logits`."""
 
     inputs: StepInputs
     logits: Tensor
     graph: Any
 
 
-class RecordedSteps:
-    """A batch is padded to the smallest recorded shape that holds it.
+class StepGraphs:
+    """CUDA graphs by shape; a batch is padded to the smallest shape that holds it.
 
-    Padded rows store nothing and sample for nobody; padded tokens belong to padded rows. A few decodes whose contexts
-    are at most `short_context` have recordings of their own.
+    Padded rows store nothing and sample nothing; padded tokens belong to padded rows. Small decodes with contexts of at
+    most `short_context` have graphs of their own.
     """
 
     def __init__(self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, short_context: int) -> None:
@@ -46,16 +46,16 @@ class RecordedSteps:
         self._prompt_tokens = [size for size in PROMPT_TOKENS if size <= max_num_tokens]
         self._prompt_seqs = [*(size for size in PROMPT_SEQS if size <= max_num_seqs), max_num_seqs + 1]
         self._max_num_seqs = max_num_seqs
-        self._steps: dict[StepShape, RecordedStep] = {}
-        self._short_steps: dict[StepShape, RecordedStep] = {}
+        self._steps: dict[StepShape, StepGraph] = {}
+        self._short_steps: dict[StepShape, StepGraph] = {}
 
     @property
     def full_sizes(self) -> tuple[int, ...]:
-        """Numbers of tokens, ascending, to which a step with prompts in it had best be filled; none before `record`."""
+        """Numbers of tokens, ascending, to which a step with prompts is best filled; none before `capture`."""
         return tuple(size for size in self._prompt_tokens if size in FULL_TOKENS) if self._steps else ()
 
     def shapes(self) -> list[StepShape]:
-        """All that are worth recording, largest first."""
+        """All shapes to capture, largest first."""
         decodes = [StepShape(size, size, size) for size in self._decode_sizes]
         prompts = [
             self._prompt_shape(num_tokens, num_seqs)
@@ -64,23 +64,27 @@ class RecordedSteps:
         ]
         return sorted({*decodes, *prompts}, key=lambda shape: -shape.num_tokens)
 
-    def record(self, device: Any, make_inputs: MakeInputs, forward: Forward) -> list[RecordedStep]:
-        """Record a forward of each shape on a CUDA device; -> one of each shape of decodes."""
+    def capture(self, device: Any, make_inputs: MakeInputs, forward: Forward) -> list[StepGraph]:
+        """Capture a forward of each shape on a CUDA device; -> the graphs of decodes."""
 
-        def record(shape: StepShape, max_context_len: int) -> RecordedStep:
+        def capture(shape: StepShape, max_context_len: int) -> StepGraph:
             inputs = make_inputs(shape, 1 if shape.is_decode else shape.num_tokens, max_context_len)
             with device.capture() as finish:
                 logits = forward(inputs)
-            return RecordedStep(inputs, logits, finish())
+            return StepGraph(inputs, logits, finish())
 
         for shape in self.shapes():
-            self._steps[shape] = record(shape, self._max_model_len)
-            if shape.is_decode and shape.num_seqs <= SHORT_CONTEXT_SEQS and self._max_model_len > self._short_context:
-                self._short_steps[shape] = record(shape, self._short_context)
+            self._steps[shape] = capture(shape, self._max_model_len)
+            if (
+                shape.is_decode
+                and shape.num_seqs <= MAX_SHORT_CONTEXT_SEQS
+                and self._max_model_len > self._short_context
+            ):
+                self._short_steps[shape] = capture(shape, self._short_context)
         return [step for shape, step in self._steps.items() if shape.is_decode]
 
-    def find(self, batch: StepBatch) -> RecordedStep | None:
-        """What to replay for a batch; None where it has to be launched kernel by kernel."""
+    def find(self, batch: StepBatch) -> StepGraph | None:
+        """The graph to replay for a batch; None if it must be launched kernel by kernel."""
         if not self._steps or batch.prompt_rows is not None:
             return None
         shape = StepShape.of(batch)
@@ -90,7 +94,7 @@ class RecordedSteps:
             short = self._short_steps.get(padded)
             is_short = short is not None and batch.context_lens.max(initial=0) <= self._short_context
             return short if is_short else self._steps[padded]
-        num_seqs = shape.num_seqs + 1  # one takes the padded tokens
+        num_seqs = shape.num_seqs + 1  # one row takes the padded tokens
         tokens = bisect_left(self._prompt_tokens, max(shape.num_tokens, num_seqs + 1))
         if tokens == len(self._prompt_tokens):
             return None
@@ -103,7 +107,7 @@ class RecordedSteps:
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
-    """The numbers of rows that decode steps are recorded for."""
+    """Numbers of rows with a graph for decode steps."""
     sizes = [1, 2, 4]
     for step, limit in ((8, 64), (16, 128), (32, 256), (64, 1 << 30)):
         while sizes[-1] < min(limit, max_num_seqs):

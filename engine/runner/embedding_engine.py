@@ -1,4 +1,4 @@
-"""What makes embeddings in an engine process: the served model, an encoder beside it, or an encoder alone."""
+"""Embedding models of an engine process: the served model, an encoder beside it, or an encoder alone."""
 
 from __future__ import annotations
 

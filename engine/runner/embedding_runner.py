@@ -1,7 +1,7 @@
 """Runs a model over texts for their embeddings: texts packed one after the other, pooled on the device.
 
-A text is computed whole in one pass, so that nothing of it needs to be remembered afterwards: a decoder
-takes a KV cache of a single layer, which its layers use in turn, and none of the blocks of generation.
+Each text is computed in one pass, so no state is kept: a decoder uses a KV cache of a single layer, shared by its
+layers in turn, and none of the blocks of generation.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class EmbeddingRunner(ABC):
         stops = starts + 1 if self.pooling == "cls" else ends
         input_ids = np.concatenate([np.array(token_ids, np.int32) for token_ids in inputs])
         positions = np.arange(len(input_ids), dtype=np.int32) - np.repeat(starts, lengths)
-        pooled_begins, pooled_ends = self._upload.put(begins), self._upload.put(stops)
+        pooled_begins, pooled_ends = self._upload.stage_array(begins), self._upload.stage_array(stops)
         hidden = self._hidden_states(input_ids, positions, lengths)
         pooled = self._ops.segment_mean(hidden, pooled_begins, pooled_ends, out=self._pooled[: len(inputs)])
         return unit_length(pooled.numpy())
@@ -136,9 +136,9 @@ class EncoderRunner(EmbeddingRunner):
             self._warm_up()
 
     def _hidden_states(self, input_ids: Int32Array, positions: Int32Array, lengths: Int32Array) -> Tensor:
-        put = self._upload.put
-        ids, places, types = put(input_ids), put(positions), put(np.zeros_like(input_ids))
-        cu_seqlens = put(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        stage = self._upload.stage_array
+        ids, places, types = stage(input_ids), stage(positions), stage(np.zeros_like(input_ids))
+        cu_seqlens = stage(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
         self._upload.submit()
         return self._encoder.forward(ids, places, types, cu_seqlens, int(lengths.max()), self._buffers)
 
@@ -153,7 +153,7 @@ class EncoderRunner(EmbeddingRunner):
 
 
 class DecoderEmbeddingRunner(EmbeddingRunner):
-    """A decoder that generates as well: shares weights and step buffers, which nobody uses between two steps.
+    """A decoder that also generates: shares weights and step buffers, which are free between two steps.
 
     Raises: OutOfMemoryError.
     """
@@ -182,21 +182,21 @@ class DecoderEmbeddingRunner(EmbeddingRunner):
         self._prepare(-(-self.max_input_tokens // block_size))
 
     def _hidden_states(self, input_ids: Int32Array, positions: Int32Array, lengths: Int32Array) -> Tensor:
-        put, block_size = self._upload.put, self._block_size
+        stage, block_size = self._upload.stage_array, self._block_size
         num_blocks = -(-lengths // block_size)
         first_blocks = np.cumsum(num_blocks, dtype=np.int32) - num_blocks
         slots = np.repeat(first_blocks * block_size, lengths) + positions
         tables = first_blocks[:, None] + np.arange(num_blocks.max(), dtype=np.int32)
         tables = np.where(np.arange(num_blocks.max()) < num_blocks[:, None], tables, 0)
         longest = int(lengths.max())
-        ids = put(input_ids)
+        ids = stage(input_ids)
         metadata = AttentionMetadata(
-            positions=put(positions),
-            slot_mapping=put(slots.astype(np.int32)),
-            block_tables=put(tables.astype(np.int32)),
-            table_rows=put(np.arange(len(lengths), dtype=np.int32)),
-            cu_seqlens_q=put(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)),
-            context_lens=put(lengths),
+            positions=stage(positions),
+            slot_mapping=stage(slots.astype(np.int32)),
+            block_tables=stage(tables.astype(np.int32)),
+            table_rows=stage(np.arange(len(lengths), dtype=np.int32)),
+            cu_seqlens_q=stage(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)),
+            context_lens=stage(lengths),
             max_seqlen_q=longest,
             max_context_len=longest,
         )
@@ -225,8 +225,8 @@ def _compile_kernels(ops: Ops, dtype: np.dtype[Any], progress: Progress | None) 
 
 
 def _encoder_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> np.dtype[Any]:
-    """The dtype asked for. `auto` is float32 on the CPU; on CUDA float32 checkpoints become float16, which an
-    encoder's normalised activations fit and whose eleven bits of precision keep the angles."""
+    """The dtype asked for. `auto` is float32 on the CPU; on CUDA float32 checkpoints become float16, whose range
+    holds an encoder's normalised activations and whose eleven bits of precision keep the angles."""
     chosen = DTYPES.get(config.dtype)
     if chosen is None:
         own = model.torch_dtype

@@ -1,4 +1,4 @@
-"""Runs a model: takes a step's batch to the device, through the decoder and the sampler, and back."""
+"""Runs a model: uploads a step's batch, runs decoder and sampler, downloads the tokens."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, OutOfMemoryError
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
 from tessera.engine.core.step_batch import PromptRows, SamplingBatch, StepBatch, StepResult, TableUpdates, TokenMask
 from tessera.engine.models.config import DTYPES, ModelConfig
 from tessera.engine.models.decoder import Decoder, StepBuffers
@@ -20,9 +22,9 @@ from tessera.engine.models.rope import cos_sin_table
 from tessera.engine.models.weights.loader import Weights, dummy_weights, load_weights, num_weight_bytes
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.interface import Ops
-from tessera.engine.runner.cuda_graphs import RecordedSteps
+from tessera.engine.runner.cuda_graphs import StepGraphs
 from tessera.engine.runner.prompt_logprobs import LogprobTensors, launch_prompt_logprobs, read_prompt_logprobs
-from tessera.engine.runner.sampler import Reply, StepSampler, mask_words
+from tessera.engine.runner.sampler import ResultDownload, StepSampler, mask_words
 from tessera.engine.runner.step_inputs import StepInputs, StepShape, inputs_bytes
 from tessera.engine.runner.upload import StepUpload, aligned
 from tessera.engine.tensor import CpuDevice, Device, Tensor, bfloat16, float32, from_numpy, int32, zeros
@@ -32,13 +34,13 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
 GIB = 2**30
-MAX_CACHED_BLOCKS = 1 << 20  # the host keeps a record of each, 16 million tokens in the usual blocks
+MAX_CACHED_BLOCKS = 1 << 20  # the host tracks each; 16 million tokens in blocks of 16
 MAX_TABLE_UPDATES = 1 << 14  # entries of the block tables in one copy
-MIN_DERIVED_LEN = 256  # a context that is shortened to what memory holds is of no use below this
+MIN_DERIVED_LEN = 256  # least context to shorten to if memory is short
 
 
 class ModelRunner:
-    """One model on one device, with its KV cache and everything that a step needs, made at the start.
+    """One model on one device, with its KV cache and buffers, all allocated at the start.
 
     Attributes:
         dtype: name of the dtype of weights, activations and KV cache.
@@ -93,7 +95,7 @@ class ModelRunner:
         self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
         self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
         self._numbers = from_numpy(np.arange(rows + 1, dtype=np.int32), device)
-        self._recorded = RecordedSteps(rows, self.max_num_tokens, self.max_model_len, SHORT_CONTEXT)
+        self._graphs = StepGraphs(rows, self.max_num_tokens, self.max_model_len, SHORT_CONTEXT)
         self.num_kv_blocks = config.num_kv_blocks or self._num_blocks_that_fit()
         kv_cache = KVCache(model, self.num_kv_blocks, self.block_size, self._dtype, device)
         self.kv_cache_bytes = kv_cache.nbytes
@@ -101,8 +103,8 @@ class ModelRunner:
         if not isinstance(device, CpuDevice):
             self.warm_up()
             if not config.enforce_eager:
-                for step in self._recorded.record(device, self._inputs, self._forward):
-                    self._sampler.record(device, step.logits, step.inputs)
+                for step in self._graphs.capture(device, self._inputs, self._forward):
+                    self._sampler.capture(device, step.logits, step.inputs)
 
     @property
     def buffers(self) -> StepBuffers:
@@ -118,18 +120,18 @@ class ModelRunner:
 
     @property
     def full_sizes(self) -> tuple[int, ...]:
-        """Numbers of tokens to which a step with prompts in it had best be filled."""
-        return self._recorded.full_sizes
+        """Numbers of tokens to which a step with prompts is best filled."""
+        return self._graphs.full_sizes
 
     def start(self, batch: StepBatch) -> RunningStep:
         """Submit a step: its tokens' keys and values go to the KV cache, and each logits row gets a token.
 
-        A constrained batch stops before the choice, and goes on with `sample`. A row whose logits are not
-        finite gets the token id -1, and the others are not affected.
+        A constrained batch stops before sampling and continues with `sample`. A row with logits that are not finite
+        gets the token id -1; other rows are not affected.
         """
         for init in batch.slot_inits:
-            self._sampler.enter(init)
-        recorded = self._recorded.find(batch)
+            self._sampler.init_slot(init)
+        recorded = self._graphs.find(batch)
         if recorded is not None:
             inputs, logits, graph = recorded
             self._submit(inputs, batch)
@@ -151,9 +153,9 @@ class ModelRunner:
         return running
 
     def sample(self, running: RunningStep, mask: TokenMask | None = None) -> None:
-        """Submit the choice of tokens of a constrained step; `mask` is None where all constrained rows have ended."""
+        """Submit the sampling of a constrained step; `mask` is None if all constrained rows have ended."""
         if running.batch.num_sampled:
-            running.reply = self._sampler.sample(running.logits, running.inputs, running.batch, mask)
+            running.download = self._sampler.sample(running.logits, running.inputs, running.batch, mask)
 
     def execute(self, batch: StepBatch, mask: TokenMask | None = None) -> StepResult:
         """A whole step at once."""
@@ -173,7 +175,7 @@ class ModelRunner:
         )
 
     def _forward(self, inputs: StepInputs, *, every_token: bool = False) -> Tensor:
-        """Logits [S, V] float32 in the step's buffers; `every_token` leaves there what others need for theirs."""
+        """Logits [S, V] float32 in the step's buffers; `every_token` computes all tokens' hidden states to the end."""
         self.ops.scatter(self._block_tables, *inputs.updates)
         is_decode = inputs.shape.is_decode
         return self.decoder.forward(
@@ -190,16 +192,18 @@ class ModelRunner:
         updates, room = batch.table_updates, inputs.shape.num_seqs
         if updates is not None and len(updates.rows) > room:
             for start in range(room, len(updates.rows), MAX_TABLE_UPDATES):
-                tensors = [self._side_upload.put(each) for each in updates.part(start, start + MAX_TABLE_UPDATES)]
+                tensors = [
+                    self._side_upload.stage_array(each) for each in updates.part(start, start + MAX_TABLE_UPDATES)
+                ]
                 self._side_upload.submit()
                 self.ops.scatter(self._block_tables, *tensors)
             updates = TableUpdates(*updates.part(0, room))
         inputs.submit(batch, updates)
 
     def _score_prompts(self, rows: PromptRows) -> list[LogprobTensors]:
-        """Log-probabilities of prompts' tokens, right after the step's forward."""
-        token_indices = self._side_upload.put(rows.token_indices)
-        next_token_ids = self._side_upload.put(rows.next_token_ids)
+        """Launch log-probabilities of prompt tokens, right after the step's forward."""
+        token_indices = self._side_upload.stage_array(rows.token_indices)
+        next_token_ids = self._side_upload.stage_array(rows.next_token_ids)
         self._side_upload.submit()
         k = min(int(rows.num_logprobs.max()), self.model.vocab_size)
         return launch_prompt_logprobs(self.decoder, self._buffers, token_indices, next_token_ids, k)
@@ -217,7 +221,7 @@ class ModelRunner:
         return load_weights(Path(self.config.model), self.model, self._dtype, self.ops, report)
 
     def _prepare_kernels(self, progress: Progress | None) -> None:
-        """Compile and reserve on a CUDA device what a step needs, so that no step waits or allocates for it."""
+        """Compile kernels and reserve memory on a CUDA device, so that no step waits or allocates."""
         from tessera.engine.ops.cuda import CudaOps
 
         def report(done: int, total: int) -> None:
@@ -226,32 +230,16 @@ class ModelRunner:
 
         assert isinstance(self.ops, CudaOps), f"no kernels for {self.device}"
         self.ops.compile(self._dtype, report, head_dim=self.model.head_dim)
-        rows = self.config.max_num_seqs + 1  # a recorded step has one more, to which padded tokens belong
+        rows = self.config.max_num_seqs + 1  # a CUDA graph has one more row, for padded tokens
         self.ops.reserve_attention(rows, self.model.num_heads, self.model.head_dim)
 
     def warm_up(self) -> None:
-        """Run a step of one padding token with every kind of sampling: it leaves no trace, but what a
-        first step sets up is there afterwards, and a kernel that cannot run fails now."""
-        one, half = np.ones(1, np.float32), np.full(1, 0.5, np.float32)
+        """Run a step of one padding token with every kind of sampling. It changes nothing, but does the set-up of a
+        first step, and a kernel that cannot run fails now."""
         zero = np.zeros(1, np.int32)
         nowhere = np.full(1, -1, np.int32)
-        sampling = SamplingBatch(
-            slots=nowhere,
-            num_output_tokens=zero,
-            positions=zero,
-            seeds=np.zeros(1, np.uint64),
-            temperature=one,
-            top_k=zero,
-            top_p=half,
-            min_p=half,
-            repetition_penalty=half,
-            presence_penalty=one,
-            frequency_penalty=one,
-            min_tokens=zero,
-            num_logprobs=zero,
-            needs_adjustment=True,
-            needs_filter=True,
-        )
+        params = SamplingParams(max_tokens=1, top_p=0.5, presence_penalty=1.0, logprobs=0)
+        row = row_values(params, slot=-1, num_prompt_tokens=0)
         padding = StepBatch(
             input_ids=zero,
             positions=zero,
@@ -260,7 +248,7 @@ class ModelRunner:
             cu_seqlens_q=np.array([0, 1], np.int32),
             context_lens=zero,
             logits_indices=zero,
-            sampling=sampling,
+            sampling=SamplingBatch.of(np.array([row], SAMPLING_ROW)),
             table_updates=TableUpdates(nowhere, zero, zero),
             is_constrained=True,
         )
@@ -306,20 +294,20 @@ class ModelRunner:
 
 @dataclass
 class RunningStep:
-    """A step that was submitted; `reply` is there once its tokens are being chosen."""
+    """A submitted step; `download` is set once sampling is submitted."""
 
     batch: StepBatch
     inputs: StepInputs
     logits: Tensor
-    reply: Reply | None = None
+    download: ResultDownload | None = None
     prompt_logprobs: list[LogprobTensors] | None = None
 
     def result(self) -> StepResult:
         """Waits for the device. To be called once, in the order of the steps."""
         result = StepResult(np.empty(0, np.int32))
         if self.batch.num_sampled:
-            assert self.reply is not None, "a constrained step is sampled first"
-            result = self.reply.result()
+            assert self.download is not None, "a constrained step is sampled first"
+            result = self.download.result()
         if self.prompt_logprobs is not None and (rows := self.batch.prompt_rows) is not None:
             result.prompt_logprobs = read_prompt_logprobs(self.prompt_logprobs, rows.next_token_ids, rows.num_logprobs)
         return result

@@ -18,8 +18,10 @@ Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 def launch_prompt_logprobs(
     decoder: Decoder, buffers: StepBuffers, token_indices: Tensor, next_token_ids: Tensor, k: int
 ) -> list[LogprobTensors]:
-    """Right after a step's forward: its tokens at token_indices [P] int32, in pieces of the logits buffer's rows,
-    whose place they take. k is the most alternatives of any."""
+    """Launch the scoring of a step's tokens at token_indices [P] int32, right after its forward.
+
+    In pieces of the logits buffer's size, which they overwrite. k is the largest number of alternatives.
+    """
     pieces = []
     max_rows = buffers.logits.shape[0]
     for start in range(0, token_indices.shape[0], max_rows):

@@ -1,4 +1,4 @@
-"""From a step's logits to token ids on the device, and on their way back to the host."""
+"""Samples token ids from a step's logits on the device, and downloads them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 
 from tessera.engine.contract.messages import TokenLogprobs
-from tessera.engine.contract.sampling_params import MAX_LOGPROBS
+from tessera.engine.contract.sampling_params import MAX_LOGPROBS, RowFlag
 from tessera.engine.core.step_batch import SamplingBatch, SlotInit, StepBatch, StepResult, TokenMask
 from tessera.engine.ops.interface import Ops
-from tessera.engine.runner.sampling_slots import SamplingSlots, entering_bytes
+from tessera.engine.runner.sampling_slots import SamplingSlots, slot_init_bytes
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.runner.upload import StepUpload, aligned
 from tessera.engine.tensor import Device, HostMemory, Mark, Tensor, empty, float32, int32, uint32, zeros
 
 Array = np.ndarray[Any, Any]
 
-IN_FLIGHT = 4  # steps whose tokens may be on their way at the same time
+IN_FLIGHT = 4  # downloads at a time
 
 
 class StepSampler:
-    """Chooses each sampled row's token; what it remembers of a sequence lives in the sequence's slot.
+    """Samples each row's token; a sequence's sampling state is kept in its slot.
 
     Attributes:
         newest: [num_slots] int32, the last token sampled in each slot: an input of the next step.
@@ -34,54 +34,54 @@ class StepSampler:
         self._vocab_size = vocab_size
         self.newest = zeros((num_slots,), int32, device)
         self._chosen = empty((num_slots,), int32, device)
-        # Logits as the model gave them, of the rows whose log-probabilities are wanted.
+        # Unadjusted logits of the rows with log-probabilities.
         self._raw_logits = empty((num_slots, vocab_size), float32, device)
         self._wanted_ids = empty((num_slots, 1), float32, device)
         masks = aligned(num_slots * mask_words(vocab_size) * uint32.itemsize) + 2 * aligned(num_slots * int32.itemsize)
-        self._upload = StepUpload(device, max(masks, entering_bytes(max_model_len)))
+        self._upload = StepUpload(device, max(masks, slot_init_bytes(max_model_len)))
         self.slots = SamplingSlots(ops, self._upload, num_slots, vocab_size)
-        self._replies = [Reply(device, num_slots) for _ in range(IN_FLIGHT)]
-        self._next_reply = 0
+        self._downloads = [ResultDownload(device, num_slots) for _ in range(IN_FLIGHT)]
+        self._next_download = 0
         self._graphs: dict[tuple[StepShape, bool, bool], Any] = {}
 
-    def enter(self, init: SlotInit) -> None:
-        """A sequence takes a slot."""
-        self.slots.enter(init)
+    def init_slot(self, init: SlotInit) -> None:
+        """Reset a slot's sampling state for a new sequence."""
+        self.slots.init_slot(init)
 
-    def record(self, device: Any, logits: Tensor, inputs: StepInputs) -> None:
-        """Record sampling of all rows of `inputs` in every variety that needs nothing else, for replay."""
+    def capture(self, device: Any, logits: Tensor, inputs: StepInputs) -> None:
+        """Capture sampling of all rows of `inputs` as CUDA graphs, adjusted or not and filtered or not."""
         for adjusted in (False, True):
             for filtered in (False, True):
                 with device.capture() as finish:
                     self._choose(logits, inputs, adjusted=adjusted, filtered=filtered)
                 self._graphs[inputs.shape, adjusted, filtered] = finish()
 
-    def sample(self, logits: Tensor, inputs: StepInputs, batch: StepBatch, mask: TokenMask | None) -> Reply:
-        """Submit all that chooses this step's tokens; logits [S', V] float32 with S' >= S rows are overwritten."""
+    def sample(self, logits: Tensor, inputs: StepInputs, batch: StepBatch, mask: TokenMask | None) -> ResultDownload:
+        """Submit sampling and its download; logits [S', V] float32 with S' >= S rows are overwritten."""
         sampling, shape = batch.sampling, inputs.shape
-        wants_logprobs = np.flatnonzero(sampling.num_logprobs >= 0).astype(np.int32)
+        wants_logprobs = sampling.rows_with(RowFlag.LOGPROBS)
         graph = self._graphs.get((shape, sampling.needs_adjustment, sampling.needs_filter))
         rows = raw_logits = masked = None
         if mask is not None or len(wants_logprobs):
             if mask is not None:
-                masked = self._upload.put(mask.words), self._upload.put(mask.rows)
-            rows = self._upload.put(wants_logprobs)
+                masked = self._upload.stage_array(mask.words), self._upload.stage_array(mask.rows)
+            rows = self._upload.stage_array(wants_logprobs)
             self._upload.submit()
             if len(wants_logprobs):
                 raw_logits = self._ops.embedding(rows, logits, out=self._raw_logits[: len(wants_logprobs)])
-            graph = None  # recorded for steps that want neither
+            graph = None  # captured without masks and log-probabilities
         if graph is not None:
             graph.launch()
         else:
             adjusted, filtered = sampling.needs_adjustment, sampling.needs_filter
             self._choose(logits, inputs, adjusted=adjusted, filtered=filtered, masked=masked)
-        reply = self._replies[self._next_reply]
-        self._next_reply = (self._next_reply + 1) % len(self._replies)
-        reply.begin(self._chosen[: batch.num_sampled])
+        download = self._downloads[self._next_download]
+        self._next_download = (self._next_download + 1) % len(self._downloads)
+        download.start(self._chosen[: batch.num_sampled])
         if rows is not None and raw_logits is not None:
-            self._submit_logprobs(reply, raw_logits, rows, wants_logprobs, shape, sampling)
-        reply.end()
-        return reply
+            self._submit_logprobs(download, raw_logits, rows, wants_logprobs, shape, sampling)
+        download.finish()
+        return download
 
     def _choose(
         self,
@@ -93,32 +93,38 @@ class StepSampler:
         masked: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Token ids into `_chosen` and `newest`; `masked` are the words of a `TokenMask` and its rows."""
-        ops, state, metadata = self._ops, self.slots.state, inputs.sampling
+        ops, state, rows = self._ops, self.slots.state, inputs.sampling_rows
         if adjusted:
-            ops.adjust_logits(logits, state, metadata)
+            ops.adjust_logits(logits, state, rows)
         if masked is not None:
             ops.apply_token_mask(logits, *masked)
         chosen = self._chosen[: logits.shape[0]]
-        ops.sample(logits, metadata, filtered=filtered, out=chosen)
+        ops.sample(logits, rows, filtered=filtered, out=chosen)
         ops.scatter(self.newest.view(self.newest.size, 1), inputs.slots, None, chosen)
         if adjusted:
-            ops.record_tokens(state, metadata.slots, chosen)
+            ops.record_tokens(state, inputs.slots, chosen)
 
     def _submit_logprobs(
-        self, reply: Reply, raw_logits: Tensor, rows: Tensor, indices: Array, shape: StepShape, sampling: SamplingBatch
+        self,
+        download: ResultDownload,
+        raw_logits: Tensor,
+        rows: Tensor,
+        indices: Array,
+        shape: StepShape,
+        sampling: SamplingBatch,
     ) -> None:
         """raw_logits [n, V] are those of the sampled rows `rows` [n]."""
-        counts = sampling.num_logprobs[indices]
+        counts = sampling.rows["num_logprobs"][indices]
         k = min(int(counts.max()), self._vocab_size)
         # Token ids are moved as bits, which is what a table of float32 does to them.
         table = Tensor(self._chosen.buffer, (shape.num_sampled, 1), float32, self._chosen.offset)
         moved = self._ops.embedding(rows, table, out=self._wanted_ids[: len(indices)])
         wanted = Tensor(moved.buffer, (len(indices),), int32, moved.offset)
-        reply.add_logprobs(self._ops.top_logprobs(raw_logits, wanted, k), indices, counts)
+        download.fetch_logprobs(self._ops.top_logprobs(raw_logits, wanted, k), indices, counts)
 
 
-class Reply:
-    """What a step sampled, on its way to the host; used again once its result was taken."""
+class ResultDownload:
+    """A step's D2H result: tokens and log-probabilities in pinned memory; reused once `result` was called."""
 
     def __init__(self, device: Device, num_slots: int) -> None:
         self._device = device
@@ -126,16 +132,18 @@ class Reply:
         self._memory: HostMemory = device.pinned(num_slots * columns * int32.itemsize)
         self._arrived: Mark = device.event()
 
-    def begin(self, token_ids: Tensor) -> None:
+    def start(self, token_ids: Tensor) -> None:
+        """Copy token_ids [S] int32."""
         self._used = 0
         self._logprobs: tuple[list[Array], Array, Array] | None = None
         self._token_ids = self._fetch(token_ids)
 
-    def add_logprobs(self, results: tuple[Tensor, ...], indices: Array, counts: Array) -> None:
-        """`results` of `top_logprobs` for the sampled rows `indices`, which want `counts` alternatives."""
+    def fetch_logprobs(self, results: tuple[Tensor, ...], indices: Array, counts: Array) -> None:
+        """Copy `results` of `top_logprobs` for the sampled rows `indices`, with `counts` alternatives each."""
         self._logprobs = [self._fetch(tensor) for tensor in results], indices, counts
 
-    def end(self) -> None:
+    def finish(self) -> None:
+        """All copies are submitted."""
         self._arrived.record()
 
     def _fetch(self, tensor: Tensor) -> Array:
@@ -147,7 +155,7 @@ class Reply:
         return array
 
     def result(self) -> StepResult:
-        """Waits until it is there."""
+        """Wait for the copy; -> the tokens and log-probabilities."""
         self._arrived.synchronize()
         token_ids = self._token_ids.copy()
         if self._logprobs is None:

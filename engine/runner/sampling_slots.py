@@ -1,4 +1,4 @@
-"""What sampling remembers of each sequence between steps, on the device."""
+"""The sampling state of each sequence between steps, on the device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.engine.contract.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from tessera.engine.contract.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, RowFlag
 from tessera.engine.core.step_batch import SlotInit
 from tessera.engine.models.config import MAX_EOS_TOKEN_IDS
 from tessera.engine.ops.interface import Ops
@@ -18,14 +18,14 @@ MAX_SUPPRESSED = MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
 
 
 class SamplingSlots:
-    """`state` for `num_slots` sequences; a slot is overwritten when the next sequence enters it.
+    """`state` for `num_slots` sequences; a slot is overwritten when the next sequence takes it.
 
-    Only what a sequence needs is written: token counts where it has penalties, biases and suppressed
-    ids where it has any. Entering a plain sequence copies nothing, and none waits for the device.
+    Only the state that a sequence needs is written: token counts for penalties, biases, suppressed ids. A plain
+    sequence copies nothing, and none waits for the device.
     """
 
     def __init__(self, ops: Ops, upload: StepUpload, num_slots: int, vocab_size: int) -> None:
-        """`upload` has room for `entering_bytes` and may serve others in between."""
+        """`upload` has room for `slot_init_bytes`; others may use it in between."""
         device = ops.device
         self._ops = ops
         self._upload = upload
@@ -40,15 +40,15 @@ class SamplingSlots:
         self._bias_counts = np.zeros(num_slots, np.int32)  # what the device holds
         self._suppressed_counts = np.zeros(num_slots, np.int32)
 
-    def enter(self, init: SlotInit) -> None:
+    def init_slot(self, init: SlotInit) -> None:
         """Make `init.slot` describe this sequence and nothing else."""
         state, slot, params = self.state, init.slot, init.params
-        put = self._upload.put
+        stage = self._upload.stage_array
         moves: list[tuple[Tensor, Tensor]] = []
 
         def write(target: Tensor, values: Any) -> None:
             array = np.array(values, target.dtype)
-            moves.append((target[: len(array)], put(array)))
+            moves.append((target[: len(array)], stage(array)))
 
         def write_count(target: Tensor, known: np.ndarray[tuple[int], np.dtype[np.int32]], count: int) -> None:
             if known[slot] != count:
@@ -56,10 +56,10 @@ class SamplingSlots:
                 write(target[slot : slot + 1], [count])
 
         tokens = None
-        if params.has_penalties:
+        if params.flags & RowFlag.PENALIZED:
             tokens = (
-                put(np.array(init.prompt_token_ids, np.int32)),
-                put(np.array(init.output_token_ids, np.int32)),
+                stage(np.array(init.prompt_token_ids, np.int32)),
+                stage(np.array(init.output_token_ids, np.int32)),
             )
         if params.logit_bias:
             write(state.bias_token_ids[slot], list(params.logit_bias))
@@ -78,8 +78,8 @@ class SamplingSlots:
             self._ops.device.copy(target.pointer, source.pointer, source.nbytes)
 
 
-def entering_bytes(max_model_len: int) -> int:
-    """What one sequence uploads at most when it enters a slot."""
+def slot_init_bytes(max_model_len: int) -> int:
+    """Most bytes that `SamplingSlots.init_slot` uploads."""
     tokens = (max_model_len + 1) * int32.itemsize
     lists = 2 * MAX_LOGIT_BIAS + MAX_SUPPRESSED + 2
     return aligned(tokens) + aligned(lists * int32.itemsize) + 8 * aligned(1)

@@ -1,4 +1,4 @@
-"""Small host arrays on their way to the device, many in one copy."""
+"""Uploads of many small host arrays in one H2D copy."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from tessera.engine.tensor import Buffer, Device, HostMemory, Mark, Tensor
 
 ALIGNMENT = 64
-STAGES = 4  # copies that may be on their way while the host fills the next
+STAGES = 4  # copies in flight while the host fills the next
 
 
 class StepUpload:
-    """Device memory and staging memory of equal size: fill a stage, then `submit` it in one copy.
+    """Device memory and pinned staging memory of equal size: fill a stage, then `submit` it in one copy.
 
-    The tensors that `put` returns hold their values from `submit` until the next one, in the order of the
-    device's work; the host may go on at once.
+    The tensors that `stage_array` returns hold their values from `submit` until the next one, in the order of the
+    device's stream; the host does not wait.
     """
 
     def __init__(self, device: Device, nbytes: int) -> None:
@@ -31,15 +31,16 @@ class StepUpload:
     def nbytes(self) -> int:
         return self.buffer.nbytes
 
-    def stage(self) -> tuple[int, np.ndarray[Any, np.dtype[np.uint8]]]:
-        """The number and the memory of the stage to fill now; waits until its last copy is done."""
+    def next_stage(self) -> tuple[int, np.ndarray[Any, np.dtype[np.uint8]]]:
+        """Number and memory of the stage to fill; waits until its last copy is done."""
         memory, copied = self._stages[self._index]
         if not self._used:
             copied.synchronize()
         return self._index, memory.array
 
-    def put(self, array: np.ndarray[Any, Any]) -> Tensor:
-        _, staged = self.stage()
+    def stage_array(self, array: np.ndarray[Any, Any]) -> Tensor:
+        """Copy `array` to the stage; -> the tensor that it becomes with `submit`."""
+        _, staged = self.next_stage()
         start, stop = self._used, self._used + array.nbytes
         assert stop <= self.nbytes, "a step is larger than the engine's limits"
         staged[start:stop].view(array.dtype).reshape(array.shape)[...] = array
@@ -47,7 +48,7 @@ class StepUpload:
         return Tensor(self.buffer, array.shape, array.dtype, start)
 
     def submit(self, nbytes: int | None = None) -> None:
-        """Copy what was put, or the first `nbytes` of the stage."""
+        """Copy the staged arrays, or the first `nbytes` of the stage, to the device."""
         used = self._used if nbytes is None else nbytes
         if used:
             memory, copied = self._stages[self._index]

@@ -59,6 +59,7 @@ WRONG_IN_BOTH: list[tuple[str, Any, str]] = [
     ("top_p", 0, "top_p"),
     ("top_p", 1.01, "top_p"),
     ("min_p", -1, "min_p"),
+    ("top_n_sigma", 101, "top_n_sigma"),
     ("top_k", -2, "top_k"),
     ("top_k", 1.5, "top_k"),
     ("repetition_penalty", 0, "repetition_penalty"),

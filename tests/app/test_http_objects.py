@@ -114,6 +114,7 @@ def test_sampling_fields_reach_the_engine(settings: AppSettings) -> None:
         "top_p": 0.5,
         "top_k": 3,
         "min_p": 0.125,
+        "top_n_sigma": 1.5,
         "repetition_penalty": 1.5,
         "presence_penalty": 0.5,
         "frequency_penalty": -0.5,

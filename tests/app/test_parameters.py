@@ -14,9 +14,10 @@ from tessera.app.schema.chat import ChatMessage
 from tessera.app.schema.request import RequestModel, parse_request
 from tessera.engine.contract.errors import InvalidRequestError
 
-SAMPLING = """temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty logit_bias seed stop
-    stop_token_ids include_stop_str_in_output min_tokens ignore_eos skip_special_tokens allowed_token_ids bad_words
-    structured_outputs guided_json guided_regex guided_choice guided_grammar priority cache_salt"""
+SAMPLING = """temperature top_p top_k min_p top_n_sigma repetition_penalty presence_penalty frequency_penalty
+    logit_bias seed stop stop_token_ids include_stop_str_in_output min_tokens ignore_eos skip_special_tokens
+    allowed_token_ids bad_words structured_outputs guided_json guided_regex guided_choice guided_grammar
+    priority cache_salt"""
 VLLM = """use_beam_search length_penalty early_stopping spaces_between_special_tokens truncate_prompt_tokens
     prompt_logprobs add_special_tokens echo guided_decoding_backend guided_whitespace_pattern structural_tag request_id
     logits_processors return_tokens_as_token_ids return_token_ids kv_transfer_params vllm_xargs"""

@@ -17,9 +17,9 @@ import numpy as np
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
-from tessera.engine.ops.sampling_interface import SamplingMetadata, SamplingState
+from tessera.engine.ops.sampling_interface import SamplingState
 from tessera.engine.tensor import Tensor, bfloat16, empty, float32, from_numpy, int32, uint32
-from tests.support.sampling_cases import SlotTables, make_metadata, make_state
+from tests.support.sampling_cases import SlotTables, make_rows, make_state
 
 COLD_BYTES = 300 << 20  # several times the L2
 CALLS = 20
@@ -297,11 +297,11 @@ def sampling(ops: CudaOps, device: CudaDevice) -> Iterator[Row]:
             "everything": every,
         }
         for name, values in settings.items():
-            metadata = make_metadata(device, rows, seeds=np.arange(rows), **values)
+            parameters = make_rows(device, rows, seed=np.arange(rows), **values)
 
             changes = (state, words[:rows], masked) if name == "everything" else None
             filtered = "top_p" in values
-            call = partial(_choose, ops, part, metadata, out, filtered, changes)
+            call = partial(_choose, ops, part, parameters, out, filtered, changes)
             microseconds = measure(device, [call] * CALLS)
             yield {
                 "kernel": "sample",
@@ -316,18 +316,18 @@ def sampling(ops: CudaOps, device: CudaDevice) -> Iterator[Row]:
 def _choose(
     ops: CudaOps,
     logits: Tensor,
-    metadata: SamplingMetadata,
+    parameters: Tensor,
     out: Tensor,
     filtered: bool,
     changes: tuple[SamplingState, Tensor, Tensor] | None,
 ) -> None:
     if changes is not None:
         state, words, rows = changes
-        ops.adjust_logits(logits, state, metadata)
+        ops.adjust_logits(logits, state, parameters)
         ops.apply_token_mask(logits, words, rows)
-    ops.sample(logits, metadata, filtered=filtered, out=out)
+    ops.sample(logits, parameters, filtered=filtered, out=out)
     if changes is not None:
-        ops.record_tokens(changes[0], metadata.slots, out)
+        ops.record_tokens(state, rows, out)
 
 
 def small(ops: CudaOps, device: CudaDevice) -> Iterator[Row]:

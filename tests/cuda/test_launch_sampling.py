@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tessera.engine.contract.sampling_row import SAMPLING_ROW
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
 from tessera.engine.ops.cuda import CudaOps, sampling
-from tessera.engine.ops.sampling_interface import SamplingMetadata
-from tessera.engine.tensor import empty, float32, int32, uint64
+from tessera.engine.tensor import empty, float32, int32
 from tests.cuda.test_launch_attention import Launch, WritingDevice, check_launch
 
 HOPPER = ("90a", 227 << 10)
@@ -33,13 +33,10 @@ class Machine(WritingDevice):
 
 
 def sample(device: Machine, rows: int, vocab_size: int, *, filtered: bool) -> Launch:
-    floats, ints = empty((rows,), float32, device), empty((rows,), int32, device)
-    names = SamplingMetadata.__dataclass_fields__
-    fields = {name: ints if name in ("slots", "positions", "top_k") else floats for name in names}
-    metadata = SamplingMetadata(**fields | {"seeds": empty((rows,), uint64, device)})
+    parameters = empty((rows,), SAMPLING_ROW, device)
     logits, out = empty((rows, vocab_size), float32, device), empty((rows,), int32, device)
     device.allocated.clear()
-    CudaOps(device).sample(logits, metadata, filtered=filtered, out=out)  # type: ignore[arg-type]
+    CudaOps(device).sample(logits, parameters, filtered=filtered, out=out)  # type: ignore[arg-type]
     assert not device.allocated
     (launch,) = device.launches
     return launch

@@ -184,7 +184,7 @@ def launches_of(runner: ModelRunner, batch: StepBatch) -> list[Launch]:
 )
 def test_a_step(runner: ModelRunner, counts: list[int], contexts: list[int], is_recorded: bool) -> None:
     batch = batch_of(counts, contexts)
-    assert (runner._recorded.find(batch) is not None) == is_recorded
+    assert (runner._graphs.find(batch) is not None) == is_recorded
     launches = launches_of(runner, batch)
     assert {"embedding_kernel", "sample_cluster_kernel"} <= {launch.spec.name for launch in launches}
 

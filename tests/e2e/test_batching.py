@@ -222,7 +222,7 @@ def run_steps(core: EngineCore, requests: dict[str, tuple[list[int], SamplingPar
     while coming or core.has_work:
         if coming and (stagger == 0 or num_steps % stagger == 0):
             name, (token_ids, params) = coming.pop(0)
-            core.add(AddRequest(name, token_ids, params, time.monotonic()), CLIENT)
+            core.add_request(AddRequest(name, token_ids, params, time.monotonic()), CLIENT)
             if stagger == 0:
                 continue
         num_steps += 1
@@ -294,7 +294,7 @@ def test_one_step_ahead_changes_no_token(
         assert num_calls < 2000, "still not done"
         if coming and num_calls % 3 == 0:
             request_id, (token_ids, params) = coming.pop(0)
-            core.add(AddRequest(request_id, token_ids, params, time.monotonic()), CLIENT)
+            core.add_request(AddRequest(request_id, token_ids, params, time.monotonic()), CLIENT)
         for output in core.step().get(CLIENT, []):
             assert output.error is None
             found[output.request_id] += output.token_ids

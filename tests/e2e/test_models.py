@@ -155,7 +155,9 @@ def test_penalties_do_what_their_formulas_say(
 # -- sampling parameters ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}, {"temperature": 1e-4}])
+@pytest.mark.parametrize(
+    "narrow", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}, {"top_n_sigma": 1e-4}, {"temperature": 1e-4}]
+)
 def test_the_narrowest_sampling_is_greedy(tiny_server: Server, greedy: list[int], narrow: dict[str, Any]) -> None:
     assert tiny_server.tokens(PROMPT, NUM_TOKENS, **{"temperature": 1.5, "seed": 3, **narrow}) == greedy
 

@@ -149,6 +149,7 @@ def library(
         with tempfile.TemporaryDirectory(dir=folder) as name:  # another process may be at the same
             work = Path(name)
             for file, text in sources.items():
+                (work / file).parent.mkdir(exist_ok=True)
                 (work / file).write_text(text)
             command = [*options, architecture, f"-I{HERE}"]
             expanded = run([*command, f"-I{work}", "-E", "-x", "c++", work / Path(spec.file).name], kernel)

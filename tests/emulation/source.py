@@ -29,6 +29,7 @@ def cpu_sources(instantiation: Instantiation, edit: Callable[[str], str]) -> dic
     """The kernel's file, changed by `edit`, and its headers, for the preprocessor: texts by name."""
     spec = instantiation[0]
     sources = {path.name: path.read_text() for path in source_files(spec.file)}
+    sources |= {header.name: header.text for header in spec.headers}
     name = Path(spec.file).name
     sources[name] = edit(sources[name])
     return {name: TOOLKIT_INCLUDE.sub("", text) for name, text in sources.items()}

@@ -31,6 +31,7 @@ from tests.gpu.test_matmul_portable_gpu import launch, name
 from tests.gpu.test_sampling_gpu import sample, varied_logits, varied_settings
 from tests.support.op_cases import AttentionCase, AttentionInputs, random_array
 from tests.support.reference import assert_close, assert_same_cache
+from tests.support.sampling_cases import N_SIGMA
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which(COMPILER) is None,
@@ -123,6 +124,27 @@ def test_sampling(filtered: bool, ops: CudaOps) -> None:
     logits, settings = varied_logits(rng, 3, 1000), varied_settings(rng, 3)
     expected = sample(CpuOps(), logits, CPU, filtered, **settings)
     assert (sample(ops, logits, ops.device, filtered, **settings) == expected).all()
+
+
+@pytest.mark.parametrize("clustered", [True, False])
+def test_top_n_sigma(clustered: bool, ops: CudaOps) -> None:
+    """By the blocks of a cluster together, and by one block."""
+    if not clustered:
+        ops.device.max_shared_bytes = 0  # type: ignore[misc]
+    logits = varied_logits(np.random.default_rng(8), 4, 1000)
+    settings = {"seed": np.arange(4), "temperature": 1.5, "top_n_sigma": [0.5, 1.0, 2.0, 4.0]}
+    expected = sample(CpuOps(), logits, CPU, True, **settings)
+    assert (sample(ops, logits, ops.device, True, **settings) == expected).all()
+
+    cases = [case[1:] for case in N_SIGMA]
+    logits = np.full((len(cases), max(len(row) for row, _, _ in cases)), -np.inf, np.float32)
+    for i, (row, _, _) in enumerate(cases):
+        logits[i, : len(row)] = row
+    defaults = {"top_n_sigma": 0.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    settings = {name: [case.get(name, off) for _, case, _ in cases] for name, off in defaults.items()}
+    tokens = sample(ops, logits, ops.device, True, position=np.arange(len(cases)), **settings)
+    assert [int(token) in kept for token, (_, _, kept) in zip(tokens, cases, strict=True)] == [True] * len(cases)
+    assert (tokens == sample(CpuOps(), logits, CPU, True, position=np.arange(len(cases)), **settings)).all()
 
 
 # -- sm_90a ---------------------------------------------------------------------------------------

@@ -459,8 +459,10 @@ def test_fault_full_disk_no_room_for_the_run_dir_is_told(monkeypatch: pytest.Mon
 
 
 def test_merged_logprobs_stay_with_their_tokens() -> None:
-    entries = [TokenLogprobs(token, -1.0, 1, [], []) for token in range(3)]
-    earlier = RequestOutput("id", [0], [entries[0]], num_cached_tokens=16)
-    _merge(earlier, RequestOutput("id", [1, 2], entries[1:]))
-    _merge(earlier, RequestOutput("id", [], None, "stop", 7))
-    assert earlier == RequestOutput("id", [0, 1, 2], entries, "stop", 7, num_cached_tokens=16)
+    """And the first output keeps what only that has."""
+    entries = [TokenLogprobs(token, -1.0, 1, [], []) for token in range(4)]
+    first = {"num_cached_tokens": 16, "queue_time": 0.5, "prompt_logprobs": [entries[3]]}
+    earlier = RequestOutput("id", [0], [entries[0]], **first)
+    _merge(earlier, RequestOutput("id", [1, 2], entries[1:3], num_cached_tokens=16))
+    _merge(earlier, RequestOutput("id", [7], entries[3:], "stop", 7, num_cached_tokens=16))
+    assert earlier == RequestOutput("id", [0, 1, 2, 7], entries, "stop", 7, **first)

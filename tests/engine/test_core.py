@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, QueueFullError, RequestError
 from tessera.engine.contract.messages import AddRequest, RequestOutput
 from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.core.step_batch import StepBatch, StepResult
 from tests.support.fake_runner import CLIENT, NON_FINITE, VOCAB_SIZE, Harness, generate
 
 
@@ -132,7 +134,7 @@ def test_outputs_go_to_the_client_that_asked_even_under_equal_ids() -> None:
     prompts = {b"one": [1, 2, 3], b"two": [4, 5, 6]}
     for client, prompt in prompts.items():
         request = AddRequest("same", prompt, SamplingParams(max_tokens=1), 0.0)
-        engine.core.add(request, client)
+        engine.core.add_request(request, client)
     outputs = engine.core.step()
     for client, prompt in prompts.items():
         assert [output.token_ids for output in outputs[client]] == [generate(prompt, 1)[0]]
@@ -323,3 +325,35 @@ def test_a_request_aborted_while_its_step_runs_gets_no_token() -> None:
     assert [output.request_id for output in outputs[CLIENT]] == ["stays"]
     engine.check_blocks()
     assert engine.core.stats().num_used_blocks == 0
+
+
+def test_a_steps_duration_is_the_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the wait behind the step before it, nor the time without work before it, counts."""
+    engine = Harness(asynchronous=True)
+    step_seconds, host_seconds = 1.0, 0.125
+    device_free_at = 0.0
+    start = engine.runner.start
+    durations: list[float] = []
+
+    @dataclass
+    class Timed:
+        done: Any
+        ends_at: float
+
+        def result(self) -> StepResult:
+            engine.now = max(engine.now, self.ends_at)
+            return self.done.result()
+
+    def start_timed(batch: StepBatch) -> Timed:
+        nonlocal device_free_at
+        device_free_at = max(device_free_at, engine.now) + step_seconds
+        return Timed(start(batch), device_free_at)
+
+    monkeypatch.setattr(engine.runner, "start", start_timed)
+    monkeypatch.setattr(engine.core.scheduler, "record_duration", lambda step, seconds: durations.append(seconds))
+    for name in ("first", "second"):
+        engine.add(name, [1, 2, 3], 5, ignore_eos=True)
+        while engine.core.has_work:
+            engine.step(host_seconds)
+        engine.now += 50.0
+    assert durations == [step_seconds] * 10

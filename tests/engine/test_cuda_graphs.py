@@ -1,4 +1,4 @@
-"""Recorded steps: the smallest shape that holds a batch, and padding that changes nothing.
+"""CUDA graphs of steps: the smallest shape that holds a batch, and padding that changes nothing.
 
 A recording on the CPU is a forward that is computed again at each launch, over the same padded inputs.
 """
@@ -19,7 +19,7 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.make import make_ops
-from tessera.engine.runner.cuda_graphs import PROMPT_TOKENS, RecordedSteps, decode_sizes
+from tessera.engine.runner.cuda_graphs import PROMPT_TOKENS, StepGraphs, decode_sizes
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.tensor import CPU, Tensor
@@ -74,7 +74,7 @@ def record(runner: ModelRunner) -> Recorder:
         recorder.forwarded = runner._forward, inputs
         return runner.buffers.logits[: inputs.shape.num_sampled]
 
-    for step in runner._recorded.record(recorder, runner._inputs, forward):
+    for step in runner._graphs.capture(recorder, runner._inputs, forward):
         assert step.inputs.shape.is_decode
     return recorder
 
@@ -110,7 +110,7 @@ def test_padded_steps_choose_the_same_tokens(folder: Path, count: int) -> None:
 
 
 def test_a_shape_holds_its_batch_with_a_row_to_spare_for_padded_tokens() -> None:
-    steps = RecordedSteps(max_num_seqs=200, max_num_tokens=4096, max_model_len=8192, short_context=SHORT_CONTEXT)
+    steps = StepGraphs(max_num_seqs=200, max_num_tokens=4096, max_model_len=8192, short_context=SHORT_CONTEXT)
     for shape in steps.shapes():
         assert shape.num_sampled == min(shape.num_seqs, 200)
         assert shape.num_seqs <= max(shape.num_tokens, shape.num_sampled)
@@ -123,11 +123,11 @@ def test_a_step_with_prompts_never_takes_the_recording_of_decodes(max_num_seqs: 
     def make_inputs(shape: StepShape, max_seqlen_q: int, max_context_len: int) -> Any:
         return SimpleNamespace(shape=shape)
 
-    steps = RecordedSteps(max_num_seqs, max_num_tokens=2048, max_model_len=8192, short_context=SHORT_CONTEXT)
+    steps = StepGraphs(max_num_seqs, max_num_tokens=2048, max_model_len=8192, short_context=SHORT_CONTEXT)
     recorder = Recorder()
     recorder.forwarded = None, None
     assert steps.full_sizes == (), "nothing is filled where nothing is recorded"
-    steps.record(recorder, make_inputs, lambda inputs: inputs)
+    steps.capture(recorder, make_inputs, lambda inputs: inputs)
     for num_seqs in range(1, max_num_seqs + 1):
         for num_tokens in range(num_seqs + 1, 2049, 1 if num_seqs < 40 else 7):
             batch: Any = SimpleNamespace(
@@ -149,8 +149,8 @@ def test_few_decodes_with_short_contexts_have_recordings_of_their_own() -> None:
 
     recorder = Recorder()
     recorder.forwarded = None, None
-    steps = RecordedSteps(40, max_num_tokens=64, max_model_len=8192, short_context=SHORT_CONTEXT)
-    decodes = steps.record(recorder, make_inputs, lambda inputs: inputs)
+    steps = StepGraphs(40, max_num_tokens=64, max_model_len=8192, short_context=SHORT_CONTEXT)
+    decodes = steps.capture(recorder, make_inputs, lambda inputs: inputs)
     assert len({step.inputs.shape for step in decodes}) == len(decodes)
 
     def recorded_for(num_seqs: int, *context_lens: int) -> int:
@@ -167,9 +167,9 @@ def test_few_decodes_with_short_contexts_have_recordings_of_their_own() -> None:
     assert recorded_for(1, SHORT_CONTEXT + 1) == recorded_for(11, SHORT_CONTEXT + 1, 5) == 8192
     assert recorded_for(40, 5) == 8192
 
-    short_model = RecordedSteps(40, max_num_tokens=64, max_model_len=SHORT_CONTEXT, short_context=SHORT_CONTEXT)
+    short_model = StepGraphs(40, max_num_tokens=64, max_model_len=SHORT_CONTEXT, short_context=SHORT_CONTEXT)
     before = len(recorder.replays)
-    short_model.record(recorder, make_inputs, lambda inputs: inputs)
+    short_model.capture(recorder, make_inputs, lambda inputs: inputs)
     assert len(recorder.replays) - before == len(short_model.shapes()), "nothing twice where all contexts are short"
 
 

@@ -77,8 +77,8 @@ def vectors(output: EmbeddingOutput) -> list[list[float]]:
 
 
 def test_requests_of_one_moment_share_a_pass(model: FakeModel, embedder: Embedder) -> None:
-    embedder.add(AddEmbedding("a", [[1], [2, 2]]), ME)
-    embedder.add(AddEmbedding("a", [[3] * 3]), OTHER)
+    embedder.add_request(AddEmbedding("a", [[1], [2, 2]]), ME)
+    embedder.add_request(AddEmbedding("a", [[3] * 3]), OTHER)
     found = finish(embedder)
     assert len(model.passes) == 1
     assert vectors(found[ME, "a"]) == [[1, 1], [2, 2]]
@@ -86,8 +86,8 @@ def test_requests_of_one_moment_share_a_pass(model: FakeModel, embedder: Embedde
 
 
 def test_passes_keep_to_their_limits(model: FakeModel, embedder: Embedder) -> None:
-    embedder.add(AddEmbedding("long", [[index] * 15 for index in range(7)]), ME)
-    embedder.add(AddEmbedding("many", [[index] for index in range(30)]), ME)
+    embedder.add_request(AddEmbedding("long", [[index] * 15 for index in range(7)]), ME)
+    embedder.add_request(AddEmbedding("many", [[index] for index in range(30)]), ME)
     found = finish(embedder)
     assert all(sum(map(len, made)) <= 40 and len(made) <= 8 for made in model.passes)
     assert vectors(found[ME, "long"]) == [[15, index] for index in range(7)]
@@ -95,9 +95,9 @@ def test_passes_keep_to_their_limits(model: FakeModel, embedder: Embedder) -> No
 
 
 def test_a_long_list_does_not_delay_a_short_one(model: FakeModel, embedder: Embedder) -> None:
-    embedder.add(AddEmbedding("list", [[1] * 20] * 100), ME)
+    embedder.add_request(AddEmbedding("list", [[1] * 20] * 100), ME)
     embedder.step(busy=False)
-    embedder.add(AddEmbedding("one", [[2]]), OTHER)
+    embedder.add_request(AddEmbedding("one", [[2]]), OTHER)
     ended: list[str] = []
     while not ended:
         ended += [output.request_id for _, output in embedder.step(busy=False)]
@@ -106,7 +106,7 @@ def test_a_long_list_does_not_delay_a_short_one(model: FakeModel, embedder: Embe
 
 
 def test_passes_are_small_while_text_is_generated_but_always_move_on(model: FakeModel, embedder: Embedder) -> None:
-    embedder.add(AddEmbedding("a", [[1] * 3] * 10 + [[2] * 20]), ME)
+    embedder.add_request(AddEmbedding("a", [[1] * 3] * 10 + [[2] * 20]), ME)
     found = finish(embedder, busy=True)
     assert max(sum(map(len, made)) for made in model.passes[:-1]) <= 40 // BUSY_SHARE
     assert model.passes[-1] == [[2] * 20]  # longer than a small pass, and still whole
@@ -127,27 +127,27 @@ def test_passes_are_small_while_text_is_generated_but_always_move_on(model: Fake
 def test_wrong_inputs_are_refused_alone(
     inputs: list[list[int]], error: type[RequestError], message: str, embedder: Embedder
 ) -> None:
-    embedder.add(AddEmbedding("good", [[1]]), ME)
+    embedder.add_request(AddEmbedding("good", [[1]]), ME)
     with pytest.raises(error, match=message) as refusal:
-        embedder.add(AddEmbedding("bad", inputs), ME)
+        embedder.add_request(AddEmbedding("bad", inputs), ME)
     assert refusal.value.status == 400
     assert list(finish(embedder)) == [(ME, "good")]
 
 
 def test_the_queue_is_bounded_and_ids_are_unique(embedder: Embedder) -> None:
     for index in range(3):
-        embedder.add(AddEmbedding(str(index), [[1]]), ME)
+        embedder.add_request(AddEmbedding(str(index), [[1]]), ME)
     with pytest.raises(InvalidRequestError, match="is in use"):
-        embedder.add(AddEmbedding("0", [[1]]), ME)
+        embedder.add_request(AddEmbedding("0", [[1]]), ME)
     with pytest.raises(QueueFullError, match="3 requests"):
-        embedder.add(AddEmbedding("3", [[1]]), ME)
+        embedder.add_request(AddEmbedding("3", [[1]]), ME)
     finish(embedder)
-    embedder.add(AddEmbedding("3", [[1]]), ME)
+    embedder.add_request(AddEmbedding("3", [[1]]), ME)
 
 
 def test_what_is_not_finite_fails_its_request_alone(embedder: Embedder) -> None:
-    embedder.add(AddEmbedding("bad", [[1], [BROKEN], [2]]), ME)
-    embedder.add(AddEmbedding("good", [[1]]), ME)
+    embedder.add_request(AddEmbedding("bad", [[1], [BROKEN], [2]]), ME)
+    embedder.add_request(AddEmbedding("good", [[1]]), ME)
     found = finish(embedder)
     assert found[ME, "bad"].refusal is not None
     assert found[ME, "bad"].refusal.error_status == 500
@@ -157,7 +157,7 @@ def test_what_is_not_finite_fails_its_request_alone(embedder: Embedder) -> None:
 
 def test_abort_ends_a_request_of_that_client_alone(model: FakeModel, embedder: Embedder) -> None:
     for client in (ME, OTHER):
-        embedder.add(AddEmbedding("a", [[1] * 20] * 6), client)
+        embedder.add_request(AddEmbedding("a", [[1] * 20] * 6), client)
     embedder.step(busy=False)
     embedder.abort(["a", "unknown"], ME)
     num_passes = len(model.passes)
@@ -167,7 +167,7 @@ def test_abort_ends_a_request_of_that_client_alone(model: FakeModel, embedder: E
 
 def test_metrics_count_what_was_answered(embedder: Embedder) -> None:
     metrics = EmbeddingMetrics({"tiny": embedder})
-    embedder.add(AddEmbedding("a", [[1], [2, 2]]), ME)
+    embedder.add_request(AddEmbedding("a", [[1], [2, 2]]), ME)
     assert b'tessera:num_embedding_requests{model_name="tiny"} 1.0' in metrics.render()
     finish(embedder)
     text = metrics.render()
@@ -178,7 +178,7 @@ def test_metrics_count_what_was_answered(embedder: Embedder) -> None:
 
 def test_an_engine_without_generation_refuses_text() -> None:
     with pytest.raises(InvalidRequestError, match="/v1/embeddings"):
-        EmbeddingOnlyCore().add(AddRequest("a", [1], SamplingParams(max_tokens=1), 0.0), ME)
+        EmbeddingOnlyCore().add_request(AddRequest("a", [1], SamplingParams(max_tokens=1), 0.0), ME)
 
 
 # -- through the process --------------------------------------------------------------------------

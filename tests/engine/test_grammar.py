@@ -506,7 +506,7 @@ def test_equal_grammars_are_compiled_once(monkeypatch: pytest.MonkeyPatch, compi
 
 
 def test_a_refusal_is_an_output_like_any_other(engine: GrammarHarness) -> None:
-    engine.core.add(_request("wrong", Grammar("regex", "(")), CLIENT)
+    engine.core.add_request(_request("wrong", Grammar("regex", "(")), CLIENT)
     outputs: list[RequestOutput] = []
     while engine.core.has_work:
         outputs += engine.core.step().get(CLIENT, [])

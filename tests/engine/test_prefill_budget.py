@@ -1,21 +1,21 @@
-"""How much of a prompt joins a step of decodes: as much as keeps the step within a multiple of theirs."""
+"""The chunked-prefill budget keeps a step with prompts within a multiple of the time of its decodes."""
 
 from __future__ import annotations
 
 import pytest
 
 from tessera.engine.core.prefill_budget import (
-    DRAIN_STEPS,
-    EACH_MORE,
-    FEWER,
-    FEWEST_TOKENS,
-    LONGEST,
-    LONGEST_DECODES,
-    MOST_USEFUL,
-    ONE_PROMPT,
-    SLOWEST,
-    SLOWEST_FOR_ONE,
-    StepPace,
+    EXTRA_PER_PROMPT,
+    MAX_DRAIN_STEPS,
+    MAX_PREFILL_DECODE_STEPS,
+    MAX_PREFILL_SECONDS,
+    MAX_SLOWDOWN,
+    MAX_SLOWDOWN_SMALL_BACKLOG,
+    MIN_PREFILL_TOKENS,
+    MIN_ROUND_DOWN,
+    SATURATING_TOKENS,
+    SMALL_BACKLOG,
+    PrefillBudget,
 )
 from tessera.engine.core.step_batch import StepBatch
 from tests.support.fake_runner import Harness
@@ -23,12 +23,12 @@ from tests.support.fake_runner import Harness
 DECODE, TOKEN = 0.005, 0.00002  # seconds of a step of decodes, and what each token of a prompt adds
 
 
-def learned(full_sizes: tuple[int, ...] = ()) -> StepPace:
-    pace = StepPace(full_sizes)
+def learned(full_sizes: tuple[int, ...] = ()) -> PrefillBudget:
+    budget = PrefillBudget(full_sizes)
     for _ in range(50):
-        pace.record(0, DECODE)
-        pace.record(500, DECODE + 500 * TOKEN)
-    return pace
+        budget.record_step(0, DECODE)
+        budget.record_step(500, DECODE + 500 * TOKEN)
+    return budget
 
 
 def steps_that_take_time(engine: Harness) -> list[int]:
@@ -44,47 +44,63 @@ def steps_that_take_time(engine: Harness) -> list[int]:
 
 
 def test_nothing_is_bounded_before_anything_was_measured() -> None:
-    assert StepPace().prompt_tokens(100_000, 8192) == 8192
+    assert PrefillBudget().tokens_beside_decodes(100_000, 8192) == 8192
+
+
+def test_a_single_slow_step_counts_for_a_quarter() -> None:
+    budget = learned()
+    before = budget.tokens_beside_decodes(1000, 8192)
+    budget.record_step(500, DECODE + 500 * 5 * TOKEN)
+    assert budget.tokens_beside_decodes(1000, 8192) == pytest.approx(before / (1 + 0.25 * 4), abs=1)
+    for _ in range(20):
+        budget.record_step(500, DECODE + 500 * 5 * TOKEN)
+    assert budget.tokens_beside_decodes(1000, 8192) == pytest.approx(max(before / 5, MIN_PREFILL_TOKENS), abs=1)
 
 
 def test_a_step_with_a_prompt_stays_within_the_multiple() -> None:
-    tokens = learned().prompt_tokens(1000, 8192)
-    assert DECODE + tokens * TOKEN <= SLOWEST * DECODE
-    assert DECODE + (tokens + 8) * TOKEN > SLOWEST * DECODE - 1e-9
+    tokens = learned().tokens_beside_decodes(1000, 8192)
+    assert DECODE + tokens * TOKEN <= MAX_SLOWDOWN * DECODE
+    assert DECODE + (tokens + 8) * TOKEN > MAX_SLOWDOWN * DECODE - 1e-9
 
 
 def test_one_prompt_may_take_somewhat_longer() -> None:
-    tokens = learned().prompt_tokens(ONE_PROMPT, 8192)
-    assert DECODE + tokens * TOKEN <= SLOWEST_FOR_ONE * DECODE
-    assert tokens > learned().prompt_tokens(ONE_PROMPT + 1, 8192)
+    tokens = learned().tokens_beside_decodes(SMALL_BACKLOG, 8192)
+    assert DECODE + tokens * TOKEN <= MAX_SLOWDOWN_SMALL_BACKLOG * DECODE
+    assert tokens > learned().tokens_beside_decodes(SMALL_BACKLOG + 1, 8192)
 
 
 def test_each_more_that_waits_may_add_to_a_step_up_to_a_bound() -> None:
-    alone = learned().prompt_tokens(4000, 8192)
-    assert learned().prompt_tokens(4000, 8192, num_prompts=2) == pytest.approx(alone * (1 + EACH_MORE), abs=1)
-    assert learned().prompt_tokens(4000, 8192, num_prompts=5) == pytest.approx(alone * (1 + 4 * EACH_MORE), abs=1)
-    bound = max(LONGEST, LONGEST_DECODES * DECODE) / TOKEN
-    assert learned().prompt_tokens(4000, 8192, num_prompts=100) == pytest.approx(bound, abs=1)
-    assert learned().prompt_tokens(4000, 200, num_prompts=100) == 200, "a step holds no more"
+    alone = learned().tokens_beside_decodes(4000, 8192)
+    assert learned().tokens_beside_decodes(4000, 8192, num_prompts=2) == pytest.approx(
+        alone * (1 + EXTRA_PER_PROMPT), abs=1
+    )
+    assert learned().tokens_beside_decodes(4000, 8192, num_prompts=5) == pytest.approx(
+        alone * (1 + 4 * EXTRA_PER_PROMPT), abs=1
+    )
+    bound = max(MAX_PREFILL_SECONDS, MAX_PREFILL_DECODE_STEPS * DECODE) / TOKEN
+    assert learned().tokens_beside_decodes(4000, 8192, num_prompts=100) == pytest.approx(bound, abs=1)
+    assert learned().tokens_beside_decodes(4000, 200, num_prompts=100) == 200, "a step holds no more"
 
 
 def test_a_long_queue_is_worked_off_in_time() -> None:
-    assert learned().prompt_tokens(64_000, 8192) == 64_000 // DRAIN_STEPS
+    assert learned().tokens_beside_decodes(64_000, 8192) == 64_000 // MAX_DRAIN_STEPS
 
 
 def test_never_more_than_a_step_holds_and_never_too_few_to_be_worth_it() -> None:
-    pace = learned()
-    assert pace.prompt_tokens(10_000_000, 8192) == 8192
+    budget = learned()
+    assert budget.tokens_beside_decodes(10_000_000, 8192) == 8192
     for _ in range(100):
-        pace.record(500, DECODE + 500 * 0.01)
-    assert pace.prompt_tokens(100, 8192) == FEWEST_TOKENS
+        budget.record_step(500, DECODE + 500 * 0.01)
+    assert budget.tokens_beside_decodes(100, 8192) == MIN_PREFILL_TOKENS
 
 
 @pytest.mark.parametrize("num_decodes", [1, 16, 64, 200])
 def test_a_step_is_filled_up_to_what_it_is_padded_to(num_decodes: int) -> None:
     sizes = (64, 128, 256, 384, 512, 1024)
     for backlog in range(0, 40_000, 1111):
-        free, filled = (pace.prompt_tokens(backlog, 8192, num_decodes) for pace in (learned(), learned(sizes)))
+        free, filled = (
+            budget.tokens_beside_decodes(backlog, 8192, num_decodes) for budget in (learned(), learned(sizes))
+        )
         total = filled + num_decodes
         if free + num_decodes > sizes[-1]:
             assert filled == free, "larger steps are not padded"
@@ -92,19 +108,19 @@ def test_a_step_is_filled_up_to_what_it_is_padded_to(num_decodes: int) -> None:
             assert total in sizes
             next_size = min(size for size in sizes if size >= free + num_decodes)
             assert total <= next_size, "no more than the padding would have taken"
-            assert filled >= FEWER * free
+            assert filled >= MIN_ROUND_DOWN * free
 
 
 def test_many_prompts_are_computed_in_steps_of_bounded_length() -> None:
-    assert StepPace().tokens_of_many(8192) == 8192, "nothing is bounded before anything was measured"
-    assert learned().tokens_of_many(8192) == pytest.approx(LONGEST / TOKEN, rel=0.01)
-    assert learned((1024, 2048)).tokens_of_many(8192, 8) == 2048 - 8
-    assert learned().tokens_of_many(100) == 100, "a step holds no more"
-    slow = StepPace()
+    assert PrefillBudget().tokens_for_many_prompts(8192) == 8192, "nothing is bounded before anything was measured"
+    assert learned().tokens_for_many_prompts(8192) == pytest.approx(MAX_PREFILL_SECONDS / TOKEN, rel=0.01)
+    assert learned((1024, 2048)).tokens_for_many_prompts(8192, 8) == 2048 - 8
+    assert learned().tokens_for_many_prompts(100) == 100, "a step holds no more"
+    slow = PrefillBudget()
     for _ in range(50):
-        slow.record(0, 0.001)
-        slow.record(500, 500 * 0.01)
-    assert slow.tokens_of_many(8192) == MOST_USEFUL, "shorter steps would not be sooner done in all"
+        slow.record_step(0, 0.001)
+        slow.record_step(500, 500 * 0.01)
+    assert slow.tokens_for_many_prompts(8192) == SATURATING_TOKENS, "shorter steps would not be sooner done in all"
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -119,11 +135,11 @@ def test_of_several_prompts_the_first_need_not_wait_for_the_last(alone: bool) ->
         engine.add(f"prompt{number}", [20 + number] * 4000, 1)
     engine.step(0.0)
     assert (sizes[0] == 4000) == alone
-    assert sizes[0] <= 1.05 * LONGEST / TOKEN or alone
+    assert sizes[0] <= 1.05 * MAX_PREFILL_SECONDS / TOKEN or alone
 
 
 def test_filling_keeps_to_what_a_step_holds() -> None:
-    assert learned((128, 4096)).prompt_tokens(1000, 300, 8) <= 300
+    assert learned((128, 4096)).tokens_beside_decodes(1000, 300, 8) <= 300
 
 
 def test_a_long_prompt_is_cut_while_others_decode_and_whole_otherwise() -> None:
@@ -145,7 +161,9 @@ def test_a_long_prompt_is_cut_while_others_decode_and_whole_otherwise() -> None:
         return max(chunks)
 
     assert longest_chunk(with_decode=False) == 900
-    assert longest_chunk(with_decode=True) <= (SLOWEST_FOR_ONE - 1) * DECODE / TOKEN + 8, "as the last tokens may"
+    assert longest_chunk(with_decode=True) <= (MAX_SLOWDOWN_SMALL_BACKLOG - 1) * DECODE / TOKEN + 8, (
+        "as the last tokens may"
+    )
 
 
 def test_many_prompts_are_not_held_up_by_a_few_who_decode() -> None:

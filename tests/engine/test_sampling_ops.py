@@ -11,20 +11,22 @@ import pytest
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cpu.philox import philox4x32_10
 from tessera.engine.ops.cuda.sampling import RANDOM_GROUP, split_config, split_vocab
-from tessera.engine.ops.sampling_interface import SamplingMetadata
-from tessera.engine.tensor import CPU, from_numpy
+from tessera.engine.tensor import CPU, Tensor, from_numpy
 from tests.support.sampling_cases import (
     KEPT,
+    N_SIGMA,
     SlotTables,
     gumbel_noise,
     int32s,
     kept_tokens,
     log_of,
-    make_metadata,
+    make_rows,
     make_state,
     plain_philox,
     rows_of,
+    slots_of,
     softmax,
+    within_n_sigma,
 )
 
 SEED = 20261121
@@ -42,14 +44,14 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(SEED)
 
 
-def draw(ops: CpuOps, logits: Any, metadata: SamplingMetadata, *, filtered: bool = True) -> np.ndarray[Any, Any]:
-    return ops.sample(from_numpy(np.asarray(logits, np.float32), CPU), metadata, filtered=filtered).numpy()
+def draw(ops: CpuOps, logits: Any, parameters: Tensor, *, filtered: bool = True) -> np.ndarray[Any, Any]:
+    return ops.sample(from_numpy(np.asarray(logits, np.float32), CPU), parameters, filtered=filtered).numpy()
 
 
 def draw_many(ops: CpuOps, logits: Any, count: int, **values: Any) -> np.ndarray[Any, Any]:
     """Tokens of the same row at positions 0 to count - 1."""
     rows = np.broadcast_to(np.asarray(logits, np.float32), (count, len(logits)))
-    return draw(ops, rows, make_metadata(CPU, count, positions=np.arange(count), **values))
+    return draw(ops, rows, make_rows(CPU, count, position=np.arange(count), **values))
 
 
 # ---- generator ----------------------------------------------------------------------------------
@@ -83,7 +85,7 @@ def test_philox_takes_any_shape_and_a_key_per_counter(rng: np.random.Generator) 
 
 def test_greedy_takes_the_lowest_of_the_best(ops: CpuOps) -> None:
     logits = [[1, 3, 3, 2], [-5, -6, -5, -7], [0, -0.0, -1, 0], [-0.0, 0.0, -1, 0], [-np.inf, -np.inf, -1e38, -np.inf]]
-    assert draw(ops, logits, make_metadata(CPU, 5, temperature=0.0)).tolist() == [1, 0, 0, 0, 2]
+    assert draw(ops, logits, make_rows(CPU, 5, temperature=0.0)).tolist() == [1, 0, 0, 0, 2]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32, 2**64 - 1])
@@ -94,17 +96,17 @@ def test_choice_is_the_documented_formula(ops: CpuOps, rng: np.random.Generator,
         logits = rng.normal(0, 3, vocab_size).astype(np.float32)
         noise = gumbel_noise(seed, position, vocab_size)
         expected = int(np.argmax(logits / temperature + noise))
-        metadata = make_metadata(CPU, 1, seeds=seed, positions=position, temperature=temperature)
+        parameters = make_rows(CPU, 1, seed=seed, position=position, temperature=temperature)
         for filtered in (False, True):
-            assert draw(ops, [logits], metadata, filtered=filtered).tolist() == [expected]
+            assert draw(ops, [logits], parameters, filtered=filtered).tolist() == [expected]
 
 
 def test_words_do_not_depend_on_how_many_tokens_are_kept(ops: CpuOps, rng: np.random.Generator) -> None:
     """Few kept tokens get their noise one by one, many in bulk: both must be the noise of their id."""
     vocab_size, rows = 203, 40
     logits = rng.normal(0, 1, (rows, vocab_size)).astype(np.float32)
-    metadata = make_metadata(CPU, rows, seeds=np.arange(rows) + 2**40, positions=np.arange(rows), top_k=9)
-    tokens = draw(ops, logits, metadata)
+    parameters = make_rows(CPU, rows, seed=np.arange(rows) + 2**40, position=np.arange(rows), top_k=9)
+    tokens = draw(ops, logits, parameters)
     for i in range(rows):
         kept = np.argsort(-logits[i])[:9]
         scores = logits[i][kept] + np.array(gumbel_noise(i + 2**40, i, vocab_size))[kept]
@@ -123,13 +125,13 @@ DISTRIBUTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-@pytest.mark.parametrize("vary", ["positions", "seeds"])
+@pytest.mark.parametrize("vary", ["position", "seed"])
 def test_tokens_follow_the_filtered_softmax(ops: CpuOps, rng: np.random.Generator, name: str, vary: str) -> None:
     count, vocab_size = 2500, 9
     logits = rng.normal(0, 1, vocab_size).astype(np.float32)
     settings = DISTRIBUTIONS[name]
-    metadata = make_metadata(CPU, count, **settings, **{vary: np.arange(count)})
-    tokens = draw(ops, np.broadcast_to(logits, (count, vocab_size)), metadata)
+    parameters = make_rows(CPU, count, **settings, **{vary: np.arange(count)})
+    tokens = draw(ops, np.broadcast_to(logits, (count, vocab_size)), parameters)
 
     probabilities = softmax(logits, settings.get("temperature", 1.0))
     kept = kept_tokens(
@@ -149,9 +151,9 @@ def test_tokens_follow_the_filtered_softmax(ops: CpuOps, rng: np.random.Generato
 def test_neighbouring_seeds_and_positions_are_independent(ops: CpuOps) -> None:
     """Pairs of tokens from adjacent counters fill their square evenly."""
     count = 3000
-    for vary in ("positions", "seeds"):
-        metadata = make_metadata(CPU, count, **{vary: np.arange(count)})
-        tokens = draw(ops, np.zeros((count, 4)), metadata)
+    for vary in ("position", "seed"):
+        parameters = make_rows(CPU, count, **{vary: np.arange(count)})
+        tokens = draw(ops, np.zeros((count, 4)), parameters)
         pairs = np.bincount(tokens[:-1] * 4 + tokens[1:], minlength=16)
         chi_square = float(((pairs - count / 16) ** 2 / (count / 16)).sum())
         assert chi_square < 15 + 5 * math.sqrt(30)
@@ -161,6 +163,22 @@ def test_neighbouring_seeds_and_positions_are_independent(ops: CpuOps) -> None:
 def test_kept_tokens(ops: CpuOps, probabilities: list[float], settings: dict[str, Any], kept: set[int]) -> None:
     tokens = draw_many(ops, log_of(probabilities), 600, **settings)
     assert set(tokens.tolist()) == kept
+
+
+@pytest.mark.parametrize(("logits", "settings", "kept"), [c[1:] for c in N_SIGMA], ids=[c[0] for c in N_SIGMA])
+def test_top_n_sigma(ops: CpuOps, logits: list[float], settings: dict[str, Any], kept: set[int]) -> None:
+    assert set(draw_many(ops, logits, 900, **settings).tolist()) == kept
+
+
+@pytest.mark.parametrize("n", [0.5, 1.0, 2.0])
+def test_top_n_sigma_of_a_large_vocabulary(ops: CpuOps, rng: np.random.Generator, n: float) -> None:
+    logits = rng.normal(0, 2, 5000).astype(np.float32)
+    tokens = set(draw_many(ops, logits, 900, top_n_sigma=n, temperature=2.0).tolist())
+    kept = within_n_sigma(logits, n)
+    assert 1 <= len(kept) < 5000
+    assert tokens <= kept
+    least = sorted(kept, key=lambda i: logits[i])[: (len(kept) + 1) // 2]
+    assert tokens & set(least), "what is kept can be chosen"
 
 
 def test_filters_of_a_large_vocabulary(ops: CpuOps, rng: np.random.Generator) -> None:
@@ -178,53 +196,53 @@ def test_filters_of_a_large_vocabulary(ops: CpuOps, rng: np.random.Generator) ->
 
 def test_unfiltered_and_filters_off_are_the_same(ops: CpuOps, rng: np.random.Generator) -> None:
     logits = rng.normal(0, 4, (50, 1000)).astype(np.float32)
-    metadata = make_metadata(CPU, 50, seeds=np.arange(50), temperature=np.linspace(0, 2, 50))
-    assert (draw(ops, logits, metadata, filtered=False) == draw(ops, logits, metadata, filtered=True)).all()
+    parameters = make_rows(CPU, 50, seed=np.arange(50), temperature=np.linspace(0, 2, 50))
+    assert (draw(ops, logits, parameters, filtered=False) == draw(ops, logits, parameters, filtered=True)).all()
 
 
 def test_a_row_alone_chooses_as_in_any_batch(ops: CpuOps, rng: np.random.Generator) -> None:
     rows, vocab_size = 24, 400
     logits = rng.normal(0, 2, (rows, vocab_size)).astype(np.float32)
-    metadata = make_metadata(
+    parameters = make_rows(
         CPU,
         rows,
-        seeds=rng.integers(0, 2**64, rows, dtype=np.uint64),
-        positions=rng.integers(0, 1000, rows),
+        seed=rng.integers(0, 2**64, rows, dtype=np.uint64),
+        position=rng.integers(0, 1000, rows),
         temperature=rng.choice([0.0, 0.7, 1.0, 1.9], rows),
         top_k=rng.choice([0, 1, 20], rows),
         top_p=rng.choice([1.0, 0.9, 0.2], rows),
         min_p=rng.choice([0.0, 0.05], rows),
     )
-    together = draw(ops, logits, metadata)
+    together = draw(ops, logits, parameters)
     order = rng.permutation(rows).tolist()
-    assert (draw(ops, logits[order], rows_of(metadata, order)) == together[order]).all()
+    assert (draw(ops, logits[order], rows_of(parameters, order)) == together[order]).all()
     for i in range(rows):
-        assert draw(ops, logits[[i]], rows_of(metadata, [i])).tolist() == [together[i]]
+        assert draw(ops, logits[[i]], rows_of(parameters, [i])).tolist() == [together[i]]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_fault_nan_logits_fail_their_row_alone(ops: CpuOps, rng: np.random.Generator, temperature: float) -> None:
     logits = rng.normal(0, 1, (6, 50)).astype(np.float32)
-    metadata = make_metadata(CPU, 6, seeds=np.arange(6), temperature=temperature, top_p=0.9)
-    sound = draw(ops, logits, metadata)
+    parameters = make_rows(CPU, 6, seed=np.arange(6), temperature=temperature, top_p=0.9)
+    sound = draw(ops, logits, parameters)
     logits[1, 49] = np.nan
     logits[2, 0] = np.inf
     logits[3] = -np.inf
     logits[4, 7] = -np.nan
-    tokens = draw(ops, logits, metadata)
+    tokens = draw(ops, logits, parameters)
     assert tokens.tolist() == [sound[0], -1, -1, -1, -1, sound[5]]
 
 
 def test_padding_rows_are_left_out(ops: CpuOps) -> None:
-    metadata = make_metadata(CPU, 3, slots=[0, -1, 1], temperature=[0.0, 0.0, 1.0], min_tokens=5, presence_penalty=1.0)
+    parameters = make_rows(CPU, 3, slot=[0, -1, 1], temperature=[0.0, 0.0, 1.0], min_tokens=5, presence_penalty=1.0)
     logits = from_numpy(np.array([[1, 2], [3, 4], [-np.inf, 5]], np.float32), CPU)
     state = make_state(CPU, [NO_TABLES, NO_TABLES], 2)
-    tokens = ops.sample(logits, metadata, filtered=False)
+    tokens = ops.sample(logits, parameters, filtered=False)
     assert tokens.numpy().tolist() == [1, -1, 1]
     before = state.token_state.numpy().copy()
-    ops.record_tokens(state, metadata.slots, tokens)
+    ops.record_tokens(state, slots_of(parameters), tokens)
     assert (state.token_state.numpy() - before).tolist() == [[0, 1], [0, 1]]
-    ops.adjust_logits(logits, state, metadata)
+    ops.adjust_logits(logits, state, parameters)
     assert logits.numpy()[1].tolist() == [3, 4]
 
 
@@ -242,9 +260,9 @@ def test_fault_nan_extreme_temperatures_and_logits_are_sound(ops: CpuOps) -> Non
 
 
 def test_no_rows_is_no_work(ops: CpuOps) -> None:
-    metadata = make_metadata(CPU, 0)
+    parameters = make_rows(CPU, 0)
     logits = from_numpy(np.empty((0, 10), np.float32), CPU)
-    assert ops.sample(logits, metadata, filtered=True).shape == (0,)
+    assert ops.sample(logits, parameters, filtered=True).shape == (0,)
     chosen, rank, top_ids, top_logprobs = ops.top_logprobs(logits, int32s(CPU, []), 3)
     assert (chosen.shape, rank.shape, top_ids.shape, top_logprobs.shape) == ((0,), (0,), (0, 3), (0, 3))
 
@@ -284,7 +302,7 @@ def test_adjustment_against_a_plain_loop(ops: CpuOps, rng: np.random.Generator) 
     for slot in range(rows):
         ops.reset_slot(state, slot, int32s(CPU, prompts[slot]), int32s(CPU, outputs[slot]))
     settings: dict[str, Any] = {
-        "slots": rng.permutation(rows),
+        "slot": rng.permutation(rows),
         "num_output_tokens": rng.integers(0, 4, rows),
         "min_tokens": rng.integers(0, 4, rows),
         "repetition_penalty": rng.choice(np.float32([1.0, 0.5, 1.7]), rows),
@@ -295,7 +313,7 @@ def test_adjustment_against_a_plain_loop(ops: CpuOps, rng: np.random.Generator) 
 
     expected = logits.astype(np.float64)
     for i in range(rows):
-        slot = settings["slots"][i]
+        slot = settings["slot"][i]
         for token_id, bias_value in tables[slot].bias.items():
             expected[i, token_id] += bias_value
         if settings["num_output_tokens"][i] < settings["min_tokens"][i]:
@@ -311,7 +329,7 @@ def test_adjustment_against_a_plain_loop(ops: CpuOps, rng: np.random.Generator) 
             expected[i, token_id] = value
 
     tensor = from_numpy(logits, CPU)
-    ops.adjust_logits(tensor, state, make_metadata(CPU, rows, **settings))
+    ops.adjust_logits(tensor, state, make_rows(CPU, rows, **settings))
     np.testing.assert_allclose(tensor.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -319,15 +337,15 @@ def test_suppressed_tokens_come_back_after_min_tokens(ops: CpuOps) -> None:
     state = make_state(CPU, [SlotTables({}, [1])], 3)
     for num_output_tokens, expected in ((0, 2), (1, 2), (2, 1)):
         logits = from_numpy(np.array([[0, 9, 5]], np.float32), CPU)
-        metadata = make_metadata(CPU, 1, temperature=0.0, min_tokens=2, num_output_tokens=num_output_tokens)
-        ops.adjust_logits(logits, state, metadata)
-        assert ops.sample(logits, metadata, filtered=False).numpy().tolist() == [expected]
+        parameters = make_rows(CPU, 1, temperature=0.0, min_tokens=2, num_output_tokens=num_output_tokens)
+        ops.adjust_logits(logits, state, parameters)
+        assert ops.sample(logits, parameters, filtered=False).numpy().tolist() == [expected]
 
 
 def test_bias_cannot_free_a_suppressed_token(ops: CpuOps) -> None:
     state = make_state(CPU, [SlotTables({1: 100.0}, [1])], 3)
     logits = from_numpy(np.array([[0, 9, 5]], np.float32), CPU)
-    ops.adjust_logits(logits, state, make_metadata(CPU, 1, min_tokens=1))
+    ops.adjust_logits(logits, state, make_rows(CPU, 1, min_tokens=1))
     assert logits.numpy().tolist() == [[0, -math.inf, 5]]
 
 

@@ -36,7 +36,7 @@ class Steps:
             request, b"c", eos_token_ids=[0], max_context=1000, arrival_number=self.num_arrivals
         )
         self.num_arrivals += 1
-        self.scheduler.add(sequence)
+        self.scheduler.enqueue(sequence)
         return sequence
 
     def schedule(self) -> ScheduledStep:
@@ -142,7 +142,7 @@ def test_the_last_sequence_gives_up_its_blocks_keeps_its_tokens_and_comes_back_f
     assert tokens_of(step) == {"last": 13, "late": 2}
     assert step.batch.slot_inits[0].output_token_ids == outputs
     assert step.batch.input_ids[:13].tolist() == [3] * 8 + outputs
-    assert step.batch.sampling.num_output_tokens.tolist() == [5, 0]
+    assert num_output_tokens(step.batch) == [5, 0]
 
 
 def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
@@ -224,17 +224,22 @@ def test_sampling_parameters_follow_their_sequence_through_slots() -> None:
     steps.scheduler.finish(sequences.pop("b"), "stop")
     sequences["e"] = steps.add("e", 2, temperature=1.75, logprobs=3)  # takes the slot of b
     step = steps.schedule()
-    sampling = step.batch.sampling
+    rows = step.batch.sampling.rows
     params = [sequence.params for sequence in step.sampled]
     assert [sequence.request_id for sequence in step.sampled] == ["a", "c", "d", "e"]
-    assert sampling.temperature.tolist() == [each.temperature for each in params]
-    assert sampling.seeds.tolist() == [each.seed for each in params]
-    assert sampling.top_k.tolist() == [each.top_k for each in params]
-    assert sampling.min_tokens.tolist() == [each.min_tokens for each in params]
-    assert sampling.num_logprobs.tolist() == [-1, -1, -1, 3]
-    assert sampling.num_output_tokens.tolist() == [1, 1, 1, 0]
-    assert sampling.positions.tolist() == [3, 3, 3, 2]
-    assert len(set(sampling.slots.tolist())) == 4
+    assert rows["temperature"].tolist() == [each.temperature for each in params]
+    assert rows["seed"].tolist() == [each.seed for each in params]
+    assert rows["top_k"].tolist() == [each.top_k for each in params]
+    assert rows["min_tokens"].tolist() == [each.min_tokens for each in params]
+    assert rows["num_logprobs"].tolist() == [-1, -1, -1, 3]
+    assert num_output_tokens(step.batch) == [1, 1, 1, 0]
+    assert rows["position"].tolist() == [3, 3, 3, 2]
+    assert len(set(rows["slot"].tolist())) == 4
+
+
+def num_output_tokens(batch: StepBatch) -> list[int]:
+    rows = batch.sampling.rows
+    return (rows["position"] - rows["num_prompt_tokens"]).tolist()
 
 
 def flags(batch: StepBatch) -> tuple[bool, bool]:

@@ -23,6 +23,7 @@ FLOATS = [
     "temperature",
     "top_p",
     "min_p",
+    "top_n_sigma",
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",

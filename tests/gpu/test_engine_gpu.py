@@ -67,7 +67,7 @@ def run(core: EngineCore, requests: Requests, stagger: int = 0) -> dict[str, lis
     while coming or core.has_work:
         if coming and (stagger == 0 or num_calls % stagger == 0):
             name, (token_ids, params) = coming.pop(0)
-            core.add(AddRequest(name, token_ids, params, time.monotonic()), CLIENT)
+            core.add_request(AddRequest(name, token_ids, params, time.monotonic()), CLIENT)
             if stagger == 0:
                 continue
         num_calls += 1

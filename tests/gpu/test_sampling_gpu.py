@@ -10,18 +10,20 @@ import pytest
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cpu.philox import keys_of_seeds, philox4x32_10
 from tessera.engine.ops.interface import Ops
-from tessera.engine.ops.sampling_interface import SamplingMetadata
-from tessera.engine.tensor import CPU, Device, from_numpy
+from tessera.engine.tensor import CPU, Device, Tensor, from_numpy
 from tests.gpu.conftest import NoTransfers
 from tests.support.sampling_cases import (
     KEPT,
+    N_SIGMA,
     SlotTables,
     int32s,
     kept_tokens,
     log_of,
-    make_metadata,
+    make_rows,
     make_state,
+    slots_of,
     softmax,
+    within_n_sigma,
 )
 
 if TYPE_CHECKING:
@@ -69,37 +71,43 @@ def varied_logits(rng: np.random.Generator, rows: int, vocab_size: int) -> Array
 
 def varied_settings(rng: np.random.Generator, rows: int) -> dict[str, Any]:
     return {
-        "seeds": rng.integers(0, 2**64, rows, dtype=np.uint64),
-        "positions": rng.integers(0, 2**20, rows),
+        "seed": rng.integers(0, 2**64, rows, dtype=np.uint64),
+        "position": rng.integers(0, 2**20, rows),
         "temperature": rng.choice([0.0, 1e-4, 0.7, 1.0, 2.0], rows, p=[0.1, 0.1, 0.3, 0.3, 0.2]),
         "top_k": rng.choice([0, 1, 2, 20, 5000, 2**31 - 1], rows),
         "top_p": rng.choice([1.0, 0.95, 0.5, 1e-6], rows),
         "min_p": rng.choice([0.0, 0.0, 0.01, 0.3, 1.0], rows),
+        "top_n_sigma": rng.choice([0.0, 0.0, 0.3, 1.0, 2.5], rows),
     }
 
 
 def sample(ops: Ops, logits: Array, device: Device, filtered: bool, **settings: Any) -> Array:
-    metadata = make_metadata(device, len(logits), **settings)
-    return ops.sample(from_numpy(logits, device), metadata, filtered=filtered).numpy()
+    parameters = make_rows(device, len(logits), **settings)
+    return ops.sample(from_numpy(logits, device), parameters, filtered=filtered).numpy()
 
 
-def assert_sound_choice(token: int, best: int, logits: Array, metadata: SamplingMetadata, row: int) -> None:
+def only(probabilities: list[float], ids: set[int]) -> list[float]:
+    """Zeros in the places of all other ids."""
+    return [p if i in ids else 0.0 for i, p in enumerate(probabilities)]
+
+
+def assert_sound_choice(token: int, best: int, logits: Array, parameters: Tensor, row: int) -> None:
     """Another token than the CPU's is right only within rounding: of its score, or of the filters' limits."""
     assert 0 <= token < len(logits)
-    temperature, top_p, min_p = (
-        float(getattr(metadata, name).numpy()[row]) for name in ("temperature", "top_p", "min_p")
-    )
-    top_k = int(metadata.top_k.numpy()[row])
+    own = parameters.numpy()[row]
+    temperature, top_p, min_p = (float(own[name]) for name in ("temperature", "top_p", "min_p"))
+    top_k = int(own["top_k"])
     probabilities = softmax(logits, temperature).tolist()
-    assert token in kept_tokens(probabilities, top_k, top_p, min_p, slack=1e-5)
+    near, certain = (within_n_sigma(logits, float(own["top_n_sigma"]), slack=slack) for slack in (1e-5, -1e-5))
+    assert token in near & kept_tokens(only(probabilities, near), top_k, top_p, min_p, slack=1e-5)
     groups = np.arange((len(logits) + 3) // 4)
     counter = np.zeros((len(groups), 4), np.uint32)
     counter[:, 0] = groups
-    counter[:, 1] = metadata.positions.numpy()[row]
-    words = philox4x32_10(counter, keys_of_seeds(metadata.seeds.numpy()[row])).reshape(-1)[: len(logits)]
+    counter[:, 1] = own["position"]
+    words = philox4x32_10(counter, keys_of_seeds(own["seed"])).reshape(-1)[: len(logits)]
     noise = -np.log(-np.log(((words >> 9) + 0.5) * 2.0**-23))
     scores = (logits.astype(np.float64) - float(logits.max())) / temperature + noise
-    certain = kept_tokens(probabilities, top_k, top_p, min_p, slack=-1e-5)
+    certain &= kept_tokens(only(probabilities, certain), top_k, top_p, min_p, slack=-1e-5)
     assert scores[token] >= scores[sorted(certain)].max() - SCORE_TOLERANCE
     print(f"row {row}: {token} instead of {best}, within rounding")
 
@@ -113,13 +121,13 @@ def test_samples_as_numpy(
     logits = varied_logits(rng, rows, vocab_size)
     settings = varied_settings(rng, rows)
     if not filtered:
-        settings = {name: settings[name] for name in ("seeds", "positions", "temperature")}
+        settings = {name: settings[name] for name in ("seed", "position", "temperature")}
     expected = sample(CpuOps(), logits, CPU, filtered, **settings)
     tokens = sample(cuda_ops, logits, cuda_device, filtered, **settings)
     assert tokens.shape == (rows,)
-    metadata = make_metadata(CPU, rows, **settings)
+    parameters = make_rows(CPU, rows, **settings)
     for i in np.flatnonzero(tokens != expected):
-        assert_sound_choice(int(tokens[i]), int(expected[i]), logits[i], metadata, i)
+        assert_sound_choice(int(tokens[i]), int(expected[i]), logits[i], parameters, i)
 
 
 def test_filters_of_a_large_flat_row(cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator) -> None:
@@ -128,16 +136,16 @@ def test_filters_of_a_large_flat_row(cuda_ops: CudaOps, cuda_device: CudaDevice,
     logits = rng.normal(0, 0.5, (rows, vocab_size)).astype(np.float32)
     logits[-1] = 2.5
     settings = {
-        "seeds": np.arange(rows),
+        "seed": np.arange(rows),
         "top_k": [0, 50000, 100000, 0, 4096, 4097, 150000, 1, 77],
         "top_p": [0.9, 1.0, 0.8, 0.999, 1.0, 1.0, 0.9, 0.5, 0.5],
         "min_p": [0.0, 0.0, 0.001, 0.1, 0.0, 0.0, 0.1, 0.0, 0.0],
     }
     expected = sample(CpuOps(), logits, CPU, True, **settings)
     tokens = sample(cuda_ops, logits, cuda_device, True, **settings)
-    metadata = make_metadata(CPU, rows, **settings)
+    parameters = make_rows(CPU, rows, **settings)
     for i in np.flatnonzero(tokens != expected):
-        assert_sound_choice(int(tokens[i]), int(expected[i]), logits[i], metadata, i)
+        assert_sound_choice(int(tokens[i]), int(expected[i]), logits[i], parameters, i)
 
 
 def test_a_crowd_far_behind_is_filtered_within(
@@ -155,7 +163,7 @@ def test_a_crowd_far_behind_is_filtered_within(
     }
     logits = np.tile(row, (len(positions) * 5, 1))
     settings = {name: np.tile(values, len(positions)) for name, values in filters.items()}
-    settings["positions"] = np.repeat(positions, 5)
+    settings["position"] = np.repeat(positions, 5)
     expected = sample(CpuOps(), logits, CPU, True, **settings)
     for kept in (row[expected] < -16).reshape(-1, 5).sum(axis=0):
         assert 1 < kept < len(positions) - 1, "a filter parts the crowd"
@@ -167,8 +175,29 @@ def test_kept_tokens(
     cuda_ops: CudaOps, cuda_device: CudaDevice, probabilities: list[float], settings: dict[str, Any], kept: set[int]
 ) -> None:
     logits = np.tile(log_of(probabilities), (600, 1))
-    tokens = sample(cuda_ops, logits, cuda_device, True, positions=np.arange(600), **settings)
+    tokens = sample(cuda_ops, logits, cuda_device, True, position=np.arange(600), **settings)
     assert set(tokens.tolist()) == kept
+
+
+@pytest.mark.parametrize(("logits", "settings", "kept"), [c[1:] for c in N_SIGMA], ids=[c[0] for c in N_SIGMA])
+def test_top_n_sigma(
+    cuda_ops: CudaOps, cuda_device: CudaDevice, logits: list[float], settings: dict[str, Any], kept: set[int]
+) -> None:
+    rows = np.tile(np.array(logits, np.float32), (300, 1))
+    tokens = sample(cuda_ops, rows, cuda_device, True, position=np.arange(300), **settings)
+    assert set(tokens.tolist()) == kept
+
+
+@pytest.mark.parametrize("vocab_size", [31, 32000, 151936])
+def test_top_n_sigma_is_numpys(
+    cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator, vocab_size: int
+) -> None:
+    """Its limit is a whole number of steps that does not depend on the order of a sum, so it is the same exactly."""
+    rows = 21
+    logits = varied_logits(rng, rows, vocab_size)
+    settings = {"seed": np.arange(rows), "temperature": 1.5, "top_n_sigma": np.linspace(0.1, 4.0, rows)}
+    expected = sample(CpuOps(), logits, CPU, True, **settings)
+    assert (sample(cuda_ops, logits, cuda_device, True, **settings) == expected).all()
 
 
 @pytest.mark.parametrize("vocab_size", [31, 32000])
@@ -200,7 +229,7 @@ def test_one_block_chooses_as_a_cluster(
     logits = varied_logits(rng, rows, vocab_size)
     settings = varied_settings(rng, rows)
     if not filtered:
-        settings = {name: settings[name] for name in ("seeds", "positions", "temperature")}
+        settings = {name: settings[name] for name in ("seed", "position", "temperature")}
     expected = sample(cuda_ops, logits, cuda_device, filtered, **settings)
     monkeypatch.setattr(cuda_device, "max_shared_bytes", 0)
     assert (sample(cuda_ops, logits, cuda_device, filtered, **settings) == expected).all()
@@ -212,16 +241,17 @@ def test_a_graph_chooses_from_what_the_logits_have_become(
     """Adjusted, chosen and recorded twice a graph, by kernels that overlap."""
     rows, vocab_size = 5, 32000
     settings = varied_settings(rng, rows) | {"presence_penalty": 0.5, "repetition_penalty": 1.3}
-    metadata = make_metadata(cuda_device, rows, **settings)
+    parameters = make_rows(cuda_device, rows, **settings)
     state = make_state(cuda_device, [SlotTables({3: 1.0}, [])] * rows, vocab_size)
     tensors = [from_numpy(np.zeros((rows, vocab_size), np.float32), cuda_device) for _ in range(2)]
     outs = [int32s(cuda_device, np.full(rows, -7)) for _ in range(2)]
+    slots = slots_of(parameters)
 
     def run() -> None:
         for logits, out in zip(tensors, outs, strict=True):
-            cuda_ops.adjust_logits(logits, state, metadata)
-            cuda_ops.sample(logits, metadata, filtered=True, out=out)
-            cuda_ops.record_tokens(state, metadata.slots, out)
+            cuda_ops.adjust_logits(logits, state, parameters)
+            cuda_ops.sample(logits, parameters, filtered=True, out=out)
+            cuda_ops.record_tokens(state, slots, out)
 
     run()
     with cuda_device.capture() as finish:
@@ -249,7 +279,7 @@ def test_rows_without_a_finite_maximum_fail_alone(
     cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator, temperature: float, vocab_size: int
 ) -> None:
     logits = rng.normal(0, 1, (6, vocab_size)).astype(np.float32)
-    settings = {"seeds": np.arange(6), "temperature": temperature, "top_p": 0.9}
+    settings = {"seed": np.arange(6), "temperature": temperature, "top_p": 0.9}
     sound = sample(cuda_ops, logits, cuda_device, True, **settings)
     logits[1, -1] = np.nan
     logits[2, 0] = np.inf
@@ -266,17 +296,17 @@ def test_greedy_takes_the_lowest_of_the_best(cuda_ops: CudaOps, cuda_device: Cud
 
 
 def test_padding_rows_are_left_out(cuda_ops: CudaOps, cuda_device: CudaDevice) -> None:
-    metadata = make_metadata(
-        cuda_device, 3, slots=[0, -1, 1], temperature=[0.0, 0.0, 1.0], min_tokens=5, presence_penalty=1.0
+    parameters = make_rows(
+        cuda_device, 3, slot=[0, -1, 1], temperature=[0.0, 0.0, 1.0], min_tokens=5, presence_penalty=1.0
     )
     logits = from_numpy(np.array([[1, 2], [3, 4], [-np.inf, 5]], np.float32), cuda_device)
     state = make_state(cuda_device, [SlotTables({}, [])] * 2, 2)
-    tokens = cuda_ops.sample(logits, metadata, filtered=True)
+    tokens = cuda_ops.sample(logits, parameters, filtered=True)
     assert tokens.numpy().tolist() == [1, -1, 1]
     before = state.token_state.numpy().copy()
-    cuda_ops.record_tokens(state, metadata.slots, tokens)
+    cuda_ops.record_tokens(state, slots_of(parameters), tokens)
     assert (state.token_state.numpy() - before).tolist() == [[0, 1], [0, 1]]
-    cuda_ops.adjust_logits(logits, state, metadata)
+    cuda_ops.adjust_logits(logits, state, parameters)
     assert logits.numpy()[1].tolist() == [3, 4]
 
 
@@ -294,7 +324,7 @@ def test_state_and_adjustment_as_numpy(
     prompts = [rng.integers(-1, vocab_size + 1, rng.integers(0, 3000)) for _ in range(num_slots)]
     outputs = [rng.integers(-1, min(vocab_size, 50) + 1, rng.integers(0, 1000)) for _ in range(num_slots)]
     settings: dict[str, Any] = {
-        "slots": rng.permutation(num_slots)[:rows],
+        "slot": rng.permutation(num_slots)[:rows],
         "num_output_tokens": rng.integers(0, 4, rows),
         "min_tokens": rng.integers(0, 4, rows),
         "repetition_penalty": rng.choice(np.float32([1.0, 0.5, 1.7]), rows),
@@ -310,10 +340,10 @@ def test_state_and_adjustment_as_numpy(
         state = make_state(device, tables, vocab_size)
         for slot in range(num_slots):
             ops.reset_slot(state, slot, int32s(device, prompts[slot]), int32s(device, outputs[slot]))
-        metadata = make_metadata(device, rows, **settings)
+        parameters = make_rows(device, rows, **settings)
         tensor = from_numpy(logits, device)
-        ops.adjust_logits(tensor, state, metadata)
-        ops.record_tokens(state, metadata.slots, int32s(device, token_ids))
+        ops.adjust_logits(tensor, state, parameters)
+        ops.record_tokens(state, slots_of(parameters), int32s(device, token_ids))
         states.append(state.token_state.numpy())
         adjusted.append(tensor.numpy())
     assert (states[0] == states[1]).all()
@@ -355,13 +385,13 @@ def test_logprobs_survive_rows_that_failed(cuda_ops: CudaOps, cuda_device: CudaD
 def test_nothing_crosses_between_host_and_device(
     cuda_ops: CudaOps, cuda_device: CudaDevice, no_transfers: NoTransfers
 ) -> None:
-    metadata = make_metadata(cuda_device, 2, top_k=3, min_tokens=1)
+    parameters = make_rows(cuda_device, 2, top_k=3, min_tokens=1)
     state = make_state(cuda_device, [SlotTables({3: 1.0}, [4])] * 2, 100)
     logits = from_numpy(np.zeros((2, 100), np.float32), cuda_device)
-    prompt, output = int32s(cuda_device, [1, 2]), int32s(cuda_device, [])
+    prompt, output, slots = int32s(cuda_device, [1, 2]), int32s(cuda_device, []), slots_of(parameters)
     with no_transfers():
         cuda_ops.reset_slot(state, 1, prompt, output)
-        cuda_ops.adjust_logits(logits, state, metadata)
-        tokens = cuda_ops.sample(logits, metadata, filtered=True)
-        cuda_ops.record_tokens(state, metadata.slots, tokens)
+        cuda_ops.adjust_logits(logits, state, parameters)
+        tokens = cuda_ops.sample(logits, parameters, filtered=True)
+        cuda_ops.record_tokens(state, slots, tokens)
         cuda_ops.top_logprobs(logits, tokens, 5)

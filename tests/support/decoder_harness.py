@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
 from tessera.engine.core.step_batch import SamplingBatch, SlotInit, StepBatch, TableUpdates
 from tessera.engine.models.config import load_config
 from tessera.engine.models.decoder import Decoder, StepBuffers
@@ -159,27 +160,11 @@ def _table_updates(rows: list[Row]) -> TableUpdates:
 
 
 def _sampling_batch(rows: list[Row]) -> SamplingBatch:
-    def floats(name: str) -> Array:
-        return np.asarray([getattr(row.params, name) for row in rows], np.float32)
-
-    params = [row.params for row in rows]
-    return SamplingBatch(
-        slots=int32([row.slot for row in rows]),
-        num_output_tokens=int32([len(row.output) for row in rows]),
-        positions=int32([len(row.tokens) for row in rows]),
-        seeds=np.asarray([p.seed for p in params], np.uint64),
-        temperature=floats("temperature"),
-        top_k=int32([p.top_k for p in params]),
-        top_p=floats("top_p"),
-        min_p=floats("min_p"),
-        repetition_penalty=floats("repetition_penalty"),
-        presence_penalty=floats("presence_penalty"),
-        frequency_penalty=floats("frequency_penalty"),
-        min_tokens=int32([p.min_tokens for p in params]),
-        num_logprobs=int32([-1 if p.logprobs is None else p.logprobs for p in params]),
-        needs_adjustment=any(p.has_penalties or p.logit_bias or p.min_tokens for p in params),
-        needs_filter=any(p.top_k or p.top_p < 1 or p.min_p for p in params),
-    )
+    values = [
+        row_values(row.params, slot=row.slot, num_prompt_tokens=len(row.prompt), position=len(row.tokens))
+        for row in rows
+    ]
+    return SamplingBatch.of(np.array(values, SAMPLING_ROW))
 
 
 def logits_with_and_without_the_last_layers_rest(runner: ModelRunner) -> Iterator[tuple[Array, Array]]:

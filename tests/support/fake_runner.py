@@ -17,7 +17,8 @@ import numpy as np
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest, RequestOutput, TokenLogprobs
-from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.contract.sampling_params import ROW_PARAMETERS, SamplingParams
+from tessera.engine.contract.sampling_row import SAMPLING_ROW
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import SlotInit, StepBatch, StepResult, TokenMask
 
@@ -116,10 +117,11 @@ class FakeRunner:
         sampled_rows = np.searchsorted(batch.cu_seqlens_q, batch.logits_indices, side="right") - 1
         token_ids = [self._sample(batch, index, contexts[row]) for index, row in enumerate(sampled_rows)]
         logprobs = None
-        if (batch.sampling.num_logprobs >= 0).any():
+        num_logprobs = batch.sampling.rows["num_logprobs"]
+        if (num_logprobs >= 0).any():
             logprobs = [
                 TokenLogprobs(token_id, -0.5, 1, list(range(num)), [-1.0] * num) if num >= 0 else None
-                for token_id, num in zip(token_ids, batch.sampling.num_logprobs.tolist(), strict=True)
+                for token_id, num in zip(token_ids, num_logprobs.tolist(), strict=True)
             ]
         return StepResult(np.array(token_ids, np.int32), logprobs, self._score_prompts(batch, contexts))
 
@@ -145,15 +147,13 @@ class FakeRunner:
         return token_ids
 
     def _sample(self, batch: StepBatch, index: int, context: np.ndarray[Any, Any]) -> int:
-        sampling = batch.sampling
-        init, history = self._slots[int(sampling.slots[index])]
+        row = batch.sampling.rows[index]
+        init, history = self._slots[int(row["slot"])]
         assert context.tolist() == history, "the context differs from the slot's sampling state"
-        assert sampling.positions[index] == len(history)
-        assert sampling.num_output_tokens[index] == len(history) - len(init.prompt_token_ids)
-        params = init.params
-        assert sampling.seeds[index] == params.seed
-        assert sampling.temperature[index] == np.float32(params.temperature)
-        assert sampling.top_k[index] == params.top_k
+        assert row["position"] == len(history)
+        assert row["num_prompt_tokens"] == len(init.prompt_token_ids)
+        for name, parameter in ROW_PARAMETERS.items():
+            assert row[name] == parameter.type(getattr(init.params, name)), name
         token_id = next_token(context)
         history.append(token_id)
         return token_id
@@ -183,10 +183,8 @@ def check_batch(batch: StepBatch) -> None:
     assert np.array_equal(batch.positions[last] + 1, batch.context_lens)
     assert set(batch.logits_indices.tolist()) <= set(last.tolist())
     assert len(np.unique(batch.slot_mapping)) == num_tokens, "two tokens are stored in one place"
-    for name, dtype in (("seeds", np.uint64), ("temperature", np.float32), ("min_p", np.float32), ("slots", np.int32)):
-        array = getattr(batch.sampling, name)
-        assert array.shape == (num_sampled,), name
-        assert array.dtype == dtype, name
+    assert batch.sampling.rows.shape == (num_sampled,)
+    assert batch.sampling.rows.dtype == SAMPLING_ROW
 
 
 def check_blocks(core: EngineCore) -> None:
@@ -267,7 +265,7 @@ class Harness:
         **params: Any,
     ) -> None:
         sampling_params = SamplingParams(max_tokens=max_tokens, **params)
-        self.core.add(AddRequest(request_id, prompt, sampling_params, self.now, priority, cache_salt), client)
+        self.core.add_request(AddRequest(request_id, prompt, sampling_params, self.now, priority, cache_salt), client)
         self.token_ids[request_id] = []
 
     def step(self, seconds: float = 0.01) -> dict[bytes, list[RequestOutput]]:

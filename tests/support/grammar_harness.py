@@ -76,7 +76,7 @@ class NoiseRunner:
         newest = batch.input_ids[batch.logits_indices]
         newest = np.where(newest < 0, self._newest[np.maximum(-1 - newest, 0)], newest)
         newest = np.maximum(newest, 0)  # after a row without a token, whose sequence has failed
-        seeds = batch.sampling.seeds.astype(np.int64)
+        seeds = batch.sampling.rows["seed"].astype(np.int64)
         rows = list(zip(newest.tolist(), batch.sampling.positions.tolist(), seeds.tolist(), strict=True))
         noise = [np.random.default_rng(row).random(VOCAB_SIZE, np.float32) for row in rows]
         on_device = from_numpy(np.array(noise, np.float32).reshape(len(rows), VOCAB_SIZE), CPU)
@@ -127,7 +127,7 @@ class GrammarHarness:
     def add(self, name: str, grammar: Grammar | None = None, prompt: str = "Hello there!", **params: Any) -> None:
         settings = SamplingParams(**{"max_tokens": 256, "grammar": grammar, **params})
         self.answers[name] = Answer()
-        self.core.add(AddRequest(name, encode(prompt), settings, 0.0), CLIENT)
+        self.core.add_request(AddRequest(name, encode(prompt), settings, 0.0), CLIENT)
 
     def step(self) -> None:
         for output in self.core.step().get(CLIENT, []):

@@ -3,50 +3,41 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tessera.engine.ops.sampling_interface import SamplingMetadata, SamplingState
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
+from tessera.engine.ops.sampling_interface import SamplingState
 from tessera.engine.tensor import Device, Tensor, from_numpy
 
-DEFAULTS: dict[str, tuple[Any, Any]] = {
-    "slots": (np.int32, 0),
-    "num_output_tokens": (np.int32, 0),
-    "positions": (np.int32, 0),
-    "seeds": (np.uint64, 0),
-    "temperature": (np.float32, 1.0),
-    "top_k": (np.int32, 0),
-    "top_p": (np.float32, 1.0),
-    "min_p": (np.float32, 0.0),
-    "repetition_penalty": (np.float32, 1.0),
-    "presence_penalty": (np.float32, 0.0),
-    "frequency_penalty": (np.float32, 0.0),
-    "min_tokens": (np.int32, 0),
-}
+
+def make_rows(device: Device, count: int, **values: Any) -> Tensor:
+    """[count] SAMPLING_ROW with every parameter off unless named; a value is one for all rows or one a row.
+
+    Slots are 0, 1, 2, ...; `num_output_tokens` takes the place of `num_prompt_tokens`.
+    """
+    values = {"slot": np.arange(count), "position": 0, "num_output_tokens": 0, **values}
+    columns = {name: np.broadcast_to(np.asarray(value), count).tolist() for name, value in values.items()}
+    slots, positions, outputs = (columns.pop(name) for name in ("slot", "position", "num_output_tokens"))
+    rows = np.empty(count, SAMPLING_ROW)
+    for i in range(count):
+        params = SamplingParams(max_tokens=1, **{name: column[i] for name, column in columns.items()})
+        prompt = positions[i] - outputs[i]
+        rows[i] = row_values(params, slot=slots[i], num_prompt_tokens=prompt, position=positions[i])
+    return from_numpy(rows, device)
 
 
-def make_metadata(device: Device, rows: int, **values: Any) -> SamplingMetadata:
-    """Every field off unless named; a value is one for all rows or one a row. Slots are 0, 1, 2, ..."""
-    assert values.keys() <= DEFAULTS.keys()
-    values = {"slots": np.arange(rows), **values}
-    tensors = {}
-    for name, (dtype, default) in DEFAULTS.items():
-        array = np.empty(rows, dtype)
-        array[:] = values.get(name, default)
-        tensors[name] = from_numpy(array, device)
-    return SamplingMetadata(**tensors)
+def rows_of(rows: Tensor, indices: list[int]) -> Tensor:
+    """The rows with these indices in this order."""
+    return from_numpy(rows.numpy()[indices], rows.device)
 
 
-def rows_of(metadata: SamplingMetadata, rows: list[int]) -> SamplingMetadata:
-    """The metadata of these rows in this order."""
-    return SamplingMetadata(
-        **{
-            f.name: from_numpy(getattr(metadata, f.name).numpy()[rows], getattr(metadata, f.name).device)
-            for f in fields(metadata)
-        }
-    )
+def slots_of(rows: Tensor) -> Tensor:
+    """[count] int32, as `record_tokens` takes them."""
+    return from_numpy(np.ascontiguousarray(rows.numpy()["slot"]), rows.device)
 
 
 @dataclass
@@ -121,6 +112,36 @@ def kept_tokens(probabilities: list[float], top_k: int, top_p: float, min_p: flo
                 break
         kept = {i for i in kept if probabilities[i] >= last * (1 - max(slack, 0.0))}
     return kept
+
+
+def within_n_sigma(logits: np.ndarray[Any, Any], n: float, slack: float = 0.0) -> set[int]:
+    """top_n_sigma's definition in float64; a positive slack loosens the limit by that share, a negative tightens it."""
+    if n == 0.0:
+        return set(range(len(logits)))
+    wide = logits.astype(np.float64)
+    reach = n * float(np.std(wide[np.isfinite(wide)]))
+    return set(np.flatnonzero(wide >= wide.max() - reach * (1 + slack)).tolist())
+
+
+# Name, logits, settings, ids kept.
+IMPOSSIBLE = -math.inf
+N_SIGMA: list[tuple[str, list[float], dict[str, Any], set[int]]] = [
+    ("off", [3, 1, 1, -1], {"top_n_sigma": 0.0}, {0, 1, 2, 3}),
+    ("1 sigma of 1.41", [3, 1, 1, -1], {"top_n_sigma": 1.0}, {0}),
+    ("2 sigma of 1.41", [3, 1, 1, -1], {"top_n_sigma": 2.0}, {0, 1, 2}),
+    ("3 sigma of 1.41", [3, 1, 1, -1], {"top_n_sigma": 3.0}, {0, 1, 2, 3}),
+    ("impossible tokens do not count", [3, 1, IMPOSSIBLE, 1, -1], {"top_n_sigma": 2.0}, {0, 1, 3}),
+    ("just at the limit", [2, -2, -2, 2], {"top_n_sigma": 2.0}, {0, 1, 2, 3}),
+    ("just below the limit", [2, -2, -2, 2], {"top_n_sigma": 1.9999}, {0, 3}),
+    ("all alike", [5, 5, 5], {"top_n_sigma": 0.5}, {0, 1, 2}),
+    ("one possible token", [IMPOSSIBLE, 5, IMPOSSIBLE], {"top_n_sigma": 1.0}, {1}),
+    ("no matter how hot", [3, 1, 1, -1], {"top_n_sigma": 2.0, "temperature": 2.0}, {0, 1, 2}),
+    ("no matter how cold", [3, 1, 1, -1], {"top_n_sigma": 2.0, "temperature": 0.7}, {0, 1, 2}),
+    ("no matter how small", [3e-6, 1e-6, 1e-6, -1e-6], {"top_n_sigma": 2.0}, {0, 1, 2}),
+    ("with an outlier", [3, 1, 1, -1, -3e38], {"top_n_sigma": 0.01}, {0, 1, 2, 3}),
+    ("then top_k", [3, 1, 2, -1], {"top_n_sigma": 2.0, "top_k": 2}, {0, 2}),
+    ("then top_p", [1, 1, 1, -9, -9, -9, -9, -9, -9], {"top_n_sigma": 1.0, "top_p": 0.99}, {0, 1, 2}),
+]
 
 
 def softmax(logits: np.ndarray[Any, Any], temperature: float = 1.0) -> np.ndarray[Any, Any]:

@@ -37,7 +37,7 @@ class StubCore:
     def has_work(self) -> bool:
         return bool(self._running)
 
-    def add(self, request: AddRequest, client: bytes) -> None:
+    def add_request(self, request: AddRequest, client: bytes) -> None:
         first = request.prompt_token_ids[0]
         if first == IS_ONE_TOO_MANY:
             raise QueueFullError("too many requests are waiting", retry_after=7)

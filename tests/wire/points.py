@@ -28,6 +28,7 @@ POINTS = {
 PARAMETERS = (
     "top_k",
     "min_p",
+    "top_n_sigma",
     "repetition_penalty",
     "min_tokens",
     "stop_token_ids",

@@ -58,6 +58,13 @@ def test_wire_parameter_min_p(plain: Scripted, kind: str) -> None:
 
 
 @BOTH
+def test_wire_parameter_top_n_sigma(plain: Scripted, kind: str) -> None:
+    assert changed(plain, kind, top_n_sigma=1.5) == {"top_n_sigma": 1.5}
+    assert changed(plain, kind, top_n_sigma=0) == changed(plain, kind, top_n_sigma=None) == {}, "off"
+    assert refuses(plain, kind, "top_n_sigma", -1)
+
+
+@BOTH
 def test_wire_parameter_repetition_penalty(plain: Scripted, kind: str) -> None:
     assert changed(plain, kind, repetition_penalty=1.5) == {"repetition_penalty": 1.5}
     assert refuses(plain, kind, "repetition_penalty", 0)

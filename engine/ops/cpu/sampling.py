@@ -1,7 +1,7 @@
 """Choosing tokens on the CPU: penalties, masks, filters, Gumbel noise, log-probabilities.
 
-Tokens are compared by their distance from the most probable one, (max - logit) / temperature, which
-is what a row of probabilities comes down to: p = exp(-distance) / sum. Filters see distances in whole
+Tokens are compared by their distance from the most probable one, (max - logit) / temperature, so that
+p = exp(-distance) / sum. Filters see distances in whole
 steps of 2^-27 (a key of 32 bits, finer than float32 tells probabilities apart), and probability mass
 in whole steps of 2^-40 of the most probable token's, so that sums do not depend on their order.
 `cuda_src/include/distance.cuh` is the same in CUDA.
@@ -14,9 +14,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tessera.engine.contract.sampling_params import RowFlag
+from tessera.engine.contract.sampling_row import SamplingRows
 from tessera.engine.ops.cpu.philox import keys_of_seeds, philox4x32_10
 from tessera.engine.ops.interface import Ops
-from tessera.engine.ops.sampling_interface import IN_PROMPT_BIT, SamplingMetadata, SamplingState
+from tessera.engine.ops.sampling_interface import IN_PROMPT_BIT, SamplingState
 from tessera.engine.tensor import Tensor
 
 Int32Array: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
@@ -35,6 +37,9 @@ REACH = np.float32(20.0)
 MIN_P_SLACK = 2.0**-25
 # Likewise for sums of them: a set whose probability rounds to top_p reaches it.
 TOP_P_SLACK = 2.0**-22
+# And for logits: one that is just at the limit is within it, however sigma was rounded.
+TOP_N_SIGMA_SLACK = 2.0**-20
+SIGMA_BITS = 20
 
 NOISE_BATCH = 2**18  # logits whose noise is made at once: enough to hide NumPy's cost per call
 
@@ -47,23 +52,16 @@ class SamplingOps(Ops):
         np.add.at(row, output_ids, np.uint32(1))
         row[_ids_in_range(prompt.numpy(), len(row))] |= IN_PROMPT_BIT
 
-    def _adjust_logits(self, logits: Tensor, state: SamplingState, metadata: SamplingMetadata) -> None:
-        slots = metadata.slots.numpy()
-        num_output_tokens = metadata.num_output_tokens.numpy()
-        min_tokens = metadata.min_tokens.numpy()
-        repetition_penalty = metadata.repetition_penalty.numpy()
-        presence_penalty = metadata.presence_penalty.numpy()
-        frequency_penalty = metadata.frequency_penalty.numpy()
-        penalised = (repetition_penalty != 1.0) | (presence_penalty != 0.0) | (frequency_penalty != 0.0)
-        for i, row in enumerate(logits.numpy()):
-            if slots[i] < 0:
+    def _adjust_logits(self, logits: Tensor, state: SamplingState, rows: Tensor) -> None:
+        for row_logits, row in zip(logits.numpy(), rows.numpy(), strict=True):
+            slot = row["slot"]
+            if slot < 0:
                 continue
-            _add_bias(row, state, slots[i])
-            if num_output_tokens[i] < min_tokens[i]:
-                _suppress(row, state, slots[i])
-            if penalised[i]:
-                token_state = state.token_state.numpy()[slots[i]]
-                _penalise(row, token_state, repetition_penalty[i], presence_penalty[i], frequency_penalty[i])
+            _add_bias(row_logits, state, slot)
+            if row["position"] - row["num_prompt_tokens"] < row["min_tokens"]:
+                _suppress(row_logits, state, slot)
+            if row["flags"] & RowFlag.PENALIZED:
+                _penalize(row_logits, state.token_state.numpy()[slot], row)
 
     def _apply_token_mask(self, logits: Tensor, words: Tensor, rows: Tensor) -> None:
         all_logits = logits.numpy()
@@ -72,21 +70,19 @@ class SamplingOps(Ops):
             if row >= 0:
                 all_logits[row, ~may_be_chosen] = -np.inf
 
-    def _sample(self, logits: Tensor, metadata: SamplingMetadata, filtered: bool, out: Tensor) -> None:
-        rows, token_ids = logits.numpy(), out.numpy()
-        slots = metadata.slots.numpy()
-        temperature = metadata.temperature.numpy()
+    def _sample(self, logits: Tensor, rows: Tensor, filtered: bool, out: Tensor) -> None:
+        all_logits, parameters, token_ids = logits.numpy(), rows.numpy(), out.numpy()
 
         # Of a row with NaN, this is the first NaN.
-        token_ids[:] = rows.argmax(axis=1)
-        maxima = rows[np.arange(len(rows)), token_ids]
-        valid = np.isfinite(maxima) & (slots >= 0)
+        token_ids[:] = all_logits.argmax(axis=1)
+        maxima = all_logits[np.arange(len(all_logits)), token_ids]
+        valid = np.isfinite(maxima) & (parameters["slot"] >= 0)
         token_ids[~valid] = -1
-        random_rows = np.flatnonzero(valid & (temperature > 0.0))
-        rows_at_once = max(NOISE_BATCH // rows.shape[1], 1)
+        random_rows = np.flatnonzero(valid & (parameters["temperature"] > 0.0))
+        rows_at_once = max(NOISE_BATCH // all_logits.shape[1], 1)
         for start in range(0, len(random_rows), rows_at_once):
             batch = random_rows[start : start + rows_at_once]
-            token_ids[batch] = _gumbel_choices(rows, maxima, batch, metadata, filtered)
+            token_ids[batch] = _gumbel_choices(all_logits, maxima, batch, parameters, filtered)
 
     def _record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None:
         token_state = state.token_state.numpy()
@@ -127,30 +123,27 @@ def _suppress(row: Float32Array, state: SamplingState, slot: int) -> None:
     row[_ids_in_range(state.suppressed_token_ids.numpy()[slot, :count], len(row))] = -np.inf
 
 
-def _penalise(
-    row: Float32Array, token_state: UInt32Array, repetition: np.float32, presence: np.float32, frequency: np.float32
-) -> None:
+def _penalize(logits: Float32Array, token_state: UInt32Array, row: np.void) -> None:
     seen = np.flatnonzero(token_state)
-    logits = row[seen]
-    logits = np.where(logits > 0.0, logits / repetition, logits * repetition)
+    found = logits[seen]
+    repetition = row["repetition_penalty"]
+    found = np.where(found > 0.0, found / repetition, found * repetition)
     counts = (token_state[seen] & ~IN_PROMPT_BIT).astype(np.float32)
-    row[seen] = logits - (frequency * counts + presence * (counts > 0.0))
+    logits[seen] = found - (row["frequency_penalty"] * counts + row["presence_penalty"] * (counts > 0.0))
 
 
 # ---- choice -------------------------------------------------------------------------------------
 
 
 def _gumbel_choices(
-    rows: Float32Array, maxima: Float32Array, batch: IndexArray, metadata: SamplingMetadata, filtered: bool
+    logits: Float32Array, maxima: Float32Array, batch: IndexArray, rows: SamplingRows, filtered: bool
 ) -> list[int]:
     """The tokens chosen in the rows that `batch` names, their noise made together."""
-    temperature = metadata.temperature.numpy()
-    top_k, top_p, min_p = metadata.top_k.numpy(), metadata.top_p.numpy(), metadata.min_p.numpy()
     candidates, distances = [], []
     for i in batch:
-        from_best = _distances(rows[i], maxima[i], temperature[i])
-        if filtered:
-            ids = _filter(from_best, int(top_k[i]), float(top_p[i]), float(min_p[i]))
+        from_best = _distances(logits[i], maxima[i], rows["temperature"][i])
+        if filtered and rows["flags"][i] & RowFlag.FILTERED:
+            ids = _filter(from_best, rows[i], logits[i], maxima[i])
         else:
             ids = np.flatnonzero(from_best < REACH)
         candidates.append(ids)
@@ -158,25 +151,27 @@ def _gumbel_choices(
 
     counts = [len(ids) for ids in candidates]
     row_of_candidate = np.repeat(batch, counts)
-    noise = _gumbel_noise(
-        metadata.seeds.numpy(), metadata.positions.numpy(), row_of_candidate, np.concatenate(candidates)
-    )
+    noise = _gumbel_noise(rows["seed"], rows["position"], row_of_candidate, np.concatenate(candidates))
     scores = np.split(noise - np.concatenate(distances), np.cumsum(counts)[:-1])
     return [int(ids[np.argmax(score)]) for ids, score in zip(candidates, scores, strict=True)]
 
 
 @np.errstate(over="ignore")
 def _distances(row: Float32Array, maximum: np.float32, temperature: np.float32) -> Float32Array:
-    """How far each token of the row is behind the most probable one, in nats."""
+    """Each token's distance from the most probable one, in nats."""
     distances = maximum - row
     distances /= temperature
     return distances
 
 
-def _filter(distances: Float32Array, top_k: int, top_p: float, min_p: float) -> IndexArray:
-    """The ids, ascending, that the filters keep and that can win."""
+def _filter(distances: Float32Array, row: np.void, logits: Float32Array, maximum: np.float32) -> IndexArray:
+    """The ids, ascending, that the row's filters keep and that can win."""
+    top_k, top_p, min_p = int(row["top_k"]), float(row["top_p"]), float(row["min_p"])
     ids = np.flatnonzero(distances < MAX_DISTANCE)
     keys = (distances[ids] * np.float32(KEY_STEPS)).astype(np.uint32)
+    if row["top_n_sigma"] > 0.0:
+        within = keys <= _top_n_sigma_key(logits, maximum, row)
+        ids, keys = ids[within], keys[within]
     if min_p > 0.0:
         within = keys <= (MIN_P_SLACK - math.log(min_p)) * KEY_STEPS
         ids, keys = ids[within], keys[within]
@@ -186,6 +181,25 @@ def _filter(distances: Float32Array, top_k: int, top_p: float, min_p: float) -> 
     if top_p < 1.0:
         ids = ids[keys <= _top_p_key(keys, top_p)]
     return ids[distances[ids] < REACH]
+
+
+@np.errstate(over="ignore")
+def _top_n_sigma_key(logits: Float32Array, maximum: np.float32, row: np.void) -> float:
+    """The largest key within top_n_sigma standard deviations of the most probable token, in fractions of a step.
+
+    The deviation is that of whole numbers below 2^20, in proportion to the logits' distances from the maximum: their
+    sums do not depend on their order.
+    """
+    distances = maximum - logits
+    distances = distances[distances < np.inf]
+    _, exponent = np.frexp(distances.max())
+    numbers = np.ldexp(distances, SIGMA_BITS - exponent).astype(np.int64)
+    count, total = len(numbers), int(numbers.sum())
+    mean = total // count
+    squares = int(np.square(numbers).sum()) - mean * (2 * total - mean * count)  # of differences from the mean
+    sigma = math.sqrt(float(squares) / float(count))
+    limit = float(row["top_n_sigma"]) * sigma * (1.0 + TOP_N_SIGMA_SLACK) * KEY_STEPS
+    return math.ldexp(limit, int(exponent) - SIGMA_BITS) / float(row["temperature"])
 
 
 def _top_p_key(keys: UInt32Array, top_p: float) -> np.uint32:

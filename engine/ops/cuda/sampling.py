@@ -5,12 +5,19 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from tessera.engine.contract.sampling_params import RowFlag
+from tessera.engine.contract.sampling_row import ROW_ALIGNMENT, SAMPLING_ROW
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import GeneratedHeader, c_enum, c_struct
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig, ParameterType
 from tessera.engine.ops.cuda.types import ceil_div
 from tessera.engine.ops.interface import Ops
-from tessera.engine.ops.sampling_interface import SamplingMetadata, SamplingState
+from tessera.engine.ops.sampling_interface import SamplingState
 from tessera.engine.tensor import Tensor, uint32, uint64
+
+SAMPLING_ROW_HEADER = GeneratedHeader(
+    "generated/sampling_row.cuh", c_enum("RowFlag", RowFlag) + c_struct("SamplingRow", SAMPLING_ROW, ROW_ALIGNMENT)
+)
 
 ADJUST_LOGITS = KernelSpec(
     file="sampling/penalties.cu",
@@ -24,17 +31,13 @@ ADJUST_LOGITS = KernelSpec(
         ("bias_counts", "pointer"),
         ("suppressed_token_ids", "pointer"),
         ("suppressed_counts", "pointer"),
-        ("slots", "pointer"),
-        ("num_output_tokens", "pointer"),
-        ("min_tokens", "pointer"),
-        ("repetition_penalty", "pointer"),
-        ("presence_penalty", "pointer"),
-        ("frequency_penalty", "pointer"),
+        ("rows", "pointer"),
         ("vocab_size", "int32"),
         ("max_bias", "int32"),
         ("max_suppressed", "int32"),
         ("chunk_size", "int32"),
     ),
+    headers=(SAMPLING_ROW_HEADER,),
     overlaps=True,
 )
 RESET_SLOT = KernelSpec(
@@ -80,13 +83,7 @@ APPLY_TOKEN_MASK = KernelSpec(
 )
 _SAMPLE_PARAMETERS: tuple[tuple[str, ParameterType], ...] = (
     ("logits", "pointer"),
-    ("slots", "pointer"),
-    ("temperature", "pointer"),
-    ("top_k", "pointer"),
-    ("top_p", "pointer"),
-    ("min_p", "pointer"),
-    ("seeds", "pointer"),
-    ("positions", "pointer"),
+    ("rows", "pointer"),
     ("token_ids", "pointer"),
     ("vocab_size", "int32"),
 )
@@ -95,6 +92,7 @@ SAMPLE = KernelSpec(
     name="sample_kernel",
     template=("FILTERED",),
     parameters=_SAMPLE_PARAMETERS,
+    headers=(SAMPLING_ROW_HEADER,),
     overlaps=True,
 )
 SAMPLE_CLUSTER = KernelSpec(
@@ -102,6 +100,7 @@ SAMPLE_CLUSTER = KernelSpec(
     name="sample_cluster_kernel",
     template=("FILTERED",),
     parameters=_SAMPLE_PARAMETERS,
+    headers=(SAMPLING_ROW_HEADER,),
     min_arch=90,
     overlaps=True,
 )
@@ -162,14 +161,14 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 
 class VocabSplit(NamedTuple):
-    """How each row of a batch is spread over blocks: `num_splits` chunks of `chunk_size` ids, the last shorter."""
+    """A row's split over blocks: `num_splits` chunks of `chunk_size` ids, the last shorter."""
 
     num_splits: int
     chunk_size: int
 
 
 def split_vocab(rows: int, vocab_size: int) -> VocabSplit:
-    """Enough blocks for the device, unless chunks became too small to be worth a block."""
+    """Enough blocks to fill the device, of chunks not too small to be worth a block."""
     wanted = min(ceil_div(ENOUGH_BLOCKS, rows), ceil_div(vocab_size, SMALLEST_CHUNK), MAX_SPLITS)
     chunk_size = ceil_div(ceil_div(vocab_size, wanted), RANDOM_GROUP) * RANDOM_GROUP
     return VocabSplit(ceil_div(vocab_size, chunk_size), chunk_size)
@@ -203,8 +202,8 @@ def logprobs_cluster_config(rows: int, vocab_size: int, num_top: int) -> LaunchC
 def apart(device: CudaDevice, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig) -> LaunchConfig:
     """A launch of a cluster a row with few blocks to a multiprocessor, if all clusters run at a time even so.
 
-    Clusters are otherwise packed onto some multiprocessors while others have nothing to do. What keeps their blocks
-    apart is shared memory that nobody uses.
+    Otherwise clusters are packed onto some multiprocessors while others idle. Unused shared memory keeps their blocks
+    apart.
     """
     rows = config.grid[1]
     for together in range(1, MOST_TOGETHER + 1):
@@ -239,13 +238,13 @@ class SamplingOps(Ops):
             split.chunk_size,
         )
 
-    def _adjust_logits(self, logits: Tensor, state: SamplingState, metadata: SamplingMetadata) -> None:
-        rows, vocab_size = logits.shape
-        split = split_vocab(rows, vocab_size)
+    def _adjust_logits(self, logits: Tensor, state: SamplingState, rows: Tensor) -> None:
+        num_rows, vocab_size = logits.shape
+        split = split_vocab(num_rows, vocab_size)
         self.device.launch(
             ADJUST_LOGITS,
             (),
-            split_config(rows, split),
+            split_config(num_rows, split),
             logits,
             state.token_state,
             state.bias_token_ids,
@@ -253,12 +252,7 @@ class SamplingOps(Ops):
             state.bias_counts,
             state.suppressed_token_ids,
             state.suppressed_counts,
-            metadata.slots,
-            metadata.num_output_tokens,
-            metadata.min_tokens,
-            metadata.repetition_penalty,
-            metadata.presence_penalty,
-            metadata.frequency_penalty,
+            rows,
             vocab_size,
             state.bias_token_ids.shape[1],
             state.suppressed_token_ids.shape[1],
@@ -272,29 +266,15 @@ class SamplingOps(Ops):
             APPLY_TOKEN_MASK, (), split_config(rows.size, split), logits, words, rows, vocab_size, split.chunk_size
         )
 
-    def _sample(self, logits: Tensor, metadata: SamplingMetadata, filtered: bool, out: Tensor) -> None:
-        rows, vocab_size = logits.shape
-        spec, config = SAMPLE, row_block_config(rows)
+    def _sample(self, logits: Tensor, rows: Tensor, filtered: bool, out: Tensor) -> None:
+        num_rows, vocab_size = logits.shape
+        spec, config = SAMPLE, row_block_config(num_rows)
         template = ("true" if filtered else "false",)
         if SAMPLE_CLUSTER.supports(self.device.arch):
-            in_cluster = cluster_config(rows, vocab_size, filtered=filtered)
+            in_cluster = cluster_config(num_rows, vocab_size, filtered=filtered)
             if in_cluster.shared_bytes + SAMPLE_STATIC_BYTES <= self.device.max_shared_bytes:
                 spec, config = SAMPLE_CLUSTER, apart(self.device, SAMPLE_CLUSTER, template, in_cluster)
-        self.device.launch(
-            spec,
-            template,
-            config,
-            logits,
-            metadata.slots,
-            metadata.temperature,
-            metadata.top_k,
-            metadata.top_p,
-            metadata.min_p,
-            metadata.seeds,
-            metadata.positions,
-            out,
-            vocab_size,
-        )
+        self.device.launch(spec, template, config, logits, rows, out, vocab_size)
 
     def _record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None:
         num_slots, vocab_size = state.token_state.shape

@@ -1,4 +1,4 @@
-"""A recorded step gives, replay after replay, the very bits that its kernels give when launched one by one.
+"""A CUDA graph gives, replay after replay, the very bits that its kernels give when launched one by one.
 
 In a recording kernels start while those before them end, which only shows where what they read is not yet written,
 or is still in a cache as it was: so every shape is replayed many times, over several layers.
@@ -20,7 +20,7 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.runner.cuda_graphs import RecordedStep
+from tessera.engine.runner.cuda_graphs import StepGraph
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.step_inputs import StepShape
 from tests.support.decoder_harness import Row, step_batch
@@ -115,9 +115,9 @@ def fill_cache(runner: ModelRunner) -> None:
             runner.ops.fill_normal(tensor, std=1.0, seed=3)
 
 
-def steps_of(runner: ModelRunner) -> list[tuple[int, RecordedStep]]:
+def steps_of(runner: ModelRunner) -> list[tuple[int, StepGraph]]:
     """And how long their rows may be."""
-    recorded = runner._recorded
+    recorded = runner._graphs
     steps = [(runner.max_model_len, step) for step in recorded._steps.values()]
     return steps + [(SHORT_CONTEXT, step) for step in recorded._short_steps.values()]
 
@@ -132,7 +132,7 @@ def test_replays_give_the_bits_of_single_launches(part: int, runner: ModelRunner
     for max_context_len, step in steps:
         shape = step.inputs.shape
         batch = batch_of(shape, max_context_len, rng)
-        assert runner._recorded.find(batch) is step, shape
+        assert runner._graphs.find(batch) is step, shape
         runner._submit(step.inputs, batch)
         expected = runner._forward(step.inputs).numpy()[: batch.num_sampled].copy()
         assert np.isfinite(expected).all(), shape
