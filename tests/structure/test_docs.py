@@ -155,6 +155,7 @@ def test_every_field_of_the_api_is_described_once() -> None:
     assert undescribed == set(NOTES)
 
 
+@pytest.mark.slow
 def test_the_metrics_page_lists_what_the_server_has(builtin_server: Server) -> None:
     page = (ROOT / "docs" / "operating" / "monitoring.md").read_text()
     table = [line for line in page.splitlines() if line.startswith("| `")]
@@ -166,6 +167,7 @@ def test_the_metrics_page_lists_what_the_server_has(builtin_server: Server) -> N
     assert listed - gpu == served - gpu
 
 
+@pytest.mark.slow
 def test_the_site_builds_and_fetches_nothing(tmp_path: Path) -> None:
     """In strict mode, which fails on a link or an anchor that leads nowhere."""
     built = subprocess.run(

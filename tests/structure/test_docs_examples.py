@@ -77,6 +77,7 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
     run(examples(path, "run"), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", WITH_SERVER, ids=name_of)
 def test_examples_with_a_server_run(path: Path, tmp_path: Path, builtin_server: Server) -> None:
     found = examples(path, "run: server")
