@@ -1,10 +1,9 @@
 // Paged attention for every dtype and head size: float32, and head sizes that the tensor-core kernels
-// (attention_prefill.cu, attention_decode.cu) are not made for.
+// (prefill.cu, decode.cu) are not made for.
 
 #include "attention.cuh"
+#include "generated/attention.cuh"
 
-constexpr int WARPS = 4;
-constexpr int MAX_HEAD_DIM = 256;
 constexpr int MAX_PER_LANE = MAX_HEAD_DIM / WARP_SIZE;
 
 // The row of a token: the last r with cu_seqlens_q[r] <= token.
@@ -35,13 +34,7 @@ __device__ __forceinline__ int find_row(const int* cu_seqlens_q, int num_seqs, i
 // Unit of work: one block a query token's head. Its warps take every fourth 32 keys; a lane computes one
 // key's score, then every 32nd element of the output.
 template <typename T>
-__global__ void __launch_bounds__(32 * WARPS)
-    paged_attention_kernel(const T* __restrict__ q, const T* __restrict__ key_cache,
-                           const T* __restrict__ value_cache, const int* __restrict__ block_tables,
-                           const int* __restrict__ table_rows, const int* __restrict__ cu_seqlens_q,
-                           const int* __restrict__ context_lens, T* __restrict__ out, int num_seqs,
-                           int num_heads, int num_kv_heads, int head_dim, int block_size,
-                           int block_table_width, int sliding_window, float scale_log2) {
+__global__ void __launch_bounds__(32 * WARPS) paged_attention_kernel(PAGED_ATTENTION_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   constexpr int VECTOR = VECTOR_SIZE<T>;
   __shared__ __align__(16) float query[MAX_HEAD_DIM];

@@ -1,10 +1,9 @@
 // Attention of text encoders: every token of a text sees all of it.
 
 #include "attention.cuh"
+#include "generated/bidirectional.cuh"
 
-constexpr int QUERIES = 8;
 constexpr int TILE_KEYS = WARP_SIZE;
-constexpr int MAX_HEAD_DIM = 128;
 constexpr int MAX_PER_LANE = MAX_HEAD_DIM / WARP_SIZE;
 
 // out = softmax over the text's keys of (q . k * scale), times v; 2^x with log2(e) in the scale; running
@@ -17,9 +16,7 @@ constexpr int MAX_PER_LANE = MAX_HEAD_DIM / WARP_SIZE;
 // tiles of 32 keys and values; a lane computes one key's score, then every 32nd element of the output.
 template <typename T>
 __global__ void __launch_bounds__(QUERIES* WARP_SIZE)
-    bidirectional_attention_kernel(const T* __restrict__ qkv, const int* __restrict__ cu_seqlens,
-                                   T* __restrict__ out, int num_seqs, int num_heads, int head_dim,
-                                   float scale_log2) {
+    bidirectional_attention_kernel(BIDIRECTIONAL_ATTENTION_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   __shared__ float queries[QUERIES][MAX_HEAD_DIM];
   __shared__ float keys[TILE_KEYS][MAX_HEAD_DIM + 1];  // one more, so that lanes read from different banks

@@ -2,15 +2,13 @@
 // row of a step has one query, the step's norm, rotary embedding and KV store as well.
 
 #include "cluster.cuh"
-#include "copy.cuh"
+#include "generated/decode.cuh"
+#include "ptx/copy.cuh"
 #include "rope.cuh"
 #include "warp_attention.cuh"
 
-constexpr int SPLIT_KEYS = 64;  // of which a split's size is a multiple
 constexpr int NO_KEY = -1;
-constexpr int MAX_CLUSTER = 8;
-// Of a split, from block to block: a few elements, their maximum and sum.
-constexpr int SENT_FLOATS = FLOATS + 4;
+static_assert(SENT_FLOATS >= MERGED_FLOATS + 2 && SENT_FLOATS % 4 == 0, "elements, maximum and sum");
 
 // How a row's keys are divided. It depends on the row's own length, the window and two numbers that are the
 // same for every step, but for one of a single row: what other rows there are makes no difference.
@@ -78,29 +76,21 @@ __device__ __noinline__ void clear_rows(T* matrix, int first, int end, int strid
 // splits of a row / block_splits)), CLUSTERED: 2^cluster_log2 blocks along x, a cluster, for each of the
 // former, and one along z; block: 32 * WARPS threads; shared: (WARPS * STAGES * 2 * 16 + min(group, 8)) *
 // (HEAD_DIM + 8) * sizeof(T) + 2 * HEAD_DIM * sizeof(T), and CLUSTERED SENT_FLOATS floats for each split and
-// FLOATS elements of the largest share. Rows of shared memory are padded by 16 bytes, so that eight of them
-// fill all banks. Unit of work: a block block_splits consecutive splits of a key/value head's keys, CLUSTERED
-// an even part of them, all of its query heads (up to 8) together; blocks beyond a row's splits end at once.
-// Warps take 16 keys at a time in turn, each with its own ring of STAGES copies that runs on across splits,
-// and meet only at the end of a split.
+// MERGED_FLOATS elements of the largest share. Rows of shared memory are padded by 16 bytes, so that eight of
+// them fill all banks. Unit of work: a block block_splits consecutive splits of a key/value head's keys,
+// CLUSTERED an even part of them, all of its query heads (up to 8) together; blocks beyond a row's splits end
+// at once. Warps take 16 keys at a time in turn, each with its own ring of STAGES copies that runs on across
+// splits, and meet only at the end of a split.
 template <typename T, int HEAD_DIM, int WARPS, int STAGES, bool FUSED, bool CLUSTERED>
 __global__ void __launch_bounds__(32 * WARPS)
-    paged_attention_decode_kernel(const T* q, T* key_cache, T* value_cache, const int* block_tables,
-                                  const int* table_rows, const int* cu_seqlens_q, const int* context_lens,
-                                  const T* q_norm, const T* k_norm, const float* cos_sin,
-                                  const int* positions, const int* slot_mapping, T* out, float* partial_out,
-                                  float* partial_sums, unsigned* arrivals, int num_tokens, int num_seqs,
-                                  int group, int num_kv_heads, int rotary_dim, int block_size,
-                                  int block_table_width, int sliding_window, int min_split_keys,
-                                  int max_splits, int block_splits, int cluster_log2, int beside_prefill,
-                                  float eps, float scale_log2) {
+    paged_attention_decode_kernel(PAGED_ATTENTION_DECODE_PARAMS(T)) {
   constexpr int THREADS = WARP_SIZE * WARPS;
   constexpr int STEP_KEYS = WARP_KEYS * WARPS;
   constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
   using Attention = WarpAttention<T, HEAD_DIM>;
   constexpr int PITCH = Attention::PITCH;
   constexpr int TILE_ELEMENTS = Attention::TILE_ELEMENTS;
-  constexpr int HEAD_PARTS = HEAD_DIM / FLOATS;
+  constexpr int HEAD_PARTS = HEAD_DIM / MERGED_FLOATS;
   constexpr int ITEMS = ceil_div(GROUP_ROWS * HEAD_PARTS, THREADS);  // parts of heads that a thread merges
   static_assert(SPLIT_KEYS % STEP_KEYS == 0, "all warps must end a split together");
   using Transform = HeadTransform<HEAD_DIM, 2, T>;
@@ -321,7 +311,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         const int item = n * THREADS + threadIdx.x;
         if (item >= num_group_heads * HEAD_PARTS) continue;
         const int head = item / HEAD_PARTS;
-        const int d = item % HEAD_PARTS * FLOATS;
+        const int d = item % HEAD_PARTS * MERGED_FLOATS;
         float highest, total;
         const Floats values = merge_warps<WARPS>(merged + head * Attention::MERGE_PITCH + d, MERGE_STRIDE,
                                                  warp_maxima, warp_sums, head, highest, total);
@@ -332,7 +322,7 @@ __global__ void __launch_bounds__(32 * WARPS)
           float* const to =
               Blocks::at(received + (split * share + item - owner * share) * SENT_FLOATS, owner);
           values.store(to);
-          *reinterpret_cast<float2*>(to + FLOATS) = make_float2(highest, total);
+          *reinterpret_cast<float2*>(to + MERGED_FLOATS) = make_float2(highest, total);
         } else {
           const long long partial = first_partial + head * max_splits + split;
           values.store(partial_out + partial * HEAD_DIM + d);
@@ -358,10 +348,10 @@ __global__ void __launch_bounds__(32 * WARPS)
 #pragma unroll 1
       for (int s = 0; s < splits.count; ++s) {
         const float* const from = received + (s * share + i) * SENT_FLOATS;
-        sum.add(Floats::load(from), from[FLOATS], from[FLOATS + 1]);
+        sum.add(Floats::load(from), from[MERGED_FLOATS], from[MERGED_FLOATS + 1]);
       }
       sum.store(out + (static_cast<long long>(token) * num_heads + head0) * HEAD_DIM +
-                (first_item + i) * FLOATS);
+                (first_item + i) * MERGED_FLOATS);
     }
     return;
   }
@@ -377,7 +367,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     const int item = n * THREADS + threadIdx.x;
     if (item >= num_group_heads * HEAD_PARTS) continue;
     const int head = item / HEAD_PARTS;
-    const int d = item % HEAD_PARTS * FLOATS;
+    const int d = item % HEAD_PARTS * MERGED_FLOATS;
     if (!CLUSTERED && num_blocks > 1) {
       const float* const parts = partial_out + (first_partial + head * max_splits) * HEAD_DIM + d;
       const float2* const part_sums =

@@ -1,10 +1,9 @@
-// Paged attention on tensor cores for rows with two or more queries; attention_decode.cu does the others.
+// Paged attention on tensor cores for rows with two or more queries; decode.cu does the others.
 
 #include "attention.cuh"
-#include "copy.cuh"
-#include "mma.cuh"
-
-constexpr int WARPS = 4;
+#include "generated/prefill.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
 
 // out = softmax over the visible keys of (q . k * scale), times v, for rows with two or more queries, in one
 // pass over the keys (FlashAttention-2, Dao 2023). Weights are rounded to T before they meet v.
@@ -22,12 +21,7 @@ constexpr int WARPS = 4;
 // its prompt was cut into chunks.
 template <typename T, int HEAD_DIM, int ROW_TILES, int TILE_KEYS>
 __global__ void __launch_bounds__(32 * WARPS)
-    paged_attention_prefill_kernel(const T* __restrict__ q, const T* __restrict__ key_cache,
-                                   const T* __restrict__ value_cache, const int* __restrict__ block_tables,
-                                   const int* __restrict__ table_rows, const int* __restrict__ cu_seqlens_q,
-                                   const int* __restrict__ context_lens, T* __restrict__ out, int num_seqs,
-                                   int num_heads, int num_kv_heads, int block_size, int block_table_width,
-                                   int sliding_window, float scale_log2) {
+    paged_attention_prefill_kernel(PAGED_ATTENTION_PREFILL_PARAMS(T)) {
   constexpr int THREADS = WARP_SIZE * WARPS;
   constexpr int WARP_ROWS = 16 * ROW_TILES;
   constexpr int TILE_ROWS = WARP_ROWS * WARPS;

@@ -1,9 +1,8 @@
 // What happens to a token's projections before attention: head norms, rotary embedding, KV cache.
-// attention_decode.cu does the same for steps in which every row has one token.
+// decode.cu does the same for steps in which every row has one token.
 
+#include "generated/rope.cuh"
 #include "rope.cuh"
-
-constexpr int WARPS = 4;
 
 // Query and key heads are normalised (where they have a norm) and rotated as HeadTransform says, value
 // heads stay as they are; keys and values go to the cache, queries to out.
@@ -18,11 +17,7 @@ constexpr int WARPS = 4;
 // part_heads)) / 4)); block: 128 threads; no shared memory. Unit of work: a warp up to part_heads heads of
 // one kind of a token, which have norm and angles in common.
 template <typename T, int VECTOR, int MAX_HEAD_DIM>
-__global__ void __launch_bounds__(32 * WARPS)
-    rope_and_store_kernel(const T* qkv, const T* q_norm, const T* k_norm, const float* cos_sin,
-                          const int* positions, const int* slot_mapping, T* key_cache, T* value_cache, T* out,
-                          int num_heads, int num_kv_heads, int part_heads, int head_dim, int rotary_dim,
-                          int block_size, float eps) {
+__global__ void __launch_bounds__(32 * WARPS) rope_and_store_kernel(ROPE_AND_STORE_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   static_assert(VECTOR == 1 || VECTOR == 2, "a lane moves one or two elements at a time");
   using Transform = HeadTransform<MAX_HEAD_DIM, VECTOR, T>;

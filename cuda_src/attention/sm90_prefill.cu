@@ -1,14 +1,14 @@
-// Paged attention on sm_90a's tensor cores for rows with two or more queries: what attention_prefill.cu does,
+// Paged attention on sm_90a's tensor cores for rows with two or more queries: what prefill.cu does,
 // for block sizes that are multiples of 8.
 
 #include "attention.cuh"
-#include "copy.cuh"
-#include "hopper_attention.cuh"
-#include "mma.cuh"
+#include "generated/sm90_prefill.cuh"
 #include "prefill_units.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/sm90_attention.cuh"
 
 constexpr int WARPS = WARPGROUP_SIZE / WARP_SIZE;
-constexpr int GROUP_ROWS = 64;           // of queries that a warp group holds
 constexpr int LINE = SWIZZLE_BYTES / 2;  // elements
 constexpr int SLOTS = 3;                 // tiles of queries announced at a time
 constexpr int SHORT_TILES = 2;           // of keys
@@ -137,14 +137,7 @@ struct Softmax {
 // keys are never split.
 template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
 __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
-    paged_attention_prefill_hopper_kernel(const __grid_constant__ TensorMap key_map,
-                                          const __grid_constant__ TensorMap value_map, const T* q,
-                                          const int* block_tables, const int* table_rows,
-                                          const int* cu_seqlens_q, const int* context_lens, T* out,
-                                          float* partial_out, float* partial_sums, unsigned* arrivals,
-                                          int num_seqs, int num_heads, int num_kv_heads, int block_size,
-                                          int piece, int block_table_width, int sliding_window,
-                                          int heads_at_once, float scale_log2) {
+    sm90_paged_attention_prefill_kernel(SM90_PAGED_ATTENTION_PREFILL_PARAMS(T)) {
   constexpr int HALVES = HEAD_DIM / LINE;
   constexpr int TILE_ROWS = GROUP_ROWS * CONSUMERS;
   constexpr int QUERY_HALF = GROUP_ROWS * SWIZZLE_BYTES;  // [2][CONSUMERS][HALVES][GROUP_ROWS][LINE]
@@ -332,7 +325,7 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
   // What all threads of the group have written is there for its products.
   auto synchronize_group = [&] {
     copy_async_wait<0>();
-    fence_shared_for_products();
+    fence_shared_for_async();
     named_barrier_wait(GROUP_BARRIER + consumer, WARPGROUP_SIZE);
   };
   auto release = [&](Barrier* empty) {

@@ -1,5 +1,6 @@
 // One result element from the input elements at the same place.
 #include "common.cuh"
+#include "generated/elementwise.cuh"
 
 // out = a + b.
 //   in:  a [size] T, b [size] T
@@ -8,7 +9,7 @@
 // Grid: blocks that cover the size. Block: 256 threads. Shared memory: none.
 // Unit of work: CHUNK elements per thread.
 template <typename T>
-__global__ void add_kernel(const T* a, const T* b, T* out, long long size) {
+__global__ void add_kernel(BINARY_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   const long long i = first_element();
   if (i >= size) return;
@@ -27,7 +28,7 @@ __global__ void add_kernel(const T* a, const T* b, T* out, long long size) {
 // Grid: blocks that cover the size. Block: 256 threads. Shared memory: none.
 // Unit of work: CHUNK elements per thread.
 template <typename T>
-__global__ void mul_kernel(const T* a, const T* b, T* out, long long size) {
+__global__ void mul_kernel(BINARY_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   const long long i = first_element();
   if (i >= size) return;
@@ -46,7 +47,7 @@ __global__ void mul_kernel(const T* a, const T* b, T* out, long long size) {
 // Grid: blocks that cover the size. Block: 256 threads. Shared memory: none.
 // Unit of work: CHUNK elements per thread.
 template <typename T>
-__global__ void scale_kernel(const T* x, T* out, long long size, float factor) {
+__global__ void scale_kernel(SCALE_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   const long long i = first_element();
   if (i >= size) return;
@@ -57,6 +58,24 @@ __global__ void scale_kernel(const T* x, T* out, long long size, float factor) {
   store_floats(out + i, size - i, values);
 }
 
+// out = cap * tanh(x / cap).
+//   in:  x [size] T
+//   out: out [size] T, may be x
+// Layout: contiguous; 16-byte accesses where addresses allow them.
+// Grid: blocks that cover the size. Block: 256 threads. Shared memory: none.
+// Unit of work: CHUNK elements per thread.
+template <typename T>
+__global__ void soft_cap_kernel(SOFT_CAP_PARAMS(T)) {
+  ASSERT_ELEMENT(T);
+  const long long i = first_element();
+  if (i >= size) return;
+  float values[CHUNK];
+  load_floats(x + i, size - i, values);
+#pragma unroll
+  for (int j = 0; j < CHUNK; ++j) values[j] = cap * tanhf(values[j] / cap);
+  store_floats(out + i, size - i, values);
+}
+
 // out = x, rounded to nearest even.
 //   in:  x [size] Source
 //   out: out [size] Target
@@ -64,7 +83,7 @@ __global__ void scale_kernel(const T* x, T* out, long long size, float factor) {
 // Grid: blocks that cover the size. Block: 256 threads. Shared memory: none.
 // Unit of work: CHUNK elements per thread.
 template <typename Source, typename Target>
-__global__ void convert_kernel(const Source* x, Target* out, long long size) {
+__global__ void convert_kernel(CONVERT_PARAMS(Source, Target)) {
   ASSERT_ELEMENT(Source);
   ASSERT_ELEMENT(Target);
   const long long i = first_element();

@@ -1,5 +1,6 @@
 // Rows of a table by number.
 #include "common.cuh"
+#include "generated/embedding.cuh"
 
 // out[t] = table[ids[t]], or zeros where the id is outside 0 .. vocab_size - 1. Where `sampled` is given, a
 // negative id -1 - n stands for sampled[n].
@@ -9,8 +10,7 @@
 // Grid: tokens. Block: whole warps, up to 1024 threads. Shared memory: none.
 // Unit of work: one block per token.
 template <typename T>
-__global__ void embedding_kernel(const int* ids, const T* table, const int* sampled, T* out, int vocab_size,
-                                 int hidden) {
+__global__ void embedding_kernel(EMBEDDING_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   const long long token = blockIdx.x;
   long long id = ids[token];

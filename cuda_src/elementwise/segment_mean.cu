@@ -1,5 +1,6 @@
 // Means over segments of rows: the pooling of embeddings.
 #include "common.cuh"
+#include "generated/segment_mean.cuh"
 
 // out[s] = mean of x[begins[s] .. ends[s] - 1], summed in the order of the rows.
 //   in:  x [rows, hidden] T, begins [segments] int32, ends [segments] int32, begins < ends
@@ -8,7 +9,7 @@
 // Grid: (segments, blocks that cover hidden). Block: any. Shared memory: none.
 // Unit of work: one thread per element of a mean, so that neighbours read neighbours.
 template <typename T>
-__global__ void segment_mean_kernel(const T* x, const int* begins, const int* ends, float* out, int hidden) {
+__global__ void segment_mean_kernel(SEGMENT_MEAN_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   const int column = blockIdx.y * blockDim.x + threadIdx.x;
   if (column >= hidden) return;

@@ -1,5 +1,6 @@
 // Softmax per row.
 #include "common.cuh"
+#include "generated/softmax.cuh"
 
 // out = exp(x - max(x)) / sum(exp(x - max(x))) over each row, or its logarithm. Maximum and sum are
 // found in one pass (Milakov and Gimelshein 2018).
@@ -9,7 +10,7 @@
 // Grid: rows. Block: whole warps, up to 1024 threads. Shared memory: none dynamic.
 // Unit of work: one block per row.
 template <typename T, bool LOG>
-__global__ void softmax_kernel(const T* x, float* out, int width) {
+__global__ void softmax_kernel(SOFTMAX_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   const long long start = static_cast<long long>(blockIdx.x) * width;
   const T* row = x + start;

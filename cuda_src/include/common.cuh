@@ -6,11 +6,11 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-constexpr int WARP_SIZE = 32;
+#include "generated/common.cuh"
+
 constexpr unsigned FULL_WARP = 0xffffffffu;
 constexpr float FLOAT_INFINITY = __builtin_bit_cast(float, 0x7f800000);
 constexpr float LOWEST_FLOAT = -3.402823466e+38f;
-constexpr int CHUNK = 8;  // elements that a thread of an elementwise or row kernel handles at a time
 
 template <typename A, typename B>
 __host__ __device__ constexpr auto ceil_div(A a, B b) -> decltype(a + b) {
@@ -99,6 +99,7 @@ constexpr bool has_float_range<__nv_bfloat16> = true;
 __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ __forceinline__ float to_float(signed char value) { return value; }
 
 template <typename T>
 __device__ __forceinline__ T from_float(float value);

@@ -1,11 +1,9 @@
-// How attention_prefill_hopper.cu divides its work: tiles of queries, and of few tiles also their keys.
+// How attention/sm90_prefill.cu divides its work: tiles of queries, and of few tiles also their keys.
 #pragma once
 
 #include "attention.cuh"
+#include "generated/sm90_prefill.cuh"
 
-constexpr int TILE_KEYS = 128;
-constexpr int MIN_SPLIT_TILES = 4;  // of keys: fewer are not worth being merged
-constexpr int MAX_SPLITS = 16;      // of a tile of queries: one warp group merges them, one after the other
 constexpr int NO_UNIT = -1;
 
 // A tile of queries of one key/value head, and the keys that it meets in tiles that begin at multiples of

@@ -3,12 +3,9 @@
 #pragma once
 
 #include "attention.cuh"
-#include "mma.cuh"
+#include "generated/decode.cuh"
+#include "ptx/mma.cuh"
 
-constexpr int WARP_KEYS = 16;       // keys that a warp handles at a time
-constexpr int UNIT_KEYS = 8;        // keys that lie in one block of the cache
-constexpr int GROUP_ROWS = 8;       // query heads of a key/value head that are handled together
-constexpr int FLOATS = 8;           // of an output that a thread merges at a time
 constexpr float STALE_LOG2 = 8.0f;  // powers of 2 by which scores may pass what they are relative to
 
 // As rescale_factor, in one instruction of the special function unit.
@@ -18,7 +15,7 @@ __device__ __forceinline__ float rescale_fast(float maximum, float new_maximum) 
 
 // A few floats in a row, 16-byte aligned wherever they lie.
 struct Floats {
-  float data[FLOATS] = {};
+  float data[MERGED_FLOATS] = {};
 
   __device__ __forceinline__ float& operator[](int i) { return data[i]; }
   __device__ __forceinline__ float operator[](int i) const { return data[i]; }
@@ -56,24 +53,25 @@ struct Merged {
     maximum = renewed;
     sum = fmaf(sum, own, __fmul_rn(part_sum, added));
 #pragma unroll
-    for (int e = 0; e < FLOATS; ++e) values[e] = fmaf(values[e], own, __fmul_rn(part_values[e], added));
+    for (int e = 0; e < MERGED_FLOATS; ++e)
+      values[e] = fmaf(values[e], own, __fmul_rn(part_values[e], added));
   }
   template <typename T>
   __device__ __forceinline__ void store(T* out) const {
     const float inverse = reciprocal_fast(sum);
-    Vec<T, FLOATS> rounded;
+    Vec<T, MERGED_FLOATS> rounded;
 #pragma unroll
-    for (int e = 0; e < FLOATS; ++e) rounded[e] = from_float<T>(values[e] * inverse);
+    for (int e = 0; e < MERGED_FLOATS; ++e) rounded[e] = from_float<T>(values[e] * inverse);
     rounded.store(out);
   }
 };
 
 // One warp's softmax over the keys that it was given, times their values, for up to GROUP_ROWS heads.
 //
-// Of a matrix's rows and columns a lane holds those numbered by lane / 4 and lane % 4 (mma.cuh). Queries are
-// a left operand whose rows 8 to 15 are zeros: scores have a row a head, a column a key. Outputs have a row
-// an element and a column a head, so that there is room for 8 heads and no more. Rows of shared memory are
-// padded by 16 bytes, so that eight of them fill all banks.
+// Of a matrix's rows and columns a lane holds those numbered by lane / 4 and lane % 4 (ptx/mma.cuh). Queries
+// are a left operand whose rows 8 to 15 are zeros: scores have a row a head, a column a key. Outputs have a
+// row an element and a column a head, so that there is room for 8 heads and no more. Rows of shared memory
+// are padded by 16 bytes, so that eight of them fill all banks.
 template <typename T, int HEAD_DIM>
 struct WarpAttention {
   static constexpr int PITCH = HEAD_DIM + SEGMENT;
@@ -205,7 +203,7 @@ __device__ __forceinline__ Floats merge_warps(const float* merged, int stride,
     total = fmaf(sums[w][head], factor, total);
     const auto part = Floats::load(merged + w * stride);
 #pragma unroll
-    for (int e = 0; e < FLOATS; ++e) values[e] = fmaf(part[e], factor, values[e]);
+    for (int e = 0; e < MERGED_FLOATS; ++e) values[e] = fmaf(part[e], factor, values[e]);
   }
   return values;
 }

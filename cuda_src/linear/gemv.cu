@@ -1,9 +1,8 @@
 // Matrix product for a few rows of x that matmul_decode.cu does not take: float32 and odd sizes.
 
 #include "common.cuh"
-#include "copy.cuh"
-
-constexpr int WARPS = 4;
+#include "generated/gemv.cuh"
+#include "ptx/copy.cuh"
 
 // out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if accumulate
 //
@@ -14,10 +13,7 @@ constexpr int WARPS = 4;
 // Unit of work: warps_per_output (1, 2 or 4) warps an output feature; a lane takes every 32nd (64th, 128th)
 // vector, so the order of a sum depends on the weight's shape alone, not on num_rows.
 template <typename T, typename Out, int ROWS>
-__global__ void __launch_bounds__(32 * WARPS)
-    matvec_kernel(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
-                  Out* __restrict__ out, int num_rows, int out_features, int in_features, int accumulate,
-                  int warps_per_output) {
+__global__ void __launch_bounds__(32 * WARPS) matvec_kernel(MATVEC_PARAMS(T, Out)) {
   constexpr int VECTOR = VECTOR_SIZE<T>;
   constexpr int UNROLL = ROWS >= 4 ? 2 : 4;
   static_assert(ROWS >= 1 && ROWS <= 4, "more rows than 4 are the tensor cores' work");

@@ -2,8 +2,9 @@
 
 #include "cluster.cuh"
 #include "common.cuh"
-#include "copy.cuh"
-#include "mma.cuh"
+#include "generated/matmul.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
 
 constexpr int TILE_ROWS_IN_L2 = 8;  // rows of tiles that share each tile of the weight while it is in L2
 
@@ -281,9 +282,7 @@ __device__ __forceinline__ void multiply_tile(const T* x, const T* weight, const
 // WARPS_K and TILE_K, and all with WARPS_K = 1, give equal bits.
 template <typename T, typename Out, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int WARPS_K,
           int STAGES, bool ALIGNED>
-__global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
-    matmul_kernel(const T* x, const T* weight, const T* bias, Out* out, int num_rows, int out_features,
-                  int in_features, int accumulate) {
+__global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K) matmul_kernel(MATMUL_PARAMS(T, Out)) {
   multiply_tile<T, Out, TILE_M, TILE_N, TILE_K, WARPS_M, WARPS_N, WARPS_K, STAGES, ALIGNED, 1>(
       x, weight, bias, out, num_rows, out_features, in_features, accumulate);
 }
@@ -293,8 +292,7 @@ __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
 template <typename T, typename Out, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int WARPS_K,
           int STAGES, int SPLITS>
 __global__ void BLOCKS_OF_A_CLUSTER(SPLITS) __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)
-    matmul_split_kernel(const T* x, const T* weight, const T* bias, Out* out, int num_rows, int out_features,
-                        int in_features, int accumulate) {
+    matmul_split_kernel(MATMUL_PARAMS(T, Out)) {
   multiply_tile<T, Out, TILE_M, TILE_N, TILE_K, WARPS_M, WARPS_N, WARPS_K, STAGES, true, SPLITS>(
       x, weight, bias, out, num_rows, out_features, in_features, accumulate);
 }

@@ -2,13 +2,11 @@
 // and the activation or the residual stream behind it.
 
 #include "common.cuh"
-#include "copy.cuh"
-#include "mma.cuh"
+#include "generated/matmul_decode.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
 
-constexpr int WARPS = 8;
 constexpr int THREADS = WARPS * WARP_SIZE;
-constexpr int UNIT = 8;     // rows of the weight that one tensor-core instruction takes
-constexpr int HALF_K = 32;  // elements of each row that a warp takes by 16 bytes a lane
 
 // A multiprocessor has room for the blocks of the next kernels, which fill their rings while this one runs.
 template <int TOKENS, int UNITS>
@@ -59,7 +57,7 @@ __device__ __forceinline__ uint4 multiply_elements(const uint4& a, const uint4& 
 // row-major; x, norm and weight 16-byte aligned, in_features a multiple of 8, out and its rows aligned to two
 // elements. Grid: any number of blocks; they divide the weight's units of 8 rows (gated: 8 gates and their 8
 // ups) evenly among them. Block: 256 threads. Shared: `DecodeTile.shared_bytes` in
-// engine/ops/cuda/matmul_decode.py.
+// engine/ops/cuda/linear/decode.py.
 //
 // Unit of work: a block's warps take every eighth step of k each, of UNITS units at a time (a tile), and are
 // added in order at its end, so the order of a row's sums depends on in_features, UNITS and HALVES alone. A
@@ -70,8 +68,7 @@ __device__ __forceinline__ uint4 multiply_elements(const uint4& a, const uint4& 
 // norm on their way to the tensor cores, for T with the range of a float alone.
 template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, int HALVES>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
-    matmul_decode_kernel(const T* x, const T* norm, const T* weight, const T* bias, Out* out, int num_rows,
-                         int out_features, int in_features, float eps, int accumulate, int gated) {
+    matmul_decode_kernel(MATMUL_DECODE_PARAMS(T, Out)) {
   constexpr bool RESIDENT = TOKENS == 1;
   constexpr bool SCALES_SUMS = has_float_range<T>;
   constexpr int GROUPS = ceil_div(TOKENS, 8);  // of 8 tokens

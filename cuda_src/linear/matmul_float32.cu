@@ -1,8 +1,8 @@
 // Matrix product in float32 without tensor cores, whose TF32 would lose half of the digits.
 
 #include "common.cuh"
+#include "generated/matmul_float32.cuh"
 
-constexpr int THREADS_PER_SIDE = 16;
 constexpr int THREADS = THREADS_PER_SIDE * THREADS_PER_SIDE;
 constexpr int TILE_K = 16;
 
@@ -30,10 +30,7 @@ __device__ __forceinline__ float4 load_four(const float* source, int row, int nu
 // many columns of it in groups of four; every output is one chain of fused multiply-adds in ascending k,
 // whatever the tile.
 template <int TILE>
-__global__ void __launch_bounds__(THREADS)
-    matmul_float32_kernel(const float* __restrict__ x, const float* __restrict__ weight,
-                          const float* __restrict__ bias, float* __restrict__ out, int num_rows,
-                          int out_features, int in_features, int accumulate) {
+__global__ void __launch_bounds__(THREADS) matmul_float32_kernel(MATMUL_FLOAT32_PARAMS) {
   constexpr int GROUPS = TILE / (4 * THREADS_PER_SIDE);
   constexpr int LOADS = TILE * TILE_K / 4 / THREADS;
   static_assert(TILE % (4 * THREADS_PER_SIDE) == 0, "a thread owns whole groups of four rows and columns");

@@ -1,15 +1,13 @@
-// Matrix product of many rows on sm_90a: the copy engine fills a ring of shared memory, two warp groups
-// multiply from it. See matmul.cu for other devices and for what is not aligned.
+// Matrix product of many rows on sm_90a: TMA fills a ring of shared memory, two warp groups multiply from
+// it. See matmul.cu for other devices and for what is not aligned.
 
-#include "hopper_product.cuh"
+#include "generated/sm90_matmul.cuh"
+#include "sm90_product.cuh"
 
-constexpr int CONSUMER_WARPGROUPS = 2;
 constexpr int CONSUMER_WARPS = CONSUMER_WARPGROUPS * WARPGROUP_SIZE / WARP_SIZE;
 constexpr int CONSUMERS = CONSUMER_WARPGROUPS * WARPGROUP_SIZE;
-constexpr int PRODUCERS = 2;       // threads that copy: one the weight, one x
-constexpr int CHUNK_COLUMNS = 64;  // of a warp's rows, that pass through shared memory at a time
+constexpr int PRODUCERS = 2;  // threads that copy: one the weight, one x
 constexpr int CHUNK_STRIDE = chunk_stride(CHUNK_COLUMNS);
-constexpr int SPLITTABLE_N = 128;  // the widest warp group whose k may be split: others' sums find no room
 constexpr int SLOT_BYTES = CONSUMERS * 4 * sizeof(float);  // sums of all consumers in 8 columns
 
 // Fill the ring step after step: copy(tile, column, stage) announces how much arrives in this block and
@@ -41,9 +39,7 @@ __device__ __forceinline__ void release_stage(Barrier* empty, int lane) {
 }
 
 // A barrier of the two warp groups that multiply.
-__device__ __forceinline__ void consumers_sync() {
-  asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");
-}
+__device__ __forceinline__ void consumers_sync() { named_barrier_wait<1, CONSUMERS>(); }
 
 template <typename T, typename Out>
 using Result = WarpTile<T, Out, CHUNK_COLUMNS>;
@@ -151,12 +147,7 @@ __device__ __forceinline__ void finish_share(const float (&sums)[WARPGROUP_N / 2
 // TILE_N) * 64 * sizeof(T) of the ring; for a 16-bit out CONSUMER_WARPS * WARP_ROWS * CHUNK_STRIDE results on
 // their way out; for the others' sums (splits - 1) * 2 * ceil(WARPGROUP_N / 16 / splits) * SLOT_BYTES.
 template <typename T, typename Out, int WARPGROUPS_M, int WARPGROUP_N, int SHARING>
-__global__ void __launch_bounds__(384, 1)
-    matmul_hopper_kernel(const __grid_constant__ TensorMap x_map,
-                         const __grid_constant__ TensorMap x_tail_map,
-                         const __grid_constant__ TensorMap weight_map, const T* bias, Out* out, int num_rows,
-                         int out_features, int in_features, int splits, int tiles_m_in_l2, int stages,
-                         int accumulate, int silu_mul) {
+__global__ void __launch_bounds__(384, 1) sm90_matmul_kernel(SM90_MATMUL_PARAMS(T, Out)) {
   static_assert(sizeof(T) == 2, "the product is of 16-bit elements");
   static_assert(WARPGROUPS_M == 1 || WARPGROUPS_M == 2, "two warp groups lie in a row or in a column");
   static_assert(WARPGROUP_N % 32 == 0 && WARPGROUP_N <= 256,

@@ -1,14 +1,11 @@
 // Matrix product of many rows on sm_90a with tiles of three warp groups' rows: those reuse each tile of the
-// weight in shared memory once more than the two of matmul_hopper.cu.
+// weight in shared memory once more than the two of sm90_matmul.cu.
 
-#include "hopper_product.cuh"
+#include "generated/sm90_matmul_wide.cuh"
+#include "sm90_product.cuh"
 
-constexpr int WARPGROUPS_M = 3;
 constexpr int TILE_M = WGMMA_M * WARPGROUPS_M;
-constexpr int TILE_N = 256;
-constexpr int SHARING = 2;  // blocks of a cluster
 constexpr int WARPS = WARPGROUPS_M * WARPGROUP_SIZE / WARP_SIZE;
-constexpr int CHUNK_COLUMNS = 32;  // of a warp's rows, that pass through shared memory at a time
 constexpr int CHUNK_STRIDE = chunk_stride(CHUNK_COLUMNS);
 
 // The first steps of a block, as many as the ring has stages: copy(tile, step, stage).
@@ -40,11 +37,7 @@ __device__ __forceinline__ void fill_ring(const Work<SHARING>& work, int steps, 
 // `stages` times (TILE_M + TILE_N) * 64 * sizeof(T) of the ring; WARPS * WARP_ROWS * CHUNK_STRIDE results on
 // their way out.
 template <typename T>
-__global__ void __launch_bounds__(WARPS* WARP_SIZE, 1)
-    matmul_hopper_wide_kernel(const __grid_constant__ TensorMap x_map,
-                              const __grid_constant__ TensorMap weight_map, const T* bias, T* out,
-                              int num_rows, int out_features, int in_features, int tiles_m_in_l2, int stages,
-                              int accumulate, int silu_mul) {
+__global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) sm90_matmul_wide_kernel(SM90_MATMUL_WIDE_PARAMS(T)) {
   static_assert(sizeof(T) == 2, "the product is of 16-bit elements");
   constexpr int HALF_N = TILE_N / 2;
   constexpr int HALF_BLOCKS = HALF_N / 8;

@@ -1,5 +1,6 @@
 // LayerNorm per row.
 #include "common.cuh"
+#include "generated/layernorm.cuh"
 
 // out = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over each row, var with divisor hidden
 // (Ba et al. 2016).
@@ -9,7 +10,7 @@
 // Grid: rows. Block: whole warps, up to 1024 threads. Shared memory: none dynamic.
 // Unit of work: one block per row.
 template <typename T>
-__global__ void layernorm_kernel(const T* x, const T* weight, const T* bias, T* out, int hidden, float eps) {
+__global__ void layernorm_kernel(LAYERNORM_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   const long long start = static_cast<long long>(blockIdx.x) * hidden;
   const T* row = x + start;

@@ -1,8 +1,6 @@
 // RMSNorm per row.
 #include "common.cuh"
-
-constexpr int CHUNKS = 4;  // of a row, that a thread keeps
-constexpr int MAX_THREADS = 512;
+#include "generated/rmsnorm.cuh"
 
 // The same address, which the compiler may take for a multiple of 16 bytes if it IS_ALIGNED.
 template <bool IS_ALIGNED, typename T>
@@ -16,11 +14,10 @@ __device__ __forceinline__ T* aligned(T* elements) {
 // Layout: contiguous rows of any length; 16-byte accesses where a row's address allows them, which WHOLE says
 // of all rows: x, weight and out 16-byte aligned, hidden a multiple of 8.
 // Grid: rows. Block: whole warps, up to MAX_THREADS. Shared memory: none dynamic.
-// Unit of work: one block per row. Where CHUNKS chunks of each thread are less than the row, the rest is read
-// twice.
+// Unit of work: one block per row. Where ROW_CHUNKS chunks of each thread are less than the row, the rest is
+// read twice.
 template <typename T, bool WHOLE>
-__global__ void __launch_bounds__(MAX_THREADS)
-    rmsnorm_kernel(const T* x, const T* weight, T* out, int hidden, float eps) {
+__global__ void __launch_bounds__(MAX_THREADS) rmsnorm_kernel(RMSNORM_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   const long long start = static_cast<long long>(blockIdx.x) * hidden;
   const int stride = blockDim.x * CHUNK;
@@ -38,28 +35,28 @@ __global__ void __launch_bounds__(MAX_THREADS)
     store_floats(aligned<WHOLE>(out + start + i), count(i), values);
   };
 
-  float values[CHUNKS][CHUNK] = {};
-  float gains[CHUNKS][CHUNK];
+  float values[ROW_CHUNKS][CHUNK] = {};
+  float gains[ROW_CHUNKS][CHUNK];
   let_next_kernel_start();
 #pragma unroll
-  for (int c = 0; c < CHUNKS; ++c) {
+  for (int c = 0; c < ROW_CHUNKS; ++c) {
     const int i = first + c * stride;
     if (i < hidden) load_gains(i, gains[c]);
   }
   wait_for_earlier_kernels();
 #pragma unroll
-  for (int c = 0; c < CHUNKS; ++c) {
+  for (int c = 0; c < ROW_CHUNKS; ++c) {
     const int i = first + c * stride;
     if (i < hidden) load(i, values[c]);
   }
   float sum_of_squares = 0.0f;
 #pragma unroll
-  for (int c = 0; c < CHUNKS; ++c) {
+  for (int c = 0; c < ROW_CHUNKS; ++c) {
 #pragma unroll
     for (int j = 0; j < CHUNK; ++j) sum_of_squares += values[c][j] * values[c][j];
   }
 #pragma unroll 1
-  for (int i = first + CHUNKS * stride; i < hidden; i += stride) {
+  for (int i = first + ROW_CHUNKS * stride; i < hidden; i += stride) {
     float others[CHUNK];
     load(i, others);
 #pragma unroll
@@ -67,12 +64,12 @@ __global__ void __launch_bounds__(MAX_THREADS)
   }
   const float inverse_rms = rsqrtf(block_sum(sum_of_squares) / hidden + eps);
 #pragma unroll
-  for (int c = 0; c < CHUNKS; ++c) {
+  for (int c = 0; c < ROW_CHUNKS; ++c) {
     const int i = first + c * stride;
     if (i < hidden) store(i, values[c], gains[c], inverse_rms);
   }
 #pragma unroll 1
-  for (int i = first + CHUNKS * stride; i < hidden; i += stride) {
+  for (int i = first + ROW_CHUNKS * stride; i < hidden; i += stride) {
     float others[CHUNK], other_gains[CHUNK];
     load(i, others);
     load_gains(i, other_gains);

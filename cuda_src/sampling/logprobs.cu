@@ -2,14 +2,11 @@
 
 #include "choice.cuh"
 #include "cluster.cuh"
+#include "generated/logprobs.cuh"
 
-constexpr int BLOCK_SIZE = 1024;
 constexpr int NUM_WARPS = BLOCK_SIZE / WARP_SIZE;
 constexpr int NUM_SEGMENTS = BLOCK_SIZE;
 constexpr int SEGMENTS_PER_WARP = NUM_SEGMENTS / NUM_WARPS;
-constexpr int CLUSTER_BLOCKS = 8;
-constexpr int CLUSTER_THREADS = 512;
-constexpr int MAX_CLUSTER_TOP = 64;
 
 // Best of the ids begin to end that are behind `previous`; by one warp, all lanes get it.
 __device__ Choice best_behind(const float* row_logits, int begin, int end, Choice previous) {
@@ -30,9 +27,7 @@ __device__ Choice best_behind(const float* row_logits, int begin, int end, Choic
 // Grid: (1, num_rows); block: 1024 threads; 8 KB of static shared memory.
 // Unit of work: one block a row. The best of each of 1024 segments is kept; one warp takes the best of
 // those num_top times and looks through its segment alone for the next.
-__global__ void __launch_bounds__(BLOCK_SIZE)
-    top_logprobs_kernel(const float* logits, const int* token_ids, float* chosen, int* rank, int* top_ids,
-                        float* top_logprobs, int vocab_size, int num_top) {
+__global__ void __launch_bounds__(BLOCK_SIZE) top_logprobs_kernel(TOP_LOGPROBS_PARAMS) {
   __shared__ Choice segment_best[NUM_SEGMENTS];
   const int row = blockIdx.y;
   const int lane = threadIdx.x % WARP_SIZE;
@@ -92,8 +87,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
 // every 512th id. The num_top-th best of the threads' best ids bounds what can be among the top: those ids
 // are listed, and an id's place is the number of better ones.
 __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS)
-    top_logprobs_cluster_kernel(const float* logits, const int* token_ids, float* chosen, int* rank,
-                                int* top_ids, float* top_logprobs, int vocab_size, int num_top) {
+    top_logprobs_cluster_kernel(TOP_LOGPROBS_PARAMS) {
   using Blocks = Cluster<CLUSTER_BLOCKS>;
   struct PartSums {
     float maximum;

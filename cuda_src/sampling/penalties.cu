@@ -2,9 +2,9 @@
 // prompt; lower bits: its count in the output.
 
 #include "common.cuh"
+#include "generated/penalties.cuh"
 #include "generated/sampling_row.cuh"
 
-constexpr int BLOCK_SIZE = 256;
 constexpr int STATES = 4;  // that a thread looks at together
 constexpr int LOADS = 4;   // of them, in flight per thread
 constexpr unsigned IN_PROMPT_BIT = 0x80000000u;
@@ -20,11 +20,7 @@ constexpr unsigned IN_PROMPT_BIT = 0x80000000u;
 // Layout: row-major; 16-byte loads of token states where the row's address allows; chunk_size a multiple
 // of 4. Grid: (ceil(vocab_size / chunk_size), num_rows); block: 256 threads. Unit of work: one block a chunk
 // of ids, which it alone writes, so that its barriers order the three steps.
-__global__ void __launch_bounds__(BLOCK_SIZE)
-    adjust_logits_kernel(float* logits, const unsigned* token_state, const int* bias_token_ids,
-                         const float* bias_values, const int* bias_counts, const int* suppressed_token_ids,
-                         const int* suppressed_counts, const SamplingRow* rows, int vocab_size, int max_bias,
-                         int max_suppressed, int chunk_size) {
+__global__ void __launch_bounds__(BLOCK_SIZE) adjust_logits_kernel(ADJUST_LOGITS_PARAMS) {
   let_next_kernel_start();
   wait_for_earlier_kernels();
   const SamplingRow row = rows[blockIdx.y];
@@ -86,9 +82,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
 // output_token_ids [num_output_tokens] int32; ids out of range are ignored.
 // Grid: ceil(vocab_size / chunk_size); block: 256 threads.
 // Unit of work: one block a chunk of ids: it clears them, then takes its own from the whole lists.
-__global__ void __launch_bounds__(BLOCK_SIZE)
-    reset_slot_kernel(unsigned* token_state, const int* prompt_token_ids, const int* output_token_ids,
-                      int num_prompt_tokens, int num_output_tokens, int vocab_size, int chunk_size) {
+__global__ void __launch_bounds__(BLOCK_SIZE) reset_slot_kernel(RESET_SLOT_PARAMS) {
   const int begin = blockIdx.x * chunk_size;
   const int end = min(begin + chunk_size, vocab_size);
   for (int id = begin + threadIdx.x; id < end; id += BLOCK_SIZE) token_state[id] = 0;
@@ -107,9 +101,7 @@ __global__ void __launch_bounds__(BLOCK_SIZE)
 //
 // token_state [num_slots, vocab_size] uint32; slots, token_ids [num_rows] int32, either below 0: skipped.
 // Grid: ceil(num_rows / 256); block: 256 threads. Unit of work: one thread a row.
-__global__ void __launch_bounds__(BLOCK_SIZE)
-    record_tokens_kernel(unsigned* token_state, const int* slots, const int* token_ids, int num_rows,
-                         int num_slots, int vocab_size) {
+__global__ void __launch_bounds__(BLOCK_SIZE) record_tokens_kernel(RECORD_TOKENS_PARAMS) {
   const int row = blockIdx.x * BLOCK_SIZE + threadIdx.x;
   let_next_kernel_start();
   wait_for_earlier_kernels();

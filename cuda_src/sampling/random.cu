@@ -1,5 +1,6 @@
 // Normal random numbers that depend on nothing but the seed and the element's index.
 #include "common.cuh"
+#include "generated/random.cuh"
 #include "philox.cuh"
 
 namespace {
@@ -24,18 +25,17 @@ __device__ __forceinline__ float2 box_muller(unsigned first, unsigned second) {
 // Grid: blocks that cover the size. Block: 256 threads. Shared memory: none.
 // Unit of work: four elements per thread.
 template <typename T>
-__global__ void fill_normal_kernel(T* out, long long size, float mean, float deviation,
-                                   unsigned long long seed) {
+__global__ void fill_normal_kernel(FILL_NORMAL_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   const long long block = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const long long i = block * 4;
+  const long long i = block * PHILOX_WORDS;
   if (i >= size) return;
   const uint4 counter = make_uint4(static_cast<unsigned>(block), static_cast<unsigned>(block >> 32), 0u, 0u);
   const uint2 key = make_uint2(static_cast<unsigned>(seed), static_cast<unsigned>(seed >> 32));
   const uint4 words = philox4x32_10(counter, key);
   const float2 front = box_muller(words.x, words.y);
   const float2 back = box_muller(words.z, words.w);
-  const float values[4] = {mean + deviation * front.x, mean + deviation * front.y, mean + deviation * back.x,
-                           mean + deviation * back.y};
+  const float values[PHILOX_WORDS] = {mean + deviation * front.x, mean + deviation * front.y,
+                                      mean + deviation * back.x, mean + deviation * back.y};
   store_floats(out + i, size - i, values);
 }

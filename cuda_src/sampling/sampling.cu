@@ -2,15 +2,12 @@
 
 #include "choice.cuh"
 #include "cluster.cuh"
+#include "generated/sampling.cuh"
 #include "generated/sampling_row.cuh"
 #include "philox.cuh"
 #include "token_filter.cuh"
 
-constexpr int GROUP = 4;  // ids that share one call of the random generator
 constexpr int LOADS = 5;  // groups in flight per thread
-constexpr int THREADS = 1024;
-constexpr int CLUSTER_BLOCKS = 8;
-constexpr int CLUSTER_THREADS = 512;
 
 // A block's part of a row.
 struct Row {
@@ -364,8 +361,7 @@ __device__ __forceinline__ void sample_row(const float* logits, const SamplingRo
 // rows, nor on the number of blocks. Grid: (1, num_rows); block: 1024 threads; 21 KB of
 // static shared memory. Unit of work: one block a row.
 template <bool FILTERED>
-__global__ void __launch_bounds__(THREADS)
-    sample_kernel(const float* logits, const SamplingRow* rows, int* token_ids, int vocab_size) {
+__global__ void __launch_bounds__(THREADS) sample_kernel(SAMPLE_PARAMS) {
   sample_row<1, THREADS, FILTERED, false>(logits, rows, token_ids, vocab_size, nullptr);
 }
 
@@ -378,7 +374,7 @@ __global__ void __launch_bounds__(THREADS)
 // row.
 template <bool FILTERED>
 __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS, FILTERED ? 2 : 3)
-    sample_cluster_kernel(const float* logits, const SamplingRow* rows, int* token_ids, int vocab_size) {
+    sample_cluster_kernel(SAMPLE_PARAMS) {
   extern __shared__ __align__(16) unsigned cached_keys[];
   sample_row<CLUSTER_BLOCKS, CLUSTER_THREADS, FILTERED, FILTERED>(logits, rows, token_ids, vocab_size,
                                                                   cached_keys);

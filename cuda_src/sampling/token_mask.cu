@@ -1,8 +1,8 @@
 // Masks logits by a grammar or a list of allowed ids.
 
 #include "common.cuh"
+#include "generated/token_mask.cuh"
 
-constexpr int BLOCK_SIZE = 256;
 constexpr int BITS = 32;
 constexpr int IDS = 4;  // that a thread looks at together
 
@@ -13,9 +13,7 @@ constexpr int IDS = 4;  // that a thread looks at together
 // Layout: row-major; 16-byte stores where the row's address allows; chunk_size a multiple of 4.
 // Grid: (ceil(vocab_size / chunk_size), num_masked); block: 256 threads.
 // Unit of work: one block a chunk of a row's ids, one thread four ids; only what is excluded is written.
-__global__ void __launch_bounds__(BLOCK_SIZE)
-    apply_token_mask_kernel(float* logits, const unsigned* words, const int* rows, int vocab_size,
-                            int chunk_size) {
+__global__ void __launch_bounds__(BLOCK_SIZE) apply_token_mask_kernel(APPLY_TOKEN_MASK_PARAMS) {
   let_next_kernel_start();
   wait_for_earlier_kernels();
   const int row = rows[blockIdx.y];

@@ -15,7 +15,7 @@ from cuda.bindings import nvrtc
 
 from tessera.engine.contract.errors import CompileError
 from tessera.engine.cuda.cache import Cubin, CubinCache
-from tessera.engine.cuda.generated import GeneratedHeader
+from tessera.engine.cuda.generated import HEADERS
 from tessera.engine.cuda.headers import include_folders
 from tessera.engine.cuda.kernel import Instantiation
 
@@ -36,11 +36,6 @@ class Program:
     def names(self) -> tuple[str, ...]:
         return tuple(spec.instantiation(template) for spec, template in self.instantiations)
 
-    @property
-    def headers(self) -> list[GeneratedHeader]:
-        """Those of all its kernels."""
-        return sorted({header for spec, _ in self.instantiations for header in spec.headers})
-
 
 def group_programs(instantiations: Iterable[Instantiation]) -> list[Program]:
     """Split by file and into equal parts, in an order that depends on nothing but the set of names."""
@@ -54,16 +49,24 @@ def group_programs(instantiations: Iterable[Instantiation]) -> list[Program]:
     return programs
 
 
-def source_files(file: str, folder: Path = SOURCE_FOLDER) -> list[Path]:
-    """Of `folder` the file and all headers that it includes, directly or not, in the order of their names."""
-    found: set[Path] = set()
-    pending = [folder / file]
+def sources(file: str, folder: Path = SOURCE_FOLDER) -> dict[str, str]:
+    """Texts of the file and of all headers that it includes, directly or not, by name, in the order of the names.
+
+    The file's name is relative to `folder`, a header's is what stands in the #include. Raises: CompileError if the
+    file cannot be read.
+    """
+    try:
+        found = {file: (folder / file).read_text()}
+    except OSError as error:
+        raise CompileError(f"the kernel source {file} cannot be read: {error}") from error
+    pending = INCLUDE.findall(found[file])
     while pending:
-        path = pending.pop()
-        if path not in found and path.is_file():
-            found.add(path)
-            pending += [folder / "include" / name for name in INCLUDE.findall(path.read_text())]
-    return sorted(found)
+        name = pending.pop()
+        path = folder / "include" / name
+        if name not in found and (name in HEADERS or path.is_file()):
+            found[name] = HEADERS[name].text if name in HEADERS else path.read_text()
+            pending += INCLUDE.findall(found[name])
+    return dict(sorted(found.items()))
 
 
 class Compiler:
@@ -84,10 +87,11 @@ class Compiler:
 
         Raises: CompileError with the compiler's log.
         """
-        key = self._key(program)
+        texts = sources(program.file, self.source_folder)
+        key = self._key(program, texts)
         cubin = self.cache.load(key)
         if cubin is None:
-            cubin = self._run(program)
+            cubin = self._run(program, texts)
             self.cache.store(key, cubin)
         return cubin
 
@@ -108,27 +112,22 @@ class Compiler:
     def _options(self) -> list[str]:
         return [f"--gpu-architecture=sm_{self.arch}", *OPTIONS]
 
-    def _key(self, program: Program) -> str:
+    def _key(self, program: Program, texts: dict[str, str]) -> str:
         """Digest of everything that the machine code depends on."""
         digest = hashlib.sha256()
-        headers = [part for header in program.headers for part in header]
-        parts = [repr(self.version), *self._options(), *program.names, *headers]
-        sources = [path.read_bytes() for path in source_files(program.file, self.source_folder)]
-        for part in [*(text.encode() for text in parts), *sources]:
+        parts = [repr(self.version), *self._options(), *program.names]
+        for part in (text.encode() for text in (*parts, *texts.values())):
             digest.update(len(part).to_bytes(8, "little") + part)
         return digest.hexdigest()
 
-    def _run(self, program: Program) -> Cubin:
-        try:
-            source = (self.source_folder / program.file).read_bytes()
-        except OSError as error:
-            raise CompileError(f"the kernel source {program.file} cannot be read: {error}") from error
+    def _run(self, program: Program, texts: dict[str, str]) -> Cubin:
         with self._header_lock:
             folders = (self.source_folder / "include", *self._toolkit_headers)
         options = [option.encode() for option in (*self._options(), *(f"--include-path={path}" for path in folders))]
-        headers = program.headers
-        texts, names = [header.text.encode() for header in headers], [header.name.encode() for header in headers]
-        status, handle = nvrtc.nvrtcCreateProgram(source, program.file.encode(), len(headers), texts, names)
+        headers = {name.encode(): text.encode() for name, text in texts.items() if name != program.file}
+        status, handle = nvrtc.nvrtcCreateProgram(
+            texts[program.file].encode(), program.file.encode(), len(headers), list(headers.values()), list(headers)
+        )
         _check(status, "nvrtcCreateProgram")
         try:
             for name in program.names:

@@ -26,7 +26,7 @@ from tessera.engine.cuda.driver import (
     find_device,
 )
 from tessera.engine.cuda.events import Event, Graph
-from tessera.engine.cuda.kernel import Argument, Instantiation, Kernel, KernelSpec, LaunchConfig
+from tessera.engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig, P
 from tessera.engine.cuda.memory import MemoryPool, PinnedBuffer, PoolStatistics, Transfers
 from tessera.engine.tensor import Buffer, Device
 
@@ -78,7 +78,8 @@ class CudaDevice(Device):
         self._compiler = Compiler(self.arch, CubinCache(cache_dir or default_cache_dir()))
         self._kernels: dict[Instantiation, Kernel] = {}
         self._modules: list[Any] = []
-        self._lock = threading.Lock()  # over the argument blocks
+        self._lock = threading.Lock()  # over the memory of kernels' parameters
+        self._weights_written = False  # by the last kernel
         self._compile_lock = threading.Lock()
 
     def activate(self) -> Any:
@@ -241,38 +242,34 @@ class CudaDevice(Device):
                 )
             self._kernels[spec, template] = Kernel(spec, function)
 
-    def _kernel(self, spec: KernelSpec, template: tuple[str, ...]) -> Kernel:
+    def _kernel(self, spec: KernelSpec[Any], template: tuple[str, ...]) -> Kernel:
         kernel = self._kernels.get((spec, template))
         if kernel is None:
             self.compile([(spec, template)])
             kernel = self._kernels[spec, template]
         return kernel
 
-    def clusters_at_once(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig) -> int:
+    def clusters_at_once(self, spec: KernelSpec[Any], template: tuple[str, ...], config: LaunchConfig) -> int:
         """Clusters of this launch that the device runs at a time; depends on how its multiprocessors are grouped."""
         kernel = self._kernel(spec, template)
         self.activate()
         launch = _extended(config, False, self.stream)
         return int(check(driver.cuOccupancyMaxActiveClusters, kernel.function, launch))
 
-    def launch(
-        self,
-        spec: KernelSpec,
-        template: tuple[str, ...],
-        config: LaunchConfig,
-        *arguments: Argument,
-    ) -> None:
+    def launch(self, spec: KernelSpec[P], template: tuple[str, ...], config: LaunchConfig, params: P) -> None:
         """Submit a kernel; compiles it first if it is used for the first time.
 
         Tensors must live on this device, which the operations have checked.
 
-        Raises: DeviceError if the arguments do not fit the description or the driver refuses.
+        Raises: DeviceError if a parameter does not fit its field or the driver refuses.
         """
-        kernel = self._kernel(spec, template)
+        kernel = self._kernels.get((spec, template)) or self._kernel(spec, template)
         self.activate()
-        overlaps = spec.overlaps and self.is_capturing and self.compute_capability >= (9, 0)
+        overlaps = self._captured is not None and spec.overlaps and self.compute_capability >= (9, 0)
         with self._lock:
-            kernel.set_arguments(arguments)
+            overlaps = overlaps and not self._weights_written
+            self._weights_written = spec.writes_weights
+            kernel.set_params(params)
             if overlaps or config.cluster > 1:
                 (status,) = driver.cuLaunchKernelEx(
                     _extended(config, overlaps, self.stream), kernel.function, kernel.arguments_address, 0

@@ -1,33 +1,18 @@
-"""How a kernel is described to Python: once, by name, so that a drifted argument is found by a test.
-
-A `KernelSpec` names the file, the template arguments and the parameters of one `__global__`
-function; a `Kernel` is its compiled form for one choice of template arguments, with the block of
-memory that its arguments are written to at each launch.
-"""
+"""A kernel's description, and its compiled form with the memory that a launch's parameters are written to."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tessera.engine.contract.errors import DeviceError
-from tessera.engine.cuda.generated import GeneratedHeader
+from tessera.engine.cuda.params import MAP_BYTES, MAP_CODE, Field, fields_of
 from tessera.engine.tensor import Tensor
 
-ParameterType = Literal["pointer", "int32", "int64", "uint32", "uint64", "float32", "tensor_map"]
-
-STRUCT_CODES: dict[ParameterType, str] = {
-    "pointer": "Q",
-    "int32": "i",
-    "int64": "q",
-    "uint32": "I",
-    "uint64": "Q",
-    "float32": "f",
-    "tensor_map": "128s",
-}
+P = TypeVar("P", bound=tuple[Any, ...])
 
 
 class LaunchConfig(NamedTuple):
@@ -40,29 +25,35 @@ class LaunchConfig(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class KernelSpec:
+class KernelSpec(Generic[P]):
     """One `__global__` template; compared by identity, because launches look kernels up by it.
 
     Attributes:
         file: under `cuda_src/`, for example `norm/rmsnorm.cu`.
         name: of the function, for example `rmsnorm_kernel`.
         template: names of its template parameters in order, as in the source.
-        parameters: names and types of its parameters in order, as in the source.
-        headers: that the file includes but are not in `cuda_src/`.
+        params: NamedTuple of its parameters (`tessera.engine.cuda.params`).
         min_arch: lowest compute capability times ten it compiles for (80, 90); `arch_specific`
             kernels (sm_90a) compile for that architecture only.
         overlaps: the source calls `wait_for_earlier_kernels` before it touches what earlier kernels
             write, so in a graph it may start while they end (programmatic dependent launch, sm_90 on).
+        writes_weights: it writes what the next kernel takes for weights and may read before it waits, so that
+            one never starts early.
     """
 
     file: str
     name: str
     template: tuple[str, ...]
-    parameters: tuple[tuple[str, ParameterType], ...]
-    headers: tuple[GeneratedHeader, ...] = ()
+    params: type[P]
     min_arch: int = 80
     arch_specific: bool = False
     overlaps: bool = False
+    writes_weights: bool = False
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        """The parameters in order."""
+        return fields_of(self.params)
 
     def supports(self, arch: str) -> bool:
         """Whether it compiles for `arch` ('80', '90a')."""
@@ -76,46 +67,62 @@ class KernelSpec:
         return f"{self.name}<{', '.join(template)}>" if template else self.name
 
 
-Instantiation = tuple[KernelSpec, tuple[str, ...]]
-
-Argument = Tensor | int | float | bytes | None  # a tensor stands for its pointer, None for 0; maps are bytes
+Instantiation = tuple[KernelSpec[Any], tuple[str, ...]]
 
 
 class Kernel:
-    """A loaded function and its argument block.
+    """A loaded function and the memory of its parameters.
 
     Attributes:
         function: the driver's handle.
-        arguments_address: of the array of pointers to the arguments, as a launch wants it.
+        arguments_address: of the array of pointers to the parameters, as a launch wants it.
     """
 
-    __slots__ = ("_block", "_pack_into", "_pointers", "arguments_address", "function", "spec")
+    __slots__ = ("_block", "_maps", "_pack_into", "_pointers", "_tensors", "arguments_address", "function", "spec")
 
-    def __init__(self, spec: KernelSpec, function: Any) -> None:
-        codes = [STRUCT_CODES[kind] for _, kind in spec.parameters]
-        # Padding comes before an argument, never after it, so each ends where those up to it do.
+    def __init__(self, spec: KernelSpec[Any], function: Any) -> None:
+        codes = [field.code for field in spec.fields]
+        # Padding comes before a parameter, never after it, so each ends where those up to it do.
         ends = [struct.calcsize("@" + "".join(codes[: i + 1])) for i in range(len(codes))]
         offsets = [end - struct.calcsize(code) for end, code in zip(ends, codes, strict=True)]
         packer = struct.Struct("@" + "".join(codes))
         self.spec = spec
         self.function = function
+        self._tensors = [index for index, field in enumerate(spec.fields) if field.is_pointer]
+        self._maps = [index for index, code in enumerate(codes) if code == MAP_CODE]
+        self._pack_into = packer.pack_into
         self._block = ctypes.create_string_buffer(max(packer.size, 1))
         base = ctypes.addressof(self._block)
         self._pointers = (ctypes.c_void_p * max(len(codes), 1))(*[base + offset for offset in offsets])
-        self._pack_into = packer.pack_into
         self.arguments_address = ctypes.addressof(self._pointers)
 
-    def set_arguments(self, arguments: Sequence[Argument]) -> None:
-        """Write one launch's arguments.
+    def set_params(self, params: tuple[Any, ...]) -> None:
+        """Write one launch's parameters.
 
-        Raises: DeviceError if number, type or range of the arguments do not fit the parameters.
+        Raises: DeviceError if they are another kernel's, or if a field's type or range does not fit.
         """
-        values = [
-            argument.pointer if isinstance(argument, Tensor) else 0 if argument is None else argument
-            for argument in arguments
-        ]
+        if params.__class__ is not self.spec.params:
+            raise DeviceError(f"{self.spec.name} takes {self.spec.params.__name__}, not {type(params).__name__}")
+        values = list(params)
+        for index in self._tensors:
+            value = values[index]
+            if value.__class__ is Tensor:
+                values[index] = value.buffer.pointer + value.offset
+            elif value is None:
+                values[index] = 0
+        for index in self._maps:
+            if len(values[index]) != MAP_BYTES:  # the packer would cut it or fill it up
+                raise self._misfit(values)
         try:
             self._pack_into(self._block, 0, *values)
-        except (struct.error, TypeError) as error:
-            wanted = ", ".join(f"{kind} {name}" for name, kind in self.spec.parameters)
-            raise DeviceError(f"{self.spec.name}({wanted}) launched with {values}: {error}") from error
+        except (struct.error, TypeError):
+            raise self._misfit(values) from None
+
+    def _misfit(self, values: list[Any]) -> DeviceError:
+        """The error that names the fields that do not fit."""
+        wrong = [
+            f"{field.type} {field.name} cannot be {value!r}"
+            for field, value in zip(self.spec.fields, values, strict=True)
+            if not field.fits(value)
+        ]
+        return DeviceError(f"{self.spec.name} was launched with wrong parameters: {'; '.join(wrong)}")

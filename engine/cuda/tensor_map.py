@@ -1,4 +1,4 @@
-"""Maps that tell the copy engine of sm_90 what a matrix in memory looks like."""
+"""Tensor maps, which describe a matrix in memory to the TMA of sm_90."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import numpy as np
 from cuda.bindings import driver
 
 from tessera.engine.cuda.driver import check
+from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.params import MAP_BYTES
 from tessera.engine.tensor import Tensor, bfloat16
 
-MAP_BYTES = 128
-SWIZZLE_BYTES = 128  # of a box's row; what `operand_descriptor` in cuda_src/include/hopper.cuh expects
-GROUP_ROWS = 8  # rows after which the swizzle repeats
+SWIZZLE_BYTES = Constant(128, "of a row of operands in shared memory")
+SWIZZLE_ROWS = 8  # after which the swizzle repeats
+SWIZZLE_REPEAT = Constant(SWIZZLE_ROWS * SWIZZLE_BYTES, "bytes of 8 rows: operands start at multiples of it")
+declare_header("swizzle", __name__, {"SWIZZLE_BYTES": SWIZZLE_BYTES, "SWIZZLE_REPEAT": SWIZZLE_REPEAT})
+
 ALIGNMENT = 16  # of a matrix's address and of its rows
 
 
@@ -37,9 +41,9 @@ def row_groups_map(pointer: int, dtype: np.dtype[Any], rows: int, columns: int, 
     columns must be a multiple of 64 and the address of 16.
     """
     lines = columns * 2 // SWIZZLE_BYTES
-    sizes = (SWIZZLE_BYTES // 2, GROUP_ROWS, lines, rows // GROUP_ROWS)
-    strides = (columns * 2, SWIZZLE_BYTES, columns * 2 * GROUP_ROWS)
-    return _encode(pointer, dtype == bfloat16, sizes, strides, (*sizes[:3], box_rows // GROUP_ROWS))
+    sizes = (SWIZZLE_BYTES // 2, SWIZZLE_ROWS, lines, rows // SWIZZLE_ROWS)
+    strides = (columns * 2, SWIZZLE_BYTES, columns * 2 * SWIZZLE_ROWS)
+    return _encode(pointer, dtype == bfloat16, sizes, strides, (*sizes[:3], box_rows // SWIZZLE_ROWS))
 
 
 @lru_cache(maxsize=16384)

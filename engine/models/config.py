@@ -5,51 +5,31 @@ The files are untrusted input: nothing in them is ever imported or run (`auto_ma
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from tessera.engine.contract.errors import ModelError
+from tessera.engine.gguf import is_gguf, open_gguf
 from tessera.engine.models.fields import Fields, is_integer, read_json_object, shown
-from tessera.engine.models.registry import ARCHITECTURES, Architecture
+from tessera.engine.models.gguf.config import read_config
+from tessera.engine.models.layers import multiplier, parse_layers
+from tessera.engine.models.registry import ARCHITECTURES
 from tessera.engine.models.rope import MAX_POSITIONS, RopeConfig, longest_context, parse_rope
+from tessera.engine.models.specs import LayerSpec, NormSpec
 from tessera.engine.tensor import bfloat16, float16, float32
 
 MAX_VOCAB = 2**22
 MAX_HIDDEN = 2**17
-MAX_LAYERS = 1024
-MAX_HEADS = 1024
-MAX_HEAD_DIM = 1024
-MAX_INTERMEDIATE = 2**20
 MAX_PARAMETERS = 10**13
 MAX_EOS_TOKEN_IDS = 64
 MAX_TOKEN_TYPES = 1024
 MAX_ENCODER_HEAD_DIM = 128
 MAX_MATRYOSHKA = 64
 
-Activation = Literal["silu_mul", "gelu_tanh", "gelu_erf"]
-
 DTYPES = {"float32": float32, "float16": float16, "bfloat16": bfloat16}
-GELU: dict[str, Activation] = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu": "gelu_erf",
-    "gelu_python": "gelu_erf",
-}
-SILU: dict[str, Activation] = {"silu": "silu_mul", "swish": "silu_mul"}
-
-
-@dataclass(frozen=True)
-class LayerConfig:
-    """In what layers differ: RoPE or none, sliding window in tokens or None, factor of q k^T."""
-
-    rope: bool
-    sliding_window: int | None
-    attention_scale: float
 
 
 @dataclass(frozen=True)
@@ -58,10 +38,13 @@ class ModelConfig:
 
     Attributes:
         architecture: its name in config.json and in the table of architectures.
-        gated_mlp: the up projection yields gate and up, else up alone.
-        qk_norm: RMSNorm over each head of queries and keys before RoPE.
-        rope: rotary embedding, None with learned positions.
+        layers: specification of each.
+        final_norm: before the head; None in an encoder.
+        embedding_norm: of the sum of all embeddings; None in a decoder.
+        ropes: rotary embeddings that layers refer to by index; none with learned positions.
         learned_positions: a table of max_position_embeddings rows is added to the token embedding.
+        embedding_multiplier, logits_multiplier: of the token embedding, and of the head's product.
+        logits_soft_cap: logits pass cap * tanh(logits / cap) after their multiplier.
         max_position_embeddings: context length that the model states.
         eos_token_ids: of config.json and generation_config.json together, ascending.
         torch_dtype: of the checkpoint; None where config.json does not say.
@@ -72,26 +55,19 @@ class ModelConfig:
     architecture: str
     vocab_size: int
     hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    layers: tuple[LayerConfig, ...]
-    norm: Literal["rmsnorm", "layernorm"]
-    norm_eps: float
-    activation: Activation
-    gated_mlp: bool
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    rope: RopeConfig | None
+    layers: tuple[LayerSpec, ...]
+    final_norm: NormSpec | None
+    embedding_norm: NormSpec | None
+    ropes: tuple[RopeConfig, ...]
     learned_positions: bool
     tie_word_embeddings: bool
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     torch_dtype: np.dtype[Any] | None
+    embedding_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    logits_soft_cap: float | None = None
     num_token_types: int = 0
     matryoshka_dimensions: tuple[int, ...] | None = None
 
@@ -104,35 +80,29 @@ class ModelConfig:
         return len(self.layers)
 
     @property
-    def q_size(self) -> int:
-        return self.num_heads * self.head_dim
+    def num_heads(self) -> int:
+        """Most query heads of a layer."""
+        return max(layer.attention.num_heads for layer in self.layers)
 
     @property
-    def kv_size(self) -> int:
-        return self.num_kv_heads * self.head_dim
-
-    @property
-    def qkv_size(self) -> int:
-        return self.q_size + 2 * self.kv_size
-
-    @property
-    def up_size(self) -> int:
-        """Rows of the up projection: gate and up together where the MLP is gated."""
-        return self.intermediate_size * (2 if self.gated_mlp else 1)
+    def head_dims(self) -> frozenset[int]:
+        """Of all layers."""
+        return frozenset(layer.attention.head_dim for layer in self.layers)
 
     @property
     def longest_context(self) -> int:
         """Most positions that make sense: the learned ones, or as far as RoPE scaling reaches."""
-        if self.rope is None:
-            return self.max_position_embeddings
-        return longest_context(self.rope, self.max_position_embeddings)
+        longest = (longest_context(rope, self.max_position_embeddings) for rope in self.ropes)
+        return min(longest, default=self.max_position_embeddings)
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """ModelConfig of a Hugging Face model folder.
+    """ModelConfig of a Hugging Face model folder, or of a GGUF file.
 
     Raises: ModelError naming the file and the key at fault, or the architecture and those supported.
     """
+    if is_gguf(folder):
+        return parse_config(read_config(open_gguf(folder)), {}, str(folder))
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; give a model folder with config.json and *.safetensors")
     path = folder / "config.json"
@@ -156,56 +126,43 @@ def parse_config(
     for key in ("quantization_config", "compression_config"):
         if config.has(key):
             raise ModelError(f"{source}: quantised checkpoints ({key}) are not supported; use an unquantised one")
-    if config.raw("add_cross_attention"):
-        config.refuse("add_cross_attention", "false: only decoders without an encoder are supported")
+    for key, reason in architecture.refused.items():
+        if config.raw(key):
+            config.refuse(key, f"false: {reason}")
 
     def size(key: str, high: int) -> int:
         return config.integer(architecture.key(key), 1, high)
 
     vocab_size = size("vocab_size", MAX_VOCAB)
     hidden_size = size("hidden_size", MAX_HIDDEN)
-    num_layers = size("num_hidden_layers", MAX_LAYERS)
-    num_heads = size("num_attention_heads", MAX_HEADS)
-    head_dim = _head_dim(config, hidden_size, num_heads)
-    num_kv_heads = num_heads
-    if not architecture.learned_positions and config.has("num_key_value_heads"):
-        num_kv_heads = size("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        config.refuse("num_key_value_heads", f"a divisor of the number of attention heads ({num_heads})")
-    inner = architecture.key("intermediate_size")
-    optional_inner = architecture.learned_positions and not config.has(inner)
     max_positions = size("max_position_embeddings", MAX_POSITIONS)
+    norm = NormSpec(
+        architecture.norm,
+        config.number(architecture.key("rms_norm_eps"), 1e-12, 1.0),
+        bias=architecture.norm == "layernorm",
+    )
+    layers = parse_layers(config, architecture, norm, hidden_size)
     if architecture.encoder:
-        _check_encoder(config, head_dim)
-    rope_layers = architecture.rope_layers(config, num_layers)
-    windows = architecture.windows(config, rope_layers)
+        _check_encoder(config, layers[0].attention.head_dim)
+    ropes: tuple[RopeConfig, ...] = ()
+    if not architecture.learned_positions:
+        ropes = (parse_rope(config, layers[0].attention.head_dim, max_positions, architecture.rope_aliases),)
     result = ModelConfig(
         architecture=name,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        intermediate_size=4 * hidden_size if optional_inner else config.integer(inner, 1, MAX_INTERMEDIATE),
-        layers=tuple(
-            LayerConfig(rope, window, _attention_scale(config, head_dim, layer))
-            for layer, (rope, window) in enumerate(zip(rope_layers, windows, strict=True))
-        ),
-        norm=architecture.norm,
-        norm_eps=config.number(architecture.key("rms_norm_eps"), 1e-12, 1.0),
-        activation=config.choice(architecture.key("hidden_act"), SILU if architecture.gated else GELU),
-        gated_mlp=architecture.gated,
-        qkv_bias=architecture.flag(config, architecture.qkv_bias),
-        out_bias=architecture.flag(config, architecture.out_bias),
-        mlp_bias=architecture.flag(config, architecture.mlp_bias),
-        qk_norm=architecture.qk_norm,
-        rope=_rope(config, architecture, head_dim, max_positions),
+        layers=layers,
+        final_norm=None if architecture.encoder else norm,
+        embedding_norm=norm if architecture.encoder else None,
+        ropes=ropes,
         learned_positions=architecture.learned_positions,
         tie_word_embeddings=config.boolean("tie_word_embeddings"),
         max_position_embeddings=max_positions,
         eos_token_ids=_eos_token_ids(config, Fields(generation_source, generation), vocab_size),
         bos_token_id=_bos_token_id(config, vocab_size),
         torch_dtype=_torch_dtype(config),
+        embedding_multiplier=multiplier(config, architecture.embedding_multiplier),
+        logits_multiplier=1.0 / multiplier(config, architecture.logits_divisor),
         num_token_types=size("type_vocab_size", MAX_TOKEN_TYPES) if architecture.encoder else 0,
         matryoshka_dimensions=_matryoshka_dimensions(config, hidden_size),
     )
@@ -222,28 +179,6 @@ def _architecture_name(values: dict[str, Any], source: str) -> str:
     if name not in ARCHITECTURES:
         raise ModelError(f"{source}: the architecture {shown(name)} is not supported; supported are {supported}")
     return name
-
-
-def _head_dim(config: Fields, hidden_size: int, num_heads: int) -> int:
-    if config.has("head_dim"):
-        return config.integer("head_dim", 1, MAX_HEAD_DIM)
-    if hidden_size % num_heads:
-        raise ModelError(f"{config.source}: hidden size {hidden_size} is not a multiple of {num_heads} attention heads")
-    if hidden_size // num_heads > MAX_HEAD_DIM:
-        raise ModelError(f"{config.source}: heads of {hidden_size // num_heads} elements are not supported")
-    return hidden_size // num_heads
-
-
-def _attention_scale(config: Fields, head_dim: int, layer: int) -> float:
-    """1 / sqrt(head_dim), and GPT-2's two switches that change it."""
-    scale = 1.0 if config.raw("scale_attn_weights") is False else 1.0 / math.sqrt(head_dim)
-    return scale / (layer + 1) if config.raw("scale_attn_by_inverse_layer_idx") is True else scale
-
-
-def _rope(config: Fields, architecture: Architecture, head_dim: int, max_positions: int) -> RopeConfig | None:
-    if architecture.learned_positions:
-        return None
-    return parse_rope(config, head_dim, max_positions, architecture.rope_aliases)
 
 
 def _eos_token_ids(config: Fields, generation: Fields, vocab_size: int) -> tuple[int, ...]:
@@ -296,8 +231,11 @@ def _matryoshka_dimensions(config: Fields, hidden_size: int) -> tuple[int, ...] 
 
 
 def _check_size(config: ModelConfig, source: str) -> None:
-    layer = config.hidden_size * (config.qkv_size + config.q_size + config.up_size + config.intermediate_size)
-    total = config.num_layers * layer + 2 * config.vocab_size * config.hidden_size
+    widths = (
+        attention.qkv_size + attention.q_size + mlp.up_size + mlp.inner_size
+        for attention, mlp in ((layer.attention, layer.mlp) for layer in config.layers)
+    )
+    total = config.hidden_size * (sum(widths) + 2 * config.vocab_size)
     if total > MAX_PARAMETERS:
         raise ModelError(
             f"{source}: its sizes make {total:.1e} parameters, more than the {MAX_PARAMETERS:.0e} accepted"

@@ -1,4 +1,4 @@
-"""The one encoder forward: embeddings, then post-norm layers in which every token sees its whole text.
+"""The one encoder forward: embeddings, then layers in which every token sees its whole text.
 
 As in BERT (Devlin et al. 2019). Nothing is allocated and nothing crosses between host and device inside
 `forward`.
@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from tessera.engine.models.blocks import MLP, HalfInput, ResidualAdd, make_norm
+from tessera.engine.models.buffers import Inner
 from tessera.engine.models.config import ModelConfig
-from tessera.engine.models.weights.loader import EncoderWeights, LayerWeights
+from tessera.engine.models.specs import LayerSpec
+from tessera.engine.models.weights.weights import LayerWeights, Weights
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Device, Tensor, empty
 
@@ -20,24 +23,41 @@ class EncoderBuffers:
     """Activations of the largest pass, T tokens. Raises: OutOfMemoryError."""
 
     def __init__(self, config: ModelConfig, dtype: np.dtype[Any], device: Device, max_tokens: int) -> None:
-        def rows(width: int) -> Tensor:
-            return empty((max_tokens, width), dtype, device)
+        def rows(*widths: int) -> Tensor:
+            return empty((max_tokens, max(widths)), dtype, device)
 
+        attentions, mlps = [layer.attention for layer in config.layers], [layer.mlp for layer in config.layers]
         self.hidden = rows(config.hidden_size)
         self.update = rows(config.hidden_size)  # a layer half's output, not yet added
-        self.qkv = rows(config.qkv_size)
-        self.attended = rows(config.q_size)
-        self.up = rows(config.up_size)
-        self.activated = rows(config.intermediate_size)
+        self.normed = self.update  # no norm comes before a half
+        self._inner = {
+            "qkv": rows(*(attention.qkv_size for attention in attentions)),
+            "attended": rows(*(attention.q_size for attention in attentions)),
+            "up": rows(*(mlp.up_size for mlp in mlps)),
+            "activated": rows(*(mlp.inner_size for mlp in mlps)),
+        }
+
+    def inner(self, name: Inner, num_rows: int, width: int) -> Tensor:
+        """An intermediate [num_rows, width] of one layer."""
+        memory = self._inner[name]
+        return Tensor(memory.buffer, (num_rows, width), memory.dtype, memory.offset)
 
 
 class Encoder:
     """A model ready to run."""
 
-    def __init__(self, config: ModelConfig, weights: EncoderWeights, ops: Ops) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops) -> None:
         self.config = config
-        self.weights = weights
         self.ops = ops
+        self._layers = [
+            EncoderLayer(spec, layer, ops) for spec, layer in zip(config.layers, weights.layers, strict=True)
+        ]
+        norm = make_norm(config.embedding_norm, weights.embedding_norm)
+        assert norm is not None, "an encoder's embeddings are normalised"
+        assert weights.token_type_embedding is not None, "an encoder has token types"
+        assert weights.position_embedding is not None, "an encoder has learned positions"
+        self._embedding, self._embedding_norm = weights.embedding, norm
+        self._token_types, self._positions = weights.token_type_embedding, weights.position_embedding
 
     def forward(
         self,
@@ -53,47 +73,43 @@ class Encoder:
         input_ids, positions and token_types [T] int32; cu_seqlens [R + 1] int32 and max_seqlen as in
         `bidirectional_attention`. The result lives in `buffers` until the next pass.
         """
-        ops, weights, num_tokens = self.ops, self.weights, input_ids.shape[0]
-        hidden = ops.embedding(input_ids, weights.embedding, out=buffers.hidden[:num_tokens])
-        for ids, table in ((token_types, weights.token_type_embedding), (positions, weights.position_embedding)):
-            ops.add(hidden, ops.embedding(ids, table, out=buffers.update[:num_tokens]), out=hidden)
-        ops.layernorm(hidden, weights.embedding_norm, weights.embedding_norm_bias, self.config.norm_eps, out=hidden)
-        for index, layer in enumerate(weights.layers):
-            update = self._attention(index, layer, hidden, cu_seqlens, max_seqlen, buffers)
-            self._add_and_norm(hidden, update, layer.input_norm, layer.input_norm_bias)
-            update = self._mlp(layer, hidden, buffers)
-            self._add_and_norm(hidden, update, layer.mlp_norm, layer.mlp_norm_bias)
+        ops, num_tokens = self.ops, input_ids.shape[0]
+        hidden = ops.lookup(input_ids, self._embedding, out=buffers.hidden[:num_tokens])
+        for ids, table in ((token_types, self._token_types), (positions, self._positions)):
+            ops.add(hidden, ops.lookup(ids, table, out=buffers.update[:num_tokens]), out=hidden)
+        self._embedding_norm.apply(ops, hidden, out=hidden)
+        for layer in self._layers:
+            layer.forward(hidden, cu_seqlens, max_seqlen, buffers)
         return hidden
 
-    def _add_and_norm(self, hidden: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        """hidden = norm(hidden + update), in place."""
-        self.ops.add(hidden, update, out=hidden)
-        self.ops.layernorm(hidden, weight, bias, self.config.norm_eps, out=hidden)
 
-    def _attention(
-        self,
-        index: int,
-        layer: LayerWeights,
-        x: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        buffers: EncoderBuffers,
-    ) -> Tensor:
-        ops, num_tokens = self.ops, x.shape[0]
-        qkv = ops.matmul(x, layer.qkv, layer.qkv_bias, out=buffers.qkv[:num_tokens])
-        attended = ops.bidirectional_attention(
+class EncoderLayer:
+    """Attention over the whole text, then the MLP; the sum after each is normalised."""
+
+    def __init__(self, spec: LayerSpec, weights: LayerWeights, ops: Ops) -> None:
+        attention, mlp = spec.attention, spec.mlp
+        assert attention.norms.before is None, "an encoder normalises sums"
+        assert mlp.norms.before is None, "an encoder normalises sums"
+        self._spec = attention
+        self._ops = ops
+        self._qkv = HalfInput(None, weights.attention.qkv, ops)
+        self._mlp = MLP(mlp, weights.mlp, ops, None)
+        self._attention_add = ResidualAdd(
+            spec, attention.norms, weights.attention.norms, weights.attention.out, ops, None
+        )
+        self._mlp_add = ResidualAdd(spec, mlp.norms, weights.mlp.norms, weights.mlp.down, ops, None)
+
+    def forward(self, hidden: Tensor, cu_seqlens: Tensor, max_seqlen: int, buffers: EncoderBuffers) -> None:
+        """hidden [T, H] becomes the layer's output."""
+        spec, num_tokens = self._spec, hidden.shape[0]
+        qkv = self._qkv.project(hidden, buffers, buffers.inner("qkv", num_tokens, spec.qkv_size))
+        attended = self._ops.bidirectional_attention(
             qkv,
             cu_seqlens,
             max_seqlen,
-            num_heads=self.config.num_heads,
-            scale=self.config.layers[index].attention_scale,
-            out=buffers.attended[:num_tokens],
+            num_heads=spec.num_heads,
+            scale=spec.scale,
+            out=buffers.inner("attended", num_tokens, spec.q_size),
         )
-        return ops.matmul(attended, layer.out, layer.out_bias, out=buffers.update[:num_tokens])
-
-    def _mlp(self, layer: LayerWeights, x: Tensor, buffers: EncoderBuffers) -> Tensor:
-        ops, num_tokens = self.ops, x.shape[0]
-        up = ops.matmul(x, layer.up, layer.up_bias, out=buffers.up[:num_tokens])
-        tanh = self.config.activation == "gelu_tanh"
-        activated = ops.gelu(up, tanh=tanh, out=buffers.activated[:num_tokens])
-        return ops.matmul(activated, layer.down, layer.down_bias, out=buffers.update[:num_tokens])
+        self._attention_add.add(attended, hidden, buffers)
+        self._mlp_add.add(self._mlp.activate(hidden, buffers), hidden, buffers)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
+from tessera.engine.formats import KVFormat
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.tensor import Device, Tensor
 
@@ -18,19 +15,23 @@ class KVCache:
     Raises: OutOfMemoryError.
     """
 
-    def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: np.dtype[Any], device: Device
-    ) -> None:
+    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, format: KVFormat, device: Device) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.nbytes = num_blocks * block_bytes(config, block_size, dtype)
+        self.nbytes = num_blocks * block_bytes(config, block_size, format)
         buffer = device.allocate(max(self.nbytes, 1))
-        shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
-        tensor_bytes = self.nbytes // (2 * config.num_layers)
-        tensors = [Tensor(buffer, shape, dtype, index * tensor_bytes) for index in range(2 * config.num_layers)]
-        self.layers = list(zip(tensors[0::2], tensors[1::2], strict=True))
+        self.layers: list[tuple[Tensor, Tensor]] = []
+        offset = 0
+        for layer in config.layers:
+            spec = layer.attention
+            shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+            keys = Tensor(buffer, shape, format.dtype, offset)
+            values = Tensor(buffer, shape, format.dtype, offset + keys.nbytes)
+            self.layers.append((keys, values))
+            offset += keys.nbytes + values.nbytes
 
 
-def block_bytes(config: ModelConfig, block_size: int, dtype: np.dtype[Any]) -> int:
+def block_bytes(config: ModelConfig, block_size: int, format: KVFormat) -> int:
     """Bytes of one block over all layers, keys and values together."""
-    return 2 * config.num_layers * config.kv_size * block_size * dtype.itemsize
+    specs = (layer.attention for layer in config.layers)
+    return sum(2 * format.nbytes(block_size, spec.num_kv_heads, spec.head_dim) for spec in specs)

@@ -1,1 +1,5 @@
-"""The operations a forward needs: one interface (`interface.py`), a NumPy and a CUDA implementation."""
+"""The operations a forward needs: one interface (`interface.Ops`), a NumPy and a CUDA implementation.
+
+Public: `interface.Ops` and what its methods take, `make.make_ops`. An interface file holds one group: `linear`,
+`layer` (norms, activations), `attention`, `encoder`, `sampling`.
+"""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tessera.engine.ops.checks import CheckedOps
 from tessera.engine.ops.checks import require as _require
@@ -145,7 +147,8 @@ class AttentionOps(CheckedOps):
         width = (num_heads + 2 * num_kv_heads) * head_dim
         _require(qkv.ndim == 2 and qkv.shape[1] == width, "rope_and_store", qkv, key_cache)
         _require(key_cache.shape == value_cache.shape and key_cache.ndim == 4, "KV cache", key_cache, value_cache)
-        _require(qkv.dtype == key_cache.dtype == value_cache.dtype, "rope_and_store", qkv, key_cache)
+        _require(key_cache.dtype == value_cache.dtype, "KV cache", key_cache, value_cache)
+        _require(self._caches(qkv.dtype, key_cache.dtype), "rope_and_store", qkv, key_cache)
         _require(metadata.positions.shape == qkv.shape[:1], "positions", metadata.positions, qkv)
         _require(metadata.slot_mapping.shape == qkv.shape[:1], "slot_mapping", metadata.slot_mapping, qkv)
         if cos_sin is not None:
@@ -161,11 +164,16 @@ class AttentionOps(CheckedOps):
         _, num_kv_heads, _, head_dim = key_cache.shape
         _require(q.ndim == 2 and q.shape[1] % (num_kv_heads * head_dim) == 0, "paged_attention", q, key_cache)
         _require(key_cache.shape == value_cache.shape, "KV cache", key_cache, value_cache)
-        _require(q.dtype == key_cache.dtype == value_cache.dtype, "paged_attention", q, key_cache)
+        _require(key_cache.dtype == value_cache.dtype, "KV cache", key_cache, value_cache)
+        _require(self._caches(q.dtype, key_cache.dtype), "paged_attention", q, key_cache)
         tables, rows = metadata.block_tables, metadata.table_rows
         _require(tables.ndim == 2 and rows.shape == metadata.context_lens.shape, "block tables", tables, rows)
 
     # -- implementations ------------------------------------------------------------------------
+
+    def _caches(self, dtype: np.dtype[Any], cached: np.dtype[Any]) -> bool:
+        """Whether keys and values of `dtype` can be stored as, and attended in, a cache of `cached`."""
+        return cached == dtype
 
     @abstractmethod
     def _rope_and_store(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tessera.engine.contract.errors import TesseraError
+from tessera.engine.formats import LinearWeight
 from tessera.engine.tensor import Device, Tensor, empty
 
 
@@ -16,7 +17,7 @@ class CheckedOps(ABC):
 
     device: Device
 
-    def _check(self, **tensors: Tensor | None) -> None:
+    def _check(self, **tensors: Tensor | LinearWeight | None) -> None:
         for name, tensor in tensors.items():
             if tensor is not None and tensor.device is not self.device:
                 raise TesseraError(f"{name} is on {tensor.device}, but this operation runs on {self.device}")
@@ -35,7 +36,7 @@ class CheckedOps(ABC):
         return out
 
 
-def require(condition: bool, what: str, *tensors: Tensor) -> None:
+def require(condition: bool, what: str, *tensors: Tensor | LinearWeight) -> None:
     """Raise TesseraError naming the tensors unless `condition` holds."""
     if not condition:
         raise TesseraError(f"{what}: shapes or dtypes do not fit: {', '.join(map(repr, tensors))}")

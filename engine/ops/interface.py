@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from tessera.engine.formats import LinearWeight, WeightPart
 from tessera.engine.ops.attention_interface import AttentionMetadata, AttentionOps, HeadTransform
 from tessera.engine.ops.checks import require as _require
 from tessera.engine.ops.encoder_interface import EncoderOps
-from tessera.engine.ops.layer_interface import LayerOps
+from tessera.engine.ops.linear_interface import LinearOps
 from tessera.engine.ops.sampling_interface import SamplingOps
 from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32, int32
 
 __all__ = ["AttentionMetadata", "HeadTransform", "Ops"]
 
 
-class Ops(LayerOps, AttentionOps, EncoderOps, SamplingOps):
+class Ops(LinearOps, AttentionOps, EncoderOps, SamplingOps):
     """See the module's description; `out` may be given to write into memory made beforehand."""
 
     def softmax(self, x: Tensor, *, log: bool = False, out: Tensor | None = None) -> Tensor:
@@ -53,6 +54,15 @@ class Ops(LayerOps, AttentionOps, EncoderOps, SamplingOps):
             self._scale(x, factor, out)
         return out
 
+    def soft_cap(self, x: Tensor, cap: float, out: Tensor | None = None) -> Tensor:
+        """cap * tanh(x / cap), which stays within -cap .. cap (Gemma 2); `out` may be `x`."""
+        self._check(x=x, out=out)
+        _require(x.dtype in FLOAT_DTYPES and cap > 0, "soft_cap", x)
+        out = self._out(out, x.shape, x.dtype)
+        if x.size:
+            self._soft_cap(x, cap, out)
+        return out
+
     def copy(self, x: Tensor, out: Tensor) -> Tensor:
         """x into `out` of the same shape, converting between float dtypes."""
         self._check(x=x, out=out)
@@ -76,6 +86,24 @@ class Ops(LayerOps, AttentionOps, EncoderOps, SamplingOps):
         out = self._out(out, (ids.shape[0], table.shape[1]), table.dtype)
         if out.size:
             self._embedding(ids, table, sampled, out)
+        return out
+
+    def lookup(
+        self, ids: Tensor, table: LinearWeight, *, sampled: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """`embedding` by a weight of one part in any format; where it is not dense, `out` says the dtype."""
+        if table.dense is not None:
+            return self.embedding(ids, table.dense, out, sampled=sampled)
+        (part,) = table.parts
+        tensors = tuple(part.tensors.values())
+        _require(out is not None and ids.ndim == 1 and ids.dtype == int32, "lookup", ids, *tensors)
+        assert out is not None
+        self._check(ids=ids, sampled=sampled, out=out, **part.tensors)
+        _require(out.shape == (ids.shape[0], part.shape[1]) and out.dtype in FLOAT_DTYPES, "lookup", ids, out)
+        if sampled is not None:
+            _require(sampled.ndim == 1 and sampled.dtype == int32, "lookup", sampled)
+        if out.size:
+            self._lookup(ids, part, sampled, out)
         return out
 
     def scatter(self, table: Tensor, rows: Tensor, columns: Tensor | None, values: Tensor) -> None:
@@ -117,9 +145,13 @@ class Ops(LayerOps, AttentionOps, EncoderOps, SamplingOps):
     @abstractmethod
     def _scale(self, x: Tensor, factor: float, out: Tensor) -> None: ...
     @abstractmethod
+    def _soft_cap(self, x: Tensor, cap: float, out: Tensor) -> None: ...
+    @abstractmethod
     def _copy(self, x: Tensor, out: Tensor) -> None: ...
     @abstractmethod
     def _embedding(self, ids: Tensor, table: Tensor, sampled: Tensor | None, out: Tensor) -> None: ...
+    @abstractmethod
+    def _lookup(self, ids: Tensor, part: WeightPart, sampled: Tensor | None, out: Tensor) -> None: ...
     @abstractmethod
     def _scatter(self, table: Tensor, rows: Tensor, columns: Tensor | None, values: Tensor) -> None: ...
     @abstractmethod

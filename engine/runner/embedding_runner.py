@@ -16,12 +16,15 @@ import numpy as np
 
 from tessera.engine.contract.config import EngineConfig, PoolingName
 from tessera.engine.contract.errors import ConfigError, OutOfMemoryError
+from tessera.engine.formats import KVFormat
+from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import DTYPES, ModelConfig
-from tessera.engine.models.decoder import Decoder, StepBuffers
+from tessera.engine.models.decoder import Decoder
 from tessera.engine.models.encoder import Encoder, EncoderBuffers
 from tessera.engine.models.kv_cache import KVCache
 from tessera.engine.models.pooling import PoolingConfig, load_pooling
-from tessera.engine.models.weights.loader import dummy_encoder_weights, load_encoder_weights
+from tessera.engine.models.weights.dummy import dummy_weights
+from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.interface import AttentionMetadata, Ops
 from tessera.engine.runner.upload import StepUpload, aligned
 from tessera.engine.tensor import CpuDevice, Device, Tensor, empty, float16, float32, int32
@@ -123,9 +126,9 @@ class EncoderRunner(EmbeddingRunner):
             _compile_kernels(ops, dtype, progress)
         try:
             if config.load_format == "dummy":
-                weights = dummy_encoder_weights(model, dtype, ops, seed=config.seed or 0, progress=report)
+                weights = dummy_weights(model, dtype, ops, seed=config.seed or 0, progress=report)
             else:
-                weights = load_encoder_weights(folder, model, dtype, ops, report)
+                weights = load_weights(folder, model, dtype, ops, report)
             self._encoder = Encoder(model, weights, ops)
             self._buffers = EncoderBuffers(model, dtype, device, self.max_num_tokens)
             self._prepare(0)
@@ -175,10 +178,11 @@ class DecoderEmbeddingRunner(EmbeddingRunner):
         self._buffers = buffers
         self._block_size = block_size
         num_blocks = -(-max_num_tokens // block_size) + self.max_num_inputs
+        kv_format = KVFormat(decoder.caches[0][0].dtype)
         one_layer = dataclasses.replace(model, layers=model.layers[:1])
-        cache = KVCache(one_layer, num_blocks, block_size, decoder.weights.embedding.dtype, ops.device)
-        cache.layers = cache.layers * model.num_layers
-        self._decoder = Decoder(model, decoder.weights, ops, cache, decoder.cos_sin)
+        cache = KVCache(one_layer, num_blocks, block_size, kv_format, ops.device)
+        caches = cache.layers * model.num_layers
+        self._decoder = Decoder(model, decoder.weights, ops, caches, decoder.rope_tables)
         self._prepare(-(-self.max_input_tokens // block_size))
 
     def _hidden_states(self, input_ids: Int32Array, positions: Int32Array, lengths: Int32Array) -> Tensor:

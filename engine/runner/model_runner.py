@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,11 +15,16 @@ from tessera.engine.contract.errors import ConfigError, OutOfMemoryError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
 from tessera.engine.core.step_batch import PromptRows, SamplingBatch, StepBatch, StepResult, TableUpdates, TokenMask
+from tessera.engine.formats import KVFormat
+from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import DTYPES, ModelConfig
-from tessera.engine.models.decoder import Decoder, StepBuffers
+from tessera.engine.models.decoder import Decoder
 from tessera.engine.models.kv_cache import KVCache, block_bytes
-from tessera.engine.models.rope import cos_sin_table
-from tessera.engine.models.weights.loader import Weights, dummy_weights, load_weights, num_weight_bytes
+from tessera.engine.models.rope import device_tables
+from tessera.engine.models.weights.build import num_weight_bytes
+from tessera.engine.models.weights.dummy import dummy_weights
+from tessera.engine.models.weights.loader import load_weights
+from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.interface import Ops
 from tessera.engine.runner.cuda_graphs import StepGraphs
@@ -28,6 +33,9 @@ from tessera.engine.runner.sampler import ResultDownload, StepSampler, mask_word
 from tessera.engine.runner.step_inputs import StepInputs, StepShape, inputs_bytes
 from tessera.engine.runner.upload import StepUpload, aligned
 from tessera.engine.tensor import CpuDevice, Device, Tensor, bfloat16, float32, from_numpy, int32, zeros
+
+if TYPE_CHECKING:
+    from tessera.engine.ops.cuda import CudaOps
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +74,7 @@ class ModelRunner:
         self.device = device
         self.ops = ops
         self._dtype = resolve_dtype(config, model, device)
+        self._kv_format = KVFormat(self._dtype)
         self.dtype: str = self._dtype.name
         self.max_model_len = resolve_max_model_len(config, model)
         self.max_num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * self.max_model_len)
@@ -84,9 +93,11 @@ class ModelRunner:
         if not isinstance(device, CpuDevice):
             self._prepare_kernels(progress)
         weights = self._load_weights(progress)
+        if not isinstance(device, CpuDevice):
+            self._cuda_ops.reserve_linear(weights.linear_weights(), self._dtype)
         self.weight_bytes = weights.nbytes
         self.num_parameters = weights.num_parameters
-        cos_sin = None if model.rope is None else from_numpy(cos_sin_table(model.rope, self.max_model_len), device)
+        rope_tables = device_tables(model.ropes, self.max_model_len, device)
         rows = config.max_num_seqs
         self._buffers = StepBuffers(model, self._dtype, device, max_tokens=self.max_num_tokens, max_logits=rows)
         self._sampler = StepSampler(self.ops, rows, model.vocab_size, self.max_model_len)
@@ -97,9 +108,9 @@ class ModelRunner:
         self._numbers = from_numpy(np.arange(rows + 1, dtype=np.int32), device)
         self._graphs = StepGraphs(rows, self.max_num_tokens, self.max_model_len, SHORT_CONTEXT)
         self.num_kv_blocks = config.num_kv_blocks or self._num_blocks_that_fit()
-        kv_cache = KVCache(model, self.num_kv_blocks, self.block_size, self._dtype, device)
+        kv_cache = KVCache(model, self.num_kv_blocks, self.block_size, self._kv_format, device)
         self.kv_cache_bytes = kv_cache.nbytes
-        self.decoder = Decoder(model, weights, self.ops, kv_cache, cos_sin)
+        self.decoder = Decoder(model, weights, self.ops, kv_cache.layers, rope_tables)
         if not isinstance(device, CpuDevice):
             self.warm_up()
             if not config.enforce_eager:
@@ -220,18 +231,23 @@ class ModelRunner:
             return dummy_weights(self.model, self._dtype, self.ops, seed=seed, progress=report)
         return load_weights(Path(self.config.model), self.model, self._dtype, self.ops, report)
 
+    @property
+    def _cuda_ops(self) -> CudaOps:
+        from tessera.engine.ops.cuda import CudaOps
+
+        assert isinstance(self.ops, CudaOps), f"no kernels for {self.device}"
+        return self.ops
+
     def _prepare_kernels(self, progress: Progress | None) -> None:
         """Compile kernels and reserve memory on a CUDA device, so that no step waits or allocates."""
-        from tessera.engine.ops.cuda import CudaOps
 
         def report(done: int, total: int) -> None:
             if progress is not None:
                 progress("kernels", done, total)
 
-        assert isinstance(self.ops, CudaOps), f"no kernels for {self.device}"
-        self.ops.compile(self._dtype, report, head_dim=self.model.head_dim)
+        self._cuda_ops.compile(self._dtype, report, head_dims=self.model.head_dims)
         rows = self.config.max_num_seqs + 1  # a CUDA graph has one more row, for padded tokens
-        self.ops.reserve_attention(rows, self.model.num_heads, self.model.head_dim)
+        self._cuda_ops.reserve_attention(rows, self.model.num_heads, max(self.model.head_dims))
 
     def warm_up(self) -> None:
         """Run a step of one padding token with every kind of sampling. It changes nothing, but does the set-up of a
@@ -262,7 +278,7 @@ class ModelRunner:
 
         Raises: ConfigError if a sequence of the length asked for does not fit, saying what would.
         """
-        per_block = block_bytes(self.model, self.block_size, self._dtype)
+        per_block = block_bytes(self.model, self.block_size, self._kv_format)
         if isinstance(self.device, CpuDevice):
             option = "--cpu-kv-cache-gib"
             budget = int(self.config.cpu_kv_cache_gib * GIB)

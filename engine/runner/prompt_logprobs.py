@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tessera.engine.contract.messages import TokenLogprobs
-from tessera.engine.models.decoder import Decoder, StepBuffers
+from tessera.engine.models.buffers import StepBuffers
+from tessera.engine.models.decoder import Decoder
 from tessera.engine.tensor import Tensor
 
 LogprobTensors = tuple[Tensor, Tensor, Tensor, Tensor]  # what `top_logprobs` gives

@@ -2,7 +2,7 @@
 
 from tessera.engine.tensor.cpu import CPU, CpuDevice
 from tessera.engine.tensor.device import Buffer, Device, HostMemory, Mark
-from tessera.engine.tensor.dtypes import FLOAT_DTYPES, bfloat16, float16, float32, int32, uint8, uint32, uint64
+from tessera.engine.tensor.dtypes import FLOAT_DTYPES, bfloat16, float16, float32, int8, int32, uint8, uint32, uint64
 from tessera.engine.tensor.tensor import Tensor, empty, from_numpy, zeros
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "float16",
     "float32",
     "from_numpy",
+    "int8",
     "int32",
     "uint8",
     "uint32",

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.formats import LinearWeight
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
+from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.sampling_interface import SamplingState
 from tessera.engine.tensor import Tensor, bfloat16, empty, float32, from_numpy, int32, uint32
 from tests.support.sampling_cases import SlotTables, make_rows, make_state
@@ -113,15 +115,19 @@ def _layer_calls(
     ops: CudaOps, m: int, hidden: int, q_size: int, qkv_size: int, inter: int
 ) -> dict[str, Callable[[Tensor], object]]:
     """Each takes its weight."""
+
+    def linear(x: Tensor, weight: Tensor, out: Tensor, **around: Any) -> Tensor:
+        return ops.linear(x, LinearWeight.of(weight), out=out, **around)
+
     norm = _random(ops, hidden)
     residual, normed, qkv = (_random(ops, m, width) for width in (hidden, hidden, qkv_size))
     attended, up, activated = (_random(ops, m, width) for width in (q_size, 2 * inter, inter))
-    buffers = {"normed": normed, "gate_up": up, "out": activated}
+    before, gate, add = RMSNorm(norm, 1e-6, normed), Activate("silu_mul", up), Accumulate()
     return {
-        "norm + qkv": lambda w: ops.rmsnorm_matmul(residual, norm, 1e-6, w, normed=normed, out=qkv),
-        "out + residual": lambda w: ops.matmul(attended, w, out=residual, accumulate=True),
-        "norm + gate, up + silu": lambda w: ops.rmsnorm_matmul_silu_mul(residual, norm, 1e-6, w, **buffers),
-        "down + residual": lambda w: ops.matmul(activated, w, out=residual, accumulate=True),
+        "norm + qkv": lambda w: linear(residual, w, qkv, prologue=before),
+        "out + residual": lambda w: linear(attended, w, residual, epilogue=add),
+        "norm + gate, up + silu": lambda w: linear(residual, w, activated, prologue=before, epilogue=gate),
+        "down + residual": lambda w: linear(activated, w, residual, epilogue=add),
     }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,8 +19,12 @@ from tessera.engine.contract.errors import CompileError
 from tessera.engine.cuda import compiler, headers
 from tessera.engine.cuda.cache import Cubin, CubinCache, default_cache_dir
 from tessera.engine.cuda.compiler import SOURCE_FOLDER, Compiler, Program, group_programs
+from tessera.engine.cuda.generated import HEADERS, declare_header
 from tessera.engine.cuda.headers import include_folders
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.cuda.params import InT, Int32, OutT
+from tessera.engine.ops.cuda import sampling
+from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.registry import all_instantiations, all_specs
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES
 from tests.support.paths import ROOT
@@ -34,20 +40,36 @@ DTYPE_OF_ARCH = {
     "120a": "float",
 }
 ELF_MAGIC = b"\x7fELF"
+RESERVED_SHARED_BYTES = 1024  # of every block, sm_90 on
 
 SOURCE = """
 #include "scale.cuh"
 template <typename T>
-__global__ void double_kernel(const T* x, T* out, int size) {
+__global__ void double_kernel(DOUBLE_PARAMS(T)) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < size) out[i] = twice(x[i]);
 }
 """
 HEADER = """
 #include <cuda_bf16.h>
-__device__ inline float twice(float x) { return 2 * x; }
+
+#include "generated/double.cuh"
+__device__ inline float twice(float x) { return FACTOR * x; }
 """
-DOUBLE = KernelSpec("double.cu", "double_kernel", ("T",), (("x", "pointer"), ("out", "pointer"), ("size", "int32")))
+
+
+class DoubleParams(NamedTuple):
+    x: InT
+    out: OutT
+    size: Int32
+
+
+class NoParams(NamedTuple):
+    pass
+
+
+declare_header("double", __name__, {"FACTOR": 2}, (DoubleParams,))
+DOUBLE = KernelSpec("double.cu", "double_kernel", ("T",), DoubleParams)
 PROGRAM = Program("double.cu", ((DOUBLE, ("float",)),))
 NAME = "double_kernel<float>"
 
@@ -119,6 +141,38 @@ def test_every_kernel_compiles(arch: str, pytestconfig: pytest.Config, monkeypat
         assert all(lowered.encode() in cubin.code for lowered in cubin.lowered_names.values())
 
 
+def shared_bytes(cubin: Cubin, name: str) -> int:
+    """Static shared memory of a kernel for sm_90 and later, without what every block has reserved: an ELF section."""
+    code, wanted = cubin.code, f".nv.shared.{cubin.lowered_names[name]}".encode()
+    (table,) = struct.unpack_from("<Q", code, 40)
+    size, count, names_at = struct.unpack_from("<3H", code, 58)
+    sections = [struct.unpack_from("<IIQQQQ", code, table + index * size) for index in range(count)]
+    names = sections[names_at][4]
+    for start, _, _, _, _, nbytes in sections:
+        if code[names + start : code.index(b"\0", names + start)] == wanted:
+            return nbytes - RESERVED_SHARED_BYTES
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "most"),
+    [
+        (sm90.SM90_MATMUL, sm90.BARRIER_BYTES),
+        (sm90.SM90_MATMUL_WIDE, sm90.BARRIER_BYTES),
+        (sampling.SAMPLE_CLUSTER, sampling.SAMPLE_STATIC_BYTES),
+        (sampling.TOP_LOGPROBS_CLUSTER, sampling.LOGPROBS_STATIC_BYTES),
+    ],
+    ids=lambda part: getattr(part, "name", ""),
+)
+def test_kernels_have_no_more_static_shared_memory_than_launches_leave_them(
+    spec: KernelSpec[Any], most: int, cache: CubinCache
+) -> None:
+    pairs = [pair for pair in all_instantiations(("__nv_bfloat16",)) if pair[0] is spec]
+    pair = pairs[-1]
+    cubin = Compiler("90a", cache).compile(Program(spec.file, (pair,)))
+    assert 0 < shared_bytes(cubin, spec.instantiation(pair[1])) <= most
+
+
 class TestErrors:
     def test_a_broken_source_carries_the_log(self, sources: Path, cache: CubinCache) -> None:
         (sources / "double.cu").write_text(SOURCE.replace("twice(x[i])", "thrice(x[i])"))
@@ -129,7 +183,7 @@ class TestErrors:
         assert not (cache.folder / "cubin").exists()
 
     def test_a_kernel_that_is_not_there(self, sources: Path, cache: CubinCache) -> None:
-        ghost = KernelSpec("double.cu", "ghost_kernel", (), ())
+        ghost = KernelSpec("double.cu", "ghost_kernel", (), NoParams)
         with pytest.raises(CompileError, match="ghost_kernel"):
             Compiler("80", cache, sources).compile(Program("double.cu", ((ghost, ()),)))
 
@@ -156,6 +210,16 @@ class TestCache:
         with (sources / changed).open("a") as file:
             file.write("// changed\n")
         Compiler("80", cache, sources).compile(PROGRAM)
+        assert (cache.hits, cache.misses) == (0, 2)
+
+    def test_a_changed_constant_is_a_miss(
+        self, sources: Path, cache: CubinCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        double = Compiler("80", cache, sources).compile(PROGRAM)
+        header = HEADERS["generated/double.cuh"]
+        tripled = header._replace(text=header.text.replace("FACTOR = 2", "FACTOR = 3"))
+        monkeypatch.setitem(HEADERS, "generated/double.cuh", tripled)
+        assert Compiler("80", cache, sources).compile(PROGRAM).code != double.code
         assert (cache.hits, cache.misses) == (0, 2)
 
     def test_a_header_that_is_not_included_does_not_matter(self, sources: Path, cache: CubinCache) -> None:

@@ -6,7 +6,7 @@ import ctypes
 import gc
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from cuda.bindings import driver as bindings
@@ -14,25 +14,48 @@ from cuda.bindings import driver as bindings
 from tessera.engine.contract.errors import DeviceError, OutOfMemoryError
 from tessera.engine.cuda import driver, memory
 from tessera.engine.cuda.driver import check, find_device
+from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Kernel, KernelSpec
 from tessera.engine.cuda.memory import LARGEST_POOLED, MemoryPool, size_class
+from tessera.engine.cuda.params import (
+    Float32,
+    InT,
+    Int32,
+    Int64,
+    OutFloat,
+    TensorMap,
+    Uint32,
+    Uint64,
+    fields_of,
+    signature_of,
+)
+from tessera.engine.tensor import CPU, Buffer, Tensor, float32
 
 Status = bindings.CUresult
+TENSOR = Tensor(Buffer(CPU, 1 << 40, 64, None), (4,), float32)
 MIB = 2**20
 
-MIXED = KernelSpec(
-    "mixed.cu",
-    "mixed_kernel",
-    ("T", "N"),
-    (
-        ("count", "int32"),
-        ("x", "pointer"),
-        ("eps", "float32"),
-        ("flags", "uint32"),
-        ("size", "int64"),
-        ("seed", "uint64"),
-    ),
-)
+
+class MixedParams(NamedTuple):
+    rows: Int32
+    x: InT
+    eps: Float32
+    flags: Uint32
+    size: Int64
+    seed: Uint64
+
+
+class MapParams(NamedTuple):
+    n: Int32
+    map: TensorMap
+    x: OutFloat
+
+
+class NoParams(NamedTuple):
+    pass
+
+
+MIXED = KernelSpec("mixed.cu", "mixed_kernel", ("T", "N"), MixedParams)
 FORMATS = ["i", "Q", "f", "I", "q", "Q"]
 
 
@@ -49,7 +72,7 @@ class TestArguments:
     def test_each_is_where_its_pointer_says(self) -> None:
         kernel = Kernel(MIXED, None)
         for values in ([-1, 2**63, 0.5, 2**32 - 1, -(2**40), 2**64 - 1], [7, 0, -2.0, 0, 2**40, 1]):
-            kernel.set_arguments(values)
+            kernel.set_params(MixedParams(*values))
             assert arguments_of(kernel, FORMATS) == values
 
     def test_each_is_aligned_to_its_size(self) -> None:
@@ -59,43 +82,85 @@ class TestArguments:
             assert pointer % struct.calcsize(f"={code}") == 0
 
     def test_a_map_among_others(self) -> None:
-        spec = KernelSpec("a.cu", "a_kernel", (), (("n", "int32"), ("map", "tensor_map"), ("x", "pointer")))
-        kernel, values = Kernel(spec, None), [5, bytes(range(128)), 1 << 40]
-        kernel.set_arguments(values)
+        kernel = Kernel(KernelSpec("a.cu", "a_kernel", (), MapParams), None)
+        values = [5, bytes(range(128)), 1 << 40]
+        kernel.set_params(MapParams(*values))
         assert arguments_of(kernel, ["i", "128s", "Q"]) == values
+        with pytest.raises(DeviceError, match="TensorMap map cannot be b'short'"):
+            kernel.set_params(MapParams(n=5, map=b"short", x=None))
+
+    def test_a_tensor_is_its_address_and_none_is_null(self) -> None:
+        kernel = Kernel(MIXED, None)
+        tensor = Tensor(Buffer(CPU, 1 << 40, 64, None), (4,), float32, offset=16)
+        for x, address in ((tensor, (1 << 40) + 16), (None, 0)):
+            kernel.set_params(MixedParams(rows=1, x=x, eps=0.0, flags=0, size=0, seed=0))
+            assert arguments_of(kernel, FORMATS)[1] == address
 
     def test_a_kernel_without_parameters(self) -> None:
-        Kernel(KernelSpec("a.cu", "a_kernel", (), ()), None).set_arguments([])
+        Kernel(KernelSpec("a.cu", "a_kernel", (), NoParams), None).set_params(NoParams())
 
     @pytest.mark.parametrize(
-        "values",
+        ("values", "wrong"),
         [
-            [1, 2, 3.0, 4, 5],  # one too few
-            [1, 2, 3.0, 4, 5, 6, 7],  # one too many
-            [2**31, 2, 3.0, 4, 5, 6],  # out of range
-            [1, -1, 3.0, 4, 5, 6],  # a negative pointer
-            [1.5, 2, 3.0, 4, 5, 6],  # no integer
-            [1, 2, "3", 4, 5, 6],  # no number
+            ([2**31, 2, 3.0, 4, 5, 6], "int rows cannot be 2147483648"),
+            ([1, -1, 3.0, 4, 5, 6], r"const T\* x cannot be -1"),
+            ([1.5, 2, 3.0, 4, 5, 6], "int rows cannot be 1.5"),
+            ([1, 2, "3", 4, 5, 6], "float eps cannot be '3'"),
+            ([1, 2, 3.0, -4, 5, 6], "unsigned flags cannot be -4"),
+            ([TENSOR, 2, 3.0, 4, 5, 6], r"int rows cannot be Tensor"),
         ],
     )
-    def test_what_does_not_fit_is_refused(self, values: list[Any]) -> None:
-        with pytest.raises(DeviceError, match=r"mixed_kernel\(int32 count, pointer x, .*\) launched with"):
-            Kernel(MIXED, None).set_arguments(values)
+    def test_what_does_not_fit_is_refused(self, values: list[Any], wrong: str) -> None:
+        with pytest.raises(DeviceError, match=f"mixed_kernel was launched with wrong parameters: {wrong}"):
+            Kernel(MIXED, None).set_params(MixedParams(*values))
+
+    def test_a_missing_or_unknown_field_is_refused(self) -> None:
+        with pytest.raises(TypeError, match="seed"):
+            MixedParams(rows=1, x=2, eps=3.0, flags=4, size=5)  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match="seeds"):
+            MixedParams(rows=1, x=2, eps=3.0, flags=4, size=5, seeds=6)  # type: ignore[call-arg]
+
+    def test_parameters_of_another_kernel_are_refused(self) -> None:
+        with pytest.raises(DeviceError, match="mixed_kernel takes MixedParams, not MapParams"):
+            Kernel(MIXED, None).set_params(MapParams(n=5, map=bytes(128), x=None))
 
 
 class TestSpec:
     def test_instantiation(self) -> None:
         assert MIXED.instantiation(("__half", "4")) == "mixed_kernel<__half, 4>"
-        assert KernelSpec("a.cu", "a_kernel", (), ()).instantiation(()) == "a_kernel"
+        assert KernelSpec("a.cu", "a_kernel", (), NoParams).instantiation(()) == "a_kernel"
         with pytest.raises(DeviceError, match="template parameters"):
             MIXED.instantiation(("__half",))
 
     def test_architectures(self) -> None:
         assert [arch for arch in ("80", "89", "90a", "120a") if MIXED.supports(arch)] == ["80", "89", "90a", "120a"]
-        hopper = KernelSpec("a.cu", "a_kernel", (), (), min_arch=90, arch_specific=True)
-        assert [arch for arch in ("80", "90a", "100a") if hopper.supports(arch)] == ["90a"]
-        newer = KernelSpec("a.cu", "a_kernel", (), (), min_arch=90)
+        sm90 = KernelSpec("a.cu", "a_kernel", (), NoParams, min_arch=90, arch_specific=True)
+        assert [arch for arch in ("80", "90a", "100a") if sm90.supports(arch)] == ["90a"]
+        newer = KernelSpec("a.cu", "a_kernel", (), NoParams, min_arch=90)
         assert [arch for arch in ("80", "90a", "100a") if newer.supports(arch)] == ["90a", "100a"]
+
+
+class TestHeaders:
+    def test_a_signature_names_its_types(self) -> None:
+        assert signature_of(MixedParams) == "MIXED_PARAMS(T)"
+        assert signature_of(MapParams) == "MAP_PARAMS"
+        assert [field.type for field in fields_of(MapParams)] == [
+            "int",
+            "const __grid_constant__ TensorMap",
+            "float*",
+        ]
+
+    def test_a_field_without_a_type_of_c_is_refused(self) -> None:
+        class OddParams(NamedTuple):
+            x: int
+
+        with pytest.raises(DeviceError, match=r"OddParams\.x has no type that a kernel takes"):
+            fields_of(OddParams)
+
+    def test_a_header_has_one_home(self) -> None:
+        declare_header("of_test_driver", __name__)
+        with pytest.raises(DeviceError, match=r"elsewhere and .*test_driver both declare"):
+            declare_header("of_test_driver", "elsewhere")
 
 
 class FakeDriver:

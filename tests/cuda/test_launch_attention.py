@@ -2,38 +2,62 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tessera.engine.cuda.compiler import SOURCE_FOLDER
-from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
-from tessera.engine.ops.cuda import CudaOps, attention, attention_decode, elementwise, linear, matmul_decode
+from tessera.engine.cuda.kernel import Kernel, KernelSpec, LaunchConfig, P
+from tessera.engine.ops.attention_interface import SHORT_CONTEXT
+from tessera.engine.ops.cuda import CudaOps, attention, elementwise, linear
+from tessera.engine.ops.cuda.attention import decode as attention_decode
+from tessera.engine.ops.cuda.attention import general, memory, prefill
+from tessera.engine.ops.cuda.attention.ops import NO_WINDOW
+from tessera.engine.ops.cuda.linear import decode, gemv, portable
 from tessera.engine.ops.cuda.registry import all_instantiations
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, ceil_div
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
-from tessera.engine.tensor import Buffer, CpuDevice, Tensor, bfloat16, empty, float16, float32, int32
+from tessera.engine.tensor import (
+    Buffer,
+    CpuDevice,
+    Tensor,
+    bfloat16,
+    empty,
+    float16,
+    float32,
+    int8,
+    int32,
+    uint32,
+    uint64,
+)
 from tests.gpu.test_ops_gpu import FUSED_ROWS, FUSED_SHAPES, NUM_ROWS, WIDTHS
+from tests.support.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
 
 SMALLEST_SHARED_BYTES = 99 << 10  # what a block may use on sm_86, 89 and 120
 LARGE_SHARED_BYTES = 227 << 10  # sm_90, 100
+C_TYPES = {name: dtype for dtype, name in C_TYPE_NAMES.items()} | {
+    "int": int32,
+    "signed char": int8,
+    "unsigned": uint32,
+    "unsigned long long": uint64,
+}
 LARGEST_GRID = (2**31 - 1, 65535, 65535)
 SEED = 20261121
 
 
 @dataclass
 class Launch:
-    spec: KernelSpec
+    spec: KernelSpec[Any]
     template: tuple[str, ...]
     config: LaunchConfig
-    arguments: tuple[object, ...]
+    params: Any
 
 
 class WritingDevice(CpuDevice):
     name = "cuda:0"
+    device_name = "written"
     is_capturing = False
 
     def __init__(self, multiprocessors: int = 132, arch: str = "80", *, clusters: bool = False) -> None:
@@ -51,17 +75,29 @@ class WritingDevice(CpuDevice):
     def fill_bytes(self, pointer: int, value: int, nbytes: int) -> None:
         pass
 
-    def launch(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig, *arguments: object) -> None:
-        self.launches.append(Launch(spec, template, config, arguments))
+    def launch(self, spec: KernelSpec[P], template: tuple[str, ...], config: LaunchConfig, params: P) -> None:
+        self.launches.append(Launch(spec, template, config, params))
 
 
 def check_launch(
-    launch: Launch, compiled: set[tuple[KernelSpec, tuple[str, ...]]], shared_bytes: int = SMALLEST_SHARED_BYTES
+    launch: Launch, compiled: set[tuple[KernelSpec[Any], tuple[str, ...]]], shared_bytes: int = SMALLEST_SHARED_BYTES
 ) -> None:
     assert (launch.spec, launch.template) in compiled, f"{launch.spec.name} {launch.template} is not compiled ahead"
-    assert len(launch.arguments) == len(launch.spec.parameters)
+    check_params(launch)
     assert launch.config.shared_bytes <= shared_bytes
     assert all(1 <= size <= most for size, most in zip(launch.config.grid, LARGEST_GRID, strict=True))
+
+
+def check_params(launch: Launch) -> None:
+    """Every parameter fits its field, and tensors have the type that the kernel takes them for."""
+    Kernel(launch.spec, None).set_params(launch.params)
+    types = dict(zip(launch.spec.template, launch.template, strict=True))
+    for field, value in zip(launch.spec.fields, launch.params, strict=True):
+        if isinstance(value, Tensor):
+            element = field.type.replace("const ", "").split("*")[0]
+            if element == "SamplingRow":
+                continue  # as bytes
+            assert C_TYPES[types.get(element, element)] == value.dtype, f"{launch.spec.name}: {field.type} {field.name}"
 
 
 def attention_step(
@@ -106,19 +142,19 @@ def test_every_matmul_is_compiled_ahead_and_covers_its_result(dtype: np.dtype[np
         (launch,) = device.launches
         check_launch(launch, compiled, device.max_shared_bytes)
         sizes = dict(zip(launch.spec.template, launch.template, strict=True))
-        if launch.spec in (linear.MATMUL, linear.MATMUL_SPLIT):
+        if launch.spec in (portable.MATMUL, portable.MATMUL_SPLIT):
             splits = int(sizes.get("SPLITS", "1"))
             assert launch.config.grid[0] % splits == 0
             covered = launch.config.grid[0] // splits * int(sizes["TILE_M"]) * int(sizes["TILE_N"])
             assert covered >= num_rows * out_features
             assert (sizes.get("ALIGNED", "true") == "true") == (in_features % 8 == 0 and out_features % 2 == 0)
             assert splits == 1 or device.compute_capability >= (9, 0), "clusters need sm_90"
-        elif launch.spec is linear.MATMUL_DECODE:
+        elif launch.spec is decode.MATMUL_DECODE:
             assert num_rows <= int(sizes["TOKENS"])
             assert launch.config.grid[0] <= ceil_div(out_features, 8), "a block without work"
-        elif launch.spec is linear.MATVEC:
+        elif launch.spec is gemv.MATVEC:
             assert num_rows <= int(launch.template[2])
-            assert launch.config.grid[0] * linear.MATVEC_WARPS >= out_features * int(str(launch.arguments[-1]))
+            assert launch.config.grid[0] * gemv.MATVEC_WARPS >= out_features * launch.params.warps_per_output
 
 
 def test_unaligned_inputs_take_the_kernel_without_wide_copies() -> None:
@@ -131,13 +167,13 @@ def test_unaligned_inputs_take_the_kernel_without_wide_copies() -> None:
 
 def test_order_of_sums_for_a_few_rows_does_not_depend_on_their_number() -> None:
     orders = set()
-    for num_rows in range(1, linear.MATVEC_ROWS[-1] + 1):
+    for num_rows in range(1, gemv.MATVEC_ROWS[-1] + 1):
         device = WritingDevice()
         CudaOps(device).matmul(  # type: ignore[arg-type]
             empty((num_rows, 4096), float32, device), empty((1024, 4096), float32, device)
         )
         (launch,) = device.launches
-        orders.add((launch.spec.name, launch.config.grid, launch.arguments[-1]))
+        orders.add((launch.spec.name, launch.config.grid, launch.params.warps_per_output))
     assert len(orders) == 1
 
 
@@ -152,10 +188,10 @@ def test_norm_product_activation_and_residual_of_a_decode_step_are_few_kernels(
     ops = CudaOps(device)  # type: ignore[arg-type]
     x, norm, normed = (empty(shape, dtype, device) for shape in ((num_rows, 1024), (1024,), (num_rows, 1024)))
     up, gate_up = empty((6144, 1024), dtype, device), empty((num_rows, 6144), dtype, device)
-    activated = ops.rmsnorm_matmul_silu_mul(x, norm, 1e-6, up, normed=normed, gate_up=gate_up)
-    ops.rmsnorm_matmul(x, norm, 1e-6, up, normed=normed, out=empty((num_rows, 6144), float32, device))
+    activated = norm_product_silu_mul(ops, x, norm, 1e-6, up, normed=normed, gate_up=gate_up)
+    norm_product(ops, x, norm, 1e-6, up, normed=normed, out=empty((num_rows, 6144), float32, device))
     ops.matmul(activated, empty((1024, 3072), dtype, device), out=x, accumulate=True)
-    products = [launch for launch in device.launches if launch.spec is linear.MATMUL_DECODE]
+    products = [launch for launch in device.launches if launch.spec is decode.MATMUL_DECODE]
     for launch in products:
         check_launch(launch, compiled, device.max_shared_bytes)
     if clusters or num_rows <= 8:  # else two stages of 16 rows do not fit into shared memory
@@ -177,25 +213,25 @@ def test_the_tests_on_a_gpu_run_every_variant_of_a_decode_product() -> None:
             ops.matmul(tensor(m, k), tensor(n, k), out=tensor(m, n, dtype=dtype))
     for (k, n), m in product(FUSED_SHAPES, FUSED_ROWS):
         x, norm, weight, gate_up = tensor(m, k), tensor(k), tensor(n, k), tensor(m, n)
-        ops.rmsnorm_matmul(x, norm, 1e-5, weight, normed=x, out=gate_up)
-        ops.rmsnorm_matmul(x, norm, 1e-5, weight, normed=x, out=tensor(m, n, dtype=float32))
-        ops.matmul_silu_mul(x, weight, gate_up=gate_up)
-        ops.rmsnorm_matmul_silu_mul(x, norm, 1e-5, weight, normed=x, gate_up=gate_up)
-    run = {launch.template for launch in device.launches if launch.spec is linear.MATMUL_DECODE}
-    assert run == {template for _, template in matmul_decode.instantiations((C_TYPE_NAMES[bfloat16],))}
+        norm_product(ops, x, norm, 1e-5, weight, normed=x, out=gate_up)
+        norm_product(ops, x, norm, 1e-5, weight, normed=x, out=tensor(m, n, dtype=float32))
+        product_silu_mul(ops, x, weight, gate_up=gate_up)
+        norm_product_silu_mul(ops, x, norm, 1e-5, weight, normed=x, gate_up=gate_up)
+    run = {launch.template for launch in device.launches if launch.spec is decode.MATMUL_DECODE}
+    assert run == {template for _, template in decode.instantiations((C_TYPE_NAMES[bfloat16],))}
 
 
 def test_wide_tiles_for_many_rows_and_flat_ones_for_few() -> None:
-    assert linear.choose_tile(8192, 4096, 132) is linear.LARGE
-    assert linear.choose_tile(64, 4096, 132) is linear.NARROW
-    assert linear.choose_tile(20, 4096, 132).m == 32
-    assert linear.choose_tile(256, 1024, 132).blocks(256, 1024) >= 64, "half of the device must not idle"
+    assert portable.choose_tile(8192, 4096, 132) is portable.LARGE
+    assert portable.choose_tile(64, 4096, 132) is portable.NARROW
+    assert portable.choose_tile(20, 4096, 132).m == 32
+    assert portable.choose_tile(256, 1024, 132).blocks(256, 1024) >= 64, "half of the device must not idle"
 
 
 @pytest.mark.parametrize("num_rows", [17, 32, 33, 64])
 @pytest.mark.parametrize("out_features", [1024, 4096, 6144, 28672])
 def test_few_rows_find_work_for_every_multiprocessor(num_rows: int, out_features: int) -> None:
-    tile, splits = linear.choose_split_tile(num_rows, out_features, 132)
+    tile, splits = portable.choose_split_tile(num_rows, out_features, 132)
     assert tile.blocks(num_rows, out_features) * splits >= 128
 
 
@@ -215,9 +251,9 @@ def test_every_attention_launch_is_compiled_ahead(head_dim: int, dtype: np.dtype
     for launch in device.launches:
         check_launch(launch, compiled)
     used = {launch.spec for launch in device.launches}
-    on_tensor_cores = dtype == bfloat16 and head_dim in attention.HEAD_DIMS
+    on_tensor_cores = dtype == bfloat16 and head_dim in prefill.HEAD_SHAPES
     assert (attention_decode.PAGED_ATTENTION_DECODE in used) == on_tensor_cores
-    assert (attention.PAGED_ATTENTION in used) != on_tensor_cores
+    assert (general.PAGED_ATTENTION in used) != on_tensor_cores
 
 
 def metadata_of(device: WritingDevice) -> AttentionMetadata:
@@ -227,13 +263,13 @@ def metadata_of(device: WritingDevice) -> AttentionMetadata:
 def test_prefill_grid_has_a_block_for_every_tile() -> None:
     rng = np.random.default_rng(SEED)
     print(f"seed {SEED}")
-    for shape in attention.HEAD_SHAPES.values():
+    for shape in prefill.HEAD_SHAPES.values():
         for _ in range(300):
             num_kv_heads, group = int(rng.integers(1, 5)), int(rng.integers(1, 9))
             query_lens = rng.integers(0, 400, int(rng.integers(1, 9)))
             tiles = sum(-(-int(count) * group // shape.tile_rows) for count in query_lens if count > 1)
             num_tokens, num_seqs = int(query_lens.sum()), len(query_lens)
-            config = attention.prefill_config(shape, num_tokens, num_seqs, group * num_kv_heads, num_kv_heads)
+            config = prefill.prefill_config(shape, num_tokens, num_seqs, group * num_kv_heads, num_kv_heads)
             assert tiles <= config.grid[0] <= tiles + num_seqs + 1
             assert config.grid[1] == num_kv_heads
 
@@ -246,7 +282,7 @@ def splits_of_row(context_len: int, window: int, division: attention_decode.Divi
     return max(ceil_div(num_keys, max(even, division.min_split_keys)), 1)
 
 
-@pytest.mark.parametrize("window", [attention.NO_WINDOW, 1, 250, 600, 4096])
+@pytest.mark.parametrize("window", [NO_WINDOW, 1, 250, 600, 4096])
 @pytest.mark.parametrize("max_splits", [1, 8, 31, 32])
 @pytest.mark.parametrize("num_seqs", [1, 5, 16, 64])
 def test_no_row_has_more_splits_than_said(window: int, max_splits: int, num_seqs: int) -> None:
@@ -270,17 +306,6 @@ def test_a_decode_step_is_one_launch() -> None:
         check_launch(launch, set(attention.instantiations(("__nv_bfloat16",))))
 
 
-def test_decode_constants_are_the_kernels() -> None:
-    sources = [(SOURCE_FOLDER / path).read_text() for path in ("include/warp_attention.cuh", "attention/decode.cu")]
-    values = {name: int(value) for name, value in re.findall(r"constexpr int (\w+) = (\d+);", "".join(sources))}
-    for name in ("GROUP_ROWS", "UNIT_KEYS", "WARP_KEYS", "SPLIT_KEYS"):
-        assert values[name] == getattr(attention_decode, name), name
-    assert values["FLOATS"] == attention_decode.MERGED_FLOATS
-    assert re.search(r"SENT_FLOATS =\s+FLOATS \+ 4;", sources[1])
-    assert attention_decode.SENT_FLOATS == attention_decode.MERGED_FLOATS + 4
-    assert values["MAX_CLUSTER"] >= attention_decode.ONE_ROW_BLOCKS
-
-
 def test_block_tables_are_written_before_attention_may_read_ahead() -> None:
     """A recorded step changes tables in its first kernel, and attention looks at them before it waits."""
     assert attention_decode.PAGED_ATTENTION_DECODE.overlaps
@@ -291,7 +316,7 @@ def test_few_rows_have_a_block_for_each_split_and_many_share() -> None:
     assert attention_decode.splits_per_block(1, 8) == 1
     counts = [attention_decode.splits_per_block(rows, 8) for rows in (1, 16, 64, 256, 4096)]
     assert counts == sorted(counts)
-    assert counts[-1] == attention_decode.MAX_SPLITS
+    assert counts[-1] == memory.MAX_SPLITS
     shape = attention_decode.DECODE_SHAPES[128]
     for block_splits in counts:
         division = attention_decode.Division(1, attention_decode.MIN_SPLIT_KEYS, 32, block_splits)
@@ -323,7 +348,7 @@ def test_every_decode_step_is_compiled_ahead_and_has_its_blocks(
                 found.add(launch.config.cluster)
                 assert (x, y) == (groups * launch.config.cluster, num_seqs)
                 assert z == 1 or launch.config.cluster == 1
-                assert launch.config.cluster == 1 or longest <= attention_decode.SHORT_CONTEXT
+                assert launch.config.cluster == 1 or longest <= SHORT_CONTEXT
     assert found >= {1, attention_decode.ONE_ROW_BLOCKS} if clusters else found == {1}
 
 
@@ -342,7 +367,7 @@ def test_nothing_is_allocated_after_reserving() -> None:
     ops = CudaOps(device)  # type: ignore[arg-type]
     ops.reserve_attention(64, 32, 128)
     reserved = list(device.allocated)
-    assert 0 < sum(reserved) <= attention_decode.RESERVED_BYTES + 64 * 32 * 4
+    assert 0 < sum(reserved) <= memory.RESERVED_BYTES + 64 * 32 * 4
     for num_seqs, context_len in ((1, 131072), (64, 131072), (3, 17)):
         q, cache, metadata = attention_step(device, [1] * num_seqs, [context_len] * num_seqs, 32, 8, 128)
         device.allocated.clear()
@@ -371,28 +396,28 @@ def test_what_was_recorded_keeps_its_memory() -> None:
         ops.paged_attention(q, cache, cache, metadata, scale=0.1, out=q)
 
     ops.reserve_attention(64, 32, 128)
-    reserved = {ops._partials, ops._arrivals}
+    reserved = {ops.attention_memory.partials, ops.attention_memory.arrivals}
     device.is_capturing = True
     attend(64)
-    with pytest.raises(AssertionError, match="reserve_attention comes before a recording"):
+    with pytest.raises(AssertionError, match="reserve_attention comes before a capture"):
         attend(65)
     device.is_capturing = False
     attend(65)
-    assert reserved <= set(ops._replaced), "the recording's memory has been given back"
+    assert reserved <= set(ops.attention_memory.replaced), "the graph's memory has been given back"
 
 
 def test_partial_results_fit_even_for_very_many_sequences() -> None:
-    assert attention_decode.reserved_splits(1, 1, 64) == attention_decode.MAX_SPLITS
-    assert attention_decode.reserved_splits(4096, 64, 128) == attention_decode.MIN_RESERVED_SPLITS
+    assert memory.reserved_splits(1, 1, 64) == memory.MAX_SPLITS
+    assert memory.reserved_splits(4096, 64, 128) == memory.MIN_RESERVED_SPLITS
 
 
 def test_a_model_compiles_attention_for_its_own_head_size_only() -> None:
     every = all_instantiations(("__nv_bfloat16",))
-    own = all_instantiations(("__nv_bfloat16",), head_dim=128)
+    own = all_instantiations(("__nv_bfloat16",), head_dims={128})
     sizes = {template[spec.template.index("HEAD_DIM")] for spec, template in own if "HEAD_DIM" in spec.template}
     assert sizes == {"128"}
     assert [pair for pair in own if "HEAD_DIM" not in pair[0].template] == [
         pair for pair in every if "HEAD_DIM" not in pair[0].template
     ]
-    none_fits = all_instantiations(("__nv_bfloat16",), head_dim=80)
+    none_fits = all_instantiations(("__nv_bfloat16",), head_dims={80})
     assert not [pair for pair in none_fits if "HEAD_DIM" in pair[0].template]

@@ -2,83 +2,73 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
-from tessera.engine.cuda.compiler import SOURCE_FOLDER
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda import sm90_attention_prefill as prefill_hopper
+from tessera.engine.ops.cuda.attention import sm90_prefill
 from tessera.engine.tensor import bfloat16, empty, float16, float32
-from tests.cuda.test_launch_attention import WritingDevice, attention_step
+from tests.cuda.test_launch_attention import WritingDevice, attention_step, check_params
 
-HOPPER_SHARED_BYTES = 227 << 10
+SM90_SHARED_BYTES = 227 << 10
 
 
-@pytest.mark.parametrize("shape", prefill_hopper.SHAPES.values(), ids=str)
-def test_prefill_on_hopper_has_no_more_blocks_than_run(shape: prefill_hopper.HopperShape) -> None:
+@pytest.mark.parametrize("shape", sm90_prefill.SHAPES.values(), ids=str)
+def test_prefill_on_sm90_has_no_more_blocks_than_run(shape: sm90_prefill.Sm90Shape) -> None:
     for num_tokens, num_seqs in ((2, 1), (512, 1), (8192, 64), (1 << 20, 4096)):
-        tiles = prefill_hopper.most_tiles(shape, num_tokens, num_seqs, 32, 8)
+        tiles = sm90_prefill.most_tiles(shape, num_tokens, num_seqs, 32, 8)
         assert tiles >= num_tokens * 4 / shape.tile_rows * 8
-        config = prefill_hopper.prefill_config(shape, tiles, 132)
+        config = sm90_prefill.prefill_config(shape, tiles, 132)
         assert config.grid == (min(tiles, 132), 1, 1)
         assert config.block[0] <= 512
-        assert config.shared_bytes + 512 <= HOPPER_SHARED_BYTES
-
-
-def test_constants_are_the_kernels() -> None:
-    header = (SOURCE_FOLDER / "include" / "prefill_units.cuh").read_text()
-    values = {name: int(value) for name, value in re.findall(r"constexpr int (\w+) = (\d+);", header)}
-    for name in ("TILE_KEYS", "MIN_SPLIT_TILES", "MAX_SPLITS"):
-        assert values[name] == getattr(prefill_hopper, name)
+        assert config.shared_bytes + 512 <= SM90_SHARED_BYTES
 
 
 def splits_of_tile(newest: int, first_position: int, context_len: int, window: int) -> int:
     """The most that `PrefillUnits::find` makes of a tile whose queries are at these positions."""
-    if min(context_len, window) < 2 * prefill_hopper.MIN_SPLIT_TILES * prefill_hopper.TILE_KEYS:
+    if min(context_len, window) < 2 * sm90_prefill.MIN_SPLIT_TILES * sm90_prefill.TILE_KEYS:
         return 1
-    key_begin = max(first_position - window + 1, 0) // prefill_hopper.TILE_KEYS * prefill_hopper.TILE_KEYS
-    key_tiles = -(-(newest + 1 - key_begin) // prefill_hopper.TILE_KEYS)
-    return max(min(key_tiles // prefill_hopper.MIN_SPLIT_TILES, prefill_hopper.MAX_SPLITS), 1)
+    key_begin = max(first_position - window + 1, 0) // sm90_prefill.TILE_KEYS * sm90_prefill.TILE_KEYS
+    key_tiles = -(-(newest + 1 - key_begin) // sm90_prefill.TILE_KEYS)
+    return max(min(key_tiles // sm90_prefill.MIN_SPLIT_TILES, sm90_prefill.MAX_SPLITS), 1)
 
 
 @pytest.mark.parametrize("window", [1 << 30, 1, 1000, 1024, 1500, 4097])
 def test_no_tile_has_more_splits_than_said(window: int) -> None:
     for context_len in (2, 1023, 1024, 1025, 2000, 8192, 131072):
         for queries in {2, min(context_len, 190), min(context_len, 3000)}:
-            most = prefill_hopper.most_splits(min(context_len, queries + window))
-            assert 1 <= most <= prefill_hopper.MAX_SPLITS
+            most = sm90_prefill.most_splits(min(context_len, queries + window))
+            assert 1 <= most <= sm90_prefill.MAX_SPLITS
             for first in range(context_len - queries, context_len, 97):
                 newest = min(first + 191, context_len - 1)
                 assert splits_of_tile(newest, first, context_len, window) <= most
 
 
-@pytest.mark.parametrize("head_dim", prefill_hopper.SHAPES)
+@pytest.mark.parametrize("head_dim", sm90_prefill.SHAPES)
 def test_grid_has_room_for_splits_of_long_contexts_alone(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill_hopper, "row_groups_map", lambda *description: bytes(128))  # needs the driver
+    monkeypatch.setattr(sm90_prefill, "row_groups_map", lambda *description: bytes(128))  # needs the driver
     blocks = {}
     for context_len in (500, 1023, 1024, 8000):
         device = WritingDevice(arch="90a")
         q, cache, metadata = attention_step(device, [100], [context_len], 4, 2, head_dim)
         CudaOps(device).paged_attention(q, cache, cache, metadata, scale=0.1)  # type: ignore[arg-type]
-        (launch,) = (launch for launch in device.launches if launch.spec in prefill_hopper.SPECS)
+        (launch,) = (launch for launch in device.launches if launch.spec in sm90_prefill.SPECS)
         blocks[context_len] = launch.config.grid[0]
-    tiles = prefill_hopper.most_tiles(prefill_hopper.SHAPES[head_dim], 100, 1, 4, 2)
+    tiles = sm90_prefill.most_tiles(sm90_prefill.SHAPES[head_dim], 100, 1, 4, 2)
     assert blocks == {500: tiles, 1023: tiles, 1024: 2 * tiles, 8000: min(16 * tiles, 132)}
 
 
 def test_splits_of_any_launch_find_memory_that_is_reserved_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill_hopper, "row_groups_map", lambda *description: bytes(128))
+    monkeypatch.setattr(sm90_prefill, "row_groups_map", lambda *description: bytes(128))
     device = WritingDevice(arch="90a")
     ops = CudaOps(device)  # type: ignore[arg-type]
     ops.reserve_attention(64, 32, 128)
-    memory = ops._prefill_memory()
+    memory = sm90_prefill.splits_of(ops.attention_memory)
     assert memory.partials.nbytes < 10 << 20
     device.allocated.clear()
-    for head_dim, shape in prefill_hopper.SHAPES.items():
+    for head_dim, shape in sm90_prefill.SHAPES.items():
         ops.reserve_attention(64, 16, head_dim)
-        outputs, sums, arrivals = memory.pointers(shape, device.multiprocessors)
+        outputs, sums, arrivals = sm90_prefill.split_pointers(memory, shape, device.multiprocessors)
         rows = device.multiprocessors * shape.tile_rows
         assert sums - outputs == rows * head_dim * 4
         assert sums + rows * 2 * 4 <= outputs + memory.partials.nbytes
@@ -88,25 +78,24 @@ def test_splits_of_any_launch_find_memory_that_is_reserved_once(monkeypatch: pyt
             device.allocated.clear()
             ops.paged_attention(q, cache, cache, metadata, scale=0.1, out=q)
             assert device.allocated == []
-            (launch,) = (launch for launch in device.launches if launch.spec in prefill_hopper.SPECS)
-            names = [name for name, _ in launch.spec.parameters]
-            arguments = dict(zip(names, launch.arguments, strict=True))
-            assert arguments["arrivals"] == arrivals
-            assert arguments["partial_out"] == outputs
+            (launch,) = (launch for launch in device.launches if launch.spec in sm90_prefill.SPECS)
+            params = launch.params._asdict()
+            assert params["arrivals"] == arrivals
+            assert params["partial_out"] == outputs
             device.launches.clear()
 
 
 def test_heads_are_read_in_parts_of_equal_size() -> None:
     for num_kv_heads in (1, 8, 12, 128):
         for num_keys in (0, 100, 8192, 40_000, 1 << 20):
-            heads = prefill_hopper.heads_at_once(num_keys, num_kv_heads, 128)
+            heads = sm90_prefill.heads_at_once(num_keys, num_kv_heads, 128)
             assert 1 <= heads <= num_kv_heads
-            assert heads == 1 or heads * num_keys * 128 * 4 <= prefill_hopper.NEAR_BYTES
+            assert heads == 1 or heads * num_keys * 128 * 4 <= sm90_prefill.NEAR_BYTES
             assert -(-num_kv_heads // heads) * heads - num_kv_heads < heads
 
 
 @pytest.mark.parametrize(
-    ("arch", "dtype", "head_dim", "block_size", "hopper"),
+    ("arch", "dtype", "head_dim", "block_size", "sm90"),
     [
         ("90a", bfloat16, 128, 16, True),
         ("90a", float16, 64, 24, True),
@@ -117,26 +106,26 @@ def test_heads_are_read_in_parts_of_equal_size() -> None:
         ("80", bfloat16, 128, 16, False),
     ],
 )
-def test_only_what_fits_takes_the_kernel_of_hopper(
+def test_only_what_fits_takes_the_kernel_of_sm90a(
     arch: str,
     dtype: np.dtype[np.generic],
     head_dim: int,
     block_size: int,
-    hopper: bool,
+    sm90: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefill_hopper, "row_groups_map", lambda *description: bytes(128))  # needs the driver
+    monkeypatch.setattr(sm90_prefill, "row_groups_map", lambda *description: bytes(128))  # needs the driver
     device = WritingDevice(arch=arch)
     q, cache, metadata = attention_step(device, [7, 1], [7, 30], 8, 2, head_dim)
     q = empty(q.shape, dtype, device)
     cache = empty((64, 2, block_size, head_dim), dtype, device)
     for portable in (False, True):
         ops = CudaOps(device)  # type: ignore[arg-type]
-        ops.hopper_prefill = not portable
+        ops.attention_kernels.restrict(without=("sm90_prefill",) if portable else ())
         device.launches.clear()
         ops.paged_attention(q, cache, cache, metadata, scale=0.1)
-        launches = [launch for launch in device.launches if launch.spec in prefill_hopper.SPECS]
-        assert len(launches) == (hopper and not portable)
+        launches = [launch for launch in device.launches if launch.spec in sm90_prefill.SPECS]
+        assert len(launches) == (sm90 and not portable)
         for launch in launches:
-            assert (launch.spec, launch.template) in prefill_hopper.instantiations(("__nv_bfloat16", "__half"))
-            assert len(launch.arguments) == len(launch.spec.parameters)
+            assert (launch.spec, launch.template) in sm90_prefill.instantiations(("__nv_bfloat16", "__half"))
+            check_params(launch)

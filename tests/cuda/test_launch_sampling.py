@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tessera.engine.contract.sampling_row import SAMPLING_ROW
@@ -10,9 +12,9 @@ from tessera.engine.ops.cuda import CudaOps, sampling
 from tessera.engine.tensor import empty, float32, int32
 from tests.cuda.test_launch_attention import Launch, WritingDevice, check_launch
 
-HOPPER = ("90a", 227 << 10)
-AMPERE = ("80", 163 << 10)
-BLACKWELL = ("120a", 99 << 10)
+SM90 = ("90a", 227 << 10)
+SM80 = ("80", 163 << 10)
+SM120 = ("120a", 99 << 10)
 CLUSTERS = 15  # of 8 blocks that a device runs at a time where each has a multiprocessor
 RESERVED_BYTES = 1 << 10  # of shared memory that every block takes besides its own
 
@@ -27,7 +29,7 @@ class Machine(WritingDevice):
     def blocks_together(self, config: LaunchConfig) -> int:
         return min(3, (self.max_shared_bytes + RESERVED_BYTES) // (config.shared_bytes + RESERVED_BYTES))
 
-    def clusters_at_once(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig) -> int:
+    def clusters_at_once(self, spec: KernelSpec[Any], template: tuple[str, ...], config: LaunchConfig) -> int:
         assert config.cluster == sampling.CLUSTER_BLOCKS
         return CLUSTERS * self.blocks_together(config)
 
@@ -47,14 +49,14 @@ def sample(device: Machine, rows: int, vocab_size: int, *, filtered: bool) -> La
 @pytest.mark.parametrize(
     ("machine", "vocab_size", "spec"),
     [
-        (HOPPER, 1, sampling.SAMPLE_CLUSTER),
-        (HOPPER, 151936, sampling.SAMPLE_CLUSTER),
-        (BLACKWELL, 151936, sampling.SAMPLE_CLUSTER),
-        (AMPERE, 151936, sampling.SAMPLE),
+        (SM90, 1, sampling.SAMPLE_CLUSTER),
+        (SM90, 151936, sampling.SAMPLE_CLUSTER),
+        (SM120, 151936, sampling.SAMPLE_CLUSTER),
+        (SM80, 151936, sampling.SAMPLE),
     ],
 )
 def test_a_row_is_a_cluster_where_there_are_clusters(
-    machine: tuple[str, int], vocab_size: int, spec: KernelSpec, rows: int, filtered: bool
+    machine: tuple[str, int], vocab_size: int, spec: KernelSpec[Any], rows: int, filtered: bool
 ) -> None:
     launch = sample(Machine(*machine), rows, vocab_size, filtered=filtered)
     check_launch(launch, set(sampling.instantiations(("float",))), machine[1])
@@ -73,11 +75,11 @@ def test_a_row_is_a_cluster_where_there_are_clusters(
 @pytest.mark.parametrize("filtered", [False, True])
 @pytest.mark.parametrize(("rows", "together"), [(1, 1), (15, 1), (16, 2), (30, 2), (31, 3), (256, 3)])
 def test_few_rows_have_multiprocessors_of_their_own(rows: int, together: int, filtered: bool) -> None:
-    machine = Machine(*HOPPER)
+    machine = Machine(*SM90)
     config = sample(machine, rows, 32000, filtered=filtered).config
     assert machine.blocks_together(config) == together
 
 
 def test_a_vocabulary_beyond_shared_memory_takes_one_block_a_row() -> None:
-    assert sample(Machine(*BLACKWELL), 4, 262144, filtered=True).spec is sampling.SAMPLE
-    assert sample(Machine(*BLACKWELL), 4, 262144, filtered=False).spec is sampling.SAMPLE_CLUSTER
+    assert sample(Machine(*SM120), 4, 262144, filtered=True).spec is sampling.SAMPLE
+    assert sample(Machine(*SM120), 4, 262144, filtered=False).spec is sampling.SAMPLE_CLUSTER

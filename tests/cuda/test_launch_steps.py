@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,14 @@ import pytest
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.step_batch import StepBatch
-from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
-from tessera.engine.models.config import load_config
+from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig, P
+from tessera.engine.formats import Int8RowsFormat, LinearWeight, WeightPart
+from tessera.engine.models.config import ModelConfig, load_config
+from tessera.engine.models.weights.dummy import dummy_weights
+from tessera.engine.models.weights.weights import LayerWeights, Weights
 from tessera.engine.ops.cuda import CudaOps, linear
-from tessera.engine.ops.cuda import sm90_attention_prefill as prefill_hopper
-from tessera.engine.ops.cuda import sm90_matmul as matmul_hopper
+from tessera.engine.ops.cuda.attention import sm90_prefill
+from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, Buffer, Device, HostMemory, Mark, Tensor
 from tests.bench.models import write_model
@@ -51,6 +55,7 @@ class StepDevice(Device):
     """Memory is addresses; what is read from it is 0."""
 
     name = "cuda:0"
+    device_name = "written"
     asynchronous = True
     is_capturing = is_serving = False
     arch, compute_capability, multiprocessors = "90a", (9, 0), H200[0]
@@ -59,7 +64,7 @@ class StepDevice(Device):
     def __init__(self) -> None:
         self.launches: list[Launch] = []
         self.allocated: list[int] = []
-        self.compiled: set[tuple[KernelSpec, tuple[str, ...]]] = set()
+        self.compiled: set[tuple[KernelSpec[Any], tuple[str, ...]]] = set()
         self._begins: list[int] = []
         self._ends: list[int] = []
         self._next = 1 << 30
@@ -94,21 +99,21 @@ class StepDevice(Device):
     def download_async(self, array: np.ndarray[Any, Any], pointer: int) -> None:
         array[...] = 0
 
-    def clusters_at_once(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig) -> int:
+    def clusters_at_once(self, spec: KernelSpec[Any], template: tuple[str, ...], config: LaunchConfig) -> int:
         return H200[config.cluster - 1]
 
-    def compile(self, pairs: Sequence[tuple[KernelSpec, tuple[str, ...]]], progress: Any = None) -> None:
+    def compile(self, pairs: Sequence[tuple[KernelSpec[Any], tuple[str, ...]]], progress: Any = None) -> None:
         self.compiled.update(pairs)
 
-    def launch(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig, *arguments: Any) -> None:
-        launch = Launch(spec, template, config, arguments)
+    def launch(self, spec: KernelSpec[P], template: tuple[str, ...], config: LaunchConfig, params: P) -> None:
+        launch = Launch(spec, template, config, params)
         if not self.is_serving and not self.is_capturing:
             self.compiled.add((spec, template))  # by the warm-up
         check_launch(launch, self.compiled, self.max_shared_bytes)
         assert spec.supports(self.arch)
-        for argument in arguments:
-            if isinstance(argument, Tensor):
-                self.check(argument)
+        for value in params:
+            if isinstance(value, Tensor):
+                self.check(value)
         self.launches.append(launch)
 
     @contextmanager
@@ -122,16 +127,34 @@ class StepDevice(Device):
 @pytest.fixture(scope="module", autouse=True)
 def maps_without_a_driver() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matmul_hopper, "box_map", lambda matrix, rows: bytes(128))
-        patch.setattr(prefill_hopper, "row_groups_map", lambda *description: bytes(128))
+        patch.setattr(sm90, "box_map", lambda matrix, rows: bytes(128))
+        patch.setattr(sm90_prefill, "row_groups_map", lambda *description: bytes(128))
         yield
 
 
-@pytest.fixture(scope="module", params=["qwen3-0.6b", "llama-8b", "builtin"])
+def int8_weights(config: ModelConfig, dtype: Any, ops: Any, **settings: Any) -> Weights:
+    """Every matrix in int8 rows; nothing is in them."""
+    dense = dummy_weights(config, dtype, ops, **settings)
+
+    def stored(weight: LinearWeight) -> LinearWeight:
+        return LinearWeight((WeightPart.empty(Int8RowsFormat(), *weight.shape, ops.device),), weight.bias)
+
+    layers = tuple(
+        LayerWeights(
+            replace(layer.attention, qkv=stored(layer.attention.qkv), out=stored(layer.attention.out)),
+            replace(layer.mlp, up=stored(layer.mlp.up), down=stored(layer.mlp.down)),
+        )
+        for layer in dense.layers
+    )
+    table = stored(dense.embedding)
+    return replace(dense, layers=layers, embedding=table, lm_head=table)
+
+
+@pytest.fixture(scope="module", params=["qwen3-0.6b", "llama-8b", "builtin", "builtin-int8"])
 def runner(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, maps_without_a_driver: None
 ) -> ModelRunner:
-    built = request.param == "builtin"
+    built = request.param.startswith("builtin")
     folder = BUILTIN if built else write_model(tmp_path_factory.mktemp("models"), request.param)
     config = EngineConfig(
         model=str(folder),
@@ -142,7 +165,10 @@ def runner(
         dtype="bfloat16",
     )
     device: Any = StepDevice()
-    made = ModelRunner(config, load_config(folder), device, CudaOps(device))
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "builtin-int8":
+            patch.setattr("tessera.engine.runner.model_runner.dummy_weights", int8_weights)
+        made = ModelRunner(config, load_config(folder), device, CudaOps(device))
     device.is_serving = True
     return made
 
@@ -186,7 +212,10 @@ def test_a_step(runner: ModelRunner, counts: list[int], contexts: list[int], is_
     batch = batch_of(counts, contexts)
     assert (runner._graphs.find(batch) is not None) == is_recorded
     launches = launches_of(runner, batch)
-    assert {"embedding_kernel", "sample_cluster_kernel"} <= {launch.spec.name for launch in launches}
+    names = {launch.spec.name for launch in launches}
+    assert "sample_cluster_kernel" in names
+    stored = runner.decoder.weights.embedding.dense is None
+    assert {"dequantize_int8_rows_kernel" if stored else "embedding_kernel"} <= names
 
 
 def test_of_the_last_layer_a_prompts_tokens_have_keys_and_values_alone(runner: ModelRunner) -> None:
@@ -196,8 +225,7 @@ def test_of_the_last_layer_a_prompts_tokens_have_keys_and_values_alone(runner: M
         found = []
         for launch in launches_of(runner, batch):
             if launch.spec.name in products:
-                names = [name for name, _ in launch.spec.parameters]
-                found.append(launch.arguments[names.index("num_rows")])
+                found.append(launch.params.num_rows)
         return found
 
     prompts = rows_of_products(batch_of([1500] * 4, [0] * 4))

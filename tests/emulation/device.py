@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tessera.engine.cuda.kernel import Argument, Instantiation, Kernel, KernelSpec, LaunchConfig
+from tessera.engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig, P
 from tessera.engine.cuda.memory import Transfers
 from tessera.engine.tensor import CpuDevice
 from tests.emulation.source import MAIN, cpu_sources, main_source
@@ -89,19 +89,19 @@ class EmulatedDevice(CpuDevice):
     def is_capturing(self) -> bool:
         return self._captured is not None
 
-    def clusters_at_once(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig) -> int:
+    def clusters_at_once(self, spec: KernelSpec[Any], template: tuple[str, ...], config: LaunchConfig) -> int:
         return self.multiprocessors // config.cluster
 
-    def launch(self, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig, *arguments: Argument) -> None:
+    def launch(self, spec: KernelSpec[P], template: tuple[str, ...], config: LaunchConfig, params: P) -> None:
         if self._captured is not None:
-            self._captured.append((spec, template, config, *arguments))
+            self._captured.append((spec, template, config, params))
             return
         if (spec, template) not in self._kernels:
             loaded = library(self._folder, spec, template, self._edit, arch=self.arch, races=self._races)
             self._kernels[spec, template] = Kernel(spec, None), loaded
         self.launched.add((spec, template))
         kernel, loaded = self._kernels[spec, template]
-        kernel.set_arguments(arguments)
+        kernel.set_params(params)
         grid, block = ((ctypes.c_uint * 3)(*sizes) for sizes in (config.grid, config.block))
         error = loaded.launch(
             grid, block, config.shared_bytes, config.cluster, ctypes.c_void_p(kernel.arguments_address)
@@ -113,7 +113,7 @@ class EmulatedDevice(CpuDevice):
 
 @dataclass(frozen=True)
 class EmulatedGraph:
-    """What was launched while it was captured, arguments as they were."""
+    """What was launched while it was captured, parameters as they were."""
 
     device: EmulatedDevice
     launches: list[tuple[Any, ...]]
@@ -131,7 +131,7 @@ def kernel_folder(config: pytest.Config) -> Path:
 
 def library(
     folder: Path,
-    spec: KernelSpec,
+    spec: KernelSpec[Any],
     template: tuple[str, ...],
     edit: Callable[[str], str],
     *,
@@ -149,10 +149,10 @@ def library(
         with tempfile.TemporaryDirectory(dir=folder) as name:  # another process may be at the same
             work = Path(name)
             for file, text in sources.items():
-                (work / file).parent.mkdir(exist_ok=True)
+                (work / file).parent.mkdir(parents=True, exist_ok=True)
                 (work / file).write_text(text)
             command = [*options, architecture, f"-I{HERE}"]
-            expanded = run([*command, f"-I{work}", "-E", "-x", "c++", work / Path(spec.file).name], kernel)
+            expanded = run([*command, f"-I{work}", "-E", "-x", "c++", work / spec.file], kernel)
             (work / MAIN).write_text(main_source((spec, template), expanded))
             # Apart, because what watches must not be watched.
             kernel_options = WATCHED_KERNEL if races else ()

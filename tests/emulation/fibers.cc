@@ -186,8 +186,8 @@ void check_end() {
   if (!own.in_flight.empty()) fail("a block ends before what TMA copies is there");
   for (const Warpgroup& group : own.warpgroups) {
     const auto first = own.fibers.begin() + (&group - own.warpgroups.data()) * WARPGROUP;
-    for (auto fiber = first;
-         fiber < first + WARPGROUP && fiber->index < static_cast<int>(own.cluster->threads); ++fiber) {
+    const auto end = std::min(first + WARPGROUP, own.fibers.begin() + own.cluster->threads);
+    for (auto fiber = first; fiber < end; ++fiber) {
       if (fiber->products_begun != first->products_begun) {
         fail("some threads of a warp group start products and others do not");
       }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from itertools import count, pairwise
-from pathlib import Path
+from typing import Any
 
-from tessera.engine.cuda.compiler import SOURCE_FOLDER, source_files
+from tessera.engine.cuda.compiler import SOURCE_FOLDER, sources
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 
 MAIN = "launch.cc"
@@ -28,11 +28,9 @@ NOWHERE = "_"  # where a result goes that nobody wants
 def cpu_sources(instantiation: Instantiation, edit: Callable[[str], str]) -> dict[str, str]:
     """The kernel's file, changed by `edit`, and its headers, for the preprocessor: texts by name."""
     spec = instantiation[0]
-    sources = {path.name: path.read_text() for path in source_files(spec.file)}
-    sources |= {header.name: header.text for header in spec.headers}
-    name = Path(spec.file).name
-    sources[name] = edit(sources[name])
-    return {name: TOOLKIT_INCLUDE.sub("", text) for name, text in sources.items()}
+    texts = sources(spec.file)
+    texts[spec.file] = edit(texts[spec.file])
+    return {name: TOOLKIT_INCLUDE.sub("", text) for name, text in texts.items()}
 
 
 def main_source(instantiation: Instantiation, preprocessed: str) -> str:
@@ -50,7 +48,7 @@ def main_source(instantiation: Instantiation, preprocessed: str) -> str:
     return f'#include "ptx.h"\n{translated(preprocessed)}\n{launch}'
 
 
-def cluster_size(spec: KernelSpec, template: tuple[str, ...]) -> str:
+def cluster_size(spec: KernelSpec[Any], template: tuple[str, ...]) -> str:
     """What the source says of it before the kernel's name, as C++."""
     text = (SOURCE_FOLDER / spec.file).read_text()
     found = re.search(rf"(?:__cluster_dims__|BLOCKS_OF_A_CLUSTER)\((\w+)[^;{{}}]*?\b{spec.name}\(", text)

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from tessera.engine.ops.cpu import CpuOps
-from tessera.engine.ops.cuda import CudaOps, sm90_matmul
-from tessera.engine.ops.cuda.attention_decode import CLUSTERED_ATTENTION_DECODE
-from tessera.engine.ops.cuda.linear import FLAT_NARROW, LARGE, NARROW, WIDE, Tile
-from tessera.engine.ops.cuda.matmul_decode import MATMUL_DECODE
-from tessera.engine.ops.cuda.sm90_attention_prefill import PAGED_ATTENTION_PREFILL_HOPPER
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.attention.decode import CLUSTERED_ATTENTION_DECODE
+from tessera.engine.ops.cuda.attention.sm90_prefill import SM90_PREFILL
+from tessera.engine.ops.cuda.linear import sm90
+from tessera.engine.ops.cuda.linear.decode import MATMUL_DECODE
+from tessera.engine.ops.cuda.linear.portable import FLAT_NARROW, LARGE, NARROW, WIDE, Tile
 from tessera.engine.tensor import CPU, bfloat16, empty, float16, float32, from_numpy
 from tests.emulation.device import COMPILER, EmulatedDevice, EmulationError, kernel_folder
 from tests.emulation.tensor_maps import emulated_tensor_maps
@@ -29,6 +30,7 @@ from tests.gpu.test_attention_decode_gpu import DecodeInputs
 from tests.gpu.test_attention_gpu import assert_splits_are_done, attend, poison_splits
 from tests.gpu.test_matmul_portable_gpu import launch, name
 from tests.gpu.test_sampling_gpu import sample, varied_logits, varied_settings
+from tests.support.linear_calls import norm_product_silu_mul
 from tests.support.op_cases import AttentionCase, AttentionInputs, random_array
 from tests.support.reference import assert_close, assert_same_cache
 from tests.support.sampling_cases import N_SIGMA
@@ -73,7 +75,7 @@ def test_products_of_few_rows(m: int, k: int, n: int, units: int, ops: CudaOps) 
     for each in (CpuOps(), ops):
         x, norm, weight = (from_numpy(array, each.device) for array in arrays)
         normed, gate_up = empty((m, k), bfloat16, each.device), empty((m, n), bfloat16, each.device)
-        out = each.rmsnorm_matmul_silu_mul(x, norm, 1e-5, weight, normed=normed, gate_up=gate_up)
+        out = norm_product_silu_mul(each, x, norm, 1e-5, weight, normed=normed, gate_up=gate_up)
         results.append(out.numpy())
     assert_close(results[1], results[0], bfloat16, roundings=2)
     ((spec, template),) = ops.device.launched
@@ -150,11 +152,11 @@ def test_top_n_sigma(clustered: bool, ops: CudaOps) -> None:
 # -- sm_90a ---------------------------------------------------------------------------------------
 
 ONE, NARROW_SPLIT, PAIR, WIDE_PAIR, LOGITS = (
-    sm90_matmul.Plan(sm90_matmul.TILES[5]),
-    sm90_matmul.Plan(sm90_matmul.TILES[7], splits=2),
-    sm90_matmul.Plan(sm90_matmul.TILES[3], sharing=2),
-    sm90_matmul.WIDE_PLAN,
-    sm90_matmul.LOGITS_PLANS[2],
+    sm90.Plan(sm90.TILES[5]),
+    sm90.Plan(sm90.TILES[7], splits=2),
+    sm90.Plan(sm90.TILES[3], sharing=2),
+    sm90.WIDE_PLAN,
+    sm90.LOGITS_PLANS[2],
 )
 HOPPER_PRODUCTS = {
     "several tiles": (ONE, (300, 136, 200)),
@@ -175,7 +177,7 @@ def test_products_on_sm_90a(kind: str, hopper: CudaOps) -> None:
     arrays = random_array(4, (m, k), dtype), random_array(5, (n, k), dtype, 0.03), random_array(6, (n,), dtype)
     x, weight, bias = (from_numpy(array, hopper.device) for array in arrays)
     out, whole = guarded((m, n), float32 if logits else dtype, hopper.device)
-    sm90_matmul.launch(hopper.device, plan, x, weight, None if logits else bias, out)
+    sm90.launch(hopper.device, plan, x, weight, None if logits else bias, out)
     cpu = CpuOps()
     a, b, c = (from_numpy(array, CPU) for array in arrays)
     expected = cpu.matmul(a, b, out=empty((m, n), float32, CPU)) if logits else cpu.matmul(a, b, c)
@@ -183,12 +185,12 @@ def test_products_on_sm_90a(kind: str, hopper: CudaOps) -> None:
     check_guards(whole)
     if logits:
         return
-    sm90_matmul.launch(hopper.device, plan, x, weight, bias, out, accumulate=True)
+    sm90.launch(hopper.device, plan, x, weight, bias, out, accumulate=True)
     cpu.matmul(a, b, c, expected, accumulate=True)
     assert_close(out.numpy(), expected.numpy(), dtype, roundings=2)
     if n % 16 == 0:
         gated, whole = guarded((m, n // 2), dtype, hopper.device)
-        sm90_matmul.launch(hopper.device, plan, x, weight, None, gated, silu_mul=True)
+        sm90.launch(hopper.device, plan, x, weight, None, gated, silu_mul=True)
         expected = cpu.matmul_silu_mul(a, b, gate_up=empty((m, n), dtype, CPU))
         assert_close(gated.numpy(), expected.numpy(), dtype, roundings=2)
         check_guards(whole)
@@ -208,7 +210,7 @@ def test_attention_of_prompts_on_sm_90a(case: AttentionCase, hopper: CudaOps) ->
     partials = poison_splits(hopper)
     assert partials is not None
     assert_close(attend(hopper, inputs), attend(CpuOps(), inputs), case.dtype)
-    assert PAGED_ATTENTION_PREFILL_HOPPER in {spec for spec, _ in hopper.device.launched}  # type: ignore[attr-defined]
+    assert SM90_PREFILL in {spec for spec, _ in hopper.device.launched}  # type: ignore[attr-defined]
     assert np.isfinite(partials.numpy()).any() == (case is SPLIT_PROMPT)
     assert_splits_are_done(hopper)
 

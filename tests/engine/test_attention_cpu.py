@@ -10,7 +10,7 @@ import pytest
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.interface import HeadTransform
-from tessera.engine.tensor import CPU, Tensor, bfloat16, float32, from_numpy
+from tessera.engine.tensor import CPU, Tensor, bfloat16, float16, float32, from_numpy
 from tests.support import reference
 from tests.support.op_cases import (
     ATTENTION_CASES,
@@ -131,6 +131,24 @@ def test_paged_attention(case: AttentionCase) -> None:
     assert_close(out.numpy(), expected, case.dtype)
 
 
+@pytest.mark.parametrize("cached", [float16, float32], ids=str)
+@pytest.mark.parametrize("dtype", [bfloat16, float32], ids=str)
+def test_a_cache_of_another_dtype(dtype: np.dtype[Any], cached: np.dtype[Any]) -> None:
+    inputs = AttentionInputs(AttentionCase("", ((1, 40), (7, 33)), dtype=dtype))
+    inputs.key_cache, inputs.value_cache = (each.astype(cached) for each in (inputs.key_cache, inputs.value_cache))
+    expected = reference.paged_attention(
+        inputs.q,
+        inputs.key_cache,
+        inputs.value_cache,
+        inputs.block_tables,
+        inputs.cu_seqlens_q,
+        inputs.context_lens,
+        inputs.case.scale,
+        None,
+    )
+    assert_close(attend(inputs), expected, dtype)
+
+
 def test_paged_attention_of_nothing() -> None:
     assert attend(AttentionInputs(AttentionCase("", ()))).shape == (0, 64)
 
@@ -193,7 +211,7 @@ def test_wrong_attention_inputs_are_refused_before_work(wrong: str) -> None:
     elif wrong == "caches":
         value_cache = value_cache[1:]
     elif wrong == "dtype":
-        qkv = tensor(random_array(1, (2, 8 * 16), bfloat16))
+        qkv = tensor(np.zeros((2, 8 * 16), np.int32))
     elif wrong == "rotary":
         cos_sin = tensor(random_array(1, (9, 18)))
     elif wrong == "norm":

@@ -35,6 +35,15 @@ PERTURBATIONS: dict[str, dict[str, Any]] = {
     "phi3-partial-window": {"partial_rotary_factor": 1.0},
     "phi3-longrope-short": {"original_max_position_embeddings": 16},
     "phi3-longrope-long": {"original_max_position_embeddings": 64},
+    "llama-gelu": {"hidden_act": "silu"},
+    "ministral-pattern": {"layer_types": ["sliding_attention"] * 3},
+    "starcoder2-window": {"sliding_window": 9},
+    "stablelm": {"partial_rotary_factor": 0.5},
+    "stablelm-parallel": {"partial_rotary_factor": 1.0},
+    "granite": {"residual_multiplier": 0.5},
+    "granite-tied": {"embedding_multiplier": 1.0},
+    "exaone4": {"sliding_window_pattern": 3},
+    "exaone4-full": {"sliding_window": 64},
     "gpt2": {"activation_function": "gelu"},
     "gpt2-variants": {"scale_attn_by_inverse_layer_idx": False},
 }
@@ -47,7 +56,7 @@ def golden() -> dict[str, np.ndarray[Any, Any]]:
 
 
 def harness(model: TinyModel, folder: Path, dtype: np.dtype[Any] = float32) -> DecoderHarness:
-    return DecoderHarness(build(model, folder), make_ops(CPU), dtype, max_model_len=model.max_model_len)
+    return DecoderHarness.of(build(model, folder), make_ops(CPU), dtype, max_model_len=model.max_model_len)
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)
@@ -90,12 +99,11 @@ def test_golden_logits_tell_variants_apart(name: str, tmp_path: Path, golden: di
 def test_golden_logits_notice_a_wrong_rope_table(tmp_path: Path, golden: dict[str, np.ndarray[Any, Any]]) -> None:
     """A table of interleaved instead of half-split pairs is the classic mistake."""
     made = harness(TINY_MODELS["llama"], tmp_path)
-    assert made.config.rope is not None
-    table = cos_sin_table(made.config.rope, 64)
+    table = cos_sin_table(made.config.ropes[0], 64)
     half = table.shape[1] // 2
     swapped = np.concatenate([table[:, half:], table[:, :half]], axis=1)
     old = made.decoder
-    made.decoder = Decoder(old.config, old.weights, old.ops, old.kv_cache, from_numpy(swapped, CPU))
+    made.decoder = Decoder(old.config, old.weights, old.ops, old.caches, [from_numpy(swapped, CPU)])
     assert relative_error(made.logits(prompt())[golden["positions"]], golden["llama"]) > 0.1
 
 

@@ -15,6 +15,7 @@ from tessera.engine.contract.errors import ModelError
 from tessera.engine.models.config import ModelConfig, load_config, parse_config
 from tessera.engine.models.registry import ARCHITECTURES
 from tessera.engine.models.rope import cos_sin_table, inverse_frequencies
+from tessera.engine.models.specs import HalfNorms, NormSpec
 from tessera.engine.tensor import bfloat16, float16, float32
 from tests.support.tiny_models import TINY_MODELS, TinyModel, build
 
@@ -39,27 +40,30 @@ def test_every_architecture_has_a_tiny_model() -> None:
 
 def test_llama() -> None:
     config = parse()
-    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (3, 4, 2, 16)
-    assert (config.q_size, config.kv_size, config.qkv_size, config.up_size) == (64, 32, 128, 192)
-    assert config.activation == "silu_mul"
-    assert config.norm == "rmsnorm"
+    attention, mlp = config.layers[0].attention, config.layers[0].mlp
+    assert (config.num_layers, attention.num_heads, attention.num_kv_heads, attention.head_dim) == (3, 4, 2, 16)
+    assert (attention.q_size, attention.kv_size, attention.qkv_size, mlp.up_size) == (64, 32, 128, 192)
+    assert mlp.activation == "silu_mul"
+    assert attention.norms == mlp.norms == HalfNorms(before=NormSpec("rmsnorm", 1e-5))
+    assert config.final_norm == NormSpec("rmsnorm", 1e-5)
     assert not config.tie_word_embeddings
     assert config.torch_dtype == float32
-    assert all(layer.rope and layer.sliding_window is None for layer in config.layers)
-    assert config.layers[0].attention_scale == pytest.approx(1 / 4)
+    assert all(layer == config.layers[0] for layer in config.layers)
+    assert (attention.rope, attention.sliding_window) == (0, None)
+    assert attention.scale == pytest.approx(1 / 4)
 
 
 def test_a_silent_file_takes_the_architectures_defaults() -> None:
     config = parse_config(without("tie_word_embeddings", "smollm3"), {})
     assert config.tie_word_embeddings
-    assert parse_config(without("num_key_value_heads"), {}).num_kv_heads == 4
+    assert parse_config(without("num_key_value_heads"), {}).layers[0].attention.num_kv_heads == 4
     assert parse_config(without("torch_dtype"), {}).torch_dtype is None
     qwen3 = parse_config(without("head_dim", "qwen3"), {})
-    assert qwen3.head_dim == 128
+    assert qwen3.head_dims == {128}
 
 
 def test_null_means_absent() -> None:
-    assert parse(num_key_value_heads=None).num_kv_heads == 4
+    assert parse(num_key_value_heads=None).layers[0].attention.num_kv_heads == 4
     assert parse(rope_scaling=None, attention_bias=None, head_dim=None) == parse()
 
 
@@ -70,17 +74,20 @@ def test_old_and_new_spelling_agree() -> None:
 
 
 def test_biases_per_architecture() -> None:
-    assert (parse("qwen2").qkv_bias, parse("qwen2").out_bias, parse("qwen2").mlp_bias) == (True, False, False)
-    assert (parse("llama-tied-biases").out_bias, parse("llama-tied-biases").mlp_bias) == (True, True)
-    assert (parse("gpt2").qkv_bias, parse("gpt2").out_bias, parse("gpt2").mlp_bias) == (True, True, True)
-    assert not parse("qwen3").qkv_bias
-    assert parse("qwen3").qk_norm
-    assert not parse("phi3").qkv_bias
+    def biases(base: str) -> tuple[bool, bool, bool, bool]:
+        layer = parse(base).layers[0]
+        return layer.attention.qkv_bias, layer.attention.out_bias, layer.mlp.up_bias, layer.mlp.down_bias
+
+    assert biases("qwen2") == (True, False, False, False)
+    assert biases("llama-tied-biases") == biases("gpt2") == (True, True, True, True)
+    assert biases("qwen3") == biases("phi3") == (False, False, False, False)
+    assert parse("qwen3").layers[0].attention.qk_norm == NormSpec("rmsnorm", 1e-5)
+    assert parse("llama").layers[0].attention.qk_norm is None
 
 
 def test_windows_per_architecture() -> None:
     def windows(config: ModelConfig) -> list[int | None]:
-        return [layer.sliding_window for layer in config.layers]
+        return [layer.attention.sliding_window for layer in config.layers]
 
     assert windows(parse("mistral-window")) == [8, 8, 8]
     assert windows(parse("mistral")) == [None] * 3
@@ -94,22 +101,61 @@ def test_windows_per_architecture() -> None:
 
 
 def test_smollm3_layers_without_rope() -> None:
-    assert [layer.rope for layer in parse("smollm3").layers] == [True, True, True, False]
-    assert [layer.rope for layer in parse("smollm3", no_rope_layer_interval=2).layers] == [True, False, True, False]
-    assert [layer.rope for layer in parse("smollm3-window").layers] == [False, True, False]
+    def ropes(config: ModelConfig) -> list[int | None]:
+        return [layer.attention.rope for layer in config.layers]
+
+    assert ropes(parse("smollm3")) == [0, 0, 0, None]
+    assert ropes(parse("smollm3", no_rope_layer_interval=2)) == [0, None, 0, None]
+    assert ropes(parse("smollm3-window")) == [None, 0, None]
 
 
 def test_gpt2() -> None:
     config = parse("gpt2")
-    assert config.rope is None
+    mlp = config.layers[0].mlp
+    assert config.ropes == ()
     assert config.learned_positions
-    assert (config.intermediate_size, config.up_size, config.activation) == (256, 256, "gelu_tanh")
+    assert (mlp.inner_size, mlp.up_size, mlp.activation) == (256, 256, "gelu_tanh")
     assert config.longest_context == config.max_position_embeddings == 64
     assert config.torch_dtype == float16
     variants = parse("gpt2-variants")
-    assert variants.activation == "gelu_erf"
-    assert [layer.attention_scale for layer in variants.layers] == pytest.approx([1 / 4, 1 / 8, 1 / 12])
-    assert parse("gpt2", scale_attn_weights=False).layers[0].attention_scale == 1.0
+    assert variants.layers[0].mlp.activation == "gelu_erf"
+    assert [layer.attention.scale for layer in variants.layers] == pytest.approx([1 / 4, 1 / 8, 1 / 12])
+    assert parse("gpt2", scale_attn_weights=False).layers[0].attention.scale == 1.0
+
+
+def test_stablelm() -> None:
+    layer = parse("stablelm-parallel").layers[0]
+    norm = NormSpec("layernorm", 1e-4, bias=True)
+    assert (layer.parallel, layer.attention.norms, layer.mlp.norms) == (True, HalfNorms(before=norm), HalfNorms())
+    assert (layer.attention.qkv_bias, layer.attention.out_bias) == (True, False)
+    layer = parse("stablelm").layers[0]
+    assert (layer.parallel, layer.mlp.norms) == (False, HalfNorms(before=norm))
+    assert parse("stablelm").ropes[0].rotary_dim == 4, "a quarter, unless the file says otherwise"
+
+
+def test_granite_multipliers() -> None:
+    config = parse("granite")
+    assert (config.embedding_multiplier, config.logits_multiplier) == (3.0, 1 / 2.5)
+    assert {(layer.residual_multiplier, layer.attention.scale) for layer in config.layers} == {(0.4, 0.15)}
+
+
+def test_exaone4_rotates_where_it_slides() -> None:
+    def layers(**changes: Any) -> list[tuple[int | None, int | None]]:
+        config = parse("exaone4", num_hidden_layers=4, **changes)
+        return [(layer.attention.rope, layer.attention.sliding_window) for layer in config.layers]
+
+    assert layers() == [(0, 8), (None, None)] * 2
+    assert layers(layer_types=["full_attention"] * 4) == [(None, None)] * 4
+    assert layers(sliding_window=None) == [(0, None)] * 4
+    norms = parse("exaone4").layers[0].attention.norms
+    assert norms == HalfNorms(after=NormSpec("rmsnorm", 1e-5))
+
+
+def test_ministral_slides_unless_listed() -> None:
+    windows = [layer.attention.sliding_window for layer in parse("ministral-pattern").layers]
+    assert windows == [None, 8, None]
+    assert {layer.attention.sliding_window for layer in parse("ministral").layers} == {8}
+    assert {layer.attention.sliding_window for layer in parse("ministral", sliding_window=None).layers} == {None}
 
 
 def test_eos_ids_of_both_files_are_merged() -> None:
@@ -134,8 +180,7 @@ def test_dtypes() -> None:
 
 
 def rope_table(max_model_len: int, base: str = "llama", **changes: Any) -> np.ndarray[Any, Any]:
-    rope = parse(base, **changes).rope
-    assert rope is not None
+    (rope,) = parse(base, **changes).ropes
     return cos_sin_table(rope, max_model_len)
 
 
@@ -160,8 +205,7 @@ def test_dynamic_scaling_starts_beyond_the_trained_length() -> None:
 
 
 def test_longrope_takes_long_factors_beyond_the_trained_length() -> None:
-    rope = parse("phi3-longrope-short").rope
-    assert rope is not None
+    (rope,) = parse("phi3-longrope-short").ropes
     plain = rope.theta ** (-np.arange(0, 16, 2) / 16)
     np.testing.assert_allclose(inverse_frequencies(rope, 64), plain / np.array(rope.short_factor))
     np.testing.assert_allclose(inverse_frequencies(rope, 65), plain / np.array(rope.long_factor))
@@ -220,7 +264,7 @@ def test_unsupported_architecture_is_named_with_those_supported() -> None:
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
-        ({"hidden_act": "gelu"}, "hidden_act must be one of silu"),
+        ({"hidden_act": "relu"}, "hidden_act must be one of silu"),
         ({"hidden_act": ["silu"]}, "hidden_act"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"attention_bias": 1}, "attention_bias"),
@@ -267,6 +311,10 @@ def test_errors_of_other_architectures() -> None:
         parse("gpt2", activation_function="relu")
     with pytest.raises(ModelError, match="add_cross_attention"):
         parse("gpt2", add_cross_attention=True)
+    with pytest.raises(ModelError, match="qk_layernorm must be false: norms of each head"):
+        parse("stablelm", qk_layernorm=True)
+    with pytest.raises(ModelError, match="residual_multiplier must be a number from 1e-06 to 1e"):
+        parse("granite", residual_multiplier=0)
 
 
 @pytest.mark.parametrize(
@@ -319,6 +367,6 @@ def test_random_values_never_get_past_as_anything_but_a_model_error() -> None:
         except ModelError:
             continue
         parsed += 1
-        if result.rope is not None:
-            assert np.isfinite(cos_sin_table(result.rope, 8)).all()
+        for rope in result.ropes:
+            assert np.isfinite(cos_sin_table(rope, 8)).all()
     assert parsed > 200

@@ -12,6 +12,7 @@ import pytest
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.formats import KVFormat
 from tessera.engine.models.config import load_config, parse_config
 from tessera.engine.models.kv_cache import block_bytes
 from tessera.engine.ops.make import make_ops
@@ -39,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> DecoderHarness:
-    return DecoderHarness(folder, make_ops(CpuDevice()), float32, max_model_len=64)
+    return DecoderHarness.of(folder, make_ops(CpuDevice()), float32, max_model_len=64)
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ def test_fault_nan_logits_fail_their_row_alone(make_runner: MakeRunner) -> None:
     healthy = [row(0, prompt()[:9], logprobs=1), row(2, prompt()[3:9])]
     expected = generate(make_runner(), [row(0, prompt()[:9]), row(2, prompt()[3:9])], 1)
     poisoned_id = 1  # not in any prompt
-    runner.decoder.weights.embedding.numpy()[poisoned_id] = np.nan
+    next(runner.decoder.weights.embedding.tensors()).numpy()[poisoned_id] = np.nan
     rows = [healthy[0], row(1, [5, poisoned_id, 6], logprobs=2), healthy[1]]
     result = runner.execute(step_batch(rows, BLOCK_SIZE))
     assert result.token_ids.tolist() == [expected[0][0], -1, expected[1][0]]
@@ -338,7 +339,7 @@ def test_dtype_on_other_devices(asked: str, stored: str | None, expected: str) -
 
 
 def test_kv_cache_is_no_larger_than_asked_nor_than_useful(make_runner: MakeRunner, folder: Path) -> None:
-    per_block = block_bytes(load_config(folder), BLOCK_SIZE, float32)
+    per_block = block_bytes(load_config(folder), BLOCK_SIZE, KVFormat(float32))
     gib = 20.5 * per_block / 2**30
     with pytest.raises(ConfigError, match="cpu-kv-cache-gib must"):
         EngineConfig(model="x", cpu_kv_cache_gib=gib / 100).verify()
@@ -347,7 +348,7 @@ def test_kv_cache_is_no_larger_than_asked_nor_than_useful(make_runner: MakeRunne
 
 
 def test_a_kv_cache_too_small_for_one_sequence_says_what_fits(make_runner: MakeRunner, folder: Path) -> None:
-    per_block = block_bytes(load_config(folder), BLOCK_SIZE, float32)
+    per_block = block_bytes(load_config(folder), BLOCK_SIZE, KVFormat(float32))
     gib = 5.5 * per_block / 2**30
     with pytest.raises(ConfigError, match=r"40 tokens .* one sequence may have 64: pass --max-model-len 40 or less"):
         make_runner(cpu_kv_cache_gib=gib)
@@ -358,7 +359,7 @@ def test_the_models_own_length_gives_way_to_what_memory_holds(
     make_runner: MakeRunner, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tessera.engine.runner.model_runner.MIN_DERIVED_LEN", 16)
-    gib = 5.5 * block_bytes(load_config(folder), BLOCK_SIZE, float32) / 2**30
+    gib = 5.5 * block_bytes(load_config(folder), BLOCK_SIZE, KVFormat(float32)) / 2**30
     assert make_runner(cpu_kv_cache_gib=gib).max_model_len == 40
     with pytest.raises(ConfigError, match="one sequence may have 64"):
         make_runner(cpu_kv_cache_gib=gib, max_model_len=64)
@@ -388,7 +389,7 @@ def test_other_architectures_run_too(name: str, tmp_path: Path) -> None:
     device = CpuDevice()
     config = EngineConfig(model=str(folder), block_size=BLOCK_SIZE, max_model_len=64)
     runner = ModelRunner(config, load_config(folder), device, make_ops(device))
-    reference = DecoderHarness(folder, make_ops(device), float32, max_model_len=64)
+    reference = DecoderHarness.of(folder, make_ops(device), float32, max_model_len=64)
     one = row(0, prompt()[:9])
     generate(runner, [one], 6)
     for length in range(6):

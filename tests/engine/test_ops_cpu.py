@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tessera.engine.contract.errors import TesseraError
+from tessera.engine.formats import FORMATS, Int8RowsFormat, LinearWeight
 from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.linear_interface import Accumulate, Activate, Activation, LayerNorm, Prologue, RMSNorm
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Tensor, bfloat16, float16, float32, from_numpy
 from tests.support import reference
-from tests.support.op_cases import DTYPES, ElsewhereDevice, poisoned, random_array
+from tests.support.op_cases import DTYPES, ElsewhereDevice, columns_of, mixed_weight, poisoned, random_array
 from tests.support.reference import assert_close
 
 Array = np.ndarray[Any, Any]
@@ -68,6 +71,106 @@ def test_matmul_keeps_a_broken_row_to_itself(m: int) -> None:
     sound = [0, *range(3, m)]
     assert_close(result[sound], reference.matmul(x, weight)[sound], float32)
     assert np.isnan(result[1]).all()
+
+
+def test_linear_surrounds_the_product_with_norm_and_activation() -> None:
+    x, weight, bias = random_array(1, (5, 24)), random_array(2, (14, 24), scale=0.3), random_array(3, (14,))
+    norm, norm_bias = random_array(4, (24,)), random_array(5, (24,))
+    rms = RMSNorm(tensor(norm), 1e-5, poisoned((5, 24), float32, CPU))
+    layer = LayerNorm(tensor(norm), tensor(norm_bias), 1e-5, poisoned((5, 24), float32, CPU))
+    befores: dict[Prologue | None, Array] = {
+        rms: reference.rmsnorm(x, norm, 1e-5),
+        layer: reference.layernorm(x, norm, norm_bias, 1e-5),
+        None: x,
+    }
+    functions: dict[Activation, Callable[[Array], Array]] = {
+        "silu_mul": reference.silu_mul,
+        "gelu_tanh_mul": partial(reference.gated_gelu, tanh=True),
+        "gelu_erf_mul": partial(reference.gated_gelu, tanh=False),
+        "gelu_tanh": partial(reference.gelu, tanh=True),
+        "gelu_erf": partial(reference.gelu, tanh=False),
+    }
+    for prologue, normed in befores.items():
+        product = reference.matmul(normed, weight, bias)
+        made = LinearWeight.of(tensor(weight), tensor(bias))
+        assert_close(ops.linear(tensor(x), made, prologue=prologue).numpy(), product, float32)
+        out = tensor(product.astype(np.float32))
+        assert ops.linear(tensor(x), made, prologue=prologue, epilogue=Accumulate(), out=out) is out
+        assert_close(out.numpy(), 2 * product, float32)
+        for name, function in functions.items():
+            epilogue = Activate(name, poisoned((5, 14), float32, CPU))
+            result = ops.linear(tensor(x), made, prologue=prologue, epilogue=epilogue)
+            assert_close(result.numpy(), function(product), float32)
+
+
+# -- weight formats -------------------------------------------------------------------------------
+
+
+@dtypes
+@pytest.mark.parametrize("m", [1, 8, 9, 40])
+def test_linear_by_rows_of_several_formats(m: int, dtype: np.dtype[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the dequantised numbers in float64, in pieces that end within a part and at its end."""
+    monkeypatch.setattr("tessera.engine.ops.cpu.linear.WIDENED_ELEMENTS", 7 * 64)
+    weight, numbers = mixed_weight(CPU, dtype, ["int8_rows", "dense", "int8_rows"], [20, 31, 6], 64)
+    x, bias = random_array(1, (m, 64), dtype), random_array(2, (57,), dtype)
+    with_bias = LinearWeight(weight.parts, tensor(bias))
+    expected = reference.matmul(x, numbers, bias)
+    assert_close(ops.linear(tensor(x), with_bias).numpy(), expected, dtype)
+    out = poisoned((m, 57), float32, CPU)
+    assert_close(ops.linear(tensor(x), with_bias, out=out).numpy(), expected, float32)
+    residual = tensor(random_array(3, (m, 57), dtype))
+    total = expected + residual.numpy().astype(np.float64)
+    assert_close(ops.linear(tensor(x), with_bias, epilogue=Accumulate(), out=residual).numpy(), total, dtype)
+
+
+def test_int8_rows_are_within_half_a_step_of_what_they_stand_for() -> None:
+    values = random_array(1, (9, 40))
+    values[3], values[5, 7] = 0, 1e4
+    arrays = Int8RowsFormat.quantize(values)
+    numbers = Int8RowsFormat().dequantize(arrays, slice(None))
+    step = np.abs(values).max(axis=1, keepdims=True) / 127
+    assert (np.abs(numbers - values) <= step / 2 * (1 + 1e-5)).all()
+    assert numbers[5, 7] == pytest.approx(1e4)
+    assert Int8RowsFormat().nbytes(9, 40) == sum(array.nbytes for array in arrays.values()) == 9 * 40 + 9 * 4
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_lays_out_the_tensors_it_names(name: str) -> None:
+    columns = columns_of(name, 32)
+    weight, _ = mixed_weight(CPU, bfloat16, [name], [6], columns)
+    (part,) = weight.parts
+    assert tuple(part.tensors) == part.format.tensor_names
+    assert [(t.shape, t.dtype) for t in part.tensors.values()] == [tuple(t) for t in part.format.layout(6, columns)]
+    assert sum(t.nbytes for t in weight.tensors()) == part.format.nbytes(6, columns)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_lookup(name: str) -> None:
+    width = columns_of(name, 9)
+    table, numbers = mixed_weight(CPU, float32, [name], [20], width)
+    ids = np.array([3, 19, 0, -1, 20, 3, -2], np.int32)
+    plain = ops.lookup(tensor(ids), table, out=poisoned((7, width), float32, CPU)).numpy()
+    known = (ids >= 0) & (ids < 20)
+    np.testing.assert_array_equal(plain, np.where(known[:, None], numbers[ids.clip(0, 19)], 0))
+    sampled = tensor(np.array([4, 77], np.int32))
+    found = ops.lookup(tensor(ids), table, sampled=sampled, out=poisoned((7, width), float32, CPU)).numpy()
+    np.testing.assert_array_equal(found[3], numbers[4])
+    assert not found[6].any()
+
+
+def test_a_weight_that_does_not_fit_is_refused() -> None:
+    one, other = (mixed_weight(CPU, float32, ["int8_rows"], [4], columns)[0] for columns in (8, 16))
+    with pytest.raises(TesseraError, match="differ in width"):
+        LinearWeight(one.parts + other.parts)
+    with pytest.raises(TesseraError, match="a bias of shape"):
+        LinearWeight(one.parts, tensor(np.zeros(3, np.float32)))
+    with pytest.raises(TesseraError, match="linear"):
+        ops.linear(tensor(np.zeros((2, 16), np.float32)), one)
+    with pytest.raises(TesseraError, match="linear"):
+        ops.linear(tensor(np.zeros((2, 4), bfloat16)), LinearWeight.of(tensor(np.zeros((3, 4), np.float32))))
+    odd, gate = LinearWeight.of(tensor(np.zeros((3, 4), np.float32))), tensor(np.zeros((2, 3), np.float32))
+    with pytest.raises(TesseraError, match="odd number of features"):
+        ops.linear(tensor(np.zeros((2, 4), np.float32)), odd, epilogue=Activate("silu_mul", gate))
 
 
 # -- norms and softmax ----------------------------------------------------------------------------
@@ -127,6 +230,21 @@ def test_exact_gelu_keeps_its_relative_accuracy_in_the_tail() -> None:
     x = np.linspace(-9, 9, 4001, dtype=np.float32)
     expected = reference.gelu(x, False)
     np.testing.assert_allclose(ops.gelu(tensor(x), tanh=False).numpy(), expected, rtol=1e-6)
+
+
+@dtypes
+@pytest.mark.parametrize("tanh", [True, False])
+def test_gelu_mul(tanh: bool, dtype: np.dtype[Any]) -> None:
+    gate_up = random_array(7, (5, 62), dtype, 3)
+    expected = reference.gated_gelu(gate_up, tanh)
+    assert_close(ops.gelu_mul(tensor(gate_up), tanh=tanh).numpy(), expected, dtype, floor=0.001)
+
+
+@dtypes
+def test_soft_cap(dtype: np.dtype[Any]) -> None:
+    x = random_array(8, (5, 33), dtype, 40)
+    expected = 30 * np.tanh(x.astype(np.float64) / 30)
+    assert_close(ops.soft_cap(tensor(x), 30.0).numpy(), expected, dtype, floor=0.001)
 
 
 def test_activations_of_extreme_values() -> None:
@@ -202,6 +320,7 @@ def test_in_place(dtype: np.dtype[Any]) -> None:
         lambda t, out: ops.add(tensor(b), t, out=out),
         lambda t, out: ops.mul(t, tensor(b), out=out),
         lambda t, out: ops.scale(t, 1.7, out=out),
+        lambda t, out: ops.soft_cap(t, 1.7, out=out),
         lambda t, out: ops.gelu(t, tanh=True, out=out),
         lambda t, out: ops.gelu(t, tanh=False, out=out),
         lambda t, out: ops.rmsnorm(t, tensor(w), 1e-6, out=out),
@@ -227,6 +346,10 @@ TWO_DEVICES: dict[str, Callable[[dict[str, Tensor], Tensor], object]] = {
     "layernorm": lambda t, far: ops.layernorm(t["x"], t["weight"], far[0], 1e-6),
     "softmax": lambda t, far: ops.softmax(far),
     "silu_mul": lambda t, far: ops.silu_mul(far),
+    "linear": lambda t, far: ops.linear(t["x"], LinearWeight.of(far.view(4, 6))),
+    "lookup": lambda t, far: ops.lookup(t["ids"], LinearWeight.of(far)),
+    "gelu_mul": lambda t, far: ops.gelu_mul(far, tanh=True),
+    "soft_cap": lambda t, far: ops.soft_cap(far, 3.0),
     "gelu": lambda t, far: ops.gelu(t["x"], tanh=True, out=far.view(4, 6)),
     "add": lambda t, far: ops.add(t["x"], far.view(4, 6)),
     "mul": lambda t, far: ops.mul(far.view(4, 6), t["x"]),

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> np.ndarray[Any, Any]:
     """Log-probabilities [tokens, V] after each of the prompt's tokens."""
-    harness = DecoderHarness(folder, make_ops(CpuDevice()), float32, max_model_len=64)
+    harness = DecoderHarness.of(folder, make_ops(CpuDevice()), float32, max_model_len=64)
     return log_softmax(harness.logits(prompt()[:30]).astype(np.float64))
 
 

@@ -33,7 +33,7 @@ def reference_cases(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_logits_after_the_prompt(folder: Path) -> None:
-    made = DecoderHarness(folder, make_ops(CPU), float32, max_model_len=512, block_size=BLOCK_SIZE)
+    made = DecoderHarness.of(folder, make_ops(CPU), float32, max_model_len=512, block_size=BLOCK_SIZE)
     for case in reference_cases(folder):
         logits = made.logits(case["prompt_ids"])[-1]
         assert relative_error(logits, np.array(case["logits_after_prompt"])) < 1e-4

@@ -14,9 +14,13 @@ import numpy as np
 import pytest
 
 from tessera.engine.contract.errors import ModelError
+from tessera.engine.formats import LinearWeight
 from tessera.engine.models.config import load_config
-from tessera.engine.models.weights.loader import Weights, dummy_weights, load_weights, num_weight_bytes
+from tessera.engine.models.weights.build import num_weight_bytes
+from tessera.engine.models.weights.dummy import dummy_weights
+from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.models.weights.safetensors import Checkpoint, SafetensorsFile
+from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, bfloat16, float16, float32
 from tests.support.tiny_models import TINY_MODELS, TinyModel, build, make_tensors, write_safetensors
@@ -27,6 +31,13 @@ OPS = make_ops(CPU)
 
 def load(folder: Path, dtype: np.dtype[Any] = float32) -> Weights:
     return load_weights(folder, load_config(folder), dtype, OPS)
+
+
+def numbers(weight: LinearWeight | None) -> Array:
+    """Of a dense weight."""
+    assert weight is not None
+    assert weight.dense is not None
+    return weight.dense.numpy()
 
 
 def rewrite(folder: Path, tensors: dict[str, Array]) -> Path:
@@ -52,19 +63,21 @@ def test_parts_are_fused_in_order(llama: Path, stored: dict[str, Array]) -> None
     layer = "model.layers.1."
     qkv = np.concatenate([stored[f"{layer}self_attn.{part}_proj.weight"] for part in "qkv"])
     up = np.concatenate([stored[f"{layer}mlp.{part}_proj.weight"] for part in ("gate", "up")])
-    assert np.array_equal(weights.layers[1].qkv.numpy(), qkv)
-    assert np.array_equal(weights.layers[1].up.numpy(), up)
-    assert np.array_equal(weights.layers[1].mlp_norm.numpy(), stored[f"{layer}post_attention_layernorm.weight"])
-    assert np.array_equal(weights.embedding.numpy(), stored["model.embed_tokens.weight"])
-    assert np.array_equal(weights.lm_head.numpy(), stored["lm_head.weight"])
+    assert np.array_equal(numbers(weights.layers[1].attention.qkv), qkv)
+    assert np.array_equal(numbers(weights.layers[1].mlp.up), up)
+    norm = weights.layers[1].mlp.norms.before
+    assert norm is not None
+    assert np.array_equal(norm.weight.numpy(), stored[f"{layer}post_attention_layernorm.weight"])
+    assert np.array_equal(numbers(weights.embedding), stored["model.embed_tokens.weight"])
+    assert np.array_equal(numbers(weights.lm_head), stored["lm_head.weight"])
 
 
 def test_gpt2_projections_are_turned(tmp_path: Path) -> None:
     model = TINY_MODELS["gpt2"]
     weights = load(build(model, tmp_path))
     tensors = make_tensors(model)
-    assert np.array_equal(weights.layers[0].qkv.numpy(), tensors["h.0.attn.c_attn.weight"].T)
-    assert np.array_equal(weights.layers[2].down.numpy(), tensors["h.2.mlp.c_proj.weight"].T)
+    assert np.array_equal(numbers(weights.layers[0].attention.qkv), tensors["h.0.attn.c_attn.weight"].T)
+    assert np.array_equal(numbers(weights.layers[2].mlp.down), tensors["h.2.mlp.c_proj.weight"].T)
     assert weights.lm_head is weights.embedding
 
 
@@ -82,11 +95,11 @@ def test_sizes_add_up(name: str, dtype: np.dtype[Any], tmp_path: Path) -> None:
 def test_sixteen_bit_storage_loses_nothing(tmp_path: Path) -> None:
     """The values are exact in bfloat16, so every storage and every dtype gives the same numbers."""
     model = TINY_MODELS["llama"]
-    expected = load(build(model, tmp_path / "a")).layers[0].qkv.numpy()
+    expected = numbers(load(build(model, tmp_path / "a")).layers[0].attention.qkv)
     stored = dataclasses.replace(model, storage="BF16", num_shards=4)
     folder = build(stored, tmp_path / "b")
-    assert np.array_equal(load(folder).layers[0].qkv.numpy(), expected)
-    assert np.array_equal(load(folder, bfloat16).layers[0].qkv.numpy().astype(np.float32), expected)
+    assert np.array_equal(numbers(load(folder).layers[0].attention.qkv), expected)
+    assert np.array_equal(numbers(load(folder, bfloat16).layers[0].attention.qkv).astype(np.float32), expected)
 
 
 def test_progress_ends_at_the_total(llama: Path) -> None:
@@ -99,7 +112,7 @@ def test_progress_ends_at_the_total(llama: Path) -> None:
 
 def test_large_tensors_go_in_pieces(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load(llama, bfloat16)
-    monkeypatch.setattr("tessera.engine.models.weights.loader.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("tessera.engine.models.weights.checkpoint_source.CHUNK_BYTES", 1000)
     for one, other in zip(whole.tensors(), load(llama, bfloat16).tensors(), strict=True):
         assert np.array_equal(one.numpy(), other.numpy())
 
@@ -110,7 +123,7 @@ def test_harmless_extras_are_ignored(llama: Path, stored: dict[str, Array], tmp_
     tensors = make_tensors(tied)
     folder = rewrite(build(tied, tmp_path / "tied"), {**tensors, "lm_head.weight": np.zeros((128, 64))})
     weights = load(folder)
-    assert np.array_equal(weights.lm_head.numpy(), tensors["model.embed_tokens.weight"])
+    assert np.array_equal(numbers(weights.lm_head), tensors["model.embed_tokens.weight"])
     gpt2 = TINY_MODELS["gpt2"]
     masks = {"h.0.attn.bias": np.ones((1, 1, 64, 64)), "h.0.attn.masked_bias": np.ones(())}
     load(rewrite(build(gpt2, tmp_path / "gpt2"), {**make_tensors(gpt2), **masks}))
@@ -126,18 +139,19 @@ def test_dummy_weights_are_random_deterministic_and_shaped_like_real_ones(llama:
     assert [tensor.shape for tensor in one.tensors()] == [tensor.shape for tensor in real.tensors()]
     for first, second in zip(one.tensors(), same.tensors(), strict=True):
         assert np.array_equal(first.numpy(), second.numpy())
-    assert not np.array_equal(one.layers[0].qkv.numpy(), other.layers[0].qkv.numpy())
-    assert not np.array_equal(one.layers[0].out.numpy(), one.layers[1].out.numpy())
-    assert one.embedding.numpy().astype(np.float32).std() == pytest.approx(0.02, rel=0.05)
-    assert (one.final_norm.numpy() == 1).all()
+    assert not np.array_equal(numbers(one.layers[0].attention.qkv), numbers(other.layers[0].attention.qkv))
+    assert not np.array_equal(numbers(one.layers[0].attention.out), numbers(one.layers[1].attention.out))
+    assert numbers(one.embedding).astype(np.float32).std() == pytest.approx(0.02, rel=0.05)
+    assert one.final_norm is not None
+    assert (one.final_norm.weight.numpy() == 1).all()
 
 
 def test_dummy_biases_are_zero(tmp_path: Path) -> None:
     weights = dummy_weights(load_config(build(TINY_MODELS["gpt2"], tmp_path)), float32, OPS)
-    assert weights.layers[0].qkv_bias is not None
-    assert not weights.layers[0].qkv_bias.numpy().any()
-    assert weights.position_embedding is not None
-    assert weights.position_embedding.numpy().any()
+    bias = weights.layers[0].attention.qkv.bias
+    assert bias is not None
+    assert not bias.numpy().any()
+    assert numbers(weights.position_embedding).any()
 
 
 # -- tensors that do not fit the config -----------------------------------------------------------
@@ -183,7 +197,9 @@ def test_values_beyond_float16_are_refused_not_infinite(llama: Path, stored: dic
     folder = rewrite(llama, stored)
     with pytest.raises(ModelError, match=r"model\.norm\.weight has values beyond float16"):
         load(folder, float16)
-    assert (load(folder, bfloat16).final_norm.numpy().astype(np.float32) > 9e5).all()
+    norm = load(folder, bfloat16).final_norm
+    assert norm is not None
+    assert (norm.weight.numpy().astype(np.float32) > 9e5).all()
 
 
 # -- malformed and hostile files ------------------------------------------------------------------
@@ -376,7 +392,7 @@ def test_loading_takes_no_second_copy_of_the_weights(tmp_path: Path, monkeypatch
     llama = TINY_MODELS["llama"]
     model = TinyModel("wide", {**llama.config, "intermediate_size": 8192}, storage="BF16")
     folder = build(model, tmp_path)
-    monkeypatch.setattr("tessera.engine.models.weights.loader.CHUNK_BYTES", 2**18)
+    monkeypatch.setattr("tessera.engine.models.weights.checkpoint_source.CHUNK_BYTES", 2**18)
     tracemalloc.start()
     weights = load(folder)
     _, peak = tracemalloc.get_traced_memory()

@@ -24,7 +24,7 @@ archs: set[str] = set()
 def pytest_configure() -> None:
     launch = CudaDevice.launch
 
-    def noting(self: CudaDevice, spec: KernelSpec, template: tuple[str, ...], *rest: Any) -> None:
+    def noting(self: CudaDevice, spec: KernelSpec[Any], template: tuple[str, ...], *rest: Any) -> None:
         launched.add(spec.instantiation(template))
         archs.add(self.arch)
         launch(self, spec, template, *rest)

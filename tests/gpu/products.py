@@ -10,6 +10,7 @@ import numpy as np
 
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.tensor import CPU, Device, Tensor, bfloat16, empty, float16, float32, from_numpy
+from tests.support.linear_calls import product_silu_mul
 from tests.support.op_cases import poisoned, random_array
 from tests.support.reference import assert_close
 
@@ -71,7 +72,7 @@ def product(index: int) -> Product:
     added = ops.matmul(*inputs, from_numpy(residual, CPU), accumulate=True).numpy()
     gated = None
     if n % 16 == 0:
-        gated = ops.matmul_silu_mul(*inputs[:2], gate_up=empty((m, n), dtype, CPU)).numpy()
+        gated = product_silu_mul(ops, *inputs[:2], gate_up=empty((m, n), dtype, CPU)).numpy()
     return Product(x, weight, bias, residual, ops.matmul(*inputs).numpy(), added, gated)
 
 

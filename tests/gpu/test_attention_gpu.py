@@ -16,7 +16,7 @@ import pytest
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda import sm90_attention_prefill as prefill_hopper
+from tessera.engine.ops.cuda.attention import sm90_prefill
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import CPU, Tensor, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
@@ -90,15 +90,14 @@ def test_paged_attention(case: AttentionCase, cuda_ops: CudaOps, cpu_ops: CpuOps
 
 
 @pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.name)
-def test_the_portable_kernel_and_that_of_sm_90a_agree(
-    case: AttentionCase, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if cuda_ops.device.arch != "90a" or case.dtype == float32 or case.head_dim not in prefill_hopper.SHAPES:
+def test_the_portable_kernel_and_that_of_sm_90a_agree(case: AttentionCase, cuda_ops: CudaOps) -> None:
+    if cuda_ops.device.arch != "90a" or case.dtype == float32 or case.head_dim not in sm90_prefill.SHAPES:
         pytest.skip("the same kernel")
     inputs = AttentionInputs(case)
     expected = attend(cuda_ops, inputs)
-    monkeypatch.setattr(cuda_ops, "hopper_prefill", False)
-    assert_close(attend(cuda_ops, inputs), expected, case.dtype)
+    portable = CudaOps(cuda_ops.device)
+    portable.attention_kernels.restrict(without=["sm90_prefill"])
+    assert_close(attend(portable, inputs), expected, case.dtype)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -153,14 +152,16 @@ def poison_splits(ops: CudaOps) -> Tensor | None:
     """Where splits of keys leave their results, all NaN; None where keys are never split."""
     if ops.device.arch != "90a":
         return None
-    partials = ops._prefill_memory().partials
+    partials = sm90_prefill.splits_of(ops.attention_memory).partials
     partials.upload(np.full(partials.shape, np.nan, np.float32))
     return partials
 
 
 def assert_splits_are_done(ops: CudaOps) -> None:
     if ops.device.arch == "90a":
-        assert not ops._prefill_memory().arrivals.numpy().any(), "the next launch finds counters that are not 0"
+        assert not sm90_prefill.splits_of(ops.attention_memory).arrivals.numpy().any(), (
+            "the next launch finds counters that are not 0"
+        )
 
 
 @pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)

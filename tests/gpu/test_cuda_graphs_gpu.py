@@ -110,7 +110,7 @@ def batch_of(shape: StepShape, max_context_len: int, rng: np.random.Generator) -
 
 def fill_cache(runner: ModelRunner) -> None:
     """Contexts of finite numbers, whatever was there before."""
-    for layer in runner.decoder.kv_cache.layers:
+    for layer in runner.decoder.caches:
         for tensor in layer:
             runner.ops.fill_normal(tensor, std=1.0, seed=3)
 

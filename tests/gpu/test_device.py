@@ -13,7 +13,8 @@ import pytest
 
 from tessera.engine.contract.errors import DeviceError, OutOfMemoryError, TesseraError
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
-from tessera.engine.ops.cuda.elementwise import SCALE
+from tessera.engine.ops.cuda.activation import GeluParams
+from tessera.engine.ops.cuda.elementwise import SCALE, ScaleParams
 from tessera.engine.ops.cuda.types import flat_config
 from tessera.engine.tensor import (
     CPU,
@@ -259,7 +260,8 @@ class TestLaunch:
             device = CudaDevice(0, tmp_path)
             x = from_numpy(numbers((33,)), device)
             out = empty((33,), float32, device)
-            device.launch(SCALE, ("float",), flat_config(33), x, out, 33, 0.5)
+            params = ScaleParams(x=x, out=out, size=33, factor=0.5)
+            device.launch(SCALE, ("float",), flat_config(33), params)
             np.testing.assert_array_equal(out.numpy(), numbers((33,)) / 2)
             assert len(list((tmp_path / "cubin").iterdir())) == 1
 
@@ -276,19 +278,21 @@ class TestLaunch:
 
     def test_wrong_arguments_are_refused(self, cuda_device: CudaDevice) -> None:
         x = zeros((4,), float32, cuda_device)
-        with pytest.raises(DeviceError, match="scale_kernel"):
-            cuda_device.launch(SCALE, ("float",), flat_config(4), x, x, 4)
-        with pytest.raises(DeviceError, match="scale_kernel"):
-            cuda_device.launch(SCALE, ("float",), flat_config(4), x, x, 4.5, 1.0)
+        of_gelu: Any = GeluParams(x=x, out=x, size=4)
+        with pytest.raises(DeviceError, match="scale_kernel takes ScaleParams, not GeluParams"):
+            cuda_device.launch(SCALE, ("float",), flat_config(4), of_gelu)
+        broken: Any = ScaleParams(x=x, out=x, size=4.5, factor=1.0)  # type: ignore[arg-type]
+        with pytest.raises(DeviceError, match=r"scale_kernel .*: long long size cannot be 4\.5"):
+            cuda_device.launch(SCALE, ("float",), flat_config(4), broken)
 
     def test_an_impossible_launch_is_named(self, cuda_device: CudaDevice) -> None:
         x = zeros((4,), float32, cuda_device)
         config = LaunchConfig((1, 1, 1), (2048, 1, 1))
         with pytest.raises(DeviceError, match=r"launch of scale_kernel<float>.*CUDA_ERROR_INVALID_VALUE"):
-            cuda_device.launch(SCALE, ("float",), config, x, x, 4, 1.0)
+            cuda_device.launch(SCALE, ("float",), config, ScaleParams(x=x, out=x, size=4, factor=1.0))
 
     def test_a_kernel_for_another_architecture_is_refused(self, cuda_device: CudaDevice) -> None:
-        other = KernelSpec("elementwise/elementwise.cu", "scale_kernel", ("T",), SCALE.parameters, min_arch=999)
+        other = KernelSpec("elementwise/elementwise.cu", "scale_kernel", ("T",), SCALE.params, min_arch=999)
         with pytest.raises(DeviceError, match="scale_kernel does not run on"):
             cuda_device.compile([(other, ("float",))])
 

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from tessera.engine.cuda.device import CudaDevice
-from tessera.engine.ops.cuda.linear import LOGITS_TILES, MATMUL, MATMUL_SPLIT, SPLIT_CHOICES, TILES, Tile
+from tessera.engine.ops.cuda.linear.portable import (
+    LOGITS_TILES,
+    MATMUL,
+    MATMUL_SPLIT,
+    SPLIT_CHOICES,
+    TILES,
+    MatmulParams,
+    Tile,
+)
 from tessera.engine.ops.cuda.types import cuda_type
 from tessera.engine.tensor import Tensor
 from tests.gpu.conftest import NoTransfers
@@ -52,7 +60,17 @@ def launch(
         spec, template = MATMUL_SPLIT, (*template[:-1], str(splits))
     if not spec.supports(device.arch):
         pytest.skip(f"{spec.name} does not run on {device.arch}")
-    device.launch(spec, template, tile.config(m, n, splits), x, weight, bias, out, m, n, k, int(accumulate))
+    params = MatmulParams(
+        x=x,
+        weight=weight,
+        bias=bias,
+        out=out,
+        num_rows=m,
+        out_features=n,
+        in_features=k,
+        accumulate=accumulate,
+    )
+    device.launch(spec, template, tile.config(m, n, splits), params)
 
 
 @pytest.mark.parametrize("index", CASES)

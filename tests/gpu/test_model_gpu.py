@@ -14,7 +14,7 @@ from tessera.engine.contract.errors import TesseraError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.models.config import load_config
-from tessera.engine.models.weights.loader import dummy_weights
+from tessera.engine.models.weights.dummy import dummy_weights
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.model_runner import ModelRunner
@@ -56,14 +56,14 @@ def test_golden_logits(
     golden: dict[str, np.ndarray[Any, Any]],
 ) -> None:
     model = TINY_MODELS[name]
-    made = DecoderHarness(build(model, tmp_path), cuda_ops, dtype, max_model_len=model.max_model_len)
+    made = DecoderHarness.of(build(model, tmp_path), cuda_ops, dtype, max_model_len=model.max_model_len)
     logits = made.logits(prompt(), chunks)
     assert relative_error(logits[golden["positions"]], golden[name]) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
 def test_no_transfer_inside_a_forward(name: str, tmp_path: Path, cuda_device: CudaDevice, cuda_ops: CudaOps) -> None:
-    made = DecoderHarness(build(TINY_MODELS[name], tmp_path), cuda_ops, bfloat16, max_model_len=64)
+    made = DecoderHarness.of(build(TINY_MODELS[name], tmp_path), cuda_ops, bfloat16, max_model_len=64)
     for tokens in (prompt(), prompt()[:1]):
         inputs = made.step_inputs(tokens, 0, scattered_blocks(8))
         made.decoder.forward(*inputs, made.buffers)  # compiles what is not compiled yet
@@ -77,7 +77,7 @@ def test_no_transfer_inside_a_forward(name: str, tmp_path: Path, cuda_device: Cu
 
 
 def test_inputs_on_two_devices_are_refused(tmp_path: Path, cuda_ops: CudaOps) -> None:
-    made = DecoderHarness(build(TINY_MODELS["llama"], tmp_path), cuda_ops, bfloat16, max_model_len=64)
+    made = DecoderHarness.of(build(TINY_MODELS["llama"], tmp_path), cuda_ops, bfloat16, max_model_len=64)
     _, metadata, indices = made.step_inputs([5], 0, scattered_blocks(8))
     with pytest.raises(TesseraError, match="ids is on cpu, but this operation runs on cuda:0"):
         made.decoder.forward(from_numpy(np.array([5], np.int32), CPU), metadata, indices, made.buffers)
@@ -90,7 +90,7 @@ def test_dummy_weights_are_deterministic_and_those_of_the_cpu(tmp_path: Path, cu
     for first, second, third in zip(one.tensors(), same.tensors(), on_cpu.tensors(), strict=True):
         assert np.array_equal(first.numpy(), second.numpy())
         assert relative_error(first.numpy(), third.numpy().astype(np.float64)) < 1e-2
-    assert not np.array_equal(one.layers[0].qkv.numpy(), other.layers[0].qkv.numpy())
+    assert not np.array_equal(*(next(each.layers[0].attention.qkv.tensors()).numpy() for each in (one, other)))
 
 
 def make_runner(folder: Path, device: CudaDevice, ops: CudaOps, **settings: Any) -> ModelRunner:

@@ -14,14 +14,17 @@ import numpy as np
 import pytest
 
 from tessera.engine.contract.errors import TesseraError
+from tessera.engine.formats import LinearWeight
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.interface import Ops
+from tessera.engine.ops.linear_interface import Accumulate, RMSNorm
 from tessera.engine.ops.make import make_ops
-from tessera.engine.tensor import CPU, Tensor, empty, float16, float32, from_numpy
+from tessera.engine.tensor import CPU, Tensor, bfloat16, empty, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
 from tests.support import reference
-from tests.support.op_cases import DTYPES, poisoned, random_array
+from tests.support.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
+from tests.support.op_cases import DTYPES, mixed_weight, poisoned, random_array
 from tests.support.reference import assert_close
 
 Array = np.ndarray[Any, Any]
@@ -101,17 +104,17 @@ def test_fused_matmuls(k: int, n: int, dtype: np.dtype[Any], compare: Callable[.
     weight, bias = (matrix(12, n, k, dtype) / k**0.5).astype(dtype), random_array(13, (n,), dtype)
 
     def normed(ops: Ops, out: Tensor | None, x: Tensor, g: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return ops.rmsnorm_matmul(x, g, 1e-5, w, b, normed=empty(x.shape, dtype, ops.device), out=out)
+        return norm_product(ops, x, g, 1e-5, w, b, normed=empty(x.shape, dtype, ops.device), out=out)
 
     def logits(ops: Ops, out: Tensor | None, x: Tensor, g: Tensor, w: Tensor) -> Tensor:
         return normed(ops, out or empty((x.shape[0], n), float32, ops.device), x, g, w, None)
 
     def activated(ops: Ops, out: Tensor | None, x: Tensor, w: Tensor) -> Tensor:
-        return ops.matmul_silu_mul(x, w, gate_up=empty((x.shape[0], n), dtype, ops.device), out=out)
+        return product_silu_mul(ops, x, w, gate_up=empty((x.shape[0], n), dtype, ops.device), out=out)
 
     def all_fused(ops: Ops, out: Tensor | None, x: Tensor, g: Tensor, w: Tensor) -> Tensor:
         scratch = empty(x.shape, dtype, ops.device), empty((x.shape[0], n), dtype, ops.device)
-        return ops.rmsnorm_matmul_silu_mul(x, g, 1e-5, w, normed=scratch[0], gate_up=scratch[1], out=out)
+        return norm_product_silu_mul(ops, x, g, 1e-5, w, normed=scratch[0], gate_up=scratch[1], out=out)
 
     for m in FUSED_ROWS:
         compare(normed, dtype, x[:m], norm, weight, bias)
@@ -119,6 +122,74 @@ def test_fused_matmuls(k: int, n: int, dtype: np.dtype[Any], compare: Callable[.
         # What is not fused rounds the product before the activation, and NumPy never fuses.
         compare(activated, dtype, x[:m], weight, roundings=2)
         compare(all_fused, dtype, x[:m], norm, weight, roundings=2)
+
+
+@dtypes
+@pytest.mark.parametrize("m", [1, 7, 33, 130])
+@pytest.mark.parametrize(("k", "rows"), [(64, [48]), (40, [5, 8, 3]), (1000, [72, 136, 64])])
+def test_linear_by_rows_of_several_formats(
+    k: int, rows: list[int], m: int, dtype: np.dtype[Any], cuda_ops: CudaOps, no_transfers: NoTransfers
+) -> None:
+    """Products of dequantised numbers, which are rounded to the activations' dtype."""
+    names = ["int8_rows", "dense", "int8_rows"][: len(rows)]
+    weight, numbers = mixed_weight(cuda_ops.device, dtype, names, rows, k)
+    numbers = numbers.astype(dtype)
+    x, bias = random_array(20, (m, k), dtype), random_array(21, (sum(rows),), dtype)
+    norm = random_array(22, (k,), dtype)
+    weight = LinearWeight(weight.parts, from_numpy(bias, cuda_ops.device))
+    cuda_ops.reserve_linear([weight], dtype)
+    device_x, device_norm = (from_numpy(array, cuda_ops.device) for array in (x, norm))
+    out, logits = (poisoned((m, sum(rows)), kind, cuda_ops.device) for kind in (dtype, float32))
+    normed = poisoned(x.shape, dtype, cuda_ops.device)
+    with no_transfers():
+        cuda_ops.linear(device_x, weight, out=out)
+        cuda_ops.linear(device_x, weight, out=logits)
+    expected = reference.matmul(x, numbers, bias)
+    assert_close(out.numpy(), expected, dtype)
+    assert_close(logits.numpy(), expected, float32, typical=1)
+    with no_transfers():
+        cuda_ops.linear(device_x, weight, epilogue=Accumulate(), out=out)
+    assert_close(out.numpy(), 2 * expected, dtype, roundings=2)
+    cuda_ops.linear(device_x, weight, prologue=RMSNorm(device_norm, 1e-5, normed), out=out)
+    assert_close(out.numpy(), reference.matmul(reference.rmsnorm(x, norm, 1e-5).astype(dtype), numbers, bias), dtype)
+
+
+@pytest.mark.parametrize("m", [1, 16, 33, 200])
+def test_recorded_products_wait_for_the_weights_that_are_dequantised_for_them(m: int, cuda_ops: CudaOps) -> None:
+    """All take turns with one scratch; in a graph, products otherwise read weights before they wait."""
+    device = cuda_ops.device
+    weights = [mixed_weight(device, bfloat16, ["int8_rows", "int8_rows"], [512, 512], 1024)[0] for _ in range(4)]
+    cuda_ops.reserve_linear(weights, bfloat16)
+    x = from_numpy(random_array(1, (m, 1024), bfloat16), device)
+    outs = [empty((m, 1024), bfloat16, device) for _ in weights]
+
+    def run() -> None:
+        for source, weight, out in zip([x, *outs], weights, outs, strict=False):
+            cuda_ops.linear(source, weight, out=out)
+
+    run()
+    expected = outs[-1].numpy()
+    with device.capture() as finish:
+        run()
+    graph = finish()
+    for _ in range(5):
+        for out in outs:
+            out.upload(np.full(out.shape, np.nan, bfloat16))
+        graph.launch()
+        np.testing.assert_array_equal(outs[-1].numpy(), expected)
+
+
+@dtypes
+@pytest.mark.parametrize("k", [8, 31, 4100])
+def test_lookup_of_quantised_rows(k: int, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    ids, sampled = np.array([3, 19, 0, -1, 20, 3, -2], np.int32), np.array([4, 77], np.int32)
+    results = []
+    for ops in (cpu_ops, cuda_ops):
+        table, _ = mixed_weight(ops.device, dtype, ["int8_rows"], [20], k)
+        out = poisoned((7, k), dtype, ops.device)
+        tensors = (from_numpy(array, ops.device) for array in (ids, sampled))
+        results.append(ops.lookup(next(tensors), table, sampled=next(tensors), out=out).numpy())
+    np.testing.assert_array_equal(results[1], results[0])
 
 
 @dtypes
@@ -203,6 +274,8 @@ def test_softmax_of_huge_and_excluded_logits(cuda_ops: CudaOps) -> None:
 def test_activations(shape: tuple[int, int], dtype: np.dtype[Any], compare: Callable[..., None]) -> None:
     x, pair = random_array(6, shape, dtype, 3), random_array(7, (shape[0], 2 * shape[1]), dtype, 5)
     compare(lambda ops, out, x: ops.silu_mul(x, out=out), dtype, pair, floor=0.001)
+    for tanh in (True, False):
+        compare(lambda ops, out, x, tanh=tanh: ops.gelu_mul(x, tanh=tanh, out=out), dtype, pair, floor=0.001)
     compare(lambda ops, out, x: ops.gelu(x, tanh=True, out=out), dtype, x, floor=0.01)
     compare(lambda ops, out, x: ops.gelu(x, tanh=False, out=out), dtype, x, floor=0.01)
 
@@ -227,6 +300,7 @@ def test_elementwise(shape: tuple[int, ...], dtype: np.dtype[Any], compare: Call
     compare(lambda ops, out, a, b: ops.add(a, b, out=out), dtype, a, b, floor=0.001)
     compare(lambda ops, out, a, b: ops.mul(a, b, out=out), dtype, a, b, floor=0.001)
     compare(lambda ops, out, a: ops.scale(a, -0.37, out=out), dtype, a, floor=0.001)
+    compare(lambda ops, out, a: ops.soft_cap(a, 0.7, out=out), dtype, a, floor=0.001)
 
 
 @dtypes

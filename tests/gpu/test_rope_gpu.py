@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tessera.engine.ops.cpu import CpuOps
-from tessera.engine.ops.cuda import CudaOps, attention
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.attention import rope
 from tessera.engine.ops.interface import HeadTransform, Ops
 from tessera.engine.tensor import Device, Tensor, bfloat16, from_numpy
 from tests.gpu.conftest import NoTransfers
@@ -57,7 +58,7 @@ def test_rope_and_store(
     cpu_ops: CpuOps,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attention, "ROPE_MOST_WARPS", most_warps)  # with more, each takes several heads
+    monkeypatch.setattr(rope, "ROPE_MOST_WARPS", most_warps)  # with more, each takes several heads
     rows = ((4, 37), (7, 7), (1, 55), (1, 0))
     case = AttentionCase("", rows, num_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim, dtype=dtype)
     inputs = AttentionInputs(case)

@@ -8,21 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.engine.ops.cuda import (
-    CudaOps,
-)
-from tessera.engine.ops.cuda import (
-    sm90_attention_prefill as attention_prefill_hopper,
-)
-from tessera.engine.ops.cuda import (
-    sm90_matmul as matmul_hopper,
-)
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.attention import sm90_prefill
+from tessera.engine.ops.cuda.linear import sm90
 from tests.bench import kernels
 from tests.bench.__main__ import kernel_table
-from tests.cuda.test_launch_sm90_matmul import WritingHopper
+from tests.cuda.test_launch_sm90_matmul import Sm90Device
 
 
-class BenchDevice(WritingHopper):
+class BenchDevice(Sm90Device):
     def upload(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
         pass
 
@@ -53,7 +47,7 @@ def test_every_figure_launches_something(part: str, monkeypatch: pytest.MonkeyPa
         return 1.0
 
     monkeypatch.setattr(kernels, "measure", measure)
-    for module, name in ((matmul_hopper, "box_map"), (attention_prefill_hopper, "row_groups_map")):
+    for module, name in ((sm90, "box_map"), (sm90_prefill, "row_groups_map")):
         monkeypatch.setattr(module, name, lambda *_: bytes(128))
     device = BenchDevice()
     rows = PARTS[part](CudaOps(device), device)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,18 @@ import numpy as np
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
 from tessera.engine.core.step_batch import SamplingBatch, SlotInit, StepBatch, TableUpdates
-from tessera.engine.models.config import load_config
-from tessera.engine.models.decoder import Decoder, StepBuffers
+from tessera.engine.formats import KVFormat
+from tessera.engine.models.buffers import StepBuffers
+from tessera.engine.models.config import ModelConfig, load_config
+from tessera.engine.models.decoder import Decoder
 from tessera.engine.models.kv_cache import KVCache
-from tessera.engine.models.rope import cos_sin_table
+from tessera.engine.models.rope import device_tables
 from tessera.engine.models.weights.loader import load_weights
+from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.interface import AttentionMetadata, Ops
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.step_inputs import StepShape
-from tessera.engine.tensor import from_numpy
+from tessera.engine.tensor import Tensor, from_numpy
 
 Array = np.ndarray[Any, Any]
 
@@ -36,21 +39,42 @@ def int32(values: Any) -> Array:
 
 
 class DecoderHarness:
-    """A model folder's decoder with a KV cache of two sequences' size."""
+    """A decoder with a KV cache of two sequences' size."""
 
     def __init__(
-        self, folder: Path, ops: Ops, dtype: np.dtype[Any], *, max_model_len: int, block_size: int = 8
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        ops: Ops,
+        dtype: np.dtype[Any],
+        *,
+        max_model_len: int,
+        block_size: int = 8,
+        kv_dtype: np.dtype[Any] | None = None,
+        reduce: Callable[[Tensor], None] | None = None,
     ) -> None:
-        self.config = load_config(folder)
+        self.config = config
         self.ops = ops
         self.block_size = block_size
         self.num_blocks = -(-max_model_len // block_size)
-        cache = KVCache(self.config, 2 * self.num_blocks, block_size, dtype, ops.device)
-        rope = self.config.rope
-        cos_sin = None if rope is None else from_numpy(cos_sin_table(rope, max_model_len), ops.device)
-        weights = load_weights(folder, self.config, dtype, ops)
-        self.decoder = Decoder(self.config, weights, ops, cache, cos_sin)
-        self.buffers = StepBuffers(self.config, dtype, ops.device, max_tokens=max_model_len, max_logits=max_model_len)
+        cache = KVCache(config, 2 * self.num_blocks, block_size, KVFormat(kv_dtype or dtype), ops.device)
+        rope_tables = device_tables(config.ropes, max_model_len, ops.device)
+        self.decoder = Decoder(config, weights, ops, cache.layers, rope_tables, reduce=reduce)
+        self.buffers = StepBuffers(
+            config,
+            dtype,
+            ops.device,
+            max_tokens=max_model_len,
+            max_logits=max_model_len,
+            reduced=reduce is not None,
+        )
+
+    @classmethod
+    def of(cls, folder: Path, ops: Ops, dtype: np.dtype[Any], *, max_model_len: int, **settings: Any) -> DecoderHarness:
+        """The decoder of a model folder."""
+        config = load_config(folder)
+        weights = load_weights(folder, config, dtype, ops)
+        return cls(config, weights, ops, dtype, max_model_len=max_model_len, **settings)
 
     def logits(self, token_ids: list[int], chunks: list[int] | None = None) -> Array:
         """Logits [T, V] of one sequence computed in steps of `chunks` tokens, by default in one."""

@@ -102,6 +102,11 @@ def gelu(x: Array, tanh: bool) -> Array:
     return x * np.array(phi).reshape(x.shape)
 
 
+def gated_gelu(gate_up: Array, tanh: bool) -> Array:
+    gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
+    return gelu(gate, tanh) * up
+
+
 def rotate(heads: Array, cos_sin: Array, positions: Array) -> Array:
     """heads [T, H, D]: pair (i, i + half) turned by the angle of cos_sin's row at the token's position."""
     heads, half = heads.astype(np.float64), cos_sin.shape[1] // 2

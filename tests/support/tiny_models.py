@@ -15,9 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.tiny_tensors import MAKERS, VOCAB_SIZE, Random, llama_tensors, round_to_bfloat16
+
+__all__ = ["round_to_bfloat16"]
+
 Array = np.ndarray[Any, Any]
 
-VOCAB_SIZE = 128
 PROMPT_LEN = 40
 
 
@@ -81,99 +84,10 @@ def _stored(tensor: Array, storage: str) -> bytes:
     return tensor.astype({"F32": "<f4", "F16": "<f2"}[storage]).tobytes()
 
 
-def round_to_bfloat16(values: Array) -> Array:
-    bits = values.astype(np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    return rounded.astype(np.uint32).view(np.float32)
-
-
-# -- weights --------------------------------------------------------------------------------------
-
-
-class _Random:
-    def __init__(self, seed: int) -> None:
-        self._state = np.random.RandomState(seed)  # its stream is frozen, unlike Generator's
-
-    def normal(self, *shape: int, std: float, mean: float = 0.0) -> Array:
-        return round_to_bfloat16(self._state.standard_normal(shape) * std + mean)
-
-    def norm(self, size: int, mean: float = 1.0) -> Array:
-        return self.normal(size, std=0.25, mean=mean)
-
-
 def make_tensors(model: TinyModel) -> dict[str, Array]:
-    random = _Random(zlib.crc32(model.name.encode()))
-    make = _gpt2_tensors if model.config["model_type"] == "gpt2" else _llama_tensors
+    random = Random(zlib.crc32(model.name.encode()))
+    make = MAKERS.get(model.config["model_type"], llama_tensors)
     return {model.prefix + name if name != "lm_head.weight" else name: t for name, t in make(model.config, random)}
-
-
-def _llama_tensors(config: dict[str, Any], random: _Random) -> list[tuple[str, Array]]:
-    hidden, inner, kind = config["hidden_size"], config["intermediate_size"], config["model_type"]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    head_dim = config.get("head_dim") or hidden // heads
-    attention_bias = config.get("attention_bias", False)
-    tensors = [
-        ("model.embed_tokens.weight", random.normal(VOCAB_SIZE, hidden, std=0.7)),
-        ("model.norm.weight", random.norm(hidden)),
-    ]
-    if not config["tie_word_embeddings"]:
-        tensors.append(("lm_head.weight", random.normal(VOCAB_SIZE, hidden, std=0.2)))
-    for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}."
-        rows = {"q": heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * head_dim}
-        parts = {name: random.normal(size, hidden, std=0.1 if name == "v" else 0.13) for name, size in rows.items()}
-        gate, up = (random.normal(inner, hidden, std=0.12) for _ in range(2))
-        tensors += [
-            (at + "input_layernorm.weight", random.norm(hidden)),
-            (at + "post_attention_layernorm.weight", random.norm(hidden)),
-            (at + "self_attn.o_proj.weight", random.normal(hidden, heads * head_dim, std=0.15)),
-            (at + "mlp.down_proj.weight", random.normal(hidden, inner, std=0.12)),
-        ]
-        if kind == "phi3":
-            tensors.append((at + "self_attn.qkv_proj.weight", np.concatenate(list(parts.values()))))
-            tensors.append((at + "mlp.gate_up_proj.weight", np.concatenate([gate, up])))
-        else:
-            tensors += [(at + f"self_attn.{name}_proj.weight", part) for name, part in parts.items()]
-            tensors += [(at + "mlp.gate_proj.weight", gate), (at + "mlp.up_proj.weight", up)]
-        if kind == "qwen2" or attention_bias:
-            tensors += [(at + f"self_attn.{name}_proj.bias", random.normal(rows[name], std=0.5)) for name in rows]
-        if attention_bias:
-            tensors.append((at + "self_attn.o_proj.bias", random.normal(hidden, std=0.3)))
-        if config.get("mlp_bias"):
-            tensors += [(at + f"mlp.{name}_proj.bias", random.normal(inner, std=0.3)) for name in ("gate", "up")]
-            tensors.append((at + "mlp.down_proj.bias", random.normal(hidden, std=0.3)))
-        if kind == "qwen3":
-            tensors += [(at + f"self_attn.{name}_norm.weight", random.norm(head_dim, mean=1.3)) for name in "qk"]
-    return tensors
-
-
-def _gpt2_tensors(config: dict[str, Any], random: _Random) -> list[tuple[str, Array]]:
-    hidden, inner = config["n_embd"], config["n_inner"] or 4 * config["n_embd"]
-    tensors = [
-        ("wte.weight", random.normal(VOCAB_SIZE, hidden, std=0.5)),
-        ("wpe.weight", random.normal(config["n_positions"], hidden, std=0.5)),
-        ("ln_f.weight", random.norm(hidden)),
-        ("ln_f.bias", random.normal(hidden, std=0.3)),
-    ]
-    if not config["tie_word_embeddings"]:
-        tensors.append(("lm_head.weight", random.normal(VOCAB_SIZE, hidden, std=0.2)))
-    for layer in range(config["n_layer"]):
-        at = f"h.{layer}."
-        qk, v = random.normal(hidden, 2 * hidden, std=0.15), random.normal(hidden, hidden, std=0.1)
-        tensors += [
-            (at + "attn.c_attn.weight", np.concatenate([qk, v], axis=1)),
-            (at + "attn.c_attn.bias", random.normal(3 * hidden, std=0.3)),
-            (at + "attn.c_proj.weight", random.normal(hidden, hidden, std=0.15)),
-            (at + "attn.c_proj.bias", random.normal(hidden, std=0.3)),
-            (at + "mlp.c_fc.weight", random.normal(hidden, inner, std=0.15)),
-            (at + "mlp.c_fc.bias", random.normal(inner, std=0.3)),
-            (at + "mlp.c_proj.weight", random.normal(inner, hidden, std=0.1)),
-            (at + "mlp.c_proj.bias", random.normal(hidden, std=0.3)),
-        ]
-        for norm in ("ln_1", "ln_2"):
-            tensors.append((at + norm + ".weight", random.norm(hidden)))
-            tensors.append((at + norm + ".bias", random.normal(hidden, std=0.3)))
-    return tensors
 
 
 # -- the models -----------------------------------------------------------------------------------
@@ -208,6 +122,35 @@ def _llama(**changes: Any) -> dict[str, Any]:
 
 def _phi3(**changes: Any) -> dict[str, Any]:
     return _llama_like("Phi3ForCausalLM", "phi3", original_max_position_embeddings=64, **changes)
+
+
+def _seed_oss(**changes: Any) -> dict[str, Any]:
+    settings = {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False, "head_dim": 16}
+    return _llama_like("SeedOssForCausalLM", "seed_oss", **{**settings, **changes})
+
+
+def _starcoder2(**changes: Any) -> dict[str, Any]:
+    settings = {"hidden_act": "gelu_pytorch_tanh", "norm_epsilon": 1e-4, "use_bias": True, "sliding_window": None}
+    return _llama_like("Starcoder2ForCausalLM", "starcoder2", **{**settings, **changes})
+
+
+def _stablelm(**changes: Any) -> dict[str, Any]:
+    settings = {"layer_norm_eps": 1e-4, "use_qkv_bias": False, "use_parallel_residual": False}
+    return _llama_like("StableLmForCausalLM", "stablelm", **{**settings, **changes})
+
+
+def _granite(**changes: Any) -> dict[str, Any]:
+    settings = {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.15,
+        "logits_scaling": 2.5,
+    }
+    return _llama_like("GraniteForCausalLM", "granite", **{**settings, **changes})
+
+
+def _exaone4(**changes: Any) -> dict[str, Any]:
+    return _llama_like("Exaone4ForCausalLM", "exaone4", **changes)
 
 
 def _gpt2(**changes: Any) -> dict[str, Any]:
@@ -346,6 +289,28 @@ TINY_MODELS: dict[str, TinyModel] = {
             {**_phi3(max_position_embeddings=128, rope_scaling=LONGROPE), "original_max_position_embeddings": 16},
             max_model_len=128,
         ),
+        TinyModel("llama-gelu", _llama(hidden_act="gelu_pytorch_tanh")),
+        TinyModel("ministral", _llama_like("MinistralForCausalLM", "ministral", sliding_window=8, head_dim=16)),
+        TinyModel(
+            "ministral-pattern",
+            _llama_like(
+                "MinistralForCausalLM",
+                "ministral",
+                sliding_window=8,
+                head_dim=32,
+                layer_types=["full_attention", "sliding_attention", "full_attention"],
+            ),
+        ),
+        TinyModel("seed-oss", _seed_oss()),
+        TinyModel("seed-oss-biases", _seed_oss(attention_out_bias=True, mlp_bias=True, head_dim=32)),
+        TinyModel("starcoder2", _starcoder2(tie_word_embeddings=True)),
+        TinyModel("starcoder2-window", _starcoder2(use_bias=False, sliding_window=8)),
+        TinyModel("stablelm", _stablelm(num_key_value_heads=4)),
+        TinyModel("stablelm-parallel", _stablelm(use_parallel_residual=True, use_qkv_bias=True)),
+        TinyModel("granite", _granite()),
+        TinyModel("granite-tied", _granite(tie_word_embeddings=True, attention_bias=True, logits_scaling=8.0)),
+        TinyModel("exaone4", _exaone4(sliding_window_pattern=2, sliding_window=8)),
+        TinyModel("exaone4-full", _exaone4(sliding_window=None, layer_types=["full_attention"] * 3)),
         TinyModel("gpt2", _gpt2(torch_dtype="float16"), storage="F16"),
         TinyModel(
             "gpt2-variants",

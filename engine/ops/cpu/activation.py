@@ -29,6 +29,15 @@ class ActivationOps(Ops):
         result *= up
         store(out, result)
 
+    @np.errstate(all="ignore")
+    def _gelu_mul(self, gate_up: Tensor, tanh: bool, out: Tensor) -> None:
+        both = widen(gate_up)
+        width = both.shape[1] // 2
+        gate = np.ascontiguousarray(both[:, :width])
+        result = gelu_tanh(gate) if tanh else gelu_erf(gate)
+        result *= both[:, width:]
+        store(out, result)
+
     def _gelu(self, x: Tensor, tanh: bool, out: Tensor) -> None:
         store(out, gelu_tanh(widen(x)) if tanh else gelu_erf(widen(x)))
 

@@ -15,7 +15,7 @@ from tessera.engine.ops.cpu.norm import rms_normalised
 from tessera.engine.ops.cpu.precision import Float32Array, finish, rounded, scratch, store, widen
 from tessera.engine.ops.cpu.workspace import Workspace
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
-from tessera.engine.tensor import Tensor, float32
+from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32
 
 IntArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -29,6 +29,9 @@ MIN_TILE, MAX_TILE = 16, 256
 
 class AttentionOps(Ops):
     workspace: Workspace
+
+    def _caches(self, dtype: np.dtype[Any], cached: np.dtype[Any]) -> bool:
+        return {dtype, cached} <= set(FLOAT_DTYPES)
 
     @np.errstate(all="ignore")
     def _rope_and_store(

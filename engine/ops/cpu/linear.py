@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from tessera.engine.ops.cpu.precision import Float32Array, finish, scratch, widen, widen_array
+from tessera.engine.formats import LinearWeight
+from tessera.engine.ops.cpu.precision import Float32Array, finish, scratch, widen
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor, float32
 
@@ -12,28 +15,40 @@ from tessera.engine.tensor import Tensor, float32
 # product; and each row's result is then the same in any such batch.
 MAX_ROWS_AS_VECTORS = 8
 
-# Half-precision weights are widened in pieces of about this many elements, which stay in the cache.
+# Weights that are not stored in float32 are widened in pieces of about this many elements, which stay in the cache.
 WIDENED_ELEMENTS = 1 << 18
 
 
 class LinearOps(Ops):
     def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None:
+        self._product(x, LinearWeight.of(weight, bias), out, accumulate)
+
+    def _product(self, x: Tensor, weight: LinearWeight, out: Tensor, accumulate: bool) -> None:
         rows = widen(x)
-        weights = weight.numpy()
         residual = widen(out).copy() if accumulate else None
         product = scratch(out)
-        if weight.dtype == float32:
-            _product(rows, weights, product)
+        if weight.dense is not None and weight.dense.dtype == float32:
+            _product(rows, weight.dense.numpy(), product)
         else:
-            step = max(WIDENED_ELEMENTS // weights.shape[1], 1)
-            for start in range(0, len(weights), step):
-                piece = slice(start, start + step)
-                _product(rows, widen_array(weights[piece]), product[:, piece])
-        if bias is not None:
-            product += widen(bias)
+            start = 0
+            for values in _pieces(weight):
+                stop = start + len(values)
+                _product(rows, values, product[:, start:stop])
+                start = stop
+        if weight.bias is not None:
+            product += widen(weight.bias)
         if residual is not None:
             product += residual
         finish(out, product)
+
+
+def _pieces(weight: LinearWeight) -> Iterator[Float32Array]:
+    """The rows in float32, a few at a time."""
+    step = max(WIDENED_ELEMENTS // weight.shape[1], 1)
+    for part in weight.parts:
+        arrays = {name: tensor.numpy() for name, tensor in part.tensors.items()}
+        for start in range(0, part.shape[0], step):
+            yield part.format.dequantize(arrays, slice(start, start + step))
 
 
 @np.errstate(all="ignore")

@@ -1,8 +1,16 @@
-"""The operations as CUDA kernels."""
+"""The operations as CUDA kernels.
+
+Public: `CudaOps`; `registry.all_specs` and `all_instantiations`, every kernel; `candidates`, how one of several kernels
+is chosen; `generate`, which writes the generated headers for an editor.
+
+A kernel is declared in the file of its operation: a NamedTuple of its parameters (`engine.cuda.params`), a KernelSpec,
+constants that Python and the kernel share, and `declare_header`, which makes `generated/<name>.cuh` of them. Its source
+includes that and takes `<NAME>_PARAMS(T)`; a launch names the fields.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -35,13 +43,16 @@ class CudaOps(
         progress: Callable[[int, int], None] | None = None,
         *,
         encoder_only: bool = False,
-        head_dim: int | None = None,
+        head_dims: Collection[int] | None = None,
     ) -> None:
         """Compile beforehand all that a model in `dtype` launches; `progress` is told (done, total).
 
-        With `head_dim` only attention over heads of that size.
+        With `head_dims` only attention over heads of these sizes.
 
-        What is not compiled here is compiled when it is first used. Raises: CompileError.
+        `reserve_linear` compiles those for its weights' formats, and what is left is compiled when it is first used.
+
+        Raises: CompileError.
         """
-        pairs = all_instantiations((cuda_type(dtype),), encoder_only=encoder_only, head_dim=head_dim)
+        pairs = all_instantiations((cuda_type(dtype),), encoder_only=encoder_only, head_dims=head_dims)
+        pairs = [pair for pair in pairs if not pair[0].writes_weights]
         self.device.compile([pair for pair in pairs if pair[0].supports(self.device.arch)], progress)

@@ -2,28 +2,54 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import NamedTuple
+
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.ops.cuda.types import CHUNK, FLAT_BLOCK, ceil_div, cuda_type, flat_config
+from tessera.engine.cuda.params import InT, Int32, Int64, OutT
+from tessera.engine.ops.cuda.types import CHUNK, FLAT_BLOCK, MAX_CACHED_CONFIGS, ceil_div, cuda_type, flat_config
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor
+
+
+class GatedParams(NamedTuple):
+    gate_up: InT
+    out: OutT
+    inner: Int32
+
+
+class GeluParams(NamedTuple):
+    x: InT
+    out: OutT
+    size: Int64
+
 
 SILU_MUL = KernelSpec(
     file="elementwise/activation.cu",
     name="silu_mul_kernel",
     template=("T",),
-    parameters=(("gate_up", "pointer"), ("out", "pointer"), ("inner", "int32")),
+    params=GatedParams,
     overlaps=True,
+)
+GELU_MUL = KernelSpec(
+    file="elementwise/activation.cu",
+    name="gelu_mul_kernel",
+    template=("T", "TANH"),
+    params=GatedParams,
 )
 GELU = KernelSpec(
     file="elementwise/activation.cu",
     name="gelu_kernel",
     template=("T", "TANH"),
-    parameters=(("x", "pointer"), ("out", "pointer"), ("size", "int64")),
+    params=GeluParams,
 )
-SPECS = (SILU_MUL, GELU)
+SPECS = (SILU_MUL, GELU_MUL, GELU)
+declare_header("activation", __name__, params=(GatedParams, GeluParams))
 
 
+@lru_cache(maxsize=MAX_CACHED_CONFIGS)
 def silu_mul_config(rows: int, inner: int) -> LaunchConfig:
     """A row's blocks along y, so that one row alone still spreads over the device."""
     return LaunchConfig((rows, ceil_div(inner, FLAT_BLOCK * CHUNK), 1), (FLAT_BLOCK, 1, 1))
@@ -32,7 +58,8 @@ def silu_mul_config(rows: int, inner: int) -> LaunchConfig:
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
     silu_mul: list[Instantiation] = [(SILU_MUL, (dtype,)) for dtype in dtypes]
-    return silu_mul + [(GELU, (dtype, tanh)) for dtype in dtypes for tanh in ("true", "false")]
+    forms = [(dtype, tanh) for dtype in dtypes for tanh in ("true", "false")]
+    return silu_mul + [(spec, form) for spec in (GELU_MUL, GELU) for form in forms]
 
 
 class ActivationOps(Ops):
@@ -40,8 +67,15 @@ class ActivationOps(Ops):
 
     def _silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
         rows, inner = out.shape
-        self.device.launch(SILU_MUL, (cuda_type(out.dtype),), silu_mul_config(rows, inner), gate_up, out, inner)
+        params = GatedParams(gate_up=gate_up, out=out, inner=inner)
+        self.device.launch(SILU_MUL, (cuda_type(out.dtype),), silu_mul_config(rows, inner), params)
+
+    def _gelu_mul(self, gate_up: Tensor, tanh: bool, out: Tensor) -> None:
+        rows, inner = out.shape
+        template = (cuda_type(out.dtype), "true" if tanh else "false")
+        params = GatedParams(gate_up=gate_up, out=out, inner=inner)
+        self.device.launch(GELU_MUL, template, silu_mul_config(rows, inner), params)
 
     def _gelu(self, x: Tensor, tanh: bool, out: Tensor) -> None:
         template = (cuda_type(x.dtype), "true" if tanh else "false")
-        self.device.launch(GELU, template, flat_config(x.size), x, out, x.size)
+        self.device.launch(GELU, template, flat_config(x.size), GeluParams(x=x, out=out, size=x.size))

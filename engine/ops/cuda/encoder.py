@@ -3,45 +3,59 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.params import Float32, InInt, InT, Int32, OutFloat, RestrictInInt, RestrictInT, RestrictOutT
 from tessera.engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor
+
+
+class BidirectionalAttentionParams(NamedTuple):
+    qkv: RestrictInT
+    cu_seqlens: RestrictInInt
+    out: RestrictOutT
+    num_seqs: Int32
+    num_heads: Int32
+    head_dim: Int32
+    scale_log2: Float32
+
+
+class SegmentMeanParams(NamedTuple):
+    x: InT
+    begins: InInt
+    ends: InInt
+    out: OutFloat
+    hidden: Int32
+
 
 BIDIRECTIONAL_ATTENTION = KernelSpec(
     file="attention/bidirectional.cu",
     name="bidirectional_attention_kernel",
     template=("T",),
-    parameters=(
-        ("qkv", "pointer"),
-        ("cu_seqlens", "pointer"),
-        ("out", "pointer"),
-        ("num_seqs", "int32"),
-        ("num_heads", "int32"),
-        ("head_dim", "int32"),
-        ("scale_log2", "float32"),
-    ),
+    params=BidirectionalAttentionParams,
 )
 SEGMENT_MEAN = KernelSpec(
     file="elementwise/segment_mean.cu",
     name="segment_mean_kernel",
     template=("T",),
-    parameters=(
-        ("x", "pointer"),
-        ("begins", "pointer"),
-        ("ends", "pointer"),
-        ("out", "pointer"),
-        ("hidden", "int32"),
-    ),
+    params=SegmentMeanParams,
 )
 SPECS = (BIDIRECTIONAL_ATTENTION, SEGMENT_MEAN)
 
-# As in cuda_src/attention/bidirectional.cu.
-QUERIES = 8
-MAX_HEAD_DIM = 128
+QUERIES = Constant(8, "of a block")
+MAX_HEAD_DIM = Constant(128)
+declare_header(
+    "bidirectional",
+    __name__,
+    {"QUERIES": QUERIES, "MAX_HEAD_DIM": MAX_HEAD_DIM},
+    (BidirectionalAttentionParams,),
+)
+declare_header("segment_mean", __name__, params=(SegmentMeanParams,))
 
 MEAN_BLOCK = 128
 
@@ -72,12 +86,19 @@ class EncoderOps(Ops):
             raise TesseraError(f"bidirectional attention has heads of at most {MAX_HEAD_DIM} elements, not {head_dim}")
         num_seqs = cu_seqlens.shape[0] - 1
         config = attention_config(num_seqs, num_heads, max_seqlen)
-        sizes = (num_seqs, num_heads, head_dim)
-        template = (cuda_type(qkv.dtype),)
-        scale_log2 = scale * math.log2(math.e)
-        self.device.launch(BIDIRECTIONAL_ATTENTION, template, config, qkv, cu_seqlens, out, *sizes, scale_log2)
+        params = BidirectionalAttentionParams(
+            qkv=qkv,
+            cu_seqlens=cu_seqlens,
+            out=out,
+            num_seqs=num_seqs,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            scale_log2=scale * math.log2(math.e),
+        )
+        self.device.launch(BIDIRECTIONAL_ATTENTION, (cuda_type(qkv.dtype),), config, params)
 
     def _segment_mean(self, x: Tensor, begins: Tensor, ends: Tensor, out: Tensor) -> None:
         num_segments, hidden = out.shape
         config = segment_mean_config(num_segments, hidden)
-        self.device.launch(SEGMENT_MEAN, (cuda_type(x.dtype),), config, x, begins, ends, out, hidden)
+        params = SegmentMeanParams(x=x, begins=begins, ends=ends, out=out, hidden=hidden)
+        self.device.launch(SEGMENT_MEAN, (cuda_type(x.dtype),), config, params)

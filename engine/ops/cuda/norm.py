@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.cuda.params import Float32, InT, Int32, OutT
 from tessera.engine.ops.cuda.types import CHUNK, aligned, cuda_type, row_config
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor
+
+
+class RmsnormParams(NamedTuple):
+    x: InT
+    weight: InT
+    out: OutT
+    hidden: Int32
+    eps: Float32
+
+
+class LayernormParams(NamedTuple):
+    x: InT
+    weight: InT
+    bias: InT
+    out: OutT
+    hidden: Int32
+    eps: Float32
+
 
 RMSNORM = KernelSpec(
     file="norm/rmsnorm.cu",
     name="rmsnorm_kernel",
     template=("T", "WHOLE"),
-    parameters=(
-        ("x", "pointer"),
-        ("weight", "pointer"),
-        ("out", "pointer"),
-        ("hidden", "int32"),
-        ("eps", "float32"),
-    ),
+    params=RmsnormParams,
     overlaps=True,
 )
 LAYERNORM = KernelSpec(
     file="norm/layernorm.cu",
     name="layernorm_kernel",
     template=("T",),
-    parameters=(
-        ("x", "pointer"),
-        ("weight", "pointer"),
-        ("bias", "pointer"),
-        ("out", "pointer"),
-        ("hidden", "int32"),
-        ("eps", "float32"),
-    ),
+    params=LayernormParams,
 )
 SPECS = (RMSNORM, LAYERNORM)
 
-# As in cuda_src/norm/rmsnorm.cu.
-MAX_ROW_THREADS = 512
-ROW_CHUNKS = 4  # of CHUNK elements, that a thread keeps
+MAX_THREADS = Constant(512, "of a row")
+ROW_CHUNKS = Constant(4, "of a row, that a thread keeps")
+declare_header("rmsnorm", __name__, {"MAX_THREADS": MAX_THREADS, "ROW_CHUNKS": ROW_CHUNKS}, (RmsnormParams,))
+declare_header("layernorm", __name__, params=(LayernormParams,))
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
@@ -54,10 +64,12 @@ class NormOps(Ops):
         rows, hidden = x.shape
         whole = hidden % CHUNK == 0 and aligned(16, x, weight, out)
         template = (cuda_type(x.dtype), "true" if whole else "false")
-        config = row_config(rows, hidden, CHUNK * ROW_CHUNKS, MAX_ROW_THREADS)
-        self.device.launch(RMSNORM, template, config, x, weight, out, hidden, eps)
+        config = row_config(rows, hidden, CHUNK * ROW_CHUNKS, MAX_THREADS)
+        params = RmsnormParams(x=x, weight=weight, out=out, hidden=hidden, eps=eps)
+        self.device.launch(RMSNORM, template, config, params)
 
     def _layernorm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
         rows, hidden = x.shape
         config = row_config(rows, hidden)
-        self.device.launch(LAYERNORM, (cuda_type(x.dtype),), config, x, weight, bias, out, hidden, eps)
+        params = LayernormParams(x=x, weight=weight, bias=bias, out=out, hidden=hidden, eps=eps)
+        self.device.launch(LAYERNORM, (cuda_type(x.dtype),), config, params)

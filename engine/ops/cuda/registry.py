@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.ops.cuda import (
     activation,
@@ -14,26 +17,40 @@ from tessera.engine.ops.cuda import (
     sampling,
     softmax,
 )
-from tessera.engine.ops.cuda import sm90_attention_prefill as prefill_hopper
+from tessera.engine.ops.cuda.quant import dequantize
 
-GROUPS = (linear, attention, prefill_hopper, norm, activation, elementwise, softmax, random, sampling, encoder)
-ENCODER_GROUPS = (linear, norm, activation, elementwise, encoder)  # all that a text encoder launches
+GROUPS = (
+    linear,
+    dequantize,
+    attention,
+    norm,
+    activation,
+    elementwise,
+    softmax,
+    random,
+    sampling,
+    encoder,
+)
+ENCODER_GROUPS = (linear, dequantize, norm, activation, elementwise, encoder)  # all that a text encoder launches
 
 
-def all_specs() -> tuple[KernelSpec, ...]:
+def all_specs() -> tuple[KernelSpec[Any], ...]:
     """The description of every kernel in `cuda_src/`."""
     return tuple(spec for group in GROUPS for spec in group.SPECS)
 
 
 def all_instantiations(
-    dtypes: tuple[str, ...], *, encoder_only: bool = False, head_dim: int | None = None
+    dtypes: tuple[str, ...], *, encoder_only: bool = False, head_dims: Collection[int] | None = None
 ) -> list[Instantiation]:
     """Every kernel that the operations can launch for elements of these C types ('float', '__nv_bfloat16'),
-    with `head_dim` only for heads of that size."""
+    with `head_dims` only for heads of these sizes."""
     groups = ENCODER_GROUPS if encoder_only else GROUPS
     pairs = [pair for group in groups for pair in group.instantiations(dtypes)]
-    return [pair for pair in pairs if head_dim is None or _head_dim(*pair) in (None, str(head_dim))]
+    if head_dims is None:
+        return pairs
+    wanted = {None, *map(str, head_dims)}
+    return [pair for pair in pairs if _head_dim(*pair) in wanted]
 
 
-def _head_dim(spec: KernelSpec, template: tuple[str, ...]) -> str | None:
+def _head_dim(spec: KernelSpec[Any], template: tuple[str, ...]) -> str | None:
     return template[spec.template.index("HEAD_DIM")] if "HEAD_DIM" in spec.template else None

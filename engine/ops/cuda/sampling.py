@@ -3,125 +3,132 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from tessera.engine.contract.sampling_params import RowFlag
 from tessera.engine.contract.sampling_row import ROW_ALIGNMENT, SAMPLING_ROW
 from tessera.engine.cuda.device import CudaDevice
-from tessera.engine.cuda.generated import GeneratedHeader, c_enum, c_struct
-from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig, ParameterType
+from tessera.engine.cuda.generated import Constant, c_enum, c_struct, declare_header
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.params import InFloat, InInt, Int32, InUint, OutFloat, OutInt, OutUint, Pointer
 from tessera.engine.ops.cuda.types import ceil_div
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.sampling_interface import SamplingState
 from tessera.engine.tensor import Tensor, uint32, uint64
 
-SAMPLING_ROW_HEADER = GeneratedHeader(
-    "generated/sampling_row.cuh", c_enum("RowFlag", RowFlag) + c_struct("SamplingRow", SAMPLING_ROW, ROW_ALIGNMENT)
-)
+InRows = Annotated[Pointer, "const SamplingRow*"]
+
+
+class AdjustLogitsParams(NamedTuple):
+    logits: OutFloat
+    token_state: InUint
+    bias_token_ids: InInt
+    bias_values: InFloat
+    bias_counts: InInt
+    suppressed_token_ids: InInt
+    suppressed_counts: InInt
+    rows: InRows
+    vocab_size: Int32
+    max_bias: Int32
+    max_suppressed: Int32
+    chunk_size: Int32
+
+
+class ResetSlotParams(NamedTuple):
+    token_state: OutUint
+    prompt_token_ids: InInt
+    output_token_ids: InInt
+    num_prompt_tokens: Int32
+    num_output_tokens: Int32
+    vocab_size: Int32
+    chunk_size: Int32
+
+
+class RecordTokensParams(NamedTuple):
+    token_state: OutUint
+    slots: InInt
+    token_ids: InInt
+    num_rows: Int32
+    num_slots: Int32
+    vocab_size: Int32
+
+
+class ApplyTokenMaskParams(NamedTuple):
+    logits: OutFloat
+    words: InUint
+    rows: InInt
+    vocab_size: Int32
+    chunk_size: Int32
+
+
+class SampleParams(NamedTuple):
+    logits: InFloat
+    rows: InRows
+    token_ids: OutInt
+    vocab_size: Int32
+
+
+class TopLogprobsParams(NamedTuple):
+    logits: InFloat
+    token_ids: InInt
+    chosen: OutFloat
+    rank: OutInt
+    top_ids: OutInt
+    top_logprobs: OutFloat
+    vocab_size: Int32
+    num_top: Int32
+
 
 ADJUST_LOGITS = KernelSpec(
     file="sampling/penalties.cu",
     name="adjust_logits_kernel",
     template=(),
-    parameters=(
-        ("logits", "pointer"),
-        ("token_state", "pointer"),
-        ("bias_token_ids", "pointer"),
-        ("bias_values", "pointer"),
-        ("bias_counts", "pointer"),
-        ("suppressed_token_ids", "pointer"),
-        ("suppressed_counts", "pointer"),
-        ("rows", "pointer"),
-        ("vocab_size", "int32"),
-        ("max_bias", "int32"),
-        ("max_suppressed", "int32"),
-        ("chunk_size", "int32"),
-    ),
-    headers=(SAMPLING_ROW_HEADER,),
+    params=AdjustLogitsParams,
     overlaps=True,
 )
 RESET_SLOT = KernelSpec(
     file="sampling/penalties.cu",
     name="reset_slot_kernel",
     template=(),
-    parameters=(
-        ("token_state", "pointer"),
-        ("prompt_token_ids", "pointer"),
-        ("output_token_ids", "pointer"),
-        ("num_prompt_tokens", "int32"),
-        ("num_output_tokens", "int32"),
-        ("vocab_size", "int32"),
-        ("chunk_size", "int32"),
-    ),
+    params=ResetSlotParams,
 )
 RECORD_TOKENS = KernelSpec(
     file="sampling/penalties.cu",
     name="record_tokens_kernel",
     template=(),
-    parameters=(
-        ("token_state", "pointer"),
-        ("slots", "pointer"),
-        ("token_ids", "pointer"),
-        ("num_rows", "int32"),
-        ("num_slots", "int32"),
-        ("vocab_size", "int32"),
-    ),
+    params=RecordTokensParams,
     overlaps=True,
 )
 APPLY_TOKEN_MASK = KernelSpec(
     file="sampling/token_mask.cu",
     name="apply_token_mask_kernel",
     template=(),
-    parameters=(
-        ("logits", "pointer"),
-        ("words", "pointer"),
-        ("rows", "pointer"),
-        ("vocab_size", "int32"),
-        ("chunk_size", "int32"),
-    ),
+    params=ApplyTokenMaskParams,
     overlaps=True,
-)
-_SAMPLE_PARAMETERS: tuple[tuple[str, ParameterType], ...] = (
-    ("logits", "pointer"),
-    ("rows", "pointer"),
-    ("token_ids", "pointer"),
-    ("vocab_size", "int32"),
 )
 SAMPLE = KernelSpec(
     file="sampling/sampling.cu",
     name="sample_kernel",
     template=("FILTERED",),
-    parameters=_SAMPLE_PARAMETERS,
-    headers=(SAMPLING_ROW_HEADER,),
+    params=SampleParams,
     overlaps=True,
 )
 SAMPLE_CLUSTER = KernelSpec(
     file="sampling/sampling.cu",
     name="sample_cluster_kernel",
     template=("FILTERED",),
-    parameters=_SAMPLE_PARAMETERS,
-    headers=(SAMPLING_ROW_HEADER,),
+    params=SampleParams,
     min_arch=90,
     overlaps=True,
 )
-_LOGPROBS_PARAMETERS: tuple[tuple[str, ParameterType], ...] = (
-    ("logits", "pointer"),
-    ("token_ids", "pointer"),
-    ("chosen", "pointer"),
-    ("rank", "pointer"),
-    ("top_ids", "pointer"),
-    ("top_logprobs", "pointer"),
-    ("vocab_size", "int32"),
-    ("num_top", "int32"),
-)
 TOP_LOGPROBS = KernelSpec(
-    file="sampling/logprobs.cu", name="top_logprobs_kernel", template=(), parameters=_LOGPROBS_PARAMETERS
+    file="sampling/logprobs.cu", name="top_logprobs_kernel", template=(), params=TopLogprobsParams
 )
 TOP_LOGPROBS_CLUSTER = KernelSpec(
     file="sampling/logprobs.cu",
     name="top_logprobs_cluster_kernel",
     template=(),
-    parameters=_LOGPROBS_PARAMETERS,
+    params=TopLogprobsParams,
     min_arch=90,
     overlaps=True,
 )
@@ -136,14 +143,45 @@ SPECS = (
     TOP_LOGPROBS_CLUSTER,
 )
 
-# As in the kernels.
-SPLIT_BLOCK = 256
-ROW_BLOCK = 1024
-RANDOM_GROUP = 4
-CLUSTER_BLOCKS = 8
-CLUSTER_THREADS = 512
+SPLIT_BLOCK = Constant(256, "threads of a block that takes a part of a row")
+ROW_BLOCK = Constant(1024, "threads of a block that takes a row")
+RANDOM_GROUP = Constant(4, "ids that share one call of the random generator")
+CLUSTER_BLOCKS = Constant(8)
+CLUSTER_THREADS = Constant(512, "of a block of a cluster")
+MAX_CLUSTER_TOP = Constant(64)
+declare_header(
+    "sampling_row",
+    __name__,
+    declarations=c_enum("RowFlag", RowFlag) + c_struct("SamplingRow", SAMPLING_ROW, ROW_ALIGNMENT),
+)
+declare_header(
+    "penalties", __name__, {"BLOCK_SIZE": SPLIT_BLOCK}, (AdjustLogitsParams, ResetSlotParams, RecordTokensParams)
+)
+declare_header("token_mask", __name__, {"BLOCK_SIZE": SPLIT_BLOCK}, (ApplyTokenMaskParams,))
+declare_header(
+    "sampling",
+    __name__,
+    {
+        "THREADS": ROW_BLOCK,
+        "CLUSTER_BLOCKS": CLUSTER_BLOCKS,
+        "CLUSTER_THREADS": CLUSTER_THREADS,
+        "GROUP": RANDOM_GROUP,
+    },
+    (SampleParams,),
+)
+declare_header(
+    "logprobs",
+    __name__,
+    {
+        "BLOCK_SIZE": ROW_BLOCK,
+        "CLUSTER_BLOCKS": CLUSTER_BLOCKS,
+        "CLUSTER_THREADS": CLUSTER_THREADS,
+        "MAX_CLUSTER_TOP": MAX_CLUSTER_TOP,
+    },
+    (TopLogprobsParams,),
+)
+
 MOST_TOGETHER = 2  # blocks on a multiprocessor that are kept from getting a third
-MAX_CLUSTER_TOP = 64
 LOGPROBS_STATIC_BYTES = 10 << 10
 SAMPLE_STATIC_BYTES = 22 << 10  # of shared memory that the kernel itself declares, rounded up
 
@@ -199,7 +237,7 @@ def logprobs_cluster_config(rows: int, vocab_size: int, num_top: int) -> LaunchC
 
 
 @lru_cache(maxsize=1024)
-def apart(device: CudaDevice, spec: KernelSpec, template: tuple[str, ...], config: LaunchConfig) -> LaunchConfig:
+def apart(device: CudaDevice, spec: KernelSpec[Any], template: tuple[str, ...], config: LaunchConfig) -> LaunchConfig:
     """A launch of a cluster a row with few blocks to a multiprocessor, if all clusters run at a time even so.
 
     Otherwise clusters are packed onto some multiprocessors while others idle. Unused shared memory keeps their blocks
@@ -225,46 +263,43 @@ class SamplingOps(Ops):
         token_state = state.token_state[slot]
         (vocab_size,) = token_state.shape
         split = split_vocab(1, vocab_size)
-        self.device.launch(
-            RESET_SLOT,
-            (),
-            split_config(1, split),
-            token_state,
-            prompt,
-            output,
-            prompt.size,
-            output.size,
-            vocab_size,
-            split.chunk_size,
+        params = ResetSlotParams(
+            token_state=token_state,
+            prompt_token_ids=prompt,
+            output_token_ids=output,
+            num_prompt_tokens=prompt.size,
+            num_output_tokens=output.size,
+            vocab_size=vocab_size,
+            chunk_size=split.chunk_size,
         )
+        self.device.launch(RESET_SLOT, (), split_config(1, split), params)
 
     def _adjust_logits(self, logits: Tensor, state: SamplingState, rows: Tensor) -> None:
         num_rows, vocab_size = logits.shape
         split = split_vocab(num_rows, vocab_size)
-        self.device.launch(
-            ADJUST_LOGITS,
-            (),
-            split_config(num_rows, split),
-            logits,
-            state.token_state,
-            state.bias_token_ids,
-            state.bias_values,
-            state.bias_counts,
-            state.suppressed_token_ids,
-            state.suppressed_counts,
-            rows,
-            vocab_size,
-            state.bias_token_ids.shape[1],
-            state.suppressed_token_ids.shape[1],
-            split.chunk_size,
+        params = AdjustLogitsParams(
+            logits=logits,
+            token_state=state.token_state,
+            bias_token_ids=state.bias_token_ids,
+            bias_values=state.bias_values,
+            bias_counts=state.bias_counts,
+            suppressed_token_ids=state.suppressed_token_ids,
+            suppressed_counts=state.suppressed_counts,
+            rows=rows,
+            vocab_size=vocab_size,
+            max_bias=state.bias_token_ids.shape[1],
+            max_suppressed=state.suppressed_token_ids.shape[1],
+            chunk_size=split.chunk_size,
         )
+        self.device.launch(ADJUST_LOGITS, (), split_config(num_rows, split), params)
 
     def _apply_token_mask(self, logits: Tensor, words: Tensor, rows: Tensor) -> None:
         vocab_size = logits.shape[1]
         split = split_vocab(rows.size, vocab_size)
-        self.device.launch(
-            APPLY_TOKEN_MASK, (), split_config(rows.size, split), logits, words, rows, vocab_size, split.chunk_size
+        params = ApplyTokenMaskParams(
+            logits=logits, words=words, rows=rows, vocab_size=vocab_size, chunk_size=split.chunk_size
         )
+        self.device.launch(APPLY_TOKEN_MASK, (), split_config(rows.size, split), params)
 
     def _sample(self, logits: Tensor, rows: Tensor, filtered: bool, out: Tensor) -> None:
         num_rows, vocab_size = logits.shape
@@ -274,14 +309,21 @@ class SamplingOps(Ops):
             in_cluster = cluster_config(num_rows, vocab_size, filtered=filtered)
             if in_cluster.shared_bytes + SAMPLE_STATIC_BYTES <= self.device.max_shared_bytes:
                 spec, config = SAMPLE_CLUSTER, apart(self.device, SAMPLE_CLUSTER, template, in_cluster)
-        self.device.launch(spec, template, config, logits, rows, out, vocab_size)
+        params = SampleParams(logits=logits, rows=rows, token_ids=out, vocab_size=vocab_size)
+        self.device.launch(spec, template, config, params)
 
     def _record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None:
         num_slots, vocab_size = state.token_state.shape
         config = row_thread_config(slots.size)
-        self.device.launch(
-            RECORD_TOKENS, (), config, state.token_state, slots, token_ids, slots.size, num_slots, vocab_size
+        params = RecordTokensParams(
+            token_state=state.token_state,
+            slots=slots,
+            token_ids=token_ids,
+            num_rows=slots.size,
+            num_slots=num_slots,
+            vocab_size=vocab_size,
         )
+        self.device.launch(RECORD_TOKENS, (), config, params)
 
     def _top_logprobs(
         self, logits: Tensor, token_ids: Tensor, chosen: Tensor, rank: Tensor, top_ids: Tensor, top_values: Tensor
@@ -294,4 +336,14 @@ class SamplingOps(Ops):
             if in_cluster.shared_bytes + LOGPROBS_STATIC_BYTES <= self.device.max_shared_bytes:
                 spec = TOP_LOGPROBS_CLUSTER
                 config = apart(self.device, spec, (), in_cluster)
-        self.device.launch(spec, (), config, logits, token_ids, chosen, rank, top_ids, top_values, vocab_size, num_top)
+        params = TopLogprobsParams(
+            logits=logits,
+            token_ids=token_ids,
+            chosen=chosen,
+            rank=rank,
+            top_ids=top_ids,
+            top_logprobs=top_values,
+            vocab_size=vocab_size,
+            num_top=num_top,
+        )
+        self.device.launch(spec, (), config, params)

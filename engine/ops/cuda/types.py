@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from tessera.engine.contract.errors import TesseraError
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import LaunchConfig
 from tessera.engine.tensor import Tensor, bfloat16, float16, float32
 
 C_TYPE_NAMES = {float32: "float", float16: "__half", bfloat16: "__nv_bfloat16"}
 
-# As in cuda_src/include/common.cuh.
-WARP_SIZE = 32
-CHUNK = 8
+WARP_SIZE = Constant(32)
+CHUNK = Constant(8, "elements that a thread of an elementwise or row kernel handles at a time")
+SEGMENT = Constant(8, "2-byte elements of 16 bytes: what a lane copies, and a row of an 8x8 matrix")
+WARPGROUP_SIZE = Constant(128, "threads")
+HALF_BYTES = 2
+declare_header("common", __name__, {"WARP_SIZE": WARP_SIZE, "CHUNK": CHUNK})
+declare_header("tensor_cores", __name__, {"SEGMENT": SEGMENT, "WARPGROUP_SIZE": WARPGROUP_SIZE})
 
 FLAT_BLOCK = 256
 MAX_BLOCK = 1024
+
+MAX_CACHED_CONFIGS = 4096  # of a kind
 
 
 def cuda_type(dtype: np.dtype[Any]) -> str:
@@ -28,11 +36,13 @@ def cuda_type(dtype: np.dtype[Any]) -> str:
         raise TesseraError(f"CUDA kernels compute in float32, float16 and bfloat16, not in {dtype}") from None
 
 
+@lru_cache(maxsize=MAX_CACHED_CONFIGS)
 def flat_config(size: int, per_thread: int = CHUNK) -> LaunchConfig:
     """Threads that cover `size` elements, `per_thread` each."""
     return LaunchConfig((ceil_div(size, FLAT_BLOCK * per_thread), 1, 1), (FLAT_BLOCK, 1, 1))
 
 
+@lru_cache(maxsize=MAX_CACHED_CONFIGS)
 def row_config(rows: int, width: int, per_thread: int = CHUNK, max_threads: int = MAX_BLOCK) -> LaunchConfig:
     """One block a row; its size depends on the width alone, so that a row's sums never depend on the batch."""
     warps = ceil_div(ceil_div(width, per_thread), WARP_SIZE)

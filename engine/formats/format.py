@@ -1,0 +1,61 @@
+"""A weight format: which tensors hold the rows of a matrix, and the numbers they stand for."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Float32Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+
+FORMATS: dict[str, type[WeightFormat]] = {}
+
+
+class TensorLayout(NamedTuple):
+    """Shape and dtype of one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class WeightFormat(ABC):
+    """One way to store a matrix of R rows and K columns.
+
+    Subclasses are frozen dataclasses and register themselves in FORMATS under their `name`. Matrices whose
+    formats are equal can be stored as one, one below the other. `tensor_names` is the order in which kernels
+    take the tensors of such a matrix; `on_cuda` says whether there are kernels. An `abstract` class is the base of
+    several formats.
+    """
+
+    name: ClassVar[str]
+    tensor_names: ClassVar[tuple[str, ...]]
+    on_cuda: ClassVar[bool] = True
+
+    def __init_subclass__(cls, *, abstract: bool = False) -> None:
+        if abstract:
+            return
+        assert cls.name not in FORMATS, f"two weight formats are called {cls.name}"
+        FORMATS[cls.name] = cls
+
+    @abstractmethod
+    def layout(self, rows: int, columns: int) -> tuple[TensorLayout, ...]:
+        """Of the tensors that hold [rows, columns], as named by `tensor_names`."""
+
+    @abstractmethod
+    def dequantize(self, arrays: Mapping[str, Array], rows: slice | Array) -> Float32Array:
+        """Some rows in float32 [n, K]; `arrays` has those of `tensor_names`."""
+
+    def multiplies(self, dtype: np.dtype[Any]) -> bool:
+        """Whether activations of this dtype can be multiplied by such a weight."""
+        return True
+
+    def nbytes(self, rows: int, columns: int) -> int:
+        return sum(tensor.nbytes for tensor in self.layout(rows, columns))

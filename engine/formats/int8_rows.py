@@ -1,0 +1,35 @@
+"""Eight-bit integers with a scale for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tessera.engine.formats.format import Array, Float32Array, TensorLayout, WeightFormat
+from tessera.engine.tensor import float32, int8
+
+
+@dataclass(frozen=True)
+class Int8RowsFormat(WeightFormat):
+    """w[r, k] = values[r, k] * scales[r]: `values` [R, K] int8, `scales` [R] float32."""
+
+    name = "int8_rows"
+    tensor_names = ("values", "scales")
+
+    def layout(self, rows: int, columns: int) -> tuple[TensorLayout, ...]:
+        return TensorLayout((rows, columns), int8), TensorLayout((rows,), float32)
+
+    def dequantize(self, arrays: Mapping[str, Array], rows: slice | Array) -> Float32Array:
+        result = arrays["values"][rows].astype(float32)
+        result *= arrays["scales"][rows, None]
+        return result
+
+    @staticmethod
+    def quantize(values: Array) -> dict[str, Array]:
+        """Tensors for [R, K]: symmetric, rounded to nearest, each row's largest magnitude becomes 127."""
+        wide = values.astype(float32)
+        scales = np.abs(wide).max(axis=1) / np.float32(127)
+        divisors = np.where(scales > 0, scales, np.float32(1))
+        return {"values": np.rint(wide / divisors[:, None]).astype(int8), "scales": scales}

@@ -1,0 +1,191 @@
+"""The blocks that forwards are made of: norms, and the halves of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tessera.engine.formats import LinearWeight
+from tessera.engine.models.buffers import Inner
+from tessera.engine.models.specs import AttentionSpec, HalfNorms, LayerSpec, MLPSpec, NormSpec
+from tessera.engine.models.weights.weights import AttentionWeights, HalfNormWeights, MLPWeights, NormWeights
+from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
+from tessera.engine.ops.linear_interface import Accumulate, Activate, LayerNorm, Prologue, RMSNorm
+from tessera.engine.tensor import Tensor
+
+ACCUMULATE = Accumulate()
+
+Reduce = Callable[[Tensor], None]  # sums a half's update [T, H] among devices, in place
+
+
+class LayerBuffers(Protocol):
+    """What the blocks need of a forward's buffers."""
+
+    normed: Tensor
+    update: Tensor
+
+    def inner(self, name: Inner, num_rows: int, width: int) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm with its weights."""
+
+    spec: NormSpec
+    weights: NormWeights
+
+    def prologue(self, scratch: Tensor) -> Prologue:
+        """For `Ops.linear`."""
+        weight, bias = self.weights.weight, self.weights.bias
+        if self.spec.kind == "rmsnorm":
+            return RMSNorm(weight, self.spec.eps, scratch)
+        return LayerNorm(weight, bias, self.spec.eps, scratch)
+
+    def apply(self, ops: Ops, x: Tensor, out: Tensor) -> Tensor:
+        """`out` may be x."""
+        weight, bias = self.weights.weight, self.weights.bias
+        if self.spec.kind == "rmsnorm":
+            return ops.rmsnorm(x, weight, self.spec.eps, out=out)
+        return ops.layernorm(x, weight, bias, self.spec.eps, out=out)
+
+
+def make_norm(spec: NormSpec | None, weights: NormWeights | None) -> Norm | None:
+    if spec is None:
+        return None
+    assert weights is not None, "a norm has a weight"
+    return Norm(spec, weights)
+
+
+class ResidualAdd:
+    """The end of a half: its last product, and the addition to the stream."""
+
+    def __init__(
+        self,
+        layer: LayerSpec,
+        norms: HalfNorms,
+        weights: HalfNormWeights,
+        projection: LinearWeight,
+        ops: Ops,
+        reduce: Reduce | None,
+    ) -> None:
+        self._ops = ops
+        self._projection = projection
+        self._after = make_norm(norms.after, weights.after)
+        self._of_sum = make_norm(norms.of_sum, weights.of_sum)
+        self._multiplier = layer.residual_multiplier
+        self._reduce = reduce
+        self._fused = reduce is None and layer.adds_product(norms)
+
+    def add(self, inner: Tensor, stream: Tensor, buffers: LayerBuffers) -> None:
+        """stream [T, H] += the half whose product's input is `inner`."""
+        ops = self._ops
+        if self._fused:
+            ops.linear(inner, self._projection, epilogue=ACCUMULATE, out=stream)
+            return
+        update = ops.linear(inner, self._projection, out=buffers.update[: inner.shape[0]])
+        if self._reduce is not None:
+            self._reduce(update)
+        if self._after is not None:
+            self._after.apply(ops, update, out=update)
+        if self._multiplier != 1.0:
+            ops.scale(update, self._multiplier, out=update)
+        ops.add(stream, update, out=stream)
+        if self._of_sum is not None:
+            self._of_sum.apply(ops, stream, out=stream)
+
+
+class HalfInput:
+    """The begin of a half: the norm before its first product, which takes the stream."""
+
+    def __init__(self, norm: Norm | None, projection: LinearWeight, ops: Ops) -> None:
+        self._norm = norm
+        self._projection = projection
+        self._ops = ops
+
+    def project(self, stream: Tensor, buffers: LayerBuffers, out: Tensor, activate: Activate | None = None) -> Tensor:
+        prologue = None if self._norm is None else self._norm.prologue(buffers.normed[: stream.shape[0]])
+        return self._ops.linear(stream, self._projection, prologue=prologue, epilogue=activate, out=out)
+
+
+class CausalAttention:
+    """softmax(q k^T) v over the paged KV cache; letters as in `tessera.engine.ops.interface`."""
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        weights: AttentionWeights,
+        ops: Ops,
+        cache: tuple[Tensor, Tensor],
+        cos_sin: Tensor | None,
+    ) -> None:
+        self._spec = spec
+        self._ops = ops
+        self._keys, self._values = cache
+        self._input = HalfInput(make_norm(spec.norms.before, weights.norms.before), weights.qkv, ops)
+        eps = 0.0 if spec.qk_norm is None else spec.qk_norm.eps
+        self._transform = HeadTransform(cos_sin, weights.q_norm, weights.k_norm, eps)
+
+    def attend(self, stream: Tensor, metadata: AttentionMetadata, buffers: LayerBuffers) -> Tensor:
+        """Stores the keys and values of stream [T, H]; returns [T, Hq * D]."""
+        spec, num_tokens = self._spec, stream.shape[0]
+        return self._ops.attention(
+            self._qkv(stream, buffers),
+            self._keys,
+            self._values,
+            metadata,
+            self._transform,
+            num_heads=spec.num_heads,
+            scale=spec.scale,
+            sliding_window=spec.sliding_window,
+            queries=buffers.inner("queries", num_tokens, spec.q_size),
+            out=buffers.inner("attended", num_tokens, spec.q_size),
+        )
+
+    def attend_chosen(
+        self,
+        stream: Tensor,
+        metadata: AttentionMetadata,
+        chosen: Tensor,
+        last: AttentionMetadata,
+        buffers: LayerBuffers,
+    ) -> Tensor:
+        """As `attend`, but the result [S, Hq * D] of the tokens `chosen` [S] alone, which `last` describes."""
+        ops, spec, num_chosen = self._ops, self._spec, chosen.shape[0]
+        queries = ops.rope_and_store(
+            self._qkv(stream, buffers),
+            self._keys,
+            self._values,
+            metadata,
+            self._transform,
+            num_heads=spec.num_heads,
+            out=buffers.inner("queries", stream.shape[0], spec.q_size),
+        )
+        return ops.paged_attention(
+            ops.embedding(chosen, queries, out=buffers.inner("last_queries", num_chosen, spec.q_size)),
+            self._keys,
+            self._values,
+            last,
+            scale=spec.scale,
+            sliding_window=spec.sliding_window,
+            out=buffers.inner("attended", num_chosen, spec.q_size),
+        )
+
+    def _qkv(self, stream: Tensor, buffers: LayerBuffers) -> Tensor:
+        return self._input.project(stream, buffers, buffers.inner("qkv", stream.shape[0], self._spec.qkv_size))
+
+
+class MLP:
+    """The activation of the up projection; a `ResidualAdd` projects it down."""
+
+    def __init__(self, spec: MLPSpec, weights: MLPWeights, ops: Ops, norm: Norm | None) -> None:
+        """`norm` before it."""
+        self._spec = spec
+        self._input = HalfInput(norm, weights.up, ops)
+
+    def activate(self, stream: Tensor, buffers: LayerBuffers) -> Tensor:
+        """stream [T, H] -> [T, I]"""
+        spec, num_tokens = self._spec, stream.shape[0]
+        activate = Activate(spec.activation, buffers.inner("up", num_tokens, spec.up_size))
+        out = buffers.inner("activated", num_tokens, spec.inner_size)
+        return self._input.project(stream, buffers, out, activate)

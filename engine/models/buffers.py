@@ -1,0 +1,99 @@
+"""The activations of a decoder's step, in memory allocated once."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tessera.engine.models.config import ModelConfig
+from tessera.engine.tensor import Device, Tensor, float32
+
+ALIGNMENT = 256
+
+Inner = Literal["qkv", "queries", "attended", "up", "activated", "last_queries"]
+
+
+class StepBuffers:
+    """Activations of the largest step, T tokens and S rows of logits, in one allocation.
+
+    Where a layer's halves run one after the other, their intermediates share memory.
+
+    Raises: OutOfMemoryError.
+    """
+
+    residual: Tensor  # [T, H] the stream that layers add to
+    normed: Tensor  # [T, H] a layer half's input
+    update: Tensor  # [T, H] what a half adds, where it is more than its last product; else of no rows
+    last_residual: Tensor  # [S, H] rows that are projected to logits
+    last_normed: Tensor  # [S, H]
+    logits: Tensor  # [S, V] float32
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: np.dtype[Any],
+        device: Device,
+        *,
+        max_tokens: int,
+        max_logits: int,
+        reduced: bool = False,
+    ) -> None:
+        """`reduced`: for a decoder whose updates are reduced among devices before they are added."""
+        places = _layout(config, dtype, max_tokens, max_logits, reduced=reduced)
+        self.nbytes = max(place.offset + place.nbytes for place in places.values())
+        self._dtype = dtype
+        self._buffer = device.allocate(self.nbytes)
+        self._offsets = {name: place.offset for name, place in places.items()}
+        for name in ("residual", "normed", "update", "last_residual", "last_normed", "logits"):
+            place = places[name]
+            tensor = Tensor(self._buffer, (place.rows, place.width), place.dtype, place.offset)
+            setattr(self, name, tensor)
+
+    def inner(self, name: Inner, num_rows: int, width: int) -> Tensor:
+        """An intermediate [num_rows, width] of one layer."""
+        return Tensor(self._buffer, (num_rows, width), self._dtype, self._offsets[name])
+
+
+class _Place(NamedTuple):
+    rows: int
+    width: int
+    dtype: np.dtype[Any]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.width * self.dtype.itemsize
+
+
+def _layout(
+    config: ModelConfig, dtype: np.dtype[Any], max_tokens: int, max_logits: int, *, reduced: bool
+) -> dict[str, _Place]:
+    hidden, layers = config.hidden_size, config.layers
+    q_size = max(layer.attention.q_size for layer in layers)
+    qkv_size = max(layer.attention.qkv_size for layer in layers)
+    attention = {"qkv": qkv_size, "queries": q_size, "attended": q_size}
+    mlp = {
+        "up": max(layer.mlp.up_size for layer in layers),
+        "activated": max(layer.mlp.inner_size for layer in layers),
+    }
+    halves = [(layer, half.norms) for layer in layers for half in (layer.attention, layer.mlp)]
+    has_updates = reduced or not all(layer.adds_product(norms) for layer, norms in halves)
+    places: dict[str, _Place] = {}
+
+    def allot(widths: dict[str, int], rows: int, dtype: np.dtype[Any], offset: int) -> int:
+        """Place these one after the other from `offset`; returns their end."""
+        for name, width in widths.items():
+            places[name] = _Place(rows, width, dtype, offset)
+            offset += -(-places[name].nbytes // ALIGNMENT) * ALIGNMENT
+        return offset
+
+    end = allot({"residual": hidden, "normed": hidden}, max_tokens, dtype, 0)
+    end = allot({"update": hidden}, max_tokens if has_updates else 0, dtype, end)
+    end_of_attention = allot(attention, max_tokens, dtype, end)
+    together = any(layer.parallel for layer in layers)
+    end = max(end_of_attention, allot(mlp, max_tokens, dtype, end_of_attention if together else end))
+    last = {"last_residual": hidden, "last_normed": hidden, "last_queries": q_size}
+    end = allot(last, max_logits, dtype, end)
+    allot({"logits": config.vocab_size}, max_logits, float32, end)
+    return places

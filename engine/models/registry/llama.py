@@ -1,0 +1,176 @@
+"""Llama and its relatives: RMSNorm, gated MLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tessera.engine.models.registry import rules
+from tessera.engine.models.registry.architecture import Architecture, WeightNames
+
+LLAMA_LAYER = "model.layers.{i}."
+LLAMA_WEIGHTS: WeightNames = {
+    "embedding": ("model.embed_tokens",),
+    "final_norm": ("model.norm",),
+    "lm_head": ("lm_head",),
+    "attention_norm_before": (LLAMA_LAYER + "input_layernorm",),
+    "qkv": tuple(LLAMA_LAYER + f"self_attn.{part}_proj" for part in "qkv"),
+    "q_norm": (LLAMA_LAYER + "self_attn.q_norm",),
+    "k_norm": (LLAMA_LAYER + "self_attn.k_norm",),
+    "out": (LLAMA_LAYER + "self_attn.o_proj",),
+    "mlp_norm_before": (LLAMA_LAYER + "post_attention_layernorm",),
+    "up": tuple(LLAMA_LAYER + f"mlp.{part}_proj" for part in ("gate", "up")),
+    "down": (LLAMA_LAYER + "mlp.down_proj",),
+}
+PHI3_WEIGHTS: WeightNames = {
+    **LLAMA_WEIGHTS,
+    "qkv": (LLAMA_LAYER + "self_attn.qkv_proj",),
+    "up": (LLAMA_LAYER + "mlp.gate_up_proj",),
+}
+EXAONE4_WEIGHTS: WeightNames = {
+    **LLAMA_WEIGHTS,
+    "attention_norm_after": (LLAMA_LAYER + "post_attention_layernorm",),
+    "mlp_norm_after": (LLAMA_LAYER + "post_feedforward_layernorm",),
+}
+
+LLAMA_DEFAULTS: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": False,
+    "max_position_embeddings": 2048,
+}
+QWEN_DEFAULTS = {
+    **LLAMA_DEFAULTS,
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 32,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+
+LLAMA_FAMILY: dict[str, Architecture] = {
+    "LlamaForCausalLM": Architecture(
+        weights=LLAMA_WEIGHTS,
+        defaults={**LLAMA_DEFAULTS, "bos_token_id": 1, "eos_token_id": 2},
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+    ),
+    "MistralForCausalLM": Architecture(
+        weights=LLAMA_WEIGHTS,
+        defaults={
+            **LLAMA_DEFAULTS,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        windows=rules.same_window,
+    ),
+    "MinistralForCausalLM": Architecture(
+        weights=LLAMA_WEIGHTS,
+        defaults={
+            **LLAMA_DEFAULTS,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        windows=rules.every_window,
+    ),
+    "Qwen2ForCausalLM": Architecture(
+        weights=LLAMA_WEIGHTS,
+        defaults=QWEN_DEFAULTS,
+        qkv_bias=True,
+        windows=rules.upper_windows,
+    ),
+    "Qwen3ForCausalLM": Architecture(
+        weights=LLAMA_WEIGHTS,
+        defaults={**QWEN_DEFAULTS, "head_dim": 128},
+        qk_norm=True,
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        windows=rules.upper_windows,
+    ),
+    "SmolLM3ForCausalLM": Architecture(
+        weights=LLAMA_WEIGHTS,
+        defaults={
+            **LLAMA_DEFAULTS,
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 4,
+            "rope_theta": 2e6,
+            "tie_word_embeddings": True,
+            "no_rope_layer_interval": 4,
+            "bos_token_id": 128000,
+            "eos_token_id": 128001,
+        },
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        rope_layers=rules.listed_rope_layers,
+        windows=rules.unrotated_windows,
+    ),
+    "Phi3ForCausalLM": Architecture(
+        weights=PHI3_WEIGHTS,
+        defaults={
+            **LLAMA_DEFAULTS,
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "bos_token_id": 1,
+            "eos_token_id": 32000,
+        },
+        rope_aliases={"su": "longrope", "yarn": "longrope"},
+        windows=rules.same_window,
+    ),
+    "SeedOssForCausalLM": Architecture(
+        weights=LLAMA_WEIGHTS,
+        defaults={
+            **LLAMA_DEFAULTS,
+            "max_position_embeddings": 524288,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "attention_bias": True,
+            "attention_out_bias": False,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+        },
+        qkv_bias="attention_bias",
+        out_bias="attention_out_bias",
+        mlp_bias="mlp_bias",
+    ),
+    "GraniteForCausalLM": Architecture(
+        weights=LLAMA_WEIGHTS,
+        defaults={
+            **LLAMA_DEFAULTS,
+            **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier"), 1.0),
+            "logits_scaling": 1.0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        embedding_multiplier="embedding_multiplier",
+        residual_multiplier="residual_multiplier",
+        attention_multiplier="attention_multiplier",
+        logits_divisor="logits_scaling",
+    ),
+    "Exaone4ForCausalLM": Architecture(
+        weights=EXAONE4_WEIGHTS,
+        defaults={
+            **LLAMA_DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 32,
+            "sliding_window_pattern": 4,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+        },
+        norm_places=("after",),
+        qk_norm=True,
+        rope_layers=rules.exaone4_rope_layers,
+        windows=rules.exaone4_windows,
+    ),
+}

@@ -1,0 +1,104 @@
+"""Specifications of the blocks that a model is made of: what `registry` and `config` make of config.json.
+
+They hold what the forwards implement and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tessera.engine.ops.linear_interface import Activation, is_gated
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """RMSNorm, or LayerNorm with or without a bias."""
+
+    kind: Literal["rmsnorm", "layernorm"]
+    eps: float
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class HalfNorms:
+    """Norms around one half f of a layer: x becomes of_sum(x + after(f(before(x)))), each where there is one."""
+
+    before: NormSpec | None = None
+    after: NormSpec | None = None
+    of_sum: NormSpec | None = None
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Grouped-query attention (Ainslie et al. 2023).
+
+    Attributes:
+        scale: factor of q k^T.
+        rope: index of the rotary embedding in `ModelConfig.ropes`, None rotates nothing.
+        sliding_window: tokens that a query sees, itself included; None is all.
+        qk_norm: RMSNorm over each query and key head before the rotation.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    norms: HalfNorms
+    rope: int | None = None
+    sliding_window: int | None = None
+    qk_norm: NormSpec | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def qkv_size(self) -> int:
+        return self.q_size + 2 * self.kv_size
+
+
+@dataclass(frozen=True)
+class MLPSpec:
+    """down(activation(up(x))); where the activation is gated, up makes gate and up."""
+
+    inner_size: int
+    activation: Activation
+    norms: HalfNorms
+    up_bias: bool = False
+    down_bias: bool = False
+
+    @property
+    def up_size(self) -> int:
+        """Rows of the up projection."""
+        return self.inner_size * (2 if is_gated(self.activation) else 1)
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One layer.
+
+    Attributes:
+        parallel: both halves see the layer's input (Wang and Komatsuzaki 2021). An MLP that has no norm before it
+            then takes the attention's.
+        residual_multiplier: of what each half adds.
+    """
+
+    attention: AttentionSpec
+    mlp: MLPSpec
+    parallel: bool = False
+    residual_multiplier: float = 1.0
+
+    def __post_init__(self) -> None:
+        sums = self.attention.norms.of_sum or self.mlp.norms.of_sum
+        assert not (self.parallel and sums), "parallel halves have one sum"
+
+    def adds_product(self, norms: HalfNorms) -> bool:
+        """Whether what the half with these norms adds is its last product as it is."""
+        return norms.after is None and norms.of_sum is None and self.residual_multiplier == 1.0

@@ -1,0 +1,102 @@
+"""A model's weights on the device, fused as the forwards want them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.engine.formats import LinearWeight
+from tessera.engine.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class NormWeights:
+    """Of one norm over H elements."""
+
+    weight: Tensor  # [H]
+    bias: Tensor | None = None  # [H]
+
+
+@dataclass(frozen=True)
+class HalfNormWeights:
+    """Of the norms in a `HalfNorms`."""
+
+    before: NormWeights | None = None
+    after: NormWeights | None = None
+    of_sum: NormWeights | None = None
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """The rows of `qkv` are queries, then keys, then values."""
+
+    qkv: LinearWeight  # [(Hq + 2 Hkv) * D, H]
+    out: LinearWeight  # [H, Hq * D]
+    norms: HalfNormWeights
+    q_norm: Tensor | None = None  # [D]
+    k_norm: Tensor | None = None  # [D]
+
+
+@dataclass(frozen=True)
+class MLPWeights:
+    """I is the inner size; where the activation is gated, the gate's rows of `up` come first."""
+
+    up: LinearWeight  # [2 I or I, H]
+    down: LinearWeight  # [H, I]
+    norms: HalfNormWeights
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer."""
+
+    attention: AttentionWeights
+    mlp: MLPWeights
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All weights of a decoder or an encoder; with a tied head `lm_head` is `embedding`."""
+
+    embedding: LinearWeight  # [V, H]
+    layers: tuple[LayerWeights, ...]
+    final_norm: NormWeights | None = None
+    lm_head: LinearWeight | None = None  # [V, H]
+    position_embedding: LinearWeight | None = None  # [P, H]
+    token_type_embedding: LinearWeight | None = None  # [K, H]
+    embedding_norm: NormWeights | None = None
+
+    def linear_weights(self) -> Iterator[LinearWeight]:
+        """Every weight of a product or a lookup once."""
+        yield from {id(leaf): leaf for leaf in _leaves(self) if isinstance(leaf, LinearWeight)}.values()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor once."""
+        for leaf in {id(leaf): leaf for leaf in _leaves(self)}.values():
+            if isinstance(leaf, LinearWeight):
+                yield from leaf.tensors()
+            else:
+                yield leaf
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that the weights stand for, however they are stored."""
+        leaves = {id(leaf): leaf for leaf in _leaves(self)}.values()
+        return sum(leaf.num_parameters if isinstance(leaf, LinearWeight) else leaf.size for leaf in leaves)
+
+
+def _leaves(value: Any) -> Iterator[LinearWeight | Tensor]:
+    if isinstance(value, LinearWeight | Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _leaves(item)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _leaves(getattr(value, field.name))

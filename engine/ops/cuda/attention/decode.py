@@ -1,0 +1,299 @@
+"""Attention of rows with one query on tensor cores, of 16-bit dtypes and the head sizes of `DECODE_SHAPES`.
+
+A context is divided by its own length alone, and how many blocks share the parts decides which block computes them, not
+what. There are exceptions, in which the last bits depend on what else is in the step: a row that is a step by itself is
+divided into smaller parts (sm_90 and later), and 33 rows or more of 8 key/value heads of size 128 are computed by
+narrower blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutFloat, OutT, OutUint
+from tessera.engine.ops.attention_interface import SHORT_CONTEXT
+from tessera.engine.ops.cuda.attention.memory import MAX_SPLITS
+from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem
+from tessera.engine.ops.cuda.candidates import Candidate
+from tessera.engine.ops.cuda.types import HALF_BYTES, MAX_CACHED_CONFIGS, SEGMENT, WARP_SIZE, ceil_div
+from tessera.engine.ops.interface import HeadTransform
+from tessera.engine.tensor import float32
+
+
+class PagedAttentionDecodeParams(NamedTuple):
+    q: InT
+    key_cache: OutT
+    value_cache: OutT
+    block_tables: InInt
+    table_rows: InInt
+    cu_seqlens_q: InInt
+    context_lens: InInt
+    q_norm: InT
+    k_norm: InT
+    cos_sin: InFloat
+    positions: InInt
+    slot_mapping: InInt
+    out: OutT
+    partial_out: OutFloat
+    partial_sums: OutFloat
+    arrivals: OutUint
+    num_tokens: Int32
+    num_seqs: Int32
+    group: Int32
+    num_kv_heads: Int32
+    rotary_dim: Int32
+    block_size: Int32
+    block_table_width: Int32
+    sliding_window: Int32
+    min_split_keys: Int32
+    max_splits: Int32
+    block_splits: Int32
+    cluster_log2: Int32
+    beside_prefill: Int32
+    eps: Float32
+    scale_log2: Float32
+
+
+PAGED_ATTENTION_DECODE = KernelSpec(
+    file="attention/decode.cu",
+    name="paged_attention_decode_kernel",
+    template=("T", "HEAD_DIM", "WARPS", "STAGES", "FUSED", "CLUSTERED"),
+    params=PagedAttentionDecodeParams,
+    overlaps=True,
+)
+# The same function, with CLUSTERED: blocks that share a row's keys merge in each other's shared memory.
+CLUSTERED_ATTENTION_DECODE = replace(PAGED_ATTENTION_DECODE, min_arch=90)
+SPECS = (PAGED_ATTENTION_DECODE, CLUSTERED_ATTENTION_DECODE)
+
+GROUP_ROWS = Constant(8, "query heads of a key/value head that are handled together")
+UNIT_KEYS = Constant(8, "keys that lie in one block of the cache")
+WARP_KEYS = Constant(16, "keys that a warp handles at a time")
+SPLIT_KEYS = Constant(64, "of which a split's size is a multiple")
+MERGED_FLOATS = Constant(8, "of an output that a thread merges at a time")
+SENT_FLOATS = Constant(12, "of a split, from block to block: MERGED_FLOATS, their maximum and sum, padded to 16 bytes")
+MAX_CLUSTER = Constant(8)
+declare_header(
+    "decode",
+    __name__,
+    {
+        "GROUP_ROWS": GROUP_ROWS,
+        "UNIT_KEYS": UNIT_KEYS,
+        "WARP_KEYS": WARP_KEYS,
+        "SPLIT_KEYS": SPLIT_KEYS,
+        "MERGED_FLOATS": MERGED_FLOATS,
+        "SENT_FLOATS": SENT_FLOATS,
+        "MAX_CLUSTER": MAX_CLUSTER,
+    },
+    (PagedAttentionDecodeParams,),
+)
+
+MIN_SPLIT_KEYS = 128
+ROW_GROUPS_PER_SPLIT = 64
+ONE_ROW_BLOCKS = MAX_CLUSTER
+ONE_ROW_SPLIT_KEYS = 64  # a tile for each warp of a block
+PAIRED_ROW_GROUPS = (65, 128)  # rows times groups of heads that clusters of two blocks are for
+MANY_ROW_GROUPS = 257
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """How the kernel treats one head size."""
+
+    head_dim: int
+    warps: int
+    stages: int
+
+    def template(self, *, fused: bool, clustered: bool = False) -> tuple[str, ...]:
+        flags = ("true" if flag else "false" for flag in (fused, clustered))
+        return (str(self.head_dim), str(self.warps), str(self.stages), *flags)
+
+
+DECODE_SHAPES = {
+    shape.head_dim: shape
+    for shape in (
+        DecodeShape(64, warps=4, stages=2),
+        DecodeShape(96, warps=4, stages=2),
+        DecodeShape(128, warps=4, stages=2),
+        DecodeShape(256, warps=4, stages=1),
+    )
+}
+MANY_ROWS_SHAPES = {128: DecodeShape(128, warps=2, stages=3)}  # more blocks to a multiprocessor
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that is launched here for elements of these C types."""
+    shapes = (*DECODE_SHAPES.values(), *MANY_ROWS_SHAPES.values())
+    pairs = [(PAGED_ATTENTION_DECODE, shape.template(fused=fused)) for shape in shapes for fused in (False, True)]
+    pairs += [
+        (CLUSTERED_ATTENTION_DECODE, shape.template(fused=True, clustered=True)) for shape in DECODE_SHAPES.values()
+    ]
+    return [(spec, (dtype, *template)) for dtype in dtypes if dtype != "float" for spec, template in pairs]
+
+
+class Division(NamedTuple):
+    """How the keys of rows are divided among blocks.
+
+    Attributes:
+        cluster: blocks that share a row's splits and merge them in each other's shared memory; 1: one block has
+            `block_splits`, and several merge through memory.
+        min_split_keys: of a split, where there are not `max_splits` of them.
+        max_splits: of any row.
+        block_splits: of a block that is not of a cluster.
+    """
+
+    cluster: int
+    min_split_keys: int
+    max_splits: int
+    block_splits: int
+
+
+def decode_splits(max_context_len: int, sliding_window: int, division: Division) -> int:
+    """The most splits that a row of up to `max_context_len` keys is divided into."""
+    num_keys = min(max_context_len, sliding_window + WARP_KEYS - 1)
+    return min(max(ceil_div(num_keys, division.min_split_keys), 1), division.max_splits)
+
+
+def splits_per_block(num_seqs: int, groups: int) -> int:
+    """1 while there are few rows, so that a row is done soon; with many, what a block begins with is done seldom."""
+    return min(ceil_div(num_seqs * groups, ROW_GROUPS_PER_SPLIT), MAX_SPLITS)
+
+
+def head_groups(num_heads: int, num_kv_heads: int) -> int:
+    """Blocks of the decode kernel that share a row's split."""
+    return num_kv_heads * ceil_div(num_heads // num_kv_heads, GROUP_ROWS)
+
+
+def divide(num_seqs: int, groups: int, max_context_len: int, max_splits: int, *, clusters: bool) -> Division:
+    """For `num_seqs` rows of up to `max_context_len` keys and `groups` of heads."""
+    block_splits = splits_per_block(num_seqs, groups)
+    if clusters and max_context_len <= SHORT_CONTEXT:  # longer rows need more blocks than a cluster has
+        if num_seqs == 1:
+            return Division(ONE_ROW_BLOCKS, ONE_ROW_SPLIT_KEYS, ONE_ROW_BLOCKS, block_splits)
+        if PAIRED_ROW_GROUPS[0] <= num_seqs * groups <= PAIRED_ROW_GROUPS[1]:
+            return Division(2, MIN_SPLIT_KEYS, max_splits, block_splits)
+    return Division(1, MIN_SPLIT_KEYS, max_splits, block_splits)
+
+
+def decode_config(
+    shape: DecodeShape, num_seqs: int, num_heads: int, num_kv_heads: int, splits: int, division: Division
+) -> LaunchConfig:
+    """Blocks for `splits` splits of every row."""
+    pitch = (shape.head_dim + SEGMENT) * HALF_BYTES
+    query_rows = min(num_heads // num_kv_heads, GROUP_ROWS)
+    rows = shape.warps * shape.stages * 2 * WARP_KEYS + query_rows
+    shared_bytes = rows * pitch + 2 * shape.head_dim * HALF_BYTES
+    block = (shape.warps * WARP_SIZE, 1, 1)
+    groups, num_seqs, cluster = head_groups(num_heads, num_kv_heads), max(num_seqs, 1), division.cluster
+    if cluster == 1:
+        return LaunchConfig((groups, num_seqs, ceil_div(splits, division.block_splits)), block, shared_bytes)
+    items = query_rows * shape.head_dim // MERGED_FLOATS
+    received = max(count * ceil_div(items, min(count, cluster)) for count in range(1, splits + 1))
+    shared_bytes += received * SENT_FLOATS * float32.itemsize
+    return LaunchConfig((groups * cluster, num_seqs, 1), block, shared_bytes, cluster)
+
+
+class DecodePlan(NamedTuple):
+    """A launch: the kernel, its template arguments after the element type, its configuration, the keys' division."""
+
+    spec: KernelSpec[PagedAttentionDecodeParams]
+    template: tuple[str, ...]
+    config: LaunchConfig
+    division: Division
+
+
+@lru_cache(maxsize=MAX_CACHED_CONFIGS)
+def plan_decode(
+    head_dim: int,
+    num_heads: int,
+    num_kv_heads: int,
+    num_seqs: int,
+    max_context_len: int,
+    window: int,
+    max_splits: int,
+    *,
+    fused: bool,
+    clusters: bool,
+) -> DecodePlan:
+    """For rows of up to `max_context_len` keys, `max_splits` of which fit into memory."""
+    groups = head_groups(num_heads, num_kv_heads)
+    division = divide(num_seqs, groups, max_context_len, max_splits, clusters=fused and clusters)
+    splits = decode_splits(max_context_len, window, division)
+    shape = DECODE_SHAPES[head_dim]
+    if num_seqs * groups >= MANY_ROW_GROUPS:
+        shape = MANY_ROWS_SHAPES.get(head_dim, shape)
+    clustered = division.cluster > 1
+    return DecodePlan(
+        CLUSTERED_ATTENTION_DECODE if clustered else PAGED_ATTENTION_DECODE,
+        shape.template(fused=fused, clustered=clustered),
+        decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, division),
+        division,
+    )
+
+
+def _accepts(problem: AttentionProblem, device: CudaDevice) -> bool | None:
+    if problem.rows not in ("decodes", "fused_decodes") or problem.dtype == "float":
+        return None
+    if not problem.is_aligned or problem.block_size % UNIT_KEYS or not problem.in_pairs:
+        return None
+    return True if problem.head_dim in DECODE_SHAPES else None
+
+
+def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operands: AttentionOperands) -> None:
+    q, metadata, memory = operands.q, operands.metadata, operands.memory
+    num_heads, num_kv_heads, head_dim = operands.num_heads, operands.key_cache.shape[1], problem.head_dim
+    num_seqs = metadata.table_rows.shape[0]
+    spec, template, config, division = plan_decode(
+        head_dim,
+        num_heads,
+        num_kv_heads,
+        num_seqs,
+        metadata.max_context_len,
+        operands.window,
+        memory.max_splits,
+        fused=operands.transform is not None,
+        clusters=device.compute_capability >= (9, 0),
+    )
+    cos_sin, q_norm, k_norm, eps = operands.transform or HeadTransform()
+    partial_out, partial_sums, arrivals = memory.decode_pointers(num_seqs, num_heads, head_dim)
+    params = PagedAttentionDecodeParams(
+        q=q,
+        key_cache=operands.key_cache,
+        value_cache=operands.value_cache,
+        block_tables=metadata.block_tables,
+        table_rows=metadata.table_rows,
+        cu_seqlens_q=metadata.cu_seqlens_q,
+        context_lens=metadata.context_lens,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        cos_sin=cos_sin,
+        positions=metadata.positions,
+        slot_mapping=metadata.slot_mapping,
+        out=operands.out,
+        partial_out=partial_out,
+        partial_sums=partial_sums,
+        arrivals=arrivals,
+        num_tokens=q.shape[0],
+        num_seqs=num_seqs,
+        group=num_heads // num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        rotary_dim=0 if cos_sin is None else cos_sin.shape[1],
+        block_size=problem.block_size,
+        block_table_width=metadata.block_tables.shape[1],
+        sliding_window=operands.window,
+        min_split_keys=division.min_split_keys,
+        max_splits=division.max_splits,
+        block_splits=division.block_splits,
+        cluster_log2=division.cluster.bit_length() - 1,
+        beside_prefill=operands.beside_prefill,
+        eps=eps,
+        scale_log2=operands.scale_log2,
+    )
+    device.launch(spec, (problem.dtype, *template), config, params)
+
+
+ATTENTION.register(Candidate("decode", SPECS, _accepts, _launch, order=0))

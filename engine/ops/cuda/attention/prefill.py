@@ -1,0 +1,121 @@
+"""Attention of rows with two or more queries on tensor cores of every architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.params import Float32, Int32, RestrictInInt, RestrictInT, RestrictOutT
+from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem
+from tessera.engine.ops.cuda.candidates import Candidate
+from tessera.engine.ops.cuda.types import HALF_BYTES, SEGMENT, WARP_SIZE
+
+
+class PagedAttentionPrefillParams(NamedTuple):
+    q: RestrictInT
+    key_cache: RestrictInT
+    value_cache: RestrictInT
+    block_tables: RestrictInInt
+    table_rows: RestrictInInt
+    cu_seqlens_q: RestrictInInt
+    context_lens: RestrictInInt
+    out: RestrictOutT
+    num_seqs: Int32
+    num_heads: Int32
+    num_kv_heads: Int32
+    block_size: Int32
+    block_table_width: Int32
+    sliding_window: Int32
+    scale_log2: Float32
+
+
+PAGED_ATTENTION_PREFILL = KernelSpec(
+    file="attention/prefill.cu",
+    name="paged_attention_prefill_kernel",
+    template=("T", "HEAD_DIM", "ROW_TILES", "TILE_KEYS"),
+    params=PagedAttentionPrefillParams,
+)
+SPECS = (PAGED_ATTENTION_PREFILL,)
+
+WARPS = Constant(4, "of a block")
+declare_header("prefill", __name__, {"WARPS": WARPS}, (PagedAttentionPrefillParams,))
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """How the tensor-core kernels treat one head size."""
+
+    head_dim: int
+    row_tiles: int  # of 16 rows that a prefill warp holds
+    tile_keys: int
+
+    @property
+    def tile_rows(self) -> int:
+        return 64 * self.row_tiles
+
+    @property
+    def prefill_template(self) -> tuple[str, ...]:
+        return (str(self.head_dim), str(self.row_tiles), str(self.tile_keys))
+
+
+HEAD_SHAPES = {
+    shape.head_dim: shape
+    for shape in (
+        HeadShape(64, row_tiles=2, tile_keys=64),
+        HeadShape(96, row_tiles=2, tile_keys=64),
+        HeadShape(128, row_tiles=2, tile_keys=64),
+        HeadShape(256, row_tiles=1, tile_keys=32),
+    )
+}
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that is launched for elements of these C types."""
+    halves = [dtype for dtype in dtypes if dtype != "float"]
+    templates = [shape.prefill_template for shape in HEAD_SHAPES.values()]
+    return [(PAGED_ATTENTION_PREFILL, (dtype, *template)) for dtype in halves for template in templates]
+
+
+def prefill_config(shape: HeadShape, num_tokens: int, num_seqs: int, num_heads: int, num_kv_heads: int) -> LaunchConfig:
+    """As many tiles as `num_tokens` can make however they are divided into rows: each row's last may be partial."""
+    group = num_heads // num_kv_heads
+    tiles = num_tokens * group // shape.tile_rows + min(num_seqs, num_tokens)
+    pitch = (shape.head_dim + SEGMENT) * HALF_BYTES
+    shared_bytes = (shape.tile_rows + 2 * shape.tile_keys) * pitch + 8 * shape.tile_keys
+    return LaunchConfig((tiles, num_kv_heads, 1), (WARPS * WARP_SIZE, 1, 1), shared_bytes)
+
+
+def _accepts(problem: AttentionProblem, device: CudaDevice) -> HeadShape | None:
+    if problem.rows != "prompts" or problem.dtype == "float" or not problem.is_aligned:
+        return None
+    return HEAD_SHAPES.get(problem.head_dim)
+
+
+def _launch(device: CudaDevice, problem: AttentionProblem, shape: HeadShape, operands: AttentionOperands) -> None:
+    q, metadata, num_kv_heads = operands.q, operands.metadata, operands.key_cache.shape[1]
+    num_seqs = metadata.table_rows.shape[0]
+    params = PagedAttentionPrefillParams(
+        q=q,
+        key_cache=operands.key_cache,
+        value_cache=operands.value_cache,
+        block_tables=metadata.block_tables,
+        table_rows=metadata.table_rows,
+        cu_seqlens_q=metadata.cu_seqlens_q,
+        context_lens=metadata.context_lens,
+        out=operands.out,
+        num_seqs=num_seqs,
+        num_heads=operands.num_heads,
+        num_kv_heads=num_kv_heads,
+        block_size=problem.block_size,
+        block_table_width=metadata.block_tables.shape[1],
+        sliding_window=operands.window,
+        scale_log2=operands.scale_log2,
+    )
+    config = prefill_config(shape, q.shape[0], num_seqs, operands.num_heads, num_kv_heads)
+    device.launch(PAGED_ATTENTION_PREFILL, (problem.dtype, *shape.prefill_template), config, params)
+
+
+ATTENTION.register(Candidate("prefill", SPECS, _accepts, _launch, order=2))

@@ -1,0 +1,193 @@
+"""The product of a decode step: which variant of `matmul_decode_kernel` runs, and on how many blocks.
+
+A row's result does not depend on the other rows, nor on their number while `units` and `halves` are the same: every
+sum runs over the same eight interleaved parts of k in the same order. (With a norm before it, one row and
+several may differ in the last bit of the root.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.params import Float32, InT, Int32, OutOut
+from tessera.engine.ops.cuda.candidates import Candidate
+from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, SEGMENT, WARP_SIZE, ceil_div
+from tessera.engine.tensor import bfloat16, float32
+
+
+class MatmulDecodeParams(NamedTuple):
+    x: InT
+    norm: InT
+    weight: InT
+    bias: InT
+    out: OutOut
+    num_rows: Int32
+    out_features: Int32
+    in_features: Int32
+    eps: Float32
+    accumulate: Int32
+    gated: Int32
+
+
+MATMUL_DECODE = KernelSpec(
+    file="linear/matmul_decode.cu",
+    name="matmul_decode_kernel",
+    template=("T", "Out", "TOKENS", "UNITS", "STAGES", "HALVES"),
+    params=MatmulDecodeParams,
+    overlaps=True,
+)
+SPECS = (MATMUL_DECODE,)
+
+WARPS = Constant(8, "of a block")
+UNIT = Constant(8, "rows of the weight that one tensor-core instruction takes")
+HALF_K = Constant(32, "elements of each row that a warp takes by 16 bytes a lane")
+declare_header("matmul_decode", __name__, {"WARPS": WARPS, "UNIT": UNIT, "HALF_K": HALF_K}, (MatmulDecodeParams,))
+
+THREADS = WARPS * WARP_SIZE
+SEGMENT_BYTES = SEGMENT * HALF_BYTES
+
+
+@dataclass(frozen=True)
+class DecodeTile:
+    """A variant of the kernel.
+
+    Attributes:
+        tokens: the most rows of x.
+        units: of 8 weight rows that a block takes at a time.
+        stages: of the ring of copies.
+        halves: of 32 elements of k that a warp takes at a time.
+    """
+
+    tokens: int
+    units: int
+    stages: int
+    halves: int = 2
+
+    def template(self, dtype: str, out_dtype: str) -> tuple[str, ...]:
+        return (dtype, out_dtype, str(self.tokens), str(self.units), str(self.stages), str(self.halves))
+
+    def shared_bytes(self, in_features: int, *, normed: bool) -> int:
+        """Dynamic shared memory of a block; a single row of x stays in it, and so does the norm of any."""
+        resident = self.tokens == 1
+        groups = ceil_div(self.tokens, 8)
+        loads = self.halves * (self.units + (0 if resident else groups))
+        ring = self.stages * loads * THREADS * SEGMENT_BYTES
+        partial = WARPS * self.units * groups * WARP_SIZE * 8
+        row = self.steps(in_features) * self.halves * HALF_K * WARPS * HALF_BYTES
+        return ring + partial + (2 if resident else int(normed)) * row
+
+    def steps(self, in_features: int) -> int:
+        """That each warp takes."""
+        return ceil_div(in_features, self.halves * HALF_K * WARPS)
+
+    def fits(self, in_features: int, limit: int, *, normed: bool) -> bool:
+        """Whether a block has this much shared memory, with the sums of squares of each warp's rows."""
+        return self.shared_bytes(in_features, normed=normed) + WARPS * self.tokens * float32.itemsize <= limit
+
+    def config(self, features: int, in_features: int, blocks: int, *, normed: bool) -> LaunchConfig:
+        """`features` of the result; as many blocks, unless there are fewer units of 8 features."""
+        shared_bytes = self.shared_bytes(in_features, normed=normed)
+        return LaunchConfig((min(blocks, ceil_div(features, UNIT)), 1, 1), (THREADS, 1, 1), shared_bytes)
+
+
+MAX_ROWS = 16
+MAX_RESIDENT_FEATURES = 8192  # of the one row that a block keeps in shared memory
+
+TOKENS = (1, 8, 16)
+SIZES = ((1, 6), (4, 2), (4, 3), (6, 2), (6, 3))  # units and stages
+LOGITS_SIZES = ((4, 2), (6, 3))
+WIDE_SIZE = (14, 2, 1)  # units, stages and halves for several rows: they come past all weights fewer times
+WIDE_TILES = tuple(DecodeTile(tokens, *WIDE_SIZE) for tokens in TOKENS if tokens > 1)
+TILES = (*(DecodeTile(tokens, *size) for tokens in TOKENS for size in SIZES), *WIDE_TILES)
+LOGITS_TILES = (*(DecodeTile(tokens, *size) for tokens in TOKENS for size in LOGITS_SIZES), *WIDE_TILES)
+
+
+class Limits(NamedTuple):
+    """What a device has: its multiprocessors, and the shared memory a block may use."""
+
+    multiprocessors: int
+    shared_bytes: int
+
+
+def choose_decode_tile(
+    num_rows: int,
+    features: int,
+    in_features: int,
+    limits: Limits,
+    *,
+    gated: bool,
+    normed: bool,
+    logits: bool,
+    float_range: bool,
+) -> DecodeTile | None:
+    """The variant for a result [num_rows, features], None where this kernel is not for it.
+
+    Several rows are normalised in a dtype with the range of a float alone, since what enters the product has
+    not been divided by the root of its mean square yet.
+    As many units as a block has to do, if they can be taken at once: each time that several rows of x come past, they
+    are read from the L2, which is as much as the weights after a few times. And where the ring goes round a
+    third stage. The few bytes of a short ring leave room for the next kernel's.
+    """
+    one = num_rows == 1 and in_features <= MAX_RESIDENT_FEATURES
+    if num_rows > MAX_ROWS or (normed and not one and not float_range):
+        return None
+    tokens = 1 if one else 8 if num_rows <= 8 else 16
+    fitting = [
+        tile
+        for tile in (LOGITS_TILES if logits else TILES)
+        if tile.tokens == tokens and tile.units > gated and tile.fits(in_features, limits.shared_bytes, normed=normed)
+    ]
+    if not fitting:
+        return None
+    needed = ceil_div(ceil_div(features, UNIT), limits.multiprocessors) * (1 + gated)
+    units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
+    short, *deep = [tile for tile in fitting if tile.units == units]
+    return deep[-1] if deep and short.steps(in_features) * ceil_div(needed, units) > short.stages else short
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that is launched for elements of these C types."""
+    halves = [dtype for dtype in dtypes if dtype != "float"]
+    pairs = [(MATMUL_DECODE, tile.template(dtype, dtype)) for dtype in halves for tile in TILES]
+    return pairs + [(MATMUL_DECODE, tile.template(dtype, "float")) for dtype in halves for tile in LOGITS_TILES]
+
+
+def _accepts(problem: LinearProblem, device: CudaDevice) -> DecodeTile | None:
+    if not problem.is_half or not problem.in_segments:
+        return None
+    return choose_decode_tile(
+        problem.num_rows,
+        problem.features,
+        problem.in_features,
+        Limits(device.multiprocessors, device.max_shared_bytes),
+        gated=problem.gated,
+        normed=problem.normed,
+        logits=problem.logits,
+        float_range=problem.dtype == C_TYPE_NAMES[bfloat16],
+    )
+
+
+def _launch(device: CudaDevice, problem: LinearProblem, tile: DecodeTile, operands: LinearOperands) -> None:
+    config = tile.config(problem.features, problem.in_features, device.multiprocessors, normed=problem.normed)
+    params = MatmulDecodeParams(
+        x=operands.x,
+        norm=operands.norm,
+        weight=operands.weight,
+        bias=operands.bias,
+        out=operands.out,
+        num_rows=problem.num_rows,
+        out_features=problem.weight_rows,
+        in_features=problem.in_features,
+        eps=operands.eps,
+        accumulate=problem.accumulates,
+        gated=problem.gated,
+    )
+    device.launch(MATMUL_DECODE, tile.template(problem.dtype, problem.out_dtype), config, params)
+
+
+LINEAR.register(Candidate("decode", SPECS, _accepts, _launch, order=0))

@@ -1,0 +1,59 @@
+"""Matrix products: the table's best kernel for each, and compositions of what no kernel does at once.
+
+A row's result may differ in its last bits between kernels, because they add in different orders; inside each of them
+it does not depend on the other rows, except as their files say.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from tessera.engine.contract.errors import TesseraError
+from tessera.engine.formats import LinearWeight
+from tessera.engine.ops.cuda.candidates import Chooser
+from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
+from tessera.engine.ops.cuda.quant.dequantize import DequantizeOps
+from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, LayerNorm, Prologue
+from tessera.engine.tensor import Tensor
+
+
+class LinearOps(DequantizeOps):
+    @cached_property
+    def linear_kernels(self) -> Chooser[LinearProblem, LinearOperands]:
+        """Chooses the kernels of products; tests and benchmarks restrict it."""
+        return Chooser(LINEAR, self.device)
+
+    def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None:
+        operands = LinearOperands(x, weight, bias, out)
+        problem = LinearProblem.of(operands, accumulates=accumulate)
+        if not self.linear_kernels.launch(problem, operands):
+            raise TesseraError(f"no kernel that may be chosen does {problem}")
+
+    def _linear(
+        self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor
+    ) -> None:
+        if not self._fused(x, weight, prologue, epilogue, out):
+            super()._linear(x, weight, prologue, epilogue, out)
+
+    def _product(self, x: Tensor, weight: LinearWeight, out: Tensor, accumulate: bool) -> None:
+        values = weight.dense
+        if values is None:
+            values = self._dequantized(weight, x.dtype)
+        self._matmul(x, values, weight.bias, out, accumulate)
+
+    def _fused(
+        self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor
+    ) -> bool:
+        """The norm before or the gated activation after a dense product in its kernel; False where none does that."""
+        values, gated = weight.dense, isinstance(epilogue, Activate)
+        if values is None or isinstance(prologue, LayerNorm) or isinstance(epilogue, Accumulate):
+            return False
+        if isinstance(epilogue, Activate) and (epilogue.function != "silu_mul" or weight.bias is not None):
+            return False
+        if prologue is None:
+            if not gated:
+                return False  # a product alone
+            operands = LinearOperands(x, values, None, out)
+        else:
+            operands = LinearOperands(x, values, weight.bias, out, prologue.weight, prologue.eps)
+        return self.linear_kernels.launch(LinearProblem.of(operands, gated=gated), operands)

@@ -1,0 +1,1 @@
+"""Products by weights that are not dense. Public: `dequantize.DequantizeOps`, the path for every format."""

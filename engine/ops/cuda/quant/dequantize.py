@@ -1,0 +1,100 @@
+"""Weights that no kernel multiplies as they are stored: dequantised into a scratch, then multiplied as dense ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import declare_header
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.cuda.params import InInt, Int32, OutT, Pointer
+from tessera.engine.formats import FORMATS, DenseFormat, LinearWeight, WeightFormat, WeightPart
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES, cuda_type, row_config
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import Tensor, empty, int8, uint8, uint32
+
+C_ELEMENTS = C_TYPE_NAMES | {int8: "signed char", uint8: "unsigned char", uint32: "unsigned"}
+
+
+def _params(format: type[WeightFormat]) -> Any:
+    """The tensors of the format's layout, and where rows come from and go to."""
+    layouts = format().layout(1, 1)
+    tensors = [
+        (name, Annotated[Pointer, f"const {C_ELEMENTS[layout.dtype]}*"])
+        for name, layout in zip(format.tensor_names, layouts, strict=True)
+    ]
+    others = [("ids", InInt), ("sampled", InInt), ("out", OutT), ("num_stored", Int32), ("columns", Int32)]
+    named_tuple: Any = NamedTuple
+    return named_tuple(f"Dequantize{format.name.title().replace('_', '')}Params", [*tensors, *others])
+
+
+def _spec(format: type[WeightFormat]) -> KernelSpec[Any]:
+    return KernelSpec(
+        file="linear/dequantize.cu",
+        name=f"dequantize_{format.name}_kernel",
+        template=("T",),
+        params=_params(format),
+        writes_weights=True,
+    )
+
+
+DEQUANTIZE = {name: _spec(format) for name, format in FORMATS.items() if format.on_cuda and format is not DenseFormat}
+SPECS = tuple(DEQUANTIZE.values())
+declare_header("dequantize", __name__, params=[spec.params for spec in SPECS])
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that these operations launch for elements of these C types."""
+    return [(spec, (dtype,)) for spec in SPECS for dtype in dtypes]
+
+
+class DequantizeOps(Ops):
+    device: CudaDevice
+    _scratch: Tensor | None = None
+
+    def reserve_linear(self, weights: Iterable[LinearWeight], dtype: np.dtype[Any]) -> None:
+        """Compile and allocate beforehand what products of these weights with `dtype` take."""
+        stored = [weight for weight in weights if weight.dense is None]
+        names = {part.format.name for weight in stored for part in weight.parts} & DEQUANTIZE.keys()
+        self.device.compile([(DEQUANTIZE[name], (cuda_type(dtype),)) for name in sorted(names)])
+        if stored:
+            self._scratch_of(
+                max(rows * columns for rows, columns in (weight.shape for weight in stored)) * dtype.itemsize
+            )
+
+    def _scratch_of(self, nbytes: int) -> Tensor:
+        """At least this much memory, the same for every product: they run one after the other."""
+        if self._scratch is None or self._scratch.nbytes < nbytes:
+            assert not self.device.is_capturing, "reserve_linear comes before a recording"
+            self._scratch = empty((nbytes,), uint8, self.device)
+        return self._scratch
+
+    def _dequantized(self, weight: LinearWeight, dtype: np.dtype[Any]) -> Tensor:
+        """[N, K] in `dtype`, until the next call."""
+        rows, columns = weight.shape
+        scratch = self._scratch_of(rows * columns * dtype.itemsize)
+        out = Tensor(scratch.buffer, (rows, columns), dtype, scratch.offset)
+        starts = accumulate((part.shape[0] for part in weight.parts), initial=0)
+        places = [(part, out[start : start + part.shape[0]]) for start, part in zip(starts, weight.parts, strict=False)]
+        # Dense parts first: it is after a kernel that writes weights that the product does not start early.
+        for part, place in sorted(places, key=lambda pair: not isinstance(pair[0].format, DenseFormat)):
+            if isinstance(part.format, DenseFormat):
+                self._copy(part.tensors["values"], place)
+            else:
+                self._dequantize(part, None, None, place)
+        return out
+
+    def _lookup(self, ids: Tensor, part: WeightPart, sampled: Tensor | None, out: Tensor) -> None:
+        self._dequantize(part, ids, sampled, out)
+
+    def _dequantize(self, part: WeightPart, ids: Tensor | None, sampled: Tensor | None, out: Tensor) -> None:
+        stored, columns = part.shape
+        config = row_config(out.shape[0], columns)
+        spec, template = DEQUANTIZE[part.format.name], (cuda_type(out.dtype),)
+        tensors = {name: part.tensors[name] for name in part.format.tensor_names}
+        params = spec.params(**tensors, ids=ids, sampled=sampled, out=out, num_stored=stored, columns=columns)
+        self.device.launch(spec, template, config, params)

@@ -1,0 +1,168 @@
+"""Matrix products, alone and fused with the norm before and the activation or addition after them.
+
+`linear` takes a weight of any format and says what surrounds the product; an implementation fuses what it can
+and composes the rest from other operations.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from tessera.engine.formats import LinearWeight
+from tessera.engine.ops.checks import CheckedOps, require
+from tessera.engine.ops.layer_interface import LayerOps
+from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32
+
+# `*_mul` are gated: the first half of the features passes the function and multiplies the second half.
+Activation = Literal["silu_mul", "gelu_tanh_mul", "gelu_erf_mul", "gelu_tanh", "gelu_erf"]
+
+
+def is_gated(activation: Activation) -> bool:
+    return activation.endswith("_mul")
+
+
+@dataclass(frozen=True)
+class RMSNorm:
+    """Prologue: the product is of `rmsnorm(x, weight, eps)`; `scratch` is like x, undefined afterwards."""
+
+    weight: Tensor
+    eps: float
+    scratch: Tensor
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Prologue: the product is of `layernorm(x, weight, bias, eps)`; `scratch` is like x, undefined afterwards."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    scratch: Tensor
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """Epilogue: the product is added to what `out` holds, and the sum rounded once."""
+
+
+@dataclass(frozen=True)
+class Activate:
+    """Epilogue: the activation of the product; `scratch` [M, N] is like x, undefined afterwards."""
+
+    function: Activation
+    scratch: Tensor
+
+
+Prologue: TypeAlias = RMSNorm | LayerNorm
+Epilogue: TypeAlias = Accumulate | Activate
+
+
+class LinearOps(LayerOps, CheckedOps):
+    """Letters: M rows, K width of a row, N features."""
+
+    def matmul(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        out: Tensor | None = None,
+        *,
+        accumulate: bool = False,
+    ) -> Tensor:
+        """x [M, K] times weight [N, K] transposed, plus bias [N] -> [M, N].
+
+        The result has x's dtype, or float32 if `out` says so (logits). With `accumulate` it is added to
+        what `out` holds, and rounded once.
+        """
+        self._check(x=x, weight=weight, bias=bias, out=out)
+        require(x.ndim == 2 and weight.ndim == 2 and x.shape[1] == weight.shape[1], "matmul", x, weight)
+        require(x.dtype == weight.dtype and x.dtype in FLOAT_DTYPES, "matmul", x, weight)
+        if bias is not None:
+            require(bias.shape == (weight.shape[0],) and bias.dtype == x.dtype, "matmul bias", bias, weight)
+        require(out is not None or not accumulate, "matmul that accumulates needs out", x, weight)
+        out = self._out(out, (x.shape[0], weight.shape[0]), x.dtype, also=float32)
+        if out.size:
+            self._matmul(x, weight, bias, out, accumulate)
+        return out
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: LinearWeight,
+        *,
+        prologue: Prologue | None = None,
+        epilogue: Epilogue | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """epilogue(prologue(x) W^T + bias); x [M, K], W [N, K] -> [M, N], or [M, N / 2] after a gated activation.
+
+        The result has x's dtype; without an activation it may be float32 if `out` says so (logits).
+        """
+        self._check(x=x, weight=weight, out=out)
+        fits = x.ndim == 2 and x.shape[1] == weight.shape[1] and x.dtype in weight.activation_dtypes
+        require(fits, "linear", x, weight)
+        if prologue is not None:
+            self._check_prologue(x, prologue)
+        if isinstance(epilogue, Accumulate):
+            require(out is not None, "linear that accumulates needs out", x)
+        features, also = weight.shape[0], float32
+        if isinstance(epilogue, Activate):
+            self._check(scratch=epilogue.scratch)
+            like_product = epilogue.scratch.shape == (x.shape[0], features) and epilogue.scratch.dtype == x.dtype
+            require(like_product, "activation's scratch", epilogue.scratch, x)
+            if is_gated(epilogue.function):
+                require(features % 2 == 0, "gated activation of an odd number of features", epilogue.scratch)
+                features //= 2
+            also = x.dtype
+        out = self._out(out, (x.shape[0], features), x.dtype, also=also)
+        if out.size:
+            self._linear(x, weight, prologue, epilogue, out)
+        return out
+
+    def _check_prologue(self, x: Tensor, prologue: Prologue) -> None:
+        weight, scratch = prologue.weight, prologue.scratch
+        self._check(norm=weight, scratch=scratch)
+        require(weight.shape == x.shape[1:] and weight.dtype == x.dtype, "norm", weight, x)
+        require(scratch.shape == x.shape and scratch.dtype == x.dtype, "norm's scratch", scratch, x)
+        if isinstance(prologue, LayerNorm) and prologue.bias is not None:
+            self._check(bias=prologue.bias)
+            require(prologue.bias.shape == weight.shape and prologue.bias.dtype == x.dtype, "norm's bias", weight, x)
+
+    # -- implementations ------------------------------------------------------------------------
+
+    @abstractmethod
+    def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None: ...
+
+    @abstractmethod
+    def _product(self, x: Tensor, weight: LinearWeight, out: Tensor, accumulate: bool) -> None:
+        """`matmul` by a weight of any format."""
+
+    def _linear(
+        self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor
+    ) -> None:
+        """Composed from other operations; an implementation that can fuse them overrides it."""
+        if prologue is not None:
+            self._normalise(x, prologue)
+            self._linear(prologue.scratch, weight, None, epilogue, out)
+        elif isinstance(epilogue, Activate):
+            self._product(x, weight, epilogue.scratch, accumulate=False)
+            self._activate(epilogue.function, epilogue.scratch, out)
+        else:
+            self._product(x, weight, out, accumulate=epilogue is not None)
+
+    def _normalise(self, x: Tensor, norm: Prologue) -> None:
+        """Into its scratch."""
+        if isinstance(norm, RMSNorm):
+            self._rmsnorm(x, norm.weight, norm.eps, norm.scratch)
+        else:
+            self._layernorm(x, norm.weight, norm.bias, norm.eps, norm.scratch)
+
+    def _activate(self, function: Activation, x: Tensor, out: Tensor) -> None:
+        if function == "silu_mul":
+            self._silu_mul(x, out)
+        elif is_gated(function):
+            self._gelu_mul(x, function == "gelu_tanh_mul", out)
+        else:
+            self._gelu(x, function == "gelu_tanh", out)
