@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 MODEL ?=
 ARGS ?=
-CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh tests/emulation/*.h tests/emulation/*.cc
+CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh cuda_src/include/*/*.cuh tests/emulation/*.h tests/emulation/*.cc
 KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py encoder*.py rope*.py sampling*.py token*.py))
 
-.PHONY: serve test test-fast test-clients check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check lock clean
+.PHONY: serve test test-fast test-clients check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -29,6 +29,7 @@ check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	$(BIN)/clang-format --dry-run --Werror $(CUDA_SOURCES)
 
 format: .venv/.dev
@@ -67,6 +68,14 @@ tests/clients/node_modules/.installed: tests/clients/package.json
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --quiet --requirement $<
 	@touch $@
+
+# The site, in build/site; a link that leads nowhere is an error. Tables and pictures that are committed come first.
+docs: .venv/.dev
+	$(BIN)/python -m docs.generate
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+docs-serve: .venv/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
 clean:
 	rm -rf .venv .venv-clients tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache build dist

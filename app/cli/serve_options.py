@@ -21,8 +21,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         str | None,
         Option(
-            "folder with config.json, tokenizer.json and *.safetensors, or a hub id ORGANISATION/NAME[@REVISION], "
-            "which is downloaded once",
+            "folder with config.json, tokenizer.json and *.safetensors, GGUF file, or hub id "
+            "ORGANISATION/NAME[:QUANTISATION][@REVISION], which is downloaded once; QUANTISATION, for example Q4_K_M, "
+            "chooses among GGUF files, also after a folder",
             group="model",
             metavar="MODEL",
             positional=True,
@@ -35,7 +36,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
             "name that requests use; may be given several times",
             group="model",
             metavar="NAME",
-            default="the hub id or the folder's name",
+            default="the hub id, or the name of the folder or GGUF file",
         ),
     ] = ()
     embedding_model: Annotated[

@@ -22,8 +22,9 @@ An OpenAI-compatible server of language models; /v1/messages is compatible with 
 
 Bodies are JSON objects of at most {max_body_bytes} bytes, nested at most {depth} levels deep, that arrive within \
 {body_timeout:g} seconds; a response takes at most {request_timeout:g} seconds. Unlisted fields are ignored; \
-those that other servers know and this one does not have are refused with status 400, which names them. Prompts are \
-bounded by the model's context, see max_model_len in /v1/models. Every response has an x-request-id."""
+those that other servers know and this one does not have are refused with status 400, which names them, or taken \
+without effect where they are hints. Prompts are bounded by the model's context, see max_model_len in /v1/models. \
+Every response has an x-request-id."""
 
 SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},

@@ -122,6 +122,7 @@ def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
         "model": f"{names} ({info.architecture}, {si(info.num_parameters)} parameters)",
         "device": f"{info.device}, {info.device_name}: {info.device_reason}",
         "dtype": f"{info.dtype}, {si(info.weight_bytes)}B of weights",
+        **({"stored as": _mix(info.stored_bytes)} if info.stored_bytes else {}),
         **({"KV cache": kv_cache} if info.generates else {}),
         "context": f"{info.max_model_len} tokens",
         "step": f"at most {info.max_num_seqs} sequences and {info.max_num_batched_tokens} tokens",
@@ -134,6 +135,12 @@ def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
             f"of at most {embedding.max_input_tokens} tokens"
         )
     return facts
+
+
+def _mix(stored_bytes: Mapping[str, int]) -> str:
+    total = sum(stored_bytes.values())
+    shares = (f"{name} ({100 * nbytes / total:.3g} %)" for name, nbytes in stored_bytes.items())
+    return f"GGUF of {si(total)}B: {', '.join(shares)}"
 
 
 def si(value: float) -> str:

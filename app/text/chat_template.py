@@ -17,6 +17,8 @@ from tessera.app.text.renderer import RenderJob
 from tessera.app.text.sandbox import TemplateEnvironment
 from tessera.app.text.tokenizer import SPECIAL_TOKEN_NAMES, load_json
 from tessera.engine.contract.errors import ConfigError, InvalidRequestError, ModelError
+from tessera.engine.gguf import is_gguf
+from tessera.engine.gguf.tokenizer import read_gguf_templates
 
 # What a request's chat_template_kwargs may not set, because the server decides it.
 RESERVED_KWARGS = frozenset(
@@ -172,7 +174,7 @@ def check_kwargs(kwargs: Mapping[str, Any]) -> None:
 
 
 def load_chat_template(folder: Path, override: str | None, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-    """The template of a model folder, or of the file `override`; None where the model has none.
+    """The template of a model folder or GGUF file, or of the file `override`; None where the model has none.
 
     Raises:
         ConfigError: the file cannot be read, or its template is not valid.
@@ -194,7 +196,12 @@ def _override_sources(path: Path) -> dict[str, str]:
 
 
 def _model_sources(folder: Path) -> dict[str, str]:
-    """From chat_template.jinja and additional_chat_templates/, else tokenizer_config.json or chat_template.json."""
+    """From chat_template.jinja and additional_chat_templates/, else tokenizer_config.json or chat_template.json.
+
+    A GGUF file has them in its metadata.
+    """
+    if is_gguf(folder):
+        return read_gguf_templates(folder)
     try:
         sources = {path.stem: path.read_text(encoding="utf-8") for path in _template_files(folder)}
     except (OSError, UnicodeDecodeError) as error:

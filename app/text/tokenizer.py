@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol
 import tokenizers
 
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, ModelError
+from tessera.engine.gguf import is_gguf
+from tessera.engine.gguf.tokenizer import read_gguf_tokenizer
 
 # How a tokenizer writes bytes into its tokens' names.
 #   byte_level: GPT-2's table of 256 printable characters (Radford et al. 2019, encoder.py)
@@ -44,11 +46,14 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model folder; one that speaks in token ids where the folder has none.
+    """The tokenizer of a model folder or a GGUF file; one that speaks in token ids where there is none.
 
     Raises:
-        ModelError: tokenizer.json or tokenizer_config.json is there but cannot be read.
+        ModelError: tokenizer.json, tokenizer_config.json or the file's metadata cannot be read.
     """
+    if is_gguf(folder):
+        found = read_gguf_tokenizer(folder)
+        return IdTokenizer() if found is None else HuggingFaceTokenizer(*found)
     path = folder / "tokenizer.json"
     if not path.is_file():
         return IdTokenizer()

@@ -43,6 +43,7 @@ Part: TypeAlias = Content | Reasoning | CallStart | CallArguments
 
 
 CONTENT = -1
+MAX_LAYOUT = 64  # characters of white space around a call that are held back; before them it is content
 
 
 def new_call_id() -> str:
@@ -59,19 +60,20 @@ class PartWriter:
     def __init__(self) -> None:
         self.num_calls = 0
         self._pieces: list[CallStart | tuple[int, str]] = []  # CONTENT or the call's index, and text
-        self._space: list[str] = []
+        self._space = ""  # layout, unless content follows
 
     def write_content(self, text: str) -> None:
         body = text.rstrip()
         if body:
-            self._pieces += [(CONTENT, space) for space in self._space]
-            self._pieces.append((CONTENT, body))
-            self._space.clear()
-        if len(body) < len(text):
-            self._space.append(text[len(body) :])
+            self._pieces.append((CONTENT, self._space + body))
+            self._space = ""
+        self._space += text[len(body) :]
+        if len(self._space) > MAX_LAYOUT:
+            self._pieces.append((CONTENT, self._space[:-MAX_LAYOUT]))
+            self._space = self._space[-MAX_LAYOUT:]
 
     def begin_call(self, name: str, call_id: str) -> None:
-        self._space.clear()
+        self._space = ""
         self._pieces.append(CallStart(self.num_calls, call_id, name))
         self.num_calls += 1
 
@@ -81,9 +83,9 @@ class PartWriter:
 
     def finish(self) -> None:
         """End the text."""
-        if self.num_calls == 0:
-            self._pieces += [(CONTENT, space) for space in self._space]
-        self._space.clear()
+        if self.num_calls == 0 and self._space:
+            self._pieces.append((CONTENT, self._space))
+        self._space = ""
 
     def take_parts(self) -> list[Part]:
         """The parts since the last call, neighbours of one kind joined."""

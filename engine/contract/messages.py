@@ -120,6 +120,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     load_seconds: float
     generates: bool = True  # False: an encoder, which makes embeddings only
     embeddings: tuple[EmbeddingInfo, ...] = ()
+    stored_bytes: dict[str, int] = {}  # of a GGUF file, by type
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="progress"):

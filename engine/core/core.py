@@ -381,12 +381,11 @@ class EngineCore:
     def _verify_length(self, num_prompt_tokens: int) -> None:
         if num_prompt_tokens < self._max_context:
             return
-        if self._max_context == self._max_model_len:
-            limit = f"the model's context holds {self._max_model_len} tokens"
-        else:
-            limit = f"the server's KV cache holds {self._max_cached_tokens} tokens"
+        most = min(self._max_context, num_prompt_tokens - 1)
+        reason = "" if self._max_context == self._max_model_len else " The server's KV cache holds no more."
         raise ContextLengthError(
-            f"{limit}, one of them at least for the answer, but the prompt has {num_prompt_tokens}; shorten the prompt",
+            f"This model's maximum context length is {self._max_context} tokens, and the prompt is too long:"
+            f" {num_prompt_tokens} tokens > {most} maximum.{reason}",
             param="prompt",
         )
 

@@ -81,21 +81,22 @@ def _signature(params: type[tuple[Any, ...]]) -> str:
 
 
 def c_struct(name: str, dtype: np.dtype[Any], alignment: int) -> str:
-    """A struct whose fields lie where those of a structured dtype do; a compiler that sees it otherwise fails.
+    """A struct whose fields lie where those of a structured dtype do.
 
-    Raises: ValueError for a dtype that C has no struct for.
+    Raises: ValueError for a dtype that C lays out otherwise. A compiler that does fails at the size.
     """
-    fields, sizes = [], []
+    fields, end = [], 0
     for field in dtype.names or ():
         format, offset = dtype.fields[field][:2]  # type: ignore[index]
-        if format.str not in C_TYPES or offset % format.itemsize:
-            raise ValueError(f"{name}.{field} is {format} at byte {offset}, which no C struct has")
+        end = -(-end // format.itemsize) * format.itemsize
+        if format.str not in C_TYPES or offset != end:
+            raise ValueError(f"{name}.{field} is {format} at byte {offset}; C has it at {end}, if it has such a type")
+        end += format.itemsize
         fields.append(f"  {C_TYPES[format.str]} {field};\n")
-        sizes.append(f'static_assert(__builtin_offsetof({name}, {field}) == {offset}, "{name}.{field}");\n')
-    if dtype.itemsize % alignment:
-        raise ValueError(f"{name} has {dtype.itemsize} bytes, not a multiple of {alignment}")
-    sizes.append(f'static_assert(sizeof({name}) == {dtype.itemsize}, "size of {name}");\n')
-    return "".join([f"struct alignas({alignment}) {name} {{\n", *fields, "};\n", *sizes])
+    if -(-end // alignment) * alignment != dtype.itemsize:
+        raise ValueError(f"{name} has {dtype.itemsize} bytes, where C has {end} aligned to {alignment}")
+    size = f'static_assert(sizeof({name}) == {dtype.itemsize}, "size of {name}");\n'
+    return "".join([f"struct alignas({alignment}) {name} {{\n", *fields, "};\n", size])
 
 
 def c_enum(name: str, values: type[enum.IntEnum]) -> str:

@@ -31,13 +31,17 @@ class WeightFormat(ABC):
 
     Subclasses are frozen dataclasses and register themselves in FORMATS under their `name`. Matrices whose
     formats are equal can be stored as one, one below the other. `tensor_names` is the order in which kernels
-    take the tensors of such a matrix.
+    take the tensors of such a matrix; `on_cuda` says whether there are kernels. An `abstract` class is the base of
+    several formats.
     """
 
     name: ClassVar[str]
     tensor_names: ClassVar[tuple[str, ...]]
+    on_cuda: ClassVar[bool] = True
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, *, abstract: bool = False) -> None:
+        if abstract:
+            return
         assert cls.name not in FORMATS, f"two weight formats are called {cls.name}"
         FORMATS[cls.name] = cls
 

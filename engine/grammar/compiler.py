@@ -20,8 +20,10 @@ import msgspec
 import numpy as np
 
 from tessera import PACKAGE_ROOT
-from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.errors import InvalidRequestError, ModelError
 from tessera.engine.contract.sampling_params import Grammar
+from tessera.engine.gguf import is_gguf
+from tessera.engine.gguf.tokenizer import gguf_tokenizer_json
 from tessera.engine.grammar.probe import ProbeAnswer, ProbeSettings
 from tessera.engine.grammar.source import GrammarError, complaint
 
@@ -230,12 +232,12 @@ class GrammarProbe:
 
 
 def load_tokenizer(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarTokenizer:
-    """The tokenizer of tokenizer.json; `vocab_size` is the model's, and ids beyond the tokenizer's are padding.
+    """The tokenizer of a folder's tokenizer.json or a GGUF file; ids beyond it, up to `vocab_size`, are padding.
 
-    Raises: GrammarError for a tokenizer.json that is missing or that llguidance cannot use.
+    Raises: GrammarError for a tokenizer that is missing or that llguidance cannot use.
     """
     try:
-        text = (folder / "tokenizer.json").read_text()
+        text = gguf_tokenizer_json(folder) if is_gguf(folder) else (folder / "tokenizer.json").read_text()
         added = json.loads(text).get("added_tokens", [])
         # One id more than the model has, for grammars to end with where the model has no end of its own.
         end = vocab_size
@@ -247,7 +249,7 @@ def load_tokenizer(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) 
                 raise
             inner = llguidance.LLTokenizer(text, n_vocab=end + 1, eos_token=list(eos_token_ids) or [end])
         special = {token["id"]: token["content"] for token in added if token.get("special") and token["id"] < end}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ModelError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GrammarError("needs a tokenizer.json, and this model has none that can be used for it") from error
     settings = msgspec.json.encode(ProbeSettings(end, special)) + b"\n"
     return GrammarTokenizer(inner, -(-(end + 1) // 32), settings)

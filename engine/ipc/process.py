@@ -382,6 +382,8 @@ def engine_info(
     runner: ModelRunner, *, device_reason: str, load_seconds: float, embeddings: tuple[EmbeddingInfo, ...]
 ) -> EngineInfo:
     """The facts of a loaded engine that generates."""
+    from tessera.engine.gguf import stored_bytes
+
     config, model, device = runner.config, runner.model, runner.device
     return EngineInfo(
         device=device.name,
@@ -401,6 +403,7 @@ def engine_info(
         eos_token_ids=model.eos_token_ids,
         load_seconds=load_seconds,
         embeddings=embeddings,
+        stored_bytes=stored_bytes(Path(config.model)),
     )
 
 

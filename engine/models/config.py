@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from tessera.engine.contract.errors import ModelError
+from tessera.engine.gguf import is_gguf, open_gguf
 from tessera.engine.models.fields import Fields, is_integer, read_json_object, shown
+from tessera.engine.models.gguf.config import read_config
 from tessera.engine.models.layers import multiplier, parse_layers
 from tessera.engine.models.registry import ARCHITECTURES
 from tessera.engine.models.rope import MAX_POSITIONS, RopeConfig, longest_context, parse_rope
@@ -95,10 +97,12 @@ class ModelConfig:
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """ModelConfig of a Hugging Face model folder.
+    """ModelConfig of a Hugging Face model folder, or of a GGUF file.
 
     Raises: ModelError naming the file and the key at fault, or the architecture and those supported.
     """
+    if is_gguf(folder):
+        return parse_config(read_config(open_gguf(folder)), {}, str(folder))
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; give a model folder with config.json and *.safetensors")
     path = folder / "config.json"

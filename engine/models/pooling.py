@@ -15,7 +15,9 @@ from typing import Any
 
 from tessera.engine.contract.config import PoolingName
 from tessera.engine.contract.errors import ModelError
+from tessera.engine.gguf import is_gguf, open_gguf
 from tessera.engine.models.fields import MAX_JSON_BYTES, Fields, read_json_object, shown
+from tessera.engine.models.gguf.config import read_pooling
 
 MAX_MODULES = 16
 MAX_SEQ_LENGTH = 2**27
@@ -41,6 +43,9 @@ def load_pooling(folder: Path, chosen: PoolingName, default: PoolingName) -> Poo
 
     Raises: ModelError naming the file and what in it is not supported.
     """
+    if is_gguf(folder):
+        kind = read_pooling(open_gguf(folder)) if chosen == "auto" else chosen
+        return PoolingConfig(kind or default, None)
     limit = None
     limit_file = folder / "sentence_bert_config.json"
     if limit_file.is_file():

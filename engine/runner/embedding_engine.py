@@ -12,6 +12,7 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, ModelError, OutOfMemoryError
 from tessera.engine.contract.messages import EmbedderRole, EmbeddingInfo, EngineInfo
 from tessera.engine.core.embedder import Embedder, EmbeddingMetrics, EmbeddingOnlyCore
+from tessera.engine.gguf import stored_bytes
 from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.pooling import load_pooling
 from tessera.engine.ops.interface import Ops
@@ -101,6 +102,7 @@ class EmbeddingEngine:
             load_seconds=time.monotonic() - start,
             generates=False,
             embeddings=self.infos,
+            stored_bytes=stored_bytes(folder),
         )
         return EmbeddingOnlyCore(), info
 

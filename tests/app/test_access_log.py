@@ -157,7 +157,7 @@ def test_http_requests_are_counted_by_endpoint_and_status() -> None:
 def test_metrics_name_the_gpu_where_one_is_known(tmp_path: Path) -> None:
     settings = settings_for(write_model_folder(tmp_path), metrics_prefix="vllm")
     client = FakeClient(always(HELLO))
-    assert "gpu" not in call(client, settings, "GET", "/metrics").text
+    assert ":gpu_" not in call(client, settings, "GET", "/metrics").text
     client.gpu = GpuUsage(3, 4, 0.5)
     text = call(client, settings, "GET", "/metrics").text
     for sample in ("gpu_memory_used_bytes 3.0", "gpu_memory_total_bytes 4.0", "gpu_utilization_perc 0.5"):

@@ -36,6 +36,16 @@ FILES = {
     "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
     "README.md": b"words",
 }
+GGUF_FILES = {
+    "config.json": b"{}",
+    "README.md": b"words",
+    "Tiny-Q4_K_M.gguf": b"GGUF four" * 1000,
+    "Tiny-Q8_0.gguf": b"GGUF eight" * 1000,
+    "BF16/Tiny-BF16-00001-of-00002.gguf": b"GGUF first" * 1000,
+    "BF16/Tiny-BF16-00002-of-00002.gguf": b"GGUF second" * 1000,
+    "mmproj-Tiny-F16.gguf": b"GGUF pictures",
+}
+MODELS = {"tiny/llama": FILES, "tiny/gguf": GGUF_FILES, "tiny/one": {"only.gguf": b"GGUF one"}}
 WANTED = {
     "config.json",
     "model-00001-of-00002.safetensors",
@@ -57,7 +67,7 @@ except ConfigError as error:
 
 
 class Hub(ThreadingHTTPServer):
-    """As much of a model hub as a download needs, with one model, `tiny/llama`, and some that misbehave."""
+    """As much of a model hub as a download needs, with MODELS and some that misbehave."""
 
     daemon_threads = True
 
@@ -84,19 +94,26 @@ class HubHandler(BaseHTTPRequestHandler):
             self._error(403, "GatedRepo")
         elif path.startswith("/api/models/tiny/broken"):
             self._error(500, "Internal")
-        elif path in ("/api/models/tiny/llama/revision/main", "/api/models/tiny/llama/revision/v1"):
-            self._json({"id": "tiny/llama", "sha": COMMIT, "siblings": [{"rfilename": name} for name in FILES]})
-        elif path.startswith("/api/models/tiny/llama/revision/"):
+        else:
+            self._answer_of_model(path)
+
+    def _answer_of_model(self, path: str) -> None:
+        model, files = next(((model, MODELS[model]) for model in MODELS if model in path), ("", {}))
+        if not model:
+            self._error(404, "RepoNotFound")
+        elif path in (f"/api/models/{model}/revision/main", f"/api/models/{model}/revision/v1"):
+            self._json({"id": model, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]})
+        elif path.startswith(f"/api/models/{model}/revision/"):
             self._error(404, "RevisionNotFound")
-        elif path == f"/api/models/tiny/llama/tree/{COMMIT}":
+        elif path == f"/api/models/{model}/tree/{COMMIT}":
             self._json(
                 [
                     {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
-                    for name, content in FILES.items()
+                    for name, content in files.items()
                 ]
             )
-        elif path.startswith(f"/tiny/llama/resolve/{COMMIT}/"):
-            self._file(FILES[path.removeprefix(f"/tiny/llama/resolve/{COMMIT}/")])
+        elif path.startswith(f"/{model}/resolve/{COMMIT}/"):
+            self._file(files[path.removeprefix(f"/{model}/resolve/{COMMIT}/")])
         else:
             self._error(404, "RepoNotFound")
 
@@ -167,6 +184,44 @@ def test_downloads_only_what_is_served_and_runs_no_code(tmp_path: Path) -> None:
     assert (again.returncode, again.stdout) == (0, result.stdout), again.stderr
 
 
+@pytest.mark.parametrize(
+    ("model", "chosen"),
+    [
+        ("tiny/gguf:q8_0", ["Tiny-Q8_0.gguf"]),
+        ("tiny/gguf:Tiny-Q4_K_M@v1", ["Tiny-Q4_K_M.gguf"]),
+        ("tiny/gguf:BF16", ["BF16/Tiny-BF16-00001-of-00002.gguf", "BF16/Tiny-BF16-00002-of-00002.gguf"]),
+        ("tiny/one", ["only.gguf"]),
+    ],
+)
+def test_the_gguf_file_that_is_asked_for_is_downloaded_alone(tmp_path: Path, model: str, chosen: list[str]) -> None:
+    with running_hub() as hub:
+        result = find_in_process(model, hub.url, tmp_path)
+        assert result.returncode == 0, result.stderr
+        path, name = result.stdout.splitlines()
+        assert name == model.partition("@")[0]
+        assert path.endswith(chosen[0])
+        fetched = {request.partition(f"/resolve/{COMMIT}/")[2] for request in hub.requested if "/resolve/" in request}
+        assert fetched == set(chosen)
+        endpoint = hub.url
+    again = find_in_process(model, endpoint, tmp_path)  # the hub is gone; the cache has the file
+    assert (again.returncode, again.stdout) == (0, result.stdout), again.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("tiny/gguf", "the hub model tiny/gguf has several GGUF files: add :NAME with one of BF16, Q4_K_M, Q8_0"),
+        ("tiny/gguf:Q5_K", "the hub model tiny/gguf has no GGUF file Q5_K; there are BF16, Q4_K_M, Q8_0"),
+        ("tiny/llama:Q4_K_M", "the hub model tiny/llama has no GGUF file of a language model"),
+    ],
+)
+def test_gguf_files_that_are_not_clear_are_listed(tmp_path: Path, model: str, sentence: str) -> None:
+    with running_hub() as hub:
+        result = find_in_process(model, hub.url, tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == f"ModelError: {sentence}"  # after the progress of the download
+
+
 def test_a_revision_is_asked_for(tmp_path: Path) -> None:
     with running_hub() as hub:
         result = find_in_process("tiny/llama@v1", hub.url, tmp_path)
@@ -217,10 +272,42 @@ def test_a_local_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     assert find_model(".") == (folder, "model")
 
 
+def test_gguf_files_may_be_named_alone_or_by_their_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    (folder / "split").mkdir(parents=True)
+    for name in (
+        "a-Q4_0.gguf",
+        "a-UD-Q4_0.gguf",
+        "split/b-Q6_K-00001-of-00002.gguf",
+        "split/b-Q6_K-00002-of-00002.gguf",
+    ):
+        (folder / name).touch()
+    assert find_model(str(folder / "a-Q4_0.gguf")) == (folder / "a-Q4_0.gguf", "a-Q4_0")
+    assert find_model(f"{folder}:ud-q4_0") == (folder / "a-UD-Q4_0.gguf", "a-UD-Q4_0")
+    assert find_model(f"{folder}:a-Q4_0.gguf") == (folder / "a-Q4_0.gguf", "a-Q4_0")
+    assert find_model(f"{folder}:Q6_K") == (folder / "split/b-Q6_K-00001-of-00002.gguf", "b-Q6_K")
+    assert find_model(str(folder / "split")).name == "b-Q6_K"
+    for model, message in (
+        (f"{folder}", "has several GGUF files: add :NAME with one of Q4_0, Q6_K, UD-Q4_0"),
+        (f"{folder}:Q4_0", "has several GGUF files Q4_0: add :NAME with one of Q4_0, UD-Q4_0"),
+        (f"{folder}:Q2_K", "has no GGUF file Q2_K; there are Q4_0, Q6_K, UD-Q4_0"),
+    ):
+        with pytest.raises(ModelError) as refused:
+            find_model(model)
+        assert str(refused.value).endswith(message)
+
+
+def test_a_folder_with_safetensors_is_that_model(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "config.json", "a-Q4_0.gguf"):
+        (tmp_path / name).write_text("{}")
+    assert find_model(str(tmp_path)).path == tmp_path
+    assert find_model(f"{tmp_path}:Q4_0").path == tmp_path / "a-Q4_0.gguf"
+
+
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"is not a model: it has no config\.json"):
         find_model(str(tmp_path))
-    file = tmp_path / "model.gguf"
+    file = tmp_path / "model.bin"
     file.touch()
     with pytest.raises(ModelError, match="is a file"):
         find_model(str(file))

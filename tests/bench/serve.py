@@ -23,7 +23,7 @@ from tessera.loadtest.workload.arrival import Arrival
 from tessera.loadtest.workload.random_prompts import RandomWorkload
 from tests.bench.models import decode_bytes, write_model
 
-READ_BANDWIDTH = 4.3e12  # bytes per second, measured on one H200; see PERF.md
+READ_BANDWIDTH = 4.3e12  # bytes per second, measured on one H200; see docs/performance.md
 START_LIMIT = 300.0
 
 

@@ -208,7 +208,10 @@ def test_the_answer_ends_where_the_whole_kv_cache_does() -> None:
 
 @pytest.mark.parametrize(
     ("limits", "words"),
-    [({"max_model_len": 12}, "model's context holds 12"), ({"num_blocks": 3}, "KV cache holds 12")],
+    [
+        ({"max_model_len": 12}, "context length is 12 tokens, and the prompt is too long: 12 tokens > 11 maximum"),
+        ({"num_blocks": 3}, "> 11 maximum. The server's KV cache holds no more"),
+    ],
 )
 def test_a_request_that_can_never_fit_is_refused_at_once(limits: dict[str, Any], words: str) -> None:
     engine = Harness(block_size=4, **limits)

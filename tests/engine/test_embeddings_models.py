@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ import pytest
 from tessera.app.text.tokenizer import load_tokenizer
 from tessera.engine.contract.config import EngineConfig, PoolingName
 from tessera.engine.contract.errors import ConfigError, ModelError
-from tessera.engine.cuda.compiler import SOURCE_FOLDER
 from tessera.engine.models.config import load_config, parse_config
 from tessera.engine.models.pooling import PoolingConfig, load_pooling
 from tessera.engine.ops.cpu import CpuOps
-from tessera.engine.ops.cuda.encoder import MAX_HEAD_DIM, QUERIES, attention_config, segment_mean_config
+from tessera.engine.ops.cuda.encoder import QUERIES, attention_config, segment_mean_config
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.embedding_runner import DecoderEmbeddingRunner, EncoderRunner, unit_length
 from tessera.engine.runner.model_runner import ModelRunner
@@ -358,9 +356,3 @@ def test_segment_mean_launch_covers_every_element(hidden: int) -> None:
     config = segment_mean_config(5, hidden)
     assert config.grid[0] == 5
     assert hidden <= config.grid[1] * config.block[0] < hidden + config.block[0]
-
-
-def test_the_launchs_constants_are_the_sources() -> None:
-    source = (SOURCE_FOLDER / "attention/bidirectional.cu").read_text()
-    values = {name: int(value) for name, value in re.findall(r"constexpr int (\w+) = (\d+);", source)}
-    assert (values["QUERIES"], values["MAX_HEAD_DIM"]) == (QUERIES, MAX_HEAD_DIM)

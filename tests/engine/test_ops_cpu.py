@@ -16,7 +16,7 @@ from tessera.engine.ops.linear_interface import Accumulate, Activate, Activation
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Tensor, bfloat16, float16, float32, from_numpy
 from tests.support import reference
-from tests.support.op_cases import DTYPES, ElsewhereDevice, mixed_weight, poisoned, random_array
+from tests.support.op_cases import DTYPES, ElsewhereDevice, columns_of, mixed_weight, poisoned, random_array
 from tests.support.reference import assert_close
 
 Array = np.ndarray[Any, Any]
@@ -136,22 +136,24 @@ def test_int8_rows_are_within_half_a_step_of_what_they_stand_for() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_lays_out_the_tensors_it_names(name: str) -> None:
-    weight, _ = mixed_weight(CPU, bfloat16, [name], [6], 32)
+    columns = columns_of(name, 32)
+    weight, _ = mixed_weight(CPU, bfloat16, [name], [6], columns)
     (part,) = weight.parts
     assert tuple(part.tensors) == part.format.tensor_names
-    assert [(t.shape, t.dtype) for t in part.tensors.values()] == [tuple(t) for t in part.format.layout(6, 32)]
-    assert sum(t.nbytes for t in weight.tensors()) == part.format.nbytes(6, 32)
+    assert [(t.shape, t.dtype) for t in part.tensors.values()] == [tuple(t) for t in part.format.layout(6, columns)]
+    assert sum(t.nbytes for t in weight.tensors()) == part.format.nbytes(6, columns)
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_lookup(name: str) -> None:
-    table, numbers = mixed_weight(CPU, float32, [name], [20], 9)
+    width = columns_of(name, 9)
+    table, numbers = mixed_weight(CPU, float32, [name], [20], width)
     ids = np.array([3, 19, 0, -1, 20, 3, -2], np.int32)
-    plain = ops.lookup(tensor(ids), table, out=poisoned((7, 9), float32, CPU)).numpy()
+    plain = ops.lookup(tensor(ids), table, out=poisoned((7, width), float32, CPU)).numpy()
     known = (ids >= 0) & (ids < 20)
     np.testing.assert_array_equal(plain, np.where(known[:, None], numbers[ids.clip(0, 19)], 0))
     sampled = tensor(np.array([4, 77], np.int32))
-    found = ops.lookup(tensor(ids), table, sampled=sampled, out=poisoned((7, 9), float32, CPU)).numpy()
+    found = ops.lookup(tensor(ids), table, sampled=sampled, out=poisoned((7, width), float32, CPU)).numpy()
     np.testing.assert_array_equal(found[3], numbers[4])
     assert not found[6].any()
 

@@ -112,7 +112,7 @@ def test_progress_ends_at_the_total(llama: Path) -> None:
 
 def test_large_tensors_go_in_pieces(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load(llama, bfloat16)
-    monkeypatch.setattr("tessera.engine.models.weights.loader.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("tessera.engine.models.weights.checkpoint_source.CHUNK_BYTES", 1000)
     for one, other in zip(whole.tensors(), load(llama, bfloat16).tensors(), strict=True):
         assert np.array_equal(one.numpy(), other.numpy())
 
@@ -392,7 +392,7 @@ def test_loading_takes_no_second_copy_of_the_weights(tmp_path: Path, monkeypatch
     llama = TINY_MODELS["llama"]
     model = TinyModel("wide", {**llama.config, "intermediate_size": 8192}, storage="BF16")
     folder = build(model, tmp_path)
-    monkeypatch.setattr("tessera.engine.models.weights.loader.CHUNK_BYTES", 2**18)
+    monkeypatch.setattr("tessera.engine.models.weights.checkpoint_source.CHUNK_BYTES", 2**18)
     tracemalloc.start()
     weights = load(folder)
     _, peak = tracemalloc.get_traced_memory()

@@ -139,7 +139,7 @@ def test_the_number_of_blocks_changes_no_bit(
 ) -> None:
     step = DecodeInputs.of(AttentionCase("", SINGLE, head_dim=128, dtype=bfloat16))
     expected = step.run(cuda_ops)
-    monkeypatch.setattr("tessera.engine.ops.cuda.attention_decode.splits_per_block", lambda *_: splits_per_block)
+    monkeypatch.setattr("tessera.engine.ops.cuda.attention.decode.splits_per_block", lambda *_: splits_per_block)
     for actual, want in zip(step.run(cuda_ops), expected, strict=True):
         np.testing.assert_array_equal(bits(actual), bits(want))
 

@@ -40,6 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.models.weights",),
     ("engine.models.config",),
     ("engine.models.layers",),
+    ("engine.models.gguf",),
     ("engine.models.registry", "engine.models.rope", "engine.models.specs"),
     ("engine.models.fields",),
     ("engine.ops.make",),
@@ -48,6 +49,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.formats",),
     ("engine.cuda",),
     ("engine.tensor",),
+    ("engine.gguf",),
     ("engine.contract",),
     ("loadtest",),
     ("loadtest.report",),
@@ -58,8 +60,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("tessera.options",),
     ("tessera",),
 )
-# The app knows the engine by its client and its contract alone, wherever their floors are.
-APP_SEES = ("engine.ipc.client", "engine.contract", "loadtest", "tessera")
+# The app knows the engine by its client and its contract alone, wherever their floors are; and the file format in
+# which tokenizer and weights come together.
+APP_SEES = ("engine.ipc.client", "engine.contract", "engine.gguf", "loadtest", "tessera")
 EXCEPTIONS = {"app.server.serve": ("engine.ipc.supervisor",), "app.cli.hub": ("engine",)}
 MAX_FILES = 15
 

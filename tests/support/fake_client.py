@@ -64,7 +64,6 @@ class FakeStream:
         self._outputs = iter(script)
         self._hang = hang
         self._ended = False
-        self._next: RequestOutput | Exception | None = None
 
     def __aiter__(self) -> FakeStream:
         return self
@@ -73,9 +72,7 @@ class FakeStream:
         await asyncio.sleep(0)
         if self._ended:
             raise StopAsyncIteration
-        first = [self._next] if self._next is not None else []
-        self._next = None
-        for output in itertools.chain(first, self._outputs):
+        for output in self._outputs:
             if isinstance(output, Exception):
                 self._ended = True
                 raise output
@@ -88,10 +85,12 @@ class FakeStream:
     async def wait_accepted(self) -> None:
         """An error at the beginning of the script is the engine's refusal."""
         await asyncio.sleep(0)
-        self._next = next(self._outputs, None)
-        if isinstance(self._next, Exception):
+        first = next(self._outputs, None)
+        if isinstance(first, Exception):
             self._ended = True
-            raise self._next
+            raise first
+        if first is not None:
+            self._outputs = itertools.chain([first], self._outputs)
 
     async def abort(self) -> None:
         if not self._ended:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tessera.engine.formats import FORMATS, DenseFormat, Int8RowsFormat, LinearWeight, WeightPart
+from tessera.engine.formats import BLOCK_FORMATS, FORMATS, DenseFormat, Int8RowsFormat, LinearWeight, WeightPart
 from tessera.engine.ops.interface import AttentionMetadata
 from tessera.engine.tensor import CpuDevice, Device, Tensor, bfloat16, empty, float16, float32, from_numpy
+from tests.support.gguf_blocks import random_blocks
 
 Array = np.ndarray[Any, Any]
 
@@ -35,13 +36,23 @@ def mixed_weight(
     """A weight whose parts have these formats and rows, and the numbers it stands for, [sum(rows), columns]."""
     parts, numbers = [], []
     for seed, (name, count) in enumerate(zip(formats, rows, strict=True)):
-        values = random_array(seed, (count, columns), dtype, columns**-0.5)
         format = DenseFormat(dtype) if name == "dense" else FORMATS[name]()
-        arrays = {"values": values} if name == "dense" else QUANTIZE[name](values)
+        if name.upper() in BLOCK_FORMATS:
+            blocks = random_blocks(name.upper(), count * columns, np.random.default_rng(seed))
+            arrays = {"blocks": blocks.reshape(count, -1)}
+        else:
+            values = random_array(seed, (count, columns), dtype, columns**-0.5)
+            arrays = {"values": values} if name == "dense" else QUANTIZE[name](values)
         tensors = {name: from_numpy(array, device) for name, array in arrays.items()}
         parts.append(WeightPart(format, (count, columns), tensors))
         numbers.append(format.dequantize(arrays, slice(None)))
     return LinearWeight(tuple(parts)), np.concatenate(numbers)
+
+
+def columns_of(name: str, wanted: int) -> int:
+    """The width next to `wanted` that a weight format can have."""
+    block = BLOCK_FORMATS[name.upper()].type.block_size if name.upper() in BLOCK_FORMATS else 1
+    return -(-wanted // block) * block
 
 
 class ElsewhereDevice(CpuDevice):

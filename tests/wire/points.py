@@ -84,4 +84,8 @@ HISTOGRAMS = (
     "request_prompt_tokens",
     "request_generation_tokens",
     "iteration_tokens_total",
+    "request_time_per_output_token_seconds",
+    "request_max_num_generation_tokens",
+    "request_params_n",
+    "request_params_max_tokens",
 )

@@ -378,3 +378,19 @@ def test_the_log_says_what_was_streamed(tmp_path: Path, caplog: pytest.LogCaptur
     assert [record.fields["stream"] for record in caplog.records if hasattr(record, "fields")] == [True] * 2 + [
         False
     ] * 2
+
+
+def test_blanks_before_text_are_not_held_for_long(tmp_path: Path) -> None:
+    """White space may precede a call, and is then dropped; but a page of it is content."""
+    blanks = "\n" * 100
+    folder = write_model_folder(tmp_path, template=TOOL_TEMPLATE)
+    with scripted(settings_for(folder, reasoning_parser="none")) as server:
+        server.says(f"{blanks}so")
+        body = {**CHAT, "tools": TOOLS}
+        streamed = events(server.http.post("/v1/chat/completions", json={**body, "stream": True}).content)
+        pieces = [chunk["choices"][0]["delta"].get("content", "") for chunk in streamed]
+        assert "".join(pieces) == f"{blanks}so"
+        assert len(list(filter(None, pieces))) > 30, "it flows"
+        server.says(f"\n\n{CALL}")
+        message = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        assert message["content"] is None

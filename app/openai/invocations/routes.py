@@ -8,12 +8,13 @@ from starlette.responses import Response
 from tessera.app.generate.served_model import model_of
 from tessera.app.http.body import keep_for_reading, read_json_object
 from tessera.app.http.description import Description
-from tessera.app.openai.chat.objects import ChatCompletionEvent, ChatCompletionObject
 from tessera.app.openai.chat.routes import create_chat_completion
 from tessera.app.openai.chat.schema import ChatCompletionRequest
 from tessera.app.openai.completions.routes import create_completion
 from tessera.app.openai.completions.schema import CompletionRequest
 from tessera.app.openai.embeddings.routes import create_embeddings
+from tessera.app.openai.embeddings.schema import EmbeddingRequest
+from tessera.app.openai.invocations.objects import InvocationEvent, InvocationObject
 from tessera.engine.contract.errors import InvalidRequestError
 
 router = APIRouter(tags=["OpenAI"])
@@ -26,7 +27,11 @@ ROUTES = {"messages": create_chat_completion, "prompt": create_completion, "inpu
     operation_id="invoke",
     summary="A chat, with messages; a text completion, with a prompt; or embeddings, with an input",
     openapi_extra=Description(
-        ChatCompletionRequest, CompletionRequest, returns=ChatCompletionObject, events=ChatCompletionEvent
+        ChatCompletionRequest,
+        CompletionRequest,
+        EmbeddingRequest,
+        returns=InvocationObject,
+        events=InvocationEvent,
     ),
 )
 async def invoke(http_request: Request) -> Response:

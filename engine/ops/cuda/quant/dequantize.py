@@ -42,7 +42,7 @@ def _spec(format: type[WeightFormat]) -> KernelSpec[Any]:
     )
 
 
-DEQUANTIZE = {name: _spec(format) for name, format in FORMATS.items() if format is not DenseFormat}
+DEQUANTIZE = {name: _spec(format) for name, format in FORMATS.items() if format.on_cuda and format is not DenseFormat}
 SPECS = tuple(DEQUANTIZE.values())
 declare_header("dequantize", __name__, params=[spec.params for spec in SPECS])
 

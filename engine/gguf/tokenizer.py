@@ -1,0 +1,273 @@
+"""Tokenizers and chat templates from the metadata of a GGUF file, built through `tokenizers`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from tessera.engine.contract.errors import ModelError
+from tessera.engine.gguf.metadata import Metadata
+from tessera.engine.gguf.model import open_gguf
+from tessera.engine.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from tessera.engine.gguf.vocabulary import TokenType, Vocabulary, read_vocabulary, special_token_id
+
+METASPACE = "\u2581"
+MODEL_KEY, PRE_KEY = "tokenizer.ggml.model", "tokenizer.ggml.pre"
+MERGES_KEY, SCORES_KEY = "tokenizer.ggml.merges", "tokenizer.ggml.scores"
+TEMPLATE_KEY, TEMPLATE_NAMES_KEY = "tokenizer.chat_template", "tokenizer.chat_templates"
+NO_TOKENIZER = ("none", "no_vocab")
+MAX_MERGES = 2**23
+MAX_TEMPLATES = 64
+
+# Names in chat templates, and in GGUF keys (one of them as it was once misspelt).
+SPECIAL_NAMES = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "sep_token": "seperator",
+    "pad_token": "padding",
+    "cls_token": "cls",
+    "mask_token": "mask",
+}
+
+
+class GGUFTokenizer(NamedTuple):
+    """`special_tokens` has those of SPECIAL_NAMES that the file names."""
+
+    inner: tokenizers.Tokenizer
+    special_tokens: dict[str, str]
+
+
+def read_gguf_tokenizer(path: Path) -> GGUFTokenizer | None:
+    """None where the file has no tokenizer.
+
+    Raises: ModelError naming what cannot be read, or the kind of tokenizer and those supported.
+    """
+    metadata = open_gguf(path).metadata
+    kind = metadata.string(MODEL_KEY, "none")
+    if kind in NO_TOKENIZER:
+        return None
+    builders = {"llama": _sentencepiece, "gpt2": _byte_level_bpe, "bert": _wordpiece}
+    if kind not in builders:
+        raise ModelError(
+            f"{path}: tokenizers of the kind {kind[:60]!r} are not supported; supported are llama (SentencePiece), "
+            "gpt2 (byte-level BPE) and bert (WordPiece)"
+        )
+    vocabulary = _unique(read_vocabulary(metadata), metadata)
+    try:
+        inner = builders[kind](metadata, vocabulary)
+    except ModelError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"{path}: its tokenizer cannot be built: {error}") from None
+    return GGUFTokenizer(inner, _special_tokens(metadata, vocabulary))
+
+
+def gguf_tokenizer_json(path: Path) -> str:
+    """As tokenizer.json would have it. Raises: ModelError also where the file has none."""
+    found = read_gguf_tokenizer(path)
+    if found is None:
+        raise ModelError(f"{path} has no tokenizer")
+    text: str = found.inner.to_str()
+    return text
+
+
+def read_gguf_templates(path: Path) -> dict[str, str]:
+    """Chat templates by name, `default` among them where the file has one."""
+    metadata = open_gguf(path).metadata
+    found = {"default": metadata.string(TEMPLATE_KEY)} if metadata.has(TEMPLATE_KEY) else {}
+    if metadata.has(TEMPLATE_NAMES_KEY):
+        for name in metadata.strings(TEMPLATE_NAMES_KEY, MAX_TEMPLATES):
+            found[name] = metadata.string(f"{TEMPLATE_KEY}.{name}")
+    return found
+
+
+# -- kinds ----------------------------------------------------------------------------------------
+
+
+def _byte_level_bpe(metadata: Metadata, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    name = metadata.string(PRE_KEY, "default")
+    if name not in PRE_TOKENIZERS:
+        raise ModelError(
+            f"{metadata.path}: {PRE_KEY} is {name[:60]!r}; supported are {', '.join(sorted(PRE_TOKENIZERS))}"
+        )
+    pre_tokenizer = PRE_TOKENIZERS[name]
+    inner = tokenizers.Tokenizer(_bpe(_ids(vocabulary), _merges(metadata), pre_tokenizer.whole_words))
+    if pre_tokenizer.composes:
+        inner.normalizer = normalizers.NFC()
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in pre_tokenizer.patterns),
+            pre_tokenizers.ByteLevel(
+                add_prefix_space=metadata.boolean("tokenizer.ggml.add_space_prefix", False), use_regex=False
+            ),
+        ]
+    )
+    inner.decoder = decoders.ByteLevel()
+    _add_special(inner, vocabulary)
+    _frame(inner, metadata, vocabulary, pre_tokenizer)
+    return inner
+
+
+def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    ids = _ids(vocabulary)
+    unknown = special_token_id(metadata, "unknown", len(vocabulary.tokens))
+    inner = tokenizers.Tokenizer(
+        models.BPE(
+            ids,
+            _merges_by_score(metadata, vocabulary),
+            unk_token=None if unknown is None else vocabulary.tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefixed = metadata.boolean("tokenizer.ggml.add_space_prefix", True)
+    prefix = [normalizers.Prepend(METASPACE)] if prefixed else []
+    inner.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", METASPACE)])
+    strip = [decoders.Strip(" ", 1, 0)] if prefixed else []
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    # Phi-3's markers take the line break that follows them.
+    _add_special(inner, vocabulary, strips=metadata.string("general.architecture", "") == "phi3")
+    _frame(inner, metadata, vocabulary, PreTokenizer((), adds_bos=True))
+    return inner
+
+
+def _wordpiece(metadata: Metadata, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    vocabulary = Vocabulary([_bert_spelling(token) for token in vocabulary.tokens], vocabulary.types)
+    unknown = special_token_id(metadata, "unknown", len(vocabulary.tokens))
+    if unknown is None:
+        metadata.refuse("tokenizer.ggml.unknown_token_id", "the id of a token")
+    inner = tokenizers.Tokenizer(models.WordPiece(_ids(vocabulary), unk_token=vocabulary.tokens[unknown]))
+    lowercase = metadata.boolean("tokenizer.ggml.normalizer.lowercase", True)
+    inner.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=metadata.boolean("tokenizer.ggml.normalizer.strip_accents", lowercase)
+    )
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.decoder = decoders.WordPiece()
+    _add_special(inner, vocabulary)
+    _frame(inner, metadata, vocabulary, PreTokenizer((), adds_separator=True))
+    return inner
+
+
+def _merges(metadata: Metadata) -> list[tuple[str, str]]:
+    pairs = [merge.split(" ") for merge in metadata.strings(MERGES_KEY, MAX_MERGES)]
+    wrong = next((index for index, pair in enumerate(pairs) if len(pair) != 2 or "" in pair), None)
+    if wrong is not None:
+        raise ModelError(f"{metadata.path}: merge {wrong} must be two tokens with a space between")
+    return [(left, right) for left, right in pairs]
+
+
+def _bpe(ids: dict[str, int], merges: list[tuple[str, str]], whole_words: bool) -> models.BPE:
+    try:
+        return models.BPE(ids, merges, ignore_merges=whole_words)
+    except Exception:  # some files have merges of tokens that were left out: no text has these
+        known = [(left, right) for left, right in merges if left in ids and right in ids and left + right in ids]
+        return models.BPE(ids, known, ignore_merges=whole_words)
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+def _unique(vocabulary: Vocabulary, metadata: Metadata) -> Vocabulary:
+    """With names for empty tokens. Raises: ModelError naming a token that occurs twice."""
+    tokens = [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(vocabulary.tokens)]
+    if len(set(tokens)) != len(tokens):
+        twice, _ = Counter(tokens).most_common(1)[0]
+        first = tokens.index(twice)
+        second = tokens.index(twice, first + 1)
+        raise ModelError(f"{metadata.path}: the token {twice[:60]!r} has the ids {first} and {second}")
+    return Vocabulary(tokens, vocabulary.types)
+
+
+def _ids(vocabulary: Vocabulary) -> dict[str, int]:
+    return {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
+
+
+def _merges_by_score(metadata: Metadata, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """Every way to make a token of two others, tokens of the highest score first, then those of the lowest id.
+
+    SentencePiece merges neighbours that together are the token of the highest score (Kudo & Richardson 2018).
+    """
+    scores = metadata.numbers(SCORES_KEY)
+    if len(scores) != len(vocabulary.tokens):
+        metadata.refuse(SCORES_KEY, f"an array of {len(vocabulary.tokens)}, one for each token")
+    parts = {
+        vocabulary.tokens[token_id]: token_id
+        for token_id in vocabulary.of_types(TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
+    }
+    found = []
+    for token, token_id in parts.items():
+        score = -float(scores[token_id])
+        for place in range(1, len(token)):
+            left, right = token[:place], token[place:]
+            if left in parts and right in parts:
+                found.append((score, token_id, parts[left], parts[right], left, right))
+    return [(left, right) for *_, left, right in sorted(found)]
+
+
+def _bert_spelling(token: str) -> str:
+    """As in BERT's own vocabularies: GGUF marks beginnings of words, these mark what continues one."""
+    if token.startswith(METASPACE):
+        return token[len(METASPACE) :]
+    return token if token.startswith("[") and token.endswith("]") and len(token) > 2 else "##" + token
+
+
+def _add_special(inner: tokenizers.Tokenizer, vocabulary: Vocabulary, *, strips: bool = False) -> None:
+    """Tokens that are found in a text as they are: control tokens are special, those that users defined are not.
+
+    `strips`: white space after them belongs to them, but for those that begin and end a text.
+    """
+    kinds = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+    added = []
+    for token_id in vocabulary.of_types(*kinds):
+        token = vocabulary.tokens[token_id]
+        if token == f"[PAD{token_id}]":
+            continue  # a row of the embedding without a token
+        added.append(
+            tokenizers.AddedToken(
+                token,
+                special=vocabulary.types[token_id] != TokenType.USER_DEFINED,
+                normalized=False,
+                rstrip=strips and token not in ("<unk>", "<s>", "<|endoftext|>"),
+            )
+        )
+    inner.add_tokens(added)
+
+
+def _frame(
+    inner: tokenizers.Tokenizer, metadata: Metadata, vocabulary: Vocabulary, pre_tokenizer: PreTokenizer
+) -> None:
+    """Tokens that are put before and after a text."""
+    framed = pre_tokenizer.adds_separator
+    first = metadata.boolean("tokenizer.ggml.add_bos_token", pre_tokenizer.adds_bos or framed)
+    last = metadata.boolean("tokenizer.ggml.add_eos_token", False)
+    separator = metadata.boolean("tokenizer.ggml.add_sep_token", framed)
+    before = _named(metadata, vocabulary, ("cls", "bos") if framed else ("bos",)) if first else None
+    names = ("seperator", "eos") if separator else ("eos",)
+    after = _named(metadata, vocabulary, names) if last or separator else None
+    if before is None and after is None:
+        return
+    special = {inner.id_to_token(token_id): token_id for token_id in (before, after) if token_id is not None}
+    start = [f"{inner.id_to_token(before)}:0"] if before is not None else []
+    end = [f"{inner.id_to_token(after)}:0"] if after is not None else []
+    inner.post_processor = processors.TemplateProcessing(
+        single=[*start, "$A:0", *end], pair=None, special_tokens=list(special.items())
+    )
+
+
+def _named(metadata: Metadata, vocabulary: Vocabulary, names: Iterable[str]) -> int | None:
+    """The first of these special tokens that the file has."""
+    ids = (special_token_id(metadata, name, len(vocabulary.tokens)) for name in names)
+    return next((token_id for token_id in ids if token_id is not None), None)
+
+
+def _special_tokens(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, str]:
+    ids = {name: special_token_id(metadata, key, len(vocabulary.tokens)) for name, key in SPECIAL_NAMES.items()}
+    return {name: vocabulary.tokens[token_id] for name, token_id in ids.items() if token_id is not None}

@@ -1,0 +1,70 @@
+"""Where each weight of a Hugging Face checkpoint lies in a GGUF file, and in which order its rows do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from tessera.engine.gguf import GGUFModel
+from tessera.engine.models.gguf.architectures import gguf_architecture
+from tessera.engine.models.gguf.keys import ArchitectureKeys
+
+LAYER_NUMBER = re.compile(r"blk\.(0|[1-9]\d{0,3})\.")
+SUFFIX = re.compile(r"\.(weight|bias)")
+QUERY_OR_KEY = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
+
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class TensorNames:
+    """Tensor names of one model.
+
+    Attributes:
+        stored: Hugging Face's name to GGUF's; tensors without a place keep theirs, so that they are noticed.
+    """
+
+    def __init__(self, model: GGUFModel) -> None:
+        self._model = model
+        self._keys = ArchitectureKeys(model.metadata)
+        self._architecture = gguf_architecture(model.metadata)
+        self.stored = {found: name for name in model.tensors if (found := self._hugging_face_name(name)) is not None}
+
+    def _hugging_face_name(self, name: str) -> str | None:
+        """None for a tensor that no forward pass takes."""
+        suffix = name[name.rfind(".") :]
+        stem = name.removesuffix(suffix)
+        if SUFFIX.fullmatch(suffix) is None:
+            return name
+        if stem in self._architecture.ignored:
+            return None
+        layer = LAYER_NUMBER.match(stem)
+        if layer is None:
+            found = self._architecture.names.get(stem)
+        else:
+            found = self._architecture.names.get("blk.{i}." + stem[layer.end() :])
+        if found is None:
+            return name
+        return (found if layer is None else found.format(i=int(layer[1]))) + suffix
+
+    def row_order(self, name: str) -> Rows | None:
+        """Which stored row is each row of the tensor called `name` in GGUF; None where they are in order.
+
+        llama.cpp rotates neighbouring elements of a head, and its converter reorders the rows of queries and keys
+        to that end: elements (j, j + D / 2) of a head of D become (2 j, 2 j + 1).
+        """
+        part = QUERY_OR_KEY.fullmatch(name)
+        if part is None or not self._architecture.interleaved:
+            return None
+        rows = self._model.tensors[name].shape[0 if part[2] == "weight" else -1]
+        heads = self._keys.integer("attention.head_count")
+        if part[1] == "k":
+            heads = self._keys.integer("attention.head_count_kv", heads)
+        head_dim = rows // max(heads, 1)
+        rotary_dim = self._keys.integer("rope.dimension_count", head_dim)
+        if head_dim * heads != rows or rotary_dim > head_dim or rotary_dim % 2:
+            return None  # a shape that the loader refuses
+        order = np.arange(head_dim)
+        order[:rotary_dim] = order[:rotary_dim].reshape(-1, 2).T.ravel()
+        return np.asarray(np.arange(heads)[:, None] * head_dim + order).ravel()

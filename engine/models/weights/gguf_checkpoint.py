@@ -1,0 +1,63 @@
+"""The weights of a GGUF file by their Hugging Face names, with rows in the order that the decoder wants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tessera.engine.gguf import GGUFModel, TensorType, dequantize, open_gguf
+from tessera.engine.gguf.block_parts import Bytes, Float32Array
+from tessera.engine.models.gguf.names import TensorNames
+from tessera.engine.tensor import float32
+
+Array = np.ndarray[Any, Any]
+
+
+class GGUFTensor:
+    """One weight as it is stored. `tensor[rows]` are some of its rows, or elements of a vector, in float32.
+
+    Attributes:
+        shape: as a Hugging Face checkpoint has it, outputs first.
+        type: which its blocks are of.
+    """
+
+    dtype = float32
+
+    def __init__(self, model: GGUFModel, name: str, order: Array | None) -> None:
+        info = model.tensors[name]
+        self.shape = info.shape
+        self.type: TensorType = info.type
+        self._stored = model.stored(name)
+        self._order = order
+
+    def __getitem__(self, rows: slice) -> Float32Array:
+        if len(self.shape) > 1:
+            return dequantize(self.blocks(rows), self.type)
+        whole: Float32Array = dequantize(self._stored, self.type)[0]
+        return whole[rows] if self._order is None else whole[self._order[rows]]
+
+    def blocks(self, rows: slice) -> Bytes:
+        """Of some rows of a matrix, [n, bytes of a row] uint8; a view where the rows are in order."""
+        return self._stored[rows] if self._order is None else self._stored[self._order[rows]]
+
+
+class GGUFCheckpoint:
+    """All weights of a model in GGUF. Raises: ModelError naming the file at fault."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = path
+        self._model = open_gguf(path)
+        self._names = TensorNames(self._model)
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._names.stored)
+
+    def path(self, name: str) -> Path:
+        return self._model.file_of(self._names.stored[name])
+
+    def tensor(self, name: str) -> GGUFTensor:
+        stored = self._names.stored[name]
+        return GGUFTensor(self._model, stored, self._names.row_order(stored))

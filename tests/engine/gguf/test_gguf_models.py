@@ -1,0 +1,201 @@
+"""Models in GGUF against the same models in safetensors, plain and quantised, and against references."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import ModelError
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.formats import BLOCK_FORMATS, DenseFormat
+from tessera.engine.gguf import dequantize, open_gguf
+from tessera.engine.models.config import load_config
+from tessera.engine.models.pooling import load_pooling
+from tessera.engine.models.weights.loader import load_weights
+from tessera.engine.models.weights.weights import Weights
+from tessera.engine.ops.make import make_ops
+from tessera.engine.runner.embedding_runner import EncoderRunner
+from tessera.engine.runner.model_runner import ModelRunner
+from tessera.engine.tensor import CPU, float32
+from tests.engine.gguf.converter import convert, plain, write_converted
+from tests.engine.gguf.writer import Stored
+from tests.support import tiny_encoder
+from tests.support.decoder_harness import DecoderHarness, Row, relative_error, scattered_blocks, step_batch
+from tests.support.gguf_blocks import random_blocks
+from tests.support.tiny_models import TINY_MODELS, TinyModel, build, make_tensors, prompt, write_safetensors
+
+Array = np.ndarray[Any, Any]
+
+# What GGUF has no words for, or llama.cpp does not convert.
+NOT_IN_GGUF = {
+    *("llama-dynamic", "llama-yarn-mscale", "llama-gelu", "qwen2-window", "smollm3-window", "gpt2-variants"),
+    *("ministral", "ministral-pattern", "exaone4"),
+}
+QUANTIZED = list(BLOCK_FORMATS)
+
+
+def logits(path: Path, model: TinyModel) -> Array:
+    made = DecoderHarness.of(path, make_ops(CPU), float32, max_model_len=model.max_model_len)
+    return made.logits(prompt())
+
+
+@pytest.mark.parametrize("name", sorted(TINY_MODELS.keys() - NOT_IN_GGUF))
+def test_a_model_in_gguf_has_the_logits_of_its_safetensors(name: str, tmp_path: Path) -> None:
+    model = TINY_MODELS[name]
+    expected = logits(build(model, tmp_path / "folder"), model)
+    assert relative_error(logits(write_converted(tmp_path / "m.gguf", model), model), expected) < 1e-5
+
+
+def encoder_file(path: Path, **keys: Any) -> Path:
+    tensors = {name: values for name, values in tiny_encoder.tensors().items() if not name.startswith("pooler")}
+    return convert(path, tiny_encoder.CONFIG, tensors, metadata=keys)
+
+
+def test_an_encoder_in_gguf_has_the_embeddings_of_its_safetensors(tmp_path: Path) -> None:
+    def embeddings(model: Path) -> Array:
+        config = EngineConfig(model=str(model), dtype="float32").with_device_defaults("cpu")
+        runner = EncoderRunner(config, load_config(model), model, CPU, make_ops(CPU), pooling="cls")
+        return runner.embed(tiny_encoder.inputs())
+
+    expected = embeddings(tiny_encoder.build_encoder(tmp_path / "folder"))
+    assert relative_error(embeddings(encoder_file(tmp_path / "m.gguf")), expected) < 1e-5
+
+
+@pytest.mark.parametrize(("number", "expected"), [(None, "mean"), (0, "mean"), (1, "mean"), (2, "cls"), (3, "last")])
+def test_the_metadata_say_how_embeddings_are_pooled(tmp_path: Path, number: int | None, expected: str) -> None:
+    path = encoder_file(tmp_path / "m.gguf", **({} if number is None else {"bert.pooling_type": number}))
+    assert load_pooling(path, "auto", "mean").kind == expected
+    assert load_pooling(path, "last", "mean").kind == "last"
+
+
+# -- quantised ------------------------------------------------------------------------------------
+
+WIDE = TinyModel(
+    "llama-wide",
+    {**TINY_MODELS["llama"].config, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2},
+)
+TYPE_NUMBERS = {kind.name: kind for kind in gguf.GGMLQuantizationType}
+
+
+class Quantizer:
+    """Stores every matrix in the next of `types`; `exact` has what the stored bytes stand for."""
+
+    def __init__(self, *types: str) -> None:
+        self.types = types
+        self.exact: dict[str, Array] = {}
+        self._rng = np.random.default_rng(7)
+
+    def __call__(self, name: str, values: Array) -> Stored:
+        if values.ndim == 1:
+            return plain(name, values)
+        chosen = self.types[len(self.exact) % len(self.types)]
+        if chosen == "F32":
+            self.exact[name] = values
+            return plain(name, values)
+        type = BLOCK_FORMATS[chosen].type
+        rows, columns = values.shape
+        blocks = random_blocks(chosen, rows * columns, self._rng)
+        stored = blocks.reshape(rows, -1)
+        self.exact[name] = dequantize(stored, type)
+        return Stored(chosen, values.shape, stored.tobytes())
+
+
+def quantized(folder: Path, *types: str) -> tuple[Path, Path]:
+    """A GGUF file of random blocks, and a folder with the numbers that they stand for."""
+    quantizer = Quantizer(*types)
+    path = write_converted(folder / "m.gguf", WIDE, quantizer)
+    plain_folder = build(WIDE, folder / "folder")
+    tensors = make_tensors(WIDE)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    for name, values in tensors.items():
+        stem, _, suffix = name.rpartition(".")
+        exact = quantizer.exact.get(f"{names.get_name(stem)}.{suffix}")
+        if exact is None:
+            continue
+        if "q_proj" in name or "k_proj" in name:
+            heads = WIDE.config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+            exact = exact.reshape(heads, -1, 2, exact.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        tensors[name] = exact
+    write_safetensors(plain_folder / "model.safetensors", tensors)
+    return path, plain_folder
+
+
+def weights_of(path: Path) -> Weights:
+    return load_weights(path, load_config(path), float32, make_ops(CPU))
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantised_weights_have_the_logits_of_the_numbers_they_stand_for(name: str, tmp_path: Path) -> None:
+    path, folder = quantized(tmp_path, name)
+    assert relative_error(logits(path, WIDE), logits(folder, WIDE)) < 2e-5
+    formats = {part.format for weight in weights_of(path).linear_weights() for part in weight.parts}
+    assert formats == {BLOCK_FORMATS[name]}
+
+
+def test_the_rows_of_a_fused_matrix_may_differ_in_type(tmp_path: Path) -> None:
+    types = ("Q4_K", "Q6_K", "Q8_0", "F32", "Q4_K", "MXFP4", "IQ4_XS")
+    path, folder = quantized(tmp_path, *types)
+    assert relative_error(logits(path, WIDE), logits(folder, WIDE)) < 2e-5
+    weights = weights_of(path)
+    several = [len(weight.parts) for layer in weights.layers for weight in (layer.attention.qkv, layer.mlp.up)]
+    assert max(several) == 3
+    assert DenseFormat(float32) in {part.format for weight in weights.linear_weights() for part in weight.parts}
+
+
+def test_blocks_stay_in_memory_as_they_are_stored(tmp_path: Path) -> None:
+    path, _ = quantized(tmp_path, "Q4_K", "Q6_K", "Q6_K")
+    stored = sum(info.nbytes for info in open_gguf(path).tensors.values())
+    assert weights_of(path).nbytes == stored
+    calls: list[tuple[int, int]] = []
+    load_weights(path, load_config(path), float32, make_ops(CPU), lambda *done: calls.append(done))
+    assert calls[-1] == (stored, stored)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda tensors: tensors.pop("model.norm.weight"),
+            "lacks the tensor model.norm.weight, which the metadata calls",
+        ),
+        (
+            lambda tensors: tensors.update({"x.weight": np.ones(3)}),
+            "the tensor None.weight, which the metadata has no place for",
+        ),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": np.ones(3)}),
+            "has shape [3], but the metadata makes it [64]",
+        ),
+    ],
+)
+def test_fault_gguf_tensors_that_make_no_model_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    model = TINY_MODELS["llama"]
+    tensors = make_tensors(model)
+    change(tensors)
+    path = convert(tmp_path / "m.gguf", model.config, tensors)
+    with pytest.raises(ModelError) as refused:
+        weights_of(path)
+    assert message in str(refused.value)
+
+
+# -- a trained model ------------------------------------------------------------------------------
+
+
+@pytest.mark.shared
+def test_stories260k_in_gguf_gives_every_greedy_token_of_the_reference(shared_models: Path) -> None:
+    folder = shared_models / "stories260K"
+    path = folder / "stories260K.gguf"
+    config = EngineConfig(model=str(path), block_size=16, max_num_seqs=4, max_num_batched_tokens=256)
+    runner = ModelRunner(config, load_config(path), CPU, make_ops(CPU))
+    greedy = SamplingParams(max_tokens=120, temperature=0.0)
+    for slot, case in enumerate(json.loads((folder / "greedy_ref.json").read_text())["cases"]):
+        row = Row(slot=slot, blocks=scattered_blocks(16, first=16 * slot), prompt=case["prompt_ids"], params=greedy)
+        for _ in range(120):
+            row.output.extend(runner.execute(step_batch([row], 16)).token_ids.tolist())
+        assert row.output == case["greedy_ids"]
