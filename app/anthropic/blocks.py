@@ -23,34 +23,54 @@ class ImageBlock(Block):
     type: Literal["image"]
 
 
+class OtherBlock(Block):
+    """A block of a service that is not here, such as a web search, or of a newer API."""
+
+    type: str = Field(max_length=MAX_NAME)
+
+
+def _type_of(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if type(kind) is str else None
+
+
+def _part_type(part: Any) -> str | None:
+    kind = _type_of(part)
+    return kind if kind in ("text", None) else "other"
+
+
 class PlainTextSource(Block):
     type: Literal["text"]
     data: Text
 
 
 class ContentSource(Block):
-    """A document given as text or as blocks."""
+    """A document given as text or as blocks, of which those with text are read."""
 
     type: Literal["content"]
-    content: Text | Annotated[list[dict[str, Any]], Field(max_length=MAX_PARTS)]
+    content: (
+        Text
+        | Annotated[
+            list[
+                Annotated[
+                    Annotated[TextPart, Tag("text")] | Annotated[OtherBlock, Tag("other")], Discriminator(_part_type)
+                ]
+            ],
+            Field(max_length=MAX_PARTS),
+        ]
+    )
 
     @property
     def data(self) -> str:
         if isinstance(self.content, str):
             return self.content
-        texts = [part.get("text") if part.get("type") == "text" else left_out("image") for part in self.content]
-        return "\n".join(text for text in texts if isinstance(text, str))
+        return "\n".join(part.text if isinstance(part, TextPart) else left_out(part.type) for part in self.content)
 
 
 class OtherSource(Block):
     """A PDF or a file, whose text is not known here."""
 
-    type: str
-
-
-def _type_of(value: Any) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return kind if type(kind) is str else None
+    type: str = Field(max_length=MAX_NAME)
 
 
 def _source_type(source: Any) -> str | None:
@@ -86,12 +106,6 @@ class ToolReferenceBlock(Block):
 
     type: Literal["tool_reference"]
     tool_name: str = Field(max_length=MAX_NAME)
-
-
-class OtherBlock(Block):
-    """A block of a service that is not here, such as a web search, or of a newer API."""
-
-    type: str = Field(max_length=MAX_NAME)
 
 
 def _as_blocks(value: Any) -> Any:
@@ -209,8 +223,8 @@ def unreadable(block: ContentBlock) -> str | None:
 def left_out(what: str) -> str:
     """The text that stands in a prompt for what cannot be read; the log says so once."""
     log_once(f"block {what}", "content of the type %s is left out of prompts: the model reads text only", what[:80])
-    article = "An" if what[0] in "aeiou" else "A"
-    return f"[{article} {what} was left out: this model reads text only.]"
+    article = "An" if what[:1] in tuple("aeiou") else "A"
+    return f"[{article} {what[:80]} was left out: this model reads text only.]"
 
 
 def text_of_blocks(blocks: Iterable[ContentBlock]) -> str:

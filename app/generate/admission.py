@@ -79,7 +79,7 @@ class Admission(Generic[R]):
             standalone=[not chat.continue_final_message],
             make_reader=(lambda: completion_reader(model, chat, prompt)) if reads_parts else None,
             grammar=chat_grammar(model, chat, prompt) if reads_parts else None,
-            budget=reasoning_budget(model, chat, prompt),
+            budget=reasoning_budget(model, chat, prompt) if model.reasoning is not None else None,
         )
 
     def start(
