@@ -30,23 +30,27 @@ def call(name: str, **arguments: Any) -> str:
 
 
 class Model:
-    """Plays its replies in turn, then the last one for ever; `prompts` are those that it was given."""
+    """Plays its replies in turn, then the last one for ever; `prompts` are those that it was given, as text."""
 
     def __init__(self, replies: Sequence[str]) -> None:
         self._replies = list(replies)
         self.prompts: list[str] = []
+        self.num_prompt_tokens: list[int] = []
 
     def __call__(self, submission: Submission) -> list[Any]:
         self.prompts.append(TOKENIZER.decode(submission.prompt, skip_special_tokens=False))
+        self.num_prompt_tokens.append(len(submission.prompt))
         reply = self._replies[min(len(self.prompts), len(self._replies)) - 1]
         return play([*ids(reply), 0], stop_token_id=0, per_output=4)
 
 
 @contextmanager
-def scripted(folder: Path, replies: Sequence[str], **settings: Any) -> Iterator[tuple[str, Model]]:
+def scripted(
+    folder: Path, replies: Sequence[str], *, max_model_len: int = 2**19, **settings: Any
+) -> Iterator[tuple[str, Model]]:
     """-> base URL without /v1, and the model."""
     model = Model(replies)
-    info = msgspec.structs.replace(INFO, max_model_len=2**19)
+    info = msgspec.structs.replace(INFO, max_model_len=max_model_len)
     client = FakeClient(model, info=info)
     with serve(client, settings_for(write_model_folder(folder, template=TEMPLATE), **settings)) as url:
         yield url, model

@@ -51,7 +51,7 @@ def claude(url: str, workspace: Path, question: str, *options: str) -> dict[str,
         timeout=TIMEOUT,
         stdin=subprocess.DEVNULL,
     )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert done.stdout.startswith("{"), done.stdout[-4000:] + done.stderr[-4000:]
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
@@ -93,3 +93,28 @@ def test_claude_code_survives_an_image_in_mid_session(workspace: Path, tmp_path:
         result = claude(url, workspace, "What is in picture.png?")
     assert (result["is_error"], result["result"]) == (False, "I cannot see it.")
     assert "[An image was left out: this model reads text only.]" in model.prompts[-1]
+
+
+def test_claude_code_knows_a_prompt_that_is_too_long(workspace: Path, tmp_path: Path) -> None:
+    """By the words of the error."""
+    big = workspace / "big.txt"
+    big.write_text("some words\n" * 1500)
+    reads = [call("Read", file_path=str(big)), "Done."]
+    with scripted(tmp_path / "model", reads) as (url, model):
+        assert claude(url, workspace, "Read big.txt")["result"] == "Done."
+    whole = model.num_prompt_tokens[-1]
+    with scripted(tmp_path / "small", reads, max_model_len=whole - 1000) as (url, model):
+        refused = claude(url, workspace, "Read big.txt")
+    assert (refused["is_error"], refused["terminal_reason"]) == (True, "prompt_too_long")
+
+
+def test_claude_code_compacts_a_conversation(workspace: Path, tmp_path: Path) -> None:
+    replies = ["Hello.", "Still here.", "<summary>They said hello twice.</summary>", "Yes."]
+    with scripted(tmp_path / "model", replies) as (url, model):
+        session = claude(url, workspace, "marmalade")["session_id"]
+        claude(url, workspace, "Are you there?", "--resume", session)
+        claude(url, workspace, "/compact", "--resume", session)
+        assert claude(url, workspace, "Do you remember?", "--resume", session)["result"] == "Yes."
+    assert "marmalade" in model.prompts[2]
+    assert "They said hello twice." in model.prompts[3]
+    assert "marmalade" not in model.prompts[3]
