@@ -98,11 +98,12 @@ def tool_name_in(value: Any, kind: str) -> str | None:
 
 def allowed_tools(value: Any) -> ToolChoice | None:
     """The choice in `{"mode": ..., "tools": [...]}`; None for anything else."""
-    if type(value) is not dict or value.get("mode") not in ("auto", "required") or type(value.get("tools")) is not list:
+    tools = value.get("tools") if type(value) is dict and value.get("mode") in ("auto", "required") else None
+    if type(tools) is not list or not 0 < len(tools) <= MAX_TOOLS:
         return None
-    names = [tool_name_in(tool, "function") or tool_name_in(tool, "custom") for tool in value["tools"][: MAX_TOOLS + 1]]
+    names = [tool_name_in(tool, "function") or tool_name_in(tool, "custom") for tool in tools]
     found = tuple(name for name in names if name is not None)
-    if not 0 < len(found) == len(value["tools"]):
+    if len(found) < len(tools):
         return None
     return ToolChoice(mode=value["mode"], allowed=found)
 

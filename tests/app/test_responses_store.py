@@ -179,7 +179,8 @@ def test_a_file_that_takes_nothing_more_fails_no_answer(tmp_path: Path, caplog: 
 
 
 def stored(name: str, size: int = 10) -> StoredResponse:
-    return StoredResponse({"id": name}, (ChatMessage(role="user", content="x" * size),))
+    response = {"id": name, "background": False, "output": []}
+    return StoredResponse(response, (ChatMessage(role="user", content="x" * size),))
 
 
 def test_the_longest_unused_go_first() -> None:

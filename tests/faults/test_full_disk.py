@@ -22,7 +22,7 @@ from tests.support.server_fixture import running_server
 from tests.support.surface_fixtures import PATIENCE, says, tool_settings
 
 ASK = {"model": "tiny", "input": "hi"}
-STORED = StoredResponse({"id": "a"}, ())
+STORED = StoredResponse({"id": "a", "background": False, "output": []}, ())
 
 
 def test_fault_full_disk_shared_counts_have_their_memory_from_the_start() -> None:
@@ -97,7 +97,7 @@ def test_fault_full_disk_an_answer_that_cannot_be_kept_is_still_given(tmp_path: 
 def test_fault_full_disk_what_is_kept_can_still_be_read(tmp_path: Path) -> None:
     store = ResponseStore(max_count=3, max_bytes=10**6, path=str(tmp_path / "responses.sqlite"))
     store.store_response("t", STORED)
-    store._database.execute("PRAGMA query_only = ON")  # as where nothing more can be written
+    store.database.execute("PRAGMA query_only = ON")  # as where nothing more can be written
     assert store.get("t", "a") == STORED
     with pytest.raises(StoreUnavailableError):
         store.delete("t", "a")

@@ -42,12 +42,18 @@ from tessera.app.openai.responses.schema import ResponsesRequest
 from tessera.app.openai.responses.sealing import Seal
 from tessera.app.openai.responses.store import ResponseStore, StoredResponse
 from tessera.app.schema.chat import ChatMessage
+from tessera.app.schema.fields import MAX_INT32
 from tessera.engine.contract.errors import InvalidRequestError, NotFoundError
 
 NUM_CANCEL_POLLS = 50
 STREAM_QUERY = {
     "stream": {"type": "boolean", "default": False, "description": "The events, of a response in the background."},
-    "starting_after": {"type": "integer", "minimum": -1, "description": "Only events with a greater number."},
+    "starting_after": {
+        "type": "integer",
+        "minimum": -1,
+        "maximum": MAX_INT32,
+        "description": "Only events with a greater number.",
+    },
 }
 
 router = APIRouter(tags=["OpenAI"])
@@ -138,7 +144,7 @@ async def retrieve_response(http_request: Request, response_id: PathName) -> Res
     if not found["background"]:
         raise InvalidRequestError("stream is only allowed for responses in the background.", param="stream")
     after = query.get("starting_after", "-1")
-    if not after.removeprefix("-").isdecimal() or len(after) > 10:
+    if not (after == "-1" or (after.isascii() and after.isdigit() and len(after) <= 10 and int(after) <= MAX_INT32)):
         raise InvalidRequestError("starting_after must be the sequence_number of an event.", param="starting_after")
     reader = JournalReader(Journal(store_of(http_request)), tenant_of(http_request), response_id, int(after))
     return EventStream(reader, RecordedEvents(), model_of(http_request).settings)

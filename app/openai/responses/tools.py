@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 
 from tessera.app.schema.custom_tools import CustomTool
 from tessera.app.schema.fields import MAX_NAME, wrong
@@ -52,7 +52,11 @@ class HostedTool(BaseModel):
     """A tool that OpenAI's servers run: taken, and not offered to the model."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    type: str = Field(max_length=MAX_NAME, json_schema_extra={"pattern": f"^({'|'.join(HOSTED_TOOLS)})"})
+    type: Annotated[
+        str,
+        Field(max_length=MAX_NAME, description="Versions and dates may follow."),
+        WithJsonSchema({"type": "string", "enum": list(HOSTED_TOOLS)}),
+    ]
 
 
 def _kind(tool: Any) -> str | None:
@@ -140,21 +144,20 @@ def _function(tool: FunctionTool | CustomResponseTool, name: str) -> Tool:
 
 
 class NamedResponseTool(BaseModel):
-    """A tool that must be called."""
+    """A tool that must be called; `namespace` may name its namespace."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     type: Literal["function", "custom"]
     name: ToolName
-    namespace: str | None = Field(default=None, max_length=MAX_NAME)
 
 
 class AllowedResponseTools(BaseModel):
-    """Some of the tools; hosted ones among them count for nothing."""
+    """Some of the tools; hosted ones may be among them and count for nothing."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedResponseTool | HostedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+    tools: list[NamedResponseTool] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,8 @@ def _tool_choice(value: Any) -> ResponseToolChoice | None:
         raise wrong(f"demands a tool of type '{value['type'][:40]}', but this server has no hosted tools")
     if kind == "allowed_tools" and type(value.get("tools")) is list:
         own = [_with_namespace(tool) for tool in value["tools"] if type(tool) is not dict or _kind(tool) != "hosted"]
-        choice = allowed_tools({**value, "tools": own})
+        only_hosted = value["tools"] and not own and value.get("mode") == "auto"
+        choice = ToolChoice(mode="none") if only_hosted else allowed_tools({**value, "tools": own})
     elif kind in ("function", "custom"):
         name = _with_namespace(value).get("name")
         if type(name) is str and TOOL_NAME.fullmatch(name):
