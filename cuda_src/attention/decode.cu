@@ -1,10 +1,10 @@
 // Paged attention on tensor cores for rows with one query, bound by reading keys and values once; where every
 // row of a step has one query, the step's norm, rotary embedding and KV store as well.
 
-#include "copy.cuh"
 #include "decode_keys.cuh"
 #include "decode_merge.cuh"
 #include "generated/decode.cuh"
+#include "ptx/copy.cuh"
 #include "warp_attention.cuh"
 
 constexpr int NO_KEY = -1;

@@ -1,10 +1,10 @@
 // Paged attention on tensor cores for rows with two or more queries; decode.cu does the others.
 
 #include "attention.cuh"
-#include "copy.cuh"
 #include "generated/prefill.cuh"
-#include "mma.cuh"
 #include "online_softmax.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
 
 // Threads copying tiles of TILE_KEYS keys or values [TILE_KEYS, PITCH] to shared memory.
 template <typename T, int HEAD_DIM, int TILE_KEYS>
@@ -70,7 +70,7 @@ struct QueryTile {
 };
 
 // A warp's 16 * ROW_TILES rows of a tile of queries. Of scores and outputs a lane holds, per 16 rows, those
-// of rows lane / 4 and lane / 4 + 8 (mma.cuh).
+// of rows lane / 4 and lane / 4 + 8 (ptx/mma.cuh).
 template <typename T, int HEAD_DIM, int ROW_TILES, int TILE_KEYS>
 struct WarpRows {
   static constexpr int PITCH = HEAD_DIM + SEGMENT;

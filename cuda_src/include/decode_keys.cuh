@@ -1,8 +1,8 @@
 // How a block of decode attention gets a row's keys, and the queries that it makes for them.
 #pragma once
 
-#include "copy.cuh"
 #include "generated/decode.cuh"
+#include "ptx/copy.cuh"
 #include "rope.cuh"
 #include "warp_attention.cuh"
 

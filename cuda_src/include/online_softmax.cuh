@@ -3,9 +3,9 @@
 #pragma once
 
 #include "attention.cuh"
-#include "mma.cuh"
+#include "ptx/mma.cuh"
 
-// A row of scores of which the four lanes 4 g to 4 g + 3 hold some columns each, as of sums of mma.cuh.
+// A row of scores of which the four lanes 4 g to 4 g + 3 hold some columns each, as of sums of ptx/mma.cuh.
 // Weights are 2^((score - maximum) * scale_log2); scale_log2 is positive.
 struct RowSoftmax {
   float maximum = MINUS_INFINITY;  // of the scores so far

@@ -2,9 +2,9 @@
 // values.
 #pragma once
 
-#include "copy.cuh"
-#include "mma.cuh"
 #include "online_softmax.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
 #include "sm90_prefill_tiles.cuh"
 
 // Named barriers; 0 is __syncthreads.
@@ -179,7 +179,7 @@ struct PrefillConsumer {
   // What all threads of the group have written is there for its products.
   __device__ __forceinline__ void synchronize_group() const {
     copy_async_wait<0>();
-    fence_shared_for_products();
+    fence_shared_for_async();
     named_barrier_wait(GROUP_BARRIER + consumer, WARPGROUP_SIZE);
   }
 

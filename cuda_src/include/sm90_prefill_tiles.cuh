@@ -3,9 +3,9 @@
 #pragma once
 
 #include "generated/sm90_prefill.cuh"
-#include "hopper.cuh"
-#include "hopper_attention.cuh"
 #include "prefill_units.cuh"
+#include "ptx/sm90.cuh"
+#include "ptx/sm90_attention.cuh"
 
 constexpr int WARPS = WARPGROUP_SIZE / WARP_SIZE;
 constexpr int LINE = SWIZZLE_BYTES / 2;  // elements

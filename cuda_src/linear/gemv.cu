@@ -1,8 +1,8 @@
 // Matrix product for a few rows of x that matmul_decode.cu does not take: float32 and odd sizes.
 
 #include "common.cuh"
-#include "copy.cuh"
 #include "generated/gemv.cuh"
+#include "ptx/copy.cuh"
 
 // out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if accumulate
 //

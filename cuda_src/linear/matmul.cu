@@ -2,9 +2,9 @@
 
 #include "cluster.cuh"
 #include "common.cuh"
-#include "copy.cuh"
 #include "generated/matmul.cuh"
-#include "mma.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
 
 constexpr int TILE_ROWS_IN_L2 = 8;  // rows of tiles that share each tile of the weight while it is in L2
 

@@ -2,9 +2,9 @@
 // and the activation or the residual stream behind it.
 
 #include "common.cuh"
-#include "copy.cuh"
 #include "generated/matmul_decode.cuh"
-#include "mma.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
 
 constexpr int THREADS = WARPS * WARP_SIZE;
 
@@ -57,7 +57,7 @@ __device__ __forceinline__ uint4 multiply_elements(const uint4& a, const uint4& 
 // row-major; x, norm and weight 16-byte aligned, in_features a multiple of 8, out and its rows aligned to two
 // elements. Grid: any number of blocks; they divide the weight's units of 8 rows (gated: 8 gates and their 8
 // ups) evenly among them. Block: 256 threads. Shared: `DecodeTile.shared_bytes` in
-// engine/ops/cuda/matmul_decode.py.
+// engine/ops/cuda/linear/decode.py.
 //
 // Unit of work: a block's warps take every eighth step of k each, of UNITS units at a time (a tile), and are
 // added in order at its end, so the order of a row's sums depends on in_features, UNITS and HALVES alone. A

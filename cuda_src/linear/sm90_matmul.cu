@@ -1,8 +1,8 @@
-// Matrix product of many rows on sm_90a: the copy engine fills a ring of shared memory, two warp groups
-// multiply from it. See matmul.cu for other devices and for what is not aligned.
+// Matrix product of many rows on sm_90a: TMA fills a ring of shared memory, two warp groups multiply from
+// it. See matmul.cu for other devices and for what is not aligned.
 
 #include "generated/sm90_matmul.cuh"
-#include "hopper_product.cuh"
+#include "sm90_product.cuh"
 
 constexpr int CONSUMER_WARPS = CONSUMER_WARPGROUPS * WARPGROUP_SIZE / WARP_SIZE;
 constexpr int CONSUMERS = CONSUMER_WARPGROUPS * WARPGROUP_SIZE;
@@ -39,9 +39,7 @@ __device__ __forceinline__ void release_stage(Barrier* empty, int lane) {
 }
 
 // A barrier of the two warp groups that multiply.
-__device__ __forceinline__ void consumers_sync() {
-  asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");
-}
+__device__ __forceinline__ void consumers_sync() { named_barrier_wait<1, CONSUMERS>(); }
 
 template <typename T, typename Out>
 using Result = WarpTile<T, Out, CHUNK_COLUMNS>;

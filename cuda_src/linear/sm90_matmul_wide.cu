@@ -2,7 +2,7 @@
 // weight in shared memory once more than the two of sm90_matmul.cu.
 
 #include "generated/sm90_matmul_wide.cuh"
-#include "hopper_product.cuh"
+#include "sm90_product.cuh"
 
 constexpr int TILE_M = WGMMA_M * WARPGROUPS_M;
 constexpr int WARPS = WARPGROUPS_M * WARPGROUP_SIZE / WARP_SIZE;
