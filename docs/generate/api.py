@@ -43,8 +43,18 @@ PAGES = (
     Page("messages.md", "Messages", ("/v1/messages",), "Anthropic's Messages API. Errors have Anthropic's form."),
     Page("embeddings.md", "Embeddings", ("/v1/embeddings",)),
     Page("models.md", "Models", ("/v1/models",)),
-    Page("tokens.md", "Tokens", ("/tokenize", "/detokenize"), "The tokenizer and the chat template by themselves."),
-    Page("operation.md", "Health and metrics", ("/health", "/ready", "/version", "/metrics")),
+    Page(
+        "tokens.md",
+        "Tokens",
+        ("/tokenize", "/detokenize", "/tokenizer_info"),
+        "The tokenizer and the chat template by themselves.",
+    ),
+    Page(
+        "operation.md",
+        "Health and metrics",
+        ("/health", "/ping", "/ready", "/load", "/version", "/metrics", "/reset_prefix_cache"),
+    ),
+    Page("invocations.md", "Invocations", ("/invocations",), "Amazon SageMaker's one path for several APIs."),
 )
 
 
