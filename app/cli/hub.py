@@ -77,7 +77,7 @@ def find_model(model: str) -> ModelFolder:
 
 
 def _folders_beside(path: Path) -> str:
-    """What the parent of a folder that does not exist has instead, those of like names first; empty without a parent."""
+    """What the parent of a folder that does not exist has of like names, or of any; empty without a parent."""
     parent = path.parent
     if not path.name or parent == Path() or not parent.is_dir():
         return ""
@@ -162,12 +162,14 @@ def _download(model_id: str, revision: str | None, tag: str | None) -> Path:
 
 
 def _check_config(folder: Path, where: str, names: Iterable[str]) -> None:
-    """Raises: ModelError for a folder without config.json that says what it is instead; `names` are all of its files."""
+    """Raises: ModelError that says what a folder without config.json is; `names` are all of its files."""
     if (folder / "config.json").is_file():
         return
     present = set(names)
     if (folder / ADAPTER_CONFIG).is_file():
-        raise ModelError(adapter_sentence(where, read_json_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")))
+        raise ModelError(
+            adapter_sentence(where, read_json_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path"))
+        )
     if "params.json" in present:
         raise ModelError(f"{where} is in its maker's own format (params.json); get its version with config.json")
     raise ModelError(f"{where} is not a model: it has no config.json")

@@ -15,18 +15,27 @@ METASPACE = "\u2581"
 def sentencepiece_bpe(
     vocabulary: Vocabulary, scores: Sequence[float], unknown: str | None, *, prefixed: bool, bytewise: bool = True
 ) -> tokenizers.Tokenizer:
-    """Without special tokens. `prefixed`: a space goes before every text. `bytewise`: the pieces <0x00> to <0xFF> spell
-    what has no piece."""
+    """Without special tokens. `prefixed`: a space goes before every text.
+
+    `bytewise`: the pieces <0x00> to <0xFF> spell what has no piece.
+    """
     ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
     merges = _merges_by_score(vocabulary, scores)
     inner = tokenizers.Tokenizer(models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=bytewise))
-    prefix = [normalizers.Prepend(METASPACE)] if prefixed else []
-    inner.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", METASPACE)])
-    strip = [decoders.Strip(" ", 1, 0)] if prefixed else []
-    inner.decoder = decoders.Sequence(
-        [decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    )
+    inner.normalizer = normalizers.Sequence(marked_spaces(prefixed=prefixed))
+    inner.decoder = sentencepiece_decoder(prefixed=prefixed)
     return inner
+
+
+def marked_spaces(*, prefixed: bool) -> list[normalizers.Normalizer]:
+    """Steps that write spaces as pieces do, after one before the text."""
+    prefix = [normalizers.Prepend(METASPACE)] if prefixed else []
+    return [*prefix, normalizers.Replace(" ", METASPACE)]
+
+
+def sentencepiece_decoder(*, prefixed: bool) -> decoders.Decoder:
+    strip = [decoders.Strip(" ", 1, 0)] if prefixed else []
+    return decoders.Sequence([decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
 
 
 def _merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:

@@ -121,7 +121,7 @@ def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> tokenizers.Tok
     unknown = special_token_id(metadata, "unknown", len(vocabulary.tokens))
     inner = sentencepiece_bpe(
         vocabulary,
-        scores,
+        scores.tolist(),
         None if unknown is None else vocabulary.tokens[unknown],
         prefixed=metadata.boolean("tokenizer.ggml.add_space_prefix", True),
     )

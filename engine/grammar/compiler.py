@@ -22,9 +22,9 @@ import numpy as np
 from tessera import PACKAGE_ROOT
 from tessera.engine.contract.errors import InvalidRequestError, ModelError
 from tessera.engine.contract.sampling_params import Grammar
-from tessera.engine.tokens.folder import tokenizer_json
 from tessera.engine.grammar.probe import ProbeAnswer, ProbeSettings
 from tessera.engine.grammar.source import GrammarError, complaint
+from tessera.engine.tokens.folder import tokenizer_json
 
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]  # bit id % 32 of word id // 32 stands for a token
 

@@ -357,9 +357,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     )
     if not runner.generates:
         grammars.close()
-        return LoadedEngine(
-            EmbeddingOnlyCore(), info, embedding.render_metrics, embedding.embedders, watch_gpu(device)
-        )
+        return LoadedEngine(EmbeddingOnlyCore(), info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
     core = EngineCore(
         config,
         runner,

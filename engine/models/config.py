@@ -161,7 +161,9 @@ def parse_config(
     config = Fields(source, {**architecture.defaults_if_absent, **values}, architecture.defaults, notes)
     named = quantisation_in_config(values)
     if named is not None:
-        raise ModelError(f"{source}: quantised checkpoints ({named}) are not supported; use an unquantised one or a GGUF")
+        raise ModelError(
+            f"{source}: quantised checkpoints ({named}) are not supported; use an unquantised one or a GGUF"
+        )
     for key, reason in architecture.refused.items():
         if config.raw(key):
             config.refuse(key, f"false: {reason}")

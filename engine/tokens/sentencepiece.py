@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import models, normalizers
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.gguf.sentencepiece import METASPACE, sentencepiece_bpe
+from tessera.engine.gguf.sentencepiece import marked_spaces, sentencepiece_bpe, sentencepiece_decoder
 from tessera.engine.gguf.vocabulary import TokenType, Vocabulary
 from tessera.engine.tokens.files import read_bytes
 from tessera.engine.tokens.protobuf import as_bytes, as_float, as_int32, as_text, message_fields
 
 UNIGRAM, BPE = 1, 2
 MAX_PIECES = 2**22
+EXTRA_SPACES = ((r"\A +| +\z", ""), (" {2,}", " "))
 
 
 @dataclass
@@ -146,22 +147,15 @@ def _bpe(model: SentencePieceModel) -> tokenizers.Tokenizer:
     )
     first = _normalisation(model)
     if first:
-        inner.normalizer = normalizers.Sequence([*first, inner.normalizer])
+        inner.normalizer = normalizers.Sequence([*first, *marked_spaces(prefixed=model.adds_prefix)])
     return inner
 
 
 def _unigram(model: SentencePieceModel) -> tokenizers.Tokenizer:
     pieces = list(zip(model.pieces, model.scores, strict=True))
     inner = tokenizers.Tokenizer(models.Unigram(pieces, model.unknown, model.byte_fallback))
-    first = _normalisation(model)
-    if first:
-        inner.normalizer = normalizers.Sequence(first)
-    scheme = "always" if model.adds_prefix else "never"
-    inner.pre_tokenizer = pre_tokenizers.Metaspace(METASPACE, prepend_scheme=scheme, split=False)
-    strip = [decoders.Strip(" ", 1, 0)] if model.adds_prefix else []
-    inner.decoder = decoders.Sequence(
-        [decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    )
+    inner.normalizer = normalizers.Sequence([*_normalisation(model), *marked_spaces(prefixed=model.adds_prefix)])
+    inner.decoder = sentencepiece_decoder(prefixed=model.adds_prefix)
     return inner
 
 
@@ -171,5 +165,5 @@ def _normalisation(model: SentencePieceModel) -> list[normalizers.Normalizer]:
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))
     if model.removes_spaces:
-        steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+        steps += [normalizers.Replace(tokenizers.Regex(pattern), by) for pattern, by in EXTRA_SPACES]
     return steps

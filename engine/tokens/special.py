@@ -31,9 +31,9 @@ def special_tokens_of(config: dict[str, Any]) -> dict[str, str]:
 def listed_tokens(folder: Path, config: dict[str, Any]) -> dict[int, tokenizers.AddedToken]:
     """By id: added_tokens_decoder of tokenizer_config.json, and added_tokens.json of older folders."""
     found: dict[int, tokenizers.AddedToken] = {}
-    for content, token_id in read_json(folder / "added_tokens.json").items():
-        if isinstance(token_id, int) and content:
-            found[token_id] = tokenizers.AddedToken(content, normalized=False)
+    for name, token_id in read_json(folder / "added_tokens.json").items():
+        if isinstance(token_id, int) and name:
+            found[token_id] = tokenizers.AddedToken(name, normalized=False)
     listed = config.get("added_tokens_decoder")
     for key, value in listed.items() if isinstance(listed, dict) else ():
         content = value.get("content") if isinstance(value, dict) else None

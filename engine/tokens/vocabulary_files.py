@@ -26,7 +26,8 @@ def read_byte_level_bpe(folder: Path, config: dict[str, Any], model_type: str) -
     name = str(config.get("tokenizer_class") or model_type)
     if not name.startswith(GPT2_NAMES + QWEN2_NAMES):
         raise ModelError(
-            f"{folder}: vocab.json and merges.txt can be used of GPT2Tokenizer and Qwen2Tokenizer alone, not of {name[:60]!r}"
+            f"{folder}: vocab.json and merges.txt can be used of GPT2Tokenizer and Qwen2Tokenizer alone, "
+            f"not of {name[:60]!r}"
         )
     vocab = read_json(folder / "vocab.json")
     if not vocab or not all(isinstance(token_id, int) for token_id in vocab.values()):

@@ -12,7 +12,6 @@ import pytest
 
 from tessera.app.server.application import create_app
 from tessera.app.settings import AppSettings
-from tessera.engine.contract.errors import ConfigError
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
 

@@ -159,11 +159,19 @@ def running_hub() -> Iterator[Hub]:
             thread.join()
 
 
-def find_in_process(model: str, endpoint: str, home: Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+def find_in_process(
+    model: str, endpoint: str, home: Path, cwd: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """`find_model` in a process of its own, because the hub's client reads its settings when imported."""
     hidden = ("HF_", "HUGGING", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(hidden)}
-    settings = {"PYTHONPATH": str(ROOT), "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*"}
+    settings = {
+        "PYTHONPATH": str(ROOT),
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "NO_PROXY": "*",
+    }
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, model],
         cwd=cwd,

@@ -117,7 +117,11 @@ def test_gamma_and_beta_are_weight_and_bias(tmp_path: Path, caplog: pytest.LogCa
     path = folder / "model.safetensors"
     raw = path.read_bytes()
     size = int.from_bytes(raw[:8], "little")
-    header = re.sub(rb"(LayerNorm)\.(weight|bias)", lambda m: m[1] + {b"weight": b".gamma", b"bias": b".beta"}[m[2]], raw[8 : 8 + size])
+    header = re.sub(
+        rb"(LayerNorm)\.(weight|bias)",
+        lambda m: m[1] + {b"weight": b".gamma", b"bias": b".beta"}[m[2]],
+        raw[8 : 8 + size],
+    )
     assert b"gamma" in header
     path.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + size :])
     assert all(np.array_equal(a.numpy(), b) for a, b in zip(load(folder).tensors(), expected, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import struct
@@ -65,11 +66,11 @@ def bpe_pieces() -> list[tuple[str, float, int]]:
 
 
 def sentencepiece_ids(text: str) -> list[int]:
-    """SentencePiece's BPE as its paper has it: the neighbours that make the piece of the highest score, leftmost first."""
+    """SentencePiece's BPE: the neighbours that make the piece of the highest score are merged, leftmost first."""
     scores = {piece: (score, index) for index, (piece, score, _) in enumerate(bpe_pieces())}
     parts = list(("\u2581" + text).replace(" ", "\u2581"))
     while True:
-        pairs = [(scores[a + b][0], -i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in scores]
+        pairs = [(scores[a + b][0], -i) for i, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in scores]
         if not pairs:
             break
         place = -max(pairs)[1]

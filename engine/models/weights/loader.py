@@ -29,7 +29,8 @@ def load_weights(
     """The weights on the device of `ops`, part by part: host memory holds one chunk.
 
     The head is tied or not as the checkpoint has it, whatever config.json says. Extra tensors are left out, which the
-    log says. Weights of a folder are in `dtype`. Those of a GGUF file stay in their blocks where `ops` can multiply these.
+    log says. Weights of a folder are in `dtype`. Those of a GGUF file stay in their blocks where `ops` can multiply
+    these.
 
     Raises: ModelError naming the tensors that are missing, quantised, mis-shaped or not
     representable in `dtype`; OutOfMemoryError.
