@@ -12,15 +12,13 @@ from tessera.engine.models.registry.llama import LLAMA_FAMILY
 
 ARCHITECTURES: dict[str, Architecture] = {**LLAMA_FAMILY, **LAYERNORM_FAMILY, **BERT_FAMILY}
 
-_BY_MODEL_TYPE = {entry.model_type: name for name, entry in ARCHITECTURES.items()}
-_BY_CLASS = {other: name for name, entry in ARCHITECTURES.items() for other in (name, *entry.base_classes)}
-
 
 def architecture_name(class_name: str | None, model_type: object) -> str | None:
     """The entry for a class that config.json names, or for its model_type where it names none."""
-    if class_name is not None:
-        return _BY_CLASS.get(class_name)
-    return _BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
+    for name, entry in ARCHITECTURES.items():
+        if class_name in (name, *entry.base_classes) or (class_name is None and entry.model_type == model_type):
+            return name
+    return None
 
 
 __all__ = ["ARCHITECTURES", "Architecture", "architecture_name"]
