@@ -289,6 +289,8 @@ class ModelRunner:
             option = "--gpu-memory-utilization"
             budget = _free_of_share(self.device, self.config.gpu_memory_utilization)
             useful = MAX_CACHED_BLOCKS  # whatever is left caches prefixes
+        if not self.generates:
+            useful = self._blocks_per_seq()  # embeddings are made without it
         num_blocks = min(budget // per_block, useful)
         if num_blocks >= self._blocks_per_seq():
             return num_blocks

@@ -16,7 +16,7 @@ from tessera.engine.contract.errors import ModelError
 from tessera.engine.ipc.process import LoadedEngine, load_engine
 from tessera.engine.models.config import load_config, parse_config
 from tessera.engine.models.registry import ARCHITECTURES
-from tessera.engine.models.rope import length_note
+from tessera.engine.models.rope import device_tables, length_note
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.make import make_ops
@@ -43,7 +43,7 @@ def made(folder: Path, base: str, tensors: dict[str, Array] | None = None, **con
 
 
 def engine(folder: Path) -> LoadedEngine:
-    config = EngineConfig(model=str(folder), device="cpu", dtype="float32", num_kv_blocks=16)
+    config = EngineConfig(model=str(folder), device="cpu", dtype="float32")
     return load_engine(config, lambda stage, done, total: None)
 
 
@@ -87,6 +87,7 @@ def test_an_untied_decoder_without_head_serves_embeddings(tmp_path: Path, archit
     assert whole.info.generates
     assert not loaded.info.generates
     assert [info.pooling for info in loaded.info.embeddings] == ["last"]
+    assert loaded.info.num_kv_blocks == 64 // loaded.info.block_size, "of one sequence: embeddings need none"
     assert loaded.info.num_parameters == whole.info.num_parameters - 128 * 64
 
 
@@ -164,13 +165,15 @@ def test_yarn_extends_the_context() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-dynamic", "phi3-longrope-long"])
-def test_rope_that_depends_on_the_context_is_said(name: str) -> None:
+def test_rope_that_depends_on_the_context_is_said(name: str, caplog: pytest.LogCaptureFixture) -> None:
     (rope,) = parse_config(TINY_MODELS[name].config, {}).ropes
     trained = rope.original_max_len
     assert length_note(rope, trained) is None
     note = length_note(rope, trained + 1)
     assert note is not None
     assert f"--max-model-len {trained} " in note
+    device_tables((rope,), trained + 1, CPU)
+    assert note in caplog.text
 
 
 def test_what_is_left_out_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,7 +38,9 @@ OUTER_NAME = "model."
 SOURCE_DTYPES = {"float64", "float32", "float16", "bfloat16"}
 PROJECTIONS = ("qkv", "out", "up", "down")
 OLD_NORM_NAMES = {"weight": "gamma", "bias": "beta"}  # of checkpoints first made with TensorFlow
-QUANTISED = re.compile(r".*\.(qweight|qzeros|g_idx|scales|weight_scale|weight_scale_inv|weight_packed|weight_blocks)")
+QUANTISED = re.compile(
+    r".*\.(qweight|qzeros|g_idx|scales|weight_scale|weight_scale_inv|weight_packed|weight_blocks|absmax|SCB)"
+)
 
 logger = logging.getLogger("tessera.engine.models")
 
