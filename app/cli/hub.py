@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import glob
 import logging
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +14,17 @@ import tessera.engine
 from tessera.app.cli.gguf_files import choose_gguf, gguf_files_in
 from tessera.engine.contract.errors import ConfigError, ModelError
 from tessera.engine.gguf import is_gguf, model_stem
+from tessera.engine.models.config import read_model_config
+from tessera.engine.models.fields import read_json_object
+from tessera.engine.models.weights.files import ADAPTER_CONFIG, adapter_sentence, why_no_weights
 
 logger = logging.getLogger("tessera.serve")
 
 HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<tag>[\w.-]+))?(@(?P<revision>[\w./-]+))?")
-WANTED_FILES = ["*.safetensors", "*.json", "*.jinja"]  # nothing that runs code: no .bin, .pt, .py
+SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+WANTED_FILES = ["*.safetensors", *SMALL_FILES]  # nothing that runs code: no .bin, .pt, .py
 BUILTIN_MODEL = "tessera-builtin"
+MAX_LISTED_FOLDERS = 5
 # Second copies of the weights. Folders that begin with a digit, such as 1_Pooling, belong to an embedding model.
 UNWANTED_FILES = ["*/*.safetensors", "[!0-9]*/*.json", "consolidated*.safetensors"]
 
@@ -55,17 +62,38 @@ def find_model(model: str) -> ModelFolder:
         return _in_folder(Path(stem).expanduser().resolve(), tag)
     hub_id = HUB_ID.fullmatch(model)
     if hub_id is None:
-        raise ModelError(f"there is no folder {model}, and it is not a hub id like organisation/name")
+        beside = _folders_beside(path)
+        raise ModelError(f"there is no folder {model}{beside}, and it is not a hub id like organisation/name")
     name = hub_id["id"] if hub_id["tag"] is None else f"{hub_id['id']}:{hub_id['tag']}"
-    return ModelFolder(_download(hub_id["id"], hub_id["revision"], hub_id["tag"]), name)
+    try:
+        return ModelFolder(_download(hub_id["id"], hub_id["revision"], hub_id["tag"]), name)
+    except ConfigError as error:
+        beside, start = _folders_beside(path), f"there is no folder {hub_id['id']}"
+        if not beside:
+            raise
+        if str(error).startswith(start):
+            raise ModelError(f"{start}{beside}{str(error).removeprefix(start)}") from None
+        raise type(error)(f"{start}{beside}; and as a hub id: {error}") from None
+
+
+def _folders_beside(path: Path) -> str:
+    """What the parent of a folder that does not exist has of like names, or of any; empty without a parent."""
+    parent = path.parent
+    if not path.name or parent == Path() or not parent.is_dir():
+        return ""
+    names = sorted(entry.name for entry in parent.iterdir() if entry.is_dir() or is_gguf(entry))
+    if not names:
+        return f" ({parent} is empty)"
+    alike = difflib.get_close_matches(path.name, names, MAX_LISTED_FOLDERS)
+    shown = ", ".join((alike or names)[:MAX_LISTED_FOLDERS])
+    return f" ({parent} has {shown}{', ...' if len(alike or names) > MAX_LISTED_FOLDERS else ''})"
 
 
 def _in_folder(folder: Path, tag: str | None) -> ModelFolder:
     """The GGUF file that `tag` names; without it the folder itself, or its GGUF file where that is all it has."""
     names = gguf_files_in(folder)
     if tag is None and (any(folder.glob("*.safetensors")) or not names):
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"the folder {folder} is not a model: it has no config.json")
+        _check_config(folder, f"the folder {folder}", (file.name for file in folder.iterdir()))
         return ModelFolder(folder, folder.name)
     chosen = choose_gguf(names, tag, f"the folder {folder}")
     return ModelFolder(folder / chosen[0], model_stem(Path(chosen[0])))
@@ -86,15 +114,25 @@ def _download(model_id: str, revision: str | None, tag: str | None) -> Path:
         if tag is None:
             folder = Path(
                 snapshot_download(
-                    model_id, revision=revision, allow_patterns=WANTED_FILES, ignore_patterns=UNWANTED_FILES
+                    model_id, revision=revision, allow_patterns=SMALL_FILES, ignore_patterns=UNWANTED_FILES
                 )
             )
-        if tag is not None or not any(folder.glob("*.safetensors")):
-            names = _gguf_files_of(model_id, revision)
-            if tag is not None or names:
-                chosen = choose_gguf(names, tag, f"the hub model {model_id}")
-                patterns = [glob.escape(name) for name in chosen]
-                return Path(snapshot_download(model_id, revision=revision, allow_patterns=patterns)) / chosen[0]
+        names = _files_of(model_id, revision)
+        gguf_names = [name for name in names if is_gguf(Path(name))]
+        outer = [name for name in names if "/" not in name]
+        safetensors = any(name.endswith(".safetensors") for name in outer)
+        if tag is not None or (gguf_names and not safetensors):
+            chosen = choose_gguf(gguf_names, tag, f"the hub model {model_id}")
+            patterns = [glob.escape(name) for name in chosen]
+            return Path(snapshot_download(model_id, revision=revision, allow_patterns=patterns)) / chosen[0]
+        # The weights take long, so what can be refused is refused before.
+        _check_config(folder, f"the hub model {model_id}", outer)
+        read_model_config(folder)
+        if not safetensors:
+            raise ModelError(why_no_weights(f"the hub model {model_id}", outer))
+        return Path(
+            snapshot_download(model_id, revision=revision, allow_patterns=WANTED_FILES, ignore_patterns=UNWANTED_FILES)
+        )
     except ModelError:
         raise
     except GatedRepoError:
@@ -121,24 +159,35 @@ def _download(model_id: str, revision: str | None, tag: str | None) -> Path:
     except Exception as error:  # the client passes on errors of its HTTP library and of the disk
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ConfigError(f"the model {model_id} could not be downloaded from {hub}: {reason}") from error
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"the hub model {model_id} has no config.json, so it cannot be served")
-    return folder
 
 
-def _gguf_files_of(model_id: str, revision: str | None) -> list[str]:
-    """Names of a repository's GGUF files; of those in the cache where the hub cannot be reached."""
+def _check_config(folder: Path, where: str, names: Iterable[str]) -> None:
+    """Raises: ModelError that says what a folder without config.json is; `names` are all of its files."""
+    if (folder / "config.json").is_file():
+        return
+    present = set(names)
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise ModelError(
+            adapter_sentence(where, read_json_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path"))
+        )
+    if "params.json" in present:
+        raise ModelError(f"{where} is in its maker's own format (params.json); get its version with config.json")
+    raise ModelError(f"{where} is not a model: it has no config.json")
+
+
+def _files_of(model_id: str, revision: str | None) -> list[str]:
+    """Names of a repository's files; of those in the cache where the hub cannot be reached."""
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
     if not constants.HF_HUB_OFFLINE:
         try:
             siblings = HfApi().model_info(model_id, revision=revision or constants.DEFAULT_REVISION).siblings
-            return [file.rfilename for file in siblings or () if is_gguf(Path(file.rfilename))]
+            return [file.rfilename for file in siblings or ()]
         except HfHubHTTPError:
             raise
         except Exception as error:  # errors of the client's HTTP library: there is no connection
             logger.debug("%s cannot be asked for its files: %s", constants.ENDPOINT, error)
     # Of no file, for a repository of which one model was downloaded is not complete.
     folder = snapshot_download(model_id, revision=revision, local_files_only=True, allow_patterns=[""])
-    return gguf_files_in(Path(folder))
+    return [path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,9 +12,11 @@ import msgspec
 
 from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.text.tokenizer import Tokenizer, load_json
-from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, ModelError
+from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError
 from tessera.engine.contract.messages import EngineInfo
 from tessera.engine.contract.sampling_params import MAX_SEED, ROW_PARAMETERS, Grammar, ReasoningBudget, SamplingParams
+
+logger = logging.getLogger("tessera.serve")
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,21 +30,29 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_sampling_defaults(folder: Path) -> SamplingDefaults:
-    """The defaults in the model's generation_config.json, if it has one.
+    """The defaults in the model's generation_config.json, if it has one: greedy where `do_sample` is false.
+
+    A value that no request may have is left out, which the log says.
 
     Raises:
-        ModelError: the file has a value that no request may have.
+        ModelError: the file cannot be read.
     """
     config = load_json(folder / "generation_config.json")
-    given = {name: config[name] for name in SamplingDefaults.__struct_fields__ if config.get(name) is not None}
-    if given.get("top_k") == -1:
-        given["top_k"] = 0
-    try:
-        defaults = msgspec.convert(given, SamplingDefaults)
-        SamplingParams(max_tokens=1, **msgspec.structs.asdict(defaults)).verify(vocab_size=1)
-    except (msgspec.ValidationError, InvalidRequestError) as error:
-        raise ModelError(f"{folder / 'generation_config.json'} cannot be used: {error}") from None
-    return defaults
+    given: dict[str, Any] = {}
+    for name in SamplingDefaults.__struct_fields__:
+        if config.get(name) is None:
+            continue
+        value = 0 if name == "top_k" and config[name] == -1 else config[name]
+        try:
+            defaults = msgspec.convert({name: value}, SamplingDefaults)
+            SamplingParams(max_tokens=1, **msgspec.structs.asdict(defaults)).verify(vocab_size=1)
+        except (msgspec.ValidationError, InvalidRequestError) as error:
+            logger.warning("%s: %s is left out: %s", folder / "generation_config.json", name, error)
+            continue
+        given[name] = value
+    if config.get("do_sample") is False:
+        given["temperature"] = 0.0
+    return msgspec.convert(given, SamplingDefaults)
 
 
 def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

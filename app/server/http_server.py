@@ -15,6 +15,7 @@ from tessera.app.server.connection import BoundedConnection
 from tessera.app.server.connection_limit import ConnectionLimit
 from tessera.app.server.listener import BACKLOG
 from tessera.app.settings import AppSettings
+from tessera.app.text.tokenizer import IdTokenizer
 from tessera.engine.ipc.client import EngineClient
 
 TICKS_BETWEEN_SWEEPS = 10
@@ -34,6 +35,7 @@ class HttpServer(uvicorn.Server):
     def __init__(self, client: EngineClient, settings: AppSettings, drain_timeout: int) -> None:
         """Raises ConfigError if the model's tokenizer or templates cannot be used."""
         app = create_app(client, settings)
+        self.has_tokenizer = not isinstance(app.state.model.tokenizer, IdTokenizer)
         self._stall_timeout = settings.stall_timeout
         limit = ConnectionLimit(settings.max_connections, app.state.http_counts)
         super().__init__(

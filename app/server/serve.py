@@ -120,7 +120,13 @@ class Server:
 
                 app = self._options.app
                 template = load_chat_template(Path(app.model_folder), app.chat_template, {})
-                self._report.show_ready(info, app, self._url, has_template=template is not None)
+                self._report.show_ready(
+                    info,
+                    app,
+                    self._url,
+                    has_template=template is not None,
+                    has_tokenizer=self._http.has_tokenizer,
+                )
         if failure is not None or exit_code != 0:
             self._stop()
         await serving

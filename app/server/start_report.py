@@ -47,12 +47,18 @@ class StartReport:
     def show_listening(self, url: str) -> None:
         self._line(f"Tessera {__version__} listens on {url} and answers 503 until the model is loaded")
 
-    def show_ready(self, info: EngineInfo, settings: AppSettings, url: str, *, has_template: bool) -> None:
+    def show_ready(
+        self, info: EngineInfo, settings: AppSettings, url: str, *, has_template: bool, has_tokenizer: bool = True
+    ) -> None:
         self.close()
         for name, value in _facts(info, settings).items():
             self._line(f"  {name:<12}{value}")
         self._line(f"Ready on {url}  Try:")
-        line = curl_line(settings, url, has_template=has_template) if info.generates else embed_line(settings, url)
+        text = "Once upon a time" if has_tokenizer else [1]
+        if info.generates:
+            line = curl_line(settings, url, has_template=has_template and has_tokenizer, text=text)
+        else:
+            line = embed_line(settings, url, text=text)
         self._line(f"  {line}")
 
     def show(self, sentence: str) -> None:
@@ -90,17 +96,17 @@ class StartReport:
             self._console.print(Text(text))
 
 
-def embed_line(settings: AppSettings, url: str) -> str:
+def embed_line(settings: AppSettings, url: str, *, text: str | list[int]) -> str:
     """As `curl_line`, for a model that makes embeddings only."""
-    return _curl(settings, url + "/v1/embeddings", {"input": "Once upon a time"})
+    return _curl(settings, url + "/v1/embeddings", {"input": text})
 
 
-def curl_line(settings: AppSettings, url: str, *, has_template: bool) -> str:
-    """A request that can be pasted into a shell."""
+def curl_line(settings: AppSettings, url: str, *, has_template: bool, text: str | list[int]) -> str:
+    """A request that can be pasted into a shell; `text` in token ids where the model has no tokenizer."""
     if has_template:
         messages = [{"role": "user", "content": "Hello!"}]
         return _curl(settings, url + "/v1/chat/completions", {"messages": messages, "max_tokens": 64})
-    return _curl(settings, url + "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 64})
+    return _curl(settings, url + "/v1/completions", {"prompt": text, "max_tokens": 64})
 
 
 def _curl(settings: AppSettings, url: str, fields: dict[str, object]) -> str:

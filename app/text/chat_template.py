@@ -15,10 +15,11 @@ import jinja2.nodes
 from tessera.app.text.render_process import RenderProcesses
 from tessera.app.text.renderer import RenderJob
 from tessera.app.text.sandbox import TemplateEnvironment
-from tessera.app.text.tokenizer import SPECIAL_TOKEN_NAMES, load_json
+from tessera.app.text.tokenizer import load_json
 from tessera.engine.contract.errors import ConfigError, InvalidRequestError, ModelError
 from tessera.engine.gguf import is_gguf
 from tessera.engine.gguf.tokenizer import read_gguf_templates
+from tessera.engine.tokens.special import SPECIAL_TOKEN_NAMES
 
 # What a request's chat_template_kwargs may not set, because the server decides it.
 RESERVED_KWARGS = frozenset(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -13,6 +14,7 @@ import tokenizers
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, ModelError
 from tessera.engine.gguf import is_gguf
 from tessera.engine.gguf.tokenizer import read_gguf_tokenizer
+from tessera.engine.tokens.folder import read_folder_tokenizer
 
 # How a tokenizer writes bytes into its tokens' names.
 #   byte_level: GPT-2's table of 256 printable characters (Radford et al. 2019, encoder.py)
@@ -20,8 +22,9 @@ from tessera.engine.gguf.tokenizer import read_gguf_tokenizer
 #   other: only the decoder itself knows
 TokenSpelling = Literal["byte_level", "metaspace", "other"]
 
-SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 METASPACE = "\u2581"
+
+logger = logging.getLogger("tessera.serve")
 
 
 class Tokenizer(Protocol):
@@ -46,7 +49,7 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model folder or a GGUF file; one that speaks in token ids where there is none.
+    """The tokenizer of a model folder or a GGUF file; one that speaks in token ids where there is none, says the log.
 
     Raises:
         ModelError: tokenizer.json, tokenizer_config.json or the file's metadata cannot be read.
@@ -54,18 +57,18 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if is_gguf(folder):
         found = read_gguf_tokenizer(folder)
         return IdTokenizer() if found is None else HuggingFaceTokenizer(*found)
-    path = folder / "tokenizer.json"
-    if not path.is_file():
+    read = read_folder_tokenizer(folder)
+    if read is None:
+        logger.warning(
+            "%s has no tokenizer.json, and no tokenizer.model, vocab.json with merges.txt or vocab.txt to make one of: "
+            "prompts must be lists of token ids",
+            folder,
+        )
         return IdTokenizer()
-    config = load_json(folder / "tokenizer_config.json")
-    special_map = load_json(folder / "special_tokens_map.json")
-    try:
-        inner = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from None
-    if config.get("legacy") is False:
-        _prepend_only_at_start(inner)
-    return HuggingFaceTokenizer(inner, special_tokens_of({**special_map, **config}))
+    if read.left_out:
+        listed = ", ".join(map(repr, read.left_out[:4])) + (", ..." if len(read.left_out) > 4 else "")
+        logger.warning("%s: the tokens %s do not get the ids that the folder lists: left out", folder, listed)
+    return HuggingFaceTokenizer(read.inner, read.special_tokens)
 
 
 def load_json(path: Path) -> dict[str, Any]:
@@ -79,18 +82,6 @@ def load_json(path: Path) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ModelError(f"{path} must hold a JSON object")
     return parsed
-
-
-def special_tokens_of(config: dict[str, Any]) -> dict[str, str]:
-    """The named special tokens that are set, as chat templates see them."""
-    found = {}
-    for name in SPECIAL_TOKEN_NAMES:
-        value = config.get(name)
-        if isinstance(value, dict):
-            value = value.get("content")
-        if isinstance(value, str):
-            found[name] = value
-    return found
 
 
 class HuggingFaceTokenizer:
@@ -168,7 +159,7 @@ class IdTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         raise InvalidRequestError(
-            "This model has no tokenizer.json: send the prompt to /v1/completions as a list of token ids.",
+            "This model has no tokenizer: send the prompt to /v1/completions as a list of token ids.",
             param="prompt",
         )
 
@@ -230,20 +221,6 @@ def _spelling_of(inner: tokenizers.Tokenizer) -> tuple[TokenSpelling, bool]:
     if replaces_metaspace and set(kinds[1:]) <= {"ByteFallback", "Fuse", "Strip"}:
         return "metaspace", "Strip" in kinds
     return "other", False
-
-
-def _prepend_only_at_start(inner: tokenizers.Tokenizer) -> None:
-    """Honour `legacy: false`: the space that SentencePiece puts before a text goes before its start alone.
-
-    tokenizer.json files made for the older behaviour put one after every special token as well.
-    """
-    if inner.normalizer is None or inner.pre_tokenizer is not None:
-        return
-    normalizer = json.loads(inner.normalizer.__getstate__())
-    kinds = [step["type"] for step in normalizer.get("normalizers", [])]
-    if kinds == ["Prepend", "Replace"] and normalizer["normalizers"][0]["prepend"] == METASPACE:
-        inner.normalizer = None
-        inner.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(METASPACE, prepend_scheme="first", split=False)
 
 
 @functools.cache

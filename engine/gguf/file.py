@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tessera.engine.contract.errors import ModelError
+from tessera.engine.contract.lfs import POINTER_ERROR, is_lfs_pointer
 from tessera.engine.gguf.cursor import Cursor, array_at
 from tessera.engine.gguf.metadata import Metadata, read_metadata
 from tessera.engine.gguf.tensor_types import TENSOR_TYPES, UNSUPPORTED_TYPES, TensorType
@@ -24,7 +25,6 @@ Array = np.ndarray[Any, Any]
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-LFS_POINTER = b"version https://git-lfs"
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 2**16
 MAX_TENSORS = 2**16
@@ -74,8 +74,8 @@ class GGUFFile:
 def _read_counts(cursor: Cursor) -> tuple[int, int]:
     """Numbers of tensors and keys, after magic and version."""
     path, data = cursor.path, cursor.data
-    if data[: len(LFS_POINTER)] == LFS_POINTER:
-        raise ModelError(f"{path} is a Git LFS pointer, not the model itself: fetch it with git lfs pull")
+    if is_lfs_pointer(bytes(data[:64])):
+        raise ModelError(f"{path} {POINTER_ERROR}")
     start = cursor.skip(len(MAGIC), "its magic number")
     magic = data[start : start + len(MAGIC)]
     if magic != MAGIC:

@@ -14,9 +14,9 @@ from tessera.engine.contract.errors import ModelError
 from tessera.engine.gguf.metadata import Metadata
 from tessera.engine.gguf.model import open_gguf
 from tessera.engine.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from tessera.engine.gguf.sentencepiece import METASPACE, sentencepiece_bpe
 from tessera.engine.gguf.vocabulary import TokenType, Vocabulary, read_vocabulary, special_token_id
 
-METASPACE = "\u2581"
 MODEL_KEY, PRE_KEY = "tokenizer.ggml.model", "tokenizer.ggml.pre"
 MERGES_KEY, SCORES_KEY = "tokenizer.ggml.merges", "tokenizer.ggml.scores"
 TEMPLATE_KEY, TEMPLATE_NAMES_KEY = "tokenizer.chat_template", "tokenizer.chat_templates"
@@ -115,23 +115,15 @@ def _byte_level_bpe(metadata: Metadata, vocabulary: Vocabulary) -> tokenizers.To
 
 
 def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    ids = _ids(vocabulary)
+    scores = metadata.numbers(SCORES_KEY)
+    if len(scores) != len(vocabulary.tokens):
+        metadata.refuse(SCORES_KEY, f"an array of {len(vocabulary.tokens)}, one for each token")
     unknown = special_token_id(metadata, "unknown", len(vocabulary.tokens))
-    inner = tokenizers.Tokenizer(
-        models.BPE(
-            ids,
-            _merges_by_score(metadata, vocabulary),
-            unk_token=None if unknown is None else vocabulary.tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    prefixed = metadata.boolean("tokenizer.ggml.add_space_prefix", True)
-    prefix = [normalizers.Prepend(METASPACE)] if prefixed else []
-    inner.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", METASPACE)])
-    strip = [decoders.Strip(" ", 1, 0)] if prefixed else []
-    inner.decoder = decoders.Sequence(
-        [decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    inner = sentencepiece_bpe(
+        vocabulary,
+        scores.tolist(),
+        None if unknown is None else vocabulary.tokens[unknown],
+        prefixed=metadata.boolean("tokenizer.ggml.add_space_prefix", True),
     )
     # Phi-3's markers take the line break that follows them.
     _add_special(inner, vocabulary, strips=metadata.string("general.architecture", "") == "phi3")
@@ -188,28 +180,6 @@ def _unique(vocabulary: Vocabulary, metadata: Metadata) -> Vocabulary:
 
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
     return {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
-
-
-def _merges_by_score(metadata: Metadata, vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, tokens of the highest score first, then those of the lowest id.
-
-    SentencePiece merges neighbours that together are the token of the highest score (Kudo & Richardson 2018).
-    """
-    scores = metadata.numbers(SCORES_KEY)
-    if len(scores) != len(vocabulary.tokens):
-        metadata.refuse(SCORES_KEY, f"an array of {len(vocabulary.tokens)}, one for each token")
-    parts = {
-        vocabulary.tokens[token_id]: token_id
-        for token_id in vocabulary.of_types(TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
-    }
-    found = []
-    for token, token_id in parts.items():
-        score = -float(scores[token_id])
-        for place in range(1, len(token)):
-            left, right = token[:place], token[place:]
-            if left in parts and right in parts:
-                found.append((score, token_id, parts[left], parts[right], left, right))
-    return [(left, right) for *_, left, right in sorted(found)]
 
 
 def _bert_spelling(token: str) -> str:

@@ -22,10 +22,9 @@ import numpy as np
 from tessera import PACKAGE_ROOT
 from tessera.engine.contract.errors import InvalidRequestError, ModelError
 from tessera.engine.contract.sampling_params import Grammar
-from tessera.engine.gguf import is_gguf
-from tessera.engine.gguf.tokenizer import gguf_tokenizer_json
 from tessera.engine.grammar.probe import ProbeAnswer, ProbeSettings
 from tessera.engine.grammar.source import GrammarError, complaint
+from tessera.engine.tokens.folder import tokenizer_json
 
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]  # bit id % 32 of word id // 32 stands for a token
 
@@ -232,12 +231,12 @@ class GrammarProbe:
 
 
 def load_tokenizer(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarTokenizer:
-    """The tokenizer of a folder's tokenizer.json or a GGUF file; ids beyond it, up to `vocab_size`, are padding.
+    """The tokenizer of a model folder or a GGUF file; ids beyond it, up to `vocab_size`, are padding.
 
     Raises: GrammarError for a tokenizer that is missing or that llguidance cannot use.
     """
     try:
-        text = gguf_tokenizer_json(folder) if is_gguf(folder) else (folder / "tokenizer.json").read_text()
+        text = tokenizer_json(folder)
         added = json.loads(text).get("added_tokens", [])
         # One id more than the model has, for grammars to end with where the model has no end of its own.
         end = vocab_size

@@ -335,6 +335,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     """
     # Imported here, so that a failing import is reported like any failed start.
     from tessera.engine.core.core import EngineCore
+    from tessera.engine.core.embedder import EmbeddingOnlyCore
     from tessera.engine.core.metrics import EngineMetrics
     from tessera.engine.grammar.compiler import GrammarCompiler
     from tessera.engine.models.config import load_config
@@ -358,6 +359,12 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     embedding.load_beside(ops, progress)  # before the KV cache takes what memory is left
     runner = ModelRunner(config, model, device, ops, progress)
     embedding.add_decoder(model, runner)
+    info = engine_info(
+        runner, device_reason=device_reason, load_seconds=time.monotonic() - start, embeddings=embedding.infos
+    )
+    if not runner.generates:
+        grammars.close()
+        return LoadedEngine(EmbeddingOnlyCore(), info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
     core = EngineCore(
         config,
         runner,
@@ -367,9 +374,6 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         eos_token_ids=model.eos_token_ids,
         grammars=grammars,
         metrics=EngineMetrics(config.served_name or folder.name),
-    )
-    info = engine_info(
-        runner, device_reason=device_reason, load_seconds=time.monotonic() - start, embeddings=embedding.infos
     )
 
     def render_metrics() -> bytes:
@@ -381,7 +385,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
 def engine_info(
     runner: ModelRunner, *, device_reason: str, load_seconds: float, embeddings: tuple[EmbeddingInfo, ...]
 ) -> EngineInfo:
-    """The facts of a loaded engine that generates."""
+    """The facts of a loaded decoder."""
     from tessera.engine.gguf import stored_bytes
 
     config, model, device = runner.config, runner.model, runner.device
@@ -402,6 +406,7 @@ def engine_info(
         num_parameters=runner.num_parameters,
         eos_token_ids=model.eos_token_ids,
         load_seconds=load_seconds,
+        generates=runner.generates,
         embeddings=embeddings,
         stored_bytes=stored_bytes(Path(config.model)),
     )

@@ -5,7 +5,8 @@ The files are untrusted input: nothing in them is ever imported or run (`auto_ma
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from tessera.engine.gguf import is_gguf, open_gguf
 from tessera.engine.models.fields import Fields, is_integer, read_json_object, shown
 from tessera.engine.models.gguf.config import read_config
 from tessera.engine.models.layers import multiplier, parse_layers
-from tessera.engine.models.registry import ARCHITECTURES
+from tessera.engine.models.quantised import quantisation_in_config, quantisation_named
+from tessera.engine.models.registry import ARCHITECTURES, architecture_name
 from tessera.engine.models.rope import MAX_POSITIONS, RopeConfig, longest_context, parse_rope
 from tessera.engine.models.specs import LayerSpec, NormSpec
 from tessera.engine.tensor import bfloat16, float16, float32
@@ -30,6 +32,17 @@ MAX_ENCODER_HEAD_DIM = 128
 MAX_MATRYOSHKA = 64
 
 DTYPES = {"float32": float32, "float16": float16, "bfloat16": bfloat16}
+# As people write them in config.json; a checkpoint in float64 is computed in float32, and `auto` says nothing.
+DTYPE_NAMES: dict[str, np.dtype[Any] | None] = {
+    **DTYPES,
+    "float": float32,
+    "half": float16,
+    "float64": float32,
+    "double": float32,
+    "auto": None,
+}
+
+logger = logging.getLogger("tessera.engine.models")
 
 
 @dataclass(frozen=True)
@@ -50,6 +63,7 @@ class ModelConfig:
         torch_dtype: of the checkpoint; None where config.json does not say.
         num_token_types: rows of an encoder's table of token types; 0 in a decoder.
         matryoshka_dimensions: lengths to which the model's embeddings may be cut; None if to none.
+        notes: what of the files was left out, a sentence each.
     """
 
     architecture: str
@@ -70,6 +84,7 @@ class ModelConfig:
     logits_soft_cap: float | None = None
     num_token_types: int = 0
     matryoshka_dimensions: tuple[int, ...] | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def is_encoder(self) -> bool:
@@ -95,12 +110,26 @@ class ModelConfig:
         longest = (longest_context(rope, self.max_position_embeddings) for rope in self.ropes)
         return min(longest, default=self.max_position_embeddings)
 
+    @property
+    def usual_context(self) -> int:
+        """Context length without `--max-model-len`: the one that the model states, which YaRN's does not include."""
+        extended = any(rope.kind == "yarn" for rope in self.ropes)
+        return self.longest_context if extended else self.max_position_embeddings
+
 
 def load_config(folder: Path) -> ModelConfig:
-    """ModelConfig of a Hugging Face model folder, or of a GGUF file.
+    """ModelConfig of a Hugging Face model folder, or of a GGUF file; its notes are logged.
 
     Raises: ModelError naming the file and the key at fault, or the architecture and those supported.
     """
+    config = read_model_config(folder)
+    for note in config.notes:
+        logger.warning("%s", note)
+    return config
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """As `load_config`, without a log."""
     if is_gguf(folder):
         return parse_config(read_config(open_gguf(folder)), {}, str(folder))
     if not folder.is_dir():
@@ -108,9 +137,15 @@ def load_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{folder} has no config.json; give a model folder in Hugging Face format")
+    notes: list[str] = []
+    values = read_json_object(path, notes)
+    named = quantisation_named(folder, values)
+    if named is not None:
+        raise ModelError(f"{folder} is quantised ({named}), which is not supported; use an unquantised model or a GGUF")
     generation_path = folder / "generation_config.json"
-    generation = read_json_object(generation_path) if generation_path.is_file() else {}
-    return parse_config(read_json_object(path), generation, str(path), str(generation_path))
+    generation = read_json_object(generation_path, notes) if generation_path.is_file() else {}
+    config = parse_config(values, generation, str(path), str(generation_path))
+    return replace(config, notes=(*notes, *config.notes))
 
 
 def parse_config(
@@ -122,10 +157,13 @@ def parse_config(
     """See `load_config`; `values` and `generation` are the files' objects."""
     name = _architecture_name(values, source)
     architecture = ARCHITECTURES[name]
-    config = Fields(source, values, architecture.defaults)
-    for key in ("quantization_config", "compression_config"):
-        if config.has(key):
-            raise ModelError(f"{source}: quantised checkpoints ({key}) are not supported; use an unquantised one")
+    notes: list[str] = []
+    config = Fields(source, {**architecture.defaults_if_absent, **values}, architecture.defaults, notes)
+    named = quantisation_in_config(values)
+    if named is not None:
+        raise ModelError(
+            f"{source}: quantised checkpoints ({named}) are not supported; use an unquantised one or a GGUF"
+        )
     for key, reason in architecture.refused.items():
         if config.raw(key):
             config.refuse(key, f"false: {reason}")
@@ -158,7 +196,7 @@ def parse_config(
         learned_positions=architecture.learned_positions,
         tie_word_embeddings=config.boolean("tie_word_embeddings"),
         max_position_embeddings=max_positions,
-        eos_token_ids=_eos_token_ids(config, Fields(generation_source, generation), vocab_size),
+        eos_token_ids=_eos_token_ids(config, Fields(generation_source, generation, None, notes), vocab_size),
         bos_token_id=_bos_token_id(config, vocab_size),
         torch_dtype=_torch_dtype(config),
         embedding_multiplier=multiplier(config, architecture.embedding_multiplier),
@@ -167,18 +205,25 @@ def parse_config(
         matryoshka_dimensions=_matryoshka_dimensions(config, hidden_size),
     )
     _check_size(result, source)
-    return result
+    return replace(result, notes=tuple(notes))
 
 
 def _architecture_name(values: dict[str, Any], source: str) -> str:
+    """The entry of the table for the first class of `architectures`; for model_type where that names none."""
     listed = values.get("architectures")
     supported = ", ".join(sorted(ARCHITECTURES))
-    if not isinstance(listed, list) or not listed or not isinstance(listed[0], str):
+    if listed is not None and (not isinstance(listed, list) or not all(isinstance(name, str) for name in listed)):
         raise ModelError(f"{source}: architectures must name the model's architecture, one of {supported}")
-    name = listed[0]
-    if name not in ARCHITECTURES:
-        raise ModelError(f"{source}: the architecture {shown(name)} is not supported; supported are {supported}")
-    return name
+    model_type = values.get("model_type")
+    found = architecture_name(listed[0] if listed else None, model_type)
+    if found is not None:
+        return found
+    if listed:
+        raise ModelError(f"{source}: the architecture {shown(listed[0])} is not supported; supported are {supported}")
+    raise ModelError(
+        f"{source}: architectures must name the model's architecture, one of {supported}; it is missing, and "
+        f"model_type {shown(model_type)} is none of theirs"
+    )
 
 
 def _eos_token_ids(config: Fields, generation: Fields, vocab_size: int) -> tuple[int, ...]:
@@ -190,6 +235,9 @@ def _eos_token_ids(config: Fields, generation: Fields, vocab_size: int) -> tuple
         token_ids = value if isinstance(value, list) else [value]
         # Some published files end with ids of -1 or beyond the vocabulary: such an id can never be chosen.
         if len(token_ids) > MAX_EOS_TOKEN_IDS or not all(map(is_integer, token_ids)):
+            if fields is generation:
+                fields.notes.append(f"{fields.source}: eos_token_id {shown(value)} is left out: it must be token ids")
+                continue
             fields.refuse("eos_token_id", f"a token id or a list of at most {MAX_EOS_TOKEN_IDS}")
         found.update(token_id for token_id in token_ids if 0 <= token_id < vocab_size)
     if len(found) > MAX_EOS_TOKEN_IDS:
@@ -206,8 +254,11 @@ def _torch_dtype(config: Fields) -> np.dtype[Any] | None:
     key = "dtype" if config.has("dtype") else "torch_dtype"
     if not config.has(key):
         return None
-    dtype: np.dtype[Any] = config.choice(key, DTYPES)
-    return dtype
+    value = config.raw(key)
+    name = value.removeprefix("torch.") if isinstance(value, str) else value
+    if not isinstance(name, str) or name not in DTYPE_NAMES:
+        config.refuse(key, f"one of {', '.join(DTYPE_NAMES)}")
+    return DTYPE_NAMES[name]
 
 
 def _check_encoder(config: Fields, head_dim: int) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tessera.engine.contract.errors import ModelError
+from tessera.engine.contract.lfs import POINTER_ERROR, is_lfs_pointer
 
 MAX_JSON_BYTES = 16 * 2**20
 MAX_SHOWN = 60
@@ -17,13 +19,20 @@ class Fields:
     """One JSON object with the defaults for what it does not say.
 
     A key that is absent or null takes its default. Every reader raises ModelError, naming file, key,
-    value and what is accepted.
+    value and what is accepted. `notes` are sentences about what was left out, for the log.
     """
 
-    def __init__(self, source: str, values: dict[str, Any], defaults: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        values: dict[str, Any],
+        defaults: dict[str, Any] | None = None,
+        notes: list[str] | None = None,
+    ) -> None:
         self.source = source
         self.values = values
         self.defaults = defaults or {}
+        self.notes = [] if notes is None else notes
 
     def raw(self, name: str) -> Any:
         value = self.values.get(name)
@@ -82,7 +91,7 @@ class Fields:
             value = {}
         if not isinstance(value, dict):
             self.refuse(name, "an object")
-        return Fields(f"{self.source}: {name}", value, defaults)
+        return Fields(f"{self.source}: {name}", value, defaults, self.notes)
 
 
 def is_integer(value: Any) -> bool:
@@ -104,8 +113,10 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
     """The object in the JSON file at `path`, at most MAX_JSON_BYTES long.
+
+    Of a key that occurs twice the last value counts, which is added to `notes`.
 
     Raises: ModelError naming the file and what is wrong with it.
     """
@@ -116,13 +127,27 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
     if len(text) > MAX_JSON_BYTES:
         raise ModelError(f"{path} is longer than {MAX_JSON_BYTES} bytes")
-    return parse_json_object(text, str(path))
+    if is_lfs_pointer(text):
+        raise ModelError(f"{path} {POINTER_ERROR}")
+    notes = [] if notes is None else notes
+    return _parse_json_object(text, str(path), lambda key: notes.append(f"{path} has {key} twice: the last one counts"))
 
 
 def parse_json_object(text: bytes, source: str) -> dict[str, Any]:
-    """Like `read_json_object` for text in memory; a key that occurs twice is an error too."""
+    """Like `read_json_object` for text in memory, but a key that occurs twice is an error."""
+    return _parse_json_object(text, source, _refuse_twice)
+
+
+def _parse_json_object(text: bytes, source: str, on_twice: Callable[[str], None]) -> dict[str, Any]:
+    def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs]
+            on_twice(shown(next(name for name in names if names.count(name) > 1)))
+        return found
+
     try:
-        value = json.loads(text, object_pairs_hook=_object)
+        value = json.loads(text, object_pairs_hook=make_object)
     except RecursionError as error:
         raise ModelError(f"{source} is nested too deeply") from error
     except ValueError as error:
@@ -132,10 +157,5 @@ def parse_json_object(text: bytes, source: str) -> dict[str, Any]:
     return value
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {shown(twice)} occurs twice")
-    return found
+def _refuse_twice(key: str) -> NoReturn:
+    raise ValueError(f"the key {key} occurs twice")

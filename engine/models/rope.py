@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +20,8 @@ Float32Array = np.ndarray[Any, np.dtype[np.float32]]
 MAX_POSITIONS = 2**27
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 TABLE_CHUNK = 16384
+
+logger = logging.getLogger("tessera.engine.models")
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,19 @@ def inverse_frequencies(rope: RopeConfig, max_model_len: int) -> Float64Array:
     return np.asarray(plain)
 
 
+def length_note(rope: RopeConfig, max_model_len: int) -> str | None:
+    """What `max_model_len` changes for prompts within the trained length; None where it changes nothing."""
+    trained = rope.original_max_len
+    if max_model_len <= trained:
+        return None
+    if rope.kind == "dynamic" or (rope.kind == "longrope" and rope.short_factor != rope.long_factor):
+        return (
+            f"{rope.kind} RoPE: all sequences are computed as ones of {max_model_len} tokens, so completions of short "
+            f"prompts differ from those at the trained length; --max-model-len {trained} gives these"
+        )
+    return None
+
+
 def cos_sin_table(rope: RopeConfig, max_model_len: int) -> Float32Array:
     """[max_model_len, rotary_dim] float32: cosines in the first half of a row, sines in the second.
 
@@ -144,8 +160,10 @@ def cos_sin_table(rope: RopeConfig, max_model_len: int) -> Float32Array:
     return table
 
 
-def device_tables(ropes: Iterable[RopeConfig], max_model_len: int, device: Device) -> tuple[Tensor, ...]:
-    """`cos_sin_table` of each on the device."""
+def device_tables(ropes: Sequence[RopeConfig], max_model_len: int, device: Device) -> tuple[Tensor, ...]:
+    """`cos_sin_table` of each on the device; the log says where short prompts are computed otherwise than alone."""
+    for note in filter(None, (length_note(rope, max_model_len) for rope in ropes)):
+        logger.warning("%s", note)
     return tuple(from_numpy(cos_sin_table(rope, max_model_len), device) for rope in ropes)
 
 

@@ -56,6 +56,7 @@ class ModelRunner:
         max_num_tokens: most tokens of a step.
         num_kv_blocks, block_size, kv_cache_bytes: of the KV cache.
         weight_bytes, num_parameters: of the weights.
+        generates: False for a decoder without a head, which makes embeddings only.
 
     Raises: ConfigError where a setting does not fit the model or the memory; ModelError (see
     `load_weights`); DeviceError.
@@ -95,6 +96,7 @@ class ModelRunner:
         weights = self._load_weights(progress)
         if not isinstance(device, CpuDevice):
             self._cuda_ops.reserve_linear(weights.linear_weights(), self._dtype)
+        self.generates = weights.has_head
         self.weight_bytes = weights.nbytes
         self.num_parameters = weights.num_parameters
         rope_tables = device_tables(model.ropes, self.max_model_len, device)
@@ -287,6 +289,8 @@ class ModelRunner:
             option = "--gpu-memory-utilization"
             budget = _free_of_share(self.device, self.config.gpu_memory_utilization)
             useful = MAX_CACHED_BLOCKS  # whatever is left caches prefixes
+        if not self.generates:
+            useful = self._blocks_per_seq()  # embeddings are made without it
         num_blocks = min(budget // per_block, useful)
         if num_blocks >= self._blocks_per_seq():
             return num_blocks
@@ -346,7 +350,7 @@ def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
     Raises: ConfigError if it is beyond what the model's positions reach.
     """
-    asked = config.max_model_len or model.max_position_embeddings
+    asked = config.max_model_len or model.usual_context
     if asked > model.longest_context:
         raise ConfigError(
             f"--max-model-len {asked} is beyond the {model.longest_context} positions that {config.model} supports"

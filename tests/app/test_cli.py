@@ -423,6 +423,17 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
+def test_without_a_tokenizer_the_suggested_request_works(serve: Any, model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    served = serve()
+    served.until_ready()
+    assert f"{model} has no tokenizer.json, and no tokenizer.model" in served.log
+    assert "prompts must be lists of token ids" in served.log
+    (curl,) = [line for line in served.lines if line.startswith("  curl ")]
+    answer = subprocess.run(curl, shell=True, capture_output=True, check=True, timeout=DEADLINE)
+    assert json.loads(answer.stdout)["object"] == "text_completion"
+
+
 def test_a_server_from_start_to_stop(serve: Any, short_path: Path) -> None:
     served = serve("--api-key", "secret", TMPDIR=str(short_path))
     served.until_ready()

@@ -12,7 +12,6 @@ import pytest
 
 from tessera.app.server.application import create_app
 from tessera.app.settings import AppSettings
-from tessera.engine.contract.errors import ConfigError
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
 
@@ -310,7 +309,13 @@ def test_a_fault_of_the_server_shows_nothing_of_it(settings: AppSettings, caplog
     [{"temperature": 9.0}, {"top_p": "high"}, {"repetition_penalty": 0}],
     ids=str,
 )
-def test_unusable_generation_config_ends_the_start(tmp_path: Path, config: dict[str, Any]) -> None:
-    folder = write_model_folder(tmp_path, **config)
-    with pytest.raises(ConfigError, match=r"generation_config\.json"):
-        call(FakeClient(always(HELLO)), settings_for(folder), "GET", "/health")
+def test_unusable_values_of_generation_config_are_left_out(
+    tmp_path: Path, config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_model_folder(tmp_path, top_k=7, **config)
+    client = FakeClient(always(HELLO))
+    assert call(client, settings_for(folder), "POST", "/v1/completions", json=TEXT).status_code == 200
+    params = client.submissions[0].params
+    assert (params.temperature, params.top_p, params.repetition_penalty, params.top_k) == (1.0, 1.0, 1.0, 7)
+    (name,) = config
+    assert f"generation_config.json: {name} is left out: " in caplog.text

@@ -140,6 +140,14 @@ def test_generation_config_applies_where_the_request_is_silent(tmp_path: Path) -
     assert (params.temperature, params.top_k, params.top_p, params.repetition_penalty) == (0.6, 0, 0.95, 1.1)
 
 
+def test_generation_config_may_ask_for_greedy(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path, temperature=0.6, do_sample=False)
+    client = FakeClient(always(HELLO))
+    call(client, settings_for(folder), "POST", "/v1/completions", json=TEXT)
+    call(client, settings_for(folder), "POST", "/v1/completions", json={**TEXT, "temperature": 0.5})
+    assert [submission.params.temperature for submission in client.submissions] == [0.0, 0.5]
+
+
 @pytest.mark.parametrize(("keep", "kept"), [(2, "lo"), (-1, "hello"), (50, "hello")])
 def test_truncate_prompt_tokens(settings: AppSettings, keep: int, kept: str) -> None:
     client = FakeClient(always(HELLO))

@@ -19,13 +19,16 @@ import pytest
 from tessera.app.cli.hub import find_model
 from tessera.engine.contract.errors import ModelError
 from tests.support.paths import ROOT
+from tests.support.tiny_models import TINY_MODELS
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CONFIG = json.dumps(TINY_MODELS["llama"].config).encode()
 FILES = {
-    "config.json": b'{"model_type": "llama"}',
+    "config.json": CONFIG,
     "model-00001-of-00002.safetensors": b"first" * 1000,
     "model-00002-of-00002.safetensors": b"second" * 1000,
     "tokenizer.json": b"{}",
+    "tokenizer.model": b"pieces",
     "chat_template.jinja": b"{{ messages }}",
     "pytorch_model.bin": b"a pickle",
     "modeling_custom.py": b"raise SystemExit",
@@ -45,12 +48,18 @@ GGUF_FILES = {
     "BF16/Tiny-BF16-00002-of-00002.gguf": b"GGUF second" * 1000,
     "mmproj-Tiny-F16.gguf": b"GGUF pictures",
 }
-MODELS = {"tiny/llama": FILES, "tiny/gguf": GGUF_FILES, "tiny/one": {"only.gguf": b"GGUF one"}}
+PICKLES = {"config.json": CONFIG, "pytorch_model.bin": b"a pickle", "training_args.bin": b"another"}
+UNSUPPORTED = {"config.json": b'{"architectures": ["MambaForCausalLM"]}', "model.safetensors": b"weights"}
+QUANTISED = {"config.json": CONFIG, "quantize_config.json": b'{"bits": 4}', "model.safetensors": b"weights"}
+ADAPTER = {"adapter_config.json": b'{"base_model_name_or_path": "tiny/llama"}', "adapter_model.safetensors": b"weights"}
+REFUSED = {"tiny/pickles": PICKLES, "tiny/mamba": UNSUPPORTED, "tiny/gptq": QUANTISED, "tiny/lora": ADAPTER}
+MODELS = {**REFUSED, "tiny/llama": FILES, "tiny/gguf": GGUF_FILES, "tiny/one": {"only.gguf": b"GGUF one"}}
 WANTED = {
     "config.json",
     "model-00001-of-00002.safetensors",
     "model-00002-of-00002.safetensors",
     "tokenizer.json",
+    "tokenizer.model",
     "chat_template.jinja",
     "1_Pooling/config.json",
     "additional_chat_templates/tool_use.jinja",
@@ -152,14 +161,22 @@ def running_hub() -> Iterator[Hub]:
             thread.join()
 
 
-def find_in_process(model: str, endpoint: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def find_in_process(
+    model: str, endpoint: str, home: Path, cwd: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """`find_model` in a process of its own, because the hub's client reads its settings when imported."""
     hidden = ("HF_", "HUGGING", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(hidden)}
-    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*"}
+    settings = {
+        "PYTHONPATH": str(ROOT),
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "NO_PROXY": "*",
+    }
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, model],
-        cwd=ROOT,
+        cwd=cwd,
         env={**inherited, **settings, **environment},
         capture_output=True,
         text=True,
@@ -182,6 +199,26 @@ def test_downloads_only_what_is_served_and_runs_no_code(tmp_path: Path) -> None:
         endpoint = hub.url
     again = find_in_process("tiny/llama", endpoint, tmp_path)  # the hub is gone; the cache is complete
     assert (again.returncode, again.stdout) == (0, result.stdout), again.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("tiny/pickles", "the hub model tiny/pickles has its weights in pytorch_model.bin only, a pickle, which could"),
+        ("tiny/lora", "the hub model tiny/lora is a LoRA adapter, not a model: merge it into tiny/llama and serve"),
+        ("tiny/mamba", 'the architecture "MambaForCausalLM" is not supported; supported are BertModel, '),
+        ("tiny/gptq", "is quantised (GPTQ or AWQ, says quantize_config.json), which is not supported"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_weights_move(tmp_path: Path, model: str, sentence: str) -> None:
+    with running_hub() as hub:
+        result = find_in_process(model, hub.url, tmp_path)
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]  # after the progress of the download
+    assert last.startswith("ModelError: ")
+    assert sentence in last
+    fetched = {request.partition(f"/resolve/{COMMIT}/")[2] for request in hub.requested if "/resolve/" in request}
+    assert all(name.endswith(".json") for name in fetched)
 
 
 @pytest.mark.parametrize(
@@ -302,6 +339,27 @@ def test_a_folder_with_safetensors_is_that_model(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
     assert find_model(str(tmp_path)).path == tmp_path
     assert find_model(f"{tmp_path}:Q4_0").path == tmp_path / "a-Q4_0.gguf"
+
+
+def test_a_mistyped_folder_is_shown_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("Qwen3-0.6B", "Llama-3.2-1B"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+    with running_hub() as hub:
+        result = find_in_process(str(tmp_path / "models" / "Qwen3-06B"), hub.url, tmp_path)
+        near = find_in_process("models/Qwen3-06B", hub.url, tmp_path, cwd=tmp_path)
+        far = find_in_process("models/phi", hub.url, tmp_path, cwd=tmp_path)
+    assert f"there is no folder {tmp_path}/models/Qwen3-06B ({tmp_path}/models has Qwen3-0.6B)" in result.stderr
+    assert "ModelError: there is no folder models/Qwen3-06B (models has Qwen3-0.6B), and no public model" in near.stderr
+    assert "there is no folder models/phi (models has Llama-3.2-1B, Qwen3-0.6B), and no" in far.stderr
+    gone = find_in_process("models/Qwen3-06B", hub.url, tmp_path, cwd=tmp_path)
+    assert "there is no folder models/Qwen3-06B (models has Qwen3-0.6B); and as a hub id: " in gone.stderr
+    assert "cannot be reached" in gone.stderr
+
+
+def test_an_adapter_folder_names_its_base(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    with pytest.raises(ModelError, match="is a LoRA adapter, not a model: merge it into org/base and serve the result"):
+        find_model(str(tmp_path))
 
 
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:

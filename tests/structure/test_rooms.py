@@ -41,7 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.models.config",),
     ("engine.models.layers",),
     ("engine.models.gguf",),
-    ("engine.models.registry", "engine.models.rope", "engine.models.specs"),
+    ("engine.models.quantised", "engine.models.registry", "engine.models.rope", "engine.models.specs"),
     ("engine.models.fields",),
     ("engine.ops.make",),
     ("engine.ops.cpu", "engine.ops.cuda"),
@@ -49,6 +49,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.formats",),
     ("engine.cuda",),
     ("engine.tensor",),
+    ("engine.tokens",),
     ("engine.gguf",),
     ("engine.contract",),
     ("loadtest",),
@@ -60,9 +61,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("tessera.options",),
     ("tessera",),
 )
-# The app knows the engine by its client and its contract alone, wherever their floors are; and the file format in
-# which tokenizer and weights come together.
-APP_SEES = ("engine.ipc.client", "engine.contract", "engine.gguf", "loadtest", "tessera")
+# The app knows the engine by its client and its contract alone, wherever their floors are; and the files of tokenizers,
+# which may be those of weights.
+APP_SEES = ("engine.ipc.client", "engine.contract", "engine.gguf", "engine.tokens", "loadtest", "tessera")
 EXCEPTIONS = {"app.server.serve": ("engine.ipc.supervisor",), "app.cli.hub": ("engine",)}
 MAX_FILES = 15
 

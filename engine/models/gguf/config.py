@@ -61,11 +61,12 @@ def read_config(model: GGUFModel) -> dict[str, Any]:
     if name == "LlamaForCausalLM" and values["sliding_window"] is not None:
         name = "MistralForCausalLM"
     known = ARCHITECTURES.get(name)
+    known_absent = known.defaults_if_absent if known is not None else {}
     renamed = {known.key(key) if known is not None else key: value for key, value in values.items()}
     return {
         "architectures": [name],
         "model_type": architecture.model_type,
-        **{key: value for key, value in renamed.items() if value is not None},
+        **{key: value for key, value in renamed.items() if value is not None or key in known_absent},
         "bos_token_id": special_token_id(metadata, "bos", vocab_size),
         "eos_token_id": list(stop_token_ids(metadata)),
         "torch_dtype": _dtype_name(model),

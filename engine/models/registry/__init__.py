@@ -1,6 +1,7 @@
 """The supported architectures as a table: how each one's config keys and weight names read.
 
-Public: `ARCHITECTURES` by name in config.json, and their type `Architecture`. An entry belongs to the file of its
+Public: `ARCHITECTURES` by name in config.json, their type `Architecture`, and `architecture_name` for names that are no
+entries. An entry belongs to the file of its
 family; rules that several entries share are in `rules`.
 """
 
@@ -11,4 +12,13 @@ from tessera.engine.models.registry.llama import LLAMA_FAMILY
 
 ARCHITECTURES: dict[str, Architecture] = {**LLAMA_FAMILY, **LAYERNORM_FAMILY, **BERT_FAMILY}
 
-__all__ = ["ARCHITECTURES", "Architecture"]
+
+def architecture_name(class_name: str | None, model_type: object) -> str | None:
+    """The entry for a class that config.json names, or for its model_type where it names none."""
+    for name, entry in ARCHITECTURES.items():
+        if class_name in (name, *entry.base_classes) or (class_name is None and entry.model_type == model_type):
+            return name
+    return None
+
+
+__all__ = ["ARCHITECTURES", "Architecture", "architecture_name"]

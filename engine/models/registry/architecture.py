@@ -22,9 +22,12 @@ class Architecture:
     """One entry of the table.
 
     Attributes:
+        model_type: its name in config.json beside `architectures`.
         weights: modules that make up each fused weight (see `tessera.engine.models.weights.build`).
+        base_classes: other classes of the same layers, in folders saved without a head or with another spelling.
         prefixes: put before every name but the head's; the first that occurs in the folder counts.
         defaults: what config.json need not say, as Hugging Face transformers fills it in.
+        defaults_if_absent: the same for keys where null means none.
         keys: config keys that are called otherwise here.
         refused: config keys that must be false or absent, and what they would call for.
         norm: `layernorm` has a bias as well.
@@ -44,9 +47,12 @@ class Architecture:
         ignored: patterns of tensors that are no weights (buffers that some savers left in).
     """
 
+    model_type: str
     weights: WeightNames
+    base_classes: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ("",)
     defaults: dict[str, Any] = field(default_factory=dict)
+    defaults_if_absent: dict[str, Any] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"

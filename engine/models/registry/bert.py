@@ -20,6 +20,8 @@ BERT_WEIGHTS: WeightNames = {
 
 BERT_FAMILY: dict[str, Architecture] = {
     "BertModel": Architecture(
+        model_type="bert",
+        base_classes=("BertForMaskedLM", "BertForPreTraining"),
         weights=BERT_WEIGHTS,
         prefixes=("", "bert."),
         defaults={

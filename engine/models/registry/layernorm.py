@@ -26,6 +26,8 @@ STARCODER2_WEIGHTS: WeightNames = {
 
 LAYERNORM_FAMILY: dict[str, Architecture] = {
     "GPT2LMHeadModel": Architecture(
+        model_type="gpt2",
+        base_classes=("GPT2Model",),
         weights=GPT2_WEIGHTS,
         prefixes=("transformer.", ""),
         defaults={
@@ -57,6 +59,8 @@ LAYERNORM_FAMILY: dict[str, Architecture] = {
         ignored=(r".*h\.\d+\.attn\.(masked_)?bias",),
     ),
     "Starcoder2ForCausalLM": Architecture(
+        model_type="starcoder2",
+        base_classes=("Starcoder2Model",),
         weights=STARCODER2_WEIGHTS,
         defaults={
             **LLAMA_DEFAULTS,
@@ -78,6 +82,8 @@ LAYERNORM_FAMILY: dict[str, Architecture] = {
         windows=rules.same_window,
     ),
     "StableLmForCausalLM": Architecture(
+        model_type="stablelm",
+        base_classes=("StableLmModel",),
         weights=LLAMA_WEIGHTS,
         defaults={
             **LLAMA_DEFAULTS,

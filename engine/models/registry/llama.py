@@ -52,6 +52,8 @@ QWEN_DEFAULTS = {
 
 LLAMA_FAMILY: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(
+        model_type="llama",
+        base_classes=("LlamaModel", "LLaMAForCausalLM"),
         weights=LLAMA_WEIGHTS,
         defaults={**LLAMA_DEFAULTS, "bos_token_id": 1, "eos_token_id": 2},
         qkv_bias="attention_bias",
@@ -59,6 +61,8 @@ LLAMA_FAMILY: dict[str, Architecture] = {
         mlp_bias="mlp_bias",
     ),
     "MistralForCausalLM": Architecture(
+        model_type="mistral",
+        base_classes=("MistralModel",),
         weights=LLAMA_WEIGHTS,
         defaults={
             **LLAMA_DEFAULTS,
@@ -67,9 +71,12 @@ LLAMA_FAMILY: dict[str, Architecture] = {
             "bos_token_id": 1,
             "eos_token_id": 2,
         },
+        defaults_if_absent={"sliding_window": 4096},
         windows=rules.same_window,
     ),
     "MinistralForCausalLM": Architecture(
+        model_type="ministral",
+        base_classes=("MinistralModel",),
         weights=LLAMA_WEIGHTS,
         defaults={
             **LLAMA_DEFAULTS,
@@ -78,15 +85,20 @@ LLAMA_FAMILY: dict[str, Architecture] = {
             "bos_token_id": 1,
             "eos_token_id": 2,
         },
+        defaults_if_absent={"sliding_window": 4096},
         windows=rules.every_window,
     ),
     "Qwen2ForCausalLM": Architecture(
+        model_type="qwen2",
+        base_classes=("Qwen2Model",),
         weights=LLAMA_WEIGHTS,
         defaults=QWEN_DEFAULTS,
         qkv_bias=True,
         windows=rules.upper_windows,
     ),
     "Qwen3ForCausalLM": Architecture(
+        model_type="qwen3",
+        base_classes=("Qwen3Model",),
         weights=LLAMA_WEIGHTS,
         defaults={**QWEN_DEFAULTS, "head_dim": 128},
         qk_norm=True,
@@ -95,6 +107,8 @@ LLAMA_FAMILY: dict[str, Architecture] = {
         windows=rules.upper_windows,
     ),
     "SmolLM3ForCausalLM": Architecture(
+        model_type="smollm3",
+        base_classes=("SmolLM3Model",),
         weights=LLAMA_WEIGHTS,
         defaults={
             **LLAMA_DEFAULTS,
@@ -113,6 +127,8 @@ LLAMA_FAMILY: dict[str, Architecture] = {
         windows=rules.unrotated_windows,
     ),
     "Phi3ForCausalLM": Architecture(
+        model_type="phi3",
+        base_classes=("Phi3Model",),
         weights=PHI3_WEIGHTS,
         defaults={
             **LLAMA_DEFAULTS,
@@ -126,6 +142,8 @@ LLAMA_FAMILY: dict[str, Architecture] = {
         windows=rules.same_window,
     ),
     "SeedOssForCausalLM": Architecture(
+        model_type="seed_oss",
+        base_classes=("SeedOssModel",),
         weights=LLAMA_WEIGHTS,
         defaults={
             **LLAMA_DEFAULTS,
@@ -142,6 +160,8 @@ LLAMA_FAMILY: dict[str, Architecture] = {
         mlp_bias="mlp_bias",
     ),
     "GraniteForCausalLM": Architecture(
+        model_type="granite",
+        base_classes=("GraniteModel",),
         weights=LLAMA_WEIGHTS,
         defaults={
             **LLAMA_DEFAULTS,
@@ -159,6 +179,8 @@ LLAMA_FAMILY: dict[str, Architecture] = {
         logits_divisor="logits_scaling",
     ),
     "Exaone4ForCausalLM": Architecture(
+        model_type="exaone4",
+        base_classes=("Exaone4Model",),
         weights=EXAONE4_WEIGHTS,
         defaults={
             **LLAMA_DEFAULTS,
@@ -168,6 +190,7 @@ LLAMA_FAMILY: dict[str, Architecture] = {
             "bos_token_id": 0,
             "eos_token_id": 2,
         },
+        defaults_if_absent={"sliding_window": 4096},
         norm_places=("after",),
         qk_norm=True,
         rope_layers=rules.exaone4_rope_layers,

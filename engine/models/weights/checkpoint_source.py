@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -35,6 +37,12 @@ Kind = Literal["weight", "bias"]
 OUTER_NAME = "model."
 SOURCE_DTYPES = {"float64", "float32", "float16", "bfloat16"}
 PROJECTIONS = ("qkv", "out", "up", "down")
+OLD_NORM_NAMES = {"weight": "gamma", "bias": "beta"}  # of checkpoints first made with TensorFlow
+QUANTISED = re.compile(
+    r".*\.(qweight|qzeros|g_idx|scales|weight_scale|weight_scale_inv|weight_packed|weight_blocks|absmax|SCB)"
+)
+
+logger = logging.getLogger("tessera.engine.models")
 
 
 class CheckpointSource(WeightSource):
@@ -42,9 +50,12 @@ class CheckpointSource(WeightSource):
 
     Attributes:
         described_by: where the shapes come from, for errors.
+        config: as given, but for a head that is tied or not as the checkpoint has it.
+        has_head: False for a decoder that was saved without one, and is not tied.
     """
 
     described_by = "config.json"
+    refuses_others = False  # tensors without a place
 
     def __init__(
         self,
@@ -60,12 +71,8 @@ class CheckpointSource(WeightSource):
         self.ops = ops
         self.progress = progress
         self.architecture: Architecture = ARCHITECTURES[config.architecture]
-        first = self.architecture.weights["embedding"][0] + ".weight"
-        prefixes = self.architecture.prefixes
-        self.prefix = next((prefix for prefix in prefixes if prefix + first in checkpoint.names), prefixes[0])
-        # Embedding models are saved without their head, and with it goes the outermost name.
-        bare = first not in checkpoint.names and first.removeprefix(OUTER_NAME) in checkpoint.names
-        self.dropped = OUTER_NAME if bare else ""
+        self.prefix, self.dropped = self._spelling()
+        self.has_head = self._settle_head()
         self.done = 0
         self._verify_names()
         self.total = self._count_bytes()
@@ -81,6 +88,53 @@ class CheckpointSource(WeightSource):
                 self._stream.finish()
         finally:
             self._stream.close()
+
+    def _spelling(self) -> tuple[str, str]:
+        """The prefix of names in this checkpoint, and what of them is dropped.
+
+        Embedding models are saved without their head, and with it goes the outermost name.
+        """
+        weights, names = self.architecture.weights, self.checkpoint.names
+        tensors = [weights[name][0] + ".weight" for name in ("embedding", "final_norm") if name in weights]
+        for tensor in tensors:
+            for prefix in self.architecture.prefixes:
+                if prefix + tensor in names:
+                    return prefix, ""
+            if tensor.startswith(OUTER_NAME) and tensor.removeprefix(OUTER_NAME) in names:
+                return self.architecture.prefixes[0], OUTER_NAME
+        return self.architecture.prefixes[0], ""
+
+    def _settle_head(self) -> bool:
+        """Tie or untie the head as the checkpoint has it, as transformers does; -> whether there is a head.
+
+        The flag of config.json decides only between equal tensors.
+        """
+        if self.config.is_encoder:
+            return False
+        head = self.architecture.weights["lm_head"][0] + ".weight"
+        (embedding,) = self._names(MatrixField("embedding", (), 0), "weight", None)
+        names, folder = self.checkpoint.names, self.checkpoint.folder
+        if not self.config.tie_word_embeddings:
+            if head in names or not names:
+                return True
+            self.config = replace(self.config, tie_word_embeddings=True)
+            logger.warning("%s has no %s and its head is not tied, so it makes embeddings, not text", folder, head)
+            return False
+        if head in names and embedding in names and not self._equal(head, embedding):
+            self.config = replace(self.config, tie_word_embeddings=False)
+            logger.warning(
+                "%s: tie_word_embeddings is true, but %s differs from %s: the stored head is used",
+                *(folder, head, embedding),
+            )
+        return True
+
+    def _equal(self, one: str, other: str) -> bool:
+        first, second = self.checkpoint.tensor(one), self.checkpoint.tensor(other)
+        if first.shape != second.shape:
+            return False
+        step = max(CHUNK_BYTES // max(first.shape[-1] * 4, 1), 1)
+        rows = (slice(start, start + step) for start in range(0, first.shape[0], step))
+        return all(np.array_equal(first[chunk], second[chunk]) for chunk in rows)
 
     def _count_bytes(self) -> int:
         """Of all weights on the device."""
@@ -155,7 +209,19 @@ class CheckpointSource(WeightSource):
     def _names(self, field: Field, kind: Kind, layer: int | None) -> tuple[str, ...]:
         prefix = "" if field.name == "lm_head" else self.prefix
         modules = (name.format(i=layer).removeprefix(self.dropped) for name in self.architecture.weights[field.name])
-        return tuple(f"{prefix}{module}.{kind}" for module in modules)
+        names = tuple(f"{prefix}{module}.{kind}" for module in modules)
+        if isinstance(field, NormField):
+            return tuple(self._old_name(name, kind) for name in names)
+        if field.name == "embedding" and not self.config.is_encoder and names[0] not in self.checkpoint.names:
+            head = f"{self.architecture.weights['lm_head'][0]}.{kind}"
+            if self.config.tie_word_embeddings and head in self.checkpoint.names:
+                return (head,)
+        return names
+
+    def _old_name(self, name: str, kind: Kind) -> str:
+        """gamma or beta, where the checkpoint has it instead."""
+        old = f"{name.removesuffix(kind)}{OLD_NORM_NAMES[kind]}"
+        return old if name not in self.checkpoint.names and old in self.checkpoint.names else name
 
     def _all_names(self) -> Iterator[str]:
         fields: list[tuple[Field, int | None]] = [(field, None) for field in model_fields(self.config)]
@@ -169,15 +235,26 @@ class CheckpointSource(WeightSource):
     def _verify_names(self) -> None:
         expected = set(self._all_names())
         missing = expected - self.checkpoint.names
+        quantised = sorted(filter(QUANTISED.fullmatch, self.checkpoint.names - expected))
+        if quantised:
+            raise ModelError(
+                f"{self.checkpoint.folder} is quantised (it has the tensor {quantised[0]}), which is not supported; "
+                "use an unquantised model or a GGUF"
+            )
         if missing:
             raise ModelError(f"{self.checkpoint.folder} lacks {_some(missing)}, which {self.described_by} calls for")
         ignored = re.compile("|".join(f"(?:{pattern})" for pattern in self.architecture.ignored))
         head = self.architecture.weights.get("lm_head", ()) if self.config.tie_word_embeddings else ()
         tied = {f"{name}.weight" for name in head}
         unexpected = {name for name in self.checkpoint.names - expected - tied if not ignored.fullmatch(name)}
-        if unexpected:
+        if unexpected and self.refuses_others:
             raise ModelError(
                 f"{self.checkpoint.folder} has {_some(unexpected)}, which {self.described_by} has no place for"
+            )
+        if unexpected:
+            logger.warning(
+                "%s has %s, which %s has no place for: left out",
+                *(self.checkpoint.folder, _some(unexpected), self.described_by),
             )
 
 

@@ -20,6 +20,7 @@ class GGUFSource(CheckpointSource):
     """
 
     described_by = "the metadata"
+    refuses_others = True
 
     def linear(self, field: MatrixField, layer: int | None) -> LinearWeight:
         names = self._names(field, "weight", layer)

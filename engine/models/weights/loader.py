@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,11 @@ def load_weights(
 ) -> Weights:
     """The weights on the device of `ops`, part by part: host memory holds one chunk.
 
-    Those of a folder are in `dtype`. Those of a GGUF file stay in their blocks where `ops` can multiply these.
+    The head is tied or not as the checkpoint has it, whatever config.json says. Extra tensors are left out, which the
+    log says. Weights of a folder are in `dtype`. Those of a GGUF file stay in their blocks where `ops` can multiply
+    these.
 
-    Raises: ModelError naming the tensors that are missing, unexpected, mis-shaped or not
+    Raises: ModelError naming the tensors that are missing, quantised, mis-shaped or not
     representable in `dtype`; OutOfMemoryError.
     """
     if is_gguf(path):
@@ -37,4 +40,4 @@ def load_weights(
     else:
         source = CheckpointSource(Checkpoint(path), config, dtype, ops, progress)
     with source:
-        return build_weights(config, source)
+        return replace(build_weights(source.config, source), has_head=source.has_head)

@@ -9,6 +9,7 @@ package because its NumPy front end knows no bfloat16 views and copies every ten
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import mmap
 from dataclasses import dataclass
@@ -19,16 +20,17 @@ import ml_dtypes
 import numpy as np
 
 from tessera.engine.contract.errors import ModelError
+from tessera.engine.contract.lfs import POINTER_ERROR, is_lfs_pointer
 from tessera.engine.models.fields import Fields, is_integer, parse_json_object, read_json_object, shown
+from tessera.engine.models.weights.files import INDEX_FILE, SINGLE_FILE, why_no_weights
 
 Array = np.ndarray[Any, Any]
 
 MAX_HEADER_BYTES = 100 * 2**20  # the limit that the format's own library sets
 MAX_DIMENSIONS = 8
 MAX_FILES = 4096
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+logger = logging.getLogger("tessera.engine.models")
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
@@ -72,6 +74,8 @@ class SafetensorsFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
+        if is_lfs_pointer(self._map[:64]):
+            raise ModelError(f"{path} {POINTER_ERROR}")
         self._entries = _read_entries(path, self._map)
 
     @property
@@ -107,7 +111,8 @@ class Checkpoint:
         elif index.is_file():
             self._files = _open_shards(folder, index)
         else:
-            raise ModelError(_why_no_weights(folder))
+            names = [file.name for file in folder.iterdir()]
+            raise ModelError(why_no_weights(str(folder), names))
 
     @property
     def names(self) -> set[str]:
@@ -146,28 +151,15 @@ def _open_shards(folder: Path, index: Path) -> dict[str, SafetensorsFile]:
     if absent:
         raise ModelError(f"{folder} lacks {', '.join(absent[:5])}, which {INDEX_FILE} names")
     files = {name: SafetensorsFile(folder / name) for name in sorted(file_names)}
-    for name, file_name in weight_map.items():
-        if name not in files[file_name].names:
-            raise ModelError(f"{folder / file_name} lacks the tensor {shown(name)}, which {INDEX_FILE} puts there")
-    return {name: files[file_name] for name, file_name in weight_map.items()}
+    stale = sorted(name for name, file_name in weight_map.items() if name not in files[file_name].names)
+    if stale:
+        logger.warning("%s names %d tensors that its files lack, %s among them", index, len(stale), shown(stale[0]))
+    return {name: files[file_name] for name, file_name in weight_map.items() if name in files[file_name].names}
 
 
 def _is_plain_file_name(name: str) -> bool:
     plain = not any(character in name for character in "/\\\0") and not name.startswith(".")
     return plain and name.endswith(".safetensors")
-
-
-def _why_no_weights(folder: Path) -> str:
-    present = sorted(path.name for path in folder.iterdir())
-    pickled = [name for name in present if name.endswith(PICKLE_SUFFIXES)]
-    if pickled:
-        return (
-            f"{folder} has its weights in {pickled[0]} only, a pickle, which could run code when opened; "
-            "only safetensors are read, so convert it or get the model's safetensors version"
-        )
-    others = [name for name in present if name.endswith(".safetensors")]
-    found = f" (there is {', '.join(others[:3])})" if others else ""
-    return f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{found}"
 
 
 def _read_entries(path: Path, data: mmap.mmap) -> dict[str, _Entry]:

@@ -58,7 +58,10 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """All weights of a decoder or an encoder; with a tied head `lm_head` is `embedding`."""
+    """All weights of a decoder or an encoder; with a tied head `lm_head` is `embedding`.
+
+    So it is in a decoder without a head, which `has_head` says: its logits mean nothing.
+    """
 
     embedding: LinearWeight  # [V, H]
     layers: tuple[LayerWeights, ...]
@@ -67,6 +70,7 @@ class Weights:
     position_embedding: LinearWeight | None = None  # [P, H]
     token_type_embedding: LinearWeight | None = None  # [K, H]
     embedding_norm: NormWeights | None = None
+    has_head: bool = True
 
     def linear_weights(self) -> Iterator[LinearWeight]:
         """Every weight of a product or a lookup once."""

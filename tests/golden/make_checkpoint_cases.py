@@ -1,0 +1,313 @@
+"""Writes model folders of random configurations in the forms that people have them, with what Hugging Face transformers
+computes from each; `compare_checkpoints` runs this and compares.
+
+Run in an environment with torch, transformers and sentencepiece (written for 2.13, 5.23 and 0.2):
+
+    python tests/golden/make_checkpoint_cases.py FOLDER SEED COUNT
+
+A case is a folder `model` with `case.json` (its form, prompt and the transformers settings to compare) and
+`expected.npz` beside it: logits, or token vectors where the form has no head. Tokenizer cases have `texts.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+import tokenizers
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+VOCAB, LENGTH = 96, 48
+FAMILIES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "ministral": "Ministral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "smollm3": "SmolLM3",
+    "phi3": "Phi3",
+    "gpt2": "GPT2",
+    "starcoder2": "Starcoder2",
+    "stablelm": "StableLm",
+    "granite": "Granite",
+    "exaone4": "Exaone4",
+    "seed_oss": "SeedOss",
+}
+FORMS = (
+    *("plain", "old spelling", "tied head only", "tied other head", "tied both", "no architectures"),
+    *("empty architectures", "base class", "headless", "extra tensors", "stale index", "dtype", "duplicate key"),
+    "no window",
+)
+ROPES: tuple[dict[str, Any] | None, ...] = (
+    None,
+    {"rope_type": "linear", "factor": 2.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    {
+        "rope_type": "llama3",
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+)
+
+
+def random_config(chooser: random.Random, family: str, form: str) -> dict[str, Any]:
+    heads = chooser.choice([2, 4])
+    kv_heads = chooser.choice([count for count in (1, 2, 4) if heads % count == 0])
+    head_dim = chooser.choice([8, 16, 32])
+    hidden = heads * head_dim
+    tied = form.startswith("tied") or (form not in ("headless", "base class") and chooser.random() < 0.4)
+    base: dict[str, Any] = {"vocab_size": VOCAB, "tie_word_embeddings": tied, "bos_token_id": 1, "eos_token_id": 2}
+    if family == "gpt2":
+        inner = chooser.choice([None, 72])
+        return {**base, "n_embd": hidden, "n_layer": 2, "n_head": heads, "n_positions": 64, "n_inner": inner}
+    values = {
+        **base,
+        "hidden_size": hidden,
+        "intermediate_size": chooser.choice([40, 72]),
+        "num_hidden_layers": chooser.choice([1, 2, 4]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "rms_norm_eps": chooser.choice([1e-6, 1e-5]),
+    }
+    if family in ("qwen3", "exaone4", "seed_oss", "mistral", "ministral", "llama"):
+        values["head_dim"] = head_dim
+    theta = chooser.choice([100.0, 10000.0])
+    rope = chooser.choice(ROPES) if family not in ("phi3", "exaone4") else None
+    values["rope_parameters"] = {"rope_theta": theta, **(rope or {"rope_type": "default"})}
+    if family == "stablelm":
+        values["rope_parameters"]["partial_rotary_factor"] = 0.5
+    if family in ("mistral", "ministral", "starcoder2", "phi3", "exaone4"):
+        values["sliding_window"] = chooser.choice([8, 20] if family in ("ministral", "exaone4") else [None, 8, 20])
+    if family in ("qwen2", "qwen3") and chooser.random() < 0.5:
+        values |= {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    for key in ("attention_bias", "mlp_bias"):
+        if family in ("llama", "granite", "smollm3") or (family == "qwen3" and key == "attention_bias"):
+            values[key] = chooser.random() < 0.5
+    if family == "granite":
+        values |= {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 3.0}
+        values["attention_multiplier"] = 0.2
+    return values
+
+
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = parameter.ndim == 1 and name.endswith("weight")
+            parameter.copy_(1 + 0.2 * noise if is_norm else 0.2 * noise)
+
+
+def write_case(folder: Path, chooser: random.Random, family: str, form: str) -> None:
+    name = FAMILIES[family]
+    settings = random_config(chooser, family, form)
+    config_class = getattr(transformers, f"{name}Config")
+    class_name = "GPT2LMHeadModel" if family == "gpt2" else f"{name}ForCausalLM"
+    config = config_class(**settings)
+    config._attn_implementation = "eager"
+    base = form == "base class"
+    model = getattr(transformers, f"{name}Model" if base else class_name)(config)
+    randomise(model, chooser.randrange(2**31))
+    place = folder / "model"
+    model.save_pretrained(place)
+    alter(place, chooser, form, "transformer.wte" if family == "gpt2" else "model.embed_tokens")
+    base = base or form == "headless"
+    loader = transformers.AutoModel if base else getattr(transformers, class_name)
+    loaded = loader.from_pretrained(place, dtype=torch.float32, attn_implementation="eager").eval()
+    prompt = [chooser.randrange(3, VOCAB) for _ in range(chooser.randrange(2, LENGTH))]
+    with torch.no_grad():
+        out = loaded(torch.tensor([prompt]))
+    found = (out.last_hidden_state if base else out.logits)[0].float().numpy()
+    after(place, chooser, form)
+    np.savez(folder / "expected.npz", found)
+    window = getattr(loaded.config, "sliding_window", None)
+    case = {"family": family, "form": form, "prompt": prompt, "headless": base, "window": window, "config": settings}
+    (folder / "case.json").write_text(json.dumps(case))
+
+
+def alter(place: Path, chooser: random.Random, form: str, embedding: str) -> None:
+    """Before transformers reads it."""
+    path, weights = place / "config.json", place / "model.safetensors"
+    config, tensors = json.loads(path.read_text()), load_file(weights)
+    head, table = "lm_head.weight", f"{embedding}.weight"
+    if form == "tied head only":
+        tensors[head] = tensors.pop(table)
+    elif form == "tied other head":
+        tensors[head] = torch.flip(tensors[table], [0]).contiguous()
+    elif form == "tied both":
+        tensors[head] = tensors[table].clone()
+    elif form == "headless":
+        tensors.pop(head, None)
+        config["tie_word_embeddings"] = False
+    elif form == "extra tensors":
+        tensors["model.layers.7.mlp.up_proj.weight"] = torch.ones(2, 2)
+        tensors["model.layers.0.self_attn.k_scale"] = torch.ones(1)
+    elif form == "no window":
+        config.pop("sliding_window", None)
+    elif form == "stale index":
+        weights.rename(place / "model-00001-of-00001.safetensors")
+        names = dict.fromkeys([*tensors, "model.layers.9.gone"], "model-00001-of-00001.safetensors")
+        (place / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+        weights = place / "model-00001-of-00001.safetensors"
+    elif form == "old spelling":
+        config["torch_dtype"] = config.pop("dtype", "float32")
+        rope = config.pop("rope_parameters", None)
+        if rope is not None and "partial_rotary_factor" not in rope:
+            config["rope_theta"] = rope.pop("rope_theta")
+            kind = rope.pop("rope_type")
+            config["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
+        elif rope is not None:
+            config["rope_parameters"] = rope
+    save_file(tensors, weights, {"format": "pt"})
+    path.write_text(json.dumps(config))
+
+
+def after(place: Path, chooser: random.Random, form: str) -> None:
+    """After transformers has read it: forms that some version of it refuses, and that change nothing."""
+    path = place / "config.json"
+    config = json.loads(path.read_text())
+    if form == "no architectures":
+        del config["architectures"]
+    elif form == "empty architectures":
+        config["architectures"] = chooser.choice([None, []])
+    elif form == "dtype":
+        config["dtype"] = chooser.choice(["half", "float64", "auto", "torch.float16", "float"])
+    text = json.dumps(config)
+    path.write_text(text[:-1] + ', "vocab_size": 96}' if form == "duplicate key" else text)
+
+
+def write_bert_case(folder: Path, chooser: random.Random, form: str) -> None:
+    config = transformers.BertConfig(
+        vocab_size=VOCAB,
+        hidden_size=chooser.choice([32, 48]),
+        num_hidden_layers=chooser.choice([1, 3]),
+        num_attention_heads=chooser.choice([2, 4]),
+        intermediate_size=56,
+        max_position_embeddings=64,
+    )
+    config._attn_implementation = "eager"
+    model = transformers.BertForMaskedLM(config) if form == "BertForMaskedLM" else transformers.BertModel(config)
+    randomise(model, chooser.randrange(2**31))
+    place = folder / "model"
+    model.save_pretrained(place)
+    prompt = [chooser.randrange(3, VOCAB) for _ in range(chooser.randrange(2, LENGTH))]
+    loaded = transformers.AutoModel.from_pretrained(place, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        found = loaded(torch.tensor([prompt])).last_hidden_state[0].numpy()
+    if form == "gamma and beta":
+        tensors = load_file(place / "model.safetensors")
+        renamed = {
+            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+            for name, tensor in tensors.items()
+        }
+        save_file(renamed, place / "model.safetensors", {"format": "pt"})
+    np.savez(folder / "expected.npz", found)
+    case = {"family": "bert", "form": form, "prompt": prompt, "headless": True, "window": None}
+    (folder / "case.json").write_text(json.dumps(case))
+
+
+def write_sentencepiece_case(folder: Path, chooser: random.Random, number: int) -> None:
+    """A small model of its own over random words, and SentencePiece's own ids."""
+    place = folder / "model"
+    place.mkdir(parents=True)
+    letters = "abcdefghij\u00e9\u4e2d"
+    words = ["".join(chooser.choices(letters, k=chooser.randrange(1, 7))) for _ in range(300)]
+    lines = [" ".join(chooser.choices(words, k=12)) for _ in range(400)]
+    kind = chooser.choice(["bpe", "bpe", "unigram"])
+    options = {
+        "model_type": kind,
+        "vocab_size": chooser.choice([330, 360]),
+        "byte_fallback": True,
+        "normalization_rule_name": chooser.choice(["identity", "identity", "nmt_nfkc"]),
+        "add_dummy_prefix": chooser.random() < 0.7,
+        "remove_extra_whitespaces": chooser.random() < 0.3,
+        "user_defined_symbols": chooser.choice([[], ["<user>"]]),
+        "split_digits": chooser.random() < 0.5,
+        "hard_vocab_limit": False,
+    }
+    (folder / "text").write_text("\n".join(lines))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text"), model_prefix=str(place / "tokenizer"), minloglevel=2, **options
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(place / "tokenizer.model"))
+    texts = [
+        *("", " ", "a  b", " a", "a ", "\n", "hello World! 12", "\U0001f642", "\ufb01ne \u2460", "caf\u00e9"),
+        *("".join(chooser.choices(letters + "    xyz123\n", k=chooser.randrange(1, 40))) for _ in range(30)),
+    ]
+    (folder / "texts.json").write_text(json.dumps([(text, processor.encode(text)) for text in texts]))
+    case = {"family": "tokenizer", "form": f"tokenizer.model, {kind}", "config": options}
+    (folder / "case.json").write_text(json.dumps(case))
+
+
+def write_byte_level_case(folder: Path, chooser: random.Random) -> None:
+    """A small byte-level BPE of random words in the files that say it, and the ids of transformers' fast tokenizer."""
+    place = folder / "model"
+    place.mkdir(parents=True)
+    letters = "abcdefghij\u00e9\u4e2d0123"
+    lines = [
+        " ".join("".join(chooser.choices(letters, k=chooser.randrange(1, 7))) for _ in range(9)) for _ in range(200)
+    ]
+    inner = tokenizers.ByteLevelBPETokenizer()
+    inner.train_from_iterator(lines, 400, 2, False, ["<|endoftext|>"])
+    size = inner.get_vocab_size()
+    form = chooser.choice(["Qwen2Tokenizer", "GPT2Tokenizer", "added_tokens_decoder", "add_bos_token"])
+    settings: dict[str, Any] = {"tokenizer_class": form, "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    if form.endswith("Tokenizer"):
+        inner.save_model(str(place))
+        (place / "config.json").write_text(json.dumps({"model_type": "gpt2" if form[0] == "G" else "qwen2"}))
+    else:
+        inner._tokenizer.save(str(place / "tokenizer.json"))
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if form == "add_bos_token":
+        settings |= {"add_bos_token": True, "tokenizer_class": "LlamaTokenizerFast"}
+    if chooser.random() < 0.5 or form == "added_tokens_decoder":
+        flags = {name: chooser.random() < 0.3 for name in ("lstrip", "rstrip", "special", "single_word")}
+        added = {"content": "<user>", "normalized": False, **flags}
+        settings["added_tokens_decoder"] = {str(size): added, str(size + 1): {**added, "content": "<|im_end|>"}}
+    (place / "tokenizer_config.json").write_text(json.dumps(settings))
+    loader = getattr(transformers, form, transformers.PreTrainedTokenizerFast)
+    reference = loader.from_pretrained(place)
+    pieces = [*letters, " ", " ", "\n", "<user>", "<|im_end|>", "<|endoftext|>", "'s", "A", "\u0301"]
+    texts = ["".join(chooser.choices(pieces, k=chooser.randrange(1, 30))) for _ in range(40)]
+    ids = [reference(text, add_special_tokens=False)["input_ids"] for text in texts]
+    (folder / "texts.json").write_text(json.dumps(list(zip(texts, ids, strict=True))))
+    case = {"family": "tokenizer", "form": form, "config": settings, "bos": form == "add_bos_token"}
+    (folder / "case.json").write_text(json.dumps(case))
+
+
+def main() -> None:
+    out, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    plan = [(family, form) for form in FORMS for family in FAMILIES]
+    for number in range(count):
+        chooser = random.Random(f"{seed}/{number}")
+        folder = out / f"{number:04}"
+        folder.mkdir(parents=True)
+        if number % 10 == 8:
+            forms = ("plain", "BertForMaskedLM", "gamma and beta")
+            write_bert_case(folder, chooser, forms[number // 10 % len(forms)])
+        elif number % 20 == 9:
+            write_byte_level_case(folder, chooser)
+        elif number % 10 == 9:
+            write_sentencepiece_case(folder, chooser, number)
+        else:
+            family, form = plan[(number // 10 * 8 + number % 10) % len(plan)]
+            write_case(folder, chooser, family, form)
+
+
+if __name__ == "__main__":
+    main()
