@@ -20,6 +20,7 @@ import zmq
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import (
     AbortRequests,
+    Accepted,
     AddRequest,
     ClientMessage,
     Drain,
@@ -88,8 +89,11 @@ def send(socket: zmq.Socket[bytes], message: ClientMessage) -> None:
 
 
 def receive(socket: zmq.Socket[bytes]) -> EngineMessage:
+    """The next message that is not an acceptance, which tells only that a request is in the queue."""
     assert socket.poll(DEADLINE * 1000), "the engine did not answer in time"
-    return msgspec.msgpack.decode(socket.recv(), type=EngineMessage)
+    while isinstance(message := msgspec.msgpack.decode(socket.recv(), type=EngineMessage), Accepted):
+        pass
+    return message
 
 
 def receive_outputs(socket: zmq.Socket[bytes], request_id: str) -> list[RequestOutput]:
