@@ -18,15 +18,27 @@ PAGE_PATHS = ("/", "/ui/status.css", "/ui/status.js", "/ui/chat.js", "/ui/key.js
 OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", *PAGE_PATHS})
 
 
+class AcceptedKeys:
+    """The digests of the keys that are accepted at the moment."""
+
+    def __init__(self, api_keys: Sequence[str]) -> None:
+        self.replace(api_keys)
+
+    def replace(self, api_keys: Sequence[str]) -> None:
+        """Accept these from now on; requests under way go on."""
+        assert api_keys, "no keys would leave every route open"
+        self.digests = tuple(_digest(key.encode()) for key in api_keys)
+
+
 class AuthMiddleware:
     """Refuses requests without a known key with 401; puts the tenant of the key into the request's state."""
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, accepted: AcceptedKeys) -> None:
         self._app = app
-        self._digests = [_digest(key.encode()) for key in api_keys]
+        self._accepted = accepted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._digests and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
                 tenant = self._tenant(scope)
             except AuthenticationError as error:
@@ -43,7 +55,7 @@ class AuthMiddleware:
             raise AuthenticationError("No API key was given: send it as 'Authorization: Bearer KEY'.")
         for key in given:
             digest = _digest(key)
-            if sum([hmac.compare_digest(digest, accepted) for accepted in self._digests]):
+            if sum([hmac.compare_digest(digest, accepted) for accepted in self._accepted.digests]):
                 return hashlib.sha256(b"tenant" + digest).hexdigest()
         raise AuthenticationError("The API key is not valid.")
 

@@ -15,7 +15,7 @@ from tessera.app.anthropic import routes as messages
 from tessera.app.anthropic.errors import ANTHROPIC
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.http.access_log import RequestIdMiddleware
-from tessera.app.http.auth import AuthMiddleware
+from tessera.app.http.auth import AcceptedKeys, AuthMiddleware
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
 from tessera.app.openai.chat import routes as chat
@@ -78,8 +78,10 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         row=settings.app_process,
     )
     install_error_handlers(app)
+    app.state.accepted_keys = None
     if settings.api_keys:
-        app.add_middleware(AuthMiddleware, api_keys=settings.api_keys)
+        app.state.accepted_keys = AcceptedKeys(settings.api_keys)
+        app.add_middleware(AuthMiddleware, accepted=app.state.accepted_keys)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,  # outside of AuthMiddleware: preflight requests carry no key

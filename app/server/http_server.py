@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
 import uvicorn
 
+from tessera.app.http.auth import AcceptedKeys
 from tessera.app.server.application import create_app
 from tessera.app.server.connection import BoundedConnection
 from tessera.app.server.connection_limit import ConnectionLimit
@@ -34,6 +35,7 @@ class HttpServer(uvicorn.Server):
     def __init__(self, client: EngineClient, settings: AppSettings, drain_timeout: int) -> None:
         """Raises ConfigError if the model's tokenizer or templates cannot be used."""
         app = create_app(client, settings)
+        self._accepted_keys: AcceptedKeys | None = app.state.accepted_keys
         self._stall_timeout = settings.stall_timeout
         limit = ConnectionLimit(settings.max_connections, app.state.http_counts)
         super().__init__(
@@ -60,6 +62,11 @@ class HttpServer(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 cast(BoundedConnection, connection).drop_if_unread(self._stall_timeout)
         return await super().on_tick(counter)
+
+    def replace_keys(self, api_keys: Sequence[str]) -> None:
+        """Accept these API keys from now on, in a server that was started with keys."""
+        if self._accepted_keys is not None:
+            self._accepted_keys.replace(api_keys)
 
     def stop(self) -> None:
         """Accept nothing more, and end once what runs has been answered or `drain_timeout` is over."""

@@ -15,10 +15,11 @@ import uvloop
 
 from tessera.app.server.http_server import HttpServer, freeze_what_is_loaded
 from tessera.app.server.logs import configure_logging
-from tessera.app.server.worker_pool import WorkerLaunch
+from tessera.app.server.worker_pool import NewKeys, WorkerLaunch
 from tessera.engine.ipc.client import EngineClient
 
 STDIN_FD = 0
+READ_BYTES = 1 << 16
 
 
 async def run_worker(launch: WorkerLaunch) -> None:
@@ -29,17 +30,30 @@ async def run_worker(launch: WorkerLaunch) -> None:
     server = HttpServer(client, launch.settings, launch.drain_timeout)
     freeze_what_is_loaded()
     loop.add_signal_handler(signal.SIGTERM, server.stop)
-    loop.add_reader(STDIN_FD, _leave_if_orphaned)
+    loop.add_reader(STDIN_FD, ParentLines(server).read)
     await server.serve(sockets=[socket.socket(fileno=launch.socket_fd)])
     await client.close()
 
 
-def _leave_if_orphaned() -> None:
-    if not os.read(STDIN_FD, 4096):
-        os._exit(1)
+class ParentLines:
+    """What the first app process says after the start, from standard input."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._unread = b""
+
+    def read(self) -> None:
+        """Take the parent's new keys; leave if the parent has ended."""
+        received = os.read(STDIN_FD, READ_BYTES)
+        if not received:
+            os._exit(1)
+        *lines, self._unread = (self._unread + received).split(b"\n")
+        for line in lines:
+            self._server.replace_keys(msgspec.json.decode(line, type=NewKeys).api_keys)
 
 
 def main() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the first process reads the keys again
     with open(STDIN_FD, "rb", buffering=0, closefd=False) as stdin:
         line = stdin.readline()
     launch = msgspec.json.decode(line, type=WorkerLaunch)

@@ -27,6 +27,12 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
     settings: AppSettings
 
 
+class NewKeys(msgspec.Struct, frozen=True):
+    """A later line, with the API keys to accept from now on."""
+
+    api_keys: tuple[str, ...]
+
+
 class WorkerPool:
     """Keeps `num_workers` further app processes running, with numbers from 1."""
 
@@ -46,6 +52,14 @@ class WorkerPool:
         for process in self._processes:
             process.terminate()
 
+    def replace_keys(self, api_keys: tuple[str, ...]) -> None:
+        """Let the workers, and those that are started later, accept these API keys."""
+        settings = msgspec.structs.replace(self._launch.settings, api_keys=api_keys)
+        self._launch = msgspec.structs.replace(self._launch, settings=settings)
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(NewKeys(api_keys)) + b"\n")
+
     async def join(self) -> None:
         """Wait for the end of all workers after `terminate`; late ones are killed."""
         if not self._tasks:
@@ -57,27 +71,25 @@ class WorkerPool:
         await asyncio.gather(*self._tasks)
 
     async def _keep_running(self, app_process: int) -> None:
-        settings = msgspec.structs.replace(self._launch.settings, app_process=app_process)
-        launch = msgspec.structs.replace(self._launch, settings=settings)
         while not self._stopping.is_set():
             try:
-                what = f"ended with exit code {await self._run_once(launch)}"
+                what = f"ended with exit code {await self._run_once(app_process)}"
             except Exception as error:  # descriptors, memory or processes are short; they may not be later
                 what = f"could not be started: {error!r}"
             if not self._stopping.is_set():
                 logger.error("an app process %s and is restarted", what)
                 await _wait_at_most(self._stopping, RESTART_DELAY)
 
-    async def _run_once(self, launch: WorkerLaunch) -> int:
+    async def _run_once(self, app_process: int) -> int:
         """One app process, from its start to its end; -> its exit code."""
-        count_fd = launch.settings.count_fd
+        count_fd = self._launch.settings.count_fd
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "tessera.app.server.worker",
             cwd=PACKAGE_ROOT,
             stdin=PIPE,
-            pass_fds=(launch.socket_fd, *(() if count_fd is None else (count_fd,))),
+            pass_fds=(self._launch.socket_fd, *(() if count_fd is None else (count_fd,))),
             start_new_session=True,
         )
         assert process.stdin is not None
@@ -85,6 +97,8 @@ class WorkerPool:
         try:
             if self._stopping.is_set():
                 process.terminate()
+            settings = msgspec.structs.replace(self._launch.settings, app_process=app_process)
+            launch = msgspec.structs.replace(self._launch, settings=settings)
             process.stdin.write(msgspec.json.encode(launch) + b"\n")
             return await process.wait()
         finally:

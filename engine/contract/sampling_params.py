@@ -129,9 +129,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, RowParameter(np.float32, 0.0, 1.0, RowFlag.FILTERED, open_low=True)] = 1.0
     min_p: Annotated[float, RowParameter(np.float32, 0.0, 1.0, RowFlag.FILTERED)] = 0.0
     top_n_sigma: Annotated[float, RowParameter(np.float32, 0.0, 100.0, RowFlag.FILTERED)] = 0.0
-    repetition_penalty: Annotated[
-        float, RowParameter(np.float32, MIN_REPETITION_PENALTY, 10.0, RowFlag.PENALIZED)
-    ] = 1.0
+    repetition_penalty: Annotated[float, RowParameter(np.float32, MIN_REPETITION_PENALTY, 10.0, RowFlag.PENALIZED)] = (
+        1.0
+    )
     presence_penalty: Annotated[float, RowParameter(np.float32, -2.0, 2.0, RowFlag.PENALIZED)] = 0.0
     frequency_penalty: Annotated[float, RowParameter(np.float32, -2.0, 2.0, RowFlag.PENALIZED)] = 0.0
     seed: Annotated[int, RowParameter(np.uint64, 0, MAX_SEED)] = 0

@@ -290,6 +290,7 @@ class EngineProcess:
 def serve(load: Loader) -> int:
     """Run an engine process to its end; -> its exit code."""
     run_dir, report_fd = sys.argv[1], int(sys.argv[2])
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it is the server's to handle
     config = msgspec.json.decode(_read_line(STDIN_FD), type=EngineConfig)
     configure_logging(config.log_format, config.log_level)
 
