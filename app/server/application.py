@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from types import ModuleType
 
 from fastapi import FastAPI
@@ -29,6 +30,7 @@ from tessera.app.openai.tokenize import routes as tokenize
 from tessera.app.openapi import routes as description
 from tessera.app.ops import health
 from tessera.app.ops import status_routes as status
+from tessera.app.ops.metrics_page import MetricsPage
 from tessera.app.settings import AppSettings
 from tessera.engine.ipc.client import EngineClient
 
@@ -77,6 +79,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         num_rows=settings.num_app_processes,
         row=settings.app_process,
     )
+    app.state.metrics_page = MetricsPage(partial(health.render_metrics, model, counts))
     install_error_handlers(app)
     app.state.accepted_keys = None
     if settings.api_keys:
