@@ -22,7 +22,8 @@ async def read_json_object(request: Request, settings: AppSettings) -> dict[str,
     Raises:
         RequestError: 400 not a JSON object, 408 too slow, 413 too large, 415 another media type.
     """
-    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    # A page of another origin can send a body without a media type, or as text, but not as JSON.
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise MediaTypeError(f"Send the body with 'Content-Type: application/json', not {media_type[:100]!r}.")
     declared = request.headers.get("content-length", "")

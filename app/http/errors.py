@@ -38,6 +38,20 @@ class MediaTypeError(InvalidRequestError):
     code = "unsupported_media_type"
 
 
+class HostError(InvalidRequestError):
+    """A request to a name that this server does not have."""
+
+    status = 403
+    code = "host_not_allowed"
+
+
+class ForeignPageError(InvalidRequestError):
+    """A request of a page of another origin."""
+
+    status = 403
+    code = "origin_not_allowed"
+
+
 class GenerationTimeoutError(EngineError):
     """A generation that took longer than the server allows."""
 

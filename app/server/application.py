@@ -19,6 +19,7 @@ from tessera.app.http.access_log import RequestIdMiddleware
 from tessera.app.http.auth import AcceptedKeys, AuthMiddleware
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
+from tessera.app.http.origins import OriginMiddleware
 from tessera.app.openai.chat import routes as chat
 from tessera.app.openai.completions import routes as completions
 from tessera.app.openai.embeddings import routes as embeddings
@@ -85,6 +86,9 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     if settings.api_keys:
         app.state.accepted_keys = AcceptedKeys(settings.api_keys)
         app.add_middleware(AuthMiddleware, accepted=app.state.accepted_keys)
+    app.add_middleware(
+        OriginMiddleware, allowed_hosts=settings.allowed_hosts or ("*",), cors_origins=settings.cors_origins
+    )
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,  # outside of AuthMiddleware: preflight requests carry no key

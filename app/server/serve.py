@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import signal
@@ -44,9 +45,13 @@ def run_server(options: ServerOptions, read_keys: Callable[[], tuple[str, ...]])
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the keys can be read again
     configure_logging(options.app)
     max_connections = connection_limit(raise_descriptor_limit(), options.max_connections)
-    app = msgspec.structs.replace(options.app, max_connections=max_connections)
-    options = msgspec.structs.replace(options, app=app)
     listener = listen(options.host, options.port)
+    app = msgspec.structs.replace(
+        options.app,
+        max_connections=max_connections,
+        allowed_hosts=options.app.allowed_hosts or _default_hosts(options, listener),
+    )
+    options = msgspec.structs.replace(options, app=app)
     return uvloop.run(Server(options, listener, read_keys).run())
 
 
@@ -173,6 +178,12 @@ class Server:
         self._stopping = True
         self._http.stop()
         self._workers.terminate()
+
+
+def _default_hosts(options: ServerOptions, listener: socket.socket) -> tuple[str, ...]:
+    """Any, but for an open server that only this machine's users can reach, and so the pages in their browsers."""
+    address = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
+    return ("*",) if options.app.api_keys or not address.is_loopback else (options.host,)
 
 
 def _url(host: str, listener: socket.socket) -> str:
