@@ -225,6 +225,71 @@ def test_fault_http_layer_many_requests_sent_ahead_end_the_connection(tmp_path: 
         assert httpx.get(f"{url}/health").status_code == 200
 
 
+@pytest.mark.parametrize(
+    "garbage", [b"garbage\r\n\r\n", b"GET /version HTTP/1.1\r\nno colon\r\n\r\n"], ids=["line", "head"]
+)
+def test_fault_http_layer_garbage_behind_requests_leaves_their_answers_whole(tmp_path: Path, garbage: bytes) -> None:
+    """Those before it are answered in turn, then it is refused, and the connection ends."""
+    client = says("ok")
+    body = orjson.dumps(TEXT)
+    ask = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+    with serve(client, impatient(tmp_path, body_timeout=PATIENCE)) as url:
+        for before in (b"", ask, ask + ASK + ask, ASK * 5):
+            with connect(url) as connection:
+                connection.sendall(before + garbage)
+                statuses = [status for status, _ in responses(read_to_the_end(connection))]
+            assert statuses == [200] * before.count(b"host: ") + [400]
+
+
+def test_fault_http_layer_a_broken_body_behind_a_request_is_refused_in_turn(tmp_path: Path) -> None:
+    with serve(says("ok"), impatient(tmp_path, body_timeout=PATIENCE)) as url:
+        for before in (b"", ASK, ASK * 3):
+            with connect(url) as connection:
+                connection.sendall(before + CHUNKED + b"\r\nno size\r\n")
+                answers = responses(read_to_the_end(connection))
+            assert [status for status, _ in answers] == [200] * before.count(b"host: ") + [400]
+            assert answers[-1][1]["error"]["code"] == "invalid_http"
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def responses(received: bytes) -> list[tuple[int, Any]]:
+    """Status and JSON of each response, none of which may be cut or hold another."""
+    found = []
+    while received:
+        head, _, rest = received.partition(b"\r\n\r\n")
+        lines = head.decode().lower().split("\r\n")
+        (length,) = (int(line.partition(":")[2]) for line in lines if line.startswith("content-length:"))
+        found.append((int(lines[0].split()[1]), orjson.loads(rest[:length])))
+        received = rest[length:]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /version HTTP/1.1\r\nhost: a\r\nhost: a\r\n\r\n", 400),
+        (b"GET /version HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n", 400),
+        (b"GET /version HTTP/1.1\r\n\r\n", 400),
+        (b"GET /version HTTP/1.1\r\nhost: a/b\r\n\r\n", 400),
+        (b"GET /version HTTP/1.1\r\nhost: a b\r\n\r\n", 400),
+        (b"GET /version HTTP/1.1\r\nhost: user@a\r\n\r\n", 400),
+        (b"GET /version HTTP/1.1\r\nhost: [::1\r\n\r\n", 400),
+        (b"GET /version HTTP/0.9\r\nhost: a\r\n\r\n", 505),
+        (b"GET /version\r\n\r\n", 505),
+        (b"PRI * HTTP/2.0\r\n\r\n", 505),
+        (b"GET /version HTTP/1.1\r\nhost: [::1]:8000\r\nconnection: close\r\n\r\n", 200),
+        (b"GET /version HTTP/1.1\r\nhost:\r\nconnection: close\r\n\r\n", 200),
+        (b"GET /version HTTP/1.0\r\n\r\n", 200),
+    ],
+    ids=str,
+)
+def test_fault_http_layer_heads_are_as_rfc_9112_has_them(tmp_path: Path, head: bytes, status: int) -> None:
+    with serve(says("ok"), impatient(tmp_path, body_timeout=PATIENCE)) as url, connect(url) as connection:
+        connection.sendall(head)
+        ((found, _),) = responses(read_to_the_end(connection))
+    assert found == status
+
+
 # ---- readers ------------------------------------------------------------------------------------
 
 
