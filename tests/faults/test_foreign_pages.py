@@ -62,9 +62,7 @@ def test_fault_foreign_pages_of_other_origins_are_refused(local: AppSettings, he
     ],
     ids=str,
 )
-def test_fault_foreign_pages_the_servers_own_and_those_allowed_are_answered(
-    tmp_path: Path, headers: dict[str, str]
-) -> None:
+def test_fault_foreign_pages_the_right_ones_are_answered(tmp_path: Path, headers: dict[str, str]) -> None:
     settings = settings_for(write_model_folder(tmp_path), cors_origins=("https://chat.example",))
     response = call(says("ok"), settings, "POST", "/v1/completions", content=TEXT, headers={**JSON, **headers})
     assert response.status_code == 200
