@@ -59,6 +59,15 @@ class GenerationTimeoutError(EngineError):
     code = "generation_timeout"
 
 
+class ShutdownError(EngineUnavailableError):
+    """A request that was not answered before the server's drain ended."""
+
+    code = "server_shutdown"
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down and could not finish this request; please try again.")
+
+
 class InternalError(EngineError):
     """A fault of the server itself; the details go to the log, not to the client."""
 

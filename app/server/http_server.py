@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
+import socket
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, cast
@@ -19,6 +21,7 @@ from tessera.app.settings import AppSettings
 from tessera.engine.ipc.client import EngineClient
 
 TICKS_BETWEEN_SWEEPS = 10
+LAST_WORDS = 1.0  # seconds for errors after the drain
 KEEP_ALIVE = 75  # seconds an idle connection is kept, longer than clients usually do
 
 
@@ -62,6 +65,12 @@ class HttpServer(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 cast(BoundedConnection, connection).drop_if_unread(self._stall_timeout)
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain; what is cut off at its end still sends an error, for which it has a moment."""
+        await super().shutdown(sockets)
+        if tasks := self.server_state.tasks:
+            await asyncio.wait(tasks, timeout=LAST_WORDS)
 
     def replace_keys(self, api_keys: Sequence[str]) -> None:
         """Accept these API keys from now on, in a server that was started with keys."""
