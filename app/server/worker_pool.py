@@ -11,10 +11,14 @@ import msgspec
 
 from tessera import PACKAGE_ROOT
 from tessera.app.settings import AppSettings
+from tessera.engine.contract.environment import environment_without_secrets
 
 logger = logging.getLogger("tessera.worker")
 
 RESTART_DELAY = 1.0  # seconds
+HEARTBEAT_INTERVAL = 1.0  # seconds
+SILENT_WHILE_STARTING, SILENT_WHILE_SERVING = 120, 30  # intervals without a heartbeat
+READ_BYTES = 4096
 KILL_DELAY = 5.0  # seconds beyond the drain timeout
 
 
@@ -36,9 +40,10 @@ class NewKeys(msgspec.Struct, frozen=True):
 class WorkerPool:
     """Keeps `num_workers` further app processes running, with numbers from 1."""
 
-    def __init__(self, num_workers: int, launch: WorkerLaunch) -> None:
+    def __init__(self, num_workers: int, launch: WorkerLaunch, silent_intervals: int = SILENT_WHILE_SERVING) -> None:
         self._num_workers = num_workers
         self._launch = launch
+        self._silent_intervals = silent_intervals
         self._stopping = asyncio.Event()
         self._processes: set[Process] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -89,6 +94,8 @@ class WorkerPool:
             "tessera.app.server.worker",
             cwd=PACKAGE_ROOT,
             stdin=PIPE,
+            stdout=PIPE,
+            env=environment_without_secrets(),
             pass_fds=(self._launch.socket_fd, *(() if count_fd is None else (count_fd,))),
             start_new_session=True,
         )
@@ -100,9 +107,31 @@ class WorkerPool:
             settings = msgspec.structs.replace(self._launch.settings, app_process=app_process)
             launch = msgspec.structs.replace(self._launch, settings=settings)
             process.stdin.write(msgspec.json.encode(launch) + b"\n")
+            await self._follow_heartbeats(process)
             return await process.wait()
         finally:
             self._processes.discard(process)
+
+    async def _follow_heartbeats(self, process: Process) -> None:
+        """Until the process ends; one that falls silent, because it was stopped or hangs, is killed.
+
+        Silence is counted in waits of this process, so that its own sleep, or the machine's, is none.
+        """
+        assert process.stdout is not None
+        num_silent, allowed = 0, SILENT_WHILE_STARTING
+        while True:
+            try:
+                if not await asyncio.wait_for(process.stdout.read(READ_BYTES), HEARTBEAT_INTERVAL):
+                    return
+                num_silent, allowed = 0, self._silent_intervals
+            except asyncio.TimeoutError:
+                num_silent += 1
+            if num_silent > allowed:
+                logger.error(
+                    "an app process has shown no life for %.0f s and is killed", num_silent * HEARTBEAT_INTERVAL
+                )
+                process.kill()
+                return
 
 
 async def _wait_at_most(event: asyncio.Event, seconds: float) -> None:
