@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tessera.app.text.workers import TextWorkers
 from tests.faults.test_http_layer import HEAD, connect, read_to_the_end, responses
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import ids, serve, settings_for, write_model_folder
@@ -77,3 +78,20 @@ def test_fault_overload_and_drain_what_is_cut_off_gets_an_error_object(
     assert all(submission.aborted.is_set() for submission in client.submissions)
     assert "Traceback" not in caplog.text
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+
+
+def test_fault_overload_a_text_job_that_raises_gives_its_place_back() -> None:
+    """Bad prompts, say, after which every chat would be told that too many are waiting."""
+
+    def fails() -> None:
+        raise ValueError("a bad prompt")
+
+    async def scenario() -> None:
+        workers = TextWorkers(num_threads=1, max_jobs=2)
+        for _ in range(5):
+            with pytest.raises(ValueError, match="a bad prompt"):
+                await workers.run(fails, timeout=DEADLINE)
+        assert await workers.run(lambda: "fine", timeout=DEADLINE) == "fine"
+        workers.close()
+
+    asyncio.run(scenario())
