@@ -288,7 +288,7 @@ class EngineCore:
             sequence.constraint = GrammarConstraint(
                 sequence.params, pending.result(), vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids
             )
-        except InvalidRequestError as error:
+        except RequestError as error:
             self._fail(sequence, error, self._refusals, now)
         else:
             self.scheduler.enqueue(sequence)
