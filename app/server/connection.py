@@ -252,7 +252,9 @@ class BoundedConnection(HttpToolsProtocol):
         """The newest request's body will not come."""
         if self.pipeline:
             self.pipeline.popleft()
-            self.cycle = self.pipeline[0][0] if self.pipeline else self._answering
+            last = self.pipeline[0][0] if self.pipeline else self._answering
+            assert last is not None, "a queue has an answer before it"
+            self.cycle = last
         elif self._answering is not None:
             cycle, self._answering = self._answering, None
             if cycle.response_started:
