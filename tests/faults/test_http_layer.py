@@ -13,8 +13,10 @@ import httpx
 import orjson
 import pytest
 
+from tessera.app.http.body import LARGE_BODY, MAX_JSON_CONTAINERS, MAX_LARGE_BODIES, LargeBody, parse_json_object
 from tessera.app.server.connection import MAX_FRAMING_BYTES, MAX_HEAD_BYTES, MAX_QUEUED
 from tessera.app.settings import AppSettings
+from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.messages import RequestOutput
 from tests.faults.app_fixtures import post
 from tests.support.fake_client import FakeClient, Submission
@@ -201,6 +203,43 @@ def test_fault_http_layer_a_body_in_small_chunks_is_taken(tmp_path: Path) -> Non
         connection.sendall(chunks)
         connection.sendall(b"0\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_fault_http_layer_a_body_of_empty_lists_holds_up_nothing() -> None:
+    """Sixteen megabytes of brackets are refused before objects are made of them; those within strings are text."""
+    for content in (b'{"prompt": [' + b"[]," * (16 * 2**20 // 3) + b"1]}", b'{"a": ' + b"[" * 2**24):
+        used = time.process_time()
+        with pytest.raises(InvalidRequestError):
+            parse_json_object(content)
+        assert time.process_time() - used < 0.5
+    for text in ("[{" * MAX_JSON_CONTAINERS, '\\"[' * MAX_JSON_CONTAINERS):
+        assert parse_json_object(orjson.dumps({"prompt": text})) == {"prompt": text}
+    within = {"prompt": [[]] * (MAX_JSON_CONTAINERS - 2)}
+    assert parse_json_object(orjson.dumps(within)) == within
+    with pytest.raises(InvalidRequestError, match="objects and lists"):
+        parse_json_object(orjson.dumps({"prompt": [[]] * (MAX_JSON_CONTAINERS - 1)}))
+
+
+def test_fault_http_layer_large_bodies_in_hand_are_bounded(tmp_path: Path) -> None:
+    """Those that hold theirs back leave no room for another large one; small ones are answered."""
+    largest = 2 * LARGE_BODY
+    settings = impatient(tmp_path, max_body_bytes=largest, body_timeout=PATIENCE)
+    content = b" " * (largest - 100)
+    head = HEAD + b"content-length: %d\r\n\r\n" % largest
+    with serve(says("ok"), settings) as url:
+        with contextlib.ExitStack() as stack:
+            for _ in range(MAX_LARGE_BODIES):
+                stack.enter_context(connect(url)).sendall(head + content)
+            end = time.monotonic() + PATIENCE
+            while LargeBody.in_hand < MAX_LARGE_BODIES * len(content):
+                assert time.monotonic() < end
+            refused = httpx.post(f"{url}/v1/completions", content=content, headers=JSON)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+            assert httpx.post(f"{url}/v1/completions", json=TEXT).status_code == 200
+        while LargeBody.in_hand:
+            assert time.monotonic() < end
+        padded = orjson.dumps({**TEXT, "ignored": "y" * LARGE_BODY})
+        assert httpx.post(f"{url}/v1/completions", content=padded, headers=JSON).status_code == 200
 
 
 # ---- requests sent ahead ------------------------------------------------------------------------
