@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 MODEL ?=
 ARGS ?=
-CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh tests/emulation/*.h tests/emulation/*.cc
+CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh cuda_src/include/*/*.cuh tests/emulation/*.h tests/emulation/*.cc
 KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py encoder*.py rope*.py sampling*.py token*.py))
 
 .PHONY: serve test test-fast check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean

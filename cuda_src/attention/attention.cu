@@ -1,5 +1,5 @@
 // Paged attention for every dtype and head size: float32, and head sizes that the tensor-core kernels
-// (attention_prefill.cu, attention_decode.cu) are not made for.
+// (prefill.cu, decode.cu) are not made for.
 
 #include "attention.cuh"
 #include "generated/attention.cuh"

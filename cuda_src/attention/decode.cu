@@ -2,8 +2,8 @@
 // row of a step has one query, the step's norm, rotary embedding and KV store as well.
 
 #include "cluster.cuh"
-#include "copy.cuh"
 #include "generated/decode.cuh"
+#include "ptx/copy.cuh"
 #include "rope.cuh"
 #include "warp_attention.cuh"
 

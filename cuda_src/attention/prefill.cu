@@ -1,9 +1,9 @@
-// Paged attention on tensor cores for rows with two or more queries; attention_decode.cu does the others.
+// Paged attention on tensor cores for rows with two or more queries; decode.cu does the others.
 
 #include "attention.cuh"
-#include "copy.cuh"
 #include "generated/prefill.cuh"
-#include "mma.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
 
 // out = softmax over the visible keys of (q . k * scale), times v, for rows with two or more queries, in one
 // pass over the keys (FlashAttention-2, Dao 2023). Weights are rounded to T before they meet v.

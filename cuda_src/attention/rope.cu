@@ -1,5 +1,5 @@
 // What happens to a token's projections before attention: head norms, rotary embedding, KV cache.
-// attention_decode.cu does the same for steps in which every row has one token.
+// decode.cu does the same for steps in which every row has one token.
 
 #include "generated/rope.cuh"
 #include "rope.cuh"

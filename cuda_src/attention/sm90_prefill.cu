@@ -1,12 +1,12 @@
-// Paged attention on sm_90a's tensor cores for rows with two or more queries: what attention_prefill.cu does,
+// Paged attention on sm_90a's tensor cores for rows with two or more queries: what prefill.cu does,
 // for block sizes that are multiples of 8.
 
 #include "attention.cuh"
-#include "copy.cuh"
 #include "generated/sm90_prefill.cuh"
-#include "hopper_attention.cuh"
-#include "mma.cuh"
 #include "prefill_units.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/sm90_attention.cuh"
 
 constexpr int WARPS = WARPGROUP_SIZE / WARP_SIZE;
 constexpr int LINE = SWIZZLE_BYTES / 2;  // elements
@@ -325,7 +325,7 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
   // What all threads of the group have written is there for its products.
   auto synchronize_group = [&] {
     copy_async_wait<0>();
-    fence_shared_for_products();
+    fence_shared_for_async();
     named_barrier_wait(GROUP_BARRIER + consumer, WARPGROUP_SIZE);
   };
   auto release = [&](Barrier* empty) {

@@ -41,7 +41,12 @@ __device__ __forceinline__ float gelu(float x) {
   }
 }
 
-// out = gelu(gate) * up (GEGLU, Shazeer 2020); otherwise as silu_mul_kernel.
+// out = gelu(gate) * up (GEGLU, Shazeer 2020).
+//   in:  gate_up [rows, 2 * inner] T, a row's gate before its up
+//   out: out [rows, inner] T
+// Layout: contiguous rows of any length; 16-byte accesses where addresses allow them.
+// Grid: (rows, blocks that cover a row). Block: 256 threads. Shared memory: none.
+// Unit of work: CHUNK elements of one row per thread.
 template <typename T, bool TANH>
 __global__ void gelu_mul_kernel(GATED_PARAMS(T)) {
   ASSERT_ELEMENT(T);

@@ -4,7 +4,7 @@
 
 #include "attention.cuh"
 #include "generated/decode.cuh"
-#include "mma.cuh"
+#include "ptx/mma.cuh"
 
 constexpr float STALE_LOG2 = 8.0f;  // powers of 2 by which scores may pass what they are relative to
 
@@ -68,10 +68,10 @@ struct Merged {
 
 // One warp's softmax over the keys that it was given, times their values, for up to GROUP_ROWS heads.
 //
-// Of a matrix's rows and columns a lane holds those numbered by lane / 4 and lane % 4 (mma.cuh). Queries are
-// a left operand whose rows 8 to 15 are zeros: scores have a row a head, a column a key. Outputs have a row
-// an element and a column a head, so that there is room for 8 heads and no more. Rows of shared memory are
-// padded by 16 bytes, so that eight of them fill all banks.
+// Of a matrix's rows and columns a lane holds those numbered by lane / 4 and lane % 4 (ptx/mma.cuh). Queries
+// are a left operand whose rows 8 to 15 are zeros: scores have a row a head, a column a key. Outputs have a
+// row an element and a column a head, so that there is room for 8 heads and no more. Rows of shared memory
+// are padded by 16 bytes, so that eight of them fill all banks.
 template <typename T, int HEAD_DIM>
 struct WarpAttention {
   static constexpr int PITCH = HEAD_DIM + SEGMENT;

@@ -13,8 +13,9 @@ __device__ __forceinline__ long long stored_row(const int* ids, const int* sampl
 }
 
 // out[r] = values[s] * scales[s] with s = stored_row(r), or zeros where there is none.
-//   in:  values [num_stored, columns] int8, scales [num_stored] float, ids [rows] int32 or null, sampled or
-//   null out: out [rows, columns] T
+//   in:  values [num_stored, columns] int8, scales [num_stored] float, ids [rows] int32 or null, sampled
+//        [any] int32 or null
+//   out: out [rows, columns] T
 // Layout: contiguous rows of any length; 8-byte loads and 16-byte stores where addresses allow them.
 // Grid: rows. Block: whole warps, up to 1024 threads. Shared memory: none.
 // Unit of work: one block per row.

@@ -1,15 +1,15 @@
 // Matrix product for a few rows of x that matmul_decode.cu does not take: float32 and odd sizes.
 
 #include "common.cuh"
-#include "copy.cuh"
 #include "generated/gemv.cuh"
+#include "ptx/copy.cuh"
 
-// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if accumulate
-//
-// x [num_rows, in_features] T, weight [out_features, in_features] T, bias [out_features] T or null,
-// out [num_rows, out_features] Out (T or float); num_rows <= ROWS; sums in float32.
+// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; sums in float32.
+//   in:  x [num_rows, in_features] T, num_rows <= ROWS; weight [out_features, in_features] T; bias
+//        [out_features] T or null
+//   out: out [num_rows, out_features] Out (T or float)
 // Layout: row-major; 16-byte loads where in_features and both addresses allow, else single elements.
-// Grid: ceil(out_features * warps_per_output / 4); block: 128 threads; no dynamic shared memory.
+// Grid: ceil(out_features * warps_per_output / 4). Block: 128 threads. Shared memory: none dynamic.
 // Unit of work: warps_per_output (1, 2 or 4) warps an output feature; a lane takes every 32nd (64th, 128th)
 // vector, so the order of a sum depends on the weight's shape alone, not on num_rows.
 template <typename T, typename Out, int ROWS>

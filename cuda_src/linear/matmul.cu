@@ -2,9 +2,9 @@
 
 #include "cluster.cuh"
 #include "common.cuh"
-#include "copy.cuh"
 #include "generated/matmul.cuh"
-#include "mma.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
 
 constexpr int TILE_ROWS_IN_L2 = 8;  // rows of tiles that share each tile of the weight while it is in L2
 
@@ -269,15 +269,16 @@ __device__ __forceinline__ void multiply_tile(const T* x, const T* weight, const
   }
 }
 
-// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if accumulate
-//
-// x [num_rows, in_features] T, weight [out_features, in_features] T, bias [out_features] T or null,
-// out [num_rows, out_features] Out (T or float); sums in float32.
+// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; sums in float32.
+//   in:  x [num_rows, in_features] T, weight [out_features, in_features] T, bias [out_features] T or null
+//   out: out [num_rows, out_features] Out (T or float)
 // Layout: row-major; ALIGNED: x and weight 16-byte aligned, in_features a multiple of 8, out_features even
-// and out aligned to two elements. Grid: one block a tile of out, ceil(num_rows / TILE_M) * ceil(out_features
-// / TILE_N); block: 32 * WARPS_M * WARPS_N * WARPS_K threads; shared: STAGES * (TILE_M + TILE_N) * TILE_K *
-// sizeof(T). Unit of work: a warp keeps TILE_M / WARPS_M x TILE_N / WARPS_N of the tile in registers; WARPS_K
-// warps share these outputs, each taking its slice of every TILE_K, and are added in order at the end. With
+// and out aligned to two elements.
+// Grid: one block a tile of out, ceil(num_rows / TILE_M) * ceil(out_features / TILE_N).
+// Block: 32 * WARPS_M * WARPS_N * WARPS_K threads.
+// Shared memory: STAGES * (TILE_M + TILE_N) * TILE_K * sizeof(T).
+// Unit of work: a warp keeps TILE_M / WARPS_M x TILE_N / WARPS_N of the tile in registers; WARPS_K warps
+// share these outputs, each taking its slice of every TILE_K, and are added in order at the end. With
 // WARPS_K = 1 an output is summed in steps of 16 in ascending k whatever the tile, so tiles with equal
 // WARPS_K and TILE_K, and all with WARPS_K = 1, give equal bits.
 template <typename T, typename Out, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int WARPS_K,
@@ -287,8 +288,16 @@ __global__ void __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K) matmul_kerne
       x, weight, bias, out, num_rows, out_features, in_features, accumulate);
 }
 
-// The same with SPLITS blocks a tile, neighbours in the grid, for results of fewer tiles than the device has
-// multiprocessors. The parts of k are whole TILE_K; the order of a sum depends on in_features and SPLITS.
+// The formula of matmul_kernel with split-K, for results of fewer tiles than the device has multiprocessors.
+//   in:  x [num_rows, in_features] T, weight [out_features, in_features] T, bias [out_features] T or null
+//   out: out [num_rows, out_features] Out (T or float)
+// Layout: row-major; x and weight 16-byte aligned, in_features a multiple of 8, out_features even and out
+// aligned to two elements.
+// Grid: SPLITS neighbouring blocks, a cluster, for each tile of out.
+// Block: 32 * WARPS_M * WARPS_N * WARPS_K threads.
+// Shared memory: STAGES * (TILE_M + TILE_N) * TILE_K * sizeof(T).
+// Unit of work: a block takes its part of k in whole TILE_K, then adds its part of the tile from all blocks;
+// the order of a sum depends on in_features and SPLITS.
 template <typename T, typename Out, int TILE_M, int TILE_N, int TILE_K, int WARPS_M, int WARPS_N, int WARPS_K,
           int STAGES, int SPLITS>
 __global__ void BLOCKS_OF_A_CLUSTER(SPLITS) __launch_bounds__(32 * WARPS_M * WARPS_N * WARPS_K)

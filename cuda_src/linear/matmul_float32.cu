@@ -21,14 +21,14 @@ __device__ __forceinline__ float4 load_four(const float* source, int row, int nu
   return v;
 }
 
-// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if accumulate
-//
-// x [num_rows, in_features] float, weight [out_features, in_features] float, bias [out_features] float or
-// null, out [num_rows, out_features] float. Layout: row-major; 16-byte loads where in_features and both
-// addresses allow, else single elements. Grid: (ceil(out_features / TILE), ceil(num_rows / TILE)); block: 256
-// threads; static shared memory. Unit of work: one block a TILE x TILE tile, one thread TILE / 16 rows by as
-// many columns of it in groups of four; every output is one chain of fused multiply-adds in ascending k,
-// whatever the tile.
+// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`.
+//   in:  x [num_rows, in_features] float, weight [out_features, in_features] float, bias [out_features] float
+//        or null
+//   out: out [num_rows, out_features] float
+// Layout: row-major; 16-byte loads where in_features and both addresses allow, else single elements.
+// Grid: (ceil(out_features / TILE), ceil(num_rows / TILE)). Block: 256 threads. Shared memory: none dynamic.
+// Unit of work: one block a TILE x TILE tile, one thread TILE / 16 rows by as many columns of it in groups of
+// four; every output is one chain of fused multiply-adds in ascending k, whatever the tile.
 template <int TILE>
 __global__ void __launch_bounds__(THREADS) matmul_float32_kernel(MATMUL_FLOAT32_PARAMS) {
   constexpr int GROUPS = TILE / (4 * THREADS_PER_SIDE);

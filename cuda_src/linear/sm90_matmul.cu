@@ -1,8 +1,8 @@
-// Matrix product of many rows on sm_90a: the copy engine fills a ring of shared memory, two warp groups
-// multiply from it. See matmul.cu for other devices and for what is not aligned.
+// Matrix product of many rows on sm_90a: TMA fills a ring of shared memory, two warp groups multiply from
+// it. See matmul.cu for other devices and for what is not aligned.
 
 #include "generated/sm90_matmul.cuh"
-#include "hopper_product.cuh"
+#include "sm90_product.cuh"
 
 constexpr int CONSUMER_WARPS = CONSUMER_WARPGROUPS * WARPGROUP_SIZE / WARP_SIZE;
 constexpr int CONSUMERS = CONSUMER_WARPGROUPS * WARPGROUP_SIZE;
@@ -39,9 +39,7 @@ __device__ __forceinline__ void release_stage(Barrier* empty, int lane) {
 }
 
 // A barrier of the two warp groups that multiply.
-__device__ __forceinline__ void consumers_sync() {
-  asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");
-}
+__device__ __forceinline__ void consumers_sync() { named_barrier_wait<1, CONSUMERS>(); }
 
 template <typename T, typename Out>
 using Result = WarpTile<T, Out, CHUNK_COLUMNS>;
@@ -130,45 +128,151 @@ __device__ __forceinline__ void finish_share(const float (&sums)[WARPGROUP_N / 2
   cluster_wait();  // the others have what this block sent
 }
 
-// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; if `silu_mul`,
-// out[m, i] = silu(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I]. Rounded once.
-//
-// x_map: x [num_rows, in_features] T in boxes of TILE_M rows and 64 columns; x_tail_map: the same in boxes of
-// num_rows % TILE_M rows, for the last tile (rows beyond a matrix take longer to copy than others);
-// weight_map: weight [out_features, in_features] T in boxes of WARPGROUP_N rows, of half as many if
-// `silu_mul` or SHARING > 1, and 64 columns; all with 128-byte swizzle. bias [out_features] T or null; out
-// [num_rows, out_features, or half of it if `silu_mul`] T or float; sums in float32. A float out takes no
-// bias, accumulate or silu_mul; it, warp groups of more than SPLITTABLE_N columns and SHARING > 1 take no
-// splits. Layout: row-major, 16-byte aligned; in_features and the columns of out multiples of 8. Tile: TILE_M
-// = 64 * WARPGROUPS_M rows by TILE_N = WARPGROUP_N * (2 / WARPGROUPS_M) columns. Grid: blocks that walk over
-// the tiles; if SHARING > 1 in clusters of that many, whose blocks take neighbouring rows of tiles
-// (`tiles_m_in_l2` counts groups of these) and copy a part of each weight tile into all of them, so that it
-// is read once; if splits > 1 a cluster of that many blocks a tile, each of which has a slice of k and
-// finishes a share of the columns: the others send it their sums, added in the order of k. Block: 384
-// threads: two warp groups that multiply, and one of which two threads copy. Shared: `stages` times (TILE_M +
-// TILE_N) * 64 * sizeof(T) of the ring; for a 16-bit out CONSUMER_WARPS * WARP_ROWS * CHUNK_STRIDE results on
-// their way out; for the others' sums (splits - 1) * 2 * ceil(WARPGROUP_N / 16 / splits) * SLOT_BYTES.
-template <typename T, typename Out, int WARPGROUPS_M, int WARPGROUP_N, int SHARING>
-__global__ void __launch_bounds__(384, 1) sm90_matmul_kernel(SM90_MATMUL_PARAMS(T, Out)) {
+// Constants of a variant.
+template <typename Element, typename Result, int GROUPS_M, int GROUP_N, int BLOCKS>
+struct Variant {
+  using T = Element;
+  using Out = Result;
+  static constexpr int WARPGROUPS_M = GROUPS_M;
+  static constexpr int WARPGROUP_N = GROUP_N;
+  static constexpr int SHARING = BLOCKS;
   static_assert(sizeof(T) == 2, "the product is of 16-bit elements");
   static_assert(WARPGROUPS_M == 1 || WARPGROUPS_M == 2, "two warp groups lie in a row or in a column");
   static_assert(WARPGROUP_N % 32 == 0 && WARPGROUP_N <= 256,
                 "halves of a warp group's columns are whole pairs of 8");
   static_assert(SHARING == 1 || (SHARING == 2 && WARPGROUPS_M == 2),
                 "two blocks copy half of one warp group's columns each");
-  constexpr int WARPGROUPS_N = CONSUMER_WARPGROUPS / WARPGROUPS_M;
-  constexpr int TILE_M = WGMMA_M * WARPGROUPS_M;
-  constexpr int TILE_N = WARPGROUP_N * WARPGROUPS_N;
-  constexpr int HALF_N = WARPGROUP_N / 2;
-  constexpr int X_ELEMENTS = TILE_M * TILE_K;
-  constexpr int WEIGHT_ELEMENTS = TILE_N * TILE_K;
-  constexpr int STAGE_ELEMENTS = X_ELEMENTS + WEIGHT_ELEMENTS;
+  static constexpr int WARPGROUPS_N = CONSUMER_WARPGROUPS / WARPGROUPS_M;
+  static constexpr int TILE_M = WGMMA_M * WARPGROUPS_M;
+  static constexpr int TILE_N = WARPGROUP_N * WARPGROUPS_N;
+  static constexpr int HALF_N = WARPGROUP_N / 2;
+  static constexpr int X_ELEMENTS = TILE_M * TILE_K;
+  static constexpr int WEIGHT_ELEMENTS = TILE_N * TILE_K;
+  static constexpr int STAGE_ELEMENTS = X_ELEMENTS + WEIGHT_ELEMENTS;
   static_assert(HALF_N * TILE_K * sizeof(T) % SWIZZLE_REPEAT == 0, "boxes end where the swizzle repeats");
-  constexpr int HALF_BLOCKS = HALF_N / 8;
-  constexpr bool THROUGH_SHARED = sizeof(Out) == 2;
-  constexpr int UNROLL = THROUGH_SHARED && WARPGROUP_N == 256 ? 4 : 1;  // brings 1 % where x has many rows
-  constexpr bool SPLITTABLE = THROUGH_SHARED && WARPGROUP_N <= SPLITTABLE_N && SHARING == 1;
+  static constexpr bool THROUGH_SHARED = sizeof(Out) == 2;
+  static constexpr int UNROLL = THROUGH_SHARED && WARPGROUP_N == 256 ? 4 : 1;  // 1 % where x has many rows
+  static constexpr bool SPLITTABLE = THROUGH_SHARED && WARPGROUP_N <= SPLITTABLE_N && SHARING == 1;
+};
 
+// Producer of the weight: one step's part of a tile.
+template <typename V>
+struct WeightCopies {
+  using T = typename V::T;
+
+  T* ring;
+  Barrier* full;
+  const TensorMap& map;
+  int out_features;
+  int rank;
+  int silu_mul;
+  unsigned long long policy;
+
+  __device__ __forceinline__ void operator()(int2 tile, int column, int stage) const {
+    constexpr int WEIGHT_ELEMENTS = V::WEIGHT_ELEMENTS;
+    constexpr int HALF_N = V::HALF_N;
+    T* to = ring + stage * V::STAGE_ELEMENTS + V::X_ELEMENTS;
+    barrier_arrive_expecting(&full[stage], WEIGHT_ELEMENTS * sizeof(T));
+    if constexpr (V::SHARING > 1) {
+      // The other half comes from the other block, perhaps before this one has announced the whole:
+      // `full` may be that far ahead within a phase, which does not end before this thread has arrived.
+      const int row =
+          silu_mul ? tile.y * HALF_N + rank * (out_features / 2) : tile.y * V::TILE_N + rank * HALF_N;
+      copy_box_to_blocks<V::SHARING>(to + rank * HALF_N * TILE_K, map, row, column, &full[stage]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < V::WARPGROUPS_N; ++i, to += V::WARPGROUP_N * TILE_K) {
+        if (silu_mul) {
+          const int row = tile.y * (V::TILE_N / 2) + i * HALF_N;
+          copy(to, row, column, stage);
+          copy(to + HALF_N * TILE_K, row + out_features / 2, column, stage);
+        } else {
+          copy(to, tile.y * V::TILE_N + i * V::WARPGROUP_N, column, stage);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void copy(T* to, int row, int column, int stage) const {
+    copy_box(to, map, row, column, &full[stage], policy);
+  }
+};
+
+// Producer of x: one step's part of a tile's rows.
+template <typename V>
+struct RowCopies {
+  typename V::T* ring;
+  Barrier* full;
+  const TensorMap& map;
+  const TensorMap& tail_map;
+  int num_rows;
+
+  __device__ __forceinline__ void operator()(int2 tile, int column, int stage) const {
+    const int row = tile.x * V::TILE_M;
+    const int rows = min(num_rows - row, V::TILE_M);
+    const TensorMap& from = rows == V::TILE_M ? map : tail_map;
+    barrier_arrive_expecting(&full[stage], max(rows, 0) * TILE_K * sizeof(typename V::T));
+    if (rows > 0) copy_box(ring + stage * V::STAGE_ELEMENTS, from, row, column, &full[stage]);
+  }
+};
+
+// Epilogue of a whole tile: a warp's sums, with what `result` says is added, to their place; 16-bit results
+// pass through `staging`.
+template <typename V>
+__device__ __forceinline__ void store_tile(
+    float (&sums)[V::WARPGROUP_N / 2], const Result<typename V::T, typename V::Out>& result,
+    typename V::T* staging, uint4 (&residual)[Result<typename V::T, typename V::Out>::SEGMENTS]) {
+  using Out = typename V::Out;
+  constexpr int WARPGROUP_N = V::WARPGROUP_N;
+  if constexpr (V::THROUGH_SHARED) {
+#pragma unroll
+    for (int first = 0; first < WARPGROUP_N; first += CHUNK_COLUMNS) {
+      constexpr int REST = WARPGROUP_N % CHUNK_COLUMNS;
+      constexpr int WHOLE = WARPGROUP_N - REST;
+      if (first >= result.columns) break;
+      if (first < WHOLE) {
+        result.template store_chunk<CHUNK_COLUMNS>(sums + first / 2, first, staging, residual);
+      } else {
+        result.template store_chunk<REST>(sums + first / 2, first, staging, residual);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int j = 0; j < WARPGROUP_N / 8; ++j) {
+        const Vec<Out, 2> pair = {from_float<Out>(sums[j * 4 + i * 2]),
+                                  from_float<Out>(sums[j * 4 + i * 2 + 1])};
+        if (result.has_pair(i, j * 8)) pair.store(result.pair_at(i, j * 8));
+      }
+    }
+  }
+}
+
+// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; if `silu_mul`,
+// out[m, i] = silu(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I]. Sums in float32, rounded once.
+//   in:  x_map: x [num_rows, in_features] T in boxes of TILE_M rows and 64 columns; x_tail_map: the same in
+//        boxes of num_rows % TILE_M rows, for the last tile (rows beyond a matrix take longer to copy than
+//        others); weight_map: weight [out_features, in_features] T in boxes of WARPGROUP_N rows, of half as
+//        many if `silu_mul` or SHARING > 1, and 64 columns; bias [out_features] T or null
+//   out: out [num_rows, out_features, or half of it if `silu_mul`] T or float. A float out takes no bias,
+//        accumulate or silu_mul; it, warp groups of more than SPLITTABLE_N columns and SHARING > 1 take no
+//        splits
+// Layout: row-major, 16-byte aligned; in_features and the columns of out multiples of 8; all maps with
+// 128-byte swizzle.
+// Grid: blocks that walk over the tiles of TILE_M = 64 * WARPGROUPS_M rows by TILE_N = WARPGROUP_N * (2 /
+// WARPGROUPS_M) columns. SHARING > 1: clusters of that many, whose blocks take neighbouring rows of tiles
+// (`tiles_m_in_l2` counts groups of these) and copy a part of each weight tile into all of them, so that it
+// is read once. splits > 1: a cluster of that many blocks a tile, each of which has a slice of k and finishes
+// a share of the columns: the others send it their sums, added in the order of k.
+// Block: 384 threads: two warp groups that multiply, and one of which two threads copy.
+// Shared memory: `stages` times (TILE_M + TILE_N) * 64 * sizeof(T) of the ring; for a 16-bit out
+// CONSUMER_WARPS * WARP_ROWS * CHUNK_STRIDE results on their way out; for the others' sums
+// (splits - 1) * 2 * ceil(WARPGROUP_N / 16 / splits) * SLOT_BYTES.
+// Unit of work: one block a tile at a time, one warp group 64 rows by WARPGROUP_N columns of it.
+template <typename T, typename Out, int WARPGROUPS_M, int WARPGROUP_N, int SHARING>
+__global__ void __launch_bounds__(384, 1) sm90_matmul_kernel(SM90_MATMUL_PARAMS(T, Out)) {
+  using V = Variant<T, Out, WARPGROUPS_M, WARPGROUP_N, SHARING>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ Barrier full[MAX_STAGES], empty[MAX_STAGES], received;
   T* const ring = reinterpret_cast<T*>(shared_memory);
@@ -178,8 +282,8 @@ __global__ void __launch_bounds__(384, 1) sm90_matmul_kernel(SM90_MATMUL_PARAMS(
   const int steps = ceil_div(in_features, TILE_K);
   const int first_step = small_div(split * steps, splits);
   const int cluster_blocks = SHARING > 1 ? SHARING : splits;
-  const Work<SHARING> work = {ceil_div(num_rows, TILE_M * SHARING),
-                              ceil_div(out_features, TILE_N),
+  const Work<SHARING> work = {ceil_div(num_rows, V::TILE_M * SHARING),
+                              ceil_div(out_features, V::TILE_N),
                               tiles_m_in_l2,
                               small_div(blockIdx.x, cluster_blocks),
                               small_div(gridDim.x, cluster_blocks),
@@ -208,32 +312,9 @@ __global__ void __launch_bounds__(384, 1) sm90_matmul_kernel(SM90_MATMUL_PARAMS(
     give_registers<40>();
     if (threadIdx.x == CONSUMERS) {
       // Weights do not change: their copies need not wait for earlier kernels.
-      const unsigned long long policy = num_rows <= TILE_M ? evict_first_policy() : evict_unchanged_policy();
-      const auto copy_weight = [&](T* to, int row, int column, int stage) {
-        copy_box(to, weight_map, row, column, &full[stage], policy);
-      };
-      const auto copy = [&](int2 tile, int column, int stage) {
-        T* to = ring + stage * STAGE_ELEMENTS + X_ELEMENTS;
-        barrier_arrive_expecting(&full[stage], WEIGHT_ELEMENTS * sizeof(T));
-        if constexpr (SHARING > 1) {
-          // The other half comes from the other block, perhaps before this one has announced the whole:
-          // `full` may be that far ahead within a phase, which does not end before this thread has arrived.
-          const int row =
-              silu_mul ? tile.y * HALF_N + rank * (out_features / 2) : tile.y * TILE_N + rank * HALF_N;
-          copy_box_to_blocks<SHARING>(to + rank * HALF_N * TILE_K, weight_map, row, column, &full[stage]);
-        } else {
-#pragma unroll
-          for (int i = 0; i < WARPGROUPS_N; ++i, to += WARPGROUP_N * TILE_K) {
-            if (silu_mul) {
-              const int row = tile.y * (TILE_N / 2) + i * HALF_N;
-              copy_weight(to, row, column, stage);
-              copy_weight(to + HALF_N * TILE_K, row + out_features / 2, column, stage);
-            } else {
-              copy_weight(to, tile.y * TILE_N + i * WARPGROUP_N, column, stage);
-            }
-          }
-        }
-      };
+      const unsigned long long policy =
+          num_rows <= V::TILE_M ? evict_first_policy() : evict_unchanged_policy();
+      const WeightCopies<V> copy = {ring, full, weight_map, out_features, rank, silu_mul, policy};
       RingPosition at = produce(work, empty, copy);
       let_next_kernel_start();
       if constexpr (SHARING > 1) {
@@ -247,13 +328,7 @@ __global__ void __launch_bounds__(384, 1) sm90_matmul_kernel(SM90_MATMUL_PARAMS(
     } else if (threadIdx.x == CONSUMERS + WARP_SIZE) {
       wait_for_earlier_kernels();
       fence_global_for_async();
-      produce(work, empty, [&](int2 tile, int column, int stage) {
-        const int row = tile.x * TILE_M;
-        const int rows = min(num_rows - row, TILE_M);
-        const TensorMap& map = rows == TILE_M ? x_map : x_tail_map;
-        barrier_arrive_expecting(&full[stage], max(rows, 0) * TILE_K * sizeof(T));
-        if (rows > 0) copy_box(ring + stage * STAGE_ELEMENTS, map, row, column, &full[stage]);
-      });
+      produce(work, empty, RowCopies<V>{ring, full, x_map, x_tail_map, num_rows});
     }
     if (splits > 1) cluster_wait();
     return;
@@ -265,19 +340,19 @@ __global__ void __launch_bounds__(384, 1) sm90_matmul_kernel(SM90_MATMUL_PARAMS(
   const int warpgroup_m = WARPGROUPS_M == 2 ? warp / 4 : 0;
   const int warpgroup_n = WARPGROUPS_M == 2 ? 0 : warp / 4;
   const int out_columns = silu_mul ? out_features / 2 : out_features;
-  const int warpgroup_columns = silu_mul ? HALF_N : WARPGROUP_N;
+  const int warpgroup_columns = silu_mul ? V::HALF_N : WARPGROUP_N;
   const unsigned long long x_descriptor = operand_descriptor(ring + warpgroup_m * WGMMA_M * TILE_K);
   const unsigned long long weight_descriptor =
-      operand_descriptor(ring + X_ELEMENTS + warpgroup_n * WARPGROUP_N * TILE_K);
-  T* const staging = ring + stages * STAGE_ELEMENTS + warp * WARP_ROWS * CHUNK_STRIDE;
+      operand_descriptor(ring + V::X_ELEMENTS + warpgroup_n * WARPGROUP_N * TILE_K);
+  T* const staging = ring + stages * V::STAGE_ELEMENTS + warp * WARP_ROWS * CHUNK_STRIDE;
 
   wait_for_earlier_kernels();
   RingPosition at;
 #pragma unroll 1
   for (int index = work.first; index < work.tiles_m * work.tiles_n; index += work.stride) {
     const int2 tile = work.tile(index);
-    const int row0 = tile.x * TILE_M + warpgroup_m * WGMMA_M + warp % 4 * WARP_ROWS;
-    const int column0 = (tile.y * WARPGROUPS_N + warpgroup_n) * warpgroup_columns;
+    const int row0 = tile.x * V::TILE_M + warpgroup_m * WGMMA_M + warp % 4 * WARP_ROWS;
+    const int column0 = (tile.y * V::WARPGROUPS_N + warpgroup_n) * warpgroup_columns;
     Result<T, Out> result = {bias == nullptr ? nullptr : bias + column0,
                              out + static_cast<long long>(row0) * out_columns + column0,
                              num_rows - row0,
@@ -288,10 +363,10 @@ __global__ void __launch_bounds__(384, 1) sm90_matmul_kernel(SM90_MATMUL_PARAMS(
 
     float sums[WARPGROUP_N / 2];
     int previous = 0;
-#pragma unroll UNROLL
+#pragma unroll V::UNROLL
     for (int step = 0; step < work.num_steps; ++step) {
       barrier_wait(&full[at.stage], at.parity);
-      const unsigned long long offset = at.stage * (STAGE_ELEMENTS * sizeof(T) >> 4);
+      const unsigned long long offset = at.stage * (V::STAGE_ELEMENTS * sizeof(T) >> 4);
       multiply_stage<T, WARPGROUP_N>(sums, x_descriptor, weight_descriptor, offset, step > 0);
       wgmma_wait<1>();
       if (step > 0) release_stage<SHARING>(&empty[previous], lane);
@@ -300,48 +375,27 @@ __global__ void __launch_bounds__(384, 1) sm90_matmul_kernel(SM90_MATMUL_PARAMS(
     }
     // What is to be added comes while the last products run.
     uint4 residual[Result<T, Out>::SEGMENTS];
-    if constexpr (THROUGH_SHARED) {
+    if constexpr (V::THROUGH_SHARED) {
       if (accumulate && splits == 1) result.load_chunk(residual, 0);
     }
     wgmma_wait<0>();
     release_stage<SHARING>(&empty[previous], lane);
 
-    if constexpr (SPLITTABLE) {
+    if constexpr (V::SPLITTABLE) {
       if (splits > 1) {
-        finish_share<T, Out, WARPGROUP_N>(sums, result, split, splits, &received, shared_memory,
-                                          reinterpret_cast<unsigned char*>(ring + stages * STAGE_ELEMENTS) +
-                                              CONSUMER_WARPS * WARP_ROWS * CHUNK_STRIDE * sizeof(T),
-                                          staging, silu_mul != 0);
+        finish_share<T, Out, WARPGROUP_N>(
+            sums, result, split, splits, &received, shared_memory,
+            reinterpret_cast<unsigned char*>(ring + stages * V::STAGE_ELEMENTS) +
+                CONSUMER_WARPS * WARP_ROWS * CHUNK_STRIDE * sizeof(T),
+            staging, silu_mul != 0);
         return;
       }
     }
 
     if (silu_mul) {
 #pragma unroll
-      for (int j = 0; j < HALF_BLOCKS; ++j) silu_mul_into(sums + j * 4, sums + (j + HALF_BLOCKS) * 4);
+      for (int j = 0; j < V::HALF_N / 8; ++j) silu_mul_into(sums + j * 4, sums + (j + V::HALF_N / 8) * 4);
     }
-    if constexpr (THROUGH_SHARED) {
-#pragma unroll
-      for (int first = 0; first < WARPGROUP_N; first += CHUNK_COLUMNS) {
-        constexpr int REST = WARPGROUP_N % CHUNK_COLUMNS;
-        constexpr int WHOLE = WARPGROUP_N - REST;
-        if (first >= result.columns) break;
-        if (first < WHOLE) {
-          result.template store_chunk<CHUNK_COLUMNS>(sums + first / 2, first, staging, residual);
-        } else {
-          result.template store_chunk<REST>(sums + first / 2, first, staging, residual);
-        }
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int j = 0; j < HALF_BLOCKS * 2; ++j) {
-          const Vec<Out, 2> pair = {from_float<Out>(sums[j * 4 + i * 2]),
-                                    from_float<Out>(sums[j * 4 + i * 2 + 1])};
-          if (result.has_pair(i, j * 8)) pair.store(result.pair_at(i, j * 8));
-        }
-      }
-    }
+    store_tile<V>(sums, result, staging, residual);
   }
 }

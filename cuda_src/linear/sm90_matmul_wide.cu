@@ -2,7 +2,7 @@
 // weight in shared memory once more than the two of sm90_matmul.cu.
 
 #include "generated/sm90_matmul_wide.cuh"
-#include "hopper_product.cuh"
+#include "sm90_product.cuh"
 
 constexpr int TILE_M = WGMMA_M * WARPGROUPS_M;
 constexpr int WARPS = WARPGROUPS_M * WARPGROUP_SIZE / WARP_SIZE;
@@ -24,18 +24,20 @@ __device__ __forceinline__ void fill_ring(const Work<SHARING>& work, int steps, 
 }
 
 // out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; if `silu_mul`,
-// out[m, i] = silu(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I]. Rounded once.
-//
-// x_map: x [num_rows, in_features] T in boxes of TILE_M rows and 64 columns; weight_map: weight
-// [out_features, in_features] T in boxes of TILE_N / 2 rows and 64 columns; both with 128-byte swizzle. bias
-// [out_features] T or null; out [num_rows, out_features, or half of it if `silu_mul`] T; sums in float32.
-// Layout: row-major, 16-byte aligned; in_features and the columns of out multiples of 8. Tile: TILE_M rows by
-// TILE_N columns, 64 rows for each warp group. Grid: clusters of two blocks that walk over pairs of
-// neighbouring rows of tiles (`tiles_m_in_l2` counts these) and have the same tiles of the weight, which are
-// read once. Block: 384 threads, all of which multiply: there are no registers for one more warp group. The
-// last warp that is through with a stage copies into it, the last block of a cluster the weight. Shared:
-// `stages` times (TILE_M + TILE_N) * 64 * sizeof(T) of the ring; WARPS * WARP_ROWS * CHUNK_STRIDE results on
-// their way out.
+// out[m, i] = silu(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I]. Sums in float32, rounded once.
+//   in:  x_map: x [num_rows, in_features] T in boxes of TILE_M rows and 64 columns; weight_map: weight
+//        [out_features, in_features] T in boxes of TILE_N / 2 rows and 64 columns; bias [out_features] T or
+//        null
+//   out: out [num_rows, out_features, or half of it if `silu_mul`] T
+// Layout: row-major, 16-byte aligned; in_features and the columns of out multiples of 8; both maps with
+// 128-byte swizzle.
+// Grid: clusters of two blocks that walk over pairs of neighbouring rows of tiles (`tiles_m_in_l2` counts
+// these) and have the same tiles of the weight, which are read once.
+// Block: 384 threads, all of which multiply: there are no registers for one more warp group.
+// Shared memory: `stages` times (TILE_M + TILE_N) * 64 * sizeof(T) of the ring; WARPS * WARP_ROWS *
+// CHUNK_STRIDE results on their way out.
+// Unit of work: one block a tile of TILE_M rows by TILE_N columns at a time, one warp group 64 rows of it.
+// The last warp that is through with a stage copies into it, the last block of a cluster the weight.
 template <typename T>
 __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) sm90_matmul_wide_kernel(SM90_MATMUL_WIDE_PARAMS(T)) {
   static_assert(sizeof(T) == 2, "the product is of 16-bit elements");

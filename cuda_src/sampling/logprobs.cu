@@ -20,11 +20,12 @@ __device__ Choice best_behind(const float* row_logits, int begin, int end, Choic
 
 // chosen[s] = logit[token_ids[s]] - maximum - log(sum(exp(logit - maximum))); rank[s] = 1 + number of greater
 // logits; NaN and 0 for an id out of range. top_ids[s, i], top_logprobs[s, i]: the same for the i-th most
-// probable token, the lower id first on ties
-//
-// logits [num_rows, vocab_size] float; token_ids, rank [num_rows] int32; chosen [num_rows] float;
-// top_ids [num_rows, num_top] int32, top_logprobs [num_rows, num_top] float, num_top <= vocab_size.
-// Grid: (1, num_rows); block: 1024 threads; 8 KB of static shared memory.
+// probable token, the lower id first on ties.
+//   in:  logits [num_rows, vocab_size] float, token_ids [num_rows] int32; num_top <= vocab_size
+//   out: chosen [num_rows] float, rank [num_rows] int32, top_ids [num_rows, num_top] int32, top_logprobs
+//        [num_rows, num_top] float
+// Layout: contiguous.
+// Grid: (1, num_rows). Block: 1024 threads. Shared memory: 8 KB, none dynamic.
 // Unit of work: one block a row. The best of each of 1024 segments is kept; one warp takes the best of
 // those num_top times and looks through its segment alone for the next.
 __global__ void __launch_bounds__(BLOCK_SIZE) top_logprobs_kernel(TOP_LOGPROBS_PARAMS) {
@@ -80,12 +81,16 @@ __global__ void __launch_bounds__(BLOCK_SIZE) top_logprobs_kernel(TOP_LOGPROBS_P
 
 #if __CUDA_ARCH__ >= 900
 
-// The same for num_top <= 64.
-//
-// Grid: (8, num_rows), eight blocks a cluster; block: 512 threads; shared: 8 * num_top * ceil(ceil(vocab_size
-// / 8) / 512) bytes and 9 KB of static. Unit of work: a cluster a row, a block an eighth of it, a thread
-// every 512th id. The num_top-th best of the threads' best ids bounds what can be among the top: those ids
-// are listed, and an id's place is the number of better ones.
+// The formulas of top_logprobs_kernel for num_top <= 64.
+//   in:  logits [num_rows, vocab_size] float, token_ids [num_rows] int32; num_top <= vocab_size
+//   out: chosen [num_rows] float, rank [num_rows] int32, top_ids [num_rows, num_top] int32, top_logprobs
+//        [num_rows, num_top] float
+// Layout: contiguous.
+// Grid: (8, num_rows), eight blocks a cluster. Block: 512 threads.
+// Shared memory: 8 * num_top * ceil(ceil(vocab_size / 8) / 512) bytes and 9 KB of static.
+// Unit of work: a cluster a row, a block an eighth of it, a thread every 512th id. The num_top-th best of the
+// threads' best ids bounds what can be among the top: those ids are listed, and an id's place is the number
+// of better ones.
 __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS)
     top_logprobs_cluster_kernel(TOP_LOGPROBS_PARAMS) {
   using Blocks = Cluster<CLUSTER_BLOCKS>;

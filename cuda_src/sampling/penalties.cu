@@ -11,15 +11,16 @@ constexpr unsigned IN_PROMPT_BIT = 0x80000000u;
 
 // logits += bias; then -inf at suppressed ids while position - num_prompt_tokens < min_tokens; then, for
 // tokens seen, logits = (logit > 0 ? logit / repetition : logit * repetition) - frequency * count - presence
-// * (count > 0)
-//
-// logits [num_rows, vocab_size] float, in place; token_state [num_slots, vocab_size] uint32;
-// bias_token_ids [num_slots, max_bias] int32, distinct in a row; bias_values [num_slots, max_bias] float;
-// bias_counts [num_slots] int32; suppressed_token_ids [num_slots, max_suppressed] int32;
-// suppressed_counts [num_slots] int32; rows [num_rows] SamplingRow (slot below 0: skipped).
+// * (count > 0).
+//   in:  token_state [num_slots, vocab_size] uint32; bias_token_ids [num_slots, max_bias] int32, distinct in
+//        a row; bias_values [num_slots, max_bias] float; bias_counts [num_slots] int32; suppressed_token_ids
+//        [num_slots, max_suppressed] int32; suppressed_counts [num_slots] int32; rows [num_rows] SamplingRow
+//        (slot below 0: skipped)
+//   out: logits [num_rows, vocab_size] float, in place
 // Layout: row-major; 16-byte loads of token states where the row's address allows; chunk_size a multiple
-// of 4. Grid: (ceil(vocab_size / chunk_size), num_rows); block: 256 threads. Unit of work: one block a chunk
-// of ids, which it alone writes, so that its barriers order the three steps.
+// of 4.
+// Grid: (ceil(vocab_size / chunk_size), num_rows). Block: 256 threads. Shared memory: none.
+// Unit of work: one block a chunk of ids, which it alone writes, so that its barriers order the three steps.
 __global__ void __launch_bounds__(BLOCK_SIZE) adjust_logits_kernel(ADJUST_LOGITS_PARAMS) {
   let_next_kernel_start();
   wait_for_earlier_kernels();
@@ -76,11 +77,12 @@ __global__ void __launch_bounds__(BLOCK_SIZE) adjust_logits_kernel(ADJUST_LOGITS
   }
 }
 
-// token_state = what these tokens make of it, whatever it was before
-//
-// token_state [vocab_size] uint32, one slot's; prompt_token_ids [num_prompt_tokens] int32,
-// output_token_ids [num_output_tokens] int32; ids out of range are ignored.
-// Grid: ceil(vocab_size / chunk_size); block: 256 threads.
+// token_state = what these tokens make of it, whatever it was before.
+//   in:  prompt_token_ids [num_prompt_tokens] int32, output_token_ids [num_output_tokens] int32; ids out of
+//        range are ignored
+//   out: token_state [vocab_size] uint32, one slot's
+// Layout: contiguous.
+// Grid: ceil(vocab_size / chunk_size). Block: 256 threads. Shared memory: none.
 // Unit of work: one block a chunk of ids: it clears them, then takes its own from the whole lists.
 __global__ void __launch_bounds__(BLOCK_SIZE) reset_slot_kernel(RESET_SLOT_PARAMS) {
   const int begin = blockIdx.x * chunk_size;
@@ -97,10 +99,12 @@ __global__ void __launch_bounds__(BLOCK_SIZE) reset_slot_kernel(RESET_SLOT_PARAM
   }
 }
 
-// token_state[slots[s], token_ids[s]] += 1
-//
-// token_state [num_slots, vocab_size] uint32; slots, token_ids [num_rows] int32, either below 0: skipped.
-// Grid: ceil(num_rows / 256); block: 256 threads. Unit of work: one thread a row.
+// token_state[slots[s], token_ids[s]] += 1.
+//   in:  slots, token_ids [num_rows] int32, either below 0: skipped
+//   out: token_state [num_slots, vocab_size] uint32
+// Layout: contiguous.
+// Grid: ceil(num_rows / 256). Block: 256 threads. Shared memory: none.
+// Unit of work: one thread a row.
 __global__ void __launch_bounds__(BLOCK_SIZE) record_tokens_kernel(RECORD_TOKENS_PARAMS) {
   const int row = blockIdx.x * BLOCK_SIZE + threadIdx.x;
   let_next_kernel_start();

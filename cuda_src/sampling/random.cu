@@ -20,6 +20,7 @@ __device__ __forceinline__ float2 box_muller(unsigned first, unsigned second) {
 // out[i] = mean + deviation * z[i], z standard normal. Elements 4 b .. 4 b + 3 come from one Philox4x32-10
 // block (Salmon et al. 2011) with key (seed's low word, high word) and counter (b's low word, high word, 0,
 // 0): the first two of its words make the first two elements, the others the other two (see box_muller).
+//   in:  numbers alone
 //   out: out [size] T
 // Layout: contiguous; vector stores where addresses allow them.
 // Grid: blocks that cover the size. Block: 256 threads. Shared memory: none.

@@ -355,11 +355,11 @@ __device__ __forceinline__ void sample_row(const float* logits, const SamplingRo
 
 // token_ids[s] = a token of row s as Ops.sample defines it, -1 where the maximum is not finite or the row is
 // padding. Not FILTERED promises that no row has the flag.
-//
-// logits [num_rows, vocab_size] float; rows [num_rows] SamplingRow (slot below 0: padding); token_ids
-// [num_rows] int32. Layout: row-major; 16-byte loads where the row's address allows. Nothing depends on other
-// rows, nor on the number of blocks. Grid: (1, num_rows); block: 1024 threads; 21 KB of
-// static shared memory. Unit of work: one block a row.
+//   in:  logits [num_rows, vocab_size] float, rows [num_rows] SamplingRow (slot below 0: padding)
+//   out: token_ids [num_rows] int32
+// Layout: row-major; 16-byte loads where the row's address allows.
+// Grid: (1, num_rows). Block: 1024 threads. Shared memory: 21 KB, none dynamic.
+// Unit of work: one block a row. Nothing depends on other rows, nor on the number of blocks.
 template <bool FILTERED>
 __global__ void __launch_bounds__(THREADS) sample_kernel(SAMPLE_PARAMS) {
   sample_row<1, THREADS, FILTERED, false>(logits, rows, token_ids, vocab_size, nullptr);
@@ -367,11 +367,14 @@ __global__ void __launch_bounds__(THREADS) sample_kernel(SAMPLE_PARAMS) {
 
 #if __CUDA_ARCH__ >= 900
 
-// The same.
-//
-// Grid: (8, num_rows), eight blocks a cluster; block: 512 threads; shared: FILTERED, 4 bytes for each id of
-// an eighth of the vocabulary (in whole groups of 4) or more, and 21 KB of static. Unit of work: a cluster a
-// row.
+// The tokens of sample_kernel, by eight blocks a row.
+//   in:  logits [num_rows, vocab_size] float, rows [num_rows] SamplingRow (slot below 0: padding)
+//   out: token_ids [num_rows] int32
+// Layout: row-major; 16-byte loads where the row's address allows.
+// Grid: (8, num_rows), eight blocks a cluster. Block: 512 threads.
+// Shared memory: FILTERED, 4 bytes for each id of an eighth of the vocabulary (in whole groups of 4) or more;
+// and 21 KB of static.
+// Unit of work: a cluster a row.
 template <bool FILTERED>
 __cluster_dims__(CLUSTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(CLUSTER_THREADS, FILTERED ? 2 : 3)
     sample_cluster_kernel(SAMPLE_PARAMS) {

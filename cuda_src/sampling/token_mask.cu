@@ -6,12 +6,12 @@
 constexpr int BITS = 32;
 constexpr int IDS = 4;  // that a thread looks at together
 
-// logits[rows[m], id] = -inf where bit id % 32 of words[m, id / 32] is 0
-//
-// logits [num_rows, vocab_size] float, in place; words [num_masked, ceil(vocab_size / 32)] uint32;
-// rows [num_masked] int32, distinct; below 0: skipped.
+// logits[rows[m], id] = -inf where bit id % 32 of words[m, id / 32] is 0.
+//   in:  words [num_masked, ceil(vocab_size / 32)] uint32; rows [num_masked] int32, distinct, below 0
+//        skipped
+//   out: logits [num_rows, vocab_size] float, in place
 // Layout: row-major; 16-byte stores where the row's address allows; chunk_size a multiple of 4.
-// Grid: (ceil(vocab_size / chunk_size), num_masked); block: 256 threads.
+// Grid: (ceil(vocab_size / chunk_size), num_masked). Block: 256 threads. Shared memory: none.
 // Unit of work: one block a chunk of a row's ids, one thread four ids; only what is excluded is written.
 __global__ void __launch_bounds__(BLOCK_SIZE) apply_token_mask_kernel(APPLY_TOKEN_MASK_PARAMS) {
   let_next_kernel_start();

@@ -263,9 +263,9 @@ class CudaDevice(Device):
 
         Raises: DeviceError if a parameter does not fit its field or the driver refuses.
         """
-        kernel = self._kernel(spec, template)
+        kernel = self._kernels.get((spec, template)) or self._kernel(spec, template)
         self.activate()
-        overlaps = spec.overlaps and self.is_capturing and self.compute_capability >= (9, 0)
+        overlaps = self._captured is not None and spec.overlaps and self.compute_capability >= (9, 0)
         with self._lock:
             overlaps = overlaps and not self._weights_written
             self._weights_written = spec.writes_weights

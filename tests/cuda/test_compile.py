@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,6 +23,8 @@ from tessera.engine.cuda.generated import HEADERS, declare_header
 from tessera.engine.cuda.headers import include_folders
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import InT, Int32, OutT
+from tessera.engine.ops.cuda import sampling
+from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.registry import all_instantiations, all_specs
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES
 from tests.support.paths import ROOT
@@ -37,6 +40,7 @@ DTYPE_OF_ARCH = {
     "120a": "float",
 }
 ELF_MAGIC = b"\x7fELF"
+RESERVED_SHARED_BYTES = 1024  # of every block, sm_90 on
 
 SOURCE = """
 #include "scale.cuh"
@@ -135,6 +139,38 @@ def test_every_kernel_compiles(arch: str, pytestconfig: pytest.Config, monkeypat
     assert sorted(names) == sorted(spec.instantiation(template) for spec, template in pairs)
     for cubin in cubins:
         assert all(lowered.encode() in cubin.code for lowered in cubin.lowered_names.values())
+
+
+def shared_bytes(cubin: Cubin, name: str) -> int:
+    """Static shared memory of a kernel for sm_90 and later, without what every block has reserved: an ELF section."""
+    code, wanted = cubin.code, f".nv.shared.{cubin.lowered_names[name]}".encode()
+    (table,) = struct.unpack_from("<Q", code, 40)
+    size, count, names_at = struct.unpack_from("<3H", code, 58)
+    sections = [struct.unpack_from("<IIQQQQ", code, table + index * size) for index in range(count)]
+    names = sections[names_at][4]
+    for start, _, _, _, _, nbytes in sections:
+        if code[names + start : code.index(b"\0", names + start)] == wanted:
+            return nbytes - RESERVED_SHARED_BYTES
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "most"),
+    [
+        (sm90.SM90_MATMUL, sm90.BARRIER_BYTES),
+        (sm90.SM90_MATMUL_WIDE, sm90.BARRIER_BYTES),
+        (sampling.SAMPLE_CLUSTER, sampling.SAMPLE_STATIC_BYTES),
+        (sampling.TOP_LOGPROBS_CLUSTER, sampling.LOGPROBS_STATIC_BYTES),
+    ],
+    ids=lambda part: getattr(part, "name", ""),
+)
+def test_kernels_have_no_more_static_shared_memory_than_launches_leave_them(
+    spec: KernelSpec[Any], most: int, cache: CubinCache
+) -> None:
+    pairs = [pair for pair in all_instantiations(("__nv_bfloat16",)) if pair[0] is spec]
+    pair = pairs[-1]
+    cubin = Compiler("90a", cache).compile(Program(spec.file, (pair,)))
+    assert 0 < shared_bytes(cubin, spec.instantiation(pair[1])) <= most
 
 
 class TestErrors:

@@ -211,4 +211,4 @@ inline void ptx_ld_shared__cluster_v2_f32(float& x, float& y, unsigned address) 
   x = v.x, y = v.y;
 }
 
-#include "hopper.h"
+#include "sm90.h"

@@ -62,7 +62,7 @@ def ops(variables: None, folder: Path) -> CudaOps:
 
 
 @pytest.fixture
-def hopper(variables: None, folder: Path) -> Iterator[CudaOps]:
+def sm90_ops(variables: None, folder: Path) -> Iterator[CudaOps]:
     with emulated_tensor_maps():
         yield CudaOps(EmulatedDevice(folder, multiprocessors=4, arch="90a"))  # type: ignore[arg-type]
 
@@ -168,16 +168,16 @@ HOPPER_PRODUCTS = {
 
 
 @pytest.mark.parametrize("kind", HOPPER_PRODUCTS)
-def test_products_on_sm_90a(kind: str, hopper: CudaOps) -> None:
+def test_products_on_sm_90a(kind: str, sm90_ops: CudaOps) -> None:
     """Edges in all directions, more steps than the ring has stages, bias, a sum with what is there, activation."""
-    hopper.device.multiprocessors = 2  # several tiles for each
+    sm90_ops.device.multiprocessors = 2  # several tiles for each
     plan, (m, k, n) = HOPPER_PRODUCTS[kind]
     dtype = float16 if plan.sharing > 1 else bfloat16
     logits = plan is LOGITS
     arrays = random_array(4, (m, k), dtype), random_array(5, (n, k), dtype, 0.03), random_array(6, (n,), dtype)
-    x, weight, bias = (from_numpy(array, hopper.device) for array in arrays)
-    out, whole = guarded((m, n), float32 if logits else dtype, hopper.device)
-    sm90.launch(hopper.device, plan, x, weight, None if logits else bias, out)
+    x, weight, bias = (from_numpy(array, sm90_ops.device) for array in arrays)
+    out, whole = guarded((m, n), float32 if logits else dtype, sm90_ops.device)
+    sm90.launch(sm90_ops.device, plan, x, weight, None if logits else bias, out)
     cpu = CpuOps()
     a, b, c = (from_numpy(array, CPU) for array in arrays)
     expected = cpu.matmul(a, b, out=empty((m, n), float32, CPU)) if logits else cpu.matmul(a, b, c)
@@ -185,12 +185,12 @@ def test_products_on_sm_90a(kind: str, hopper: CudaOps) -> None:
     check_guards(whole)
     if logits:
         return
-    sm90.launch(hopper.device, plan, x, weight, bias, out, accumulate=True)
+    sm90.launch(sm90_ops.device, plan, x, weight, bias, out, accumulate=True)
     cpu.matmul(a, b, c, expected, accumulate=True)
     assert_close(out.numpy(), expected.numpy(), dtype, roundings=2)
     if n % 16 == 0:
-        gated, whole = guarded((m, n // 2), dtype, hopper.device)
-        sm90.launch(hopper.device, plan, x, weight, None, gated, silu_mul=True)
+        gated, whole = guarded((m, n // 2), dtype, sm90_ops.device)
+        sm90.launch(sm90_ops.device, plan, x, weight, None, gated, silu_mul=True)
         expected = cpu.matmul_silu_mul(a, b, gate_up=empty((m, n), dtype, CPU))
         assert_close(gated.numpy(), expected.numpy(), dtype, roundings=2)
         check_guards(whole)
@@ -205,14 +205,14 @@ SPLIT_PROMPT = AttentionCase(
 
 
 @pytest.mark.parametrize("case", [PROMPTS, SPLIT_PROMPT], ids=["prompts", "split keys"])
-def test_attention_of_prompts_on_sm_90a(case: AttentionCase, hopper: CudaOps) -> None:
+def test_attention_of_prompts_on_sm_90a(case: AttentionCase, sm90_ops: CudaOps) -> None:
     inputs = AttentionInputs(case)
-    partials = poison_splits(hopper)
+    partials = poison_splits(sm90_ops)
     assert partials is not None
-    assert_close(attend(hopper, inputs), attend(CpuOps(), inputs), case.dtype)
-    assert SM90_PREFILL in {spec for spec, _ in hopper.device.launched}  # type: ignore[attr-defined]
+    assert_close(attend(sm90_ops, inputs), attend(CpuOps(), inputs), case.dtype)
+    assert SM90_PREFILL in {spec for spec, _ in sm90_ops.device.launched}  # type: ignore[attr-defined]
     assert np.isfinite(partials.numpy()).any() == (case is SPLIT_PROMPT)
-    assert_splits_are_done(hopper)
+    assert_splits_are_done(sm90_ops)
 
 
 # -- what the emulation finds ---------------------------------------------------------------------
@@ -300,7 +300,7 @@ def attend_to(case: AttentionCase, ops: CudaOps) -> None:
 
 
 WAIT_FOR_STAGE = "barrier_wait(&full[at.stage], at.parity);"
-SYNCHRONIZE = "fence_shared_for_products();\n    named_barrier_wait(GROUP_BARRIER + consumer, WARPGROUP_SIZE);"
+SYNCHRONIZE = "fence_shared_for_async();\n    named_barrier_wait(GROUP_BARRIER + consumer, WARPGROUP_SIZE);"
 RELEASE_KEYS, NEXT_KEYS = "release(&empty_k[next_stage]);", "multiply_keys(buffer, next_stage);"
 RELEASE_VALUES = "wgmma_wait<0>();\n    pin(outputs);\n    pin(weights);\n    release(&empty_v[stage]);"
 RELEASED_EARLY = "release(&empty_v[stage]);\n    wgmma_wait<0>();"
@@ -308,7 +308,7 @@ SEVERAL, SPLIT = partial(multiply, "several tiles"), partial(multiply, "a split 
 SHARED, THREE_GROUPS = partial(multiply, "blocks that share"), partial(multiply, "wide tiles")
 ATTEND = partial(attend_to, PROMPTS)
 PRODUCT_AND_COPY = "a race of a product of .* and a copy to"
-HUNG = r"never come; .* 256 of block 0 from thread 0 on at hopper\.cuh:\d+, called at sm90_matmul\.cu:\d+"
+HUNG = r"never come; .* 256 of block 0 from thread 0 on at sm90\.cuh:\d+, called at sm90_matmul\.cu:\d+"
 HOPPER_FAULTS: dict[str, tuple[Callable[[CudaOps], None], str, str, str]] = {
     "no wait for a stage": (SEVERAL, WAIT_FOR_STAGE, "", "a race|more arrivals"),
     "another parity": (SEVERAL, WAIT_FOR_STAGE, f"{WAIT_FOR_STAGE[:-2]} ^ 1);", "a race|more arrivals"),

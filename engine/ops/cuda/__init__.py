@@ -1,4 +1,12 @@
-"""The operations as CUDA kernels."""
+"""The operations as CUDA kernels.
+
+Public: `CudaOps`; `registry.all_specs` and `all_instantiations`, every kernel; `candidates`, how one of several kernels
+is chosen; `generate`, which writes the generated headers for an editor.
+
+A kernel is declared in the file of its operation: a NamedTuple of its parameters (`engine.cuda.params`), a KernelSpec,
+constants that Python and the kernel share, and `declare_header`, which makes `generated/<name>.cuh` of them. Its source
+includes that and takes `<NAME>_PARAMS(T)`; a launch names the fields.
+"""
 
 from __future__ import annotations
 

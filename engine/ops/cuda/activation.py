@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InT, Int32, Int64, OutT
-from tessera.engine.ops.cuda.types import CHUNK, FLAT_BLOCK, ceil_div, cuda_type, flat_config
+from tessera.engine.ops.cuda.types import CHUNK, FLAT_BLOCK, MAX_CACHED_CONFIGS, ceil_div, cuda_type, flat_config
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor
 
@@ -48,6 +49,7 @@ SPECS = (SILU_MUL, GELU_MUL, GELU)
 declare_header("activation", __name__, params=(GatedParams, GeluParams))
 
 
+@lru_cache(maxsize=MAX_CACHED_CONFIGS)
 def silu_mul_config(rows: int, inner: int) -> LaunchConfig:
     """A row's blocks along y, so that one row alone still spreads over the device."""
     return LaunchConfig((rows, ceil_div(inner, FLAT_BLOCK * CHUNK), 1), (FLAT_BLOCK, 1, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ declare_header("tensor_cores", __name__, {"SEGMENT": SEGMENT, "WARPGROUP_SIZE": 
 FLAT_BLOCK = 256
 MAX_BLOCK = 1024
 
+MAX_CACHED_CONFIGS = 4096  # of a kind
+
 
 def cuda_type(dtype: np.dtype[Any]) -> str:
     """The C name of a floating-point dtype; raises TesseraError for others."""
@@ -33,11 +36,13 @@ def cuda_type(dtype: np.dtype[Any]) -> str:
         raise TesseraError(f"CUDA kernels compute in float32, float16 and bfloat16, not in {dtype}") from None
 
 
+@lru_cache(maxsize=MAX_CACHED_CONFIGS)
 def flat_config(size: int, per_thread: int = CHUNK) -> LaunchConfig:
     """Threads that cover `size` elements, `per_thread` each."""
     return LaunchConfig((ceil_div(size, FLAT_BLOCK * per_thread), 1, 1), (FLAT_BLOCK, 1, 1))
 
 
+@lru_cache(maxsize=MAX_CACHED_CONFIGS)
 def row_config(rows: int, width: int, per_thread: int = CHUNK, max_threads: int = MAX_BLOCK) -> LaunchConfig:
     """One block a row; its size depends on the width alone, so that a row's sums never depend on the batch."""
     warps = ceil_div(ceil_div(width, per_thread), WARP_SIZE)

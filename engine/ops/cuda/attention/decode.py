@@ -9,6 +9,7 @@ narrower blocks.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
@@ -19,7 +20,7 @@ from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.cuda.attention.memory import MAX_SPLITS
 from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem
 from tessera.engine.ops.cuda.candidates import Candidate
-from tessera.engine.ops.cuda.types import HALF_BYTES, SEGMENT, WARP_SIZE, ceil_div
+from tessera.engine.ops.cuda.types import HALF_BYTES, MAX_CACHED_CONFIGS, SEGMENT, WARP_SIZE, ceil_div
 from tessera.engine.ops.interface import HeadTransform
 from tessera.engine.tensor import float32
 
@@ -196,25 +197,67 @@ def decode_config(
     return LaunchConfig((groups * cluster, num_seqs, 1), block, shared_bytes, cluster)
 
 
-def _accepts(problem: AttentionProblem, device: CudaDevice) -> DecodeShape | None:
+class DecodePlan(NamedTuple):
+    """A launch: the kernel, its template arguments after the element type, its configuration, the keys' division."""
+
+    spec: KernelSpec[PagedAttentionDecodeParams]
+    template: tuple[str, ...]
+    config: LaunchConfig
+    division: Division
+
+
+@lru_cache(maxsize=MAX_CACHED_CONFIGS)
+def plan_decode(
+    head_dim: int,
+    num_heads: int,
+    num_kv_heads: int,
+    num_seqs: int,
+    max_context_len: int,
+    window: int,
+    max_splits: int,
+    *,
+    fused: bool,
+    clusters: bool,
+) -> DecodePlan:
+    """For rows of up to `max_context_len` keys, `max_splits` of which fit into memory."""
+    groups = head_groups(num_heads, num_kv_heads)
+    division = divide(num_seqs, groups, max_context_len, max_splits, clusters=fused and clusters)
+    splits = decode_splits(max_context_len, window, division)
+    shape = DECODE_SHAPES[head_dim]
+    if num_seqs * groups >= MANY_ROW_GROUPS:
+        shape = MANY_ROWS_SHAPES.get(head_dim, shape)
+    clustered = division.cluster > 1
+    return DecodePlan(
+        CLUSTERED_ATTENTION_DECODE if clustered else PAGED_ATTENTION_DECODE,
+        shape.template(fused=fused, clustered=clustered),
+        decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, division),
+        division,
+    )
+
+
+def _accepts(problem: AttentionProblem, device: CudaDevice) -> bool | None:
     if problem.rows not in ("decodes", "fused_decodes") or problem.dtype == "float":
         return None
     if not problem.is_aligned or problem.block_size % UNIT_KEYS or not problem.in_pairs:
         return None
-    return DECODE_SHAPES.get(problem.head_dim)
+    return True if problem.head_dim in DECODE_SHAPES else None
 
 
-def _launch(device: CudaDevice, problem: AttentionProblem, shape: DecodeShape, operands: AttentionOperands) -> None:
+def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operands: AttentionOperands) -> None:
     q, metadata, memory = operands.q, operands.metadata, operands.memory
     num_heads, num_kv_heads, head_dim = operands.num_heads, operands.key_cache.shape[1], problem.head_dim
     num_seqs = metadata.table_rows.shape[0]
-    groups, fused = head_groups(num_heads, num_kv_heads), operands.transform is not None
-    clusters = fused and device.compute_capability >= (9, 0)
-    division = divide(num_seqs, groups, metadata.max_context_len, memory.max_splits, clusters=clusters)
-    splits = decode_splits(metadata.max_context_len, operands.window, division)
-    if num_seqs * groups >= MANY_ROW_GROUPS:
-        shape = MANY_ROWS_SHAPES.get(head_dim, shape)
-    clustered = division.cluster > 1
+    spec, template, config, division = plan_decode(
+        head_dim,
+        num_heads,
+        num_kv_heads,
+        num_seqs,
+        metadata.max_context_len,
+        operands.window,
+        memory.max_splits,
+        fused=operands.transform is not None,
+        clusters=device.compute_capability >= (9, 0),
+    )
     cos_sin, q_norm, k_norm, eps = operands.transform or HeadTransform()
     partial_out, partial_sums, arrivals = memory.decode_pointers(num_seqs, num_heads, head_dim)
     params = PagedAttentionDecodeParams(
@@ -250,12 +293,7 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: DecodeShape, o
         eps=eps,
         scale_log2=operands.scale_log2,
     )
-    device.launch(
-        CLUSTERED_ATTENTION_DECODE if clustered else PAGED_ATTENTION_DECODE,
-        (problem.dtype, *shape.template(fused=fused, clustered=clustered)),
-        decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, division),
-        params,
-    )
+    device.launch(spec, (problem.dtype, *template), config, params)
 
 
 ATTENTION.register(Candidate("decode", SPECS, _accepts, _launch, order=0))

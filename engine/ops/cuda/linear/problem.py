@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tessera.engine.ops.cuda.candidates import CandidateTable
-from tessera.engine.ops.cuda.types import HALF_BYTES, aligned, cuda_type
+from tessera.engine.ops.cuda.types import HALF_BYTES, cuda_type
 from tessera.engine.tensor import Tensor
 
 WIDE_BYTES = 16  # of the widest copies
@@ -52,6 +52,7 @@ class LinearProblem(NamedTuple):
     def of(cls, operands: LinearOperands, *, gated: bool = False, accumulates: bool = False) -> LinearProblem:
         x, weight, bias, out, norm, _ = operands
         num_rows, in_features = x.shape
+        addresses = x.pointer | weight.pointer | (0 if norm is None else norm.pointer)
         out_aligned = out.pointer % WIDE_BYTES == 0
         return cls(
             num_rows,
@@ -63,10 +64,10 @@ class LinearProblem(NamedTuple):
             gated,
             accumulates,
             bias is not None,
-            aligned(WIDE_BYTES, x, weight, norm),
+            addresses % WIDE_BYTES == 0,
             out_aligned,
             out_aligned or out.pointer % (2 * out.dtype.itemsize) == 0,
-            aligned(2 * HALF_BYTES, bias),
+            bias is None or bias.pointer % (2 * HALF_BYTES) == 0,
         )
 
     @property

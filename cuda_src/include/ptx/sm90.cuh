@@ -1,4 +1,4 @@
-// Instructions of sm_90a, one function each: barriers in shared memory that count bytes, the copy engine,
+// Instructions of sm_90a, one function each: barriers in shared memory that count bytes, TMA,
 // clusters of blocks, and matrix products of a warp group of 128 threads (PTX ISA 8.0 and later).
 //
 // Rings of shared memory: a producer waits for a slot's `empty` barrier, announces the bytes to its `full`
@@ -9,9 +9,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "copy.cuh"
 #include "generated/swizzle.cuh"
 #include "generated/tensor_cores.cuh"
+#include "ptx/copy.cuh"
 
 using Barrier = unsigned long long;
 
@@ -31,7 +31,7 @@ __device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Arrive and let the phase wait for `bytes` more from the copy engine.
+// Arrive and let the phase wait for `bytes` more from TMA.
 __device__ __forceinline__ void barrier_arrive_expecting(Barrier* barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                "r"(bytes)
@@ -59,6 +59,19 @@ __device__ __forceinline__ bool count_is_last(unsigned* counter, unsigned of) {
                : "r"(shared_address(counter)), "r"(of - 1)
                : "memory");
   return before == of - 1;
+}
+
+// Named barriers 1 to 15 of a block, for `threads` threads that arrive or wait.
+__device__ __forceinline__ void named_barrier_wait(int name, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+// The same of a name and a number that the compiler knows.
+template <int NAME, int THREADS>
+__device__ __forceinline__ void named_barrier_wait() {
+  asm volatile("bar.sync %0, %1;" ::"n"(NAME), "n"(THREADS) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(int name, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
 // ---- clusters -------------------------------------------------------------------------------------------

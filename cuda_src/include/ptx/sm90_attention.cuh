@@ -1,23 +1,10 @@
-// What attention needs of sm_90a beside hopper.cuh.
+// What attention needs of sm_90a beside sm90.cuh.
 #pragma once
 
 #include "common.cuh"
-#include "hopper.cuh"
+#include "ptx/sm90.cuh"
 
 // ---- order ----------------------------------------------------------------------------------------------
-
-// Named barriers 1 to 15 of a block, for `threads` threads that arrive or wait.
-__device__ __forceinline__ void named_barrier_wait(int name, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void named_barrier_arrive(int name, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-
-// This thread's plain stores to shared memory are seen by products that start after a barrier.
-__device__ __forceinline__ void fence_shared_for_products() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
 
 // Keep the compiler from moving uses of registers across products' fences and waits.
 template <int N>

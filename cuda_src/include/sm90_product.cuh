@@ -4,8 +4,8 @@
 
 #include "common.cuh"
 #include "generated/sm90_product.cuh"
-#include "hopper.cuh"
-#include "mma.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/sm90.cuh"
 
 constexpr int WGMMA_K = 16;
 

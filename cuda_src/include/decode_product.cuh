@@ -1,0 +1,501 @@
+// The parts of a decode step's GEMV: the producer that streams the weights, the norm before the product, the
+// consumer with its tensor-core sums, and the epilogue with bias, residual or SwiGLU gate.
+#pragma once
+
+#include "common.cuh"
+#include "generated/matmul_decode.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
+
+constexpr int THREADS = WARPS * WARP_SIZE;
+
+template <typename T>
+struct pair_of {
+  using type = __half2;
+};
+template <>
+struct pair_of<__nv_bfloat16> {
+  using type = __nv_bfloat162;
+};
+
+template <typename Pair>
+__device__ __forceinline__ unsigned multiply_pair(unsigned a, unsigned b) {
+  const Pair product = __hmul2(reinterpret_cast<const Pair&>(a), reinterpret_cast<const Pair&>(b));
+  return reinterpret_cast<const unsigned&>(product);
+}
+
+// sum + the squares of eight elements.
+template <typename T>
+__device__ __forceinline__ float add_squares(float sum, const uint4& raw) {
+  const Vec<T, SEGMENT> values = reinterpret_cast<const Vec<T, SEGMENT>&>(raw);
+#pragma unroll
+  for (int e = 0; e < SEGMENT; ++e) sum = fmaf(to_float(values[e]), to_float(values[e]), sum);
+  return sum;
+}
+
+// Products of eight elements and eight others, rounded to T.
+template <typename T>
+__device__ __forceinline__ uint4 multiply_elements(const uint4& a, const uint4& b) {
+  using Pair = typename pair_of<T>::type;
+  return make_uint4(multiply_pair<Pair>(a.x, b.x), multiply_pair<Pair>(a.y, b.y),
+                    multiply_pair<Pair>(a.z, b.z), multiply_pair<Pair>(a.w, b.w));
+}
+
+// Constants of a variant.
+template <typename Element, typename Result, int MAX_TOKENS, int UNITS_A_TILE, int RING_STAGES,
+          int HALVES_A_STEP>
+struct Variant {
+  using T = Element;
+  using Out = Result;
+  static constexpr int TOKENS = MAX_TOKENS;
+  static constexpr int UNITS = UNITS_A_TILE;
+  static constexpr int STAGES = RING_STAGES;
+  static constexpr int HALVES = HALVES_A_STEP;
+  static constexpr bool RESIDENT = TOKENS == 1;            // the row of x stays in shared memory
+  static constexpr bool SCALES_SUMS = has_float_range<T>;  // the norm's root divides the sums
+  static constexpr int GROUPS = ceil_div(TOKENS, 8);       // of 8 tokens
+  static constexpr int MMAS_M = ceil_div(TOKENS, 16);
+  static constexpr int CHAINS = UNITS * MMAS_M >= 4 ? 1 : 2;  // independent sums that hide an mma's latency
+  static constexpr int STEP_K = HALVES * HALF_K;  // elements of each row that a warp takes at a time
+  static constexpr int STEP_VECTORS = STEP_K / SEGMENT;
+  static constexpr int LOADS = HALVES * (UNITS + (RESIDENT ? 0 : GROUPS));  // of a lane, a stage
+  static constexpr int ITEMS = ceil_div(UNITS * GROUPS * WARP_SIZE, THREADS);
+  static_assert(sizeof(T) == 2, "tensor cores take bfloat16 or float16");
+  static_assert(TOKENS == 1 || TOKENS == 8 || TOKENS % 16 == 0,
+                "an mma has 16 rows of x, of which 8 may be left out");
+  static_assert(STAGES >= 2, "copies need a stage to run ahead in");
+};
+
+__device__ __forceinline__ int lane_of_thread() { return threadIdx.x % WARP_SIZE; }
+__device__ __forceinline__ int warp_of_thread() { return threadIdx.x / WARP_SIZE; }
+__device__ __forceinline__ int row_of_lane() { return lane_of_thread() / 4; }  // of a unit, and of 8 tokens
+
+// This block's units of the weight. Gated, a tile has half as many gates and their ups.
+template <int UNITS>
+struct BlockUnits {
+  int features;  // of the result
+  int a_tile;
+  int begin, end;
+  int num_tiles;
+
+  __device__ __forceinline__ BlockUnits(int out_features, int gated) {
+    features = gated ? out_features / 2 : out_features;
+    a_tile = gated ? UNITS / 2 : UNITS;
+    const int num_units = ceil_div(features, UNIT);
+    const int block = blockIdx.x;
+    const int a_block = num_units / static_cast<int>(gridDim.x);
+    const int one_more = num_units - a_block * static_cast<int>(gridDim.x);  // blocks with one more
+    begin = block * a_block + min(block, one_more);
+    end = begin + a_block + (block < one_more ? 1 : 0);
+    num_tiles = gated ? ceil_div(end - begin, UNITS / 2 + (UNITS == 1)) : ceil_div(end - begin, UNITS);
+  }
+};
+
+// This warp's steps along k: every WARPS-th. Its vectors of a row lie one step after another.
+template <typename V>
+struct WarpSteps {
+  int count;
+  int vectors;
+
+  __device__ __forceinline__ explicit WarpSteps(int in_features)
+      : count(ceil_div(in_features, V::STEP_K * WARPS)), vectors(count * V::STEP_VECTORS) {}
+
+  // First element of this lane in a step.
+  static __device__ __forceinline__ int lane_k(int step) {
+    return (step * WARPS + warp_of_thread()) * V::STEP_K + lane_of_thread() % 4 * SEGMENT;
+  }
+  // First element of vector v.
+  static __device__ __forceinline__ int vector_k(int v) {
+    return (v / V::STEP_VECTORS * WARPS + warp_of_thread()) * V::STEP_K + v % V::STEP_VECTORS * SEGMENT;
+  }
+  // The vector that this lane needs.
+  static __device__ __forceinline__ int lane_vector(int step, int half) {
+    return (step * V::HALVES + half) * 4 + lane_of_thread() % 4;
+  }
+};
+
+// Producer: fills this lane's ring, ahead of the products and with its own place in the sequence of tiles and
+// steps.
+template <typename V>
+class DecodeProducer {
+  using T = typename V::T;
+  static constexpr unsigned COPY_BYTES = THREADS * sizeof(uint4);  // of all threads
+
+ public:
+  __device__ __forceinline__ DecodeProducer(uint4* ring, const BlockUnits<V::UNITS>& units, int steps,
+                                            const T* x, const T* weight, int num_rows, int in_features,
+                                            int gated)
+      : units_(units),
+        steps_(steps),
+        x_(x),
+        weight_(weight),
+        num_rows_(num_rows),
+        in_features_(in_features),
+        gated_(gated),
+        ring_(shared_address(ring + threadIdx.x)),
+        from_(weight),
+        unit_elements_(static_cast<long long>(UNIT) * in_features),
+        policy_(evict_first_policy()) {}
+
+  // The weights of the first stages. Groups of copies are committed also where empty, because the waits count
+  // them.
+  __device__ __forceinline__ void fill_weights() {
+#pragma unroll 1
+    for (int stage = 0; stage < V::STAGES; ++stage) {
+      if (tile_ < units_.num_tiles) load_weight();
+      copy_async_commit();
+      advance();
+    }
+  }
+
+  // The rows of x of the first stages.
+  __device__ __forceinline__ void fill_x() const {
+    int step = 0;
+#pragma unroll 1
+    for (int stage = 0; stage < V::STAGES; ++stage) {
+      if (stage < units_.num_tiles * steps_) load_x(stage, step);
+      copy_async_commit();
+      step = step + 1 == steps_ ? 0 : step + 1;
+    }
+  }
+
+  // The stage that was used last.
+  __device__ __forceinline__ void refill() {
+    if (tile_ < units_.num_tiles) {
+      load_weight();
+      if constexpr (!V::RESIDENT) load_x(slot_, step_);
+    }
+    copy_async_commit();
+    advance();
+  }
+
+ private:
+  __device__ __forceinline__ void load_weight() {
+    if (step_ == 0) {
+      const int unit = units_.begin + tile_ * units_.a_tile;
+      const int row = unit * UNIT + row_of_lane();
+      from_ = weight_ + static_cast<long long>(row) * in_features_ + WarpSteps<V>::lane_k(0);
+      tile_units_ = min(min(units_.end - unit, units_.a_tile), ceil_div(units_.features - row, UNIT));
+    }
+    const int k = step_ * WARPS * V::STEP_K;
+    const T* from = from_ + k;
+    const int left = in_features_ - k - WarpSteps<V>::lane_k(0);
+    const unsigned to = ring_ + slot_ * V::LOADS * COPY_BYTES;
+    int unit = 0;
+#pragma unroll
+    for (int u = 0; u < V::UNITS; ++u) {
+      if (u > 0) {
+        const bool first_up = u == V::UNITS / 2 && gated_;
+        from = first_up ? from_ + k + static_cast<long long>(units_.features) * in_features_
+                        : from + unit_elements_;
+        unit = first_up ? 0 : unit + 1;
+      }
+#pragma unroll
+      for (int half = 0; half < V::HALVES; ++half) {
+        const int element = half * HALF_K;
+        copy_async_16(to + (u * V::HALVES + half) * COPY_BYTES, from + element,
+                      unit < tile_units_ && element < left, policy_);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load_x(int slot, int step) const {
+    const int k = WarpSteps<V>::lane_k(step);
+    const T* from = x_ + row_of_lane() * in_features_ + k;
+    const unsigned to = ring_ + (slot * V::LOADS + V::UNITS * V::HALVES) * COPY_BYTES;
+#pragma unroll
+    for (int i = 0; i < V::GROUPS * V::HALVES; ++i) {
+      const int element = i % V::HALVES * HALF_K;
+      const int group = i / V::HALVES;
+      copy_async_16(to + i * COPY_BYTES, from + group * 8 * in_features_ + element,
+                    group * 8 + row_of_lane() < num_rows_ && k + element < in_features_);
+    }
+  }
+
+  __device__ __forceinline__ void advance() {
+    slot_ = slot_ + 1 == V::STAGES ? 0 : slot_ + 1;
+    if (++step_ == steps_) {
+      step_ = 0;
+      ++tile_;
+    }
+  }
+
+  const BlockUnits<V::UNITS>& units_;
+  const int steps_;
+  const T* const x_;
+  const T* const weight_;
+  const int num_rows_;
+  const int in_features_;
+  const int gated_;
+  const unsigned ring_;
+  int tile_ = 0;
+  int step_ = 0;
+  int slot_ = 0;
+  const T* from_;       // this lane's row of the tile's first unit, from its first element on
+  int tile_units_ = 0;  // units of the tile in which this lane has a row
+  const long long unit_elements_;
+  const unsigned long long policy_;
+};
+
+// The norm before the product: this warp's vectors of its weight and the sums of squares.
+template <typename V>
+struct NormPrologue {
+  using T = typename V::T;
+  using Steps = WarpSteps<V>;
+
+  const T* norm;  // null without
+  uint4* gains;   // this warp's vectors of it in shared memory, zeros beyond in_features
+  float (&sums_of_squares)[WARPS][V::TOKENS];
+  int in_features;
+  float eps;
+
+  // One group of copies, also where empty.
+  __device__ __forceinline__ void load_gains(const Steps& steps) const {
+    if (norm != nullptr) {
+#pragma unroll 1
+      for (int v = lane_of_thread(); v < steps.vectors; v += WARP_SIZE) {
+        const bool valid = Steps::vector_k(v) < in_features;
+        copy_async_16(gains + v, valid ? norm + Steps::vector_k(v) : norm, valid);
+      }
+    }
+    copy_async_commit();
+  }
+
+  // 1 / sqrt(mean(x^2) + eps) of a token, once every warp's sum of squares is there.
+  __device__ __forceinline__ float inverse_rms(int token) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) sum += sums_of_squares[w][token];
+    return rsqrtf(__fdividef(sum, in_features) + eps);
+  }
+
+  // This warp's vectors of the one row of x to shared memory: `y`, normalised unless SCALES_SUMS.
+  __device__ __forceinline__ void load_row(const T* x, uint4* y, const Steps& steps) const {
+    constexpr int BATCH = 2;  // loads in flight
+    const int lane = lane_of_thread();
+    if (norm != nullptr) copy_async_wait<V::STAGES>();
+    float squares = 0.0f;
+#pragma unroll 1
+    for (int first = lane; first < steps.vectors; first += BATCH * WARP_SIZE) {
+      uint4 raw[BATCH];
+#pragma unroll
+      for (int i = 0; i < BATCH; ++i) {
+        const int k = Steps::vector_k(first + i * WARP_SIZE);
+        raw[i] = make_uint4(0, 0, 0, 0);
+        if (k < in_features) load_past_l1(raw[i], x + k);
+      }
+#pragma unroll
+      for (int i = 0; i < BATCH; ++i) {
+        const int v = first + i * WARP_SIZE;
+        if (v >= steps.vectors) break;
+        if (norm != nullptr) {
+          squares = add_squares<T>(squares, raw[i]);
+          if (V::SCALES_SUMS) raw[i] = multiply_elements<T>(raw[i], gains[v]);
+        }
+        y[v] = raw[i];
+      }
+    }
+    if (norm != nullptr) {
+      squares = warp_sum(squares);
+      if (lane == 0) sums_of_squares[warp_of_thread()][0] = squares;
+      if constexpr (!V::SCALES_SUMS) {
+        __syncthreads();
+        const float scale = inverse_rms(0);
+        for (int v = lane; v < steps.vectors; v += WARP_SIZE) scale_vector(y[v], gains[v], scale);
+      }
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void scale_vector(uint4& elements, const uint4& gain, float scale) {
+    using Vector = Vec<T, SEGMENT>;
+    const Vector gains_of_elements = reinterpret_cast<const Vector&>(gain);
+    Vector values = reinterpret_cast<const Vector&>(elements);
+#pragma unroll
+    for (int e = 0; e < SEGMENT; ++e) {
+      values[e] = from_float<T>(to_float(values[e]) * scale * to_float(gains_of_elements[e]));
+    }
+    elements = reinterpret_cast<const uint4&>(values);
+  }
+};
+
+// Consumer: this warp's sums of a tile over its steps of k.
+template <typename V>
+class DecodeConsumer {
+  using T = typename V::T;
+
+ public:
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < V::CHAINS * V::UNITS * V::MMAS_M * 4; ++i) (&sums_[0][0][0][0])[i] = 0.0f;
+  }
+
+  // Add one step's products from the ring's next stage; `y` is the row that is RESIDENT.
+  __device__ __forceinline__ void take_step(const uint4* ring, const uint4* y,
+                                            const NormPrologue<V>& prologue, int step, bool is_first_tile) {
+    copy_async_wait<V::STAGES - 1>();
+    const uint4* const stage = ring + slot_ * V::LOADS * THREADS + threadIdx.x;
+#pragma unroll
+    for (int half = 0; half < V::HALVES; ++half) {
+      uint4 tokens[V::GROUPS];
+#pragma unroll
+      for (int i = 0; i < V::GROUPS; ++i) {
+        if constexpr (V::RESIDENT) {
+          tokens[i] = y[WarpSteps<V>::lane_vector(step, half)];  // for all 8 rows; only the first is stored
+        } else {
+          tokens[i] = stage[((V::UNITS + i) * V::HALVES + half) * THREADS];
+          if (V::SCALES_SUMS && prologue.norm != nullptr) {
+            if (is_first_tile) squares_[i] = add_squares<T>(squares_[i], tokens[i]);
+            tokens[i] =
+                multiply_elements<T>(tokens[i], prologue.gains[WarpSteps<V>::lane_vector(step, half)]);
+          }
+        }
+      }
+      multiply(stage + half * THREADS, tokens);
+    }
+  }
+  __device__ __forceinline__ void advance() { slot_ = slot_ + 1 == V::STAGES ? 0 : slot_ + 1; }
+
+  // This warp's part of its tokens' sums of squares, after the first tile.
+  __device__ __forceinline__ void share_squares(float (&sums_of_squares)[WARPS][V::TOKENS]) {
+#pragma unroll
+    for (int i = 0; i < V::GROUPS; ++i) {
+      squares_[i] += __shfl_xor_sync(FULL_WARP, squares_[i], 1);
+      squares_[i] += __shfl_xor_sync(FULL_WARP, squares_[i], 2);
+      if (lane_of_thread() % 4 == 0) sums_of_squares[warp_of_thread()][i * 8 + row_of_lane()] = squares_[i];
+    }
+  }
+
+  // partial [WARPS][UNITS][GROUPS][WARP_SIZE]: pairs of sums.
+  __device__ __forceinline__ void share_sums(float2* partial, int num_rows) const {
+#pragma unroll
+    for (int u = 0; u < V::UNITS; ++u) {
+#pragma unroll
+      for (int i = 0; i < V::GROUPS; ++i) {
+        float2 pair = make_float2(sums_[0][u][i / 2][i % 2 * 2], sums_[0][u][i / 2][i % 2 * 2 + 1]);
+        if constexpr (V::CHAINS > 1) {
+          pair.x += sums_[1][u][i / 2][i % 2 * 2];
+          pair.y += sums_[1][u][i / 2][i % 2 * 2 + 1];
+        }
+        if (i * 8 + row_of_lane() < num_rows) {
+          partial[((warp_of_thread() * V::UNITS + u) * V::GROUPS + i) * WARP_SIZE + lane_of_thread()] = pair;
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void multiply(const uint4* weights, const uint4 (&tokens)[V::GROUPS]) {
+#pragma unroll
+    for (int u = 0; u < V::UNITS; ++u) {
+      const uint4 w = weights[u * V::HALVES * THREADS];
+#pragma unroll
+      for (int i = 0; i < V::MMAS_M; ++i) {
+        const uint4 low = tokens[i * 2];
+        const uint4 high =
+            i * 2 + 1 < V::GROUPS ? tokens[min(i * 2 + 1, V::GROUPS - 1)] : make_uint4(0, 0, 0, 0);
+        mma_m16n8k16<T>(sums_[0][u][i], {low.x, high.x, low.y, high.y}, {w.x, w.y});
+        mma_m16n8k16<T>(sums_[V::CHAINS - 1][u][i], {low.z, high.z, low.w, high.w}, {w.z, w.w});
+      }
+    }
+  }
+
+  float sums_[V::CHAINS][V::UNITS][V::MMAS_M][4];
+  int slot_ = 0;
+  float squares_[V::GROUPS] = {};  // of this lane's elements of x, taken from the first tile's steps
+};
+
+// Epilogue: adds the warps' sums, then the bias and the residual or the gate. A thread has ITEMS pairs of
+// neighbouring columns of a tile.
+template <typename V>
+class DecodeEpilogue {
+  using T = typename V::T;
+  using Out = typename V::Out;
+
+ public:
+  __device__ __forceinline__ DecodeEpilogue(const BlockUnits<V::UNITS>& units, const T* bias, Out* out,
+                                            int num_rows, int accumulate, int gated)
+      : units_(units), bias_(bias), out_(out), num_rows_(num_rows), accumulate_(accumulate), gated_(gated) {}
+
+  // What the sums are added to, so that it is there when they are.
+  __device__ __forceinline__ void fetch(int tile_unit) {
+#pragma unroll
+    for (int i = 0; i < V::ITEMS; ++i) {
+      const Item item(i, tile_unit);
+      before_[i] = {from_float<Out>(0.0f), from_float<Out>(0.0f)};
+      offset_[i] = {from_float<T>(0.0f), from_float<T>(0.0f)};
+      if (is_outside(item, tile_unit)) continue;
+      if (bias_ != nullptr) offset_[i] = {bias_[item.column], bias_[item.column + 1]};
+      if (accumulate_) {
+        load_past_l1(reinterpret_cast<typename Vec<Out, 2>::Raw&>(before_[i]),
+                     out_ + item.token * units_.features + item.column);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(int tile_unit, const float2* partial,
+                                        const NormPrologue<V>& prologue) const {
+#pragma unroll
+    for (int i = 0; i < V::ITEMS; ++i) {
+      const Item item(i, tile_unit);
+      if (is_outside(item, tile_unit)) continue;
+      const float scale =
+          V::SCALES_SUMS && prologue.norm != nullptr ? prologue.inverse_rms(item.token) : 1.0f;
+      float2 result = total(partial + item.index);
+      result.x *= scale;
+      result.y *= scale;
+      if (gated_) {
+        float2 up = total(partial + (item.index + units_.a_tile * V::GROUPS * WARP_SIZE));
+        up.x *= scale;
+        up.y *= scale;
+        result.x = up.x * __fdividef(result.x, 1.0f + __expf(-result.x));
+        result.y = up.y * __fdividef(result.y, 1.0f + __expf(-result.y));
+      } else {
+        result.x += to_float(offset_[i][0]) + to_float(before_[i][0]);
+        result.y += to_float(offset_[i][1]) + to_float(before_[i][1]);
+      }
+      const Vec<Out, 2> pair = {from_float<Out>(result.x), from_float<Out>(result.y)};
+      pair.store(out_ + item.token * units_.features + item.column);
+    }
+  }
+
+ private:
+  // Item i of this thread.
+  struct Item {
+    int index;  // in a warp's part of `partial`
+    int unit;   // of the tile
+    int token, column;
+
+    __device__ __forceinline__ Item(int i, int tile_unit)
+        : index(i * THREADS + threadIdx.x),
+          unit(index / WARP_SIZE / V::GROUPS),
+          token(index / WARP_SIZE % V::GROUPS * 8 + row_of_lane()),
+          column((tile_unit + unit) * UNIT + lane_of_thread() % 4 * 2) {}
+  };
+
+  __device__ __forceinline__ bool is_outside(const Item& item, int tile_unit) const {
+    return item.unit >= units_.a_tile || tile_unit + item.unit >= units_.end || item.token >= num_rows_ ||
+           item.column >= units_.features;
+  }
+
+  // Of all warps, in order.
+  static __device__ __forceinline__ float2 total(const float2* parts) {
+    float2 sum = parts[0];
+#pragma unroll
+    for (int w = 1; w < WARPS; ++w) {
+      const float2 other = parts[w * V::UNITS * V::GROUPS * WARP_SIZE];
+      sum.x += other.x;
+      sum.y += other.y;
+    }
+    return sum;
+  }
+
+  const BlockUnits<V::UNITS>& units_;
+  const T* const bias_;
+  Out* const out_;
+  const int num_rows_;
+  const int accumulate_;
+  const int gated_;
+  Vec<Out, 2> before_[V::ITEMS];
+  Vec<T, 2> offset_[V::ITEMS];
+};
