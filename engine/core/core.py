@@ -337,7 +337,8 @@ class EngineCore:
 
     def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         self._publish()
-        self._compiling.pop(sequence, None)
+        if (pending := self._compiling.pop(sequence, None)) is not None:
+            pending.give_up()
         self.scheduler.finish(sequence, reason)
         del self._sequences[sequence.client, sequence.request_id]
         self._finish_times.append(now)

@@ -84,6 +84,12 @@ class PendingGrammar:
     def ready(self) -> bool:
         return self._job.future.done() or self._job.is_late or self._job.is_starved
 
+    def give_up(self) -> None:
+        """Its request has ended; a grammar that no other waits for is not begun."""
+        self._job.num_waiting -= 1
+        if self._job.num_waiting == 0:
+            self._job.future.cancel()
+
     def result(self) -> CompiledGrammar:
         """
         Raises:
@@ -110,6 +116,7 @@ class _Job:
 
     def __init__(self) -> None:
         self.future: Future[CompiledGrammar]
+        self.num_waiting = 0  # requests
         self._clock: int | None = None
         self._started_at = self._used_at_start = 0.0
 
@@ -158,6 +165,7 @@ class GrammarCompiler:
             job.future = self._threads.submit(self._compile, job, grammar)
             self._evict()
         self._cache.move_to_end(key)
+        job.num_waiting += 1
         return PendingGrammar(grammar, job)
 
     def wait(self, pending: Sequence[PendingGrammar], timeout: float) -> None:

@@ -17,7 +17,7 @@ from tessera.app.schema.request import parse_request
 from tessera.engine.contract.errors import EngineUnavailableError, InvalidRequestError
 from tessera.engine.contract.sampling_params import MAX_GRAMMAR_LENGTH, Grammar
 from tessera.engine.grammar import compiler as grammar_module
-from tessera.engine.grammar.compiler import COMPILE_LIMIT, MAX_CACHED, GrammarCompiler, GrammarProbe
+from tessera.engine.grammar.compiler import COMPILE_LIMIT, MAX_CACHED, NUM_THREADS, GrammarCompiler, GrammarProbe
 from tessera.engine.grammar.source import MAX_NESTING
 from tests.support.grammar_harness import CLIENT, EOS, MODEL, VOCAB_SIZE, GrammarHarness, schema
 from tests.support.http_fixtures import call
@@ -269,3 +269,32 @@ def test_fault_grammars_of_two_kinds_with_one_text_are_two(compiler: GrammarComp
     assert answers["regex"].text in ('"', "a")
     engine.add("refused", Grammar("lark", '["a"]'))
     assert engine.run()["refused"].error_status == 400
+
+
+def test_fault_grammars_are_not_begun_for_a_sender_that_has_left(
+    monkeypatch: pytest.MonkeyPatch, compiler: GrammarCompiler
+) -> None:
+    """Those under way end; of the others only the one that a second request waits for is compiled."""
+    begun: list[str] = []
+    may_go_on = threading.Event()
+    original: Callable[[GrammarProbe, Grammar], str] = GrammarProbe.source_of
+
+    def slow(probe: GrammarProbe, grammar: Grammar) -> str:
+        begun.append(grammar.text)
+        assert may_go_on.wait(30)
+        return original(probe, grammar)
+
+    engine = GrammarHarness(compiler)
+    engine.add("first", Grammar("regex", "both probes are there"))
+    engine.run()
+    monkeypatch.setattr(GrammarProbe, "source_of", slow)
+    names = [f"left{number}" for number in range(30)]
+    for name in names:
+        engine.add(name, Grammar("regex", name))
+    engine.add("stays", Grammar("regex", names[-1]))
+    engine.core.abort(names, CLIENT)
+    engine.add("again", Grammar("regex", names[-2]))
+    may_go_on.set()
+    answers = engine.run()
+    assert (answers["stays"].text, answers["again"].text) == (names[-1], names[-2])
+    assert len(begun) <= NUM_THREADS + 2
