@@ -16,10 +16,9 @@ from tessera.app.anthropic import routes as messages
 from tessera.app.anthropic.errors import ANTHROPIC
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.http.access_log import RequestIdMiddleware
-from tessera.app.http.auth import AcceptedKeys, AuthMiddleware
+from tessera.app.http.auth import AcceptedKeys, AuthMiddleware, OriginMiddleware
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
-from tessera.app.http.origins import OriginMiddleware
 from tessera.app.openai.chat import routes as chat
 from tessera.app.openai.completions import routes as completions
 from tessera.app.openai.embeddings import routes as embeddings
