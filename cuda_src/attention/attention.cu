@@ -26,11 +26,21 @@ __device__ __forceinline__ int find_row(const int* cu_seqlens_q, int num_seqs, i
 //
 // Tokens after the last row, and rows without context, give zeros.
 //
-// q [num_tokens, num_heads * head_dim] T; key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim]
-// T; block_tables [*, block_table_width] int; table_rows [num_seqs] int, each row's place in block_tables;
-// cu_seqlens_q [num_seqs + 1] int; context_lens [num_seqs] int; out [num_tokens, num_heads * head_dim] T.
-// head_dim <= 256. scale_log2 = scale * log2(e). Layout: row-major; keys are read in 16-byte vectors where
-// head_dim and the addresses allow. Grid: (num_tokens, num_heads); block: 128 threads; static shared memory.
+// Inputs and outputs:
+//   q [num_tokens, num_heads * head_dim] T
+//   key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim] T
+//   block_tables [*, block_table_width] int
+//   table_rows [num_seqs] int, each row's place in block_tables
+//   cu_seqlens_q [num_seqs + 1] int
+//   context_lens [num_seqs] int
+//   out [num_tokens, num_heads * head_dim] T
+//   scale_log2 = scale * log2(e)
+//
+// Layout: row-major, head_dim <= 256; keys are read in 16-byte vectors where head_dim and the addresses
+// allow.
+// Grid: (num_tokens, num_heads).
+// Block: 128 threads.
+// Shared memory: static.
 // Unit of work: one block a query token's head. Its warps take every fourth 32 keys; a lane computes one
 // key's score, then every 32nd element of the output.
 template <typename T>

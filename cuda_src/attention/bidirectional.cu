@@ -9,11 +9,18 @@ constexpr int MAX_PER_LANE = MAX_HEAD_DIM / WARP_SIZE;
 // out = softmax over the text's keys of (q . k * scale), times v; 2^x with log2(e) in the scale; running
 // maximum and sum as in "Online normalizer calculation for softmax" (Milakov and Gimelshein 2018).
 //
-// qkv [tokens, 3 * num_heads * head_dim] T: queries, keys and values of all heads; cu_seqlens [num_seqs + 1]
-// int; out [tokens, num_heads * head_dim] T. head_dim <= 128. scale_log2 = scale * log2(e). Layout:
-// row-major, any alignment. Grid: (num_seqs, blocks of 8 queries that cover the longest text, num_heads);
-// block: 256 threads; static shared memory. Unit of work: one warp a query of one head. A block's warps share
-// tiles of 32 keys and values; a lane computes one key's score, then every 32nd element of the output.
+// Inputs and outputs:
+//   qkv [tokens, 3 * num_heads * head_dim] T: queries, keys and values of all heads
+//   cu_seqlens [num_seqs + 1] int
+//   out [tokens, num_heads * head_dim] T
+//   scale_log2 = scale * log2(e)
+//
+// Layout: row-major, any alignment; head_dim <= 128.
+// Grid: (num_seqs, blocks of 8 queries that cover the longest text, num_heads).
+// Block: 256 threads.
+// Shared memory: static.
+// Unit of work: one warp a query of one head. A block's warps share tiles of 32 keys and values; a lane
+// computes one key's score, then every 32nd element of the output.
 template <typename T>
 __global__ void __launch_bounds__(QUERIES* WARP_SIZE)
     bidirectional_attention_kernel(BIDIRECTIONAL_ATTENTION_PARAMS(T)) {

@@ -4,18 +4,24 @@
 #include "generated/rope.cuh"
 #include "rope.cuh"
 
-// Query and key heads are normalised (where they have a norm) and rotated as HeadTransform says, value
-// heads stay as they are; keys and values go to the cache, queries to out.
+// out = rotated(norm(q)), key_cache[slot] = rotated(norm(k)), value_cache[slot] = v: heads are normalised
+// (where they have a norm) and rotated as HeadTransform says.
 //
-// qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] T: query, key, value heads of a token;
-// q_norm, k_norm [head_dim] T or null; cos_sin [positions, rotary_dim] float (cosines, then sines) or null if
-// rotary_dim is 0; positions [num_tokens] int; slot_mapping [num_tokens] int, block * block_size + offset, -1
-// stores nothing; key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim] T;
-// out [num_tokens, num_heads * head_dim] T: the queries.
+// Inputs and outputs:
+//   qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] T: query, key, value heads of a token
+//   q_norm, k_norm [head_dim] T or null
+//   cos_sin [positions, rotary_dim] float (cosines, then sines) or null if rotary_dim is 0
+//   positions [num_tokens] int
+//   slot_mapping [num_tokens] int, block * block_size + offset, -1 stores nothing
+//   key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim] T
+//   out [num_tokens, num_heads * head_dim] T: the queries
+//
 // Layout: row-major; head_dim <= MAX_HEAD_DIM; VECTOR = 2 needs pointers aligned to two elements, head_dim
-// and rotary_dim / 2 even. Grid: (num_tokens, ceil((ceil(num_heads / part_heads) + 2 * ceil(num_kv_heads /
-// part_heads)) / 4)); block: 128 threads; no shared memory. Unit of work: a warp up to part_heads heads of
-// one kind of a token, which have norm and angles in common.
+// and rotary_dim / 2 even.
+// Grid: (num_tokens, ceil((ceil(num_heads / part_heads) + 2 * ceil(num_kv_heads / part_heads)) / 4)).
+// Block: 128 threads.
+// Shared memory: none.
+// Unit of work: a warp up to part_heads heads of one kind of a token, which have norm and angles in common.
 template <typename T, int VECTOR, int MAX_HEAD_DIM>
 __global__ void __launch_bounds__(32 * WARPS) rope_and_store_kernel(ROPE_AND_STORE_PARAMS(T)) {
   ASSERT_ELEMENT(T);

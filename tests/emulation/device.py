@@ -20,7 +20,7 @@ import pytest
 from tessera.engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig, P
 from tessera.engine.cuda.memory import Transfers
 from tessera.engine.tensor import CpuDevice
-from tests.emulation.source import MAIN, cpu_sources, main_source
+from tests.emulation.source import MAIN, Edit, cpu_sources, main_source
 
 COMPILER = "g++"
 HERE = Path(__file__).parent
@@ -48,9 +48,13 @@ class EmulatedDevice(CpuDevice):
     """
 
     def __init__(
-        self, folder: Path, edit: Callable[[str], str] = str, multiprocessors: int = 132, arch: str = "100a"
+        self,
+        folder: Path,
+        edit: Edit = dict,
+        multiprocessors: int = 132,
+        arch: str = "100a",
     ) -> None:
-        """Compiled kernels are kept in `folder`; `edit` makes another text of a kernel's file.
+        """Compiled kernels are kept in `folder`; `edit` changes a kernel's file and headers, texts by name.
 
         With EMULATED_RACES=1 they are watched for races in shared memory (`races.cc`).
         """
@@ -133,7 +137,7 @@ def library(
     folder: Path,
     spec: KernelSpec[Any],
     template: tuple[str, ...],
-    edit: Callable[[str], str],
+    edit: Edit,
     *,
     arch: str = "100a",
     races: bool,

@@ -11,6 +11,7 @@ from tessera.engine.cuda.compiler import SOURCE_FOLDER, sources
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 
 MAIN = "launch.cc"
+Edit = Callable[[dict[str, str]], dict[str, str]]  # of a kernel's file and its headers, by name
 ASM = re.compile(r"\basm\s*(?:volatile)?\s*\(")
 TOOLKIT_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<cuda[_.].*$", re.MULTILINE)
 DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+__align__\((\d+)\)\s+([\w ]+?)\s+(\w+)\[\];")
@@ -25,11 +26,10 @@ OPERAND = re.compile(r"%(\d+)")
 NOWHERE = "_"  # where a result goes that nobody wants
 
 
-def cpu_sources(instantiation: Instantiation, edit: Callable[[str], str]) -> dict[str, str]:
-    """The kernel's file, changed by `edit`, and its headers, for the preprocessor: texts by name."""
+def cpu_sources(instantiation: Instantiation, edit: Edit) -> dict[str, str]:
+    """The kernel's file and its headers, changed by `edit`, for the preprocessor: texts by name."""
     spec = instantiation[0]
-    texts = sources(spec.file)
-    texts[spec.file] = edit(texts[spec.file])
+    texts = edit(sources(spec.file))
     return {name: TOOLKIT_INCLUDE.sub("", text) for name, text in texts.items()}
 
 

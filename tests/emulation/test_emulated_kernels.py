@@ -219,15 +219,17 @@ def test_attention_of_prompts_on_sm_90a(case: AttentionCase, sm90_ops: CudaOps) 
 
 
 def broken(old: str, new: str, folder: Path, arch: str = "100a", multiprocessors: int = 132) -> CudaOps:
-    """Kernels in whose file something else stands in the place of `old`, which the first launched has."""
+    """Kernels with `new` in the place of `old`, which the first launched has: in its file, else in its headers."""
     found = False
 
-    def edit(text: str) -> str:
+    def edit(texts: dict[str, str]) -> dict[str, str]:
         nonlocal found
-        found |= old in text
+        holders = {name for name, text in texts.items() if old in text}
+        holders = {name for name in holders if name.endswith(".cu")} or holders
+        found |= bool(holders)
         if not found:
             raise ValueError(f"the kernel has no {old!r} any more")  # no failure of the kernel's
-        return text.replace(old, new)
+        return {name: text.replace(old, new) if name in holders else text for name, text in texts.items()}
 
     return CudaOps(EmulatedDevice(folder, edit, multiprocessors, arch))  # type: ignore[arg-type]
 
@@ -301,8 +303,8 @@ def attend_to(case: AttentionCase, ops: CudaOps) -> None:
 
 WAIT_FOR_STAGE = "barrier_wait(&full[at.stage], at.parity);"
 SYNCHRONIZE = "fence_shared_for_async();\n    named_barrier_wait(GROUP_BARRIER + consumer, WARPGROUP_SIZE);"
-RELEASE_KEYS, NEXT_KEYS = "release(&empty_k[next_stage]);", "multiply_keys(buffer, next_stage);"
-RELEASE_VALUES = "wgmma_wait<0>();\n    pin(outputs);\n    pin(weights);\n    release(&empty_v[stage]);"
+RELEASE_KEYS, NEXT_KEYS = "release(&empty_k[next_stage]);", "own.multiply_keys(buffer, next_stage);"
+RELEASE_VALUES = "wgmma_wait<0>();\n    pin(own.outputs);\n    pin(own.weights);\n    release(&empty_v[stage]);"
 RELEASED_EARLY = "release(&empty_v[stage]);\n    wgmma_wait<0>();"
 SEVERAL, SPLIT = partial(multiply, "several tiles"), partial(multiply, "a split sum")
 SHARED, THREE_GROUPS = partial(multiply, "blocks that share"), partial(multiply, "wide tiles")
@@ -329,7 +331,12 @@ HOPPER_FAULTS: dict[str, tuple[Callable[[CudaOps], None], str, str, str]] = {
     "no proxy fence before a product": (ATTEND, SYNCHRONIZE, SYNCHRONIZE.split("\n")[1], "for want of a proxy fence"),
     "no barrier before a product": (ATTEND, SYNCHRONIZE, SYNCHRONIZE.split("\n")[0], "a race"),
     "queries not swizzled": (ATTEND, "(segment % 8 ^ m % 8)", "(segment % 8)", "elements differ"),
-    "registers in flight": (ATTEND, RELEASE_KEYS, f"round_weights(); {RELEASE_KEYS}", "in flight reads were changed"),
+    "registers in flight": (
+        ATTEND,
+        RELEASE_KEYS,
+        f"own.round_weights(); {RELEASE_KEYS}",
+        "in flight reads were changed",
+    ),
     "values released too early": (ATTEND, RELEASE_VALUES, RELEASED_EARLY, PRODUCT_AND_COPY),
     "no wgmma.fence": (ATTEND, f"wgmma_fence();\n    {NEXT_KEYS}", NEXT_KEYS, "without wgmma.fence"),
 }

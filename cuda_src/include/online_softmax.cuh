@@ -1,0 +1,42 @@
+// The softmax over keys that come in tiles, in one pass: running maximum and sum of weights as in "Online
+// normalizer calculation for softmax" (Milakov and Gimelshein 2018).
+#pragma once
+
+#include "attention.cuh"
+#include "ptx/mma.cuh"
+
+// A row of scores of which the four lanes 4 g to 4 g + 3 hold some columns each, as of sums of ptx/mma.cuh.
+// Weights are 2^((score - maximum) * scale_log2); scale_log2 is positive.
+struct RowSoftmax {
+  float maximum = MINUS_INFINITY;  // of the scores so far
+  float sum = 0.0f;                // of this lane's weights
+  float factor;                    // takes what was summed before the last `renew` to the new maximum
+
+  // `lane_maximum`: of this lane's new scores, and `maximum` itself. Returns the new offset of `weight`.
+  __device__ __forceinline__ float renew(float lane_maximum, float scale_log2) {
+    lane_maximum = fmaxf(lane_maximum, __shfl_xor_sync(FULL_WARP, lane_maximum, 1));
+    lane_maximum = fmaxf(lane_maximum, __shfl_xor_sync(FULL_WARP, lane_maximum, 2));
+    const float offset = lane_maximum == MINUS_INFINITY ? 0.0f : lane_maximum * scale_log2;
+    factor = exp2_fast(maximum * scale_log2 - offset);
+    maximum = lane_maximum;
+    return offset;
+  }
+
+  static __device__ __forceinline__ float weight(float score, float scale_log2, float offset) {
+    return exp2_fast(fmaf(score, scale_log2, -offset));
+  }
+
+  // The new scores' weights.
+  __device__ __forceinline__ void add(float weights) { sum = sum * factor + weights; }
+
+  // The sum of all lanes' weights.
+  __device__ __forceinline__ float row_sum() const {
+    float total = sum;
+    total += __shfl_xor_sync(FULL_WARP, total, 1);
+    total += __shfl_xor_sync(FULL_WARP, total, 2);
+    return total;
+  }
+
+  // Turns a weighted sum into a weighted mean; 0 for a row that saw no key.
+  static __device__ __forceinline__ float inverse(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
+};

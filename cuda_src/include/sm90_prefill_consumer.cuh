@@ -1,0 +1,234 @@
+// A warp group of sm_90 prefill attention that multiplies: 64 rows of a tile of queries by tiles of keys and
+// values.
+#pragma once
+
+#include "online_softmax.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
+#include "sm90_prefill_tiles.cuh"
+
+// Named barriers; 0 is __syncthreads.
+constexpr int TURN_BARRIER = 1;
+constexpr int GROUP_BARRIER = 4;
+
+// A query of a sequence, counted from the first of this step, and its head in the key/value head's group.
+struct QueryRow {
+  int token;
+  int head;
+};
+
+// Where a tile's rows are: row m is head m % group of its token m / group.
+template <int HEAD_DIM>
+struct QueryRows {
+  int num_heads;
+  int group;
+
+  __device__ __forceinline__ QueryRow find_row(const AnnouncedTile& tile, int m) const {
+    const int row = tile.tile_row0 + m;
+    return QueryRow{row / group, row % group};
+  }
+  __device__ __forceinline__ void skip_8(QueryRow& row) const {
+    row.token += 8 / group;
+    row.head += 8 % group;
+    if (row.head >= group) {
+      row.head -= group;
+      ++row.token;
+    }
+  }
+  __device__ __forceinline__ long long row_offset(const AnnouncedTile& tile, const QueryRow& row) const {
+    const long long token = tile.first_token + row.token;
+    return (token * num_heads + tile.kv_head * group + row.head) * HEAD_DIM;
+  }
+};
+
+// A lane's part of the softmax of its two rows, from tile of keys to tile of keys.
+struct Softmax {
+  RowSoftmax rows[2];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      rows[h].maximum = MINUS_INFINITY;
+      rows[h].sum = 0.0f;
+    }
+  }
+
+  // Turns scores into weights relative to the rows' new maxima.
+  __device__ __forceinline__ void update(float (&scores)[TILE_KEYS / 2], float scale_log2) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float maximum = fmaxf(scores[h * 2], scores[h * 2 + 1]);
+      float other = rows[h].maximum;
+#pragma unroll
+      for (int j = 1; j < TILE_KEYS / 8; ++j) {
+        maximum = fmaxf(maximum, scores[j * 4 + h * 2]);
+        other = fmaxf(other, scores[j * 4 + h * 2 + 1]);
+      }
+      const float offset = rows[h].renew(fmaxf(maximum, other), scale_log2);
+      float sum[2] = {};
+#pragma unroll
+      for (int j = 0; j < TILE_KEYS / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = scores[j * 4 + h * 2 + e];
+          score = RowSoftmax::weight(score, scale_log2, offset);
+          sum[e] += score;
+        }
+      }
+      rows[h].add(sum[0] + sum[1]);
+    }
+  }
+
+  // What makes weighted sums weighted means; 0 for rows that saw no key.
+  __device__ __forceinline__ void finish(float (&inverses)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) inverses[h] = RowSoftmax::inverse(rows[h].row_sum());
+  }
+};
+
+// The keys that a lane's two rows meet, tile of keys by tile of keys, from the last to the first.
+struct VisibleKeys {
+  int key0;        // the scores in hand, or the next, are of the keys from key0 on
+  int tiles_left;  // tiles of keys without scores yet
+  int num_values;  // of the tile of values that the weights in hand meet
+  int positions[2];
+  int all_visible_from, all_visible_to;
+  int sliding_window;
+  int lane;
+
+  template <int HEAD_DIM>
+  __device__ __forceinline__ void begin_tile(const AnnouncedTile& tile, const QueryRows<HEAD_DIM>& rows,
+                                             int lane_row0) {
+    tiles_left = uniform(tile.key_tiles);
+    key0 = uniform(tile.key_begin) + tiles_left * TILE_KEYS;
+    num_values = uniform(tile.context_len) - key0 + TILE_KEYS;
+    QueryRow row = rows.find_row(tile, lane_row0);
+    positions[0] = tile.first_position + row.token;
+    rows.skip_8(row);
+    positions[1] = tile.first_position + row.token;
+    all_visible_from = __shfl_sync(FULL_WARP, positions[1], WARP_SIZE - 1) - sliding_window + 1;
+    all_visible_to = __shfl_sync(FULL_WARP, positions[0], 0) - TILE_KEYS + 1;
+  }
+
+  __device__ __forceinline__ void next_tile() {
+    key0 -= TILE_KEYS;
+    --tiles_left;
+  }
+
+  __device__ __forceinline__ void mask(float (&scores)[TILE_KEYS / 2]) const {
+    if (key0 >= all_visible_from && key0 <= all_visible_to) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int keys_before = positions[h] - key0 - lane % 4 * 2;
+#pragma unroll
+      for (int s = 0; s < TILE_KEYS / 4; ++s) {
+        const unsigned distance = keys_before - (s / 2 * 8 + s % 2);
+        float& score = scores[s / 2 * 4 + h * 2 + s % 2];
+        if (distance >= static_cast<unsigned>(sliding_window)) score = MINUS_INFINITY;
+      }
+    }
+  }
+};
+
+// A group's operands in shared memory, and its scores, weights and outputs in registers: of a matrix of wgmma
+// a lane has two rows, lane_row0 and the one 8 further.
+template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
+struct PrefillConsumer {
+  using Layout = PrefillLayout<HEAD_DIM, CONSUMERS, STAGES>;
+
+  int consumer;
+  unsigned char* tile_q;
+  unsigned char* tiles_v;
+  SwizzledOperand queries, keys, values;
+  float scores[TILE_KEYS / 2] = {};
+  float outputs[HEAD_DIM / 2] = {};
+  unsigned weights[TILE_KEYS / 4];
+
+  __device__ __forceinline__ PrefillConsumer(int consumer, unsigned char* tiles_q, unsigned char* tiles_k,
+                                             unsigned char* tiles_v)
+      : consumer(consumer),
+        tile_q(tiles_q + consumer * Layout::QUERY_BYTES),
+        tiles_v(tiles_v),
+        queries(tile_q, 16, SWIZZLE_REPEAT),
+        keys(tiles_k, 16, Layout::KEY_STEP),
+        values(tiles_v, SWIZZLE_REPEAT, Layout::KEY_STEP) {}
+
+  // Starts to copy the group's rows of a tile, zeros behind the last one.
+  __device__ __forceinline__ void load_queries(const T* q, const AnnouncedTile& tile,
+                                               const QueryRows<HEAD_DIM>& rows, int buffer) const {
+    const int group_row0 = consumer * GROUP_ROWS;
+    constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
+    constexpr int ROWS_AT_ONCE = WARPGROUP_SIZE / SEGMENTS;
+    static_assert(ROWS_AT_ONCE % 8 == 0, "a thread's rows are eights apart");
+    const int thread = threadIdx.x % WARPGROUP_SIZE;  // so that the compiler knows the trip count
+    const int segment = thread % SEGMENTS;
+    unsigned char* const to =
+        tile_q + buffer * CONSUMERS * Layout::QUERY_BYTES + segment / 8 * Layout::QUERY_HALF;
+    QueryRow row = rows.find_row(tile, group_row0 + thread / SEGMENTS);
+#pragma unroll
+    for (int m = thread / SEGMENTS; m < GROUP_ROWS; m += ROWS_AT_ONCE) {
+      const bool valid = group_row0 + m < tile.num_rows;
+      copy_async_16(to + m * SWIZZLE_BYTES + (segment % 8 ^ m % 8) * 16,
+                    q + (valid ? rows.row_offset(tile, row) : 0) + segment * SEGMENT, valid);
+#pragma unroll
+      for (int i = 0; i < ROWS_AT_ONCE; i += 8) rows.skip_8(row);
+    }
+    copy_async_commit();
+  }
+
+  // What all threads of the group have written is there for its products.
+  __device__ __forceinline__ void synchronize_group() const {
+    copy_async_wait<0>();
+    fence_shared_for_async();
+    named_barrier_wait(GROUP_BARRIER + consumer, WARPGROUP_SIZE);
+  }
+
+  __device__ __forceinline__ void multiply_keys(int buffer, int stage) {
+    const int tile_a = uniform(buffer * CONSUMERS * Layout::QUERY_BYTES),
+              tile_b = uniform(stage * Layout::KEY_BYTES);
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM; d += 16) {
+      const unsigned long long a = queries.at(tile_a + d / LINE * Layout::QUERY_HALF + d % LINE * 2);
+      const unsigned long long b = keys.at(tile_b + d / LINE * SWIZZLE_REPEAT + d % LINE * 2);
+      wgmma<T, TILE_KEYS>(scores, a, b, d != 0);
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void multiply_values(int stage) {
+    const int tile_b = uniform(stage * Layout::KEY_BYTES);
+#pragma unroll
+    for (int k = 0; k < TILE_KEYS / 16; ++k) {
+      wgmma_registers<T>(outputs, weights + k * 4, values.at(tile_b + k * 2 * Layout::KEY_STEP));
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void round_weights() {
+#pragma unroll
+    for (int i = 0; i < TILE_KEYS / 4; ++i) weights[i] = pack<T>(scores[i * 2], scores[i * 2 + 1]);
+  }
+
+  // Behind a row's last key there may be anything, even NaN, which no weight of 0 makes harmless. All groups
+  // write the same zeros, with no order among them: each needs them before its own products, and waiting for
+  // another group would break the turns.
+  __device__ __forceinline__ void clear_values(int stage, int num_values) const {
+    unsigned char* const tile_v = tiles_v + stage * Layout::KEY_BYTES;
+    for (int i = num_values * 8 + threadIdx.x % WARPGROUP_SIZE; i < TILE_KEYS * 8; i += WARPGROUP_SIZE) {
+#pragma unroll
+      for (int half = 0; half < Layout::HALVES; ++half) {
+        unsigned char* const at = tile_v + i / 64 * Layout::KEY_STEP + half * SWIZZLE_REPEAT + i % 64 * 16;
+        *reinterpret_cast<uint4*>(at) = uint4{0, 0, 0, 0};
+      }
+    }
+    synchronize_group();
+  }
+
+  // After the products of a tile: `begins` the next tile's outputs, else to the rows' new maxima.
+  __device__ __forceinline__ void rescale_outputs(const Softmax& softmax, bool begins) {
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 2; ++n) {
+      outputs[n] = begins ? 0.0f : outputs[n] * softmax.rows[n / 2 % 2].factor;
+    }
+  }
+};
