@@ -129,6 +129,19 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
             high=3600,
         ),
     ] = 15.0
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Option(
+            "name by which the server may be called, beside addresses and localhost, or * for any; may be given "
+            "several times",
+            group="HTTP",
+            metavar="NAME",
+            pattern=r"\*|[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?",
+            form="* or a host name without a port",
+            name="allowed-host",
+            default="none where it listens on a loopback address without keys, else any",
+        ),
+    ] = ()
     request_timeout: Annotated[
         float,
         Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from tessera.app.cli.api_keys import gather_api_keys
@@ -17,7 +18,7 @@ def serve_command(given: GivenOptions) -> int:
     # Imported late, so that --help and wrong options are answered at once.
     from tessera.app.server.serve import run_server
 
-    return run_server(server_options(given))
+    return run_server(server_options(given), read_keys=partial(_api_keys, given))
 
 
 def server_options(given: GivenOptions) -> ServerOptions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
@@ -13,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tessera.app.http.counts import OTHER, HttpCounts
 from tessera.app.http.dialect import OPENAI, Dialect
-from tessera.app.http.errors import InternalError, error_response
+from tessera.app.http.errors import InternalError, ShutdownError, error_response
 from tessera.engine.contract.errors import RequestError
 
 logger = logging.getLogger("tessera.app")
@@ -95,6 +96,11 @@ class RequestIdMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the time for the drain is over
+            trace.error = ShutdownError()
+            if status is not None:
+                raise
+            await error_response(trace.error, trace.dialect)(scope, receive, send_with_id)
         except Exception:
             logger.exception("%s: %s %s failed", request_id, scope["method"], path)
             trace.error = InternalError()

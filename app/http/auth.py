@@ -1,16 +1,24 @@
-"""API keys: compared as SHA-256 digests in constant time, before any route sees the request."""
+"""Access, decided before any route sees the request: API keys, and the pages in a user's browser.
+
+Keys are compared as SHA-256 digests in constant time.
+
+A page of any site can send requests to a server on the user's machine. It cannot read the answer, but the work is done.
+By DNS rebinding, a name of the page's own site leads to the server's address; then it reads the answer as well.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tessera.app.http.access_log import trace_of
-from tessera.app.http.errors import error_response
-from tessera.engine.contract.errors import AuthenticationError
+from tessera.app.http.errors import ForeignPageError, HostError, error_response
+from tessera.engine.contract.errors import AuthenticationError, RequestError
 
 # The only paths that need no key, compared whole. The status page's files are the same everywhere: the page asks for
 # the key and sends it with its own requests.
@@ -18,15 +26,32 @@ PAGE_PATHS = ("/", "/ui/status.css", "/ui/status.js", "/ui/chat.js", "/ui/key.js
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/version", "/metrics", *PAGE_PATHS})
 
 
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+OWN_SITES = frozenset({b"same-origin", b"none"})  # of Sec-Fetch-Site; none: not begun by a page
+ANY = "*"
+
+
+class AcceptedKeys:
+    """The digests of the keys that are accepted at the moment."""
+
+    def __init__(self, api_keys: Sequence[str]) -> None:
+        self.replace(api_keys)
+
+    def replace(self, api_keys: Sequence[str]) -> None:
+        """Accept these from now on; requests under way go on."""
+        assert api_keys, "no keys would leave every route open"
+        self.digests = tuple(_digest(key.encode()) for key in api_keys)
+
+
 class AuthMiddleware:
     """Refuses requests without a known key with 401; puts the tenant of the key into the request's state."""
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, accepted: AcceptedKeys) -> None:
         self._app = app
-        self._digests = [_digest(key.encode()) for key in api_keys]
+        self._accepted = accepted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._digests and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
                 tenant = self._tenant(scope)
             except AuthenticationError as error:
@@ -43,7 +68,7 @@ class AuthMiddleware:
             raise AuthenticationError("No API key was given: send it as 'Authorization: Bearer KEY'.")
         for key in given:
             digest = _digest(key)
-            if sum([hmac.compare_digest(digest, accepted) for accepted in self._digests]):
+            if sum([hmac.compare_digest(digest, accepted) for accepted in self._accepted.digests]):
                 return hashlib.sha256(b"tenant" + digest).hexdigest()
         raise AuthenticationError("The API key is not valid.")
 
@@ -60,3 +85,70 @@ def _given_keys(scope: Scope) -> list[bytes]:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
+
+
+class OriginMiddleware:
+    """Refuses requests of other sites' pages, and those to a name that is not the server's, with 403.
+
+    Args:
+        allowed_hosts: names that Host may have, beside addresses and localhost; `*` allows all.
+        cors_origins: origins whose pages may call the server; `*` allows all.
+    """
+
+    def __init__(self, app: ASGIApp, allowed_hosts: Sequence[str], cors_origins: Sequence[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(host.lower() for host in allowed_hosts)
+        self._origins = frozenset(origin.encode() for origin in cors_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(scope)
+            except RequestError as error:
+                trace = trace_of(scope)
+                trace.error = error
+                await error_response(error, trace.dialect)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        headers = dict(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1")
+        if ANY not in self._hosts and not self._is_own(host):
+            raise HostError(f"This server is not called {host[:100]!r}: see --allowed-host.")
+        if scope["method"] in SAFE_METHODS or ANY.encode() in self._origins:
+            return
+        site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
+        if origin in self._origins or site in OWN_SITES or (site is None and origin is None):
+            return
+        if site is None and origin is not None and _authority(origin.decode("latin-1")) == host.lower():
+            return  # a browser of before 2023
+        raise ForeignPageError("Pages of other origins may not call this server: see --cors-origin.")
+
+    def _is_own(self, host: str) -> bool:
+        """An address cannot be rebound, so any will do."""
+        name = _hostname(host)
+        if name is None:
+            return False
+        if name == "localhost" or name.endswith(".localhost") or name in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _hostname(host: str) -> str | None:
+    """Without the port; None for what is no host."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+
+
+def _authority(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None

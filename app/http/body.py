@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
 
 import orjson
 from starlette.requests import Request
@@ -11,9 +13,41 @@ from starlette.responses import Response
 
 from tessera.app.http.errors import BodyTimeoutError, ClientDisconnectedError, MediaTypeError, PayloadTooLargeError
 from tessera.app.settings import AppSettings
-from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.errors import InvalidRequestError, QueueFullError
 
 MAX_JSON_DEPTH = 64
+MAX_JSON_CONTAINERS = 2**17  # objects and lists of one body
+MAX_LARGE_BODIES = 4  # of the largest size, in hand at a time
+LARGE_BODY = 2**18  # bytes; larger ones are parsed in a thread, one after the other
+
+# A string, which ends with the text if nothing else ends it, or a bracket.
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]+|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
+_one_thread = ThreadPoolExecutor(1, thread_name_prefix="body")
+
+
+class LargeBody:
+    """What one request holds of the memory for large bodies, MAX_LARGE_BODIES times the largest.
+
+    Raises (`grow`): QueueFullError.
+    """
+
+    in_hand: ClassVar[int] = 0  # bytes, of all requests of this process
+
+    def __init__(self, largest: int) -> None:
+        self._limit = MAX_LARGE_BODIES * largest
+        self._size = 0
+
+    def grow(self, size: int) -> None:
+        """Hold `size` bytes; a body that is not large counts for nothing, so that it is never refused."""
+        if size > LARGE_BODY:
+            if LargeBody.in_hand + size - self._size > self._limit:
+                raise QueueFullError("The server has too many large requests in hand; please try again later.")
+            LargeBody.in_hand += size - self._size
+            self._size = size
+
+    def release(self) -> None:
+        LargeBody.in_hand -= self._size
+        self._size = 0
 
 
 async def read_json_object(request: Request, settings: AppSettings) -> dict[str, Any]:
@@ -25,17 +59,23 @@ async def read_json_object(request: Request, settings: AppSettings) -> dict[str,
     kept: dict[str, Any] | None = request.scope.setdefault("state", {}).pop("json_body", None)
     if kept is not None:
         return kept
-    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    # A page of another origin can send a body without a media type, or as text, but not as JSON.
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise MediaTypeError(f"Send the body with 'Content-Type: application/json', not {media_type[:100]!r}.")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > settings.max_body_bytes:
         raise _too_large(settings)
+    large = LargeBody(settings.max_body_bytes)
     try:
-        body = await asyncio.wait_for(_receive_all(request, settings), settings.body_timeout)
+        body = await asyncio.wait_for(_receive_all(request, settings, large), settings.body_timeout)
+        if len(body) <= LARGE_BODY:
+            return parse_json_object(body)
+        return await asyncio.get_running_loop().run_in_executor(_one_thread, parse_json_object, body)
     except asyncio.TimeoutError:
         raise BodyTimeoutError(f"The body did not arrive within {settings.body_timeout:g} seconds.") from None
-    return parse_json_object(body)
+    finally:
+        large.release()
 
 
 def keep_for_reading(request: Request, body: dict[str, Any]) -> None:
@@ -48,6 +88,9 @@ def json_response(content: dict[str, Any], status: int = 200) -> Response:
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:
+    # A body with fewer brackets cannot be nested that deeply: most need no scan.
+    if body.count(b"{") + body.count(b"[") > MAX_JSON_DEPTH:
+        _check_nesting(body)
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -58,13 +101,10 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
         ) from None
     if type(parsed) is not dict:
         raise InvalidRequestError("The body must be a JSON object.", code="invalid_json")
-    # A body with fewer brackets cannot be nested that deeply: most need no walk.
-    if body.count(b"{") + body.count(b"[") > MAX_JSON_DEPTH:
-        _check_depth(parsed)
     return parsed
 
 
-async def _receive_all(request: Request, settings: AppSettings) -> bytes:
+async def _receive_all(request: Request, settings: AppSettings, large: LargeBody) -> bytes:
     chunks: list[bytes] = []
     size = 0
     more = True
@@ -76,6 +116,7 @@ async def _receive_all(request: Request, settings: AppSettings) -> bytes:
         size += len(chunk)
         if size > settings.max_body_bytes:
             raise _too_large(settings)
+        large.grow(size)
         chunks.append(chunk)
         more = message.get("more_body", False)
     return b"".join(chunks)
@@ -85,18 +126,21 @@ def _too_large(settings: AppSettings) -> PayloadTooLargeError:
     return PayloadTooLargeError(f"The body is larger than the {settings.max_body_bytes} bytes that are accepted.")
 
 
-def _check_depth(parsed: dict[str, Any]) -> None:
-    level: list[Any] = [parsed]
-    depth = 0
-    while level:
-        depth += 1
-        if depth > MAX_JSON_DEPTH:
-            raise InvalidRequestError(
-                f"The body is nested more than {MAX_JSON_DEPTH} levels deep.", code="invalid_json"
-            )
-        level = [
-            child
-            for node in level
-            for child in (node.values() if type(node) is dict else node)
-            if type(child) is dict or type(child) is list
-        ]
+def _check_nesting(body: bytes) -> None:
+    """Refuse what is nested too deeply or has too many parts, before objects are made of it."""
+    depth = num_containers = 0
+    for match in _STRING_OR_BRACKET.finditer(body):
+        first = body[match.start()]
+        if first in b"[{":
+            depth += 1
+            num_containers += 1
+            if depth > MAX_JSON_DEPTH:
+                raise InvalidRequestError(
+                    f"The body is nested more than {MAX_JSON_DEPTH} levels deep.", code="invalid_json"
+                )
+            if num_containers > MAX_JSON_CONTAINERS:
+                raise InvalidRequestError(
+                    f"The body has more than {MAX_JSON_CONTAINERS} objects and lists.", code="invalid_json"
+                )
+        elif first in b"]}":
+            depth -= 1

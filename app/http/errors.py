@@ -38,11 +38,34 @@ class MediaTypeError(InvalidRequestError):
     code = "unsupported_media_type"
 
 
+class HostError(InvalidRequestError):
+    """A request to a name that this server does not have."""
+
+    status = 403
+    code = "host_not_allowed"
+
+
+class ForeignPageError(InvalidRequestError):
+    """A request of a page of another origin."""
+
+    status = 403
+    code = "origin_not_allowed"
+
+
 class GenerationTimeoutError(EngineError):
     """A generation that took longer than the server allows."""
 
     status = 504
     code = "generation_timeout"
+
+
+class ShutdownError(EngineUnavailableError):
+    """A request that was not answered before the server's drain ended."""
+
+    code = "server_shutdown"
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down and could not finish this request; please try again.")
 
 
 class InternalError(EngineError):

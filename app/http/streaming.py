@@ -12,7 +12,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tessera.app.http.access_log import trace_of
-from tessera.app.http.errors import ClientDisconnectedError, GenerationTimeoutError, InternalError, error_response
+from tessera.app.http.errors import (
+    ClientDisconnectedError,
+    GenerationTimeoutError,
+    InternalError,
+    ShutdownError,
+    error_response,
+)
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import RequestError
 
@@ -114,7 +120,7 @@ class EventStream(Response):
         except asyncio.CancelledError:
             if patient_send.stalled:
                 return
-            raise
+            await self._fail(ShutdownError(), scope, receive, send)
         except RequestError as error:
             await self._fail(error, scope, receive, send)
         except Exception:

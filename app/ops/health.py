@@ -18,6 +18,7 @@ from tessera.app.generate.served_model import ServedModel, model_of
 from tessera.app.http.body import json_response
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.description import Description
+from tessera.app.ops.metrics_page import MetricsPage
 from tessera.app.ops.objects import HealthObject, LoadObject, ReadinessObject, ResetObject, VersionObject
 from tessera.engine.contract.errors import EngineUnavailableError
 
@@ -96,16 +97,19 @@ async def show_version() -> Response:
     response_class=PlainTextResponse,
 )
 async def metrics(http_request: Request) -> Response:
+    page: MetricsPage = http_request.app.state.metrics_page
+    return Response(await page.text(), media_type=METRICS_MEDIA_TYPE)
+
+
+async def render_metrics(model: ServedModel, counts: HttpCounts) -> bytes:
     """The engine's metrics and the app's own, which remain while the engine is down."""
-    model = model_of(http_request)
     prefix = model.settings.metrics_prefix
     try:
         text = await model.client.metrics()
     except EngineUnavailableError:
         text = b""
     text = _ENGINE_PREFIX.sub(rb"\g<1>" + prefix.encode() + b":", text)
-    own = _Families(_own_metrics(model, http_request.app.state.http_counts, prefix))
-    return Response(text + generate_latest(own), media_type=METRICS_MEDIA_TYPE)
+    return text + generate_latest(_Families(_own_metrics(model, counts, prefix)))
 
 
 def _own_metrics(model: ServedModel, counts: HttpCounts, prefix: str) -> Iterator[Metric]:

@@ -35,7 +35,7 @@ from tessera.app.schema.structured_output import (
     structured_outputs_grammar,
 )
 from tessera.engine.contract.errors import InvalidRequestError
-from tessera.engine.contract.sampling_params import MAX_LOGPROBS, Grammar
+from tessera.engine.contract.sampling_params import MAX_LOGPROBS, MIN_REPETITION_PENALTY, Grammar
 
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
@@ -58,7 +58,7 @@ class SamplingFields(RequestModel):
     top_k: int | None = integer(-1, MAX_INT32, "Most probable tokens to choose from; 0 and -1 are off.")
     min_p: float | None = number(0, 1, "Least probability relative to the most probable token; 0 is off.")
     top_n_sigma: float | None = number(0, 100, "Standard deviations of the logits below the best; 0 is off.")
-    repetition_penalty: float | None = number(0, 10, "Over prompt and completion; 1 is off.", open_low=True)
+    repetition_penalty: float | None = number(MIN_REPETITION_PENALTY, 10, "Over prompt and completion; 1 is off.")
     presence_penalty: float | None = number(-2, 2, "Per token that has occurred in the completion.")
     frequency_penalty: float | None = number(-2, 2, "Per occurrence in the completion.")
     logit_bias: LogitBias = Field(default={})

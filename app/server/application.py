@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from types import ModuleType
 
 from fastapi import FastAPI
@@ -16,7 +17,7 @@ from tessera.app.anthropic import routes as messages
 from tessera.app.anthropic.errors import ANTHROPIC
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.http.access_log import RequestIdMiddleware
-from tessera.app.http.auth import AuthMiddleware
+from tessera.app.http.auth import AcceptedKeys, AuthMiddleware, OriginMiddleware
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
 from tessera.app.http.paths import PathMiddleware
@@ -34,6 +35,7 @@ from tessera.app.openai.tokenize import routes as tokenize
 from tessera.app.openapi import routes as description
 from tessera.app.ops import health
 from tessera.app.ops import status_routes as status
+from tessera.app.ops.metrics_page import MetricsPage
 from tessera.app.settings import AppSettings
 from tessera.engine.ipc.client import EngineClient
 
@@ -85,9 +87,15 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         num_rows=settings.num_app_processes,
         row=settings.app_process,
     )
+    app.state.metrics_page = MetricsPage(partial(health.render_metrics, model, counts))
     install_error_handlers(app)
+    app.state.accepted_keys = None
     if settings.api_keys:
-        app.add_middleware(AuthMiddleware, api_keys=settings.api_keys)
+        app.state.accepted_keys = AcceptedKeys(settings.api_keys)
+        app.add_middleware(AuthMiddleware, accepted=app.state.accepted_keys)
+    app.add_middleware(
+        OriginMiddleware, allowed_hosts=settings.allowed_hosts or ("*",), cors_origins=settings.cors_origins
+    )
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,  # outside of AuthMiddleware: preflight requests carry no key

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sized
 from http import HTTPStatus
 from typing import Any
 
 import orjson
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tessera.app.http.dialect import error_object
 from tessera.app.http.errors import UNAVAILABLE_RETRY_AFTER, BodyTimeoutError
@@ -20,6 +21,8 @@ MAX_HEAD_BYTES = 2**16
 MAX_FRAMING_BYTES = 2**16  # chunk sizes, chunk extensions and trailer fields of one body
 FRAMING_PER_BODY_BYTE = 16  # allowed on top: chunks may be small
 MAX_QUEUED = 32  # requests sent ahead, while the answer to an earlier one is under way
+# A host of RFC 3986, or an address in brackets, and a port.
+HOST = re.compile(rb"([\w.~%!$&'()*+,;=-]*|\[[\w:.%]*\])(:\d*)?", re.ASCII)
 HEALTH_PATHS = frozenset({b"/health", b"/ready", b"/metrics"})  # answered even where no place is left
 
 
@@ -38,6 +41,25 @@ class NoPlaceError(EngineUnavailableError):
     """All connections have a request under way."""
 
     code = "too_many_connections"
+
+
+class HttpVersionError(InvalidRequestError):
+    """Neither HTTP/1.1 nor HTTP/1.0."""
+
+    status = 505
+    code = "http_version_not_supported"
+
+
+def head_error(version: str, headers: list[tuple[bytes, bytes]]) -> RequestError | None:
+    """Why a head is refused, as RFC 9112 (3.2, and 2.3 of the version) asks; None if it is not."""
+    if version not in ("1.0", "1.1"):
+        return HttpVersionError("This server speaks HTTP/1.1 and HTTP/1.0.")
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or (version == "1.1" and not hosts):
+        return InvalidRequestError("A request has one Host field.", code="invalid_host")
+    if hosts and not HOST.fullmatch(hosts[0]):
+        return InvalidRequestError("The Host field is not a host and a port.", code="invalid_host")
+    return None
 
 
 class QueueingFlow(FlowControl):
@@ -67,7 +89,10 @@ class BoundedConnection(HttpToolsProtocol):
         self._num_messages = 0
         self._head_bytes = self._body_bytes = self._framing_bytes = 0
         self._in_body = False
+        self._has_cycle = False  # the newest message has
         self._refused = False
+        self._refusal: RequestError | None = None  # to be sent after the answers before it
+        self._answering: RequestResponseCycle | None = None
         self._is_spare = False
         self._unsent, self._unsent_since = 0, 0.0
 
@@ -106,6 +131,8 @@ class BoundedConnection(HttpToolsProtocol):
             return
         was_in_body, num_messages, body_bytes = self._in_body, self._num_messages, self._body_bytes
         super().data_received(data)
+        if self._refused:
+            return
         num_begun = self._num_messages - num_messages
         if self._in_body:
             if was_in_body and num_begun == 0:
@@ -121,6 +148,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._has_cycle = False
         self._num_messages += 1
         self._body_bytes = self._framing_bytes = 0
         if self._head_timer is None:
@@ -141,7 +169,9 @@ class BoundedConnection(HttpToolsProtocol):
         self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         self._check_head()
         self._forget_head()
-        if len(self.pipeline) >= MAX_QUEUED:
+        if error := head_error(self.parser.get_http_version(), self.headers):
+            self._refuse(error)
+        elif len(self.pipeline) >= MAX_QUEUED:
             self._refused = True
             self.transport.close()
         elif self._is_spare and self.url.partition(b"?")[0] not in HEALTH_PATHS:
@@ -150,6 +180,9 @@ class BoundedConnection(HttpToolsProtocol):
         if not self._refused:
             self._limit.make_busy(self)
             super().on_headers_complete()
+            self._has_cycle = True
+            if not self.pipeline:
+                self._answering = self.cycle
             if self._is_spare:
                 self.cycle.keep_alive = False
 
@@ -163,8 +196,16 @@ class BoundedConnection(HttpToolsProtocol):
         if not self._refused:
             super().on_message_complete()
 
+    def send_400_response(self, msg: str) -> None:
+        """Uvicorn's answer to what it cannot parse."""
+        if not self._refused:
+            self._refuse(InvalidRequestError("This is not an HTTP request.", code="invalid_http"))
+
     def on_response_complete(self) -> None:
+        self._answering = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
+        if self._refusal is not None and self._answering is None:
+            self._send_refusal(self._refusal)
         if self._is_idle and not self.transport.is_closing():
             self._limit.make_idle(self)
         self.flow.resume_reading()  # the queue may have become empty
@@ -189,11 +230,6 @@ class BoundedConnection(HttpToolsProtocol):
     def _check_framing(self) -> None:
         allowed = MAX_FRAMING_BYTES + FRAMING_PER_BODY_BYTE * self._body_bytes
         if self._framing_bytes > allowed and not self._refused:
-            if not self._is_idle and not self.pipeline and not self.cycle.response_started:
-                # Its handler waits for a body that will not come, and learns that nobody waits for it.
-                self.cycle.disconnected = True
-                self.cycle.response_complete = True
-                self.cycle.message_event.set()
             self._refuse(
                 FramingTooLargeError(f"Chunk extensions and trailers may have at most {MAX_FRAMING_BYTES} bytes.")
             )
@@ -202,10 +238,32 @@ class BoundedConnection(HttpToolsProtocol):
         self._refuse(BodyTimeoutError(f"The request did not arrive within {self._head_timeout:g} seconds."))
 
     def _refuse(self, error: RequestError) -> None:
+        """Read nothing more; answer the requests that are complete, then send the error and close."""
         self._refused = True
         self._forget_head()
-        if not self._is_idle:  # an answer is under way, which another would garble
-            self.transport.close()
+        if self._in_body and self._has_cycle:
+            self._give_up_on_body()
+        if self._answering is None:
+            self._send_refusal(error)
+        else:
+            self._refusal = error
+
+    def _give_up_on_body(self) -> None:
+        """The newest request's body will not come."""
+        if self.pipeline:
+            self.pipeline.popleft()
+            last = self.pipeline[0][0] if self.pipeline else self._answering
+            assert last is not None, "a queue has an answer before it"
+            self.cycle = last
+        elif self._answering is not None:
+            cycle, self._answering = self._answering, None
+            if cycle.response_started:
+                self.transport.close()  # another answer would garble this one
+            cycle.disconnected = cycle.response_complete = True
+            cycle.message_event.set()
+
+    def _send_refusal(self, error: RequestError) -> None:
+        if self.transport.is_closing():
             return
         content = orjson.dumps(error_object(error))
         reason = HTTPStatus(error.status).phrase

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
 import uvicorn
 
+from tessera.app.http.auth import AcceptedKeys
 from tessera.app.server.application import create_app
 from tessera.app.server.connection import BoundedConnection
 from tessera.app.server.connection_limit import ConnectionLimit
@@ -19,6 +22,7 @@ from tessera.app.text.tokenizer import IdTokenizer
 from tessera.engine.ipc.client import EngineClient
 
 TICKS_BETWEEN_SWEEPS = 10
+LAST_WORDS = 1.0  # seconds for errors after the drain
 KEEP_ALIVE = 75  # seconds an idle connection is kept, longer than clients usually do
 
 
@@ -36,6 +40,7 @@ class HttpServer(uvicorn.Server):
         """Raises ConfigError if the model's tokenizer or templates cannot be used."""
         app = create_app(client, settings)
         self.has_tokenizer = not isinstance(app.state.model.tokenizer, IdTokenizer)
+        self._accepted_keys: AcceptedKeys | None = app.state.accepted_keys
         self._stall_timeout = settings.stall_timeout
         limit = ConnectionLimit(settings.max_connections, app.state.http_counts)
         super().__init__(
@@ -62,6 +67,17 @@ class HttpServer(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 cast(BoundedConnection, connection).drop_if_unread(self._stall_timeout)
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain; what is cut off at its end still sends an error, for which it has a moment."""
+        await super().shutdown(sockets)
+        if tasks := self.server_state.tasks:
+            await asyncio.wait(tasks, timeout=LAST_WORDS)
+
+    def replace_keys(self, api_keys: Sequence[str]) -> None:
+        """Accept these API keys from now on, in a server that was started with keys."""
+        if self._accepted_keys is not None:
+            self._accepted_keys.replace(api_keys)
 
     def stop(self) -> None:
         """Accept nothing more, and end once what runs has been answered or `drain_timeout` is over."""

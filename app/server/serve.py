@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import secrets
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -32,23 +34,34 @@ ENGINE_STOP_TIMEOUT = 5.0  # seconds; by then no request is left for the engine 
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # the address to show for one that listens everywhere
 
 
-def run_server(options: ServerOptions) -> int:
+def run_server(options: ServerOptions, read_keys: Callable[[], tuple[str, ...]]) -> int:
     """Serve until SIGTERM or SIGINT; -> exit code 0, or 1 where the engine cannot be started.
+
+    Args:
+        read_keys: reads the API keys again, which SIGHUP asks for; raises ConfigError.
 
     Raises:
         ConfigError: an option or the model is at fault.
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the keys can be read again
     configure_logging(options.app)
     max_connections = connection_limit(raise_descriptor_limit(), options.max_connections)
-    app = msgspec.structs.replace(options.app, max_connections=max_connections)
-    options = msgspec.structs.replace(options, app=app)
     listener = listen(options.host, options.port)
-    return uvloop.run(Server(options, listener).run())
+    app = msgspec.structs.replace(
+        options.app,
+        max_connections=max_connections,
+        allowed_hosts=options.app.allowed_hosts or _default_hosts(options, listener),
+    )
+    options = msgspec.structs.replace(options, app=app)
+    return uvloop.run(Server(options, listener, read_keys).run())
 
 
 class Server:
-    def __init__(self, options: ServerOptions, listener: socket.socket) -> None:
+    def __init__(
+        self, options: ServerOptions, listener: socket.socket, read_keys: Callable[[], tuple[str, ...]]
+    ) -> None:
         self._options = options
+        self._read_keys = read_keys
         self._listener = listener
         self._url = _url(options.host, listener)
         self._report = StartReport(as_log=options.app.log_format == "json")
@@ -98,6 +111,7 @@ class Server:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal, signum)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         self._report.show_listening(self._url)
         self._workers.start()
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
@@ -154,10 +168,30 @@ class Server:
         )
         self._stop()
 
+    def _reload_keys(self) -> None:
+        """Read the API keys again, as SIGHUP asks; a server that was started without keys stays open."""
+        if not self._options.app.api_keys:
+            logger.info("SIGHUP: there are no API keys to read again")
+            return
+        try:
+            api_keys = self._read_keys()
+        except ConfigError as error:
+            logger.error("SIGHUP: the API keys stay as they were: %s", error)
+            return
+        self._http.replace_keys(api_keys)
+        self._workers.replace_keys(api_keys)
+        logger.info("SIGHUP: %d API keys are accepted from now on", len(api_keys))
+
     def _stop(self) -> None:
         self._stopping = True
         self._http.stop()
         self._workers.terminate()
+
+
+def _default_hosts(options: ServerOptions, listener: socket.socket) -> tuple[str, ...]:
+    """Any, but for an open server that only this machine's users can reach, and so the pages in their browsers."""
+    address = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
+    return ("*",) if options.app.api_keys or not address.is_loopback else (options.host,)
 
 
 def _url(host: str, listener: socket.socket) -> str:

@@ -6,6 +6,7 @@ Run as `python -m tessera.app.server.worker`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -15,10 +16,11 @@ import uvloop
 
 from tessera.app.server.http_server import HttpServer, freeze_what_is_loaded
 from tessera.app.server.logs import configure_logging
-from tessera.app.server.worker_pool import WorkerLaunch
+from tessera.app.server.worker_pool import HEARTBEAT_INTERVAL, NewKeys, WorkerLaunch
 from tessera.engine.ipc.client import EngineClient
 
-STDIN_FD = 0
+STDIN_FD, STDOUT_FD = 0, 1
+READ_BYTES = 1 << 16
 
 
 async def run_worker(launch: WorkerLaunch) -> None:
@@ -28,18 +30,47 @@ async def run_worker(launch: WorkerLaunch) -> None:
     await client.start()
     server = HttpServer(client, launch.settings, launch.drain_timeout)
     freeze_what_is_loaded()
+    os.set_blocking(STDOUT_FD, False)
+    _show_life()
+    heartbeat = asyncio.create_task(_beat())
     loop.add_signal_handler(signal.SIGTERM, server.stop)
-    loop.add_reader(STDIN_FD, _leave_if_orphaned)
+    loop.add_reader(STDIN_FD, ParentLines(server).read)
     await server.serve(sockets=[socket.socket(fileno=launch.socket_fd)])
     await client.close()
+    heartbeat.cancel()
 
 
-def _leave_if_orphaned() -> None:
-    if not os.read(STDIN_FD, 4096):
-        os._exit(1)
+class ParentLines:
+    """What the first app process says after the start, from standard input."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._unread = b""
+
+    def read(self) -> None:
+        """Take the parent's new keys; leave if the parent has ended."""
+        received = os.read(STDIN_FD, READ_BYTES)
+        if not received:
+            os._exit(1)
+        *lines, self._unread = (self._unread + received).split(b"\n")
+        for line in lines:
+            self._server.replace_keys(msgspec.json.decode(line, type=NewKeys).api_keys)
+
+
+def _show_life() -> None:
+    with contextlib.suppress(BlockingIOError):  # the first process is stopped, and the pipe is full
+        os.write(STDOUT_FD, b".")
+
+
+async def _beat() -> None:
+    """Show the first app process that this one's event loop turns."""
+    while True:
+        await asyncio.sleep(HEARTBEAT_INTERVAL)
+        _show_life()
 
 
 def main() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the first process reads the keys again
     with open(STDIN_FD, "rb", buffering=0, closefd=False) as stdin:
         line = stdin.readline()
     launch = msgspec.json.decode(line, type=WorkerLaunch)

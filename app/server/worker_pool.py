@@ -11,10 +11,14 @@ import msgspec
 
 from tessera import PACKAGE_ROOT
 from tessera.app.settings import AppSettings
+from tessera.engine.contract.environment import environment_without_secrets
 
 logger = logging.getLogger("tessera.worker")
 
 RESTART_DELAY = 1.0  # seconds
+HEARTBEAT_INTERVAL = 1.0  # seconds
+SILENT_WHILE_STARTING, SILENT_WHILE_SERVING = 120, 30  # intervals without a heartbeat
+READ_BYTES = 4096
 KILL_DELAY = 5.0  # seconds beyond the drain timeout
 
 
@@ -27,12 +31,19 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
     settings: AppSettings
 
 
+class NewKeys(msgspec.Struct, frozen=True):
+    """A later line, with the API keys to accept from now on."""
+
+    api_keys: tuple[str, ...]
+
+
 class WorkerPool:
     """Keeps `num_workers` further app processes running, with numbers from 1."""
 
-    def __init__(self, num_workers: int, launch: WorkerLaunch) -> None:
+    def __init__(self, num_workers: int, launch: WorkerLaunch, silent_intervals: int = SILENT_WHILE_SERVING) -> None:
         self._num_workers = num_workers
         self._launch = launch
+        self._silent_intervals = silent_intervals
         self._stopping = asyncio.Event()
         self._processes: set[Process] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -46,6 +57,14 @@ class WorkerPool:
         for process in self._processes:
             process.terminate()
 
+    def replace_keys(self, api_keys: tuple[str, ...]) -> None:
+        """Let the workers, and those that are started later, accept these API keys."""
+        settings = msgspec.structs.replace(self._launch.settings, api_keys=api_keys)
+        self._launch = msgspec.structs.replace(self._launch, settings=settings)
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(NewKeys(api_keys)) + b"\n")
+
     async def join(self) -> None:
         """Wait for the end of all workers after `terminate`; late ones are killed."""
         if not self._tasks:
@@ -57,27 +76,27 @@ class WorkerPool:
         await asyncio.gather(*self._tasks)
 
     async def _keep_running(self, app_process: int) -> None:
-        settings = msgspec.structs.replace(self._launch.settings, app_process=app_process)
-        launch = msgspec.structs.replace(self._launch, settings=settings)
         while not self._stopping.is_set():
             try:
-                what = f"ended with exit code {await self._run_once(launch)}"
+                what = f"ended with exit code {await self._run_once(app_process)}"
             except Exception as error:  # descriptors, memory or processes are short; they may not be later
                 what = f"could not be started: {error!r}"
             if not self._stopping.is_set():
                 logger.error("an app process %s and is restarted", what)
                 await _wait_at_most(self._stopping, RESTART_DELAY)
 
-    async def _run_once(self, launch: WorkerLaunch) -> int:
+    async def _run_once(self, app_process: int) -> int:
         """One app process, from its start to its end; -> its exit code."""
-        count_fd = launch.settings.count_fd
+        count_fd = self._launch.settings.count_fd
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "tessera.app.server.worker",
             cwd=PACKAGE_ROOT,
             stdin=PIPE,
-            pass_fds=(launch.socket_fd, *(() if count_fd is None else (count_fd,))),
+            stdout=PIPE,
+            env=environment_without_secrets(),
+            pass_fds=(self._launch.socket_fd, *(() if count_fd is None else (count_fd,))),
             start_new_session=True,
         )
         assert process.stdin is not None
@@ -85,10 +104,34 @@ class WorkerPool:
         try:
             if self._stopping.is_set():
                 process.terminate()
+            settings = msgspec.structs.replace(self._launch.settings, app_process=app_process)
+            launch = msgspec.structs.replace(self._launch, settings=settings)
             process.stdin.write(msgspec.json.encode(launch) + b"\n")
+            await self._follow_heartbeats(process)
             return await process.wait()
         finally:
             self._processes.discard(process)
+
+    async def _follow_heartbeats(self, process: Process) -> None:
+        """Until the process ends; one that falls silent, because it was stopped or hangs, is killed.
+
+        Silence is counted in waits of this process, so that its own sleep, or the machine's, is none.
+        """
+        assert process.stdout is not None
+        num_silent, allowed = 0, SILENT_WHILE_STARTING
+        while True:
+            try:
+                if not await asyncio.wait_for(process.stdout.read(READ_BYTES), HEARTBEAT_INTERVAL):
+                    return
+                num_silent, allowed = 0, self._silent_intervals
+            except asyncio.TimeoutError:
+                num_silent += 1
+            if num_silent > allowed:
+                logger.error(
+                    "an app process has shown no life for %.0f s and is killed", num_silent * HEARTBEAT_INTERVAL
+                )
+                process.kill()
+                return
 
 
 async def _wait_at_most(event: asyncio.Event, seconds: float) -> None:

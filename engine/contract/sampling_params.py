@@ -20,6 +20,7 @@ MAX_GRAMMAR_LENGTH = 2**18
 MAX_ALLOWED_TOKEN_IDS = 2**16
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_LENGTH = 1024  # tokens
+MIN_REPETITION_PENALTY = 1e-4  # logits are divided by it, and must stay finite
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf"]
 
@@ -152,7 +153,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, RowParameter(np.float32, 0.0, 1.0, RowFlag.FILTERED, open_low=True)] = 1.0
     min_p: Annotated[float, RowParameter(np.float32, 0.0, 1.0, RowFlag.FILTERED)] = 0.0
     top_n_sigma: Annotated[float, RowParameter(np.float32, 0.0, 100.0, RowFlag.FILTERED)] = 0.0
-    repetition_penalty: Annotated[float, RowParameter(np.float32, 0.0, 10.0, RowFlag.PENALIZED, open_low=True)] = 1.0
+    repetition_penalty: Annotated[float, RowParameter(np.float32, MIN_REPETITION_PENALTY, 10.0, RowFlag.PENALIZED)] = (
+        1.0
+    )
     presence_penalty: Annotated[float, RowParameter(np.float32, -2.0, 2.0, RowFlag.PENALIZED)] = 0.0
     frequency_penalty: Annotated[float, RowParameter(np.float32, -2.0, 2.0, RowFlag.PENALIZED)] = 0.0
     seed: Annotated[int, RowParameter(np.uint64, 0, MAX_SEED)] = 0

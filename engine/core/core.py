@@ -300,7 +300,7 @@ class EngineCore:
             sequence.constraint = GrammarConstraint(
                 sequence.params, pending.result(), vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids
             )
-        except InvalidRequestError as error:
+        except RequestError as error:
             self._fail(sequence, error, self._refusals, now)
         else:
             self.scheduler.enqueue(sequence)
@@ -354,7 +354,8 @@ class EngineCore:
 
     def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         self._publish()
-        self._compiling.pop(sequence, None)
+        if (pending := self._compiling.pop(sequence, None)) is not None:
+            pending.give_up()
         self.scheduler.finish(sequence, reason)
         del self._sequences[sequence.client, sequence.request_id]
         self._finish_times.append(now)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeAlias
 
 import llguidance
@@ -20,7 +23,8 @@ import msgspec
 import numpy as np
 
 from tessera import PACKAGE_ROOT
-from tessera.engine.contract.errors import InvalidRequestError, ModelError
+from tessera.engine.contract.environment import environment_without_secrets
+from tessera.engine.contract.errors import EngineUnavailableError, InvalidRequestError, ModelError
 from tessera.engine.contract.sampling_params import Grammar
 from tessera.engine.grammar.probe import ProbeAnswer, ProbeSettings
 from tessera.engine.grammar.source import GrammarError, complaint
@@ -29,7 +33,13 @@ from tessera.engine.tokens.folder import tokenizer_json
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]  # bit id % 32 of word id // 32 stands for a token
 
 COMPILE_LIMIT = 2.0  # seconds that one grammar may take
+LONGEST_WAIT = 20.0  # seconds that it may take on a busy machine, of which it uses no more than COMPILE_LIMIT
 NUM_THREADS = 2
+
+# How a probe ends that went over a limit of its own; any other end came from outside.
+LIMIT_SIGNALS = frozenset({signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS})
+TRIES = 2
+EXIT_TIMEOUT = 5.0
 
 # Compiled grammars are kept until there are too many, or until they took so long to compile in all,
 # because the largest take longest: about 200 MB a second.
@@ -71,12 +81,24 @@ class PendingGrammar:
 
     @property
     def ready(self) -> bool:
-        return self._job.future.done() or self._job.is_late
+        return self._job.future.done() or self._job.is_late or self._job.is_starved
+
+    def give_up(self) -> None:
+        """Its request has ended; a grammar that no other waits for is not begun."""
+        self._job.num_waiting -= 1
+        if self._job.num_waiting == 0:
+            self._job.future.cancel()
 
     def result(self) -> CompiledGrammar:
-        """Raises: InvalidRequestError naming the request's field and what is wrong with its grammar."""
+        """
+        Raises:
+            InvalidRequestError: names the request's field and what is wrong with its grammar.
+            EngineUnavailableError: it is not the grammar's fault.
+        """
         assert self.ready, "a grammar's result is taken once it is there"
         if not self._job.future.done():
+            if not self._job.is_late:
+                raise EngineUnavailableError("the server is too busy to compile this grammar; please try again")
             reason = f"takes longer than {COMPILE_LIMIT:g} seconds to compile"
         elif (error := self._job.future.exception()) is None:
             return self._job.future.result()
@@ -93,11 +115,30 @@ class _Job:
 
     def __init__(self) -> None:
         self.future: Future[CompiledGrammar]
-        self.started_at: float | None = None
+        self.num_waiting = 0  # requests
+        self._clock: int | None = None
+        self._started_at = self._used_at_start = 0.0
+
+    def start(self) -> None:
+        """Count time from now on; called in the thread that compiles."""
+        self._started_at, self._used_at_start = time.monotonic(), time.thread_time()
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
 
     @property
     def is_late(self) -> bool:
-        return self.started_at is not None and time.monotonic() - self.started_at > COMPILE_LIMIT
+        """It has used more processor time than a grammar may; others' work on the machine does not count."""
+        return self._clock is not None and time.clock_gettime(self._clock) - self._used_at_start > COMPILE_LIMIT
+
+    @property
+    def is_starved(self) -> bool:
+        return self._clock is not None and time.monotonic() - self._started_at > LONGEST_WAIT
+
+    @property
+    def is_worth_keeping(self) -> bool:
+        """Compiled, or refused for what the grammar is; or not known yet."""
+        if not self.future.done():
+            return not self.is_starved
+        return not self.future.cancelled() and isinstance(self.future.exception(), (GrammarError, NoneType))
 
 
 class GrammarCompiler:
@@ -118,11 +159,12 @@ class GrammarCompiler:
         """Start compiling, unless it is cached. Errors are raised by `result`."""
         key = (grammar.kind, grammar.text)
         job = self._cache.get(key)
-        if job is None:
+        if job is None or not job.is_worth_keeping:
             job = self._cache[key] = _Job()
             job.future = self._threads.submit(self._compile, job, grammar)
             self._evict()
         self._cache.move_to_end(key)
+        job.num_waiting += 1
         return PendingGrammar(grammar, job)
 
     def wait(self, pending: Sequence[PendingGrammar], timeout: float) -> None:
@@ -153,7 +195,8 @@ class GrammarCompiler:
         tokenizer = self._tokenizer.result()
         probe = self._probe(tokenizer)
         probe.wait_ready()
-        start = job.started_at = time.monotonic()  # loading the tokenizer and the probe does not count
+        start = time.monotonic()
+        job.start()  # loading the tokenizer and the probe does not count
         source = probe.source_of(grammar)
         matcher = llguidance.LLMatcher(tokenizer.inner, source, log_level=0, limits=LIMITS)
         _raise_error_of(matcher)
@@ -191,31 +234,54 @@ class GrammarProbe:
     def source_of(self, grammar: Grammar) -> str:
         """The grammar in llguidance's own form.
 
-        Raises: GrammarError for one that is wrong, or needs too much time or memory.
+        Raises:
+            GrammarError: it is wrong, or needs too much time or memory.
+            EngineUnavailableError: the process could not be started, or was ended from outside, twice in a row.
         """
+        for _ in range(TRIES):
+            try:
+                answer = self._ask(grammar)
+            except OSError:  # no memory, descriptors or processes at this moment
+                self.close()
+                continue
+            if not answer:
+                if -self._exit_code() in LIMIT_SIGNALS:
+                    raise GrammarError("needs too much time or memory to compile: make it smaller")
+                continue
+            found = msgspec.json.decode(answer, type=ProbeAnswer)
+            if found.error:
+                raise GrammarError(found.error)
+            return found.source
+        raise EngineUnavailableError("the grammar could not be compiled just now; please try again")
+
+    def _ask(self, grammar: Grammar) -> bytes:
+        """The line that answers; empty where the process ended instead."""
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             process.stdin.write(msgspec.json.encode(grammar) + b"\n")
             process.stdin.flush()
-            answer = process.stdout.readline()
+            return process.stdout.readline()
         except BrokenPipeError:
-            answer = b""
-        if not answer:
-            self.close()
-            raise GrammarError("needs too much time or memory to compile: make it smaller")
-        found = msgspec.json.decode(answer, type=ProbeAnswer)
-        if found.error:
-            raise GrammarError(found.error)
-        return found.source
+            return b""
 
     def close(self) -> None:
         """Kill the process; the next grammar starts another."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.communicate()
+            with contextlib.suppress(BrokenPipeError):
+                process.communicate()
+
+    def _exit_code(self) -> int:
+        """Of the process, whose output has ended; negative for a signal."""
+        assert self._process is not None
+        process = self._process
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(EXIT_TIMEOUT)
+        self.close()
+        return process.returncode
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._process = subprocess.Popen(
@@ -224,6 +290,7 @@ class GrammarProbe:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env=environment_without_secrets(),
         )
         assert self._process.stdin is not None
         self._process.stdin.write(self._settings)

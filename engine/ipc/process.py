@@ -7,6 +7,7 @@ REPORT_FD as lines of JSON (`EngineReport`). Exit codes: 0 drained, 1 fault, 2 C
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -63,6 +64,7 @@ from tessera.engine.contract.messages import (
     request_address,
 )
 from tessera.engine.ipc.heartbeat import INTERVAL, HeartbeatSender
+from tessera.engine.ipc.metrics_thread import MetricsThread
 from tessera.engine.tensor import Device
 
 if TYPE_CHECKING:
@@ -129,6 +131,7 @@ class EngineProcess:
         self._engine: LoadedEngine | None = None
         self._has_work = False
         self._draining = False
+        self._metrics: MetricsThread | None = None
         self._stats: SchedulerStats | None = None
         self._stats_at = 0.0
         self._decoder = client_decoder()
@@ -145,6 +148,8 @@ class EngineProcess:
 
     def close(self) -> None:
         self._heartbeat.stop()
+        if self._metrics is not None:
+            self._metrics.close()
         self._router.close(linger=FLUSH_MS)
         self._context.term()
 
@@ -153,6 +158,7 @@ class EngineProcess:
         self._engine = engine
         core = engine.core
         wake_up = self._drain_on_sigterm()
+        metrics = self._metrics = MetricsThread(engine.render_metrics, self._wake_up)
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(wake_up, zmq.POLLIN)
@@ -165,6 +171,9 @@ class EngineProcess:
                 if wake_up.fileno() in dict(poller.poll()):
                     wake_up.recv(64)
             self._receive(core)
+            for clients, text in metrics.take():
+                for client, token in clients:
+                    self._send(client, Metrics(token, text))
             if core.has_work:
                 self._has_work = True
                 for client, outputs in core.step().items():
@@ -192,6 +201,11 @@ class EngineProcess:
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, start_drain)
         return reader
+
+    def _wake_up(self) -> None:
+        """End the wait for messages, from another thread."""
+        with contextlib.suppress(BlockingIOError):  # full, and so already readable
+            self._wake_up_sockets[1].send(b"\0")
 
     def _receive(self, core: Core) -> None:
         while True:
@@ -221,7 +235,8 @@ class EngineProcess:
             case ResetPrefixCache():
                 core.reset_prefix_cache()
             case GetMetrics():
-                self._send(client, Metrics(message.token, self._engine.render_metrics()))
+                assert self._metrics is not None
+                self._metrics.ask(client, message.token)
             case Hello():
                 self._send(client, Ready(self.epoch, self._engine.info))
             case Drain():
@@ -297,6 +312,7 @@ class EngineProcess:
 def serve(load: Loader) -> int:
     """Run an engine process to its end; -> its exit code."""
     run_dir, report_fd = sys.argv[1], int(sys.argv[2])
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it is the server's to handle
     config = msgspec.json.decode(_read_line(STDIN_FD), type=EngineConfig)
     configure_logging(config.log_format, config.log_level)
 

@@ -267,7 +267,7 @@ def parsed(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Server
     """What a server would be started with."""
     seen: list[ServerOptions] = []
 
-    def remember(options: ServerOptions) -> int:
+    def remember(options: ServerOptions, read_keys: Callable[[], tuple[str, ...]]) -> int:
         seen.append(options)
         return 0
 

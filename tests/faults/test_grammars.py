@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import pytest
 
 from tessera.app.openai.completions.schema import CompletionRequest
 from tessera.app.schema.request import parse_request
-from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.errors import EngineUnavailableError, InvalidRequestError
 from tessera.engine.contract.sampling_params import MAX_GRAMMAR_LENGTH, Grammar
 from tessera.engine.grammar import compiler as grammar_module
-from tessera.engine.grammar.compiler import COMPILE_LIMIT, MAX_CACHED, GrammarCompiler
+from tessera.engine.grammar.compiler import COMPILE_LIMIT, MAX_CACHED, NUM_THREADS, GrammarCompiler, GrammarProbe
 from tessera.engine.grammar.source import MAX_NESTING
 from tests.support.grammar_harness import CLIENT, EOS, MODEL, VOCAB_SIZE, GrammarHarness, schema
 from tests.support.http_fixtures import call
@@ -195,3 +196,105 @@ def test_fault_grammars_count_towards_the_queue(compiler: GrammarCompiler) -> No
     with pytest.raises(Exception, match="2 requests are waiting"):
         engine.add("three", max_tokens=1)
     engine.core.abort(["one", "two"], CLIENT)
+
+
+# ---- a busy machine, and processes that are ended from outside ----------------------------------
+
+
+def test_fault_grammars_survive_a_probe_that_is_ended_from_outside(compiler: GrammarCompiler) -> None:
+    """As by the kernel when memory is short: the same grammar is tried again in another process."""
+    engine = GrammarHarness(compiler)
+    for number in range(4):
+        for probe in compiler._probes:
+            if probe._process is not None:
+                probe._process.kill()
+        engine.add(str(number), Grammar("regex", f"killed{number}"))
+        assert engine.run()[str(number)].text == f"killed{number}"
+
+
+def test_fault_grammars_that_cannot_be_tried_now_are_not_refused_for_ever(
+    monkeypatch: pytest.MonkeyPatch, compiler: GrammarCompiler
+) -> None:
+    engine = GrammarHarness(compiler)
+
+    def killed(probe: GrammarProbe) -> Any:
+        raise OSError("Cannot allocate memory")
+
+    for probe in compiler._probes:
+        probe.close()
+    grammar = Grammar("regex", "later")
+    with monkeypatch.context() as patch:
+        patch.setattr(GrammarProbe, "_start", killed)
+        patch.setattr(GrammarProbe, "wait_ready", lambda probe: None)
+        engine.add("now", grammar)
+        assert engine.run()["now"].error_status == 503
+    engine.add("later", grammar)
+    assert engine.run()["later"].text == "later"
+
+
+def test_fault_grammars_are_not_late_for_others_work(
+    monkeypatch: pytest.MonkeyPatch, compiler: GrammarCompiler
+) -> None:
+    """Only processor time of their own counts; one that gets none in time is refused for now."""
+    may_go_on = threading.Event()
+    original: Callable[[GrammarProbe, Grammar], str] = GrammarProbe.source_of
+
+    def starved(probe: GrammarProbe, grammar: Grammar) -> str:
+        if grammar.text == "starved":
+            assert may_go_on.wait(30)
+        return original(probe, grammar)
+
+    monkeypatch.setattr(GrammarProbe, "source_of", starved)
+    monkeypatch.setattr(grammar_module, "COMPILE_LIMIT", 0.2)
+    pending = compiler.submit(Grammar("regex", "starved"))
+    compiler.wait([pending], 0.5)
+    assert not pending.ready
+    monkeypatch.setattr(grammar_module, "LONGEST_WAIT", 0.1)
+    assert pending.ready
+    with pytest.raises(EngineUnavailableError, match="too busy"):
+        pending.result()
+    may_go_on.set()
+    monkeypatch.undo()
+    again = compiler.submit(Grammar("regex", "starved"))
+    compiler.wait([again], 30)
+    assert again.result().matcher is not None
+
+
+def test_fault_grammars_of_two_kinds_with_one_text_are_two(compiler: GrammarCompiler) -> None:
+    engine = GrammarHarness(compiler)
+    engine.add("regex", Grammar("regex", '["a"]'))
+    engine.add("choice", Grammar("choice", '["a"]'))
+    answers = engine.run()
+    assert answers["choice"].text == "a"
+    assert answers["regex"].text in ('"', "a")
+    engine.add("refused", Grammar("lark", '["a"]'))
+    assert engine.run()["refused"].error_status == 400
+
+
+def test_fault_grammars_are_not_begun_for_a_sender_that_has_left(
+    monkeypatch: pytest.MonkeyPatch, compiler: GrammarCompiler
+) -> None:
+    """Those under way end; of the others only the one that a second request waits for is compiled."""
+    begun: list[str] = []
+    may_go_on = threading.Event()
+    original: Callable[[GrammarProbe, Grammar], str] = GrammarProbe.source_of
+
+    def slow(probe: GrammarProbe, grammar: Grammar) -> str:
+        begun.append(grammar.text)
+        assert may_go_on.wait(30)
+        return original(probe, grammar)
+
+    engine = GrammarHarness(compiler)
+    engine.add("first", Grammar("regex", "both probes are there"))
+    engine.run()
+    monkeypatch.setattr(GrammarProbe, "source_of", slow)
+    names = [f"left{number}" for number in range(30)]
+    for name in names:
+        engine.add(name, Grammar("regex", name))
+    engine.add("stays", Grammar("regex", names[-1]))
+    engine.core.abort(names, CLIENT)
+    engine.add("again", Grammar("regex", names[-2]))
+    may_go_on.set()
+    answers = engine.run()
+    assert (answers["stays"].text, answers["again"].text) == (names[-1], names[-2])
+    assert len(begun) <= NUM_THREADS + 2

@@ -13,8 +13,10 @@ import httpx
 import orjson
 import pytest
 
+from tessera.app.http.body import LARGE_BODY, MAX_JSON_CONTAINERS, MAX_LARGE_BODIES, LargeBody, parse_json_object
 from tessera.app.server.connection import MAX_FRAMING_BYTES, MAX_HEAD_BYTES, MAX_QUEUED
 from tessera.app.settings import AppSettings
+from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.messages import RequestOutput
 from tests.faults.app_fixtures import post
 from tests.support.fake_client import FakeClient, Submission
@@ -203,6 +205,43 @@ def test_fault_http_layer_a_body_in_small_chunks_is_taken(tmp_path: Path) -> Non
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
+def test_fault_http_layer_a_body_of_empty_lists_holds_up_nothing() -> None:
+    """Sixteen megabytes of brackets are refused before objects are made of them; those within strings are text."""
+    for content in (b'{"prompt": [' + b"[]," * (16 * 2**20 // 3) + b"1]}", b'{"a": ' + b"[" * 2**24):
+        used = time.process_time()
+        with pytest.raises(InvalidRequestError):
+            parse_json_object(content)
+        assert time.process_time() - used < 0.5
+    for text in ("[{" * MAX_JSON_CONTAINERS, '\\"[' * MAX_JSON_CONTAINERS):
+        assert parse_json_object(orjson.dumps({"prompt": text})) == {"prompt": text}
+    within = {"prompt": [[]] * (MAX_JSON_CONTAINERS - 2)}
+    assert parse_json_object(orjson.dumps(within)) == within
+    with pytest.raises(InvalidRequestError, match="objects and lists"):
+        parse_json_object(orjson.dumps({"prompt": [[]] * (MAX_JSON_CONTAINERS - 1)}))
+
+
+def test_fault_http_layer_large_bodies_in_hand_are_bounded(tmp_path: Path) -> None:
+    """Those that hold theirs back leave no room for another large one; small ones are answered."""
+    largest = 2 * LARGE_BODY
+    settings = impatient(tmp_path, max_body_bytes=largest, body_timeout=PATIENCE)
+    content = b" " * (largest - 100)
+    head = HEAD + b"content-length: %d\r\n\r\n" % largest
+    with serve(says("ok"), settings) as url:
+        with contextlib.ExitStack() as stack:
+            for _ in range(MAX_LARGE_BODIES):
+                stack.enter_context(connect(url)).sendall(head + content)
+            end = time.monotonic() + PATIENCE
+            while LargeBody.in_hand < MAX_LARGE_BODIES * len(content):
+                assert time.monotonic() < end
+            refused = httpx.post(f"{url}/v1/completions", content=content, headers=JSON)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+            assert httpx.post(f"{url}/v1/completions", json=TEXT).status_code == 200
+        while LargeBody.in_hand:
+            assert time.monotonic() < end
+        padded = orjson.dumps({**TEXT, "ignored": "y" * LARGE_BODY})
+        assert httpx.post(f"{url}/v1/completions", content=padded, headers=JSON).status_code == 200
+
+
 # ---- requests sent ahead ------------------------------------------------------------------------
 
 ASK = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -223,6 +262,69 @@ def test_fault_http_layer_many_requests_sent_ahead_end_the_connection(tmp_path: 
             connection.sendall(ASK * 5000)
             assert read_to_the_end(connection).count(b"HTTP/1.1 200 ") <= MAX_QUEUED + 1
         assert httpx.get(f"{url}/health").status_code == 200
+
+
+@pytest.mark.parametrize("garbage", [b"garbage\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n"], ids=["line", "head"])
+def test_fault_http_layer_garbage_behind_requests_leaves_their_answers_whole(tmp_path: Path, garbage: bytes) -> None:
+    """Those before it are answered in turn, then it is refused, and the connection ends."""
+    client = says("ok")
+    body = orjson.dumps(TEXT)
+    ask = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+    with serve(client, impatient(tmp_path, body_timeout=PATIENCE)) as url:
+        for before in (b"", ask, ask + ASK + ask, ASK * 5):
+            with connect(url) as connection:
+                connection.sendall(before + garbage)
+                statuses = [status for status, _ in responses(read_to_the_end(connection))]
+            assert statuses == [200] * before.count(b"host: ") + [400]
+
+
+def test_fault_http_layer_a_broken_body_behind_a_request_is_refused_in_turn(tmp_path: Path) -> None:
+    with serve(says("ok"), impatient(tmp_path, body_timeout=PATIENCE)) as url:
+        for before in (b"", ASK, ASK * 3):
+            with connect(url) as connection:
+                connection.sendall(before + CHUNKED + b"\r\nno size\r\n")
+                answers = responses(read_to_the_end(connection))
+            assert [status for status, _ in answers] == [200] * before.count(b"host: ") + [400]
+            assert answers[-1][1]["error"]["code"] == "invalid_http"
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def responses(received: bytes) -> list[tuple[int, Any]]:
+    """Status and JSON of each response, none of which may be cut or hold another."""
+    found = []
+    while received:
+        head, _, rest = received.partition(b"\r\n\r\n")
+        lines = head.decode().lower().split("\r\n")
+        (length,) = (int(line.partition(":")[2]) for line in lines if line.startswith("content-length:"))
+        found.append((int(lines[0].split()[1]), orjson.loads(rest[:length])))
+        received = rest[length:]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /version HTTP/1.1\r\nhost: a\r\nhost: a\r\n\r\n", 400),
+        (b"GET /version HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n", 400),
+        (b"GET /version HTTP/1.1\r\n\r\n", 400),
+        (b"GET /version HTTP/1.1\r\nhost: a/b\r\n\r\n", 400),
+        (b"GET /version HTTP/1.1\r\nhost: a b\r\n\r\n", 400),
+        (b"GET /version HTTP/1.1\r\nhost: user@a\r\n\r\n", 400),
+        (b"GET /version HTTP/1.1\r\nhost: [::1\r\n\r\n", 400),
+        (b"GET /version HTTP/0.9\r\nhost: a\r\n\r\n", 505),
+        (b"GET /version\r\n\r\n", 505),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"GET /version HTTP/1.1\r\nhost: [::1]:8000\r\nconnection: close\r\n\r\n", 200),
+        (b"GET /version HTTP/1.1\r\nhost:\r\nconnection: close\r\n\r\n", 200),
+        (b"GET /version HTTP/1.0\r\n\r\n", 200),
+    ],
+    ids=str,
+)
+def test_fault_http_layer_heads_are_as_rfc_9112_has_them(tmp_path: Path, head: bytes, status: int) -> None:
+    with serve(says("ok"), impatient(tmp_path, body_timeout=PATIENCE)) as url, connect(url) as connection:
+        connection.sendall(head)
+        ((found, _),) = responses(read_to_the_end(connection))
+    assert found == status
 
 
 # ---- readers ------------------------------------------------------------------------------------

@@ -78,6 +78,20 @@ def test_fault_nan_tiny_values_are_sound(tiny_server: Server, name: str) -> None
         assert choice["token_ids"] == tiny_server.tokens(prompt()[:12], 12)
 
 
+@pytest.mark.parametrize("value", [1e-38, 1e-45, 5e-324])
+@pytest.mark.parametrize("name", FLOATS)
+def test_fault_nan_no_value_overflows_float32(tiny_server: Server, name: str, value: float) -> None:
+    """Either the value is refused or the answer is sound: logits stay finite when they are divided by it."""
+    body = tiny_server.body(prompt()[:12], 12, seed=3, **{"temperature": 1.0, name: value})
+    response = tiny_server.http.post("/v1/completions", json=body)
+    if name == "repetition_penalty":
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == name
+    else:
+        assert response.status_code == 200
+        assert response.json()["choices"][0]["finish_reason"] == "length"
+
+
 def replaced(beyond: Any, within: Any, value: float) -> Any:
     """The body with `value` where its two forms differ."""
     if isinstance(beyond, dict):

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
-from tests.support.server_fixture import Server, async_client, running_server
+from tessera.app.text.workers import TextWorkers
+from tests.faults.test_http_layer import HEAD, connect, read_to_the_end, responses
+from tests.support.fake_client import FakeClient, always, play
+from tests.support.http_fixtures import ids, serve, settings_for, write_model_folder
+from tests.support.server_fixture import DEADLINE, Server, async_client, running_server
 
 CAPACITY = 8  # running and waiting
 NUM_TOKENS = 40
@@ -37,3 +44,54 @@ def test_fault_overload_ten_times_the_load_is_refused_in_time_and_the_rest_is_an
         assert {response.json()["error"]["code"] for response in refused} == {"queue_full"}
         assert server.tokens([5, 6, 7], NUM_TOKENS) == expected
         server.until_idle()
+
+
+NUM_CUT = 40
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_fault_overload_and_drain_what_is_cut_off_gets_an_error_object(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    """A status of 503, or a last event in a stream that has begun; the log does not repeat itself."""
+    client = FakeClient(always(play(ids("hello"), finish=None)), hang=True)
+    body = json.dumps({"model": "tiny", "prompt": "hi", "stream": stream}).encode()
+    with contextlib.ExitStack() as stack:
+        with serve(client, settings_for(write_model_folder(tmp_path)), drain_timeout=1) as url:
+            connections = [stack.enter_context(connect(url)) for _ in range(NUM_CUT)]
+            for number, connection in enumerate(connections):
+                client.submitted.clear()
+                connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+                if stream:
+                    assert connection.recv(1), "the answer began"
+                else:
+                    assert client.submitted.wait(DEADLINE), number
+        for connection in connections:
+            received = read_to_the_end(connection)
+            if stream:
+                assert b'"code":"server_shutdown"' in received
+                assert received.endswith(b"0\r\n\r\n"), "the response is whole"
+            else:
+                ((status, answer),) = responses(received)
+                assert (status, answer["error"]["code"]) == (503, "server_shutdown")
+                assert b"retry-after: " in received
+    assert all(submission.aborted.is_set() for submission in client.submissions)
+    assert "Traceback" not in caplog.text
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+
+
+def test_fault_overload_a_text_job_that_raises_gives_its_place_back() -> None:
+    """Bad prompts, say, after which every chat would be told that too many are waiting."""
+
+    def fails() -> None:
+        raise ValueError("a bad prompt")
+
+    async def scenario() -> None:
+        workers = TextWorkers(num_threads=1, max_jobs=2)
+        for _ in range(5):
+            with pytest.raises(ValueError, match="a bad prompt"):
+                await workers.run(fails, timeout=DEADLINE)
+        assert await workers.run(lambda: "fine", timeout=DEADLINE) == "fine"
+        workers.close()
+
+    asyncio.run(scenario())

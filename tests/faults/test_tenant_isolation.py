@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from tessera.app.settings import AppSettings
 from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
+from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder
+from tests.support.surface_fixtures import says
 
 TEXT = {"model": "tiny", "prompt": "hi"}
 HELLO = play(ids("hello"), finish="length")
@@ -45,3 +48,16 @@ def test_fault_tenant_isolation_both_headers_are_the_same_tenant(tmp_path: Path)
         assert call(client, keyed(tmp_path), "POST", "/v1/completions", json=body, headers=headers).status_code == 200
     by_header, by_bearer, stranger = (submission.cache_salt for submission in client.submissions)
     assert by_header == by_bearer != stranger
+
+
+def test_fault_tenant_isolation_no_key_deletes_what_another_stored(tmp_path: Path) -> None:
+    """Under the id of its owner's response, which it may have learned."""
+    with serve(says("mine"), keyed(tmp_path)) as url:
+        owner, stranger = ({"authorization": f"Bearer {key}"} for key in ("right", "other"))
+        ask = {"model": "tiny", "input": "hi"}
+        path = f"{url}/v1/responses/{httpx.post(f'{url}/v1/responses', json=ask, headers=owner).json()['id']}"
+        for method in ("GET", "DELETE"):
+            assert httpx.request(method, path, headers=stranger).status_code == 404
+        assert httpx.get(path, headers=owner).status_code == 200
+        assert httpx.delete(path, headers=owner).json()["deleted"] is True
+        assert httpx.get(path, headers=owner).status_code == 404

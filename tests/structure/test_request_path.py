@@ -9,7 +9,7 @@ from tests.structure.request_path import BODY, app_files
 from tests.support.http_fixtures import settings_for, write_model_folder
 from tests.support.surface_fixtures import says
 
-MAX_APP_FILES = 24
+MAX_APP_FILES = 25
 
 
 def test_a_chat_request_passes_through_few_files(tmp_path: Path) -> None:

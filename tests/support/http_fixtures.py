@@ -74,10 +74,10 @@ def call(client: FakeClient, settings: AppSettings, method: str, path: str, **op
 
 
 @contextmanager
-def serve(client: FakeClient, settings: AppSettings) -> Iterator[str]:
+def serve(client: FakeClient, settings: AppSettings, *, drain_timeout: int = 5) -> Iterator[str]:
     """A real server on a free port of the loopback, in a thread; yields its base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(client, settings, drain_timeout=5)
+    server = HttpServer(client, settings, drain_timeout=drain_timeout)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

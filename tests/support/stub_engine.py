@@ -17,6 +17,7 @@ from tessera.engine.ipc.process import LoadedEngine, Progress, serve
 
 HANGS, FAILS, IS_ONE_TOO_MANY, IS_TOO_LONG, FAILS_ALONE, BREAKS_ADD = range(9001, 9007)
 STEP_SECONDS = 0.001
+SLOW_METRICS = "slow metrics"  # their text is never finished
 VOCAB_SIZE = 10_000
 
 
@@ -116,7 +117,13 @@ def load(config: EngineConfig, progress: Progress) -> LoadedEngine:
         load_seconds=0.25,
     )
     core = StubCore()
-    return LoadedEngine(core, info, lambda: f"stub_steps_total {core.num_steps}\n".encode())
+
+    def render_metrics() -> bytes:
+        if config.model == SLOW_METRICS:
+            threading.Event().wait()
+        return f"stub_steps_total {core.num_steps}\n".encode()
+
+    return LoadedEngine(core, info, render_metrics)
 
 
 if __name__ == "__main__":

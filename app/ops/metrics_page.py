@@ -1,0 +1,41 @@
+"""The text of GET /metrics: rendered at most so often, and once for all that ask at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+INTERVAL = 1.0  # seconds between two renderings on average
+BURST = 10  # renderings that may follow each other at once after a quiet time
+MAX_WAITING = 64  # scrapes that wait for a new text; others get the last one
+
+
+class MetricsPage:
+    """A text that is never older than its request, unless more ask than may wait."""
+
+    def __init__(self, render: Callable[[], Awaitable[bytes]]) -> None:
+        self._render = render
+        self._text: bytes | None = None
+        self._next: asyncio.Task[bytes] | None = None  # has not begun to render
+        self._num_waiting = 0
+        self._paid_until = 0.0  # each rendering moves it by INTERVAL
+
+    async def text(self) -> bytes:
+        """The metrics, after a wait of about INTERVAL where they are asked for more often than that."""
+        if self._text is not None and self._num_waiting >= MAX_WAITING:
+            return self._text
+        if self._next is None:
+            self._next = asyncio.create_task(self._render_in_time())
+        self._num_waiting += 1
+        try:
+            return await asyncio.shield(self._next)
+        finally:
+            self._num_waiting -= 1
+
+    async def _render_in_time(self) -> bytes:
+        now = asyncio.get_running_loop().time()
+        self._paid_until = max(self._paid_until, now - BURST * INTERVAL) + INTERVAL
+        await asyncio.sleep(self._paid_until - now)
+        self._next = None  # those who ask from now on want to see what happens from now on
+        self._text = await self._render()
+        return self._text

@@ -1,0 +1,82 @@
+"""Metrics asked for all the time, without a key: rendering them took the engine's time from everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+
+from tessera.app.ops.metrics_page import BURST, INTERVAL, MetricsPage
+from tessera.engine.ipc.client import EngineClient
+from tessera.engine.ipc.metrics_thread import MetricsThread
+from tests.engine.test_client import count, engine, run, until_well
+from tests.support.stub_engine import SLOW_METRICS
+from tests.support.virtual_time import VirtualTimeLoop
+
+PATIENCE = 30.0
+SCRAPES = 480  # at a time
+SECONDS = 30
+
+
+def test_fault_metrics_however_many_ask_a_text_is_rendered_once_a_second() -> None:
+    num_rendered = 0
+
+    async def render() -> bytes:
+        nonlocal num_rendered
+        num_rendered += 1
+        number = num_rendered
+        await asyncio.sleep(0.001)
+        return b"%d" % number
+
+    async def scenario() -> None:
+        page = MetricsPage(render)
+        begin = loop.time()
+        while loop.time() < begin + SECONDS:
+            asked = num_rendered
+            texts = await asyncio.gather(*(page.text() for _ in range(SCRAPES)))
+            assert int(texts[0]) > asked, "a text is not older than the question"
+            await asyncio.sleep(0.01)
+        assert SECONDS / INTERVAL <= num_rendered <= SECONDS / INTERVAL + BURST + 1
+
+    loop = VirtualTimeLoop(asyncio.Protocol)
+    try:
+        loop.run_until_complete(scenario())
+    finally:
+        loop.close()
+
+
+def test_fault_metrics_clients_share_a_rendering_in_a_thread_of_its_own() -> None:
+    begun, may_end, ready = queue.Queue[threading.Thread](), threading.Semaphore(0), threading.Semaphore(0)
+
+    def render() -> bytes:
+        begun.put(threading.current_thread())
+        assert may_end.acquire(timeout=PATIENCE)
+        return b"text"
+
+    metrics = MetricsThread(render, ready.release)
+    metrics.ask(b"a", 1)
+    assert begun.get(timeout=PATIENCE) is not threading.current_thread()
+    metrics.ask(b"b", 2)
+    metrics.ask(b"c", 3)
+    assert metrics.take() == []
+    for _ in range(2):
+        may_end.release()
+        assert ready.acquire(timeout=PATIENCE)
+    assert metrics.take() == [([(b"a", 1)], b"text"), ([(b"b", 2), (b"c", 3)], b"text")]
+    metrics.close()
+
+
+def test_fault_metrics_no_step_waits_for_their_rendering() -> None:
+    async def ask(client: EngineClient) -> None:
+        await client.metrics()
+
+    async def scenario() -> None:
+        async with engine(model=SLOW_METRICS) as (_, client):
+            await until_well(client)
+            asking = asyncio.create_task(ask(client))
+            await asyncio.sleep(0)
+            await count(client, 100, 20)
+            assert not asking.done()
+            asking.cancel()
+
+    run(scenario())

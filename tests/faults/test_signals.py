@@ -1,0 +1,55 @@
+"""Signals: SIGHUP, which ends a process by default, reads the API keys again."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+from tests.support.server_fixture import Server, running_server
+
+
+def status_with(server: Server, key: str) -> int:
+    return server.http.get("/v1/models", headers={"authorization": f"Bearer {key}", "connection": "close"}).status_code
+
+
+def ignores_sighup(pid: int) -> bool:
+    (mask,) = re.findall(r"^SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) & 1 << signal.SIGHUP - 1)
+
+
+def test_fault_signals_sighup_reads_the_keys_again(tmp_path: Path) -> None:
+    """In every app process; a file that cannot be used leaves the keys as they were."""
+    keys = tmp_path / "keys"
+    keys.write_text("old\nstays\n")
+    arguments = ("--api-key-file", str(keys), "--api-workers", "2")
+    with running_server(None, tmp_path / "log", *arguments) as server:
+        (worker,) = server.until(lambda: server.children("tessera.app.server.worker"), "the worker")
+        engine = server.engine_pid()
+        assert engine is not None
+        server.until(lambda: ignores_sighup(worker) and ignores_sighup(engine), "both to have begun")
+        assert (status_with(server, "old"), status_with(server, "new")) == (200, 401)
+        keys.write_text("new\nstays\n")
+        for pid in (worker, engine, server.process.pid):
+            os.kill(pid, signal.SIGHUP)
+        server.until(lambda: "2 API keys are accepted from now on" in server.log, "the new keys")
+        server.until(lambda: all(status_with(server, "old") == 401 for _ in range(20)), "both processes to know")
+        assert {status_with(server, key) for key in ("new", "stays") for _ in range(20)} == {200}
+
+        keys.write_text("# none\n")
+        os.kill(server.process.pid, signal.SIGHUP)
+        server.until(lambda: "the API keys stay as they were" in server.log, "the complaint")
+        assert status_with(server, "new") == 200
+
+        os.kill(worker, signal.SIGKILL)
+        server.until(lambda: server.children("tessera.app.server.worker") not in ([], [worker]), "another worker")
+        assert {status_with(server, "old") for _ in range(20)} == {401}
+        assert server.engine_pid() == engine
+
+
+def test_fault_signals_sighup_ends_no_server_without_keys(tmp_path: Path) -> None:
+    with running_server(None, tmp_path / "log") as server:
+        os.kill(server.process.pid, signal.SIGHUP)
+        server.until(lambda: "there are no API keys to read again" in server.log, "the line of the log")
+        assert server.http.get("/health").status_code == 200
