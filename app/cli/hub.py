@@ -77,7 +77,7 @@ def find_model(model: str) -> ModelFolder:
 
 
 def _folders_beside(path: Path) -> str:
-    """What the parent of a folder that does not exist has of like names, or of any; empty without a parent."""
+    """Similar names beside a missing folder, else any names there; empty without a parent."""
     parent = path.parent
     if not path.name or parent == Path() or not parent.is_dir():
         return ""

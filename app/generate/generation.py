@@ -52,7 +52,7 @@ class Delta:
 
 @dataclass(slots=True)
 class TextOptions:
-    """How tokens become text; with `scores_only` a completion stays empty, as only the prompt is scored."""
+    """Options for turning tokens into text; with `scores_only` the completion stays empty."""
 
     stops: tuple[str, ...] = ()
     include_stop: bool = False

@@ -26,7 +26,7 @@ _one_thread = ThreadPoolExecutor(1, thread_name_prefix="body")
 
 
 class LargeBody:
-    """What one request holds of the memory for large bodies, MAX_LARGE_BODIES times the largest.
+    """One request's share of the memory for large bodies, MAX_LARGE_BODIES times the largest.
 
     Raises (`grow`): QueueFullError.
     """

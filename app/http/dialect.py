@@ -13,7 +13,7 @@ from tessera.engine.contract.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one API expects errors and request ids on its paths, those of the HTTP layer included.
+    """One API's form of errors and request ids, those of the HTTP layer included.
 
     Attributes:
         paths: matches the paths of the API from their beginning.

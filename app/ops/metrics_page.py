@@ -36,6 +36,6 @@ class MetricsPage:
         now = asyncio.get_running_loop().time()
         self._paid_until = max(self._paid_until, now - BURST * INTERVAL) + INTERVAL
         await asyncio.sleep(self._paid_until - now)
-        self._next = None  # those who ask from now on want to see what happens from now on
+        self._next = None  # later scrapes must see later events, so they start another rendering
         self._text = await self._render()
         return self._text

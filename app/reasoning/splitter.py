@@ -67,7 +67,7 @@ class ReasoningSplitter:
         return (held, "") if self.thinking else ("", held)
 
     def _before(self, text: str) -> str:
-        """What follows the beginning of the reasoning, or the whole text where there can be none."""
+        """Text after the beginning of the reasoning, or all of it where there can be none."""
         body = text.lstrip()
         self._space.append(text[: len(text) - len(body)])
         begin = next(filter(body.startswith, self._format.begins), None)

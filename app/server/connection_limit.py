@@ -1,4 +1,4 @@
-"""How many connections one app process has open, and which of them goes when there is no room for another."""
+"""Limit on one app process's open connections: the longest idle one is closed to make room."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ async def run_worker(launch: WorkerLaunch) -> None:
 
 
 class ParentLines:
-    """What the first app process says after the start, from standard input."""
+    """Messages that the first app process sends on standard input after the start."""
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server

@@ -11,7 +11,7 @@ from tessera.app.tools.parts import CallArguments, CallStart, Part
 
 
 class CallForm:
-    """How the calls of one request's completions are written.
+    """Form of the tool calls in one request's completions.
 
     Args:
         custom_tools: names of the tools whose input is text.

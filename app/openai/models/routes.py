@@ -46,7 +46,7 @@ async def retrieve_model(http_request: Request, name: PathName) -> Response:
 
 
 def _permission(name: str, created: int) -> dict[str, Any]:
-    """What old clients look for; all models may be used by all holders of a key."""
+    """Permissions for old clients: every key may use every model."""
     return {
         "id": f"modelperm-{name}",
         "object": "model_permission",
