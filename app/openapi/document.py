@@ -33,16 +33,17 @@ SECURITY_SCHEMES = {
 ERRORS: Mapping[int, str] = {
     400: "A field is wrong or not supported; `param` names it.",
     401: "The API key is missing or wrong.",
-    404: "There is no such model, response or path.",
+    404: "There is no such model, object or path.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
     429: "Too many requests are waiting; `Retry-After` says when to come back.",
     500: "The server or the engine failed this request.",
-    503: "The model is being loaded, or the engine is restarted.",
+    503: "The model is being loaded, the engine is restarted, or the disk fails.",
     504: "The response took too long.",
+    507: "There is no space left to store it.",
 }
-ERRORS_WITHOUT_BODY = (400, 401, 404, 500, 503)
+ERRORS_WITHOUT_BODY = (400, 401, 404, 500, 503, 507)
 
 
 def openapi_document(
@@ -95,7 +96,8 @@ def _schemas(routes: Iterable[APIRoute], dialects: Iterable[Dialect]) -> dict[st
         if isinstance(route.openapi_extra, Description):
             described = route.openapi_extra
             models |= dict.fromkeys((body, "validation") for body in described.bodies)
-            models[described.returns, "serialization"] = None
+            if described.returns is not None:
+                models[described.returns, "serialization"] = None
             if described.events is not None:
                 models[described.events, "serialization"] = None
     models |= dict.fromkeys((dialect.error_model, "serialization") for dialect in dialects)

@@ -26,6 +26,8 @@ from tessera.app.openai.chat import routes as chat
 from tessera.app.openai.completions import routes as completions
 from tessera.app.openai.embeddings import routes as embeddings
 from tessera.app.openai.embeddings.embedders import Embeddings
+from tessera.app.openai.files import routes as files
+from tessera.app.openai.files.files import Files
 from tessera.app.openai.invocations import routes as invocations
 from tessera.app.openai.models import routes as models
 from tessera.app.openai.responses import routes as responses
@@ -42,7 +44,7 @@ from tessera.app.store.schema import Schema
 from tessera.app.store.store import Store
 from tessera.engine.ipc.client import EngineClient
 
-ROUTES = (chat, completions, responses, messages, embeddings, invocations, models, tokenize, health, description)
+ROUTES = (chat, completions, responses, messages, embeddings, invocations, models, tokenize, files, health, description)
 SCHEMAS: tuple[Schema, ...] = ()  # tables of the rooms that store something
 PAGE_ROUTES = (status,)  # left out with --no-ui
 
@@ -78,6 +80,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     )
     app.state.model = model
     app.state.store = Store(Path(settings.data_dir) if settings.data_dir is not None else None, SCHEMAS)
+    app.state.files = Files(app.state.store, settings)
     app.state.response_store = ResponseStore(
         settings.max_stored_responses, settings.max_stored_bytes, settings.response_file
     )

@@ -36,6 +36,14 @@ class StoreFullError(EngineError):
         super().__init__(message or "The store has no space left for this; delete what is no longer needed.")
 
 
+class StoreQuotaError(StoreFullError):
+    """The limit of one API key is reached."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "storage_limit_reached"
+
+
 @contextlib.contextmanager
 def store_errors() -> Iterator[None]:
     """Raise StoreFullError or StoreUnavailableError for errors of SQLite and the file system; the log has the cause."""

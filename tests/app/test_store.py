@@ -116,8 +116,8 @@ def test_what_is_expired_is_gone_at_once_and_cleaned_with_its_content(store: Sto
     incoming = asyncio.run(store.with_contents(Contents.begin))
     incoming.write(b"text")
     incoming.publish("a")
-    insert(store, NOTES, "a", expires=time.time() - 1, has_content=True)
-    insert(store, NOTES, "b", expires=time.time() + 10**6)
+    insert(store, NOTES, "a", lifetime=-1, has_content=True)
+    insert(store, NOTES, "b", lifetime=10**6)
     assert ids(store, NOTES) == ["b"]
     content = tmp_path / "data" / "files" / "a"
     assert content.exists()
