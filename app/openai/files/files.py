@@ -90,11 +90,11 @@ class Files:
         assert stored is not None
         return stored
 
-    async def find(self, tenant: str, file_id: str) -> StoredObject:
+    async def find(self, tenant: str, file_id: str, *, param: str = "id") -> StoredObject:
         """Raises NotFoundError."""
         stored = await self.store.query(partial(self._table.find, tenant=tenant, object_id=file_id))
         if stored is None:
-            raise _not_found(file_id)
+            raise _not_found(file_id, param)
         return stored
 
     async def path(self, stored: StoredObject) -> Path:
@@ -124,8 +124,8 @@ class Files:
         await self.store.with_contents(lambda contents: contents.remove(file_id))
 
 
-def _not_found(file_id: str) -> NotFoundError:
-    return NotFoundError(f"No such File object: {file_id[:100]}", param="id", code="file_not_found")
+def _not_found(file_id: str, param: str = "id") -> NotFoundError:
+    return NotFoundError(f"No such File object: {file_id[:100]}", param=param, code="file_not_found")
 
 
 def new_file_id() -> str:
