@@ -176,9 +176,9 @@ class BatchRun:
         return self._lines.popleft() if self._lines else None
 
     async def _save_while(self, working: asyncio.Future[None], deadline: float) -> None:
-        """Store results as they come, until the work is done or the batch is cancelled or over."""
+        """Store results as they come, until all are stored or the batch is cancelled or over."""
         looked_at = time.monotonic()
-        while not working.done() and time.time() < deadline:
+        while (self._unsaved or not working.done()) and time.time() < deadline:
             await asyncio.wait({working}, timeout=SAVE_INTERVAL)
             if not self._unsaved and time.monotonic() - looked_at < LOOK_INTERVAL:
                 continue

@@ -42,6 +42,7 @@ class BatchRunner:
         self._executor = LineExecutor(app, model)
         self._owner = secrets.token_hex(16)
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._passed_over: set[int] = set()  # in the last look, so that a process without a batch could take them
         self._due = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
 
@@ -83,10 +84,15 @@ class BatchRunner:
                 await asyncio.wait_for(self._due.wait(), LOOK_INTERVAL)
 
     async def _take_one(self, slots: asyncio.Semaphore, num_slots: int) -> None:
-        """Begin to work on one batch more; others are left to other processes for the moment."""
+        """Begin to work on one batch more, if no process with fewer has taken it since the last look."""
         found = await self._store.query(partial(candidates, models=self._batches.models, limit=MAX_LOOKED_AT))
+        passed_over, self._passed_over = self._passed_over, set()
         for seq in found:
-            if seq not in self._running and await self._store.with_locks(partial(_try_lock, seq)):
+            if seq in self._running:
+                continue
+            if self._running and seq not in passed_over:
+                self._passed_over.add(seq)
+            elif await self._store.with_locks(partial(_try_lock, seq)):
                 run = BatchRun(self._batches, self._executor, seq, self._owner, slots, num_slots)
                 self._running[seq] = asyncio.ensure_future(self._work(seq, run))
                 return
