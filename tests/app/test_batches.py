@@ -55,7 +55,7 @@ class Engine(FakeClient):
 @contextmanager
 def batch_server(folder: Path, engine: FakeClient, **changes: Any) -> Iterator[str]:
     settings = {"api_keys": KEYS, "data_dir": str(folder / "data"), "batch_concurrency": 4, **changes}
-    with serve(engine, settings_for(write_model_folder(folder / "model"), **settings)) as url:  # type: ignore[arg-type]
+    with serve(engine, settings_for(write_model_folder(folder / "model"), **settings)) as url:
         yield url
 
 

@@ -47,8 +47,8 @@ def post(url: str, data: dict[str, str] | None = None, **options: Any) -> httpx.
     return httpx.post(f"{url}/v1/files", data=data, headers=headers, **options)
 
 
-def upload_text(url: str, content: bytes = b"x", **fields: str) -> httpx.Response:
-    return post(url, {"purpose": "batch", **fields}, files={"file": ("a.jsonl", content)})
+def upload_text(url: str, content: bytes = b"x") -> httpx.Response:
+    return post(url, {"purpose": "batch"}, files={"file": ("a.jsonl", content)})
 
 
 def test_a_file_from_upload_to_deletion(api: openai.OpenAI) -> None:
@@ -75,7 +75,7 @@ def test_expires_after(api: openai.OpenAI, url: str) -> None:
     assert created.expires_at == created.created_at + 7200
     for seconds, anchor in (("59", "created_at"), ("2592001", "created_at"), ("x", "created_at"), ("7200", "now")):
         fields = {"expires_after[seconds]": seconds, "expires_after[anchor]": anchor}
-        refused = upload_text(url, **fields)
+        refused = post(url, {"purpose": "batch", **fields}, files={"file": b"x"})
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] in fields
 

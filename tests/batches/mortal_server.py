@@ -44,20 +44,37 @@ class MortalServer:
         self._killer: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start it and wait until it serves."""
+        """Start it and wait until it serves, again where it ends at once.
+
+        A worker that was itself being started may listen for a moment more.
+        """
+        end = time.monotonic() + START_DEADLINE
+        while time.monotonic() < end:
+            self._launch()
+            if self._wait_ready(end):
+                return
+        raise RuntimeError(f"the server did not start; see {self._log_file}")
+
+    def _launch(self) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "TESSERA_API_KEY"}
         with self._log_file.open("ab") as log:
             self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log, env=environment)
-        self.wait_ready()
 
-    def wait_ready(self) -> None:
-        end = time.monotonic() + START_DEADLINE
-        while time.monotonic() < end:
+    def kill(self) -> None:
+        """Kill the first process; the others end with it."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def _wait_ready(self, end: float) -> bool:
+        """Whether it serves, rather than has ended."""
+        assert self._process is not None
+        while time.monotonic() < end and self._process.poll() is None:
             with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
-                    return
+                    return True
             time.sleep(0.2)
-        raise RuntimeError(f"the server did not start; see {self._log_file}")
+        return False
 
     def begin_killing(self, seed: int, shortest: float, longest: float) -> None:
         """Kill one process after the other, with pauses of so many seconds."""
@@ -69,28 +86,26 @@ class MortalServer:
         if self._killer is not None:
             self._killer.join()
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
 
     def _kill(self, rng: random.Random, shortest: float, longest: float) -> None:
         while not self._stopping.wait(rng.uniform(shortest, longest)):
             target = rng.choice(TARGETS)
             if target == "server":
-                assert self._process is not None
-                self._process.kill()
-                self._process.wait()
+                self.kill()
                 self.kills[target] += 1
                 self.start()
                 continue
-            children = self._children(MODULES[target])
+            children = self.children(target)
             if children:  # it may be about to be started again
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rng.choice(children), signal.SIGKILL)
                     self.kills[target] += 1
 
-    def _children(self, module: str) -> list[int]:
+    def children(self, kind: str) -> list[int]:
+        """Ids of the processes of a kind, `engine` or `worker`."""
         assert self._process is not None
-        pid = self._process.pid
+        pid, module = self._process.pid, MODULES[kind]
         found = []
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             with contextlib.suppress(OSError):
