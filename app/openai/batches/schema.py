@@ -40,7 +40,9 @@ class BatchRequest(RequestModel):
         description="Time after which what has not run expires: hours or days, such as 24h; at most 30d."
     )
     metadata: Metadata | None = None
-    output_expires_after: ExpiresAfter | None = None
+    output_expires_after: ExpiresAfter | None = Field(
+        default=None, description="When the files of results expire, counted from their creation."
+    )
 
     def check(self) -> None:
         """Raise InvalidRequestError for what the types cannot express."""
