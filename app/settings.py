@@ -191,7 +191,7 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
         Option("largest file that can be uploaded", group="storage", metavar="MIB", low=0.001, high=2**20),
     ] = 512.0
     max_batch_lines: Annotated[
-        int, Option("most requests of one batch", group="storage", metavar="N", low=1, high=10**7)
+        int, Option("most requests of one batch", group="storage", metavar="N", low=1, high=10**6)
     ] = 50_000
     batch_concurrency: Annotated[
         int,

@@ -17,7 +17,7 @@ import openai
 import pytest
 from openai.types import Batch
 
-from tessera.app.openai.batches import run
+from tessera.app.openai.batches import output_files, run
 from tessera.app.openai.batches.tables import LineResult, OwnerLostError, TokenUsage, claim, save_results
 from tessera.app.store.errors import StoreFullError
 from tessera.app.store.store import DATABASE_FILE
@@ -70,12 +70,17 @@ def url(tmp_path_factory: pytest.TempPathFactory, engine: Engine) -> Iterator[st
         yield url
 
 
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with sdk(url) as client:
+        yield client
+
+
 @pytest.fixture
-def api(url: str, engine: Engine) -> Iterator[openai.OpenAI]:
+def api(client: openai.OpenAI, engine: Engine) -> openai.OpenAI:
     engine.faults.clear()
     engine.words.clear()
-    with sdk(url) as api:
-        yield api
+    return client
 
 
 def sdk(url: str, key: str = KEYS[0]) -> openai.OpenAI:
@@ -369,6 +374,14 @@ def test_results_wait_in_hand_while_the_disk_is_full(
     batch = until(api, start(api, [line(f"c{i}") for i in range(20)]), *ENDED)
     assert len(results(api, batch.output_file_id)) == 20
     assert len(engine.words) == 20, "nothing ran twice"
+
+
+def test_results_are_held_and_written_a_few_at_a_time(api: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MAX_UNSAVED_BYTES", 1)
+    monkeypatch.setattr(run, "SAVE_INTERVAL", 0.01)
+    monkeypatch.setattr(output_files, "BYTES_AT_ONCE", 1)
+    batch = until(api, start(api, [line(f"c{i}") for i in range(30)]), *ENDED)
+    assert list(results(api, batch.output_file_id)) == [f"c{i}" for i in range(30)]
 
 
 def test_an_owner_that_was_replaced_can_store_nothing(tmp_path: Path) -> None:

@@ -34,12 +34,17 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEYS[0], max_retries=0) as client:
+        yield client
+
+
 @pytest.fixture
-def api(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEYS[0], max_retries=0) as api:
-        for file in api.files.list():  # of the tests before
-            api.files.delete(file.id)
-        yield api
+def api(client: openai.OpenAI) -> openai.OpenAI:
+    for file in client.files.list():  # of the tests before
+        client.files.delete(file.id)
+    return client
 
 
 def post(url: str, data: dict[str, str] | None = None, **options: Any) -> httpx.Response:

@@ -167,7 +167,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="app processes; default: 2")
     parser.add_argument("--seed", type=int, default=17, help="of the kills; default: 17")
     parser.add_argument(
-        "--pause", type=float, nargs=2, default=(5.0, 40.0), help="seconds between kills; default: 5 40"
+        "--pause", type=float, nargs=2, default=(10.0, 90.0), help="seconds between kills; default: 10 90"
     )
     options = parser.parse_args()
     print(f"seed {options.seed}, {options.lines} lines", flush=True)

@@ -12,7 +12,7 @@ from tessera.app.openai.files.files import new_file_id
 from tessera.app.store.contents import Contents, IncomingContent
 from tessera.app.store.store import Store
 
-RESULTS_AT_ONCE = 1000
+BYTES_AT_ONCE = 2**22
 REASONS = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "This request was not executed, as the batch was cancelled."),
@@ -34,11 +34,11 @@ class OutputFiles:
         """
         last = 0
         while results := await self._store.query(
-            partial(results_after, seq=self._row.seq, number=last, limit=RESULTS_AT_ONCE)
+            partial(results_after, seq=self._row.seq, number=last, max_bytes=BYTES_AT_ONCE)
         ):
             last = results[-1][0]
             for field, wanted in (("output_file_id", False), ("error_file_id", True)):
-                data = b"".join(result for _, failed, result in results if bool(failed) is wanted)
+                data = b"".join(result for _, failed, result in results if failed is wanted)
                 if data:
                     await self._store.with_contents(partial(self._append, field, data))
         if outcome in REASONS:

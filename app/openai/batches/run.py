@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 SAVE_INTERVAL = 0.2  # seconds between two transactions with results
 LOOK_INTERVAL = 1.0  # seconds between two looks whether the batch is cancelled
-MAX_UNSAVED = 2048  # results in hand; beyond it lines wait
+MAX_UNSAVED, MAX_UNSAVED_BYTES = 2048, 2**25  # results in hand; beyond it lines wait
 SAVE_RETRY_DELAY = 2.0  # seconds; the disk is full, say
 
 
@@ -63,6 +63,7 @@ class BatchRun:
         self._slots = slots
         self._num_slots = num_slots
         self._unsaved: list[LineResult] = []
+        self._unsaved_bytes = 0
         self._saved = asyncio.Event()
         self._lines: deque[InputLine] = deque()
         self._suspects: list[InputLine] = []
@@ -139,10 +140,10 @@ class BatchRun:
             while line := await self._next_line(reader):
                 async with self._slots:
                     try:
-                        self._unsaved.append(await run_line(line))
+                        self._collect(await run_line(line))
                     except SuspectLineError:
                         self._suspects.append(line)
-                while len(self._unsaved) >= MAX_UNSAVED:
+                while len(self._unsaved) >= MAX_UNSAVED or self._unsaved_bytes >= MAX_UNSAVED_BYTES:
                     self._saved.clear()
                     await self._saved.wait()
 
@@ -155,7 +156,7 @@ class BatchRun:
                     worker.cancel()
                 await asyncio.gather(*workers, return_exceptions=True)
             for line in self._suspects:
-                self._unsaved.append(await run_line(line, is_alone=True))
+                self._collect(await run_line(line, is_alone=True))
 
         working = asyncio.ensure_future(work_through())
         try:
@@ -167,6 +168,10 @@ class BatchRun:
             await asyncio.gather(working, return_exceptions=True)
             reader.close()
             await asyncio.shield(self._save())
+
+    def _collect(self, result: LineResult) -> None:
+        self._unsaved.append(result)
+        self._unsaved_bytes += len(result.data)
 
     async def _next_line(self, reader: LineReader) -> InputLine | None:
         if not self._lines:
@@ -195,6 +200,7 @@ class BatchRun:
         results = self._unsaved[:]
         status = await self._store.transact(partial(save_results, seq=self._seq, owner=self._owner, results=results))
         del self._unsaved[: len(results)]
+        self._unsaved_bytes -= sum(len(result.data) for result in results)
         self._saved.set()
         return status
 

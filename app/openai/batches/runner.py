@@ -80,8 +80,12 @@ class BatchRunner:
                 except Exception:
                     logger.exception("batches could not be looked for")
                     await asyncio.sleep(RETRY_DELAY)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._due.wait(), LOOK_INTERVAL)
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the result.
+            due = asyncio.ensure_future(self._due.wait())
+            try:
+                await asyncio.wait({due}, timeout=LOOK_INTERVAL)
+            finally:
+                due.cancel()
 
     async def _take_one(self, slots: asyncio.Semaphore, num_slots: int) -> None:
         """Begin to work on one batch more, if no process with fewer has taken it since the last look."""

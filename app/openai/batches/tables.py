@@ -196,13 +196,23 @@ def lines_done(database: sqlite3.Connection, seq: int) -> set[int]:
     }
 
 
-def results_after(database: sqlite3.Connection, seq: int, number: int, limit: int) -> list[tuple[int, bool, bytes]]:
-    """At most `limit` results after line `number`, in the order of their lines: number, whether it failed, data."""
-    return database.execute(
+def results_after(database: sqlite3.Connection, seq: int, number: int, max_bytes: int) -> list[tuple[int, bool, bytes]]:
+    """Results after line `number`, in the order of their lines: number, whether it failed, data.
+
+    As many as have `max_bytes` together, and one more.
+    """
+    found: list[tuple[int, bool, bytes]] = []
+    num_bytes = 0
+    for line, failed, data in database.execute(
         f"""SELECT key & {2**LINE_BITS - 1}, failed, result FROM batch_results
-        WHERE {_of(seq)} AND key > ? ORDER BY key LIMIT ?""",
-        (seq << LINE_BITS | number, limit),
-    ).fetchall()
+        WHERE {_of(seq)} AND key > ? ORDER BY key""",
+        (seq << LINE_BITS | number,),
+    ):
+        found.append((line, bool(failed), data))
+        num_bytes += len(data)
+        if num_bytes > max_bytes:
+            break
+    return found
 
 
 def finish(

@@ -108,14 +108,17 @@ class Files:
 
     async def page(self, tenant: str, asked: PageRequest, purpose: str | None) -> tuple[list[dict[str, Any]], bool]:
         """File objects, and whether there are more. Raises InvalidRequestError."""
-        page = await self.store.query(
-            lambda database: self._table.page(
+
+        def read(database: sqlite3.Connection) -> tuple[list[dict[str, Any]], bool] | None:
+            page = self._table.page(
                 database, tenant, limit=asked.limit, ascending=asked.ascending, after=asked.after, label=purpose
             )
-        )
-        if page is None:
+            return (list(map(file_object, page.objects)), page.has_more) if page is not None else None
+
+        found = await self.store.query(read)
+        if found is None:
             raise InvalidRequestError(f"after: there is no file {str(asked.after)[:100]!r}.", param="after")
-        return list(map(file_object, page.objects)), page.has_more
+        return found
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Raises NotFoundError."""

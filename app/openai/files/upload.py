@@ -80,7 +80,7 @@ async def read_upload(
     if declared.isdigit():
         if int(declared[:20]) > limit:
             raise _too_large(files.max_bytes)
-        await files.check_room(tenant, int(declared))
+        await files.check_room(tenant, int(declared) - MAX_FORM_BYTES)
     if UploadSlots.taken >= MAX_UPLOADS:
         raise QueueFullError("The server has too many uploads in hand; please try again later.")
     UploadSlots.taken += 1
