@@ -6,7 +6,7 @@ response models only describe; a test holds real responses and events against th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 from fastapi import Path
@@ -37,6 +37,7 @@ class Description(dict[str, Any]):
         bodies: the requests that the route accepts.
         returns: the model of the response; None: bytes.
         events: the model of each streamed event's data, or None.
+        errors: statuses of failures beside those that all routes have.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class Description(dict[str, Any]):
         statuses: Mapping[int, str] = WHOLE_OBJECT,
         query: Mapping[str, Mapping[str, Any]] | None = None,
         form: Mapping[str, Any] | None = None,
+        errors: Sequence[int] = (),
     ) -> None:
         """
         Args:
+            errors: statuses of failures beside those that all routes have.
             form: JSON schema of a multipart body, in place of `bodies`.
             statuses: descriptions of the statuses with which `returns` is sent.
             query: JSON schemas of the optional query parameters.
@@ -58,6 +61,7 @@ class Description(dict[str, Any]):
         self.bodies = bodies
         self.returns = returns
         self.events = events
+        self.errors = errors
         content: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
         if returns is not None:
             content = {"application/json": {"schema": reference(returns)}}

@@ -35,6 +35,7 @@ ERRORS: Mapping[int, str] = {
     401: "The API key is missing or wrong.",
     404: "There is no such model, object or path.",
     408: "The body did not arrive in time.",
+    409: "The object is not in a state for this.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
     429: "Too many requests are waiting; `Retry-After` says when to come back.",
@@ -44,6 +45,7 @@ ERRORS: Mapping[int, str] = {
     507: "There is no space left to store it.",
 }
 ERRORS_WITHOUT_BODY = (400, 401, 404, 500, 503, 507)
+ERRORS_WITH_BODY = (*ERRORS_WITHOUT_BODY, 408, 413, 415, 429, 504)
 
 
 def openapi_document(
@@ -73,7 +75,9 @@ def openapi_document(
             operation["responses"].pop("422", None)  # of FastAPI's validation, which no route uses
             if route.path in OPEN_PATHS:
                 continue
-            operation["responses"].update(_error_responses(dialect, has_body="requestBody" in operation))
+            further = route.openapi_extra.errors if isinstance(route.openapi_extra, Description) else ()
+            has_body = "requestBody" in operation
+            operation["responses"].update(_error_responses(dialect, further, has_body=has_body))
             if settings.api_keys:
                 operation["security"] = [{name: []} for name in SECURITY_SCHEMES]
     document["components"] = {
@@ -83,9 +87,9 @@ def openapi_document(
     return document
 
 
-def _error_responses(dialect: Dialect, *, has_body: bool) -> dict[str, Any]:
+def _error_responses(dialect: Dialect, further: Iterable[int], *, has_body: bool) -> dict[str, Any]:
     content = {"application/json": {"schema": reference(dialect.error_model)}}
-    statuses = ERRORS if has_body else ERRORS_WITHOUT_BODY
+    statuses = sorted({*(ERRORS_WITH_BODY if has_body else ERRORS_WITHOUT_BODY), *further})
     return {str(status): {"description": ERRORS[status], "content": content} for status in statuses}
 
 

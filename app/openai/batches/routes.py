@@ -58,7 +58,7 @@ async def retrieve_batch(http_request: Request, batch_id: PathName) -> Response:
     "/v1/batches/{batch_id}/cancel",
     operation_id="cancelBatch",
     summary="End a batch; what has run is kept",
-    openapi_extra=Description(returns=BatchObject),
+    openapi_extra=Description(returns=BatchObject, errors=(409,)),
 )
 async def cancel_batch(http_request: Request, batch_id: PathName) -> Response:
     cancelled = await batches_of(http_request).cancel(tenant_of(http_request), batch_id)
