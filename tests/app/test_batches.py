@@ -426,3 +426,23 @@ def test_no_tenant_waits_for_all_batches_of_another_and_servers_run_those_of_the
     assert candidates(database, "m", limit=10) == [1, 4, 2, 6, 3], "6 is over, which any server can end"
     assert candidates(database, "n", limit=1) == [5]
     database.close()
+
+
+def test_the_input_goes_with_the_end_of_the_batch_or_the_batch_fails_without_it(tmp_path: Path) -> None:
+    engine = Engine()
+    files = tmp_path / "data" / "files"
+    with batch_server(tmp_path, engine) as url, sdk(url) as api:
+        done = until(api, start(api, [line("a")]), *ENDED)
+        engine.well = False
+        waiting = until(api, start(api, [line("a")]), "in_progress")
+    with batch_server(tmp_path, engine) as url, sdk(url) as api:  # which cleans when it starts
+        end = time.monotonic() + PATIENCE
+        while (files / done.id).exists():
+            assert time.monotonic() < end
+            threading.Event().wait(0.05)
+    (files / waiting.id).unlink()
+    with batch_server(tmp_path, engine) as url, sdk(url) as api:
+        lost = until(api, waiting, *ENDED)
+        assert lost.errors is not None
+        assert lost.errors.data is not None
+        assert (lost.status, lost.errors.data[0].code) == ("failed", "file_not_found")
