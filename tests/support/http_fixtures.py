@@ -13,11 +13,14 @@ from typing import Any
 
 import httpx
 import orjson
+from fastapi import FastAPI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from tessera.app.generate.served_model import ServedModel
 from tessera.app.server.application import create_app
 from tessera.app.server.http_server import HttpServer
 from tessera.app.settings import AppSettings
+from tessera.app.text.chat_template import ChatTemplate
 from tests.support.fake_client import FakeClient
 
 END = "<|im_end|>"
@@ -41,6 +44,10 @@ def byte_level_tokenizer() -> Tokenizer:
 
 TOKENIZER = byte_level_tokenizer()
 
+# Starting a rendering process takes ten times as long as a request.
+MAX_TEMPLATES = 8
+_TEMPLATES: dict[tuple[tuple[tuple[str, str], ...], ...], ChatTemplate] = {}
+
 
 def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text).ids
@@ -62,11 +69,29 @@ def settings_for(folder: Path, **changes: Any) -> AppSettings:
     return AppSettings(**{"model_folder": str(folder), "served_model_names": ("tiny",), **changes})
 
 
+def app_for(client: FakeClient, settings: AppSettings) -> FastAPI:
+    """An application that shares its rendering processes with others of the same chat template."""
+    app = create_app(client, settings)
+    model = model_of_app(app)
+    if model.template is not None:
+        made_from = tuple(model.template.sources.items()), tuple(model.tokenizer.special_tokens.items())
+        model.template = _TEMPLATES.setdefault(made_from, model.template)
+        if len(_TEMPLATES) > MAX_TEMPLATES:
+            del _TEMPLATES[next(iter(_TEMPLATES))]
+    return app
+
+
+def model_of_app(app: FastAPI) -> ServedModel:
+    model = app.state.model
+    assert isinstance(model, ServedModel)
+    return model
+
+
 def call(client: FakeClient, settings: AppSettings, method: str, path: str, **options: Any) -> httpx.Response:
     """One request without sockets. Streamed answers come whole: use `serve` to see them flow."""
 
     async def send() -> httpx.Response:
-        transport = httpx.ASGITransport(create_app(client, settings), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app_for(client, settings), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://tiny") as http:
             return await http.request(method, path, **options)
 
