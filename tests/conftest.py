@@ -16,7 +16,8 @@ CARRIED_MODELS = Path(__file__).resolve().parents[1] / ".carry" / "models"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--gguf-mutations", type=int, default=2000, help="how many mutated GGUF headers to read")
+    parser.addoption("--gguf-mutations", type=int, default=1000, help="how many mutated GGUF headers to read")
+    parser.addoption("--worlds", type=int, default=80, help="how many random worlds the scheduler is put into")
 
 
 # Modules and rooms that start servers, compile for the CPU or try thousands of inputs; not in `make test-fast`.

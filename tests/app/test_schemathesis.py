@@ -1,6 +1,6 @@
 """schemathesis against /openapi.json: whatever is sent, no fault, and an answer of a shape that is described.
 
-The data is drawn from a fixed seed; more examples find more: TESSERA_FUZZ_EXAMPLES=1000.
+The data is drawn from a fixed seed; more examples find more: `make test-long`.
 """
 
 from __future__ import annotations

@@ -127,7 +127,9 @@ def test_all_instantiations_are_compiled_for_some_architecture() -> None:
 @pytest.mark.parametrize("arch", DTYPE_OF_ARCH)
 def test_every_kernel_compiles(arch: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """What did not change since the last run comes from a cache of the tests' own."""
-    monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "--Ofast-compile=max"))  # optimising is 2/3 of the time
+    monkeypatch.setattr(
+        compiler, "OPTIONS", (*compiler.OPTIONS, "--Ofast-compile=max")
+    )  # optimising is 2/3 of the time
     monkeypatch.setattr(compiler, "NAMES_PER_PROGRAM", 16)  # headers are read once for each program
     cache = pytestconfig.cache
     assert cache is not None

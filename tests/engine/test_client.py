@@ -29,6 +29,7 @@ from tessera.engine.contract.errors import (
 from tessera.engine.contract.messages import Heartbeat, LoadProgress, RequestOutput, SchedulerStats, TokenLogprobs
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc.client import EngineClient, RequestStream, _merge, error_of
+from tessera.engine.ipc.heartbeat import HeartbeatReceiver
 from tessera.engine.ipc.process import refused
 from tessera.engine.ipc.supervisor import EngineStartError, EngineState, EngineSupervisor, make_run_dir
 from tests.support import stub_engine
@@ -270,11 +271,30 @@ def open_files() -> list[str]:
     return found
 
 
-def test_fault_descriptors_an_engine_that_dies_without_any_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def receivers(monkeypatch: pytest.MonkeyPatch) -> list[HeartbeatReceiver]:
+    """All that are made; one that has heard something is connected."""
+    made: list[HeartbeatReceiver] = []
+
+    class RecordedReceiver(HeartbeatReceiver):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    for module in ("client", "supervisor"):
+        monkeypatch.setattr(f"tessera.engine.ipc.{module}.HeartbeatReceiver", RecordedReceiver)
+    return made
+
+
+def test_fault_descriptors_an_engine_that_dies_without_any_comes_back(
+    receivers: list[HeartbeatReceiver], caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         async with engine() as (supervisor, client):
             await until_well(client)
+            assert len(receivers) == 2
+            await until(lambda: all(one.last is not None for one in receivers), "all connections")
             before = open_files()
             first_pid = supervisor.pid
             assert first_pid is not None
