@@ -83,7 +83,8 @@ class EmulatedDevice(CpuDevice):
 
     @contextmanager
     def capture(self) -> Iterator[Callable[[], EmulatedGraph]]:
-        self._captured = launches = []
+        launches: list[tuple[Any, ...]] = []
+        self._captured = launches
         try:
             yield lambda: EmulatedGraph(self, launches)
         finally:

@@ -19,7 +19,7 @@ from tessera.app.settings import AppSettings
 from tessera.engine.contract.messages import EmbeddingInfo
 from tests.faults.schema_limits import REF, Limit, SchemaLimits
 from tests.support.fake_client import INFO, FakeClient, always
-from tests.support.http_fixtures import call
+from tests.support.http_fixtures import as_engine_client, call
 from tests.support.operations import OPERATIONS, Operation, document_for
 from tests.support.surface_fixtures import says, tool_settings
 
@@ -86,7 +86,7 @@ def test_fault_unbounded_numbers_beyond_a_maximum_are_refused_at_once(
 
 
 async def _send_all(client: FakeClient, settings: AppSettings, path: str, limits: list[Limit]) -> list[str]:
-    app = create_app(client, settings)
+    app = create_app(as_engine_client(client), settings)
     problems = []
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tiny") as http:
         for limit in limits:
@@ -138,7 +138,7 @@ def test_fault_unbounded_numbers_prompts_times_choices(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "101"}, {"limit": "9" * 5000}, {"after": "x" * 257}])
 def test_fault_unbounded_numbers_of_a_query(settings: AppSettings, query: dict[str, str]) -> None:
-    app = create_app(says("ok"), settings)
+    app = create_app(as_engine_client(says("ok")), settings)
 
     async def run() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tiny") as http:

@@ -11,7 +11,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from tessera.engine.contract.sampling_params import ROW_PARAMETERS, SamplingPara
 from tessera.engine.contract.sampling_row import SAMPLING_ROW
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import SlotInit, StepBatch, StepResult, TokenMask
+from tests.support.token_ids import token_ids
 
 VOCAB_SIZE = 100
 EOS = 0
@@ -237,7 +238,7 @@ class Harness:
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
                 max_queue_len=max_queue_len,
-                block_size=block_size,
+                block_size=cast(Any, block_size),  # smaller than a model may have
                 prefix_caching=prefix_caching,
             ),
             self.runner,
@@ -265,7 +266,9 @@ class Harness:
         **params: Any,
     ) -> None:
         sampling_params = SamplingParams(max_tokens=max_tokens, **params)
-        self.core.add_request(AddRequest(request_id, prompt, sampling_params, self.now, priority, cache_salt), client)
+        self.core.add_request(
+            AddRequest(request_id, token_ids(prompt), sampling_params, self.now, priority, cache_salt), client
+        )
         self.token_ids[request_id] = []
 
     def step(self, seconds: float = 0.01) -> dict[bytes, list[RequestOutput]]:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import orjson
@@ -21,6 +21,7 @@ from tessera.app.server.application import create_app
 from tessera.app.server.http_server import HttpServer
 from tessera.app.settings import AppSettings
 from tessera.app.text.chat_template import ChatTemplate
+from tessera.engine.ipc.client import EngineClient
 from tests.support.fake_client import FakeClient
 
 END = "<|im_end|>"
@@ -69,9 +70,14 @@ def settings_for(folder: Path, **changes: Any) -> AppSettings:
     return AppSettings(**{"model_folder": str(folder), "served_model_names": ("tiny",), **changes})
 
 
+def as_engine_client(client: FakeClient) -> EngineClient:
+    """The application uses no more of one than a fake has."""
+    return cast(EngineClient, client)
+
+
 def app_for(client: FakeClient, settings: AppSettings) -> FastAPI:
     """An application that shares its rendering processes with others of the same chat template."""
-    app = create_app(client, settings)
+    app = create_app(as_engine_client(client), settings)
     model = model_of_app(app)
     if model.template is not None:
         made_from = tuple(model.template.sources.items()), tuple(model.tokenizer.special_tokens.items())
@@ -102,7 +108,7 @@ def call(client: FakeClient, settings: AppSettings, method: str, path: str, **op
 def serve(client: FakeClient, settings: AppSettings, *, drain_timeout: int = 5) -> Iterator[str]:
     """A real server on a free port of the loopback, in a thread; yields its base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(client, settings, drain_timeout=drain_timeout)
+    server = HttpServer(as_engine_client(client), settings, drain_timeout=drain_timeout)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
