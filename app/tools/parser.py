@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from tessera.app.tools.call_object import Call, CallObject
+from tessera.app.tools.call import Call
+from tessera.app.tools.call_object import CallObject
 from tessera.app.tools.json_value import SPACE
 from tessera.app.tools.parts import Part, PartWriter, new_call_id
 

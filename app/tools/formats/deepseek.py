@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-from tessera.app.tools.call_object import CALLED_NAME, MAX_CALLED_NAME, NamedCall
+from tessera.app.tools.call import CALLED_NAME, MAX_CALLED_NAME
+from tessera.app.tools.call_object import NamedCall
 from tessera.app.tools.grammar import CallableFunction, CallSyntax, GrammarWriter, arguments_expression, literal
 from tessera.app.tools.parser import CallParser, ToolSchemas, skip_space
 from tessera.app.tools.tool_format import ToolFormat

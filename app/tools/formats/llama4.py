@@ -5,7 +5,7 @@ Source: the prompt formats of Llama 4 and Llama 3.2 in Meta's documentation, htt
 
 from __future__ import annotations
 
-from tessera.app.tools.call_object import Call
+from tessera.app.tools.call import Call
 from tessera.app.tools.grammar import CallSyntax
 from tessera.app.tools.parser import CallParser, skip_space
 from tessera.app.tools.python_call import PythonCall, python_call_expression

@@ -5,7 +5,7 @@ Source: the chat template of allenai/Olmo-3-7B-Instruct.
 
 from __future__ import annotations
 
-from tessera.app.tools.call_object import Call
+from tessera.app.tools.call import Call
 from tessera.app.tools.grammar import CallSyntax, GrammarWriter
 from tessera.app.tools.parser import CallParser, skip_space
 from tessera.app.tools.python_call import PythonCall, python_call_expression
