@@ -1,4 +1,4 @@
-"""Reasoning is told from the answer, however the text is cut, and models without think tags are left alone."""
+"""Reasoning is told from the content, however the text is cut, and models without think tags are left alone."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_fault_tool_parsers_as_linear_is_looking_for_stop_strings(stop: str) -> 
     def read(text: str) -> None:
         matcher = StopMatcher([stop], include_stop=False)
         for position in range(0, len(text), 4):
-            matcher.feed(text[position : position + 4])
+            matcher.match_text(text[position : position + 4])
         matcher.flush()
 
     check_linear(read, "ab" * 2**15)
