@@ -16,12 +16,11 @@ from typing import Any, cast
 import numpy as np
 
 from tessera.engine.contract.config import EngineConfig
-from tessera.engine.contract.messages import AddRequest, RequestOutput, TokenLogprobs
+from tessera.engine.contract.messages import AddRequest, RequestOutput, TokenIds, TokenLogprobs
 from tessera.engine.contract.sampling_params import ROW_PARAMETERS, SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import SlotInit, StepBatch, StepResult, TokenMask
-from tests.support.token_ids import token_ids
 
 VOCAB_SIZE = 100
 EOS = 0
@@ -267,7 +266,9 @@ class Harness:
     ) -> None:
         sampling_params = SamplingParams(max_tokens=max_tokens, **params)
         self.core.add_request(
-            AddRequest(request_id, token_ids(prompt), sampling_params, self.now, priority, cache_salt), client
+            # A list too, with ids that no array of the engine could hold.
+            AddRequest(request_id, cast(TokenIds, prompt), sampling_params, self.now, priority, cache_salt),
+            client,
         )
         self.token_ids[request_id] = []
 
