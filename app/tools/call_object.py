@@ -8,7 +8,7 @@ from typing import Literal
 import orjson
 
 from tessera.app.tools.call import CALLED_NAME, MAX_CALLED_NAME, MAX_KEY, Call
-from tessera.app.tools.json_value import SPACE, JsonValue
+from tessera.app.tools.json_value import JsonValue, skip_space
 from tessera.app.tools.parts import PartWriter, new_call_id
 
 MAX_NAME = 2 * MAX_CALLED_NAME  # characters of the called name as it is written, with its quotes
@@ -60,9 +60,7 @@ class CallObject(Call):
         return position
 
     def _punctuation(self, text: str, position: int) -> int:
-        found = SPACE.match(text, position)
-        assert found is not None
-        position = found.end()
+        position = skip_space(text, position)
         if position == len(text):
             return position
         character = text[position]

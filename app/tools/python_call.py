@@ -17,7 +17,7 @@ from tessera.app.tools.grammar import (
     parameters_of,
     value_expression,
 )
-from tessera.app.tools.json_value import SPACE
+from tessera.app.tools.json_value import skip_space
 from tessera.app.tools.parts import PartWriter, new_call_id
 from tessera.app.tools.python_value import PythonValue
 
@@ -56,7 +56,7 @@ class PythonCall(Call):
 
     def _read_argument(self, text: str, position: int) -> int:
         """The beginning of an argument, or the closing bracket."""
-        position = _skip_space(text, position)
+        position = skip_space(text, position)
         if position == len(text):
             return position
         if text[position] == ")":
@@ -74,7 +74,7 @@ class PythonCall(Call):
         return end
 
     def _read_equals(self, text: str, position: int) -> int:
-        position = _skip_space(text, position)
+        position = skip_space(text, position)
         if position == len(text):
             return position
         if text[position] != "=" or not self._label:
@@ -97,7 +97,7 @@ class PythonCall(Call):
         return end
 
     def _after_value(self, text: str, position: int) -> int:
-        position = _skip_space(text, position)
+        position = skip_space(text, position)
         if position == len(text):
             return position
         if text[position] == ",":
@@ -133,9 +133,3 @@ def python_call_expression(writer: GrammarWriter, function: CallableFunction, pa
         alone = writer.rule(f"{part}_{index}_alone", options[0])
         after = writer.rule(f"{part}_{index}_after", options[1])
     return f'{literal(f"{function.name}(")} {alone} ")"'
-
-
-def _skip_space(text: str, position: int) -> int:
-    found = SPACE.match(text, position)
-    assert found is not None
-    return found.end()

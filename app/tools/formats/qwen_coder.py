@@ -13,7 +13,8 @@ from tessera.app.tools.grammar import (
     literal,
     parameters_of,
 )
-from tessera.app.tools.parser import State, ToolSchemas, skip_space
+from tessera.app.tools.json_value import skip_space
+from tessera.app.tools.parser import State, ToolSchemas
 from tessera.app.tools.tagged_parser import TaggedParser
 from tessera.app.tools.tool_format import ToolFormat
 from tessera.app.tools.typed_arguments import typed_value_expression
