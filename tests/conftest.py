@@ -25,7 +25,8 @@ SLOW = (
     *("e2e/", "emulation/", "faults/", "loadtest/test_command"),
     *("app/test_cli", "app/test_schemathesis", "app/test_hub", "app/test_responses_store", "wire/test_sdk_helpers"),
     *("engine/test_client", "engine/test_process", "engine/test_cuda_graphs", "engine/test_embeddings_engine"),
-    *("cuda/test_compile", "structure/test_install", "engine/gguf/test_gguf_mutations"),
+    *("cuda/test_compile", "structure/test_install", "structure/test_docs_examples"),
+    *("engine/gguf/test_gguf_mutations", "engine/gguf/test_gguf_tokenizer"),
 )
 
 
