@@ -10,7 +10,7 @@ KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py att
 # Servers under test start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast test-long test-clients prove-batches check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean
+.PHONY: serve test test-fast test-long test-clients check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)

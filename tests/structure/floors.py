@@ -10,8 +10,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.openapi",),
     ("app.openai.invocations", "app.openai.batches"),
     (
-        *(f"app.openai.{room}" for room in ("chat", "completions", "responses", "embeddings", "models", "tokenize")),
-        "app.openai.files",
+        *(
+            f"app.openai.{room}"
+            for room in ("chat", "completions", "responses", "embeddings", "models", "tokenize", "files")
+        ),
         "app.anthropic",
         "app.ops",
     ),
