@@ -12,6 +12,7 @@ from docs.generate.field_notes import NOTES
 from docs.generate.figures import markdown_table
 from docs.generate.schemas import Schema, accepts, cell, meaning, refs, with_default
 from tessera.app.anthropic.errors import ANTHROPIC
+from tessera.app.ollama.errors import OLLAMA
 from tessera.app.openapi.document import openapi_document
 from tessera.app.server.application import ROUTES, api_routes
 from tessera.app.settings import AppSettings
@@ -62,7 +63,7 @@ PAGES = (
 def document() -> dict[str, Any]:
     """The document as a server with an API key and default settings gives it."""
     settings = AppSettings(model_folder=".", served_model_names=("MODEL",), api_keys=("key",))
-    return openapi_document(api_routes(ROUTES), settings, (ANTHROPIC,))
+    return openapi_document(api_routes(ROUTES), settings, (ANTHROPIC, OLLAMA))
 
 
 def api_pages() -> dict[str, str]:

@@ -18,7 +18,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.cli",),
     ("app.server",),
     ("app.openapi",),
-    ("app.openai.invocations",),
+    ("app.openai.invocations", "app.ollama"),
     (
         *(f"app.openai.{room}" for room in ("chat", "completions", "responses", "embeddings", "models", "tokenize")),
         "app.anthropic",
