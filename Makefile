@@ -5,6 +5,8 @@ MODEL ?=
 ARGS ?=
 CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh cuda_src/include/*/*.cuh tests/emulation/*.h tests/emulation/*.cc
 KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py encoder*.py rope*.py sampling*.py token*.py))
+CLIENT_ENVIRONMENTS := $(patsubst tests/clients/requirements/%.txt,.venv-clients/%/.installed,\
+	$(wildcard tests/clients/requirements/*.txt))
 
 .PHONY: serve test test-fast test-clients check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean
 
@@ -18,8 +20,9 @@ test: .venv/.dev
 test-fast: .venv/.dev
 	$(BIN)/python -m pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile -q $(ARGS)
 
-# Real clients from npm and PyPI, in folders of their own, against a server on the loopback.
-test-clients: .venv/.dev tests/clients/node_modules/.installed .venv-clients/.installed
+# Real clients from npm and PyPI, in folders of their own, against servers on the loopback; needs node. ARGS='-k Codex'
+# chooses, ARGS=--record writes the table to docs/figures/clients.json. (guidellm alone downloads 3 GB: PyTorch.)
+test-clients: .venv/.dev tests/clients/node_modules/.installed $(CLIENT_ENVIRONMENTS)
 	$(BIN)/python -m pytest tests/clients -q $(ARGS)
 
 eval: .venv/.dev
@@ -64,9 +67,14 @@ tests/clients/node_modules/.installed: tests/clients/package.json
 	cd tests/clients && npm install --no-audit --no-fund --no-package-lock
 	@touch $@
 
-.venv-clients/.installed: tests/clients/requirements.txt
-	$(PYTHON) -m venv .venv-clients
-	.venv-clients/bin/python -m pip install --quiet --requirement $<
+# An environment for each client, because their dependencies exclude each other; uv makes one in seconds.
+.venv-clients/uv/bin/uv:
+	$(PYTHON) -m venv .venv-clients/uv
+	.venv-clients/uv/bin/python -m pip install --quiet uv==0.13.9
+
+.venv-clients/%/.installed: tests/clients/requirements/%.txt .venv-clients/uv/bin/uv .venv/bin/python
+	.venv-clients/uv/bin/uv venv --quiet --clear --python $(BIN)/python .venv-clients/$*
+	.venv-clients/uv/bin/uv pip install --quiet --python .venv-clients/$*/bin/python --requirement $<
 	@touch $@
 
 # The site, in build/site; a link that leads nowhere is an error. Tables and pictures that are committed come first.
