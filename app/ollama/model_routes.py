@@ -1,4 +1,4 @@
-"""GET /api/tags, /api/ps and /api/version, POST /api/show, and the refusals of what changes models."""
+"""GET /api/tags, /api/ps and /api/version, POST /api/show and /api/pull, and the refusals of what changes models."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from tessera.app.http.description import Description
 from tessera.app.ollama.admission import receive_any
 from tessera.app.ollama.models import ModelCard, model_cards
 from tessera.app.ollama.names import served_name, tagged
-from tessera.app.ollama.objects import OllamaModelList, OllamaShowObject, OllamaVersionObject
-from tessera.app.ollama.schema import OllamaShowRequest
-from tessera.engine.contract.errors import InvalidRequestError
+from tessera.app.ollama.objects import OllamaModelList, OllamaShowObject, OllamaStatusObject, OllamaVersionObject
+from tessera.app.ollama.schema import OllamaPullRequest, OllamaShowRequest
+from tessera.engine.contract.errors import InvalidRequestError, NotFoundError
 
 router = APIRouter(tags=["Ollama"])
 
-API_VERSION = "0.13.0"  # of Ollama; clients use what it could do
+API_VERSION = "0.14.0"  # of Ollama: the first with responses and messages beside its own API; clients look at it
 
 # Paths that would change the models, and their methods.
 REFUSED = {
     "/api/create": "POST",
     "/api/copy": "POST",
     "/api/delete": "DELETE",
-    "/api/pull": "POST",
     "/api/push": "POST",
     "/api/blobs/{digest}": "POST",
 }
@@ -72,6 +71,23 @@ async def show(http_request: Request) -> Response:
 )
 async def version() -> Response:
     return json_response({"version": API_VERSION})
+
+
+@router.post(
+    "/api/pull",
+    operation_id="ollamaPull",
+    summary="Nothing to do for a model that is served; others are refused",
+    openapi_extra=Description(OllamaPullRequest, returns=OllamaStatusObject),
+)
+async def pull(http_request: Request) -> Response:
+    """Clients pull a model before they use it."""
+    request = await receive_any(http_request, OllamaPullRequest)
+    model = model_of(http_request)
+    try:
+        served_name(request.model or request.name or model.default_name, model.settings)
+    except NotFoundError:
+        return await refuse(http_request)
+    return Response(b'{"status":"success"}\n', media_type="application/json")
 
 
 async def refuse(http_request: Request) -> Response:

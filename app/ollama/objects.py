@@ -130,6 +130,10 @@ class OllamaModelList(ApiObject):
     models: list[OllamaModelObject]
 
 
+class OllamaStatusObject(ApiObject):
+    status: Literal["success"]
+
+
 class OllamaShowObject(ApiObject):
     modelfile: str
     parameters: str

@@ -1,4 +1,4 @@
-"""The bodies of /api/chat, /api/generate, /api/embed, /api/embeddings and /api/show."""
+"""The bodies of /api/chat, /api/generate, /api/embed, /api/embeddings, /api/show and /api/pull."""
 
 from __future__ import annotations
 
@@ -165,11 +165,18 @@ class OllamaEmbeddingsRequest(RequestModel):
     prompt: Text | None = Field(default=None, description="The text.")
 
 
-class OllamaShowRequest(RequestModel):
+class NamedModel(RequestModel):
     """The name of a model, in `model` or in the older `name`."""
 
-    hints: ClassVar[FieldValues] = {"verbose": (False,)}
     examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {"plain": {"model": "MODEL"}}
 
     model: ModelName = ""
     name: ModelName = ""
+
+
+class OllamaShowRequest(NamedModel):
+    hints: ClassVar[FieldValues] = {"verbose": (False,)}
+
+
+class OllamaPullRequest(NamedModel):
+    hints: ClassVar[FieldValues] = {"insecure": (False,), "stream": (True, False)}

@@ -192,6 +192,7 @@ CASES: dict[str, list[Case]] = {
     "ollamaTags": [Case()],
     "ollamaPs": [Case()],
     "ollamaShow": [Case({"model": "tiny"}), Case({"name": "another"})],
+    "ollamaPull": [Case({"model": "tiny"}), Case({"model": "another"})],
     "ollamaVersion": [Case()],
     "countTokens": [Case({"model": "tiny", "messages": HELLO}), Case({"model": "tiny", "messages": HELLO, **EDITED})],
     "tokenize": [Case({"prompt": "hello"}), Case({"messages": HELLO, "return_token_strs": True})],

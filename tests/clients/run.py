@@ -35,9 +35,7 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def run(
-    command: Sequence[str | Path], folder: Path, home: Path, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run(command: Sequence[str | Path], folder: Path, home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """A command to its end, in a folder."""
     home.mkdir(exist_ok=True)
     return subprocess.run(

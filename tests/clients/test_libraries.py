@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.clients.run import run_checks
-from tests.clients.scripted import DIMENSION, OBJECT, REPLIES, TOLD, TOOL, USER, by_prompt, call, scripted
+from tests.clients.scripted import DIMENSION, REPLIES, TOLD, TOOL, USER, by_prompt, call, scripted
 
 HELLO = "Hello."
 SO = "So."
@@ -189,7 +188,7 @@ EXPECTED: Mapping[str, Mapping[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Mapping[str, Any]]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mapping[str, Any]]:
     """The results of a client's program, which runs once."""
     found: dict[str, Mapping[str, Any]] = {}
 
@@ -201,7 +200,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
                 found[name] = run_checks(name, url, folder)
         return found[name]
 
-    yield of
+    return of
 
 
 CHECKS = [

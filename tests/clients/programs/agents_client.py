@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 set_tracing_disabled(True)
 
+
 class City(BaseModel):
     city: str
 

@@ -21,7 +21,9 @@ def create():
 
 @check
 def stream():
-    with client.messages.stream(model="tiny", max_tokens=64000, messages=[{"role": "user", "content": "think"}]) as events:
+    with client.messages.stream(
+        model="tiny", max_tokens=64000, messages=[{"role": "user", "content": "think"}]
+    ) as events:
         kinds = {event.type for event in events}
         blocks = events.get_final_message().content
     assert {"thinking", "text", "message_stop"} <= kinds
