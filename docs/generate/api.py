@@ -42,6 +42,14 @@ PAGES = (
         " most 64 MiB together, until the server ends.",
     ),
     Page("messages.md", "Messages", ("/v1/messages",), "Anthropic's Messages API. Errors have Anthropic's form."),
+    Page(
+        "ollama.md",
+        "Ollama",
+        ("/api/",),
+        "Ollama's API, for tools that speak no other. Model names may have the tag `:latest`, durations are in"
+        " nanoseconds, errors have Ollama's form. `options` that only load or place a model have no effect. Models are chosen when"
+        " the server is started: `/api/create`, `/api/copy`, `/api/push` and `/api/delete` are refused.",
+    ),
     Page("embeddings.md", "Embeddings", ("/v1/embeddings",)),
     Page("models.md", "Models", ("/v1/models",)),
     Page(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import msgspec
 import numpy as np
 
 from tessera.engine.contract.messages import EmbeddingInfo
+from tests.clients.replies import by_prompt
 from tests.support.fake_client import INFO, FakeClient, Submission, play
 from tests.support.http_fixtures import TOKENIZER, ids, serve, settings_for, write_model_folder
 
@@ -28,40 +28,6 @@ TEMPLATE = """\
 {%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-USER, TOOL = "<|im_start|>user\n", "<|im_start|>tool\n"
-
-
-def call(name: str, **arguments: Any) -> str:
-    """A tool call as the model writes it."""
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-OBJECT = '{"city": "Bonn"}'
-TOLD = "It rains."
-CALL = call("weather", city="Bonn")
-REPLIES: Mapping[str, str] = {
-    "think, then the weather": f"<think>hm</think>{CALL}",
-    "weather": CALL,
-    "a city": OBJECT,
-    "think": "<think>hm</think>So.",
-}
-
-
-def by_prompt(prompt: str, replies: Mapping[str, str] = REPLIES) -> str:
-    """The reply to a prompt: that of the first text that the last user's turn has, or what a tool found.
-
-    Clients that ask again, or several times at once, get the same in any order.
-    """
-    turn = prompt.rpartition(USER)[2]
-    if TOOL in turn:
-        return TOLD
-    return next((reply for text, reply in replies.items() if text in turn), "Hello.")
-
-
-def in_turn(replies: Sequence[str]) -> Callable[[str], str]:
-    """The replies one after the other, then the last one for ever."""
-    waiting = list(replies)
-    return lambda prompt: waiting.pop(0) if len(waiting) > 1 else waiting[0]
 
 
 class Model:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.clients.agents import Workplace, workplace
-from tests.clients.scripted import MODEL, TOOL, USER, call, in_turn, scripted
+from tests.clients.replies import TOOL, USER, call, in_turn
+from tests.clients.scripted import MODEL, scripted
 
 pytestmark = pytest.mark.timeout(400)
 QUESTION = "Replace world by Köln in hello.txt"

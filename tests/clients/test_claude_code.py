@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.agents import Workplace, workplace
-from tests.clients.scripted import MODEL, call, in_turn, scripted
+from tests.clients.replies import call, in_turn
+from tests.clients.scripted import MODEL, scripted
 
 pytestmark = [pytest.mark.client("Claude Code"), pytest.mark.timeout(400)]
 

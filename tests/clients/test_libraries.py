@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import pytest
 
+from tests.clients.replies import CITY, HELLO, SO, TOLD, by_prompt, calls_a_final_tool, dspy_reply
 from tests.clients.run import run_checks
-from tests.clients.scripted import DIMENSION, REPLIES, TOLD, TOOL, USER, by_prompt, call, scripted
+from tests.clients.scripted import DIMENSION, scripted
 
-HELLO = "Hello."
-SO = "So."
-CITY = {"city": "Bonn"}
 VECTOR = [0.5] * DIMENSION
 CAPABILITIES = ["completion", "tools", "thinking", "embedding"]
-
-
-def calls_a_final_tool(prompt: str) -> str:
-    """Of pydantic-ai and instructor, whose objects are a call's arguments; Anthropic's too."""
-    turn = prompt.rpartition(USER)[2]
-    final = re.search(r'"name": "(final_result|\w*City)"', prompt)
-    if final is not None and ("weather?" not in turn or TOOL in turn):
-        return call(final[1], **CITY)
-    return by_prompt(prompt)
-
-
-def dspy_reply(prompt: str) -> str:
-    """In the format that the prompt asks for."""
-    told, _, asked = prompt.rpartition(USER)[2].partition("Respond with")
-    tool, arguments = ("finish", "{}") if "observation_0" in told else ("weather", json.dumps(CITY))
-    replies = {"next_thought": "hm", "next_tool_name": tool, "next_tool_args": arguments, "reasoning": "hm"}
-    replies["answer"] = TOLD if "observation_0" in told else SO
-    named = [name for name in replies if f"[[ ## {name} ## ]]" in asked]
-    if not named:
-        return json.dumps({"answer": SO})
-    fields = [f"[[ ## {name} ## ]]\n{replies[name]}\n\n" for name in named]
-    return f"{''.join(fields)}[[ ## completed ## ]]"
 
 
 REPLY: Mapping[str, Callable[[str], str]] = {
@@ -195,7 +168,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mapping
     def of(name: str) -> Mapping[str, Any]:
         if name not in found:
             folder = tmp_path_factory.mktemp("client")
-            reply = REPLY.get(name, partial(by_prompt, replies=REPLIES))
+            reply = REPLY.get(name, by_prompt)
             with scripted(folder / "model", reply) as (url, _):
                 found[name] = run_checks(name, url, folder)
         return found[name]
