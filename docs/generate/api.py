@@ -47,8 +47,8 @@ PAGES = (
         "Ollama",
         ("/api/",),
         "Ollama's API, for tools that speak no other. Model names may have the tag `:latest`, durations are in"
-        " nanoseconds, errors have Ollama's form. `options` that only load or place a model have no effect. Models are chosen when"
-        " the server is started: `/api/create`, `/api/copy`, `/api/push` and `/api/delete` are refused.",
+        " nanoseconds, errors have Ollama's form. `options` that only load or place a model have no effect. Models are"
+        " chosen when the server is started: `/api/create`, `/api/copy`, `/api/push` and `/api/delete` are refused.",
     ),
     Page("embeddings.md", "Embeddings", ("/v1/embeddings",)),
     Page("models.md", "Models", ("/v1/models",)),
