@@ -175,8 +175,12 @@ class NamedModel(RequestModel):
 
 
 class OllamaShowRequest(NamedModel):
+    """The model to tell of."""
+
     hints: ClassVar[FieldValues] = {"verbose": (False,)}
 
 
 class OllamaPullRequest(NamedModel):
+    """The model that a client wants to be there."""
+
     hints: ClassVar[FieldValues] = {"insecure": (False,), "stream": (True, False)}

@@ -95,6 +95,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for line in table(found):
         terminalreporter.line(line)
     if config.getoption("--record"):
+        if len(found) < len(CLIENTS):
+            terminalreporter.line("not recorded: choose all clients")
+            return
         head = ["git", "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(head, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
         figures = {"date": date.today().isoformat(), "commit": commit, "command": "make test-clients", "rows": found}

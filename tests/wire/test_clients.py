@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
@@ -141,6 +142,17 @@ def test_headers_come_before_the_first_token_and_then_signs_of_life(silent: Scri
             if received.count(sign) >= 3:
                 break
     assert time.monotonic() - begin > 2 * SILENT_FOR
+    assert silent.engine.submissions[0].aborted.wait(PATIENCE), "the client left"
+
+
+@pytest.mark.parametrize(("path", "body"), [("/api/chat", CHAT), ("/api/generate", ASK)])
+def test_signs_of_life_in_ollamas_streams_are_lines_without_text(silent: Scripted, path: str, body: Any) -> None:
+    """Its clients parse every line."""
+    with silent.http.stream("POST", path, json=body) as response:
+        lines = [json.loads(line) for line, _ in zip(response.iter_lines(), range(3), strict=False)]
+    assert [line["done"] for line in lines] == [False] * 3
+    texts = {line["message"]["content"] if path == "/api/chat" else line["response"] for line in lines}
+    assert texts == {""}
     assert silent.engine.submissions[0].aborted.wait(PATIENCE), "the client left"
 
 
