@@ -14,6 +14,5 @@ COLUMNS = ("client", "version", "checks", "passed", "what is left and why")
 def clients_table() -> str:
     run: dict[str, Any] = json.loads((FIGURES / "clients.json").read_text())
     rows = [[str(row[name]) for name in ("client", "version", "checks", "passed", "left")] for row in run["rows"]]
-    return (
-        f"{markdown_table(COLUMNS, rows, len(COLUMNS))}\n\n*`{run['command']}`, commit {run['commit']}, {run['date']}.*"
-    )
+    runs = ", ".join(sorted({f"{row['commit']} ({row['date']})" for row in run["rows"]}))
+    return f"{markdown_table(COLUMNS, rows, len(COLUMNS))}\n\n*`{run['command']}`, commit {runs}.*"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,9 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from fastapi import FastAPI
 
 from tessera.app.ollama.messages import OllamaMessage, chat_messages
 from tessera.app.ollama.models import short_count
-from tessera.app.server.application import create_app
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import EngineError
 from tessera.engine.contract.messages import EmbeddingInfo
@@ -36,36 +32,13 @@ THINKING_TEMPLATE = (
 )
 
 
-_apps: dict[AppSettings, FastAPI] = {}
-
-
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppSettings]:
-    """Of one application for all tests, because each has a process that renders."""
-    settings = tool_settings(tmp_path_factory.mktemp("model"))
-    app = _apps[settings] = create_app(says(""), settings)
-    yield settings
-    del _apps[settings]
-    app.state.model.workers.close()
-    app.state.model.template.close()
-
-
-def ask(client: FakeClient, settings: AppSettings, method: str, path: str, **options: Any) -> httpx.Response:
-    """`call`, to the shared application if the settings are its own."""
-    app = _apps.get(settings)
-    if app is None:
-        return call(client, settings, method, path, **options)
-    app.state.model.client = client
-
-    async def send() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tiny") as http:
-            return await http.request(method, path, **options)
-
-    return asyncio.run(send())
+def settings(tmp_path_factory: pytest.TempPathFactory) -> AppSettings:
+    return tool_settings(tmp_path_factory.mktemp("model"))
 
 
 def post(client: FakeClient, settings: AppSettings, path: str, **body: Any) -> httpx.Response:
-    return ask(client, settings, "POST", path, json={"model": "tiny", **body})
+    return call(client, settings, "POST", path, json={"model": "tiny", **body})
 
 
 def whole(client: FakeClient, settings: AppSettings, path: str = "/api/chat", **body: Any) -> Any:
@@ -256,7 +229,7 @@ def test_the_beginning_of_an_answer_is_continued(settings: AppSettings) -> None:
 
 
 def test_results_of_tools_find_their_calls() -> None:
-    calls = [{"function": {"name": name, "arguments": {}}} for name in ("weather", "time", "weather")]
+    calls: list[Any] = [{"function": {"name": name, "arguments": {}}} for name in ("weather", "time", "weather")]
     results = [{"role": "tool", "content": "x", "tool_name": name} for name in ("time", "weather", "weather", None)]
     given = [OllamaMessage.model_validate(one) for one in ({"role": "assistant", "tool_calls": calls}, *results)]
     first, *others = chat_messages(given)
@@ -331,18 +304,18 @@ def test_a_tag_of_the_served_name_may_be_left_out(tmp_path: Path) -> None:
     for name in ("big", "tiny", "big:latest"):
         text = refusal(post(says("x"), tagged, "/api/chat", model=name, messages=HELLO), 404)
         assert text == f"model '{name}' not found: see /api/tags"
-    listed = ask(says("x"), tagged, "GET", "/api/tags").json()["models"]
+    listed = call(says("x"), tagged, "GET", "/api/tags").json()["models"]
     assert [model["name"] for model in listed] == ["org/tiny:latest", "big:8b"]
 
 
 def test_what_is_told_of_models(settings: AppSettings) -> None:
     info = msgspec.structs.replace(ROOMY, num_parameters=7_600_000_000, weight_bytes=15, dtype="bfloat16")
     client = FakeClient(always([]), info=info)
-    (listed,) = ask(client, settings, "GET", "/api/tags").json()["models"]
+    (listed,) = call(client, settings, "GET", "/api/tags").json()["models"]
     assert (listed["model"], listed["size"], len(listed["digest"])) == ("tiny:latest", 15, 64)
     assert listed["details"]["parameter_size"] == "7.6B"
     assert listed["details"]["quantization_level"] == "BF16"
-    (running,) = ask(client, settings, "GET", "/api/ps").json()["models"]
+    (running,) = call(client, settings, "GET", "/api/ps").json()["models"]
     assert (running["context_length"], running["digest"]) == (2048, listed["digest"])
     shown = post(client, settings, "/api/show").json()
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
@@ -354,13 +327,13 @@ def test_what_is_told_of_models(settings: AppSettings) -> None:
 
 def test_models_are_listed_while_they_are_loaded(settings: AppSettings) -> None:
     client = FakeClient(always([]), info=None)
-    (listed,) = ask(client, settings, "GET", "/api/tags").json()["models"]
+    (listed,) = call(client, settings, "GET", "/api/tags").json()["models"]
     assert (listed["name"], listed["size"]) == ("tiny:latest", 0)
     assert post(client, settings, "/api/show").json()["capabilities"] == []
 
 
 def test_clients_find_a_version_that_they_take(settings: AppSettings) -> None:
-    version = ask(says("x"), settings, "GET", "/api/version").json()["version"]
+    version = call(says("x"), settings, "GET", "/api/version").json()["version"]
     assert tuple(map(int, version.split("."))) >= (0, 13, 4), "Codex refuses an older one"
 
 
@@ -369,7 +342,7 @@ def test_clients_find_a_version_that_they_take(settings: AppSettings) -> None:
     [("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete")],
 )
 def test_models_cannot_be_changed(settings: AppSettings, method: str, path: str) -> None:
-    response = ask(says("x"), settings, method, f"/api/{path}", json={"model": "other"})
+    response = call(says("x"), settings, method, f"/api/{path}", json={"model": "other"})
     expected = "is not supported: the models are chosen when this server is started; it serves tiny:latest"
     assert refusal(response) == f"{path} {expected}"
 
@@ -414,17 +387,17 @@ def test_curl_need_not_name_the_media_type_but_pages_must(settings: AppSettings)
     body = json.dumps({"model": "tiny", "prompt": "hi"}).encode()
     form = {"content-type": "application/x-www-form-urlencoded"}
     for headers, status in ((form, 200), ({}, 200), ({**form, "sec-fetch-site": "none"}, 415)):
-        response = ask(says("x"), settings, "POST", "/api/generate", content=body, headers=headers)
+        response = call(says("x"), settings, "POST", "/api/generate", content=body, headers=headers)
         assert response.status_code == status
-    other = ask(says("x"), settings, "POST", "/v1/completions", content=body, headers=form)
+    other = call(says("x"), settings, "POST", "/v1/completions", content=body, headers=form)
     assert other.status_code == 415, "Ollama's paths alone"
 
 
 def test_keys_are_needed_as_elsewhere(tmp_path: Path) -> None:
     locked = tool_settings(tmp_path, api_keys=("right",))
-    assert refusal(ask(says("x"), locked, "GET", "/api/tags"), 401).startswith("No API key was given")
+    assert refusal(call(says("x"), locked, "GET", "/api/tags"), 401).startswith("No API key was given")
     known = {"authorization": "Bearer right"}
-    assert ask(says("x"), locked, "GET", "/api/tags", headers=known).status_code == 200
+    assert call(says("x"), locked, "GET", "/api/tags", headers=known).status_code == 200
 
 
 def test_requests_are_logged_as_others_are(settings: AppSettings, caplog: pytest.LogCaptureFixture) -> None:
@@ -437,4 +410,4 @@ def test_requests_are_logged_as_others_are(settings: AppSettings, caplog: pytest
 
 
 def test_unknown_paths_have_ollamas_form(settings: AppSettings) -> None:
-    assert refusal(ask(says("x"), settings, "GET", "/api/nothing"), 404) == "There is no GET /api/nothing here."
+    assert refusal(call(says("x"), settings, "GET", "/api/nothing"), 404) == "There is no GET /api/nothing here."

@@ -63,7 +63,7 @@ class Workplace:
         """The events of `codex exec`, the last of which ends the turn; `extra` goes into the configuration."""
         self.home.mkdir(exist_ok=True)
         (self.home / "config.toml").write_text(CODEX_CONFIG.format(url=self.url, model=self.model, extra=extra))
-        command = [BIN / "codex", "exec", *CODEX_OPTIONS, *words]
+        command = [str(BIN / "codex"), "exec", *CODEX_OPTIONS, *words]
         return events_of(run(command, self.folder, self.home, CODEX_HOME=str(self.home)))
 
     def opencode(self, *words: str, compaction: bool = True) -> list[dict[str, Any]]:

@@ -16,7 +16,8 @@ from tests.clients.catalogue import CLIENTS
 from tests.support.paths import ROOT
 
 FIGURES = ROOT / "docs" / "figures" / "clients.json"
-HEADER = ("client", "version", "checks", "passed", "what is left and why")
+COLUMNS = ("client", "version", "checks", "passed", "left")
+HEADER = (*COLUMNS[:-1], "what is left and why")
 NOTE = "note"
 
 
@@ -30,15 +31,24 @@ class Tally:
 
 
 TALLIES = pytest.StashKey[dict[str, Tally]]()
+PARTS = pytest.StashKey[set[str]]()  # clients with checks that were not chosen
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--record", action="store_true", help="write the table to docs/figures/clients.json")
+    parser.addoption(
+        "--record", action="store_true", help="write to docs/figures/clients.json the clients all of whose checks ran"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "client(name): the client that a check is of")
     config.stash[TALLIES] = defaultdict(Tally)
+    config.stash[PARTS] = set()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.config.stash[PARTS].add(client_of(item))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -63,7 +73,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             tally.left.append(f"failed: {item.name}")
         if report.skipped:
             tally.left.append(f"not run: {item.name}")
-        tally.left += [text for name, text in item.user_properties if name == NOTE]
+        tally.left += [str(text) for name, text in item.user_properties if name == NOTE]
     return report
 
 
@@ -82,7 +92,7 @@ def rows(tallies: dict[str, Tally]) -> list[dict[str, Any]]:
 
 
 def table(found: Iterable[dict[str, Any]]) -> list[str]:
-    cells = [HEADER, *(tuple(map(str, row.values())) for row in found)]
+    cells = [HEADER, *(tuple(str(row[name]) for name in COLUMNS) for row in found)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEADER))]
     return [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
@@ -95,10 +105,15 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for line in table(found):
         terminalreporter.line(line)
     if config.getoption("--record"):
-        if len(found) < len(CLIENTS):
-            terminalreporter.line("not recorded: choose all clients")
-            return
-        head = ["git", "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(head, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-        figures = {"date": date.today().isoformat(), "commit": commit, "command": "make test-clients", "rows": found}
-        FIGURES.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
+        record([row for row in found if row["client"] not in config.stash[PARTS]])
+
+
+def record(found: list[dict[str, Any]]) -> None:
+    """Replace the rows of these clients."""
+    head = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(head, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    run = {"commit": commit, "date": date.today().isoformat()}
+    kept = {row["client"]: row for row in json.loads(FIGURES.read_text())["rows"]}
+    kept |= {row["client"]: {**row, **run} for row in found}
+    lines = ",\n".join(f"  {json.dumps(kept[name], ensure_ascii=False)}" for name in CLIENTS if name in kept)
+    FIGURES.write_text(f'{{\n "command": "make test-clients",\n "rows": [\n{lines}\n ]\n}}\n')

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.clients.catalogue import CLIENTS, HERE, NODE_MODULES
 
-TIMEOUT = 180  # seconds
+TIMEOUT = 600  # seconds; most take a few, where nothing else runs
 PROGRAMS = HERE / "programs"
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from tests.clients.agents import Workplace, workplace
 from tests.clients.replies import TOOL, USER, call, in_turn
+from tests.clients.run import TIMEOUT
 from tests.clients.scripted import MODEL, scripted
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(2 * TIMEOUT)
 QUESTION = "Replace world by Köln in hello.txt"
 EDITED = "hello Köln\n"
 DONE = "It says Köln now."

@@ -9,9 +9,10 @@ import pytest
 
 from tests.clients.agents import Workplace, workplace
 from tests.clients.replies import call, in_turn
+from tests.clients.run import TIMEOUT
 from tests.clients.scripted import MODEL, scripted
 
-pytestmark = [pytest.mark.client("Claude Code"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.client("Claude Code"), pytest.mark.timeout(2 * TIMEOUT)]
 
 # A white square of one pixel.
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4//8/AAX+Av4N70a4AAAAAElFTkSuQmCC"

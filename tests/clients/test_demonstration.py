@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from tests.clients.agents import Workplace, workplace
+from tests.clients.run import TIMEOUT
 from tests.support.server_fixture import Server
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(2 * TIMEOUT)
 QUESTION = "What is 2 + 3?"
 
 # What each says of a prompt that is too long.

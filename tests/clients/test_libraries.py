@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.clients.replies import CITY, HELLO, SO, TOLD, by_prompt, calls_a_final_tool, dspy_reply
-from tests.clients.run import run_checks
+from tests.clients.run import TIMEOUT, run_checks
 from tests.clients.scripted import DIMENSION, scripted
 
 VECTOR = [0.5] * DIMENSION
@@ -184,7 +184,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize(("name", "check"), CHECKS)
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(2 * TIMEOUT)
 def test_check(results: Callable[[str], Mapping[str, Any]], name: str, check: str) -> None:
     found = results(name)
     assert check in found, f"the program ended early: {found.get('')}"

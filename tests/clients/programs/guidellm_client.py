@@ -21,7 +21,7 @@ def benchmark(request_format):
         *("--data", "kind=synthetic_text,prompt_tokens=20,output_tokens=8"),
         *("--output", f"kind=json,path={out}"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=290)
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = json.loads(out.read_text())["benchmarks"]
     totals = found["metrics"]["request_totals"]
