@@ -25,7 +25,7 @@ from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, Tensor, float32, from_numpy
 from tests.support.decoder_harness import relative_error
 from tests.support.embedding_texts import TEXTS
-from tests.support.op_cases import DTYPES, poisoned, random_array
+from tests.support.op_cases import DTYPES, poisoned, random_angles, random_array
 from tests.support.paths import GOLDEN
 from tests.support.reference import assert_close
 from tests.support.tiny_encoder import (
@@ -88,7 +88,14 @@ def pooled(hidden: Array, kind: str) -> Array:
 # -- operations -----------------------------------------------------------------------------------
 
 
-def attention_reference(qkv: Array, lengths: list[int], num_heads: int, scale: float) -> Array:
+def attention_reference(
+    qkv: Array,
+    lengths: list[int],
+    num_heads: int,
+    scale: float,
+    cos_sin: Array | None = None,
+    reach: int | None = None,
+) -> Array:
     """softmax(q k^T * scale) v in float64, written as its formula."""
     width = qkv.shape[1] // 3
     head_dim = width // num_heads
@@ -98,12 +105,23 @@ def attention_reference(qkv: Array, lengths: list[int], num_heads: int, scale: f
         text = qkv[start : start + length].astype(np.float64)
         for head in range(num_heads):
             q, k, v = (text[:, part * width + head * head_dim :][:, :head_dim] for part in range(3))
+            if cos_sin is not None:
+                q, k = (turned(part, cos_sin[:length]).astype(qkv.dtype).astype(np.float64) for part in (q, k))
             weights = np.exp(q @ k.T * scale)
+            if reach is not None:
+                weights[np.abs(np.subtract.outer(np.arange(length), np.arange(length))) > reach] = 0
             out[start : start + length, head * head_dim : (head + 1) * head_dim] = (
                 weights / weights.sum(axis=1, keepdims=True) @ v
             )
         start += length
     return out
+
+
+def turned(heads: Array, cos_sin: Array) -> Array:
+    """The pairs (i, i + half) of heads [T, D] as complex numbers, each turned by its angle."""
+    half = cos_sin.shape[1] // 2
+    pairs = (heads[:, :half] + 1j * heads[:, half : 2 * half]) * (cos_sin[:, :half] + 1j * cos_sin[:, half:])
+    return np.concatenate([pairs.real, pairs.imag, heads[:, 2 * half :]], axis=1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -116,6 +134,26 @@ def test_bidirectional_attention(lengths: list[int], num_heads: int, head_dim: i
         from_numpy(qkv, CPU), from_numpy(bounds, CPU), max(lengths), num_heads=num_heads, scale=0.3, out=out
     )
     assert_close(out.numpy(), attention_reference(qkv, lengths, num_heads, 0.3), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("reach", [None, 0, 5, 64, 200])
+@pytest.mark.parametrize("rotary_dim", [None, 8, 16])
+def test_local_and_rotated_attention(rotary_dim: int | None, reach: int | None, dtype: np.dtype[Any]) -> None:
+    lengths = [5, 1, 150, 33]
+    qkv = random_array(1, (sum(lengths), 3 * 4 * 16), dtype)
+    bounds = np.cumsum([0, *lengths]).astype(np.int32)
+    cos_sin = None if rotary_dim is None else random_angles(150, rotary_dim)
+    found = CpuOps().bidirectional_attention(
+        from_numpy(qkv, CPU),
+        from_numpy(bounds, CPU),
+        max(lengths),
+        num_heads=4,
+        scale=0.3,
+        cos_sin=None if cos_sin is None else from_numpy(cos_sin, CPU),
+        reach=reach,
+    )
+    assert_close(found.numpy(), attention_reference(qkv, lengths, 4, 0.3, cos_sin, reach), dtype)
 
 
 def test_attention_of_a_long_text_in_pieces_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from tessera.engine.tensor import CPU, float32, from_numpy
 from tests.engine.test_embeddings_models import golden, minilm
 from tests.gpu.conftest import NoTransfers
 from tests.support.decoder_harness import relative_error
-from tests.support.op_cases import DTYPES, poisoned, random_array
+from tests.support.op_cases import DTYPES, poisoned, random_angles, random_array
 from tests.support.reference import assert_close
 from tests.support.tiny_encoder import build_encoder, inputs
 from tests.support.tiny_models import TINY_MODELS, build, prompt
@@ -54,6 +54,44 @@ def test_bidirectional_attention(
     with no_transfers():
         cuda_ops.bidirectional_attention(device_qkv, device_bounds, max(lengths), out=out, **arguments)
     assert_close(out.numpy(), expected.numpy(), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [(12, 64), (3, 20), (2, 128)], ids=str)
+@pytest.mark.parametrize(("rotated", "reach"), [(1.0, None), (1.0, 64), (0.5, 5), (None, 0), (None, 31)], ids=str)
+@pytest.mark.parametrize("lengths", [[1], [33, 1, 32, 150], [512, 5, 300]], ids=lambda lengths: f"{max(lengths)}")
+def test_local_and_rotated_attention(
+    lengths: list[int],
+    rotated: float | None,
+    reach: int | None,
+    heads: tuple[int, int],
+    dtype: np.dtype[Any],
+    cuda_ops: CudaOps,
+    cpu_ops: CpuOps,
+    no_transfers: NoTransfers,
+) -> None:
+    """`rotated`: the part of a head's elements that are."""
+    num_heads, head_dim = heads
+    qkv = random_array(1, (sum(lengths), 3 * num_heads * head_dim), dtype)
+    bounds = np.cumsum([0, *lengths]).astype(np.int32)
+    tables = [] if rotated is None else [random_angles(max(lengths), int(head_dim * rotated))]
+    results = []
+    for ops in (cpu_ops, cuda_ops):
+        device_qkv, device_bounds, *cos_sin = (from_numpy(array, ops.device) for array in (qkv, bounds, *tables))
+        out = poisoned((sum(lengths), num_heads * head_dim), dtype, ops.device)
+        with no_transfers():
+            ops.bidirectional_attention(
+                device_qkv,
+                device_bounds,
+                max(lengths),
+                num_heads=num_heads,
+                scale=head_dim**-0.5,
+                cos_sin=next(iter(cos_sin), None),
+                reach=reach,
+                out=out,
+            )
+        results.append(out.numpy())
+    assert_close(results[1], results[0], dtype)
 
 
 def test_heads_that_are_too_large_are_refused(cuda_ops: CudaOps) -> None:
