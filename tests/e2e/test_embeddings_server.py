@@ -45,7 +45,7 @@ def test_an_encoder_alone_is_an_embedding_server(encoder_folder: Path, tmp_path:
             answer = sdk.embeddings.create(model="minibert", input=["The cat sat.", "a tree"])
             with pytest.raises(openai.BadRequestError, match="use /v1/embeddings"):
                 sdk.chat.completions.create(model="minibert", messages=[{"role": "user", "content": "hello"}])
-        expected = encoder(encoder_folder, pooling="cls").embed([cat("the", "cat", "sat", "."), cat("a", "tree")])
+        expected = encoder(encoder_folder, pooling="cls").compute([cat("the", "cat", "sat", "."), cat("a", "tree")])
         assert np.allclose([item.embedding for item in answer.data], expected, atol=1e-6)
         assert server.http.get("/health").status_code == 200
         assert server.metrics()["embedding_requests_total"] == 1
@@ -55,9 +55,9 @@ def test_both_models_embed_under_their_names(both: Server, tiny_folder: Path, en
     with sdk_for(both) as sdk:
         beside = sdk.embeddings.create(model="minibert", input="The cat sat.")
         main = sdk.embeddings.create(model=both.model, input=[[5, 6, 7], [8]])
-    expected = encoder(encoder_folder).embed([cat("the", "cat", "sat", ".")])
+    expected = encoder(encoder_folder).compute([cat("the", "cat", "sat", ".")])
     assert np.allclose(beside.data[0].embedding, expected[0], atol=1e-6)
-    expected = decoder(tiny_folder, "last").embed([[5, 6, 7], [8]])
+    expected = decoder(tiny_folder, "last").compute([[5, 6, 7], [8]])
     assert np.allclose([item.embedding for item in main.data], expected, atol=1e-5)
 
 

@@ -202,13 +202,13 @@ def test_the_encoder_is_the_one_the_golden_vectors_were_made_from(tmp_path: Path
 def test_encoder_matches(kind: PoolingName, dtype: Any, tmp_path: Path, golden: dict[str, Array]) -> None:
     runner = encoder(build_encoder(tmp_path), pooling=kind, dtype=dtype)
     expected = np.array([pooled(golden[f"encoder/{index}"], kind) for index in range(len(INPUT_LENGTHS))])
-    assert relative_error(runner.embed(inputs()), expected) < TOLERANCE[dtype]
+    assert relative_error(runner.compute(inputs()), expected) < TOLERANCE[dtype]
 
 
 def test_a_text_is_embedded_alike_whatever_it_is_batched_with(tmp_path: Path) -> None:
     runner = encoder(build_encoder(tmp_path))
-    together = runner.embed(inputs()[::-1])[::-1]
-    alone = np.concatenate([runner.embed([token_ids]) for token_ids in inputs()])
+    together = runner.compute(inputs()[::-1])[::-1]
+    alone = np.concatenate([runner.compute([token_ids]) for token_ids in inputs()])
     assert np.allclose(together, alone, atol=1e-6)
 
 
@@ -218,7 +218,7 @@ def test_a_text_is_embedded_alike_whatever_it_is_batched_with(tmp_path: Path) ->
 def test_golden_vectors_tell_variants_apart(changes: dict[str, Any], tmp_path: Path, golden: dict[str, Array]) -> None:
     runner = encoder(build_encoder(tmp_path, **changes), pooling="mean", dtype="float32")
     expected = np.array([pooled(golden[f"encoder/{index}"], "mean") for index in range(len(INPUT_LENGTHS))])
-    assert relative_error(runner.embed(inputs()), expected) > 5 * TOLERANCE["float32"]
+    assert relative_error(runner.compute(inputs()), expected) > 5 * TOLERANCE["float32"]
 
 
 def test_a_checkpoint_with_outer_names_and_heads_is_read(tmp_path: Path) -> None:
@@ -227,13 +227,13 @@ def test_a_checkpoint_with_outer_names_and_heads_is_read(tmp_path: Path) -> None
     extra = {"cls.predictions.bias": np.zeros(4, np.float32), "bert.embeddings.position_ids": np.zeros(4, np.float32)}
     named = {"bert." + name: tensor for name, tensor in tensors().items()}
     write_safetensors(folder / "model.safetensors", {**named, **extra})
-    assert np.array_equal(encoder(folder).embed(inputs()), plain.embed(inputs()))
+    assert np.array_equal(encoder(folder).compute(inputs()), plain.compute(inputs()))
 
 
 def test_dummy_weights_need_no_checkpoint(tmp_path: Path) -> None:
     folder = build_encoder(tmp_path)
     (folder / "model.safetensors").unlink()
-    vectors = encoder(folder, load_format="dummy", seed=3).embed(inputs())
+    vectors = encoder(folder, load_format="dummy", seed=3).compute(inputs())
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1)
 
 
@@ -282,7 +282,7 @@ def test_minilm_matches(dtype: Any, minilm: Path, golden: dict[str, Array]) -> N
     assert token_ids == [golden[f"minilm/ids/{index}"].tolist() for index in range(len(TEXTS))]
     runner = encoder(minilm, dtype=dtype)
     assert (runner.pooling, runner.dimension, runner.max_input_tokens) == ("mean", 384, 256)
-    cosines = (runner.embed(token_ids) * golden["minilm"]).sum(axis=1)
+    cosines = (runner.compute(token_ids) * golden["minilm"]).sum(axis=1)
     assert cosines.min() >= 0.9999
 
 
@@ -336,23 +336,25 @@ def test_broken_modules_are_a_clear_error(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_decoder_matches(name: str, kind: PoolingName, tmp_path: Path, golden: dict[str, Array]) -> None:
     runner = decoder(build(TINY_MODELS[name], tmp_path), kind, max_model_len=64)
-    found = runner.embed([prompt()[:3], prompt(), [5]])
+    found = runner.compute([prompt()[:3], prompt(), [5]])
     assert relative_error(found[1], pooled(golden[name], kind)) < 1e-4
-    assert np.allclose(found, np.concatenate([runner.embed([ids]) for ids in (prompt()[:3], prompt(), [5])]), atol=1e-5)
+    assert np.allclose(
+        found, np.concatenate([runner.compute([ids]) for ids in (prompt()[:3], prompt(), [5])]), atol=1e-5
+    )
 
 
 def test_a_decoder_saved_without_its_head_is_read(tmp_path: Path) -> None:
     """As embedding models are: no `model.` before the names, and the head tied."""
     model = TINY_MODELS["llama"]
     tied = replace(model, config={**model.config, "tie_word_embeddings": True})
-    whole = decoder(build(tied, tmp_path / "whole"), "last", max_model_len=64).embed([prompt()])
+    whole = decoder(build(tied, tmp_path / "whole"), "last", max_model_len=64).compute([prompt()])
     folder = build(tied, tmp_path / "bare")
     raw = (folder / "model.safetensors").read_bytes()
     size = int.from_bytes(raw[:8], "little")
     header = raw[8 : 8 + size].replace(b'"model.', b'"').rstrip()
     header += b" " * (-len(header) % 8)
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + size :])
-    assert np.array_equal(decoder(folder, "last", max_model_len=64).embed([prompt()]), whole)
+    assert np.array_equal(decoder(folder, "last", max_model_len=64).compute([prompt()]), whole)
 
 
 def test_embedding_leaves_generation_alone(tmp_path: Path) -> None:
@@ -373,7 +375,7 @@ def test_embedding_leaves_generation_alone(tmp_path: Path) -> None:
         max_num_seqs=8,
         block_size=runner.block_size,
     )
-    embedding.embed([prompt()] * 8)
+    embedding.compute([prompt()] * 8)
     assert all(np.array_equal(tensor.numpy(), old) for tensor, old in zip(caches, before, strict=True))
 
 

@@ -127,11 +127,11 @@ def encoder(folder: Path, ops: CudaOps | CpuOps, dtype: Any) -> EncoderRunner:
 def test_encoder(dtype: Any, tolerance: float, tmp_path: Path, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
     folder = build_encoder(tmp_path)
     texts = inputs() * 4
-    expected = encoder(folder, cpu_ops, "float32").embed(texts)
+    expected = encoder(folder, cpu_ops, "float32").compute(texts)
     runner = encoder(folder, cuda_ops, dtype)
-    found = runner.embed(texts)
+    found = runner.compute(texts)
     assert relative_error(found, expected) < tolerance
-    alone = np.concatenate([runner.embed([token_ids]) for token_ids in inputs()])
+    alone = np.concatenate([runner.compute([token_ids]) for token_ids in inputs()])
     assert relative_error(alone, expected[: len(alone)]) < tolerance
 
 
@@ -140,7 +140,7 @@ def test_minilm(dtype: Any, minilm: Path, golden: dict[str, Any], cuda_ops: Cuda
     runner = encoder(minilm, cuda_ops, dtype)
     assert dtype != "auto" or runner.dtype == "float16"
     token_ids = [golden[f"minilm/ids/{index}"].tolist() for index in range(len(golden["minilm"]))]
-    assert (runner.embed(token_ids) * golden["minilm"]).sum(axis=1).min() >= 0.9999
+    assert (runner.compute(token_ids) * golden["minilm"]).sum(axis=1).min() >= 0.9999
 
 
 @pytest.mark.parametrize("kind", ["mean", "last"])
@@ -160,5 +160,5 @@ def test_decoder(name: str, kind: Any, tmp_path: Path, golden: dict[str, Any], c
     )
     hidden = golden[name]
     row = hidden.mean(axis=0) if kind == "mean" else hidden[-1]
-    found = embedding.embed([[5], prompt(), [6, 7, 8]])
+    found = embedding.compute([[5], prompt(), [6, 7, 8]])
     assert relative_error(found[1], row / np.linalg.norm(row)) < 1e-3

@@ -39,7 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.models",),
     ("engine.models.weights",),
     ("engine.models.config",),
-    ("engine.models.layers",),
+    ("engine.models.classifier", "engine.models.layers"),
     ("engine.models.gguf",),
     ("engine.models.quantised", "engine.models.registry", "engine.models.rope", "engine.models.specs"),
     ("engine.models.fields",),
