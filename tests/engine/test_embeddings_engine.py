@@ -235,7 +235,7 @@ def test_an_encoder_is_served_and_errors_cross_whole(tmp_path: Path) -> None:
             assert isinstance(results[1], ContextLengthError)
             assert np.allclose(results[2], alone, atol=1e-6)
             assert isinstance(results[3], InvalidRequestError)
-            with pytest.raises(InvalidRequestError, match="makes embeddings"):
+            with pytest.raises(InvalidRequestError, match="makes no text"):
                 await anext(client.submit([1], SamplingParams(max_tokens=1)))
             assert b'tessera:embedding_requests_total{model_name="tiny"} 7.0' in await client.metrics()
 
