@@ -27,6 +27,8 @@ from tessera.app.openai.embeddings import routes as embeddings
 from tessera.app.openai.embeddings.embedders import Embeddings
 from tessera.app.openai.invocations import routes as invocations
 from tessera.app.openai.models import routes as models
+from tessera.app.openai.rerank import routes as rerank
+from tessera.app.openai.rerank.scorers import Scorers
 from tessera.app.openai.responses import routes as responses
 from tessera.app.openai.responses.background import BackgroundJobs
 from tessera.app.openai.responses.sealing import Seal
@@ -39,7 +41,19 @@ from tessera.app.ops.metrics_page import MetricsPage
 from tessera.app.settings import AppSettings
 from tessera.engine.ipc.client import EngineClient
 
-ROUTES = (chat, completions, responses, messages, embeddings, invocations, models, tokenize, health, description)
+ROUTES = (
+    chat,
+    completions,
+    responses,
+    messages,
+    embeddings,
+    rerank,
+    invocations,
+    models,
+    tokenize,
+    health,
+    description,
+)
 PAGE_ROUTES = (status,)  # left out with --no-ui
 
 
@@ -77,6 +91,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     app.state.background = BackgroundJobs()
     app.state.seal = Seal(bytes.fromhex(settings.seal_key) if settings.seal_key else secrets.token_bytes(32))
     app.state.embeddings = Embeddings(model)
+    app.state.scorers = Scorers(model, app.state.embeddings)
     served = ROUTES + (PAGE_ROUTES if settings.ui else ())
     for routes in served:
         app.include_router(routes.router)

@@ -53,12 +53,15 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         served_name: the model's name in metrics; empty takes the folder's.
         embedding_model: path of the folder of an encoder that makes embeddings beside the model; empty: none.
         reranker_model: path of the folder of a cross-encoder that scores pairs beside the model; empty: none.
+        embedding_name, reranker_name: names of these in metrics; empty takes the folder's.
     """
 
     model: str
     served_name: str = ""
     embedding_model: str = ""
+    embedding_name: str = ""
     reranker_model: str = ""
+    reranker_name: str = ""
     max_model_len: Annotated[
         int | None,
         Option(

@@ -58,7 +58,7 @@ class EmbeddingEngine:
                     f"--embedding-model {folder} has a head for classification: give it as --reranker-model"
                 )
             runner = EncoderRunner(self._own, model, folder, ops.device, ops, progress, pooling=config.pooling)
-            self._add("beside", model, runner, folder.name)
+            self._add("beside", model, runner, config.embedding_name or folder.name)
         if config.reranker_model:
             folder, model = _encoder_beside("--reranker-model", config.reranker_model)
             if model.classifier is None:
@@ -67,7 +67,7 @@ class EmbeddingEngine:
                     "it as --embedding-model, and pairs are scored by the angle of their embeddings"
                 )
             runner = EncoderRunner(self._own, model, folder, ops.device, ops, progress)
-            self._add_classifier(model, runner, runner.classifier, folder.name, beside=True)
+            self._add_classifier(model, runner, runner.classifier, config.reranker_name or folder.name, beside=True)
 
     def add_decoder(self, model: ModelConfig, runner: ModelRunner) -> None:
         """The served model itself. Raises: ConfigError, ModelError."""

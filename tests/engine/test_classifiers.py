@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 
 from tessera.engine.contract.config import EngineConfig
-from tessera.engine.contract.errors import ConfigError, ModelError
-from tessera.engine.contract.messages import AddEmbedding
+from tessera.engine.contract.errors import ConfigError, InvalidRequestError, ModelError
+from tessera.engine.contract.messages import AddEmbedding, AddRequest
+from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.models.config import load_config, parse_config
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.embedding_engine import EmbeddingEngine
@@ -279,7 +281,20 @@ def test_a_model_is_asked_for_yes_and_no_by_its_name_or_by_the_option(tmp_path: 
         tokens(scoring="yes-no")
 
 
-# -- beside another model -------------------------------------------------------------------------
+# -- alone and beside another model ---------------------------------------------------------------
+
+
+def test_a_reranker_alone(tmp_path: Path, golden: dict[str, Array]) -> None:
+    folder = build_classifier("xlm-roberta", tmp_path / "reranker")
+    engine = EmbeddingEngine(EngineConfig(model=str(folder), served_name="judge").with_device_defaults("cpu"))
+    core, info = engine.load_alone(load_config(folder), make_ops(CPU), "", None)
+    assert (info.generates, info.embeddings, info.max_model_len) == (False, (), POSITIONS - 2)
+    assert info.scorer is not None
+    assert (info.scorer.beside, info.scorer.labels) == (False, ("relevant",))
+    assert np.allclose(logits_of(engine, pair()[0]), golden["xlm-roberta/logits"], atol=1e-5)
+    assert b'tessera:scoring_requests_total{model_name="judge"} 1.0' in engine.render_metrics()
+    with pytest.raises(InvalidRequestError, match="makes no text"):
+        core.add_request(AddRequest("a", array("i", [1]), SamplingParams(max_tokens=1), 0.0), CLIENT)
 
 
 def test_a_reranker_beside_a_decoder(tmp_path: Path, golden: dict[str, Array]) -> None:

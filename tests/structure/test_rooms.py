@@ -19,6 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.server",),
     ("app.openapi",),
     ("app.openai.invocations",),
+    ("app.openai.rerank",),
     (
         *(f"app.openai.{room}" for room in ("chat", "completions", "responses", "embeddings", "models", "tokenize")),
         "app.anthropic",
@@ -41,7 +42,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.models.config",),
     ("engine.models.classifier", "engine.models.layers"),
     ("engine.models.gguf",),
-    ("engine.models.quantised", "engine.models.registry", "engine.models.rope", "engine.models.specs"),
+    ("engine.models.quantised", "engine.models.registry", "engine.models.rope"),
+    ("engine.models.specs",),
     ("engine.models.fields",),
     ("engine.ops.make",),
     ("engine.ops.cpu", "engine.ops.cuda"),
