@@ -42,6 +42,12 @@ PAGES = (
     ),
     Page("messages.md", "Messages", ("/v1/messages",), "Anthropic's Messages API. Errors have Anthropic's form."),
     Page("embeddings.md", "Embeddings", ("/v1/embeddings",)),
+    Page(
+        "scores.md",
+        "Rerank, score, classify",
+        ("/v1/rerank", "/v2/rerank", "/v1/score", "/v1/classify"),
+        "Reranking in the form of Jina's and Cohere's APIs, scores and classes in that of vLLM.",
+    ),
     Page("models.md", "Models", ("/v1/models",)),
     Page(
         "tokens.md",

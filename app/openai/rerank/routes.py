@@ -1,4 +1,4 @@
-"""POST /v1/rerank, /v1/score and /v1/classify, and the paths of other servers."""
+"""POST /v1/rerank, /v1/score and /v1/classify."""
 
 from __future__ import annotations
 
@@ -20,12 +20,9 @@ from tessera.app.openai.rerank.scorers import Pairs, Scored, scorers_of
 router = APIRouter(tags=["Scores"])
 
 RERANK = Description(RerankRequest, returns=RerankList)
-SCORE = Description(ScoreRequest, returns=ScoreList)
-CLASSIFY = Description(ClassifyRequest, returns=ClassificationList)
 
 
 @router.post("/v1/rerank", operation_id="rerank", summary="Documents by relevance", openapi_extra=RERANK)
-@router.post("/rerank", operation_id="rerankUnversioned", summary="As /v1/rerank", openapi_extra=RERANK)
 @router.post("/v2/rerank", operation_id="rerankCohere", summary="As /v1/rerank", openapi_extra=RERANK)
 async def rerank(http_request: Request) -> Response:
     """In the form of Jina's and Cohere's APIs."""
@@ -46,8 +43,12 @@ async def rerank(http_request: Request) -> Response:
     )
 
 
-@router.post("/v1/score", operation_id="score", summary="Scores of pairs of texts", openapi_extra=SCORE)
-@router.post("/score", operation_id="scoreUnversioned", summary="As /v1/score", openapi_extra=SCORE)
+@router.post(
+    "/v1/score",
+    operation_id="score",
+    summary="Scores of pairs of texts",
+    openapi_extra=Description(ScoreRequest, returns=ScoreList),
+)
 async def score(http_request: Request) -> Response:
     """In the form of vLLM's API."""
     scorers = scorers_of(http_request)
@@ -59,8 +60,12 @@ async def score(http_request: Request) -> Response:
     return _listed("score", name, data, _usage(http_request, name, scored))
 
 
-@router.post("/v1/classify", operation_id="classify", summary="Classes of texts or token ids", openapi_extra=CLASSIFY)
-@router.post("/classify", operation_id="classifyUnversioned", summary="As /v1/classify", openapi_extra=CLASSIFY)
+@router.post(
+    "/v1/classify",
+    operation_id="classify",
+    summary="Classes of texts or token ids",
+    openapi_extra=Description(ClassifyRequest, returns=ClassificationList),
+)
 async def classify(http_request: Request) -> Response:
     """In the form of vLLM's API."""
     scorers = scorers_of(http_request)
