@@ -15,13 +15,17 @@ from tessera.engine.models.pooling import PoolingConfig
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.runner.embedding_runner import DecoderEmbeddingRunner, EncoderRunner
+from tessera.engine.runner.head import ClassifierHead
 from tessera.engine.runner.model_runner import ModelRunner
+from tessera.engine.runner.scorer import Scorer
 from tessera.engine.tensor import CPU, float32, from_numpy
 from tests.engine.test_embeddings_models import golden, minilm
 from tests.gpu.conftest import NoTransfers
 from tests.support.decoder_harness import relative_error
 from tests.support.op_cases import DTYPES, poisoned, random_angles, random_array
+from tests.support.paths import GOLDEN
 from tests.support.reference import assert_close
+from tests.support.tiny_classifiers import TINY_CLASSIFIERS, build_classifier, pair
 from tests.support.tiny_encoder import build_encoder, inputs
 from tests.support.tiny_models import TINY_MODELS, build, prompt
 
@@ -133,6 +137,23 @@ def test_encoder(dtype: Any, tolerance: float, tmp_path: Path, cuda_ops: CudaOps
     assert relative_error(found, expected) < tolerance
     alone = np.concatenate([runner.compute([token_ids]) for token_ids in inputs()])
     assert relative_error(alone, expected[: len(alone)]) < tolerance
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("float16", 1e-2), ("bfloat16", 5e-2)])
+@pytest.mark.parametrize("name", TINY_CLASSIFIERS)
+def test_classifiers(name: str, dtype: Any, tolerance: float, tmp_path: Path, cuda_ops: CudaOps) -> None:
+    """Vectors and logits of a pair against those of Hugging Face transformers."""
+    folder = build_classifier(name, tmp_path)
+    (token_ids, first_length), spec = pair(), load_config(folder).classifier
+    runner = encoder(folder, cuda_ops, dtype)
+    assert spec is not None
+    assert runner.classifier is not None
+    scorer = Scorer(runner, ClassifierHead(spec, runner.classifier), spec.pooling)
+    logits = scorer.compute([[5], token_ids, [9] * 60], [1, first_length, 60])[1]
+    mean = runner.pooled([token_ids], [first_length], "mean")[0]
+    with np.load(GOLDEN / "golden_scores.npz") as golden:
+        assert relative_error(mean, golden[f"{name}/vectors"].mean(axis=0)) < tolerance
+        assert np.abs(logits - golden[f"{name}/logits"]).max() < tolerance
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32", "float16"])
