@@ -161,6 +161,9 @@ def parse_config(
     name, class_name = _architecture_name(values, source)
     architecture = ARCHITECTURES[name]
     notes: list[str] = []
+    for alias, key in architecture.aliases.items():
+        if values.get(key) is None and values.get(alias) is not None:
+            values = {**values, key: values[alias]}
     config = Fields(source, {**architecture.defaults_if_absent, **values}, architecture.defaults, notes)
     named = quantisation_in_config(values)
     if named is not None:

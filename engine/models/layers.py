@@ -26,6 +26,7 @@ GELU: dict[str, Activation] = {
 GATED: dict[str, Activation] = {
     "silu": "silu_mul",
     "swish": "silu_mul",
+    "swiglu": "silu_mul",
     "gelu_new": "gelu_tanh_mul",
     "gelu_pytorch_tanh": "gelu_tanh_mul",
     "gelu": "gelu_erf_mul",

@@ -27,7 +27,7 @@ from tessera.engine.runner.yes_no import yes_no_tokens
 from tessera.engine.tensor import CPU, float32
 from tests.support.decoder_harness import DecoderHarness, relative_error
 from tests.support.paths import GOLDEN
-from tests.support.tiny_classifiers import POSITIONS, TINY_CLASSIFIERS, build_classifier, pair
+from tests.support.tiny_classifiers import POSITIONS, TINY_CLASSIFIERS, WITH_HEADS, build_classifier, pair
 from tests.support.tiny_encoder import build_encoder
 from tests.support.tiny_models import TINY_MODELS, build, prompt, write_safetensors
 
@@ -42,6 +42,7 @@ PERTURBATIONS: dict[str, dict[str, Any]] = {
     "xlm-roberta": {"pad_token_id": 0},
     "distilbert": {"n_heads": 2},
     "modernbert": {"local_attention": 12},
+    "nomic_bert": {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}},
 }
 
 
@@ -75,26 +76,41 @@ def test_the_model_is_the_one_the_golden_scores_were_made_from(
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", TINY_CLASSIFIERS)
-def test_vectors_and_logits_match(name: str, dtype: Any, tmp_path: Path, golden: dict[str, Array]) -> None:
-    folder = build_classifier(name, tmp_path)
-    (token_ids, first_length), others = pair(), [[5], [9] * 60]
-    runner = encoder(folder, dtype=dtype)
-    vectors = golden[f"{name}/vectors"]
+def test_vectors_match(name: str, dtype: Any, tmp_path: Path, golden: dict[str, Array]) -> None:
+    runner = encoder(build_classifier(name, tmp_path), dtype=dtype)
+    (token_ids, first_length), vectors = pair(), golden[f"{name}/vectors"]
     for pooling, expected in (("mean", vectors.mean(axis=0)), ("last", vectors[-1]), ("cls", vectors[0])):
         found = runner.pooled([token_ids], [first_length], pooling)
         assert relative_error(found[0], expected) < TOLERANCE[dtype]
-    inputs, first_lengths = [others[0], token_ids, others[1]], [1, first_length, 60]
-    found = scorer(folder, dtype=dtype).compute(inputs, first_lengths)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", WITH_HEADS)
+def test_logits_match(name: str, dtype: Any, tmp_path: Path, golden: dict[str, Array]) -> None:
+    folder = build_classifier(name, tmp_path)
+    token_ids, first_length = pair()
+    found = scorer(folder, dtype=dtype).compute([[5], token_ids, [9] * 60], [1, first_length, 60])
     assert np.abs(found[1] - golden[f"{name}/logits"]).max() < TOLERANCE[dtype]
     assert found.dtype == float32
 
 
 @pytest.mark.parametrize("name", TINY_CLASSIFIERS)
-def test_golden_scores_tell_variants_apart(name: str, tmp_path: Path, golden: dict[str, Array]) -> None:
+def test_golden_vectors_tell_variants_apart(name: str, tmp_path: Path, golden: dict[str, Array]) -> None:
     folder = build_classifier(name, tmp_path, **PERTURBATIONS[name])
     token_ids, first_length = pair()
-    found = scorer(folder).compute([token_ids], [first_length])
-    assert relative_error(found[0], golden[f"{name}/logits"]) > 10 * TOLERANCE["float32"]
+    found = encoder(folder).pooled([token_ids], [first_length], "mean")
+    assert relative_error(found[0], golden[f"{name}/vectors"].mean(axis=0)) > 10 * TOLERANCE["float32"]
+
+
+def test_nomicberts_own_names_of_settings() -> None:
+    native = TINY_CLASSIFIERS["nomic_bert"].config
+    old = {"n_embd": 32, "n_inner": 48, "n_head": 4, "n_layer": 4, "n_positions": 8192, "max_trained_positions": 66}
+    old |= {"activation_function": "swiglu", "layer_norm_epsilon": 1e-12, "rotary_emb_base": 100.0}
+    kept = {key: native[key] for key in ("architectures", "model_type", "type_vocab_size", "vocab_size")}
+    found = parse_config({**kept, **old, "rotary_emb_fraction": 1.0, "prenorm": False}, {})
+    assert found == parse_config(native, {})
+    with pytest.raises(ModelError, match="moe_every_n_layers must be false: mixtures of experts"):
+        parse_config({**native, "moe_every_n_layers": 2}, {})
 
 
 def test_the_second_text_has_a_token_type_of_its_own(tmp_path: Path, golden: dict[str, Array]) -> None:

@@ -47,6 +47,7 @@ ENCODERS = {
     "camembert": "Camembert",
     "distilbert": "DistilBert",
     "modernbert": "ModernBert",
+    "nomic_bert": "NomicBert",
 }
 ENCODER_FORMS = ("plain", "classifier", "masked", "classifier")
 POOLINGS = ("cls", "mean")
@@ -210,6 +211,8 @@ def encoder_config(chooser: random.Random, family: str) -> dict[str, Any]:
         "max_position_embeddings": 64,
         "pad_token_id": 1,
     }
+    if family == "nomic_bert":
+        values["rope_parameters"] = {"rope_type": "default", "rope_theta": chooser.choice([100.0, 1000.0])}
     if family == "distilbert":
         names = ("dim", "n_layers", "n_heads", "hidden_dim")
         given = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -240,12 +243,14 @@ def write_encoder_case(folder: Path, chooser: random.Random, family: str, form: 
     model.save_pretrained(place)
     if family == "modernbert" and chooser.random() < 0.5:
         old_rope_keys(place / "config.json")
+    if family == "nomic_bert" and chooser.random() < 0.5:
+        old_nomic_keys(place / "config.json")
     prompt = [chooser.randrange(4, VOCAB) for _ in range(chooser.randrange(2, LENGTH))]
     loader = getattr(transformers, name + suffix) if form == "classifier" else transformers.AutoModel
     loaded = loader.from_pretrained(place, dtype=torch.float32, attn_implementation="eager").eval()
     first_length = chooser.randrange(1, len(prompt)) if chooser.random() < 0.7 else len(prompt)
     arguments = {"input_ids": torch.tensor([prompt])}
-    if settings.get("type_vocab_size", 2 if family == "bert" else 0) > 1:
+    if settings.get("type_vocab_size", 2 if family in ("bert", "nomic_bert") else 0) > 1:
         types = [int(place >= first_length) for place in range(len(prompt))]
         arguments["token_type_ids"] = torch.tensor([types])
     with torch.no_grad():
@@ -258,6 +263,8 @@ def write_encoder_case(folder: Path, chooser: random.Random, family: str, form: 
             for name, tensor in tensors.items()
         }
         save_file(renamed, place / "model.safetensors", {"format": "pt"})
+    if family == "nomic_bert":
+        drop_native_keys(place / "config.json")
     np.savez(folder / "expected.npz", found)
     case = {
         "family": family,
@@ -280,6 +287,27 @@ def old_rope_keys(path: Path) -> None:
     types = config.pop("layer_types")
     every = next((n for n in range(1, len(types)) if types[n] == "full_attention"), len(types))
     config["global_attn_every_n_layers"] = every
+    path.write_text(json.dumps(config))
+
+
+def drop_native_keys(path: Path) -> None:
+    """Leave a NomicBERT config with `old_nomic_keys` those alone."""
+    config = json.loads(path.read_text())
+    if "n_embd" in config:
+        native = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "head_dim")
+        for key in (*native, "max_position_embeddings", "rope_parameters", "hidden_act", "layer_norm_eps"):
+            del config[key]
+        path.write_text(json.dumps(config))
+
+
+def old_nomic_keys(path: Path) -> None:
+    """Write NomicBERT's settings as its own code names them, where transformers reads both."""
+    config = json.loads(path.read_text())
+    names = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
+    names |= {"n_inner": "intermediate_size", "max_trained_positions": "max_position_embeddings"}
+    config |= {"n_positions": 8192, "activation_function": "swiglu", "rotary_emb_fraction": 1.0, "prenorm": False}
+    config |= {"rotary_emb_base": config["rope_parameters"]["rope_theta"], "layer_norm_epsilon": 1e-12}
+    config |= {old: config[new] for old, new in names.items()}
     path.write_text(json.dumps(config))
 
 
@@ -380,6 +408,7 @@ def main() -> None:
     torch.set_num_threads(1)
     plan = [(family, form) for form in FORMS for family in FAMILIES]
     encoder_plan = [(family, form) for form in ENCODER_FORMS for family in ENCODERS] + [("bert", "gamma and beta")]
+    encoder_plan = [(family, "plain" if family == "nomic_bert" else form) for family, form in encoder_plan]
     for number in range(count):
         chooser = random.Random(f"{seed}/{number}")
         folder = out / f"{number:04}"

@@ -25,7 +25,7 @@ from tests.support.decoder_harness import relative_error
 from tests.support.op_cases import DTYPES, poisoned, random_angles, random_array
 from tests.support.paths import GOLDEN
 from tests.support.reference import assert_close
-from tests.support.tiny_classifiers import TINY_CLASSIFIERS, build_classifier, pair
+from tests.support.tiny_classifiers import WITH_HEADS, build_classifier, pair
 from tests.support.tiny_encoder import build_encoder, inputs
 from tests.support.tiny_models import TINY_MODELS, build, prompt
 
@@ -140,7 +140,7 @@ def test_encoder(dtype: Any, tolerance: float, tmp_path: Path, cuda_ops: CudaOps
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("float16", 1e-2), ("bfloat16", 5e-2)])
-@pytest.mark.parametrize("name", TINY_CLASSIFIERS)
+@pytest.mark.parametrize("name", WITH_HEADS)
 def test_classifiers(name: str, dtype: Any, tolerance: float, tmp_path: Path, cuda_ops: CudaOps) -> None:
     """Vectors and logits of a pair against those of Hugging Face transformers."""
     folder = build_classifier(name, tmp_path)

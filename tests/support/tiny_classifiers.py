@@ -1,7 +1,7 @@
-"""Tiny sequence classifiers of all encoders with random weights built from a seed, in the files that people have.
+"""Tiny encoders of all families, most with a head for sequence classification, in the files that people have.
 
-Needs NumPy and tests.support.tiny_models only, so that the script that makes the golden scores can run in an
-environment of its own.
+Their random weights are built from a seed. Needs NumPy and tests.support.tiny_models only, so that the script that makes
+the golden scores can run in an environment of its own.
 """
 
 from __future__ import annotations
@@ -135,7 +135,38 @@ TINY_CLASSIFIERS = {
         {"head.dense": (HIDDEN, HIDDEN), "head.norm": (HIDDEN,), "classifier": (2, HIDDEN)},
         ("embeddings", "layers", "final_norm", "head"),
     ),
+    "nomic_bert": TinyClassifier(  # without a head
+        {
+            "architectures": ["NomicBertModel"],
+            "model_type": "nomic_bert",
+            **SIZES,
+            "hidden_act": "silu",
+            "layer_norm_eps": 1e-12,
+            "pad_token_id": 0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+            "type_vocab_size": 2,
+        },
+        "",
+        {
+            "embeddings.word_embeddings": (VOCAB, HIDDEN),
+            "embeddings.token_type_embeddings": (2, HIDDEN),
+            "emb_ln": (HIDDEN,),
+        },
+        "encoder.layers",
+        {
+            "attn.Wqkv": (3 * HIDDEN, HIDDEN),
+            "attn.out_proj": (HIDDEN, HIDDEN),
+            "norm1": (HIDDEN,),
+            "mlp.fc11": (INNER, HIDDEN),
+            "mlp.fc12": (INNER, HIDDEN),
+            "mlp.fc2": (HIDDEN, INNER),
+            "norm2": (HIDDEN,),
+        },
+        {},
+        ("embeddings", "encoder"),
+    ),
 }
+WITH_HEADS = [name for name, model in TINY_CLASSIFIERS.items() if model.heads]
 
 
 def pair() -> tuple[list[int], int]:

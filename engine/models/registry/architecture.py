@@ -58,6 +58,7 @@ class Architecture:
         defaults: what config.json need not say, as Hugging Face transformers fills it in.
         defaults_if_absent: the same for keys where null means none.
         keys: config keys that are called otherwise here.
+        aliases: other names of config keys to those read here; the first that config.json has counts.
         refused: config keys that must be false or absent, and what they would call for.
         norm: the kind of all norms.
         norm_bias: whether LayerNorms have a bias, or the config key that says so.
@@ -89,6 +90,7 @@ class Architecture:
     defaults: dict[str, Any] = field(default_factory=dict)
     defaults_if_absent: dict[str, Any] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_bias: bool | str = True

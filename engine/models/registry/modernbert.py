@@ -1,4 +1,4 @@
-"""Text encoders that normalise before each half and rotate queries and keys: ModernBERT."""
+"""Text encoders that rotate queries and keys and have gated MLPs: ModernBERT, NomicBERT."""
 
 from __future__ import annotations
 
@@ -19,6 +19,18 @@ MODERNBERT_WEIGHTS: WeightNames = {
     "classifier_dense": ("head.dense",),
     "classifier_norm": ("head.norm",),
     "classifier": ("classifier",),
+}
+NOMIC_LAYER = "encoder.layers.{i}."
+NOMIC_WEIGHTS: WeightNames = {
+    "embedding": ("embeddings.word_embeddings",),
+    "token_type_embedding": ("embeddings.token_type_embeddings",),
+    "embedding_norm": ("emb_ln",),
+    "qkv": (NOMIC_LAYER + "attn.Wqkv",),
+    "out": (NOMIC_LAYER + "attn.out_proj",),
+    "attention_norm_of_sum": (NOMIC_LAYER + "norm1",),
+    "up": (NOMIC_LAYER + "mlp.fc12", NOMIC_LAYER + "mlp.fc11"),
+    "down": (NOMIC_LAYER + "mlp.fc2",),
+    "mlp_norm_of_sum": (NOMIC_LAYER + "norm2",),
 }
 
 MODERNBERT_FAMILY: dict[str, Architecture] = {
@@ -66,5 +78,54 @@ MODERNBERT_FAMILY: dict[str, Architecture] = {
         window_rope=(("full_attention", "global_rope_theta"), ("sliding_attention", "local_rope_theta")),
         windows=rules.modernbert_windows,
         ignored=(r".*\.rotary_emb\..*", r"head\..*", r"decoder\..*"),
+    ),
+    "NomicBertModel": Architecture(
+        model_type="nomic_bert",
+        weights=NOMIC_WEIGHTS,
+        prefixes=("", "bert."),
+        defaults={
+            "vocab_size": 30528,
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 2048,
+            "type_vocab_size": 2,
+            "hidden_act": "silu",
+            "layer_norm_eps": 1e-12,
+            "rope_theta": 1000.0,
+            "tie_word_embeddings": True,
+            "qkv_proj_bias": False,
+            "mlp_fc1_bias": False,
+        },
+        aliases={
+            "n_embd": "hidden_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_inner": "intermediate_size",
+            "max_trained_positions": "max_position_embeddings",
+            "n_positions": "max_position_embeddings",
+            "activation_function": "hidden_act",
+            "layer_norm_epsilon": "layer_norm_eps",
+            "rotary_emb_base": "rope_theta",
+            "rotary_emb_fraction": "partial_rotary_factor",
+        },
+        keys={"rms_norm_eps": "layer_norm_eps"},
+        refused={
+            "num_experts": "mixtures of experts are not supported",
+            "moe_every_n_layers": "mixtures of experts are not supported",
+            "prenorm": "only norms of sums are supported",
+            "use_rms_norm": "only LayerNorms are supported",
+            "rotary_emb_interleaved": "only halves of a head are rotated together",
+            "rotary_scaling_factor": "the context is the trained one",
+        },
+        norm="layernorm",
+        norm_places=("of_sum",),
+        token_types=True,
+        qkv_bias="qkv_proj_bias",
+        out_bias="qkv_proj_bias",
+        mlp_bias="mlp_fc1_bias",
+        encoder=True,
+        ignored=(r"(bert\.)?pooler\..*", r"cls\..*"),
     ),
 }
