@@ -141,7 +141,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     if not path.is_file():
         raise ModelError(f"{folder} has no config.json; give a model folder in Hugging Face format")
     notes: list[str] = []
-    values = read_json_object(path, notes)
+    values = _with_activation(folder, read_json_object(path, notes))
     named = quantisation_named(folder, values)
     if named is not None:
         raise ModelError(f"{folder} is quantised ({named}), which is not supported; use an unquantised model or a GGUF")
@@ -149,6 +149,16 @@ def read_model_config(folder: Path) -> ModelConfig:
     generation = read_json_object(generation_path, notes) if generation_path.is_file() else {}
     config = parse_config(values, generation, str(path), str(generation_path))
     return replace(config, notes=(*notes, *config.notes))
+
+
+def _with_activation(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """config.json with the activation that newer versions of sentence-transformers leave in a file of their own."""
+    path = folder / "config_sentence_transformers.json"
+    found = read_json_object(path).get("activation_fn") if path.is_file() else None
+    own = values.get("sentence_transformers")
+    if found is None or not isinstance(own, dict | None):
+        return values
+    return {**values, "sentence_transformers": {**(own or {}), "activation_fn": found}}
 
 
 def parse_config(

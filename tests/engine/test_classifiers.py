@@ -213,6 +213,18 @@ def test_a_wrong_head_is_one_clear_error(values: dict[str, Any], message: str) -
     assert message in str(error.value)
 
 
+def test_the_activation_in_a_file_of_its_own(tmp_path: Path) -> None:
+    folder = build_classifier("bert", tmp_path, sentence_transformers={"version": "6.2.0"})
+    own = folder / "config_sentence_transformers.json"
+    for function, scores in (("linear.Identity", "identity"), ("activation.Sigmoid", "sigmoid")):
+        own.write_text(json.dumps({"activation_fn": f"torch.nn.modules.{function}", "model_type": "CrossEncoder"}))
+        found = load_config(folder).classifier
+        assert found is not None
+        assert found.scores == scores
+    own.write_text(json.dumps({"prompts": {}}))
+    assert load_config(folder) == load_config(build_classifier("bert", tmp_path / "other"))
+
+
 # -- decoders -------------------------------------------------------------------------------------
 
 
@@ -270,6 +282,8 @@ def yes_no_folder(folder: Path) -> Path:
 @pytest.mark.parametrize("name", ["Qwen3-Reranker-0.6B", "judge"])
 def test_yes_less_no_is_the_logit_of_a_reranker(name: str, tmp_path: Path) -> None:
     folder = yes_no_folder(tmp_path / name)
+    steps = [{"path": path, "type": f"sentence_transformers.{path[2:]}"} for path in ("0_Transformer", "1_LogitScore")]
+    (folder / "modules.json").write_text(json.dumps(steps))
     engine = loaded(folder, scoring="auto" if "Reranker" in name else "yes-no")
     info = engine.scorer
     assert info is not None

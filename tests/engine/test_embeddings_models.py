@@ -297,6 +297,19 @@ def test_pooling_is_what_the_folder_says_unless_chosen(tmp_path: Path) -> None:
     assert load_pooling(tmp_path, "mean", "last").kind == "mean"
 
 
+def test_pooling_in_the_newer_spelling(tmp_path: Path) -> None:
+    write_pooling(tmp_path)
+    path = tmp_path / "1_Pooling" / "config.json"
+    for mode, kind in {"cls": "cls", "mean": "mean", "lasttoken": "last"}.items():
+        for spelled in (mode, [mode]):
+            path.write_text(json.dumps({"embedding_dimension": 48, "pooling_mode": spelled, "include_prompt": True}))
+            assert load_pooling(tmp_path, "auto", "last").kind == kind
+    for wrong in ("max", ["cls", "mean"], [], 3, None):
+        path.write_text(json.dumps({"pooling_mode": wrong}))
+        with pytest.raises(ModelError, match="pooling_mode must be one of cls, mean, lasttoken, not"):
+            load_pooling(tmp_path, "auto", "mean")
+
+
 @pytest.mark.parametrize(
     ("modes", "steps", "message"),
     [

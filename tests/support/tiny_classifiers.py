@@ -1,7 +1,7 @@
 """Tiny encoders of all families, most with a head for sequence classification, in the files that people have.
 
-Their random weights are built from a seed. Needs NumPy and tests.support.tiny_models only, so that the script that makes
-the golden scores can run in an environment of its own.
+Their random weights are built from a seed. Needs NumPy and tests.support.tiny_models only, so that the script that
+makes the golden scores can run in an environment of its own.
 """
 
 from __future__ import annotations
