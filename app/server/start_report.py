@@ -56,7 +56,8 @@ class StartReport:
         self._line(f"Ready on {url}  Try:")
         text = "Once upon a time" if has_tokenizer else [1]
         if info.scorer is not None and not info.scorer.beside:
-            line = rerank_line(settings, url) if len(info.scorer.labels) == 1 else classify_line(settings, url)
+            ranks = has_tokenizer and len(info.scorer.labels) == 1
+            line = rerank_line(settings, url) if ranks else classify_line(settings, url, text=text)
         elif info.generates:
             line = curl_line(settings, url, has_template=has_template and has_tokenizer, text=text)
         else:
@@ -109,9 +110,9 @@ def rerank_line(settings: AppSettings, url: str) -> str:
     return _curl(settings, url + "/v1/rerank", {"query": "Where is the cat?", "documents": documents})
 
 
-def classify_line(settings: AppSettings, url: str) -> str:
+def classify_line(settings: AppSettings, url: str, *, text: str | list[int]) -> str:
     """As `curl_line`, for a model that classifies texts."""
-    return _curl(settings, url + "/v1/classify", {"input": "Once upon a time"})
+    return _curl(settings, url + "/v1/classify", {"input": text})
 
 
 def curl_line(settings: AppSettings, url: str, *, has_template: bool, text: str | list[int]) -> str:
