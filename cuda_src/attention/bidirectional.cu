@@ -17,15 +17,12 @@ __device__ __forceinline__ void load_rotated(const T* head, const float* angles,
 
 // out = softmax over the text's keys of (q . k * scale), times v; 2^x with log2(e) in the scale; running
 // maximum and sum as in "Online normalizer calculation for softmax" (Milakov and Gimelshein 2018).
-//
-// Inputs and outputs:
-//   qkv [tokens, 3 * num_heads * head_dim] T: queries, keys and values of all heads
-//   cu_seqlens [num_seqs + 1] int
-//   out [tokens, num_heads * head_dim] T
-//   cos_sin [longest text, rotary_dim] float (cosines, then sines) or null if rotary_dim is 0
-//   scale_log2 = scale * log2(e)
-//   reach: a query sees keys at most this far from it
-//
+//   in:  qkv [tokens, 3 * num_heads * head_dim] T: queries, keys and values of all heads
+//        cu_seqlens [num_seqs + 1] int
+//        cos_sin [longest text, rotary_dim] float (cosines, then sines) or null if rotary_dim is 0
+//        scale_log2 = scale * log2(e)
+//        reach: a query sees keys at most this far from it
+//   out: out [tokens, num_heads * head_dim] T
 // GENERAL: queries and keys are rotated by their place in the text, and `reach` counts; else every query sees
 // the whole text.
 // Layout: row-major, any alignment; head_dim <= 128.

@@ -255,7 +255,7 @@ def events_of(body: str) -> Iterator[str]:
 
 def check_whole(http: httpx.Client, operation: Operation, case: Case, fields: Fields) -> dict[str, Any] | None:
     """The response as JSON, checked against the model that the route declares for its status."""
-    body = {"json": case.body} if case.body is not None else {}
+    body: dict[str, Any] = {"json": case.body} if case.body is not None else {}
     response = http.request(operation.method, operation.path.format(**case.path), **body)
     model: type[BaseModel] | None = operation.description.returns if operation.description is not None else None
     if response.status_code != 200 and operation.id not in ("health", "ping", "ready"):
@@ -284,7 +284,7 @@ def test_every_response_and_event_fits_and_every_field_occurs(tmp_path: Path) ->
     assert CASES.keys() == {operation.id for operation in OPERATIONS}
     operations = {operation.id: operation for operation in OPERATIONS}
     with (
-        serve(client, tool_settings(tmp_path)) as url,  # type: ignore[arg-type]
+        serve(client, tool_settings(tmp_path)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE) as http,
     ):
         for name, cases in CASES.items():

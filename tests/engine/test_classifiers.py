@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.config import EngineConfig, PoolingName
 from tessera.engine.contract.errors import ConfigError, InvalidRequestError, ModelError
 from tessera.engine.contract.messages import AddEmbedding, AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
@@ -79,7 +80,8 @@ def test_the_model_is_the_one_the_golden_scores_were_made_from(
 def test_vectors_match(name: str, dtype: Any, tmp_path: Path, golden: dict[str, Array]) -> None:
     runner = encoder(build_classifier(name, tmp_path), dtype=dtype)
     (token_ids, first_length), vectors = pair(), golden[f"{name}/vectors"]
-    for pooling, expected in (("mean", vectors.mean(axis=0)), ("last", vectors[-1]), ("cls", vectors[0])):
+    pooled: dict[PoolingName, Array] = {"mean": vectors.mean(axis=0), "last": vectors[-1], "cls": vectors[0]}
+    for pooling, expected in pooled.items():
         found = runner.pooled([token_ids], [first_length], pooling)
         assert relative_error(found[0], expected) < TOLERANCE[dtype]
 
@@ -104,7 +106,14 @@ def test_golden_vectors_tell_variants_apart(name: str, tmp_path: Path, golden: d
 
 def test_nomicberts_own_names_of_settings() -> None:
     native = TINY_CLASSIFIERS["nomic_bert"].config
-    old = {"n_embd": 32, "n_inner": 48, "n_head": 4, "n_layer": 4, "n_positions": 8192, "max_trained_positions": 66}
+    old: dict[str, Any] = {
+        "n_embd": 32,
+        "n_inner": 48,
+        "n_head": 4,
+        "n_layer": 4,
+        "n_positions": 8192,
+        "max_trained_positions": 66,
+    }
     old |= {"activation_function": "swiglu", "layer_norm_epsilon": 1e-12, "rotary_emb_base": 100.0}
     kept = {key: native[key] for key in ("architectures", "model_type", "type_vocab_size", "vocab_size")}
     found = parse_config({**kept, **old, "rotary_emb_fraction": 1.0, "prenorm": False}, {})
@@ -346,14 +355,13 @@ def test_models_that_cannot_be_beside(tmp_path: Path) -> None:
     decoder = str(build(TINY_MODELS["llama"], tmp_path / "llama"))
     reranker = str(build_classifier("bert", tmp_path / "reranker"))
     encoder_folder = str(build_encoder(tmp_path / "encoder"))
-    config = EngineConfig(model=decoder)
     for changes, message in (
         ({"reranker_model": encoder_folder}, "has no head for classification .*: give it as --embedding-model"),
         ({"reranker_model": decoder}, "--reranker-model .* is a LlamaForCausalLM, which is served alone"),
         ({"embedding_model": decoder}, "--embedding-model .* is a LlamaForCausalLM, which is served alone"),
         ({"embedding_model": reranker}, "has a head for classification: give it as --reranker-model"),
     ):
-        asked = EngineConfig(**{**{"model": config.model}, **changes}).with_device_defaults("cpu")
+        asked = msgspec.structs.replace(EngineConfig(model=decoder).with_device_defaults("cpu"), **changes)
         with pytest.raises(ModelError, match=message):
             EmbeddingEngine(asked).load_beside(make_ops(CPU), None)
     alone = EngineConfig(model=reranker, reranker_model=reranker).with_device_defaults("cpu")

@@ -64,9 +64,10 @@ def encoded(config: ModelConfig, weights: Weights, prompt: list[int], first_leng
     places = np.arange(len(prompt))
     types = np.minimum(places >= first_length, max(config.num_token_types - 1, 0))
     arrays = (prompt, places + config.first_position, types, [0, len(prompt)])
-    inputs = [from_numpy(int32(array), CPU) for array in arrays]
+    token_ids, positions, token_types, cu_seqlens = (from_numpy(int32(array), CPU) for array in arrays)
     buffers = EncoderBuffers(config, float32, CPU, MAX_MODEL_LEN)
-    return np.array(encoder.forward(*inputs, len(prompt), buffers).numpy())
+    hidden = encoder.forward(token_ids, positions, token_types, cu_seqlens, len(prompt), buffers)
+    return np.array(hidden.numpy())
 
 
 def classified(config: ModelConfig, weights: Weights, hidden: Array) -> Array:
