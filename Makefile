@@ -10,7 +10,7 @@ KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py att
 # Servers under test start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast test-long test-clients check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean
+.PHONY: serve test test-fast test-long test-clients check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -29,6 +29,10 @@ test-long: .venv/.dev
 # Real clients from npm and PyPI, in folders of their own, against a server on the loopback.
 test-clients: .venv/.dev tests/clients/node_modules/.installed .venv-clients/.installed
 	$(BIN)/python -m pytest tests/clients -q $(ARGS)
+
+# A million batch lines with kill -9 of the server and its engine in between: most of an hour. ARGS='--lines 20000': a minute.
+prove-batches: .venv/.dev
+	$(BIN)/python -m tests.batches.million $(ARGS)
 
 eval: .venv/.dev
 	$(BIN)/python -m tests.evaluation $(ARGS)

@@ -8,15 +8,18 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.cli",),
     ("app.server",),
     ("app.openapi",),
-    ("app.openai.invocations",),
+    ("app.openai.invocations", "app.openai.batches"),
     ("app.openai.rerank",),
     (
-        *(f"app.openai.{room}" for room in ("chat", "completions", "responses", "embeddings", "models", "tokenize")),
+        *(
+            f"app.openai.{room}"
+            for room in ("chat", "completions", "responses", "embeddings", "models", "tokenize", "files")
+        ),
         "app.anthropic",
         "app.ops",
     ),
     ("app.openai",),
-    ("app.generate",),
+    ("app.generate", "app.store"),
     ("app.tools.formats",),
     ("app.tools",),
     ("app.reasoning", "app.text", "app.http"),
