@@ -1,4 +1,4 @@
-"""POST /invocations: a chat, a text completion, embeddings or scores, by the fields of the body."""
+"""POST /invocations: a chat, a text completion, embeddings or a ranking, by the fields of the body."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tessera.app.openai.completions.schema import CompletionRequest
 from tessera.app.openai.embeddings.routes import create_embeddings
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
 from tessera.app.openai.invocations.objects import InvocationEvent, InvocationObject
-from tessera.app.openai.rerank.routes import rerank, score
-from tessera.app.openai.rerank.schema import RerankRequest, ScoreRequest
+from tessera.app.openai.rerank.routes import rerank
+from tessera.app.openai.rerank.schema import RerankRequest
 from tessera.engine.contract.errors import InvalidRequestError
 
 router = APIRouter(tags=["OpenAI"])
@@ -26,20 +26,18 @@ ROUTES = {
     "prompt": create_completion,
     "input": create_embeddings,
     "query": rerank,
-    **dict.fromkeys(("text_1", "queries", "data_1"), score),
 }
 
 
 @router.post(
     "/invocations",
     operation_id="invoke",
-    summary="A chat with messages, a text completion with a prompt, embeddings with an input, or scores with a query",
+    summary="A chat with messages, a completion with a prompt, embeddings with an input, or a ranking with a query",
     openapi_extra=Description(
         ChatCompletionRequest,
         CompletionRequest,
         EmbeddingRequest,
         RerankRequest,
-        ScoreRequest,
         returns=InvocationObject,
         events=InvocationEvent,
     ),

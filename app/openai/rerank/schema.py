@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
 
 from tessera.app.openai.embeddings.embedders import MAX_INPUT_CHARS
-from tessera.app.schema.fields import MAX_INT32, JsonObject, Label, ModelName, On, Prompts, at_most, integer, wrong
+from tessera.app.schema.fields import MAX_INT32, Label, ModelName, On, Prompts, at_most, integer, wrong
 from tessera.app.schema.request import FieldValues, RequestModel
 from tessera.engine.contract.errors import InvalidRequestError
 
@@ -31,7 +31,15 @@ def _listed(value: Any) -> Any:
 
 
 BoundedText = Annotated[str, Field(max_length=MAX_INPUT_CHARS)]
-TextInput = Annotated[str, PlainValidator(_text, json_schema_input_type=BoundedText | JsonObject)]
+
+
+class TextObject(BaseModel):
+    """A text in an object, whose other fields are ignored."""
+
+    text: BoundedText
+
+
+TextInput = Annotated[str, PlainValidator(_text, json_schema_input_type=BoundedText | TextObject)]
 Texts = Annotated[
     list[TextInput],
     Field(min_length=1, max_length=MAX_TEXTS, description=f"At most {MAX_TEXTS} strings, or objects with a text."),
