@@ -11,6 +11,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tessera.app.deadline import within
 from tessera.app.http.errors import BodyTimeoutError, ClientDisconnectedError, MediaTypeError, PayloadTooLargeError
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import InvalidRequestError, QueueFullError
@@ -68,7 +69,7 @@ async def read_json_object(request: Request, settings: AppSettings) -> dict[str,
         raise _too_large(settings)
     large = LargeBody(settings.max_body_bytes)
     try:
-        body = await asyncio.wait_for(_receive_all(request, settings, large), settings.body_timeout)
+        body = await within(settings.body_timeout, _receive_all(request, settings, large))
         if len(body) <= LARGE_BODY:
             return parse_json_object(body)
         return await asyncio.get_running_loop().run_in_executor(_one_thread, parse_json_object, body)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from tessera.app.deadline import within
 from tessera.engine.contract.errors import EngineUnavailableError, QueueFullError
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ class TextWorkers:
         future = self._pool.submit(job, *args, **kwargs)
         future.add_done_callback(self._give_place_back)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
+            return await within(timeout, asyncio.wrap_future(future))
         except asyncio.TimeoutError:
             raise EngineUnavailableError("The server is too busy to prepare this prompt.") from None
 

@@ -30,7 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.tools",),
     ("app.reasoning", "app.text", "app.http"),
     ("app.schema",),
-    ("app.settings",),
+    ("app.deadline", "app.settings"),
     ("engine.ipc.process",),
     ("engine.ipc",),
     ("engine.runner",),
