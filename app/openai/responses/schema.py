@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
-from tessera.app.openai.responses.items import InputItems
+from tessera.app.openai.responses.items import InputItems, check_readable
 from tessera.app.openai.responses.tools import OfferedTools, ResponseTool, ToolChoiceField, offered_tools
 from tessera.app.schema.chat import ReasoningEffort
 from tessera.app.schema.examples import WEATHER_FUNCTION
@@ -168,3 +168,4 @@ class ResponsesRequest(SamplingFields):
             raise InvalidRequestError("stream_options is only allowed when stream is true.", param="stream_options")
         if self.background and self.store is False:
             raise InvalidRequestError("background is only allowed where the response is stored.", param="background")
+        check_readable(self.input)
