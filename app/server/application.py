@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from tessera import __version__
 from tessera.app.anthropic import routes as messages
 from tessera.app.anthropic.errors import ANTHROPIC
+from tessera.app.generate.sealing import Seal
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.http.access_log import RequestIdMiddleware
 from tessera.app.http.auth import AcceptedKeys, AuthMiddleware, OriginMiddleware
@@ -29,7 +30,6 @@ from tessera.app.openai.invocations import routes as invocations
 from tessera.app.openai.models import routes as models
 from tessera.app.openai.responses import routes as responses
 from tessera.app.openai.responses.background import BackgroundJobs
-from tessera.app.openai.responses.sealing import Seal
 from tessera.app.openai.responses.store import ResponseStore
 from tessera.app.openai.tokenize import routes as tokenize
 from tessera.app.openapi import routes as description

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from tessera.app.generate.admission import Admission, admit, tenant_of
 from tessera.app.generate.completion import complete
+from tessera.app.generate.sealing import seal_of
 from tessera.app.generate.served_model import model_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description, PathName
@@ -39,7 +40,6 @@ from tessera.app.openai.responses.objects import (
 from tessera.app.openai.responses.prompt import response_prompt
 from tessera.app.openai.responses.response import ResponseStates
 from tessera.app.openai.responses.schema import ResponsesRequest
-from tessera.app.openai.responses.sealing import Seal
 from tessera.app.openai.responses.store import ResponseStore, StoredResponse
 from tessera.app.schema.chat import ChatMessage
 from tessera.app.schema.fields import MAX_INT32
@@ -81,7 +81,7 @@ async def create_response(http_request: Request) -> Response:
             messages = (*turn.messages, *messages_of_output(response["output"], turn.unseal))
             store.store_response(tenant, StoredResponse(response, messages, items))
 
-    seal: Seal = http_request.app.state.seal
+    seal = seal_of(http_request)
     events = ResponseEvents(
         states,
         generation,
@@ -224,7 +224,7 @@ class _Turn:
 
 def _turn(http_request: Request, admission: Admission[ResponsesRequest]) -> _Turn:
     request, tenant, store = admission.request, admission.tenant, store_of(http_request)
-    seal: Seal = http_request.app.state.seal
+    seal = seal_of(http_request)
 
     def unseal(sealed: str) -> str | None:
         return seal.open(sealed, tenant)
