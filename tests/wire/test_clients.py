@@ -298,13 +298,11 @@ def test_the_side_from_which_a_prompt_is_cut(plain: Scripted) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("logprob_token_ids", [5]),
         ("return_token_offsets", True),
         ("prompt_embeds", ["x"]),
         ("vllm_xargs", {"a": 1}),
         ("kv_transfer_params", {"a": 1}),
         ("padding", True),
-        ("prompt_logprobs", -1),
     ],
 )
 def test_what_changes_the_answer_is_refused_by_name(plain: Scripted, field: str, value: Any) -> None:
