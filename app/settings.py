@@ -163,6 +163,29 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
         ),
     ] = "tessera"
     ui: Annotated[bool, Option("have a status page at /", group="HTTP")] = True
+    data_dir: Annotated[
+        str | None,
+        Option(
+            "folder for what is stored: responses, files, batches; none: a temporary one, gone when the server ends",
+            group="storage",
+            metavar="FOLDER",
+            default="tessera in $XDG_STATE_HOME, which is ~/.local/state",
+        ),
+    ] = None
+    data_limit: Annotated[
+        float,
+        Option("most that is stored in the data folder", group="storage", metavar="GIB", low=0.001, high=2**20),
+    ] = 16.0
+    data_days: Annotated[
+        float,
+        Option(
+            "age at which what is stored is deleted; 0 keeps it until it is deleted or a limit is reached",
+            group="storage",
+            metavar="DAYS",
+            low=0,
+            high=36500,
+        ),
+    ] = 30.0
     log_prompts: Annotated[
         bool,
         Option("write each request's prompt into its log line; otherwise no content is logged", group="log"),

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 
 from fastapi import FastAPI
@@ -37,9 +38,12 @@ from tessera.app.ops import health
 from tessera.app.ops import status_routes as status
 from tessera.app.ops.metrics_page import MetricsPage
 from tessera.app.settings import AppSettings
+from tessera.app.store.schema import Schema
+from tessera.app.store.store import Store
 from tessera.engine.ipc.client import EngineClient
 
 ROUTES = (chat, completions, responses, messages, embeddings, invocations, models, tokenize, health, description)
+SCHEMAS: tuple[Schema, ...] = ()  # tables of the rooms that store something
 PAGE_ROUTES = (status,)  # left out with --no-ui
 
 
@@ -55,8 +59,10 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if model.template is not None:
             model.template.start()
+        app.state.store.start()
         yield
         await app.state.background.close()
+        await app.state.store.close()
         model.workers.close()
         if model.template is not None:
             model.template.close()
@@ -71,6 +77,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.model = model
+    app.state.store = Store(Path(settings.data_dir) if settings.data_dir is not None else None, SCHEMAS)
     app.state.response_store = ResponseStore(
         settings.max_stored_responses, settings.max_stored_bytes, settings.response_file
     )

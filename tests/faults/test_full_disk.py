@@ -6,9 +6,6 @@ import contextlib
 import errno
 import os
 import sqlite3
-import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import pytest
 
 from tessera.app.http.counts import HttpCounts, make_shared_memory
 from tessera.app.openai.responses.store import ResponseStore, StoredResponse, StoreUnavailableError
+from tests.support.disks import small_disk
 from tests.support.http_fixtures import serve
 from tests.support.server_fixture import running_server
 from tests.support.surface_fixtures import PATIENCE, says, tool_settings
@@ -49,20 +47,6 @@ def test_fault_full_disk_without_shared_memory_each_process_counts_for_itself(
     (requests, *_) = counts.collect("x")
     assert [sample.value for sample in requests.samples] == [1]
     assert caplog.text.count("No space left on device") == 2
-
-
-@contextlib.contextmanager
-def small_disk() -> Iterator[Path]:
-    """A file system of half a megabyte, where this user may mount one; its path is short enough for sockets."""
-    folder = Path(tempfile.mkdtemp(prefix="disk", dir="/tmp"))
-    options = ["-t", "tmpfs", "-o", "size=512k", "none", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(["mount", *options], capture_output=True).returncode != 0:
-        pytest.skip("mounting a small file system is for root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-        folder.rmdir()
 
 
 def test_fault_full_disk_a_server_of_two_processes_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

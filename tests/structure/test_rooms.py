@@ -25,7 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "app.ops",
     ),
     ("app.openai",),
-    ("app.generate",),
+    ("app.generate", "app.store"),
     ("app.tools.formats",),
     ("app.tools",),
     ("app.reasoning", "app.text", "app.http"),
