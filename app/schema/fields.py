@@ -184,7 +184,7 @@ LogprobTokenIds = Annotated[
     Field(max_length=MAX_LOGPROB_TOKEN_IDS),
     BeforeValidator(_empty_for_null, json_schema_input_type=LogprobTokenIdsInput),
     Field(
-        description=f"Up to {MAX_LOGPROB_TOKEN_IDS} ids of the vocabulary to report in place of the most probable tokens;"
+        description=f"Up to {MAX_LOGPROB_TOKEN_IDS} ids of the vocabulary to report in place of the best tokens;"
         " needs logprobs.",
     ),
 ]
