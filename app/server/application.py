@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -24,26 +23,35 @@ from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
 from tessera.app.http.paths import PathMiddleware
 from tessera.app.openai.chat import routes as chat
+from tessera.app.openai.chat import stored_routes as stored_chat
+from tessera.app.openai.chat.store import CompletionStore
 from tessera.app.openai.completions import routes as completions
+from tessera.app.openai.conversations import routes as conversations
+from tessera.app.openai.conversations.store import CONVERSATIONS, ConversationStore
 from tessera.app.openai.embeddings import routes as embeddings
 from tessera.app.openai.embeddings.embedders import Embeddings
 from tessera.app.openai.invocations import routes as invocations
 from tessera.app.openai.models import routes as models
 from tessera.app.openai.responses import routes as responses
 from tessera.app.openai.responses.background import BackgroundJobs
-from tessera.app.openai.responses.store import ResponseStore
+from tessera.app.openai.responses.journal import JobOwner
+from tessera.app.openai.responses.store import RESPONSES, ResponseStore
 from tessera.app.openai.tokenize import routes as tokenize
 from tessera.app.openapi import routes as description
 from tessera.app.ops import health
 from tessera.app.ops import status_routes as status
 from tessera.app.ops.metrics_page import MetricsPage
+from tessera.app.server.seal_key import SERVER_KEYS, new_seal_key, stored_seal_key
 from tessera.app.settings import AppSettings
 from tessera.app.store.schema import Schema
 from tessera.app.store.store import Store
 from tessera.engine.ipc.client import EngineClient
 
-ROUTES = (chat, completions, responses, messages, embeddings, invocations, models, tokenize, health, description)
-SCHEMAS: tuple[Schema, ...] = ()  # tables of the rooms that store something
+ROUTES = (
+    *(chat, stored_chat, completions, responses, conversations, messages, embeddings, invocations, models, tokenize),
+    *(health, description),
+)
+SCHEMAS: tuple[Schema, ...] = (RESPONSES, CONVERSATIONS, SERVER_KEYS)  # tables of the rooms that store something
 PAGE_ROUTES = (status,)  # left out with --no-ui
 
 
@@ -60,6 +68,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         if model.template is not None:
             model.template.start()
         app.state.store.start()
+        app.state.seal = Seal(await stored_seal_key(app.state.store))
         yield
         await app.state.background.close()
         await app.state.store.close()
@@ -78,11 +87,12 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     )
     app.state.model = model
     app.state.store = Store(Path(settings.data_dir) if settings.data_dir is not None else None, SCHEMAS)
-    app.state.response_store = ResponseStore(
-        settings.max_stored_responses, settings.max_stored_bytes, settings.response_file
-    )
+    app.state.responses = ResponseStore(app.state.store, settings)
+    app.state.conversations = ConversationStore(app.state.store, settings)
+    app.state.stored_completions = CompletionStore(app.state.store, settings)
+    app.state.job_owner = JobOwner(app.state.store)
     app.state.background = BackgroundJobs()
-    app.state.seal = Seal(bytes.fromhex(settings.seal_key) if settings.seal_key else secrets.token_bytes(32))
+    app.state.seal = Seal(new_seal_key())  # until the store has been read
     app.state.embeddings = Embeddings(model)
     served = ROUTES + (PAGE_ROUTES if settings.ui else ())
     for routes in served:

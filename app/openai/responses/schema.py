@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
-from tessera.app.openai.responses.items import InputItems, check_readable
+from tessera.app.openai.conversations.items import InputItems, check_readable
 from tessera.app.openai.responses.tools import OfferedTools, ResponseTool, ToolChoiceField, offered_tools
 from tessera.app.schema.chat import ReasoningEffort
 from tessera.app.schema.examples import WEATHER_FUNCTION
@@ -66,11 +66,20 @@ Included = Literal[
 ]
 
 
+class ConversationName(BaseModel):
+    """A conversation by its id."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    id: str = Field(max_length=MAX_NAME)
+
+
+ConversationField = ConversationName | Annotated[str, Field(max_length=MAX_NAME)] | None
+
+
 class ResponsesRequest(SamplingFields):
     """A conversation as items, one response to it. `previous_response_id` continues a stored one."""
 
     refused: ClassVar[FieldValues] = {
-        "conversation": (),
         "enable_response_messages": (False,),
         "image": (),
         "kv_transfer_params": ({},),
@@ -104,6 +113,9 @@ class ResponsesRequest(SamplingFields):
     input: Annotated[InputItems, BeforeValidator(_as_items, json_schema_input_type=Text | InputItems)]
     instructions: Text | None = Field(default=None, description="A system message before the input.")
     previous_response_id: str | None = Field(default=None, max_length=MAX_NAME)
+    conversation: ConversationField = Field(
+        default=None, description="The id of a stored conversation, which the response continues and is added to."
+    )
     store: StrictBool | None = Field(default=None, description="Whether the response is stored; true if omitted.")
     background: Off = Field(default=False, description="Go on without the client; the response is polled.")
     stream: Off = False
@@ -132,6 +144,10 @@ class ResponsesRequest(SamplingFields):
     @property
     def wants_logprobs(self) -> bool:
         return bool(self.top_logprobs) or LOGPROBS_INCLUDED in (self.include or ())
+
+    @property
+    def conversation_id(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
 
     @property
     def wants_storing(self) -> bool:
@@ -168,4 +184,8 @@ class ResponsesRequest(SamplingFields):
             raise InvalidRequestError("stream_options is only allowed when stream is true.", param="stream_options")
         if self.background and self.store is False:
             raise InvalidRequestError("background is only allowed where the response is stored.", param="background")
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise InvalidRequestError(
+                "conversation and previous_response_id cannot both be given.", param="previous_response_id"
+            )
         check_readable(self.input)
