@@ -98,9 +98,9 @@ async def _begin_job(
     seq = await journal.begin(turn.tenant, turn.stored(response))
 
     async def end(last: dict[str, Any], first: int, data: bytes) -> None:
-        await journal.end(turn.tenant, seq, turn.stored(last), first, data)
         if last["status"] in ("completed", "incomplete"):
             await turn.extend_conversation(last)
+        await journal.end(turn.tenant, seq, turn.stored(last), first, data)
 
     job = BackgroundJob(journal, seq, generation, events, end)
     http_request.app.state.background.start(job, settings.request_timeout)
