@@ -153,7 +153,7 @@ def test_images_in_a_conversation_do_not_end_it(model: Model) -> None:
 def test_a_conversation_that_cannot_be_continued(model: Model, body: Any, status: int, param: str | None) -> None:
     answer = model.http.post("/responses", json={"model": "tiny", "input": "hi", **body})
     assert answer.status_code == status
-    assert (answer.json()["error"]["param"] or "").partition(".")[0] == (param or "")
+    assert answer.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize(

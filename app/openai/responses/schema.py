@@ -6,13 +6,24 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StrictBool
 
 from tessera.app.openai.conversations.items import InputItems, check_readable
 from tessera.app.openai.responses.tools import OfferedTools, ResponseTool, ToolChoiceField, offered_tools
 from tessera.app.schema.chat import ReasoningEffort
 from tessera.app.schema.examples import WEATHER_FUNCTION
-from tessera.app.schema.fields import MAX_INT32, MAX_NAME, Label, Metadata, ModelName, NotSupported, Off, Text, integer
+from tessera.app.schema.fields import (
+    MAX_INT32,
+    MAX_NAME,
+    Label,
+    Metadata,
+    ModelName,
+    NotSupported,
+    Off,
+    Text,
+    integer,
+    wrong,
+)
 from tessera.app.schema.generation_fields import SamplingFields
 from tessera.app.schema.request import FieldValues
 from tessera.app.schema.structured_output import AnyFormat, JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
@@ -69,11 +80,22 @@ Included = Literal[
 class ConversationName(BaseModel):
     """A conversation by its id."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     id: str = Field(max_length=MAX_NAME)
 
 
-ConversationField = ConversationName | Annotated[str, Field(max_length=MAX_NAME)] | None
+def _conversation_id(value: Any) -> str | None:
+    found = value.get("id") if type(value) is dict else value
+    if value is not None and (type(found) is not str or len(found) > MAX_NAME):
+        raise wrong('must be the id of a conversation, or {"id": ...}')
+    return found
+
+
+ConversationId = Annotated[
+    str | None,
+    PlainValidator(
+        _conversation_id, json_schema_input_type=Annotated[str, Field(max_length=MAX_NAME)] | ConversationName | None
+    ),
+]
 
 
 class ResponsesRequest(SamplingFields):
@@ -113,7 +135,7 @@ class ResponsesRequest(SamplingFields):
     input: Annotated[InputItems, BeforeValidator(_as_items, json_schema_input_type=Text | InputItems)]
     instructions: Text | None = Field(default=None, description="A system message before the input.")
     previous_response_id: str | None = Field(default=None, max_length=MAX_NAME)
-    conversation: ConversationField = Field(
+    conversation: ConversationId = Field(
         default=None, description="The id of a stored conversation, which the response continues and is added to."
     )
     store: StrictBool | None = Field(default=None, description="Whether the response is stored; true if omitted.")
@@ -144,10 +166,6 @@ class ResponsesRequest(SamplingFields):
     @property
     def wants_logprobs(self) -> bool:
         return bool(self.top_logprobs) or LOGPROBS_INCLUDED in (self.include or ())
-
-    @property
-    def conversation_id(self) -> str | None:
-        return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
 
     @property
     def wants_storing(self) -> bool:

@@ -63,7 +63,7 @@ class Turn:
 
     async def extend_conversation(self, response: dict[str, Any]) -> None:
         """Append the items of the request and of its response, where there is a conversation to append them to."""
-        conversation_id = self.request.conversation_id
+        conversation_id = self.request.conversation
         if conversation_id is not None:
             items = [*self.input_items, *response["output"]]
             await self.conversations.append_if_possible(self.tenant, conversation_id, items)
@@ -82,8 +82,8 @@ async def read_turn(http_request: Request, admission: Admission[ResponsesRequest
         if isinstance(item, ItemReference):
             items[index] = await _resolved(responses, conversations, tenant, index, item)
     known: list[InputItem] = []
-    if request.conversation_id is not None:
-        known = ITEMS.validate_python(await conversations.items(tenant, request.conversation_id))
+    if request.conversation is not None:
+        known = ITEMS.validate_python(await conversations.items(tenant, request.conversation))
     messages = (*await _earlier_messages(responses, tenant, request), *messages_of([*known, *items], unseal))
     if not messages:
         raise InvalidRequestError("input has nothing that the model could read.", param="input")
