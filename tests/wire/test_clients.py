@@ -181,13 +181,22 @@ def test_a_custom_tool_with_an_expression_is_enforced(tool: Scripted) -> None:
     choice: Any = {"type": "custom", "custom": {"name": "note"}}
     tool.openai.chat.completions.create(**CHAT, tools=[spec], tool_choice=choice)
     assert tool.params.grammar is not None
-    assert "^(?:[0-9]+)$" in tool.params.grammar.text
+    assert "[0-9]" in tool.params.grammar.text
+    assert '"pattern"' not in tool.params.grammar.text
 
 
-def test_a_custom_tool_shows_its_lark_grammar(tool: Scripted) -> None:
-    lark = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "x"'}}
-    tool.openai.chat.completions.create(**CHAT, tools=[{"type": "custom", "custom": {"name": "note", "format": lark}}])
-    assert 'matches this grammar (lark):\nstart: "x"' in tool.prompt
+def test_a_custom_tools_lark_grammar_is_shown_and_enforced(tool: Scripted) -> None:
+    lark = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "say so"'}}
+    spec: Any = {"type": "custom", "custom": {"name": "note", "format": lark}}
+    tool.openai.chat.completions.create(**CHAT, tools=[spec], tool_choice="required")
+    assert 'matches this grammar (lark):\nstart: "say so"' in tool.prompt
+    assert tool.params.grammar is not None
+    assert 'R_START: "say so"' in tool.params.grammar.text
+    lark = {"type": "grammar", "syntax": "lark", "definition": "start: /y/"}
+    flat: Any = {"type": "custom", "name": "note", "format": lark}
+    tool.openai.responses.create(model="tiny", input="hi", tools=[flat], tool_choice="required")
+    assert tool.params.grammar is not None
+    assert "R_START: /y/" in tool.params.grammar.text
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
