@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 
 ESCAPED_CHARACTERS = (*map(chr, range(32)), '"', "\\")
 PLAIN_SET = r"[^\x22\x5c\x00-\x1f]"  # characters that stand for themselves
@@ -21,7 +22,19 @@ _ATOM = re.compile(
     |(?P<plain>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_SET_OPERATION = re.compile(r"(?<!\\)(?:\[|&&|--|~~|\|\|)")
+_SET_CHARACTER = r"\\(?:x[0-9a-fA-F]{2}|x\{[0-9a-fA-F]+\}|u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]+\}|.)|[^\\]"
+_SET_ITEM = re.compile(rf"({_SET_CHARACTER})(?:-({_SET_CHARACTER}))?", re.DOTALL)
+_SET_OPERATION = re.compile("&&|--|~~")  # of sets with sets
+_WHITE = "\t\n\v\f\r"
+# Classes of characters, each with those of its members that JSON escapes.
+SET_CLASSES = {
+    r"\d": "",
+    r"\w": "",
+    r"\s": _WHITE,
+    r"\D": "".join(ESCAPED_CHARACTERS),
+    r"\W": "".join(ESCAPED_CHARACTERS),
+    r"\S": "".join(character for character in ESCAPED_CHARACTERS if character not in _WHITE),
+}
 
 
 class UnsupportedGrammarError(ValueError):
@@ -45,7 +58,7 @@ def quoted_literal(text: str, *, ignores_case: bool = False) -> str:
 
 def quoted_range(first: str, last: str) -> str:
     """A Lark expression of one character from `first` to `last`."""
-    return f"/{_quoted_set(f'[{_in_set(first)}-{_in_set(last)}]')}/"
+    return f"/{_quoted_set(f'[{_in_regex(first)}-{_in_regex(last)}]')}/"
 
 
 def quoted_regex(pattern: str, flags: str) -> str:
@@ -56,7 +69,7 @@ def quoted_regex(pattern: str, flags: str) -> str:
     """
     if "x" in flags:
         raise UnsupportedGrammarError("the flag x")
-    dot = r"[\x00-\U0010ffff]" if "s" in flags else r"[^\n]"
+    dot = r"[\x00-\x{10ffff}]" if "s" in flags else r"[^\n]"
     return f"/{''.join(_quoted_atom(atom, dot) for atom in _ATOM.finditer(pattern))}/{flags.replace('s', '')}"
 
 
@@ -76,16 +89,9 @@ def _quoted_atom(atom: re.Match[str], dot: str) -> str:
 
 
 def _quoted_escape(escape: str) -> str:
-    letter = escape[1]
-    if letter in "dDwWsS":
+    if escape in SET_CLASSES:
         return _quoted_set(f"[{escape}]")
-    if letter in "pP":
-        raise UnsupportedGrammarError(escape)
-    if letter in "xu" and len(escape) > 2:
-        return _character(chr(int(escape[2:].strip("{}"), 16)))
-    if letter in ESCAPES:
-        return _character(ESCAPES[letter])
-    return escape if letter.isalnum() else _character(letter)
+    return _character(_decoded_character(escape))
 
 
 def _character(character: str) -> str:
@@ -97,25 +103,58 @@ def _character(character: str) -> str:
 
 def _quoted_set(given: str) -> str:
     """The characters of a set: as they are, or as their escape sequences."""
-    if _SET_OPERATION.search(given[1:-1]) is not None or r"\p" in given.lower():
+    if _SET_OPERATION.search(given) is not None:
         raise UnsupportedGrammarError(given[:40])
-    try:
-        pattern = re.compile(given)
-    except re.error:
-        raise UnsupportedGrammarError(given[:40]) from None
-    members = [character for character in ESCAPED_CHARACTERS if pattern.fullmatch(character) is not None]
-    plain = f"[{given}&&{PLAIN_SET}]".replace('"', r"\x22")
+    negated = given.startswith("[^")
+    items = [_set_item(*found.groups()) for found in _SET_ITEM.finditer(given[1 + negated : -1])]
+    members = [each for each in ESCAPED_CHARACTERS if any(item.has(each) for item in items) != negated]
+    plain = f"[[{'^' if negated else ''}{''.join(item.text for item in items)}]&&{PLAIN_SET}]"
     if not members:
         return plain
     sequences = "|".join("".join(map(_in_regex, json_escaped(character))) for character in members)
     return f"(?:{plain}|(?-i:{sequences}))"
 
 
+@dataclass(frozen=True, slots=True)
+class _SetItem:
+    """A part of a set: a range of characters, or a class of them with `escaped`, those that JSON escapes."""
+
+    text: str
+    first: str = ""
+    last: str = ""
+    escaped: str = ""
+
+    def has(self, character: str) -> bool:
+        return self.first <= character <= self.last if self.first else character in self.escaped
+
+
+def _set_item(first: str, last: str | None) -> _SetItem:
+    if first in SET_CLASSES and last is None:
+        return _SetItem(first, escaped=SET_CLASSES[first])
+    begin, end = _decoded_character(first), _decoded_character(last or first)
+    if begin > end:
+        raise UnsupportedGrammarError(f"{first}-{last}")
+    return _SetItem(f"{_in_regex(begin)}-{_in_regex(end)}" if last is not None else _in_regex(begin), begin, end)
+
+
+def _decoded_character(written: str) -> str:
+    """The character that a letter or an escape of an expression stands for."""
+    if not written.startswith("\\"):
+        if written == "[":  # of a nested set
+            raise UnsupportedGrammarError("[[")
+        return written
+    letter = written[1]
+    if letter in "xu" and len(written) > 2:
+        return chr(int(written[2:].strip("{}"), 16))
+    if letter in ESCAPES:
+        return ESCAPES[letter]
+    if letter.isalnum():
+        raise UnsupportedGrammarError(written)
+    return letter
+
+
 def _in_regex(character: str) -> str:
-    if character in '"\\':
-        return rf"\x{ord(character):02x}"
-    return r"\/" if character == "/" else re.escape(character)
-
-
-def _in_set(character: str) -> str:
-    return rf"\x{ord(character):02x}" if ord(character) < 128 else character
+    """Written as a number unless it is a letter, so that nothing takes it for a bracket or a quote."""
+    if character.isalnum() or ord(character) > 127:
+        return character
+    return rf"\x{ord(character):02x}"

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from tessera.app.tools.json_text import UnsupportedGrammarError, quoted_literal, quoted_range, quoted_regex
 
 START = "start"
 IGNORED = "IGNORED"
 MAX_LENGTH = 2**15
+MAX_CACHED = 32
 COMMON = {
     "DIGIT": "[0-9]",
     "HEXDIGIT": "[0-9a-fA-F]",
@@ -72,7 +74,8 @@ class _Parsed:
     ignored: list[list[_Token]] = field(default_factory=list)
 
 
-def lark_terminals(text: str, prefix: str, *, quoted: bool) -> tuple[str, list[tuple[str, str]]]:
+@lru_cache(maxsize=MAX_CACHED)  # agents send the same grammar again and again
+def lark_terminals(text: str, prefix: str, *, quoted: bool) -> tuple[str, Sequence[tuple[str, str]]]:
     """-> the name of the terminal that matches what the grammar matches, and the definitions behind it.
 
     A definition is a name and an expression.
