@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 ESCAPED_CHARACTERS = (*map(chr, range(32)), '"', "\\")
+NUM_CODES = 27  # of the characters that JSON escapes by their code, not by a letter
+ALL_CODES = "0[0-7bef]|1[0-9a-f]"
 PLAIN_SET = r"[^\x22\x5c\x00-\x1f]"  # characters that stand for themselves
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
 
@@ -101,6 +105,7 @@ def _character(character: str) -> str:
     return expression if len(escaped) == 1 else f"(?-i:{expression})"
 
 
+@lru_cache(maxsize=1024)
 def _quoted_set(given: str) -> str:
     """The characters of a set: as they are, or as their escape sequences."""
     if _SET_OPERATION.search(given) is not None:
@@ -111,8 +116,17 @@ def _quoted_set(given: str) -> str:
     plain = f"[[{'^' if negated else ''}{''.join(item.text for item in items)}]&&{PLAIN_SET}]"
     if not members:
         return plain
-    sequences = "|".join("".join(map(_in_regex, json_escaped(character))) for character in members)
-    return f"(?:{plain}|(?-i:{sequences}))"
+    return f"(?:{plain}|{_escape_sequences(members)})"
+
+
+def _escape_sequences(members: Sequence[str]) -> str:
+    """An expression of the escape sequences of these characters."""
+    escapes = [json_escaped(character)[1:] for character in members]
+    letters = "".join(_in_regex(escape) for escape in escapes if len(escape) == 1)
+    codes = [escape[3:] for escape in escapes if len(escape) > 1]  # of u00XX
+    coded = ALL_CODES if len(codes) == NUM_CODES else "|".join(codes)
+    parts = ([f"[{letters}]"] if letters else []) + ([f"u00(?:{coded})"] if codes else [])
+    return rf"(?-i:\x5c(?:{'|'.join(parts)}))"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tessera.app.tools.json_text import UnsupportedGrammarError, quoted_literal,
 
 START = "start"
 IGNORED = "IGNORED"
-MAX_LENGTH = 2**15
+MAX_LENGTH = 2**14
 MAX_CACHED = 32
 COMMON = {
     "DIGIT": "[0-9]",

@@ -22,7 +22,7 @@ from tessera.app.tools.choice import tool_grammar
 from tessera.app.tools.formats.registry import FORMATS, choose_format
 from tessera.app.tools.grammar import CallableFunction, calls_grammar
 from tessera.app.tools.json_text import UnsupportedGrammarError
-from tessera.app.tools.lark_terminals import lark_terminals
+from tessera.app.tools.lark_terminals import lark_terminals, regex_grammar
 from tessera.app.tools.parts import CallArguments, Content, Part
 from tessera.app.tools.tool_format import ToolFormat
 from tessera.engine.contract.errors import InvalidRequestError
@@ -328,7 +328,7 @@ def test_an_input_may_be_free_to_come_or_not() -> None:
         ("start: /[z-a]/", "z-a"),
         ("%import common.SQL_COMMENT\nstart: SQL_COMMENT", "common.SQL_COMMENT"),
         ("start: <[5]>", "'<'"),
-        ('start: "' + "x" * 2**15 + '"', "more than 32768 characters"),
+        ('start: "' + "x" * 2**14 + '"', "more than 16384 characters"),
     ],
 )
 def test_grammars_that_are_only_shown(definition: str, reason: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -339,6 +339,23 @@ def test_grammars_that_are_only_shown(definition: str, reason: str, caplog: pyte
     grammar = tool_grammar(request, FORMATS["hermes"], "none", tokenizer(True)[2].get)
     assert grammar is not None
     assert '"type": "string"' in grammar.text
+
+
+@pytest.mark.parametrize(
+    "pattern", [".", r"[^\n]", r"\s", r"\S", r"[\x00-\x1f]", r'["\\]', r"[^\x00-\x1e]", "[b-f]", r"[\t-\r]"]
+)
+def test_a_set_matches_the_same_characters_in_json(pattern: str) -> None:
+    inner = tokenizer(False)[0]
+    name, terminals = lark_terminals(regex_grammar(pattern), "X", quoted=True)
+    lines = "\n".join(f"{terminal}: {body}" for terminal, body in terminals)
+    source = llguidance.LLMatcher.grammar_from_lark(f"start: X\nX: {name}\n{lines}")
+    for character in (*map(chr, range(256)), "€", "🙂"):
+        if pattern in (r"\s", r"\S") and character in "\x1c\x1d\x1e\x1f":
+            continue  # white space for Python, not for Unicode
+        matcher = llguidance.LLMatcher(inner, source, log_level=0)
+        tokens = inner.tokenize_str(json.dumps(character, ensure_ascii=False)[1:-1])
+        matches = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        assert matches == (re.fullmatch(pattern, character) is not None), repr(character)
 
 
 def test_a_long_chain_of_rules_is_read() -> None:
