@@ -173,6 +173,34 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
         float,
         Option("most that is stored in the data folder", group="storage", metavar="GIB", low=0.001, high=2**20),
     ] = 16.0
+    key_data_limit: Annotated[
+        float,
+        Option(
+            "most files and batches that are stored for one API key",
+            group="storage",
+            metavar="GIB",
+            low=0.001,
+            high=2**20,
+        ),
+    ] = 4.0
+    max_file_size: Annotated[
+        float,
+        Option("largest file that can be uploaded", group="storage", metavar="MIB", low=0.001, high=2**20),
+    ] = 512.0
+    max_batch_lines: Annotated[
+        int, Option("most requests of one batch", group="storage", metavar="N", low=1, high=10**6)
+    ] = 50_000
+    batch_concurrency: Annotated[
+        int,
+        Option(
+            "requests of batches that run at a time, over all app processes; 0 takes half of --max-num-seqs, which "
+            "leaves the other half to interactive requests",
+            group="scheduling",
+            metavar="N",
+            low=0,
+            high=4096,
+        ),
+    ] = 0
     data_days: Annotated[
         float,
         Option(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,13 @@ CARRIED_MODELS = Path(__file__).resolve().parents[1] / ".carry" / "models"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gguf-mutations", type=int, default=2000, help="how many mutated GGUF headers to read")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give servers under test a state folder of their own, so that none stores anything in the user's."""
+    folder = tempfile.TemporaryDirectory(prefix="tessera-state-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["XDG_STATE_HOME"] = folder.name
 
 
 # Modules and rooms that start servers, compile for the CPU or try thousands of inputs; not in `make test-fast`.

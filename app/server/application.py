@@ -22,6 +22,10 @@ from tessera.app.http.auth import AcceptedKeys, AuthMiddleware, OriginMiddleware
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
 from tessera.app.http.paths import PathMiddleware
+from tessera.app.openai.batches import routes as batches
+from tessera.app.openai.batches.batches import Batches
+from tessera.app.openai.batches.runner import BatchRunner
+from tessera.app.openai.batches.tables import BATCHES_SCHEMA
 from tessera.app.openai.chat import routes as chat
 from tessera.app.openai.chat import stored_routes as stored_chat
 from tessera.app.openai.chat.store import CompletionStore
@@ -30,6 +34,8 @@ from tessera.app.openai.conversations import routes as conversations
 from tessera.app.openai.conversations.store import CONVERSATIONS, ConversationStore
 from tessera.app.openai.embeddings import routes as embeddings
 from tessera.app.openai.embeddings.embedders import Embeddings
+from tessera.app.openai.files import routes as files
+from tessera.app.openai.files.files import Files
 from tessera.app.openai.invocations import routes as invocations
 from tessera.app.openai.models import routes as models
 from tessera.app.openai.responses import routes as responses
@@ -49,9 +55,9 @@ from tessera.engine.ipc.client import EngineClient
 
 ROUTES = (
     *(chat, stored_chat, completions, responses, conversations, messages, embeddings, invocations, models, tokenize),
-    *(health, description),
+    *(files, batches, health, description),
 )
-SCHEMAS: tuple[Schema, ...] = (RESPONSES, CONVERSATIONS, SERVER_KEYS)  # tables of the rooms that store something
+SCHEMAS: tuple[Schema, ...] = (RESPONSES, CONVERSATIONS, BATCHES_SCHEMA, SERVER_KEYS)  # of what rooms store
 PAGE_ROUTES = (status,)  # left out with --no-ui
 
 
@@ -69,7 +75,9 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
             model.template.start()
         app.state.store.start()
         app.state.seal = Seal(await stored_seal_key(app.state.store))
+        app.state.batch_runner.start()
         yield
+        await app.state.batch_runner.close()
         await app.state.background.close()
         await app.state.store.close()
         model.workers.close()
@@ -91,6 +99,9 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     app.state.conversations = ConversationStore(app.state.store, settings)
     app.state.stored_completions = CompletionStore(app.state.store, settings)
     app.state.job_owner = JobOwner(app.state.store)
+    app.state.files = Files(app.state.store, settings)
+    app.state.batches = Batches(app.state.store, app.state.files, settings)
+    app.state.batch_runner = BatchRunner(app, model, app.state.batches)
     app.state.background = BackgroundJobs()
     app.state.seal = Seal(new_seal_key())  # until the store has been read
     app.state.embeddings = Embeddings(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -58,6 +59,17 @@ class Contents:
     def path(self, content_id: str) -> Path:
         assert content_id.replace("-", "").replace("_", "").isalnum(), content_id
         return self._folder / content_id
+
+    def link(self, content_id: str, new_id: str) -> None:
+        """Make the content of `content_id` that of `new_id` too; either can be removed alone. Raises OSError."""
+        try:
+            os.link(self.path(content_id), self.path(new_id))
+        except FileNotFoundError:
+            raise
+        except OSError:  # a file system without links
+            shutil.copyfile(self.path(content_id), self.path(new_id))
+        # The link has the age of the content: the sweep is not to take it before it has an object.
+        os.utime(self.path(new_id))
 
     def remove(self, *content_ids: str) -> None:
         """Those that are gone already do not matter. Raises OSError."""

@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 LOCK_TIMEOUT = 20.0  # seconds; other processes hold the write lock for milliseconds
 MAX_JOURNAL = 64 * 2**20  # bytes that the write-ahead log keeps after a checkpoint
-VACUUM_PAGES = 2000  # given back to the file system at a time
+SPARE_PAGES = 10_000  # unused ones that the file keeps
+VACUUM_PAGES = 5000  # given back to the file system at a time
 FILE_PRAGMAS = ("PRAGMA auto_vacuum = INCREMENTAL", "PRAGMA journal_mode = WAL")  # before the first table
 PRAGMAS = (
     # A commit survives kill -9; a power cut may undo the last ones, but damages nothing.
@@ -66,8 +67,12 @@ class Database:
         return result
 
     def give_back_space(self) -> None:
-        """Shorten the file by pages that are no longer used."""
-        self._connection().execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
+        """Shorten the file where much of it is no longer used."""
+        database = self._connection()
+        (num_unused,) = database.execute("PRAGMA freelist_count").fetchone()
+        if num_unused > SPARE_PAGES:
+            # Not execute, which ends after the first page.
+            database.executescript(f"PRAGMA incremental_vacuum({min(num_unused - SPARE_PAGES, VACUUM_PAGES)})")
 
     def close(self) -> None:
         """Once no thread uses it any more."""

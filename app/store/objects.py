@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.app.settings import AppSettings
-from tessera.app.store.errors import StoreFullError
+from tessera.app.store.errors import StoreFullError, StoreQuotaError
 from tessera.app.store.schema import Schema
 
 # Sizes are counted by triggers. INSERT OR REPLACE would not fire that of the row it replaces: use ON CONFLICT.
@@ -130,38 +130,41 @@ class ObjectTable:
         label: str = "",
         extra_bytes: int = 0,
         has_content: bool = False,
-        expires: float | None = None,
-        created: int | None = None,
+        lifetime: float | None = None,
+        is_bounded: bool = True,
+        is_aging: bool = True,
     ) -> int:
         """Store a new object; -> its `seq`.
 
         Args:
             extra_bytes: what it takes beside its body, in side tables and as a file.
             has_content: the store's contents have a file of its id, which goes with it.
-            expires: Unix time, where that is before the store's `max_age` is over.
+            lifetime: seconds until it expires, where that is less than the store's `max_age`.
+            is_bounded: false stores it whatever the bounds.
+            is_aging: false keeps it until `expire` is called.
 
         Raises:
             StoreFullError: it is beyond a bound, and nothing can be evicted for it.
         """
         size = len(body) + extra_bytes
-        self.make_room(database, tenant, size)
+        if is_bounded:
+            self.make_room(database, tenant, size)
         now = time.time()
         cursor = database.execute(
             "INSERT INTO objects (kind, tenant, id, label, created, used, expires, size, has_content,"
             " body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                *(self.kind, tenant, object_id, label, int(now) if created is None else created, now),
-                *(self.expiry(now, expires), size, has_content, body),
+                *(self.kind, tenant, object_id, label, int(now), now),
+                *(self.expiry(int(now), lifetime) if is_aging else None, size, has_content, body),
             ),
         )
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
-    def expiry(self, created: float, asked: float | None = None) -> float | None:
-        """When an object expires, as Unix time; `asked` may only bring it forward."""
-        max_age = self._limits.max_age
-        ends = [] if max_age is None else [created + max_age]
-        return min([*ends, *([] if asked is None else [asked])], default=None)
+    def expiry(self, created: float, lifetime: float | None = None) -> float | None:
+        """When an object expires, as Unix time; None: never."""
+        bounds = [bound for bound in (self._limits.max_age, lifetime) if bound is not None]
+        return created + min(bounds) if bounds else None
 
     def replace_body(
         self, database: sqlite3.Connection, tenant: str, object_id: str, body: bytes, *, extra_bytes: int = 0
@@ -169,6 +172,11 @@ class ObjectTable:
         """-> whether the object exists."""
         values = {"kind": self.kind, "tenant": tenant, "id": object_id, "body": body, "size": len(body) + extra_bytes}
         return database.execute(f"UPDATE objects SET body = :body, size = :size WHERE {ONE}", values).rowcount > 0
+
+    def expire(self, database: sqlite3.Connection, tenant: str, object_id: str, expires: float | None) -> None:
+        """Let it expire at a Unix time; None keeps it."""
+        values = {"kind": self.kind, "tenant": tenant, "id": object_id, "expires": expires}
+        database.execute(f"UPDATE objects SET expires = :expires WHERE {ONE}", values)
 
     def find(self, database: sqlite3.Connection, tenant: str, object_id: str) -> StoredObject | None:
         values = {"kind": self.kind, "tenant": tenant, "id": object_id, "now": time.time()}
@@ -239,7 +247,7 @@ class ObjectTable:
             bound = f"{self._max_count} {self.kind}s" if num_excess > 0 else f"{self._max_bytes} bytes of {self.kind}s"
             if num_excess <= 0 and num_bytes + size <= self._max_bytes:
                 raise StoreFullError()
-            raise StoreFullError(f"At most {bound} are stored for each API key; delete some first.")
+            raise StoreQuotaError(f"At most {bound} are stored for each API key; delete some first.")
         if excess > num_bytes or self._max_count < 1:
             raise StoreFullError()
         last = 0.0

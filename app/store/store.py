@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 DATABASE_FILE, LOCK_FILE, CONTENTS_FOLDER = "store.sqlite", "locks", "files"
 MIGRATION_LOCK = 0  # batches have the numbers from 1
-NUM_READERS = 2
+NUM_READERS, NUM_FILERS = 2, 4  # threads; syncing a file may take long
 CLEANING_INTERVAL = 60.0  # seconds
 SWEEP_INTERVAL = 3600.0
 
@@ -58,6 +58,7 @@ class Store:
         self._parts: tuple[Database, Contents, ProcessLocks] | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="store-reader")
+        self._filers = ThreadPoolExecutor(NUM_FILERS, thread_name_prefix="store-files")
         self._cleaning: asyncio.Task[None] | None = None
         self._release: Callable[[], Any] = lambda: None
 
@@ -74,7 +75,7 @@ class Store:
 
     async def with_contents(self, work: Callable[[Contents], T]) -> T:
         """The result of `work` on the contents of files, run in a thread."""
-        return await self._run(self._readers, lambda: work(self._open()[1]))
+        return await self._run(self._filers, lambda: work(self._open()[1]))
 
     async def with_locks(self, work: Callable[[ProcessLocks], T]) -> T:
         """The result of `work` on the locks among processes, run in a thread."""
@@ -101,8 +102,8 @@ class Store:
                 lambda database: database.executemany("DELETE FROM removed_contents WHERE id = ?", removed)
             )
         if sweep:
-            await self._run(self._readers, self._sweep)
-            await self._run(self._writer, lambda: self._open()[0].give_back_space())
+            await self._run(self._filers, self._sweep)
+        await self._run(self._writer, lambda: self._open()[0].give_back_space())
 
     async def _clean_for_ever(self) -> None:
         swept_at = float("-inf")
@@ -159,8 +160,8 @@ class Store:
             return self._parts
 
     def _close(self) -> None:
-        self._writer.shutdown(cancel_futures=True)
-        self._readers.shutdown(cancel_futures=True)
+        for threads in (self._writer, self._readers, self._filers):
+            threads.shutdown(cancel_futures=True)
         self._release()
         self._parts = None
 

@@ -103,6 +103,22 @@ def test_fault_tenant_isolation_keys_do_not_see_each_others_responses(tmp_path: 
         assert mine.responses.retrieve(kept.id).output_text == "one"
 
 
+def test_what_is_stored_and_sealed_survives_a_restart(tmp_path: Path) -> None:
+    settings = tool_settings(tmp_path, data_dir=str(tmp_path / "data"))
+    client = says("<think>hm, so</think>one")
+    with serve(client, settings) as url, sdk(url) as api:
+        kept = api.responses.create(**ASK)
+        conversation = api.conversations.create(items=[{"role": "user", "content": "before"}])
+        sealed = api.responses.create(**ASK, store=False, include=["reasoning.encrypted_content"]).to_dict()["output"]
+    with serve(client, settings) as url, sdk(url) as api:
+        assert api.responses.retrieve(kept.id) == kept
+        api.responses.create(**ASK, conversation=conversation.id)
+        assert prompt_of(client).startswith("<|im_start|>user\nbefore<|im_end|>")
+        del sealed[0]["content"]  # type: ignore[index, call-overload, attr-defined]
+        api.responses.create(model="tiny", input=[*sealed, {"role": "user", "content": "so?"}])  # type: ignore[misc]
+        assert "<think>hm, so</think>one" in prompt_of(client)
+
+
 def test_a_server_that_keeps_nothing_says_so(tmp_path: Path) -> None:
     with serve(says("one"), tool_settings(tmp_path, max_stored_objects=0)) as url, sdk(url) as api:
         answer = api.responses.create(**ASK, store=True)

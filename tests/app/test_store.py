@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tessera.app.store import database
 from tessera.app.store.contents import ABANDONED_AFTER, Contents
 from tessera.app.store.errors import StoreFullError, StoreUnavailableError
 from tessera.app.store.folder import data_folder
@@ -116,8 +117,8 @@ def test_what_is_expired_is_gone_at_once_and_cleaned_with_its_content(store: Sto
     incoming = asyncio.run(store.with_contents(Contents.begin))
     incoming.write(b"text")
     incoming.publish("a")
-    insert(store, NOTES, "a", expires=time.time() - 1, has_content=True)
-    insert(store, NOTES, "b", expires=time.time() + 10**6)
+    insert(store, NOTES, "a", lifetime=-1, has_content=True)
+    insert(store, NOTES, "b", lifetime=10**6)
     assert ids(store, NOTES) == ["b"]
     content = tmp_path / "data" / "files" / "a"
     assert content.exists()
@@ -126,6 +127,16 @@ def test_what_is_expired_is_gone_at_once_and_cleaned_with_its_content(store: Sto
     found = asyncio.run(store.query(lambda db: NOTES.find(db, "t", "b")))
     assert found is not None
     assert found.expires == pytest.approx(time.time() + 3600, abs=60), "no object outlives max_age"
+
+
+def test_the_file_shrinks_when_much_was_deleted(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "SPARE_PAGES", 0)
+    wide = ObjectTable("wide", StoreLimits(10**8, None), max_count=100, max_bytes=10**8, evicts=False)
+    insert(store, wide, "w", 2**22)
+    transact(store, lambda db: wide.delete(db, "t", "w"))
+    asyncio.run(store.clean())
+    asyncio.run(store.close())
+    assert (tmp_path / "data" / "store.sqlite").stat().st_size < 2**20
 
 
 def test_pages(store: Store) -> None:
@@ -158,8 +169,8 @@ def test_older_tables_are_brought_up_to_date_and_newer_ones_refused(tmp_path: Pa
 
 
 def test_a_change_that_fails_leaves_nothing(store: Store) -> None:
-    def change(database: sqlite3.Connection) -> None:
-        NOTES.insert(database, "t", "a", b"x")
+    def change(connection: sqlite3.Connection) -> None:
+        NOTES.insert(connection, "t", "a", b"x")
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

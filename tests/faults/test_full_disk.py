@@ -19,6 +19,7 @@ from tests.support.surface_fixtures import PATIENCE, says, tool_settings
 
 ASK = {"model": "tiny", "input": "hi"}
 HELLO = [{"role": "user", "content": "hi"}]
+CHAT = {"model": "tiny", "messages": HELLO}
 
 
 def test_fault_full_disk_shared_counts_have_their_memory_from_the_start() -> None:
@@ -65,6 +66,26 @@ def test_fault_full_disk_a_server_of_two_processes_goes_on(tmp_path: Path, monke
             assert "is not stored" in server.log
             assert "Traceback" not in server.log
             assert server.process.poll() is None
+
+
+def test_fault_full_disk_files_and_batches_are_refused_and_nothing_else(tmp_path: Path) -> None:
+    lines = b'{"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": {"model": "tiny", "input": "hi"}}'
+    batch = {"endpoint": "/v1/responses", "completion_window": "24h"}
+    purpose = {"purpose": "batch"}
+    with small_disk() as disk, serve(says("one"), tool_settings(tmp_path, data_dir=str(disk / "data"))) as url:
+        small = httpx.post(f"{url}/v1/files", files={"file": lines}, data=purpose).json()
+        large = httpx.post(f"{url}/v1/files", files={"file": b"x" * 2**20}, data=purpose)
+        assert (large.status_code, large.json()["error"]["code"]) == (507, "store_full")
+        assert large.json()["error"]["type"] == "server_error"
+        with contextlib.suppress(OSError), (disk / "filling").open("wb", buffering=0) as filling:
+            while filling.write(b"x" * 512):
+                pass
+        assert httpx.post(f"{url}/v1/files", files={"file": b"x" * 2**16}, data=purpose).status_code == 507
+        assert httpx.post(f"{url}/v1/chat/completions", json=CHAT).status_code == 200
+        assert httpx.get(f"{url}/v1/files/{small['id']}/content").content == lines
+        (disk / "filling").unlink()
+        created = httpx.post(f"{url}/v1/batches", json={**batch, "input_file_id": small["id"]})
+        assert created.status_code == 200, created.text
 
 
 def test_fault_full_disk_an_answer_that_cannot_be_kept_is_still_given(tmp_path: Path) -> None:

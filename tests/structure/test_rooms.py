@@ -18,9 +18,12 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.cli",),
     ("app.server",),
     ("app.openapi",),
-    ("app.openai.invocations",),
+    ("app.openai.invocations", "app.openai.batches"),
     (
-        *(f"app.openai.{room}" for room in ("chat", "completions", "responses", "embeddings", "models", "tokenize")),
+        *(
+            f"app.openai.{room}"
+            for room in ("chat", "completions", "responses", "embeddings", "models", "tokenize", "files")
+        ),
         "app.anthropic",
         "app.ops",
     ),

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from fastapi import Request
 
-from tessera.app.openai.pages import PageQuery, page_object, unknown_after
+from tessera.app.openai.pages import PageRequest, list_object, unknown_after
 from tessera.app.settings import AppSettings
 from tessera.app.store.errors import StoreFullError, StoreUnavailableError
 from tessera.app.store.objects import ObjectTable, StoredObject, StoreLimits
@@ -75,7 +75,7 @@ class CompletionStore:
             raise _not_found(completion_id)
 
     async def page(
-        self, tenant: str, page: PageQuery, model: str | None, metadata: Mapping[str, str]
+        self, tenant: str, page: PageRequest, model: str | None, metadata: Mapping[str, str]
     ) -> dict[str, Any]:
         """Completions of `model`, or of any, that have all of `metadata`. Raises InvalidRequestError."""
 
@@ -95,7 +95,7 @@ class CompletionStore:
             )
             if found is None:
                 raise unknown_after("stored chat completions")
-            return page_object([_completion_of(stored) for stored in found.objects], has_more=found.has_more)
+            return list_object([_completion_of(stored) for stored in found.objects], has_more=found.has_more)
 
         return await self._store.query(query)
 

@@ -19,13 +19,14 @@ from tessera.app.openai.chat.objects import (
 )
 from tessera.app.openai.chat.schema import StoredCompletionUpdate
 from tessera.app.openai.chat.store import completions_of
-from tessera.app.openai.pages import page_of, page_parameters, read_page_query
+from tessera.app.openai.pages import PageParameters, page_of
 from tessera.app.schema.fields import MAX_NAME
 from tessera.engine.contract.errors import InvalidRequestError
 
 MAX_FILTERS = 16
+PAGES = PageParameters(default_order="asc")
 LIST_QUERY: Mapping[str, Mapping[str, Any]] = {
-    **page_parameters("asc"),
+    **PAGES.query,
     "model": {"type": "string", "maxLength": MAX_NAME, "description": "Only completions of this model."},
     "metadata[key]": {
         "type": "string",
@@ -45,7 +46,7 @@ router = APIRouter(tags=["OpenAI"])
 )
 async def list_chat_completions(http_request: Request) -> Response:
     query = http_request.query_params
-    page, metadata = read_page_query(query, "asc"), _metadata_of(query)
+    page, metadata = PAGES.read(query), _metadata_of(query)
     store, tenant = completions_of(http_request), tenant_of(http_request)
     return json_response(await store.page(tenant, page, query.get("model"), metadata))
 
@@ -64,10 +65,10 @@ async def retrieve_chat_completion(http_request: Request, completion_id: PathNam
     "/v1/chat/completions/{completion_id}/messages",
     operation_id="listChatCompletionMessages",
     summary="The messages of a stored chat completion's request",
-    openapi_extra=Description(returns=StoredMessageList, query=page_parameters("asc")),
+    openapi_extra=Description(returns=StoredMessageList, query=PAGES.query),
 )
 async def list_chat_completion_messages(http_request: Request, completion_id: PathName) -> Response:
-    page = read_page_query(http_request.query_params, "asc")
+    page = PAGES.read(http_request.query_params)
     messages = await completions_of(http_request).messages(tenant_of(http_request), completion_id)
     return json_response(page_of(messages, page, "completion's messages"))
 

@@ -17,8 +17,9 @@ from tessera.app.openai.conversations.objects import (
 )
 from tessera.app.openai.conversations.schema import ConversationRequest, ConversationUpdate, ItemsRequest
 from tessera.app.openai.conversations.store import conversations_of
-from tessera.app.openai.pages import page_object, page_parameters, read_page_query
+from tessera.app.openai.pages import PageParameters, list_object
 
+PAGES = PageParameters()
 router = APIRouter(tags=["OpenAI"])
 
 
@@ -77,17 +78,17 @@ async def create_items(http_request: Request, conversation_id: PathName) -> Resp
     request = await receive(http_request, ItemsRequest)
     store, items = conversations_of(http_request), listed_items(request.items)
     stored = await store.append(tenant_of(http_request), conversation_id, items)
-    return json_response(page_object(stored, has_more=False))
+    return json_response(list_object(stored, has_more=False))
 
 
 @router.get(
     "/v1/conversations/{conversation_id}/items",
     operation_id="listConversationItems",
     summary="The items of a conversation",
-    openapi_extra=Description(returns=ItemList, query=page_parameters()),
+    openapi_extra=Description(returns=ItemList, query=PAGES.query),
 )
 async def list_items(http_request: Request, conversation_id: PathName) -> Response:
-    page = read_page_query(http_request.query_params)
+    page = PAGES.read(http_request.query_params)
     return json_response(await conversations_of(http_request).item_page(tenant_of(http_request), conversation_id, page))
 
 

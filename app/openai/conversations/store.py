@@ -13,7 +13,7 @@ import orjson
 from fastapi import Request
 
 from tessera.app.openai.conversations.item_list import new_item_id
-from tessera.app.openai.pages import PageQuery, page_object, unknown_after
+from tessera.app.openai.pages import PageRequest, list_object, unknown_after
 from tessera.app.schema.chat import MAX_MESSAGES
 from tessera.app.settings import AppSettings
 from tessera.app.store.objects import ObjectTable, StoredObject, StoreLimits
@@ -124,7 +124,7 @@ class ConversationStore:
 
         return await self._store.query(query)
 
-    async def item_page(self, tenant: str, conversation_id: str, page: PageQuery) -> dict[str, Any]:
+    async def item_page(self, tenant: str, conversation_id: str, page: PageRequest) -> dict[str, Any]:
         """Raises NotFoundError, or InvalidRequestError where there is no item `after`."""
 
         def query(database: sqlite3.Connection) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class ConversationStore:
                 (*values, page.limit + 1),
             ).fetchall()
             items = [orjson.loads(item) for (item,) in rows]
-            return page_object(items[: page.limit], has_more=len(items) > page.limit)
+            return list_object(items[: page.limit], has_more=len(items) > page.limit)
 
         return await self._store.query(query)
 

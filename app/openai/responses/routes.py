@@ -17,7 +17,7 @@ from tessera.app.http.body import json_response
 from tessera.app.http.description import Description, PathName
 from tessera.app.http.streaming import EventStream, run_while_connected
 from tessera.app.openai.conversations.objects import ItemList
-from tessera.app.openai.pages import page_of, page_parameters, read_page_query
+from tessera.app.openai.pages import PageParameters, page_of
 from tessera.app.openai.responses.background import BackgroundJob, RecordedEvents
 from tessera.app.openai.responses.events import ResponseEvents
 from tessera.app.openai.responses.journal import POLL, Journal, JournalReader
@@ -25,7 +25,7 @@ from tessera.app.openai.responses.objects import DeletedResponse, InputTokenCoun
 from tessera.app.openai.responses.prompt import response_prompt
 from tessera.app.openai.responses.response import ResponseStates
 from tessera.app.openai.responses.schema import ResponsesRequest
-from tessera.app.openai.responses.store import StoredResponse, responses_of
+from tessera.app.openai.responses.store import responses_of
 from tessera.app.openai.responses.turn import Turn, read_turn
 from tessera.app.openai.storing import StoringSource
 from tessera.app.schema.fields import MAX_INT32
@@ -42,6 +42,7 @@ STREAM_QUERY = {
     },
 }
 
+PAGES = PageParameters()
 router = APIRouter(tags=["OpenAI"])
 
 
@@ -95,7 +96,11 @@ async def _begin_job(
 ) -> None:
     """Let the generation go on without its client, as the job of a stored response."""
     settings = model_of(http_request).settings
-    seq = await journal.begin(turn.tenant, turn.stored(response))
+    try:
+        seq = await journal.begin(turn.tenant, turn.stored(response))
+    except BaseException:
+        await generation.abort()
+        raise
 
     async def end(last: dict[str, Any], first: int, data: bytes) -> None:
         if last["status"] in ("completed", "incomplete"):
@@ -134,11 +139,11 @@ async def compact(http_request: Request) -> Response:
 async def retrieve_response(http_request: Request, response_id: PathName) -> Response:
     query = http_request.query_params
     if query.get("stream", "false") != "true":
-        return json_response((await _stored(http_request, response_id)).response)
+        return json_response(await _stored_response(http_request, response_id))
     after = query.get("starting_after", "-1")
     if not (after == "-1" or (after.isascii() and after.isdigit() and len(after) <= 10 and int(after) <= MAX_INT32)):
         raise InvalidRequestError("starting_after must be the sequence_number of an event.", param="starting_after")
-    if not (await _stored(http_request, response_id)).response["background"]:
+    if not (await _stored_response(http_request, response_id))["background"]:
         raise InvalidRequestError("stream is only allowed for responses in the background.", param="stream")
     reader = JournalReader(journal_of(http_request), tenant_of(http_request), response_id, int(after))
     return EventStream(reader, RecordedEvents(), model_of(http_request).settings)
@@ -160,12 +165,14 @@ async def delete_response(http_request: Request, response_id: PathName) -> Respo
     "/v1/responses/{response_id}/input_items",
     operation_id="listInputItems",
     summary="The input items of a stored response",
-    openapi_extra=Description(returns=ItemList, query=page_parameters()),
+    openapi_extra=Description(returns=ItemList, query=PAGES.query),
 )
 async def list_input_items(http_request: Request, response_id: PathName) -> Response:
-    page = read_page_query(http_request.query_params)
-    stored = await _stored(http_request, response_id)
-    return json_response(page_of(stored.input_items, page, "response's input items"))
+    page = PAGES.read(http_request.query_params)
+    found = await responses_of(http_request).find(tenant_of(http_request), response_id)
+    if found is None:
+        raise _not_found(response_id)
+    return json_response(page_of(found.input_items, page, "response's input items"))
 
 
 @router.post(
@@ -175,31 +182,31 @@ async def list_input_items(http_request: Request, response_id: PathName) -> Resp
     openapi_extra=Description(returns=ResponseObject),
 )
 async def cancel_response(http_request: Request, response_id: PathName) -> Response:
-    stored = await _stored(http_request, response_id)
-    if not stored.response["background"]:
+    found = await _stored_response(http_request, response_id)
+    if not found["background"]:
         raise InvalidRequestError("Cannot cancel a synchronous response.", param="response_id")
     await journal_of(http_request).cancel(tenant_of(http_request), response_id)
     for _ in range(NUM_CANCEL_POLLS):
-        stored = await _stored(http_request, response_id)
-        if stored.response["status"] != "in_progress":
+        found = await _stored_response(http_request, response_id)
+        if found["status"] != "in_progress":
             break
         await asyncio.sleep(POLL)
-    return json_response(stored.response)
+    return json_response(found)
 
 
 def journal_of(request: Request) -> Journal:
     return Journal(responses_of(request), request.app.state.job_owner)
 
 
-async def _stored(http_request: Request, response_id: str) -> StoredResponse:
+async def _stored_response(http_request: Request, response_id: str) -> dict[str, Any]:
     """Raises NotFoundError. A response whose process has died has failed."""
     responses, tenant = responses_of(http_request), tenant_of(http_request)
-    found = await responses.find(tenant, response_id)
-    if found is not None and found.response["status"] == "in_progress":
+    found = await responses.find_response(tenant, response_id)
+    if found is not None and found["status"] == "in_progress":
         journal = journal_of(http_request)
         part = await journal.read(tenant, response_id, MAX_INT32)
         if part is not None and await journal.settle(tenant, response_id, part):
-            found = await responses.find(tenant, response_id)
+            found = await responses.find_response(tenant, response_id)
     if found is None:
         raise _not_found(response_id)
     return found

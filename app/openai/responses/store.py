@@ -97,13 +97,17 @@ class ResponseStore:
         except (StoreUnavailableError, StoreFullError) as error:
             logger.warning("a response is not stored: %s", error.message)
 
+    async def find_response(self, tenant: str, response_id: str) -> dict[str, Any] | None:
+        """A stored response without the conversation behind it."""
+        found = await self._find(tenant, response_id)
+        if found is None:
+            return None
+        response: dict[str, Any] = orjson.loads(found.body)["response"]
+        return response
+
     async def find(self, tenant: str, response_id: str, *, uses: bool = False) -> StoredResponse | None:
         """A stored response; `uses` lets it be evicted after those that were used before."""
-
-        def query(database: sqlite3.Connection) -> StoredObject | None:
-            return self.table.find(database, tenant, response_id)
-
-        found = await self.store.query(query)
+        found = await self._find(tenant, response_id)
         if found is not None and uses:
             try:
                 await self.store.transact(lambda database: self.table.mark_used(database, tenant, response_id))
@@ -122,6 +126,9 @@ class ResponseStore:
     async def delete(self, tenant: str, response_id: str) -> bool:
         """-> whether there was one."""
         return await self.store.transact(lambda database: self.table.delete(database, tenant, response_id))
+
+    async def _find(self, tenant: str, response_id: str) -> StoredObject | None:
+        return await self.store.query(lambda database: self.table.find(database, tenant, response_id))
 
 
 def responses_of(request: Request) -> ResponseStore:
