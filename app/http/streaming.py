@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tessera.app.deadline import within
 from tessera.app.http.access_log import trace_of
 from tessera.app.http.errors import (
     ClientDisconnectedError,
@@ -163,7 +162,7 @@ class EventStream(Response):
         if self._started:
             last = send({"type": "http.response.body", "body": self._events.failure(error), "more_body": False})
             with contextlib.suppress(asyncio.TimeoutError):  # the reader has stalled as well
-                await within(self._settings.stall_timeout, last)
+                await asyncio.wait_for(last, self._settings.stall_timeout)
         else:
             await error_response(error, trace.dialect)(scope, receive, send)
 

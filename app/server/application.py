@@ -74,8 +74,8 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         if model.template is not None:
             model.template.start()
         app.state.store.start()
-        app.state.seal = Seal(await stored_seal_key(app.state.store))
         app.state.batch_runner.start()
+        app.state.seal = Seal(await stored_seal_key(app.state.store))
         yield
         await app.state.batch_runner.close()
         await app.state.background.close()

@@ -34,7 +34,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.tools",),
     ("app.reasoning", "app.text", "app.http"),
     ("app.schema",),
-    ("app.deadline", "app.settings"),
+    ("app.settings",),
     ("engine.ipc.process",),
     ("engine.ipc",),
     ("engine.runner",),
