@@ -266,6 +266,12 @@ class ObjectTable:
         return count, num_bytes
 
 
+def drop_content(database: sqlite3.Connection, seq: int) -> None:
+    """Let the content of an object go, which the next cleaning removes; the object stays."""
+    database.execute("INSERT OR IGNORE INTO removed_contents SELECT id FROM objects WHERE seq = ?", (seq,))
+    database.execute("UPDATE objects SET has_content = 0 WHERE seq = ?", (seq,))
+
+
 def delete_expired(database: sqlite3.Connection, limit: int = 1000) -> int:
     """Delete at most `limit` objects whose time is over; -> how many."""
     return database.execute(

@@ -18,8 +18,17 @@ import pytest
 from openai.types import Batch
 
 from tessera.app.openai.batches import output_files, run
-from tessera.app.openai.batches.tables import LineResult, OwnerLostError, TokenUsage, claim, save_results
+from tessera.app.openai.batches.tables import (
+    BATCHES_SCHEMA,
+    LineResult,
+    OwnerLostError,
+    TokenUsage,
+    candidates,
+    claim,
+    save_results,
+)
 from tessera.app.store.errors import StoreFullError
+from tessera.app.store.objects import OBJECTS
 from tessera.app.store.store import DATABASE_FILE
 from tessera.engine.contract.errors import EngineError, EngineUnavailableError, QueueFullError
 from tests.support.fake_client import FakeClient, Submission, play
@@ -401,3 +410,39 @@ def test_an_owner_that_was_replaced_can_store_nothing(tmp_path: Path) -> None:
         save_results(database, seq, "first", [LineResult(2, False, b"{}\n", TokenUsage())])
     assert database.execute("SELECT COUNT(*) FROM batch_results").fetchone() == (1,)
     database.close()
+
+
+def test_no_tenant_waits_for_all_batches_of_another_and_servers_run_those_of_their_models() -> None:
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    for schema in (OBJECTS, BATCHES_SCHEMA):
+        for statement in schema.migrations[0]:
+            database.execute(statement)
+    rows = [("a", "m", 9), ("a", "m", 9), ("a", "m", 9), ("b", "m", 9), ("b", "n", 9), ("b", "n", -9)]
+    for seq, (tenant, models, rest) in enumerate(rows, start=1):
+        database.execute(
+            "INSERT INTO batches (seq, tenant, status, models, deadline) VALUES (?, ?, 'validating', ?, ?)",
+            (seq, tenant, models, time.time() + rest),
+        )
+    assert candidates(database, "m", limit=10) == [1, 4, 2, 6, 3], "6 is over, which any server can end"
+    assert candidates(database, "n", limit=1) == [5]
+    database.close()
+
+
+def test_the_input_goes_with_the_end_of_the_batch_or_the_batch_fails_without_it(tmp_path: Path) -> None:
+    engine = Engine()
+    files = tmp_path / "data" / "files"
+    with batch_server(tmp_path, engine) as url, sdk(url) as api:
+        done = until(api, start(api, [line("a")]), *ENDED)
+        engine.well = False
+        waiting = until(api, start(api, [line("a")]), "in_progress")
+    with batch_server(tmp_path, engine) as url, sdk(url) as api:  # which cleans when it starts
+        end = time.monotonic() + PATIENCE
+        while (files / done.id).exists():
+            assert time.monotonic() < end
+            threading.Event().wait(0.05)
+    (files / waiting.id).unlink()
+    with batch_server(tmp_path, engine) as url, sdk(url) as api:
+        lost = until(api, waiting, *ENDED)
+        assert lost.errors is not None
+        assert lost.errors.data is not None
+        assert (lost.status, lost.errors.data[0].code) == ("failed", "file_not_found")

@@ -75,7 +75,7 @@ class Batches:
             return await self.store.transact(
                 lambda database: self._insert(database, tenant, batch_id, body, deadline, file.size)
             )
-        except BaseException:
+        except Exception:  # not where it is cancelled: the transaction goes on
             await self.store.with_contents(lambda contents: contents.remove(batch_id))
             raise
 

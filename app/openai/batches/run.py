@@ -9,7 +9,7 @@ import time
 from collections import deque
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tessera.app.openai.batches.batches import Batches
 from tessera.app.openai.batches.execution import LineExecutor, SuspectLineError
@@ -29,8 +29,6 @@ from tessera.app.openai.batches.tables import (
 from tessera.app.store.errors import StoreFullError, StoreUnavailableError
 
 logger = logging.getLogger("tessera.app")
-
-T = TypeVar("T")
 
 SAVE_INTERVAL = 0.2  # seconds between two transactions with results
 LOOK_INTERVAL = 1.0  # seconds between two looks whether the batch is cancelled
@@ -77,7 +75,7 @@ class BatchRun:
         row = claimed
         path = await self._store.with_contents(lambda contents: contents.path(claimed.id))
         if not await asyncio.to_thread(path.is_file):
-            await self._fail([_error("file_not_found", "The input file is lost.")])
+            await self._fail([_error("file_not_found", "The input file is lost.")], although_cancelled=True)
             return
         if row.status == "validating" and time.time() < row.deadline:
             row = await self._validate(row, path)
@@ -102,20 +100,17 @@ class BatchRun:
         changes = {"in_progress_at": int(time.time()), "total": found.num_requests, "model": found.model}
         return await self._change("in_progress", changes)
 
-    async def _fail(self, errors: list[dict[str, Any]]) -> BatchRow:
-        """The batch without a line run, unless it has been cancelled."""
+    async def _fail(self, errors: list[dict[str, Any]], *, although_cancelled: bool = False) -> BatchRow:
+        """The failed batch, or the cancelled one as it is."""
         changes = {"failed_at": int(time.time()), "errors": {"object": "list", "data": errors}}
 
         def fail(database: sqlite3.Connection) -> BatchRow:
-            if read_owned(database, self._seq, self._owner).status != "cancelling":
+            if although_cancelled or read_owned(database, self._seq, self._owner).status != "cancelling":
                 expires = self._batches.table.expiry(time.time())
                 finish(database, self._seq, self._owner, "failed", changes, expires)
             return read_owned(database, self._seq, self._owner)
 
-        row = await self._store.transact(fail)
-        if row.status == "failed":
-            await self._store.with_contents(lambda contents: contents.remove(row.id))
-        return row
+        return await self._store.transact(fail)
 
     async def _change(self, status: Status, changes: dict[str, Any]) -> BatchRow:
         """The next status, unless the batch has been cancelled."""
@@ -232,7 +227,7 @@ class BatchRun:
     async def _end(
         self, row: BatchRow, status: Status, changes: dict[str, Any], published: list[tuple[str, str, str, int]]
     ) -> None:
-        """The last transaction, with the published files, as `OutputFiles.publish` gives them; then the input goes."""
+        """The last transaction, with the published files, as `OutputFiles.publish` gives them."""
 
         def end(database: sqlite3.Connection) -> None:
             for field, file_id, filename, num_bytes in published:
@@ -250,8 +245,11 @@ class BatchRun:
             expires = self._batches.table.expiry(time.time())
             finish(database, self._seq, self._owner, status, changes, expires)
 
-        await self._store.transact(end)
-        await self._store.with_contents(lambda contents: contents.remove(row.id))
+        try:
+            await self._store.transact(end)
+        except StoreFullError:  # they are not to fill the disk further
+            await self._store.with_contents(lambda contents: contents.remove(*(each[1] for each in published)))
+            raise
         logger.info("batch %s: %s", row.id, status)
 
 

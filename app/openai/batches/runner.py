@@ -1,7 +1,7 @@
 """Finds batches that no process works on, and works on them.
 
 A batch belongs to the process that holds its lock, which the kernel frees when that process ends, however it ends. The
-other app processes, or the server after a restart, then take the batch over within LOOK_INTERVAL.
+other app processes, or the server after a restart, look for such batches every LOOK_INTERVAL.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import orjson
 
-from tessera.app.store.objects import ObjectTable
+from tessera.app.store.objects import ObjectTable, drop_content
 from tessera.app.store.schema import Schema
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
@@ -223,9 +223,10 @@ def finish(
     changes: dict[str, Any],
     expires: float | None,
 ) -> None:
-    """End a batch; its results go, as they are in its files now. Raises OwnerLostError."""
+    """End a batch; its input goes, and its results, as they are in its files now. Raises OwnerLostError."""
     change_status(database, seq, status, changes, owner=owner)
     database.execute(f"DELETE FROM batch_results WHERE {_of(seq)}")
+    drop_content(database, seq)
     database.execute("UPDATE objects SET size = LENGTH(body), expires = ? WHERE seq = ?", (expires, seq))
 
 

@@ -57,7 +57,7 @@ class Files:
                     database, tenant, file_id, filename, purpose, incoming.num_bytes, lifetime=lifetime
                 )
             )
-        except BaseException:
+        except Exception:  # not where it is cancelled: the transaction goes on
             await self.store.with_contents(lambda contents: contents.remove(file_id))
             raise
         return file_object(stored)
