@@ -98,7 +98,7 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     reasoning_parser: Annotated[
         ReasoningParserName,
         Option(
-            "how reasoning is told from the answer; think: by <think>...</think>; deepseek_r1: the same, begun before "
+            "how reasoning is told from the content; think: by <think>...</think>; deepseek_r1: the same, begun before "
             "the completion; auto: as the chat template shows",
             group="model",
         ),

@@ -18,7 +18,8 @@ CARRIED_MODELS = Path(__file__).resolve().parents[1] / ".carry" / "models"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--gguf-mutations", type=int, default=2000, help="how many mutated GGUF headers to read")
+    parser.addoption("--gguf-mutations", type=int, default=1000, help="how many mutated GGUF headers to read")
+    parser.addoption("--worlds", type=int, default=80, help="how many random worlds the scheduler is put into")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,7 +34,8 @@ SLOW = (
     *("e2e/", "emulation/", "faults/", "loadtest/test_command"),
     *("app/test_cli", "app/test_schemathesis", "app/test_hub", "app/test_responses_store", "wire/test_sdk_helpers"),
     *("engine/test_client", "engine/test_process", "engine/test_cuda_graphs", "engine/test_embeddings_engine"),
-    *("cuda/test_compile", "structure/test_install", "engine/gguf/test_gguf_mutations"),
+    *("cuda/test_compile", "structure/test_install", "structure/test_docs_examples"),
+    *("engine/gguf/test_gguf_mutations", "engine/gguf/test_gguf_tokenizer"),
 )
 
 

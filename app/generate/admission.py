@@ -114,7 +114,7 @@ class Admission(Generic[R]):
         num_choices = len(prompts) * request.num_choices
         if num_choices > model.settings.max_choices:
             raise InvalidRequestError(
-                f"The request asks for {num_choices} answers, but at most {model.settings.max_choices} are accepted.",
+                f"The request asks for {num_choices} choices, but at most {model.settings.max_choices} are accepted.",
                 param="n",
             )
         checked = [checked_prompt(token_ids, model.info, param) for token_ids in prompts]

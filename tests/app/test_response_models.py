@@ -331,7 +331,7 @@ def test_every_response_and_event_fits_and_every_field_occurs(tmp_path: Path) ->
     assert CASES.keys() == {operation.id for operation in OPERATIONS}
     operations = {operation.id: operation for operation in OPERATIONS}
     with (
-        serve(client, tool_settings(tmp_path)) as url,  # type: ignore[arg-type]
+        serve(client, tool_settings(tmp_path)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE) as http,
     ):
         for name, cases in CASES.items():
