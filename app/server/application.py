@@ -42,6 +42,8 @@ from tessera.app.openai.files import routes as files
 from tessera.app.openai.files.files import Files
 from tessera.app.openai.invocations import routes as invocations
 from tessera.app.openai.models import routes as models
+from tessera.app.openai.rerank import routes as rerank
+from tessera.app.openai.rerank.scorers import Scorers
 from tessera.app.openai.responses import routes as responses
 from tessera.app.openai.responses.background import BackgroundJobs
 from tessera.app.openai.responses.journal import JobOwner
@@ -60,8 +62,23 @@ from tessera.engine.ipc.client import EngineClient
 
 OLLAMA_ROUTES = (ollama, ollama_embed, ollama_models)
 ROUTES = (
-    *(chat, stored_chat, completions, responses, conversations, messages, embeddings, invocations, models, tokenize),
-    *(files, batches, *OLLAMA_ROUTES, health, root, description),
+    chat,
+    stored_chat,
+    completions,
+    responses,
+    conversations,
+    messages,
+    embeddings,
+    rerank,
+    invocations,
+    models,
+    tokenize,
+    files,
+    batches,
+    *OLLAMA_ROUTES,
+    health,
+    root,
+    description,
 )
 SCHEMAS: tuple[Schema, ...] = (RESPONSES, CONVERSATIONS, BATCHES_SCHEMA, SERVER_KEYS)  # of what rooms store
 PAGE_ROUTES = (status,)  # left out with --no-ui
@@ -111,6 +128,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     app.state.background = BackgroundJobs()
     app.state.seal = Seal(new_seal_key())  # until the store has been read
     app.state.embeddings = Embeddings(model)
+    app.state.scorers = Scorers(model, app.state.embeddings)
     served = ROUTES + (PAGE_ROUTES if settings.ui else ())
     for routes in served:
         app.include_router(routes.router)

@@ -13,6 +13,7 @@ import logging
 import time
 import uuid
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -281,8 +282,12 @@ class EngineClient:
         self._send(AddRequest(request_id, prompt_token_ids, params, now, priority, cache_salt, num_choices))
         return RequestStream(self, request_id, inbox)
 
-    async def embed(self, inputs: list[list[int]], *, role: EmbedderRole = "main") -> Vectors:
-        """Embeddings [inputs, dimension] of unit length. Cancelling it stops the work.
+    async def embed(
+        self, inputs: list[list[int]], *, role: EmbedderRole = "main", first_lengths: Sequence[int] = ()
+    ) -> Vectors:
+        """Embeddings [inputs, dimension] of unit length, or a scorer's logits [inputs, labels]; see `AddEmbedding`.
+
+        Cancelling it stops the work.
 
         Raises:
             RequestError: an input is wrong or too long, too many requests wait, or the engine is not there.
@@ -292,7 +297,7 @@ class EngineClient:
             raise EngineUnavailableError(f"{reason}; please try again later")
         request_id = f"{self._id_prefix}-{next(self._counter)}"
         waiter = self._embedding_waiters[request_id] = self._loop.create_future()
-        self._send(AddEmbedding(request_id, inputs, role))
+        self._send(AddEmbedding(request_id, inputs, role, list(first_lengths)))
         try:
             vectors = await waiter
         except asyncio.CancelledError:
