@@ -52,10 +52,9 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
         text_threads: threads that render templates and encode long texts.
         max_text_jobs: most renderings and encodings waiting for those threads; beyond it 429.
         max_choices: most sequences of one request, prompts times n.
-        max_stored_responses: most responses of /v1/responses that are kept per API key; 0 keeps none.
-        max_stored_bytes: most memory that they take.
-        response_file: file that several app processes keep them in; None: each in its own memory.
-        seal_key: hexadecimal key with which several app processes seal reasoning; empty: each has its own.
+        max_stored_objects: most responses that are stored per API key, and as many conversations and chat
+            completions; 0 stores none.
+        max_stored_bytes: most bytes of each of them.
         num_app_processes: of this server; `app_process` is the number of this one, from 0.
         count_fd: descriptor of the memory that several app processes count HTTP requests in; None: each for itself.
         max_connections: most open connections of one app process, and a few more for health checks.
@@ -76,10 +75,8 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     text_threads: int = 2
     max_text_jobs: int = 512
     max_choices: int = 1024
-    max_stored_responses: int = 1024
-    max_stored_bytes: int = 64 * 2**20
-    response_file: str | None = None
-    seal_key: str = ""
+    max_stored_objects: int = 2**16
+    max_stored_bytes: int = 2**30
     num_app_processes: int = 1
     app_process: int = 0
     count_fd: int | None = None

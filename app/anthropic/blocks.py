@@ -159,10 +159,11 @@ class ToolResultBlock(Block):
 
 
 class ThinkingBlock(Block):
-    """Reasoning of an earlier turn; its signature is not needed."""
+    """Reasoning of an earlier turn; the signature is needed only where the text was omitted."""
 
     type: Literal["thinking"]
     thinking: Text
+    signature: Text | None = None
 
 
 class RedactedThinkingBlock(Block):

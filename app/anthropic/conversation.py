@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import orjson
 from pydantic import ConfigDict
@@ -24,6 +24,8 @@ from tessera.app.generate.served_model import ServedModel
 from tessera.app.schema.chat import ChatMessage, ChatRequest, ToolCall, ToolCallFunction
 from tessera.app.schema.generation_fields import SamplingFields
 from tessera.engine.contract.errors import ContextLengthError
+
+Unseal: TypeAlias = Callable[[str], str | None]
 
 
 class MessagesChat(ChatRequest):
@@ -49,13 +51,17 @@ class PreparedChat:
     num_original_tokens: int
 
 
-async def prepare_chat(model: ServedModel, request: MessagesPrompt) -> PreparedChat:
+async def prepare_chat(model: ServedModel, request: MessagesPrompt, unseal: Unseal) -> PreparedChat:
     """The chat that the request amounts to, and its prompt.
+
+    Args:
+        unseal: the reasoning behind a signature; None where it cannot be read.
 
     Raises:
         RequestError: the request cannot be combined so, or the template cannot render it.
     """
-    chat = _chat_of(request, request.messages)
+    given = [_unsealed(message, unseal) for message in request.messages]
+    chat = _chat_of(request, given)
     chat.check()
     if request.context_management is None:
         prompt = await render_chat(model, chat)
@@ -70,12 +76,25 @@ async def prepare_chat(model: ServedModel, request: MessagesPrompt) -> PreparedC
             return model.info.max_model_len
         return len(prompt.token_ids)
 
-    messages, applied = await request.context_management.edit(request.messages, count_tokens)
+    messages, applied = await request.context_management.edit(given, count_tokens)
     if applied:
         chat = _chat_of(request, messages)
     prompt = prompts.get(id(messages)) or await render_chat(model, chat)
     cleared = sum(edit["cleared_input_tokens"] for edit in applied)
     return PreparedChat(chat, prompt, applied, len(prompt.token_ids) + cleared)
+
+
+def _unsealed(message: Message, unseal: Unseal) -> Message:
+    """The message with the reasoning that was omitted."""
+    if not any(isinstance(block, ThinkingBlock) and not block.thinking for block in message.content):
+        return message
+    blocks = [
+        block.model_copy(update={"thinking": unseal(block.signature or "") or ""})
+        if isinstance(block, ThinkingBlock) and not block.thinking
+        else block
+        for block in message.content
+    ]
+    return message.model_copy(update={"content": blocks})
 
 
 def _chat_of(request: MessagesPrompt, messages: Sequence[Message]) -> MessagesChat:
@@ -135,7 +154,7 @@ def _assistant_messages(blocks: Iterable[ContentBlock]) -> Iterator[ChatMessage]
         if isinstance(block, ToolUseBlock)
     ]
     texts = [text for block in blocks if (text := text_of_blocks([block]))]
-    reasoning = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    reasoning = [block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking]
     # Not validated again: several messages in a row make one that may be beyond a single message's bounds.
     yield ChatMessage.model_construct(
         role="assistant",

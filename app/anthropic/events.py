@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -26,17 +26,19 @@ class MessageEvents:
         *,
         applied_edits: list[dict[str, Any]] | None = None,
         fills_context: bool = False,
+        seal: Callable[[str], str] | None = None,
     ) -> None:
         """
         Args:
             applied_edits: edits of the history to report; None where the request asked for none.
             fills_context: the completion's token limit is what the context has room for.
+            seal: makes the signature of reasoning that is omitted; None shows it.
         """
         self._head = MessageHead(model)
         self._generation = generation
         self._report = {} if applied_edits is None else {"context_management": {"applied_edits": applied_edits}}
         self._fills_context = fills_context
-        self._writer = BlockWriter()
+        self._writer = BlockWriter(seal)
         self._finish_reason: FinishReason | None = None
 
     def opening(self) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -55,11 +55,15 @@ def stop_reason(finish_reason: FinishReason | None, stop_sequence: str | None, *
 class BlockWriter:
     """Turns the parts of one completion into blocks; each method returns the events that this causes.
 
+    Args:
+        seal: makes the signature of reasoning that is omitted; None shows it.
+
     Attributes:
         blocks: the content so far; the last block may still be open.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seal: Callable[[str], str] | None = None) -> None:
+        self._seal = seal
         self.blocks: list[dict[str, Any]] = []
         self._open = ""
         self._texts: list[str] = []
@@ -76,7 +80,8 @@ class BlockWriter:
                 events.append(self._delta({"type": "text_delta", "text": part.text}, part.text))
             elif isinstance(part, Reasoning):
                 events += self._opened("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-                events.append(self._delta({"type": "thinking_delta", "thinking": part.text}, part.text))
+                shown = self._delta({"type": "thinking_delta", "thinking": part.text}, part.text)
+                events += [shown] if self._seal is None else []
             elif isinstance(part, CallStart):
                 events += self.finish()
                 block = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
@@ -93,10 +98,10 @@ class BlockWriter:
         events: list[Event] = []
         if self._open == "tool_use":
             block["input"] = _parsed_input(text)
-        else:
+        elif self._open == "text" or self._seal is None:
             block[self._open] = text
         if self._open == "thinking":
-            block["signature"] = _signature(text)
+            block["signature"] = _signature(text) if self._seal is None else self._seal(text)
             events.append(self._delta({"type": "signature_delta", "signature": block["signature"]}, ""))
         self._open = ""
         self._texts = []

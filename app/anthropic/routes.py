@@ -13,6 +13,7 @@ from tessera.app.anthropic.objects import MessageEvent, MessageObject, TokenCoun
 from tessera.app.anthropic.schema import MessagesPrompt, MessagesRequest
 from tessera.app.generate.admission import admit
 from tessera.app.generate.completion import complete
+from tessera.app.generate.sealing import seal_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description
 from tessera.app.http.streaming import EventStream
@@ -29,11 +30,16 @@ router = APIRouter(tags=["Anthropic"])
 async def create_message(http_request: Request) -> Response:
     admission = await admit(http_request, MessagesRequest)
     request, model = admission.request, admission.model
-    prepared = await prepare_chat(model, request)
+    seal, tenant = seal_of(http_request), admission.tenant
+    prepared = await prepare_chat(model, request, lambda sealed: seal.open(sealed, tenant))
     generation = admission.start_chat(prepared.chat, prepared.prompt)
     room = model.info.max_model_len - len(prepared.prompt.token_ids)
     events = MessageEvents(
-        request.model, generation, applied_edits=prepared.applied_edits, fills_context=request.max_tokens > room
+        request.model,
+        generation,
+        applied_edits=prepared.applied_edits,
+        fills_context=request.max_tokens > room,
+        seal=(lambda text: seal.close(text, tenant)) if request.omits_thinking else None,
     )
     if request.stream:
         return EventStream(generation, events, model.settings)
@@ -49,7 +55,8 @@ async def create_message(http_request: Request) -> Response:
 )
 async def count_tokens(http_request: Request) -> Response:
     admission = await admit(http_request, MessagesPrompt)
-    prepared = await prepare_chat(admission.model, admission.request)
+    seal, tenant = seal_of(http_request), admission.tenant
+    prepared = await prepare_chat(admission.model, admission.request, lambda sealed: seal.open(sealed, tenant))
     count: dict[str, Any] = {"input_tokens": len(prepared.prompt.token_ids)}
     if prepared.applied_edits is not None:
         count["context_management"] = {"original_input_tokens": prepared.num_original_tokens}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StrictBool
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, StrictBool, Tag
 
 from tessera.app.anthropic.blocks import ContentBlock, Message, unreadable
+from tessera.app.anthropic.client_tools import CLIENT_TOOLS, ClientTool
 from tessera.app.anthropic.context import ContextManagement
 from tessera.app.schema.chat import MAX_MESSAGES
 from tessera.app.schema.examples import HELLO, WEATHER_PARAMETERS
@@ -62,14 +63,6 @@ def _own_tools(value: Any) -> Any:
     return own
 
 
-def _custom_only(value: Any) -> Any:
-    kind = value.get("type") if type(value) is dict else None
-    if kind not in (None, "custom"):
-        shown = kind[:40] if type(kind) is str else "unknown"
-        raise wrong(f"has the type '{shown}', but only the client's own tools, type 'custom', are supported")
-    return value
-
-
 class MessageTool(BaseModel):
     """A function of the client's; `input_schema` is a JSON Schema of its input."""
 
@@ -85,6 +78,26 @@ class MessageTool(BaseModel):
         function = {"name": self.name, "description": self.description or "", "parameters": self.input_schema}
         strict = {"strict": self.strict} if self.strict is not None else {}
         return Tool.model_validate({"type": "function", "function": {**function, **strict}})
+
+
+def _tool_kind(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "client" if type(kind) is str and kind.startswith(CLIENT_TOOLS) else "custom"
+
+
+def _known(value: Any) -> Any:
+    kind = value.get("type") if type(value) is dict else None
+    if kind not in (None, "custom") and _tool_kind(value) != "client":
+        shown = kind[:40] if type(kind) is str else "unknown"
+        known = ", ".join(f"{name}*" for name in CLIENT_TOOLS)
+        raise wrong(f"has the type '{shown}', but only the client's own tools are supported: custom, {known}")
+    return value
+
+
+AnyTool = Annotated[
+    Annotated[Annotated[MessageTool, Tag("custom")] | Annotated[ClientTool, Tag("client")], Discriminator(_tool_kind)],
+    BeforeValidator(_known),
+]
 
 
 class MessageToolChoice(BaseModel):
@@ -107,6 +120,11 @@ class Thinking(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = integer(0, MAX_INT32, "Most tokens of reasoning; it is ended there.")
+    display: Literal["summarized", "omitted"] | None = Field(
+        default=None,
+        description="omitted: blocks of reasoning have a signature only, with which the reasoning comes back;"
+        " otherwise all of it is shown.",
+    )
 
 
 class MessageMetadata(BaseModel):
@@ -150,7 +168,7 @@ class MessagesPrompt(RequestModel):
     messages: Annotated[list[Message], at_most(MAX_MESSAGES)] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: OptionalText = None
     tools: Annotated[
-        list[Annotated[MessageTool, BeforeValidator(_custom_only)]] | None,
+        list[AnyTool] | None,
         Field(max_length=MAX_TOOLS),
         BeforeValidator(_own_tools),
     ] = None
@@ -219,6 +237,10 @@ class MessagesRequest(MessagesPrompt, SamplingFields):
     stop_sequences: StopSequences | None = None
     stream: Off = False
     metadata: MessageMetadata | None = None
+
+    @property
+    def omits_thinking(self) -> bool:
+        return self.thinking is not None and self.thinking.display == "omitted"
 
     @property
     def response_format(self) -> JsonSchemaFormat | None:

@@ -17,7 +17,7 @@ from tessera.app.generate.generation import Choice, Generation, TextOptions
 from tessera.app.generate.prompt import ChatPrompt, checked_prompt
 from tessera.app.generate.reader import CompletionReader, completion_reader
 from tessera.app.generate.reasoning_budget import reasoning_budget
-from tessera.app.generate.sampling import bad_word_ids, sampling_params
+from tessera.app.generate.sampling import bad_word_ids, check_all_logprobs, sampling_params
 from tessera.app.generate.served_model import ServedModel, model_of
 from tessera.app.http.access_log import trace_of
 from tessera.app.http.body import read_json_object
@@ -118,6 +118,7 @@ class Admission(Generic[R]):
                 param="n",
             )
         checked = [checked_prompt(token_ids, model.info, param) for token_ids in prompts]
+        check_all_logprobs(request, prompts, model.info)
         grammar = grammar if grammar is not None else request.grammar
         params = self._sampling_params(request, prompts, grammar, budget)
         options = _text_options(request)

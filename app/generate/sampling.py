@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tessera.app.schema.generation_fields import GenerationRequest
+from tessera.app.schema.generation_fields import ALL_LOGPROBS, MAX_ALL_LOGPROBS, GenerationRequest
 from tessera.app.text.tokenizer import Tokenizer, load_json
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError
 from tessera.engine.contract.messages import EngineInfo
-from tessera.engine.contract.sampling_params import MAX_SEED, ROW_PARAMETERS, Grammar, ReasoningBudget, SamplingParams
+from tessera.engine.contract.sampling_params import (
+    MAX_LOGPROBS,
+    MAX_SEED,
+    ROW_PARAMETERS,
+    Grammar,
+    ReasoningBudget,
+    SamplingParams,
+)
 
 logger = logging.getLogger("tessera.serve")
 
@@ -71,6 +78,20 @@ def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int,
     return tuple(found)
 
 
+def check_all_logprobs(request: GenerationRequest, prompts: Sequence[Sequence[int]], info: EngineInfo) -> None:
+    """Raise InvalidRequestError where `prompt_logprobs: -1` would report too many log-probabilities."""
+    if request.num_prompt_logprobs != ALL_LOGPROBS:
+        return
+    asked = sum(len(prompt) - 1 for prompt in prompts) * info.vocab_size
+    if asked > MAX_ALL_LOGPROBS:
+        raise InvalidRequestError(
+            f"prompt_logprobs -1 reports the whole vocabulary, {info.vocab_size} tokens, for each token of the prompt"
+            f" but the first; that may be at most {MAX_ALL_LOGPROBS} log-probabilities, not {asked}: ask for up to"
+            f" {MAX_LOGPROBS} per token, or send a shorter prompt.",
+            param="prompt_logprobs",
+        )
+
+
 def sampling_params(
     request: GenerationRequest,
     num_prompt_tokens: int,
@@ -111,8 +132,9 @@ def sampling_params(
         logit_bias=request.logit_bias,
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
-        logprobs=request.num_logprobs,
-        prompt_logprobs=request.num_prompt_logprobs,
+        logprobs=0 if request.logprob_token_ids else request.num_logprobs,
+        logprob_token_ids=request.logprob_token_ids,
+        prompt_logprobs=info.vocab_size if request.num_prompt_logprobs == ALL_LOGPROBS else request.num_prompt_logprobs,
         grammar=grammar,
         allowed_token_ids=request.allowed_token_ids or None,
         bad_words=bad_words,

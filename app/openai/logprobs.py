@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tessera.app.generate.generation import TokenEntry
+from tessera.app.schema.generation_fields import ALL_LOGPROBS
 from tessera.app.text.tokenizer import Tokenizer, printable_token
 from tessera.engine.contract.messages import TokenLogprobs
 
@@ -45,11 +46,12 @@ def chat_logprobs(
 def prompt_logprobs(
     found: Sequence[TokenLogprobs], tokenizer: Tokenizer, num_top: int
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """null for the first token, then for each token its own log-probability and those of the `num_top` best."""
+    """null for the first token, then for each token its own log-probability and those of the `num_top` best, or all."""
+    best = slice(None if num_top == ALL_LOGPROBS else num_top)
     rows: list[dict[str, dict[str, Any]] | None] = [None]
     for entry in found:
         row = {str(entry.token_id): _ranked_token(entry.token_id, entry.logprob, entry.rank, tokenizer)}
-        ranked = zip(entry.top_token_ids[:num_top], entry.top_logprobs, strict=False)
+        ranked = zip(entry.top_token_ids[best], entry.top_logprobs, strict=False)
         for rank, (token_id, logprob) in enumerate(ranked, start=1):
             row.setdefault(str(token_id), _ranked_token(token_id, logprob, rank, tokenizer))
         rows.append(row)

@@ -229,7 +229,9 @@ class ChatRequest(ConversationFields, GenerationRequest):
 
     @property
     def num_logprobs(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
+        if not self.logprobs:
+            return None
+        return max(len(self.logprob_token_ids), self.top_logprobs or 0)
 
     def check(self) -> None:
         super().check()

@@ -8,7 +8,6 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tessera.app.schema.fields import Text
-from tessera.app.schema.request import log_once
 from tessera.app.schema.structured_output import GrammarText
 from tessera.app.schema.tool_names import MAX_TOOL_DESCRIPTION, ToolName
 
@@ -23,7 +22,7 @@ class TextInput(BaseModel):
 
 
 class GrammarInput(BaseModel):
-    """Text that matches a grammar. An expression is enforced; Lark is shown to the model."""
+    """Text that matches a grammar, which is shown to the model and enforced. Lark may not refer to itself."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     type: Literal["grammar"]
@@ -60,8 +59,6 @@ class CustomTool(BaseModel):
             description = f"{description}\nThe input matches this grammar ({grammar.syntax}):\n{grammar.definition}"
             if grammar.syntax == "regex":
                 text["pattern"] = f"^(?:{grammar.definition})$"
-            else:
-                log_once("custom lark", "the Lark grammars of custom tools are shown to the model, but not enforced")
         return {
             "name": self.name,
             "description": description.strip(),
@@ -71,7 +68,7 @@ class CustomTool(BaseModel):
                 "required": [INPUT],
                 "additionalProperties": False,
             },
-            "strict": grammar is not None and grammar.syntax == "regex",
+            "strict": grammar is not None,
         }
 
 

@@ -11,7 +11,12 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StrictBool
 from pydantic_core import PydanticCustomError
 
-from tessera.engine.contract.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from tessera.engine.contract.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_STOP_TOKEN_IDS,
+)
 
 MAX_INT32 = 2**31 - 1
 MAX_TEXT = 2**23  # characters, more than any context holds; the model's context is checked later
@@ -172,6 +177,16 @@ BadWords = Annotated[
     Field(max_length=MAX_BAD_WORDS),
     BeforeValidator(_empty_for_null, json_schema_input_type=BadWordsInput),
     Field(description=f"Up to {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_CHARS} characters that are not generated."),
+]
+LogprobTokenIdsInput = Annotated[list[TokenId], Field(max_length=MAX_LOGPROB_TOKEN_IDS)] | None
+LogprobTokenIds = Annotated[
+    tuple[TokenId, ...],
+    Field(max_length=MAX_LOGPROB_TOKEN_IDS),
+    BeforeValidator(_empty_for_null, json_schema_input_type=LogprobTokenIdsInput),
+    Field(
+        description=f"Up to {MAX_LOGPROB_TOKEN_IDS} ids of the vocabulary to report in place of the best tokens;"
+        " needs logprobs.",
+    ),
 ]
 AllowedTokenIds = Annotated[
     tuple[TokenId, ...],

@@ -14,6 +14,7 @@ from tessera.app.schema.fields import (
     BadWords,
     Label,
     LogitBias,
+    LogprobTokenIds,
     ModelName,
     NotSupported,
     Off,
@@ -37,6 +38,8 @@ from tessera.app.schema.structured_output import (
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import MAX_LOGPROBS, MIN_REPETITION_PENALTY, Grammar
 
+MAX_ALL_LOGPROBS = 2**18  # of one response
+ALL_LOGPROBS = -1
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
@@ -100,7 +103,6 @@ class GenerationRequest(SamplingFields):
         "kv_transfer_params": ({},),
         "length_penalty": (1.0, 1),
         "logits_processors": ([],),
-        "logprob_token_ids": ([],),
         "padding": (False,),
         "prompt_embeds": ([],),
         "repetition_detection": (),
@@ -131,8 +133,12 @@ class GenerationRequest(SamplingFields):
         default=None, description="Where truncate_prompt_tokens takes tokens away; left if omitted."
     )
     prompt_logprobs: int | None = integer(
-        0, MAX_LOGPROBS, "Alternatives to report per token of the prompt; not with stream."
+        -1,
+        MAX_LOGPROBS,
+        f"Alternatives to report per token of the prompt; not with stream. -1 reports the whole vocabulary, where that"
+        f" is at most {MAX_ALL_LOGPROBS} log-probabilities.",
     )
+    logprob_token_ids: LogprobTokenIds = ()
     response_format: ResponseFormat | None = Field(
         default=None, description="Text, any JSON object, or JSON that matches a schema."
     )
@@ -170,7 +176,7 @@ class GenerationRequest(SamplingFields):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """The same for the prompt's tokens."""
+        """The same for the prompt's tokens; ALL_LOGPROBS reports the whole vocabulary."""
         return self.prompt_logprobs
 
     @property
@@ -200,6 +206,10 @@ class GenerationRequest(SamplingFields):
             raise InvalidRequestError("stream_options is only allowed when stream is true.", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequestError("prompt_logprobs is not allowed when stream is true.", param="prompt_logprobs")
+        if self.logprob_token_ids and self.num_logprobs is None:
+            raise InvalidRequestError(
+                "logprob_token_ids is only allowed together with logprobs.", param="logprob_token_ids"
+            )
         if self.truncate_prompt_tokens == 0:
             raise InvalidRequestError(
                 "truncate_prompt_tokens must be -1 or at least 1, not 0.", param="truncate_prompt_tokens"

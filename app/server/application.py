@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from tessera import __version__
 from tessera.app.anthropic import routes as messages
 from tessera.app.anthropic.errors import ANTHROPIC
+from tessera.app.generate.sealing import Seal
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.http.access_log import RequestIdMiddleware
 from tessera.app.http.auth import AcceptedKeys, AuthMiddleware, OriginMiddleware
@@ -31,7 +31,11 @@ from tessera.app.openai.batches.batches import Batches
 from tessera.app.openai.batches.runner import BatchRunner
 from tessera.app.openai.batches.tables import BATCHES_SCHEMA
 from tessera.app.openai.chat import routes as chat
+from tessera.app.openai.chat import stored_routes as stored_chat
+from tessera.app.openai.chat.store import CompletionStore
 from tessera.app.openai.completions import routes as completions
+from tessera.app.openai.conversations import routes as conversations
+from tessera.app.openai.conversations.store import CONVERSATIONS, ConversationStore
 from tessera.app.openai.embeddings import routes as embeddings
 from tessera.app.openai.embeddings.embedders import Embeddings
 from tessera.app.openai.files import routes as files
@@ -42,14 +46,15 @@ from tessera.app.openai.rerank import routes as rerank
 from tessera.app.openai.rerank.scorers import Scorers
 from tessera.app.openai.responses import routes as responses
 from tessera.app.openai.responses.background import BackgroundJobs
-from tessera.app.openai.responses.sealing import Seal
-from tessera.app.openai.responses.store import ResponseStore
+from tessera.app.openai.responses.journal import JobOwner
+from tessera.app.openai.responses.store import RESPONSES, ResponseStore
 from tessera.app.openai.tokenize import routes as tokenize
 from tessera.app.openapi import routes as description
 from tessera.app.ops import health
 from tessera.app.ops import root_routes as root
 from tessera.app.ops import status_routes as status
 from tessera.app.ops.metrics_page import MetricsPage
+from tessera.app.server.seal_key import SERVER_KEYS, new_seal_key, stored_seal_key
 from tessera.app.settings import AppSettings
 from tessera.app.store.schema import Schema
 from tessera.app.store.store import Store
@@ -58,8 +63,10 @@ from tessera.engine.ipc.client import EngineClient
 OLLAMA_ROUTES = (ollama, ollama_embed, ollama_models)
 ROUTES = (
     chat,
+    stored_chat,
     completions,
     responses,
+    conversations,
     messages,
     embeddings,
     rerank,
@@ -73,7 +80,7 @@ ROUTES = (
     root,
     description,
 )
-SCHEMAS: tuple[Schema, ...] = (BATCHES_SCHEMA,)  # tables of the rooms that store something
+SCHEMAS: tuple[Schema, ...] = (RESPONSES, CONVERSATIONS, BATCHES_SCHEMA, SERVER_KEYS)  # of what rooms store
 PAGE_ROUTES = (status,)  # left out with --no-ui
 
 
@@ -91,6 +98,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
             model.template.start()
         app.state.store.start()
         app.state.batch_runner.start()
+        app.state.seal = Seal(await stored_seal_key(app.state.store))
         yield
         await app.state.batch_runner.close()
         await app.state.background.close()
@@ -110,14 +118,15 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     )
     app.state.model = model
     app.state.store = Store(Path(settings.data_dir) if settings.data_dir is not None else None, SCHEMAS)
+    app.state.responses = ResponseStore(app.state.store, settings)
+    app.state.conversations = ConversationStore(app.state.store, settings)
+    app.state.stored_completions = CompletionStore(app.state.store, settings)
+    app.state.job_owner = JobOwner(app.state.store)
     app.state.files = Files(app.state.store, settings)
     app.state.batches = Batches(app.state.store, app.state.files, settings)
     app.state.batch_runner = BatchRunner(app, model, app.state.batches)
-    app.state.response_store = ResponseStore(
-        settings.max_stored_responses, settings.max_stored_bytes, settings.response_file
-    )
     app.state.background = BackgroundJobs()
-    app.state.seal = Seal(bytes.fromhex(settings.seal_key) if settings.seal_key else secrets.token_bytes(32))
+    app.state.seal = Seal(new_seal_key())  # until the store has been read
     app.state.embeddings = Embeddings(model)
     app.state.scorers = Scorers(model, app.state.embeddings)
     served = ROUTES + (PAGE_ROUTES if settings.ui else ())

@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import logging
 import os
-import secrets
 import signal
 import socket
 from collections.abc import Callable
@@ -30,7 +29,6 @@ from tessera.engine.ipc.supervisor import EngineStartError, EngineSupervisor, ma
 
 logger = logging.getLogger("tessera.serve")
 
-RESPONSE_FILE = "responses.sqlite"
 ENGINE_STOP_TIMEOUT = 5.0  # seconds; by then no request is left for the engine to finish
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # the address to show for one that listens everywhere
 
@@ -76,8 +74,6 @@ class Server:
         if options.api_workers > 1:
             app = msgspec.structs.replace(
                 app,
-                response_file=str(run_dir / RESPONSE_FILE),
-                seal_key=secrets.token_hex(32),
                 num_app_processes=options.api_workers,
                 count_fd=make_shared_memory(),
             )

@@ -31,10 +31,15 @@ class TextWorkers:
             raise QueueFullError("Too many prompts are waiting to be prepared.")
         future = self._pool.submit(job, *args, **kwargs)
         future.add_done_callback(self._give_place_back)
+        waiting = asyncio.wrap_future(future)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
-        except asyncio.TimeoutError:
-            raise EngineUnavailableError("The server is too busy to prepare this prompt.") from None
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the result.
+            await asyncio.wait({waiting}, timeout=timeout)
+            if not waiting.done():
+                raise EngineUnavailableError("The server is too busy to prepare this prompt.")
+            return waiting.result()
+        finally:
+            waiting.cancel()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

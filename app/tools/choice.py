@@ -7,6 +7,9 @@ from typing import Any
 
 from tessera.app.reasoning.format import THINK, ReasoningFormat, ReasoningStart
 from tessera.app.schema.chat import ChatRequest
+from tessera.app.schema.custom_tools import GrammarInput
+from tessera.app.schema.request import log_once
+from tessera.app.schema.tools import Tool
 from tessera.app.tools.grammar import (
     CONTENT_SPACE,
     ESCAPED_SLASH,
@@ -17,6 +20,8 @@ from tessera.app.tools.grammar import (
     literal,
     text_and_calls_grammar,
 )
+from tessera.app.tools.json_text import UnsupportedGrammarError
+from tessera.app.tools.lark_terminals import lark_terminals, regex_grammar
 from tessera.app.tools.tool_format import ToolFormat
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import Grammar
@@ -36,7 +41,9 @@ def tool_grammar(
     """
     choice = request.effective_tool_choice
     functions = [
-        CallableFunction(tool.function.name, tool.function.parameters, tool.function.strict is True)
+        CallableFunction(
+            tool.function.name, tool.function.parameters, tool.function.strict is True, _input_grammar(tool)
+        )
         for tool in request.shown_tools
         if choice.name in (None, tool.function.name)
     ]
@@ -53,6 +60,21 @@ def tool_grammar(
     else:
         return None
     return Grammar("lark", text, "tools")
+
+
+def _input_grammar(tool: Tool) -> str | None:
+    """The Lark grammar of a custom tool's input; None where there is none, or none that can be enforced."""
+    given = tool.custom.format if tool.custom is not None else None
+    if not isinstance(given, GrammarInput):
+        return None
+    text = given.definition if given.syntax == "lark" else regex_grammar(given.definition)
+    try:
+        lark_terminals(text, "X", quoted=True)
+    except UnsupportedGrammarError as error:
+        if given.syntax == "lark":  # an expression is in the schema as well
+            log_once(f"lark {error}", "a custom tool's Lark grammar is shown to the model, but not enforced: %s", error)
+        return None
+    return text
 
 
 def _expression(grammar: Grammar) -> str:

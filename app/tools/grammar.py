@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tessera.app.reasoning.format import THINK, ReasoningFormat, ReasoningStart
+from tessera.app.schema.custom_tools import INPUT
+from tessera.app.tools.lark_terminals import lark_terminals
 
 TokenIdOf: TypeAlias = Callable[[str], int | None]
 
@@ -27,11 +29,15 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 
 @dataclass(frozen=True)
 class CallableFunction:
-    """A function that may be called; with `strict` every keyword of its schema must be enforced."""
+    """A function that may be called; with `strict` every keyword of its schema must be enforced.
+
+    `input_grammar`: the Lark grammar of its one argument `input`, of a custom tool.
+    """
 
     name: str
     parameters: Mapping[str, Any] | None
     strict: bool = False
+    input_grammar: str | None = None
 
 
 class GrammarWriter:
@@ -60,6 +66,13 @@ class GrammarWriter:
         if token_id is not None:
             return f"{self.rule(name, ANY_TEXT)} <[{token_id}]>"
         return self.rule(f"{name}[lazy]", f"/(.|\\n)*{text.replace('/', ESCAPED_SLASH)}/")
+
+    def ended(self, name: str, terminal: str, text: str) -> str:
+        """A rule for a terminal that ends with a marker."""
+        token_id = self._token_id_of(text)
+        if token_id is not None:
+            return f"{self.rule(name, terminal)} <[{token_id}]>"
+        return self.rule(f"{name}[lazy]", f"{terminal} {literal(text)}")
 
     def text(self) -> str:
         return "\n".join(self._rules) + _COMMON_RULES
@@ -148,8 +161,20 @@ def json_expression(schema: Mapping[str, Any], *, strict: bool, space: str = ARG
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
 
-def arguments_expression(function: CallableFunction) -> str:
-    """A function's arguments as a JSON object."""
+def input_terminal(writer: GrammarWriter, function: CallableFunction, part: str, *, quoted: bool) -> str:
+    """The terminal of a custom tool's input; `quoted`: as it stands in a JSON string, without its quotes."""
+    assert function.input_grammar is not None
+    name, terminals = lark_terminals(function.input_grammar, part.upper(), quoted=quoted)
+    for terminal, body in terminals:
+        writer.rule(terminal, body)
+    return name
+
+
+def arguments_expression(writer: GrammarWriter, function: CallableFunction, part: str) -> str:
+    """A function's arguments as a JSON object; `part` is a name for rules."""
+    if function.input_grammar is not None:
+        text = input_terminal(writer, function, part, quoted=True)
+        return writer.rule(f"{part.upper()}_OBJECT", rf"/\{{ ?\x22{INPUT}\x22 ?: ?\x22/ {text} /\x22 ?\}}/")
     schema = _NO_PARAMETERS if function.parameters is None else {**function.parameters, "type": "object"}
     return json_expression(schema, strict=function.strict)
 
@@ -157,13 +182,17 @@ def arguments_expression(function: CallableFunction) -> str:
 def json_call(writer: GrammarWriter, function: CallableFunction, part: str, *, key: str = "arguments") -> str:
     """A call as an object with a name and arguments."""
     head = literal(f'{{"name": {json.dumps(function.name)}, "{key}": ')
-    return f'{head} {writer.rule(part, arguments_expression(function))} "}}"'
+    return f'{head} {writer.rule(part, arguments_expression(writer, function, part))} "}}"'
 
 
-def value_expression(schema: Any, definitions: Mapping[str, Any], *, strict: bool) -> str:
-    """A parameter's value as JSON; `definitions` are those of the whole schema that its references name."""
+def value_expression(writer: GrammarWriter, function: CallableFunction, schema: Any, part: str) -> str:
+    """A parameter's value as JSON; `part` is a name for rules."""
+    if function.input_grammar is not None:
+        text = input_terminal(writer, function, part, quoted=True)
+        return writer.rule(f"{part.upper()}_VALUE", rf"/\x22/ {text} /\x22/")
+    definitions = definitions_of(function)
     whole = {**schema, **definitions} if isinstance(schema, Mapping) else {}
-    return json_expression(whole, strict=strict)
+    return json_expression(whole, strict=function.strict)
 
 
 def parameters_of(function: CallableFunction) -> list[tuple[str, Any, bool]]:

@@ -12,7 +12,6 @@ from tessera.app.tools.call import CALLED_NAME, MAX_CALLED_NAME, MAX_KEY, Call
 from tessera.app.tools.grammar import (
     CallableFunction,
     GrammarWriter,
-    definitions_of,
     literal,
     parameters_of,
     value_expression,
@@ -120,10 +119,9 @@ class PythonCall(Call):
 
 def python_call_expression(writer: GrammarWriter, function: CallableFunction, part: str) -> str:
     """The Lark expression of a call: parameters in the schema's order, with JSON for values, which Python reads too."""
-    definitions = definitions_of(function)
     alone, after = '""', '""'  # the parameters from one on, where none and where some have been written before it
     for index, (key, schema, is_required) in reversed(list(enumerate(parameters_of(function)))):
-        value = writer.rule(f"{part}_{index}", value_expression(schema, definitions, strict=function.strict))
+        value = writer.rule(f"{part}_{index}", value_expression(writer, function, schema, f"{part}_{index}"))
         argument = f"{literal(f'{key}=')} {value} {after}"
         options = (
             (f"{argument}", f'", " {argument}')

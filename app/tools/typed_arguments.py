@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from tessera.app.tools.grammar import CallableFunction, GrammarWriter, definitions_of, literal, value_expression
+from tessera.app.tools.grammar import CallableFunction, GrammarWriter, input_terminal, literal, value_expression
 from tessera.app.tools.parts import PartWriter
 
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
@@ -108,6 +108,10 @@ def typed_value_expression(
         schema: of the value.
         line_end: expression of the layout around a value.
     """
+    if function.input_grammar is not None:
+        layout = r'"\n"' if line_end else ""
+        text = f"{layout} {input_terminal(writer, function, part, quoted=False)} {layout}"
+        return writer.ended(part, writer.rule(f"{part.upper()}_VALUE", text), end)
     if types_of(schema) == {"string"}:
         given = schema if isinstance(schema, Mapping) else {}
         choices = given.get("enum", [given["const"]] if "const" in given else None)
@@ -115,5 +119,5 @@ def typed_value_expression(
             return writer.until(part, end)
         value = f"({' | '.join(map(literal, choices))})"
     else:
-        value = writer.rule(part, value_expression(schema, definitions_of(function), strict=function.strict))
+        value = writer.rule(part, value_expression(writer, function, schema, part))
     return f"{line_end} {value} {line_end} {writer.marker(end)}"

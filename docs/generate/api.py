@@ -32,14 +32,24 @@ class Page:
 
 
 PAGES = (
-    Page("chat.md", "Chat completions", ("/v1/chat/",), "OpenAI's chat API: a conversation in, a completion out."),
+    Page(
+        "chat.md",
+        "Chat completions",
+        ("/v1/chat/",),
+        "OpenAI's chat API: a conversation in, a completion out. With `store: true` the completion is stored.",
+    ),
     Page("completions.md", "Completions", ("/v1/completions",), "OpenAI's older API: text or token ids in, text out."),
     Page(
         "responses.md",
         "Responses",
         ("/v1/responses",),
-        "OpenAI's Responses API. Responses are stored for `previous_response_id`: per API key the latest 1,024, of at"
-        " most 64 MiB together, until the server ends.",
+        "OpenAI's Responses API. Responses are stored for `previous_response_id`, unless `store` is false.",
+    ),
+    Page(
+        "conversations.md",
+        "Conversations",
+        ("/v1/conversations",),
+        "OpenAI's Conversations API: stored items, which responses with `conversation` continue and are added to.",
     ),
     Page("messages.md", "Messages", ("/v1/messages",), "Anthropic's Messages API. Errors have Anthropic's form."),
     Page(

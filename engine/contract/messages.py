@@ -172,7 +172,10 @@ class StartFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities at one position, from the model's own distribution (before any adjustment)."""
+    """Log-probabilities at one position, from the model's own distribution (before any adjustment).
+
+    `top_token_ids` are the most probable tokens, or those that the request names.
+    """
 
     token_id: int
     logprob: float

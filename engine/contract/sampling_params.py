@@ -12,6 +12,7 @@ import numpy as np
 from tessera.engine.contract.errors import InvalidRequestError
 
 MAX_LOGPROBS = 20
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_INT32 = 2**31 - 1
@@ -138,7 +139,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         stop_token_ids: end the sequence with `stop`; the model's own end ids are added by the engine.
         ignore_eos: the model's own end ids do not end the sequence.
         logprobs: number of alternatives to report per token; None reports nothing, 0 the token's own.
-        prompt_logprobs: the same for the prompt's tokens, all but the first.
+        logprob_token_ids: report these ids, in this order, as the alternatives; needs `logprobs`.
+        prompt_logprobs: alternatives per token of the prompt, all but the first; the vocabulary's size reports all.
         grammar: what the completion must match; once nothing can follow, the sequence ends with `stop`, whatever
             `min_tokens` and `ignore_eos` say.
         allowed_token_ids: no other ids can be chosen; None allows all.
@@ -163,6 +165,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     allowed_token_ids: tuple[int, ...] | None = None
@@ -196,7 +199,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             _in_range(name, getattr(self, name), parameter.low, parameter.high, open_low=parameter.open_low)
         if self.logprobs is not None:
             _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if self.prompt_logprobs is not None:
+        _at_most("logprob_token_ids", len(self.logprob_token_ids), MAX_LOGPROB_TOKEN_IDS)
+        for token_id in self.logprob_token_ids:
+            _token_id("logprob_token_ids", token_id, vocab_size)
+        if self.logprob_token_ids and self.logprobs is None:
+            raise InvalidRequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
+        if self.prompt_logprobs is not None and self.prompt_logprobs != vocab_size:
             _in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
         _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)

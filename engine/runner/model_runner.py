@@ -218,8 +218,7 @@ class ModelRunner:
         token_indices = self._side_upload.stage_array(rows.token_indices)
         next_token_ids = self._side_upload.stage_array(rows.next_token_ids)
         self._side_upload.submit()
-        k = min(int(rows.num_logprobs.max()), self.model.vocab_size)
-        return launch_prompt_logprobs(self.decoder, self._buffers, token_indices, next_token_ids, k)
+        return launch_prompt_logprobs(self.decoder, self._buffers, token_indices, next_token_ids, rows.num_logprobs)
 
     # -- the start ------------------------------------------------------------------------------
 

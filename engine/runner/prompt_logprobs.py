@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from tessera.engine.contract.messages import TokenLogprobs
+from tessera.engine.contract.sampling_params import MAX_LOGPROBS
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.decoder import Decoder
 from tessera.engine.tensor import Tensor
@@ -17,18 +19,28 @@ Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 
 
 def launch_prompt_logprobs(
-    decoder: Decoder, buffers: StepBuffers, token_indices: Tensor, next_token_ids: Tensor, k: int
+    decoder: Decoder, buffers: StepBuffers, token_indices: Tensor, next_token_ids: Tensor, counts: Int32Array
 ) -> list[LogprobTensors]:
     """Launch the scoring of a step's tokens at token_indices [P] int32, right after its forward.
 
-    In pieces of the logits buffer's size, which they overwrite. k is the largest number of alternatives.
+    In pieces of the logits buffer's size, which they overwrite. counts [P] are the alternatives of each; a row that
+    reports the whole vocabulary makes no other row do so.
     """
+    max_rows, vocab_size = buffers.logits.shape
     pieces = []
-    max_rows = buffers.logits.shape[0]
-    for start in range(0, token_indices.shape[0], max_rows):
-        logits = decoder.project(token_indices[start : start + max_rows], buffers)
-        pieces.append(decoder.ops.top_logprobs(logits, next_token_ids[start : start + max_rows], k))
+    for start, stop in _pieces(counts > MAX_LOGPROBS, max_rows):
+        logits = decoder.project(token_indices[start:stop], buffers)
+        k = min(int(counts[start:stop].max()), vocab_size)
+        pieces.append(decoder.ops.top_logprobs(logits, next_token_ids[start:stop], k))
     return pieces
+
+
+def _pieces(kinds: np.ndarray[Any, np.dtype[np.bool_]], max_rows: int) -> Iterator[tuple[int, int]]:
+    """Runs of equal kinds, of at most max_rows rows each."""
+    bounds = [0, *(np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist(), len(kinds)]
+    for begin, end in pairwise(bounds):
+        for start in range(begin, end, max_rows):
+            yield start, min(start + max_rows, end)
 
 
 def read_prompt_logprobs(

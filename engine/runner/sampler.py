@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from tessera.engine.contract.messages import TokenLogprobs
-from tessera.engine.contract.sampling_params import MAX_LOGPROBS, RowFlag
+from tessera.engine.contract.sampling_params import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, RowFlag
 from tessera.engine.core.step_batch import SamplingBatch, SlotInit, StepBatch, StepResult, TokenMask
 from tessera.engine.ops.interface import Ops
+from tessera.engine.runner.named_logprobs import NamedIds, NamedLogprobs, read_named
 from tessera.engine.runner.sampling_slots import SamplingSlots, slot_init_bytes
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.runner.upload import StepUpload, aligned
@@ -38,7 +39,10 @@ class StepSampler:
         self._raw_logits = empty((num_slots, vocab_size), float32, device)
         self._wanted_ids = empty((num_slots, 1), float32, device)
         masks = aligned(num_slots * mask_words(vocab_size) * uint32.itemsize) + 2 * aligned(num_slots * int32.itemsize)
+        masks += NamedLogprobs.upload_bytes(num_slots)
         self._upload = StepUpload(device, max(masks, slot_init_bytes(max_model_len)))
+        self._named_ids = NamedIds()
+        self._named_logprobs = NamedLogprobs(ops, self._upload, num_slots, vocab_size)
         self.slots = SamplingSlots(ops, self._upload, num_slots, vocab_size)
         self._downloads = [ResultDownload(device, num_slots) for _ in range(IN_FLIGHT)]
         self._next_download = 0
@@ -47,6 +51,7 @@ class StepSampler:
     def init_slot(self, init: SlotInit) -> None:
         """Reset a slot's sampling state for a new sequence."""
         self.slots.init_slot(init)
+        self._named_ids.init_slot(init)
 
     def capture(self, device: Any, logits: Tensor, inputs: StepInputs) -> None:
         """Capture sampling of all rows of `inputs` as CUDA graphs, adjusted or not and filtered or not."""
@@ -61,11 +66,15 @@ class StepSampler:
         sampling, shape = batch.sampling, inputs.shape
         wants_logprobs = sampling.rows_with(RowFlag.LOGPROBS)
         graph = self._graphs.get((shape, sampling.needs_adjustment, sampling.needs_filter))
-        rows = raw_logits = masked = None
+        rows = raw_logits = masked = named = staged = None
         if mask is not None or len(wants_logprobs):
             if mask is not None:
                 masked = self._upload.stage_array(mask.words), self._upload.stage_array(mask.rows)
             rows = self._upload.stage_array(wants_logprobs)
+            if len(wants_logprobs):
+                named = self._named_ids.of_slots(sampling.slots[wants_logprobs].tolist())
+            if named is not None:
+                staged = self._named_logprobs.stage(named)
             self._upload.submit()
             if len(wants_logprobs):
                 raw_logits = self._ops.embedding(rows, logits, out=self._raw_logits[: len(wants_logprobs)])
@@ -80,6 +89,8 @@ class StepSampler:
         download.start(self._chosen[: batch.num_sampled])
         if rows is not None and raw_logits is not None:
             self._submit_logprobs(download, raw_logits, rows, wants_logprobs, shape, sampling)
+            if named is not None and staged is not None:
+                download.fetch_named(self._named_logprobs.launch(raw_logits, staged), named)
         download.finish()
         return download
 
@@ -129,6 +140,7 @@ class ResultDownload:
     def __init__(self, device: Device, num_slots: int) -> None:
         self._device = device
         columns = 1 + 2 + 2 * MAX_LOGPROBS  # token, its log-probability and rank, the alternatives
+        columns += 1 + MAX_LOGPROB_TOKEN_IDS  # the named ids
         self._memory: HostMemory = device.pinned(num_slots * columns * int32.itemsize)
         self._arrived: Mark = device.event()
 
@@ -136,11 +148,17 @@ class ResultDownload:
         """Copy token_ids [S] int32."""
         self._used = 0
         self._logprobs: tuple[list[Array], Array, Array] | None = None
+        self._named: tuple[list[tuple[int, ...]], Array, Array] | None = None
         self._token_ids = self._fetch(token_ids)
 
     def fetch_logprobs(self, results: tuple[Tensor, ...], indices: Array, counts: Array) -> None:
         """Copy `results` of `top_logprobs` for the sampled rows `indices`, with `counts` alternatives each."""
         self._logprobs = [self._fetch(tensor) for tensor in results], indices, counts
+
+    def fetch_named(self, results: tuple[Tensor, Tensor], named: list[tuple[int, ...]]) -> None:
+        """Copy `results` of `NamedLogprobs.launch` for the same rows."""
+        scores, logits = results
+        self._named = named, self._fetch(scores), self._fetch(logits)
 
     def finish(self) -> None:
         """All copies are submitted."""
@@ -161,16 +179,19 @@ class ResultDownload:
         if self._logprobs is None:
             return StepResult(token_ids)
         (chosen, rank, top_ids, top_values), indices, counts = self._logprobs
+        named = self._named[0] if self._named is not None else []
+        named_logprobs = read_named(*self._named) if self._named is not None else []
         found: list[TokenLogprobs | None] = [None] * len(token_ids)
         for index, (row, count) in enumerate(zip(indices.tolist(), counts.tolist(), strict=True)):
             if token_ids[row] < 0:
                 continue
+            is_named = bool(named and named[index])
             found[row] = TokenLogprobs(
                 token_id=int(token_ids[row]),
                 logprob=float(chosen[index]),
                 rank=int(rank[index]),
-                top_token_ids=top_ids[index, :count].tolist(),
-                top_logprobs=top_values[index, :count].tolist(),
+                top_token_ids=list(named[index]) if is_named else top_ids[index, :count].tolist(),
+                top_logprobs=named_logprobs[index] if is_named else top_values[index, :count].tolist(),
             )
         return StepResult(token_ids, found)
 

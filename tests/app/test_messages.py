@@ -341,7 +341,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("stop_sequences", [""], "stop_sequences"),
     ("stop_sequences", "a", "stop_sequences"),
     ("stream", "yes", "stream"),
-    ("tools", [{"type": "computer_20250124", "name": "computer"}], "tools[0]"),
+    ("tools", [{"type": "robot_20250124", "name": "computer"}], "tools[0]"),
     ("context_management", {"edits": [{}]}, "context_management.edits[0]"),
     ("tools", [{"name": "f"}], "tools[0].input_schema"),
     ("tools", [{"name": "no spaces", "input_schema": {}}], "tools[0].name"),

@@ -107,7 +107,17 @@ def test_no_tokens_at_all_may_be_asked_for_where_the_prompt_is(settings: AppSett
         ("/v1/completions", {"max_tokens": 0, "logprobs": 1}, "max_tokens"),
         ("/v1/completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ("/v1/completions", {"prompt_logprobs": 21}, "prompt_logprobs"),
-        ("/v1/completions", {"prompt_logprobs": -1}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt_logprobs": -2}, "prompt_logprobs"),
+        (
+            "/v1/completions",
+            {"prompt_logprobs": -1, "prompt": "a" * 514},
+            "at most 262144 log-probabilities, not",
+        ),
+        ("/v1/completions", {"prompt_logprobs": -1, "prompt": ["ab"] * 513}, "at most 262144 log-probabilities"),
+        ("/v1/completions", {"logprob_token_ids": [5]}, "logprob_token_ids"),
+        ("/v1/completions", {"logprob_token_ids": [512], "logprobs": 1}, "logprob_token_ids"),
+        ("/v1/completions", {"logprob_token_ids": [5] * 129, "logprobs": 1}, "logprob_token_ids"),
+        ("/v1/chat/completions", {"logprob_token_ids": [5]}, "logprob_token_ids"),
         ("/v1/completions", {"echo": True, "max_tokens": 0, "min_tokens": 1}, "min_tokens"),
         ("/v1/chat/completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ("/v1/chat/completions", {"max_tokens": 0, "prompt_logprobs": 1}, "max_tokens"),
@@ -120,7 +130,58 @@ def test_what_cannot_be_had_is_refused_by_name(
 ) -> None:
     prompt: Any = "a" if path == "/v1/completions" else [{"role": "user", "content": "a"}]
     name = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path, "messages")
-    client, response = post(settings, path, play(ids("x")), **{name: prompt}, **fields)
+    client, response = post(settings, path, play(ids("x")), **{name: prompt, **fields})
     assert response.status_code == 400
     assert param in response.json()["error"]["message"]
     assert not client.submissions
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_the_whole_vocabulary(settings: AppSettings, path: str) -> None:
+    def script(submission: Any) -> list[RequestOutput]:
+        every = list(range(ROOMY.vocab_size))
+        found = [TokenLogprobs(token_id, -1.5, 3, every, [-0.25] * len(every)) for token_id in submission.prompt[1:]]
+        (output,) = play(ids("x"), finish="length")
+        return [msgspec.structs.replace(output, prompt_logprobs=found)]
+
+    client = FakeClient(script, info=ROOMY)
+    body: dict[str, Any] = {"prompt": PROMPT, "messages": [{"role": "user", "content": "a"}], "prompt_logprobs": -1}
+    response = call(client, settings, "POST", path, json={"model": "tiny", **body})
+    assert client.submissions[0].params.prompt_logprobs == ROOMY.vocab_size
+    answer = response.json()
+    rows = (answer if "chat" in path else answer["choices"][0])["prompt_logprobs"]
+    assert rows[0] is None
+    assert [set(map(int, row)) for row in rows[1:]] == [set(range(ROOMY.vocab_size))] * (len(rows) - 1)
+
+
+NAMED = [ids("l")[0], ids("h")[0]]
+
+
+def named_play() -> list[RequestOutput]:
+    """An answer whose alternatives are the named ids, as the engine gives them."""
+    outputs = play(ids("ok"), finish="length", logprobs=True)
+    rows = [
+        [TokenLogprobs(row.token_id, -0.5, 1, NAMED, [-7.0, -8.0]) for row in out.logprobs or ()] for out in outputs
+    ]
+    return [msgspec.structs.replace(out, logprobs=row) for out, row in zip(outputs, rows, strict=True)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_named_ids(settings: AppSettings, stream: bool) -> None:
+    fields: dict[str, Any] = {"logprob_token_ids": NAMED, "stream": stream}
+    chat = {"messages": [{"role": "user", "content": "a"}], "logprobs": True}
+    client, response = post(settings, "/v1/chat/completions", named_play(), **chat, **fields)
+    (params,) = (submission.params for submission in client.submissions)
+    assert (params.logprobs, params.logprob_token_ids) == (0, tuple(NAMED))
+    answers = events(response.content) if stream else [response.json()]
+    content = [row for answer in answers for row in (answer["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert [row["token"] for row in content] == ["o", "k"]
+    assert [[(top["token"], top["logprob"]) for top in row["top_logprobs"]] for row in content] == [
+        [("l", -7.0), ("h", -8.0)]
+    ] * 2
+    _, response = post(settings, "/v1/completions", named_play(), prompt="a", logprobs=0, **fields)
+    answers = events(response.content) if stream else [response.json()]
+    found = [
+        top for each in answers for top in (each["choices"][0]["logprobs"] or {"top_logprobs": []})["top_logprobs"]
+    ]
+    assert found == [{"l": -7.0, "h": -8.0, "o": -0.5}, {"l": -7.0, "h": -8.0, "k": -0.5}]

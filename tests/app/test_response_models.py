@@ -54,6 +54,20 @@ FAILS = object()  # in the place of a text: the engine fails after some tokens
 CHAT: dict[str, Any] = {"model": "tiny", "messages": HELLO}
 CHAT_TOOLS = {**CHAT, "tools": [{"type": "function", "function": FUNCTION}]}
 SCORED = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+CALLED = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+STORED_CHAT = {
+    **CHAT,
+    "store": True,
+    "prompt_logprobs": 1,
+    "return_token_ids": True,
+    "messages": [
+        {**HELLO[0], "name": "me"},
+        {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [CALLED]},
+        {"role": "tool", "tool_call_id": "c", "content": "rain"},
+        {"role": "assistant", "refusal": "no", "reasoning_content": "hm", "function_call": CALLED["function"]},
+        *HELLO,
+    ],
+}
 CUSTOM_TOOL = {"type": "custom", "custom": {"name": "note"}}
 ALL_TOOLS = [
     {"type": "function", **FUNCTION},
@@ -103,7 +117,12 @@ EDITED: dict[str, Any] = {
 }
 ITEMS = [
     {"role": "user", "content": "hello"},
-    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}], "content": "hm"},
+    {
+        "type": "reasoning",
+        "summary": [{"type": "summary_text", "text": "s"}],
+        "content": "hm",
+        "encrypted_content": "x",
+    },
     {"role": "assistant", "content": "calling"},
     {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "c", "output": "rain"},
@@ -125,6 +144,7 @@ class Case:
     streams: bool = True
     whole: bool = True
     path: dict[str, str] = field(default_factory=dict)
+    query: dict[str, str] = field(default_factory=dict)
     upload: tuple[bytes, str] | None = None
 
 
@@ -140,6 +160,11 @@ CASES: dict[str, list[Case]] = {
         Case({**CHAT, **USAGE}, whole=False),
         Case(CHAT, FAILS),
     ],
+    "listChatCompletions": [Case(), Case(query={"limit": "0"})],
+    "retrieveChatCompletion": [Case()],
+    "listChatCompletionMessages": [Case()],
+    "updateChatCompletion": [Case({"metadata": {"a": "b"}})],
+    "deleteChatCompletion": [Case()],
     "createCompletion": [
         Case({**COMPLETION, "n": 2, "max_tokens": 2}),
         Case({**COMPLETION, "echo": True, "logprobs": 1, "return_token_ids": True}),
@@ -170,6 +195,14 @@ CASES: dict[str, list[Case]] = {
     "deleteResponse": [Case()],
     "listInputItems": [Case()],
     "cancelResponse": [Case()],
+    "createConversation": [Case({"metadata": {"a": "b"}, "items": ITEMS})],
+    "retrieveConversation": [Case()],
+    "updateConversation": [Case({"metadata": {"a": "b"}})],
+    "deleteConversation": [Case()],
+    "createConversationItems": [Case({"items": ITEMS})],
+    "listConversationItems": [Case()],
+    "retrieveConversationItem": [Case()],
+    "deleteConversationItem": [Case()],
     "createEmbeddings": [
         Case({"model": "tiny", "input": ["hello", "world"]}),
         Case({"model": "tiny", "input": "hello", "encoding_format": "base64"}),
@@ -308,7 +341,7 @@ def check_whole(http: httpx.Client, operation: Operation, case: Case, fields: Fi
     body: dict[str, Any] = {"json": case.body} if case.body is not None else {}
     if case.upload is not None:
         body = {"files": {"file": case.upload[0]}, "data": {"purpose": case.upload[1]}}
-    response = http.request(operation.method, operation.path.format(**case.path), **body)
+    response = http.request(operation.method, operation.path.format(**case.path), params=case.query, **body)
     model: type[BaseModel] | None = operation.description.returns if operation.description is not None else None
     if response.status_code != 200 and operation.id not in ("health", "ping", "ready"):
         model = error_model(operation.path)
@@ -347,6 +380,16 @@ def test_every_response_and_event_fits_and_every_field_occurs(tmp_path: Path) ->
                     stored = check_whole(http, operations["createResponse"], Case({**RESPONSE, "input": ITEMS}), fields)
                     assert stored is not None
                     case.path = {"response_id": stored["id"]}
+                if "completion_id" in operation.parameters:
+                    stored = check_whole(http, operations["createChatCompletion"], Case(STORED_CHAT), fields)
+                    assert stored is not None
+                    case.path = {"completion_id": stored["id"]}
+                if "conversation_id" in operation.parameters:
+                    stored = http.post("/v1/conversations", json={"items": ITEMS}).json()
+                    items = http.get(f"/v1/conversations/{stored['id']}/items").json()["data"]
+                    case.path = {"conversation_id": stored["id"], "item_id": items[0]["id"]}
+                    asks = Case({**RESPONSE, "conversation": stored["id"]})
+                    check_whole(http, operations["createResponse"], asks, fields)
                 if name in ("retrieveFile", "downloadFile", "deleteFile", *BATCH_OPERATIONS):
                     made = check_whole(http, operations["createFile"], CASES["createFile"][0], fields)
                     assert made is not None

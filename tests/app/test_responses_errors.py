@@ -66,7 +66,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("tool_choice", {}, "tool_choice"),
     ("tool_choice", {"type": "web_search"}, "tool_choice"),
     ("input", [{"type": "reasoning", "encrypted_content": 5}], "input[0].encrypted_content"),
-    ("conversation", "conv_1", "conversation"),
+    ("conversation", 5, "conversation"),
+    ("conversation", {"name": "x"}, "conversation"),
     ("prompt", {"id": "p"}, "prompt"),
 ]
 

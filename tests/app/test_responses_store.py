@@ -1,10 +1,11 @@
-"""Kept responses: going on from them, reading and deleting them, whose they are, and how many there are."""
+"""Stored responses: going on from them, reading and deleting them, whose they are, and how many there are."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
-import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import httpx
 import openai
 import pytest
 
+from tessera.app.openai.responses.journal import JobOwner, Journal, JournalReader
 from tessera.app.openai.responses.store import ResponseStore, StoredResponse
 from tessera.app.schema.chat import ChatMessage
-from tessera.app.server.serve import RESPONSE_FILE
-from tests.support.http_fixtures import serve
+from tessera.app.server.application import SCHEMAS
+from tessera.app.store.store import Store
+from tests.support.http_fixtures import serve, settings_for
 from tests.support.server_fixture import running_server
 from tests.support.surface_fixtures import CALL, PATIENCE, WEATHER_PARAMETERS, prompt_of, says, tool_settings
 
@@ -100,8 +103,24 @@ def test_fault_tenant_isolation_keys_do_not_see_each_others_responses(tmp_path: 
         assert mine.responses.retrieve(kept.id).output_text == "one"
 
 
+def test_what_is_stored_and_sealed_survives_a_restart(tmp_path: Path) -> None:
+    settings = tool_settings(tmp_path, data_dir=str(tmp_path / "data"))
+    client = says("<think>hm, so</think>one")
+    with serve(client, settings) as url, sdk(url) as api:
+        kept = api.responses.create(**ASK)
+        conversation = api.conversations.create(items=[{"role": "user", "content": "before"}])
+        sealed = api.responses.create(**ASK, store=False, include=["reasoning.encrypted_content"]).to_dict()["output"]
+    with serve(client, settings) as url, sdk(url) as api:
+        assert api.responses.retrieve(kept.id) == kept
+        api.responses.create(**ASK, conversation=conversation.id)
+        assert prompt_of(client).startswith("<|im_start|>user\nbefore<|im_end|>")
+        del sealed[0]["content"]  # type: ignore[index, call-overload, attr-defined]
+        api.responses.create(model="tiny", input=[*sealed, {"role": "user", "content": "so?"}])  # type: ignore[misc]
+        assert "<think>hm, so</think>one" in prompt_of(client)
+
+
 def test_a_server_that_keeps_nothing_says_so(tmp_path: Path) -> None:
-    with serve(says("one"), tool_settings(tmp_path, max_stored_responses=0)) as url, sdk(url) as api:
+    with serve(says("one"), tool_settings(tmp_path, max_stored_objects=0)) as url, sdk(url) as api:
         answer = api.responses.create(**ASK, store=True)
         assert httpx.post(f"{url}/v1/responses", json=ASK).json()["store"] is False
         with pytest.raises(openai.NotFoundError):
@@ -151,89 +170,127 @@ def test_an_answer_that_is_done_cannot_be_cancelled(tmp_path: Path) -> None:
         assert api.responses.retrieve(kept.id) == kept
 
 
-def test_app_processes_share_a_file(tmp_path: Path) -> None:
-    path = str(tmp_path / "responses.sqlite")
-    one, two = (ResponseStore(max_count=3, max_bytes=10**6, path=path) for _ in range(2))
-    one.store_response("t", stored("a"))
-    two.store_response("t", stored("b"))
-    assert two.get("t", "a") == stored("a")
-    assert one.get("t", "b") == stored("b")
-    assert one.get("other", "b") is None
-    two.store_response("t", stored("c"))
-    assert one.get("t", "a") is not None
-    one.store_response("t", stored("d"))
-    assert [name for name in "abcd" if two.get("t", name)] == ["a", "c", "d"], "b has been unused for the longest time"
-    assert two.delete("t", "a")
-    assert not one.delete("t", "a")
-
-
-def test_a_file_that_takes_nothing_more_fails_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "responses.sqlite"
-    store = ResponseStore(max_count=3, max_bytes=10**6, path=str(path))
-    store.store_response("t", stored("a"))
-    with sqlite3.connect(path) as other:
-        other.execute("DROP TABLE responses")
-    other.close()
-    store.store_response("t", stored("b"))
-    assert "is not kept" in caplog.text
-
-
 def stored(name: str, size: int = 10) -> StoredResponse:
-    response = {"id": name, "background": False, "output": []}
+    response = {"id": name, "background": False, "status": "in_progress", "output": []}
     return StoredResponse(response, (ChatMessage(role="user", content="x" * size),))
 
 
-def test_the_longest_unused_go_first() -> None:
-    store = ResponseStore(max_count=2, max_bytes=10**6)
-    for name in "ab":
-        store.store_response("t", stored(name))
-    assert store.get("t", "a") is not None
-    store.store_response("t", stored("c"))
-    assert [name for name in "abc" if store.get("t", name)] == ["a", "c"]
+@asynccontextmanager
+async def opened(folder: Path, **limits: int) -> AsyncIterator[ResponseStore]:
+    store = Store(folder, SCHEMAS)
+    yield ResponseStore(store, settings_for(folder, **limits))
+    await store.close()
 
 
-def test_bytes_are_bounded() -> None:
-    limit = 100_000
-    store = ResponseStore(max_count=1000, max_bytes=limit)
-    for index in range(200):
-        store.store_response("t", stored(str(index), size=1000))
-    kept = [found for index in range(200) if (found := store.get("t", str(index)))]
-    assert 0 < len(kept) < 200
-    assert sum(len(part) for one in kept for part in one.encoded()) <= limit
-    store.store_response("t", stored("huge", size=limit))
-    assert store.get("t", "huge") is None
-    assert store.get("t", "199") is not None, "what is too large to keep drives nothing out"
-    for index in range(200):
-        store.delete("t", str(index))
-    store.store_response("t", stored("x", size=limit // 5))
-    assert store.get("t", "x") is not None, "what was deleted no longer counts"
+def test_the_longest_unused_go_first(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, max_stored_objects=2) as one, opened(tmp_path, max_stored_objects=2) as two:
+            await one.store_response("t", stored("a"))
+            await two.store_response("t", stored("b"))
+            assert await two.find("t", "a", uses=True) == stored("a")
+            assert await one.find("other", "a") is None
+            await one.store_response("t", stored("c"))
+            assert [name for name in "abc" if await two.find("t", name)] == ["a", "c"]
+            assert await two.delete("t", "a")
+            assert not await one.delete("t", "a")
+
+    asyncio.run(scenario())
 
 
-def open_files(pid: int) -> set[str]:
-    return {Path(os.readlink(link)).name for link in Path(f"/proc/{pid}/fd").iterdir() if link.exists()}
+def test_bytes_are_bounded(tmp_path: Path) -> None:
+    limit = 20_000
+
+    async def scenario() -> None:
+        async with opened(tmp_path, max_stored_bytes=limit) as responses:
+            for index in range(40):
+                await responses.store_response("t", stored(str(index), size=1000))
+            kept = [found for index in range(40) if (found := await responses.find("t", str(index)))]
+            assert 0 < len(kept) < 40
+            assert sum(len(one.encoded()) for one in kept) <= limit
+            await responses.store_response("t", stored("huge", size=limit))
+            assert await responses.find("t", "huge") is None
+            assert await responses.find("t", "39") is not None, "what is too large to store drives nothing out"
+
+    asyncio.run(scenario())
 
 
-def test_any_app_process_goes_on_from_what_another_has_answered(tmp_path: Path) -> None:
-    """Each request has a connection of its own, until both processes have read what is kept."""
-    with running_server(None, tmp_path / "log", "--api-workers", "2", "--log-format", "json") as server:
+def test_deleting_needs_the_tenant(tmp_path: Path) -> None:
+    """Even where the id is known, and two tenants have it."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as responses:
+            for tenant in ("mine", "yours"):
+                await responses.store_response(tenant, stored("a"))
+            assert not await responses.delete("another", "a")
+            assert await responses.delete("mine", "a")
+            assert await responses.find("mine", "a") is None
+            assert await responses.find("yours", "a") is not None
+
+    asyncio.run(scenario())
+
+
+def event(number: int) -> bytes:
+    return b'event: x\ndata: {"sequence_number":%d}\n\n' % number
+
+
+async def read_all(reader: JournalReader) -> list[Any]:
+    data = b"".join([piece async for piece in reader.deltas()])
+    return [json.loads(block.partition(b"data: ")[2]) for block in data.split(b"\n\n")[:-1]]
+
+
+def test_what_a_dead_process_worked_on_has_failed(tmp_path: Path) -> None:
+    """Within one process a lock is never in the way, so another owner counts as dead."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as responses:
+            dead, reader = Journal(responses, JobOwner(responses.store)), Journal(responses, JobOwner(responses.store))
+            seq = await dead.begin("t", stored("a"))
+            assert await dead.append(seq, 0, event(0) + event(1))
+            assert await dead.append(seq, 2, event(2))
+            part = await dead.read("t", "a", 0)
+            assert part is not None
+            assert not await dead.settle("t", "a", part), "its own process works on it"
+            found = await read_all(JournalReader(reader, "t", "a", 0))
+            assert [each["sequence_number"] for each in found] == [1, 2, 3]
+            assert found[-1]["type"] == "response.failed"
+            assert found[-1]["response"]["error"]["message"] == "The server ended while it worked on this response."
+            failed = await responses.find("t", "a")
+            assert failed is not None
+            assert failed.response == found[-1]["response"]
+            assert await read_all(JournalReader(reader, "t", "a", 2)) == found[2:], "it is said once"
+
+    asyncio.run(scenario())
+
+
+def test_a_deleted_response_ends_its_job_and_its_readers(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path) as responses:
+            journal = Journal(responses, JobOwner(responses.store))
+            seq = await journal.begin("t", stored("a"))
+            assert await journal.append(seq, 0, event(0))
+            await responses.delete("t", "a")
+            assert not await journal.append(seq, 1, event(1))
+            assert not await journal.append(seq, 1, b"")
+            await journal.end("t", seq, stored("a"), 1, event(1))
+            assert await responses.find("t", "a") is None
+            assert await read_all(JournalReader(journal, "t", "a")) == []
+
+    asyncio.run(scenario())
+
+
+def test_processes_and_restarts_share_what_is_stored(tmp_path: Path) -> None:
+    """Each request has a connection of its own, to either process; then all processes are killed."""
+    data = ("--data-dir", str(tmp_path / "data"))
+    with running_server(None, tmp_path / "log", "--api-workers", "2", "--log-format", "json", *data) as server:
+        url = f"{server.url}/v1/responses"
+        server.until(lambda: server.children("tessera.app.server.worker"), "the second process")
         body = {"model": server.model, "input": "What is 2 + 3?", "max_output_tokens": 8, "temperature": 0}
-        first = httpx.post(f"{server.url}/v1/responses", json=body, timeout=PATIENCE).json()
+        first = httpx.post(url, json=body, timeout=PATIENCE).json()
         assert first["store"] is True
-
-        def both_have_read() -> bool:
-            assert httpx.get(f"{server.url}/v1/responses/{first['id']}", timeout=PATIENCE).json() == first
-            return all(
-                RESPONSE_FILE in open_files(pid)
-                for pid in (server.process.pid, *server.children("tessera.app.server.worker"))
-            )
-
-        server.until(
-            lambda: bool(server.children("tessera.app.server.worker")) and both_have_read(),
-            "both processes to take part",
-        )
         later = {**body, "previous_response_id": first["id"]}
         for _ in range(4):
-            answer = httpx.post(f"{server.url}/v1/responses", json=later, timeout=PATIENCE).json()
+            assert httpx.get(f"{url}/{first['id']}", timeout=PATIENCE).json() == first
+            answer = httpx.post(url, json=later, timeout=PATIENCE).json()
             assert answer["usage"]["input_tokens"] > first["usage"]["input_tokens"]
         # What both have done is in one log, of which each line is an object, and in one count.
         server.until(lambda: server.log.count('"endpoint": "/v1/responses"') == 5, "the lines of 5 requests")
@@ -242,3 +299,23 @@ def test_any_app_process_goes_on_from_what_another_has_answered(tmp_path: Path) 
         assert [(line["status"], line["output_tokens"]) for line in requests] == [(200, 8)] * 5
         counted = 'http_requests_total{endpoint="/v1/responses",status="200"}'
         assert [server.metrics()[counted] for _ in range(4)] == [5] * 4
+        endless = {"model": server.model, "input": "hi", "background": True, "ignore_eos": True}
+        stopped = httpx.post(url, json=endless, timeout=PATIENCE).json()
+        assert httpx.post(f"{url}/{stopped['id']}/cancel", timeout=PATIENCE).json()["status"] == "cancelled"
+        begun = httpx.post(url, json=endless, timeout=PATIENCE).json()
+        for _ in range(4):
+            assert httpx.get(f"{url}/{begun['id']}", timeout=PATIENCE).json()["status"] == "in_progress"
+    with running_server(None, tmp_path / "later.log", *data) as server:
+        url = f"{server.url}/v1/responses"
+        assert httpx.get(f"{url}/{first['id']}").json() == first
+        assert (
+            httpx.post(url, json=later, timeout=PATIENCE).json()["output"][0]["content"]
+            == answer["output"][0]["content"]
+        )
+        failed = httpx.get(f"{url}/{begun['id']}").json()
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+        events = httpx.get(f"{url}/{begun['id']}", params={"stream": "true"}, timeout=PATIENCE).text
+        found = [json.loads(block.partition("data: ")[2]) for block in events.split("\n\n")[:-1]]
+        assert [each["sequence_number"] for each in found] == list(range(len(found)))
+        assert found[-1]["type"] == "response.failed"
+        assert "Traceback" not in server.log

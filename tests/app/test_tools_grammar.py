@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from random import Random
 from typing import Any
@@ -20,7 +21,9 @@ from tessera.app.schema.request import parse_request
 from tessera.app.tools.choice import tool_grammar
 from tessera.app.tools.formats.registry import FORMATS, choose_format
 from tessera.app.tools.grammar import CallableFunction, calls_grammar
-from tessera.app.tools.parts import Content, Part
+from tessera.app.tools.json_text import UnsupportedGrammarError
+from tessera.app.tools.lark_terminals import lark_terminals, regex_grammar
+from tessera.app.tools.parts import CallArguments, Content, Part
 from tessera.app.tools.tool_format import ToolFormat
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import Grammar
@@ -249,3 +252,118 @@ def test_an_answer_is_of_the_asked_form_or_calls(fields: dict[str, Any], right: 
 def test_a_grammar_of_ones_own_and_tools_exclude_each_other() -> None:
     with pytest.raises(InvalidRequestError, match="structured_outputs cannot be a grammar while tools may be called"):
         grammar_of(structured_outputs={"grammar": 'start: "a"'})
+
+
+# Grammars of custom tools' inputs.
+
+PATCH = r"""
+start: line+ END
+?line.2: sign TEXT? LF -> changed  // with a comment: "
+sign: "+" | "-" | "a".."c" | "[" "x"~2..3 ["!"] "]"
+TEXT: /[^\n]{1,8}/
+END: "end \"q\"\\" | "STOP"i
+%import common.LF
+"""
+PATCH_TEXT = re.compile(r"""(?:(?:[-+abc]|\[x{2,3}!?\])[^\n]{0,8}\n)+(?:end "q"\\|(?i:stop))""")
+SPACED = r"""
+start: "set" NAME "=" (NUMBER | /['\\"]/)
+%import common (CNAME, NUMBER)
+%import common.WS
+%ignore WS
+NAME: CNAME
+"""
+SPACED_TEXT = re.compile(r"""\s*set\s*[_a-zA-Z]\w*\s*=\s*(?:[\d.]+(?:[eE][-+]?\d+)?|['"\\])\s*""", re.ASCII)
+EXPRESSION = r"""(?:[a-z"\\\n/]{1,9}|\S\d+\.|\t\x22(?i:ok)/)"""
+INPUTS: dict[str, tuple[str, str, re.Pattern[str]]] = {
+    "rules": ("lark", PATCH, PATCH_TEXT),
+    "ignored": ("lark", SPACED, SPACED_TEXT),
+    "expression": ("regex", EXPRESSION, re.compile(EXPRESSION)),
+}
+
+
+def noting(syntax: str, definition: str, **fields: Any) -> ChatCompletionRequest:
+    grammar = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    tools = [{"type": "custom", "custom": {"name": "note", "format": grammar}}]
+    messages = [{"role": "user", "content": "hi"}]
+    return parse_request(ChatCompletionRequest, {"model": "m", "messages": messages, "tools": tools, **fields})
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("with_special", [False, True])
+@pytest.mark.parametrize("name", ALL_FORMATS)
+def test_the_input_of_a_custom_tool_matches_its_grammar(name: str, with_special: bool, kind: str) -> None:
+    form, (syntax, definition, expected) = ALL_FORMATS[name], INPUTS[kind]
+    assert form is not None
+    request = noting(syntax, definition, tool_choice="required", parallel_tool_calls=False)
+    grammar = tool_grammar(request, form, "none", tokenizer(with_special)[2].get)
+    assert grammar is not None
+    rng = Random(SEED)
+    print("seed", SEED)
+    for _ in range(3):
+        text = random_answer(grammar.text, rng, "", with_special=with_special)
+        parser = form.parser({"note": request.shown_tools[0].function.parameters or {}})
+        reader = CompletionReader(None, parser, custom_tools=frozenset({"note"}))
+        reader.read_text(text)
+        reader.finish(cut=False)
+        written = "".join(part.text for part in reader.take_parts() if isinstance(part, CallArguments))
+        assert expected.fullmatch(written), text
+
+
+def test_an_input_may_be_free_to_come_or_not() -> None:
+    form = FORMATS["hermes"]
+    grammar = tool_grammar(noting("lark", 'start: "yes"'), form, "none", tokenizer(True)[2].get)
+    assert grammar is not None
+    text = 'so <tool_call>\n{"name": "note", "arguments": {"input": "'
+    assert random_answer(grammar.text, Random(SEED), text, with_special=True).startswith(text + 'yes"}')
+
+
+@pytest.mark.parametrize(
+    ("definition", "reason"),
+    [
+        ('start: "(" start ")" | "x"', "start, which refers to itself"),
+        ("start: a\na: b\nb: a", "a, which refers to itself"),
+        ("start: missing", "missing, which is not defined"),
+        ('begin: "x"', "no rule start"),
+        ('start: %json {"type": "object"}', "'%'"),
+        ("start: /\\p{L}/", "p"),
+        ("start: /[[:alpha:]]/", "[["),
+        ("start: /[a-z&&b]/", "[a-z&&b]"),
+        ("start: /[z-a]/", "z-a"),
+        ("%import common.SQL_COMMENT\nstart: SQL_COMMENT", "common.SQL_COMMENT"),
+        ("start: <[5]>", "'<'"),
+        ('start: "' + "x" * 2**14 + '"', "more than 16384 characters"),
+    ],
+)
+def test_grammars_that_are_only_shown(definition: str, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    """They do not end a session: the call is valid, its input is any text."""
+    request = noting("lark", definition, tool_choice="required")
+    with pytest.raises(UnsupportedGrammarError, match=re.escape(reason)):
+        lark_terminals(definition, "X", quoted=True)
+    grammar = tool_grammar(request, FORMATS["hermes"], "none", tokenizer(True)[2].get)
+    assert grammar is not None
+    assert '"type": "string"' in grammar.text
+
+
+SETS = (".", r"[^\n]", r"\s", r"\S", r'["\\]', r"[^\x00-\x1e]", r"[\t-\r]")
+
+
+@pytest.mark.parametrize("pattern", SETS)
+def test_a_set_matches_the_same_characters_in_json(pattern: str) -> None:
+    inner = tokenizer(False)[0]
+    name, terminals = lark_terminals(regex_grammar(pattern), "X", quoted=True)
+    lines = "\n".join(f"{terminal}: {body}" for terminal, body in terminals)
+    source = llguidance.LLMatcher.grammar_from_lark(f"start: X\nX: {name}\n{lines}")
+    first = llguidance.LLMatcher(inner, source, log_level=0)
+    for character in (*map(chr, range(64)), *map(chr, range(90, 100)), "€", "🙂"):
+        if pattern in (r"\s", r"\S") and character in "\x1c\x1d\x1e\x1f":
+            continue  # white space for Python, not for Unicode
+        matcher = first.deep_copy()
+        tokens = inner.tokenize_str(json.dumps(character, ensure_ascii=False)[1:-1])
+        matches = matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        assert matches == (re.fullmatch(pattern, character) is not None), repr(character)
+
+
+def test_a_long_chain_of_rules_is_read() -> None:
+    chain = "\n".join(f"r{number}: r{number + 1}" for number in range(1000))
+    name, terminals = lark_terminals(f'start: r0\n{chain}\nr1000: "x"', "X", quoted=True)
+    assert (name, len(terminals)) == ("X_R_START", 1002)

@@ -243,6 +243,38 @@ def test_logprobs_are_the_models_own(make_runner: MakeRunner, reference: Decoder
     assert result.logprobs[0].rank == 1
 
 
+def test_logprobs_of_named_ids(make_runner: MakeRunner, reference: DecoderHarness) -> None:
+    """In the order of the request, beside rows with other ids, with the most probable tokens, and with nothing."""
+    runner = make_runner()
+    rows = [
+        row(0, prompt()[:9], logprobs=0, logprob_token_ids=(5, 90, 3)),
+        row(1, prompt()[:6]),
+        row(2, prompt()[:12], logprobs=2),
+        row(3, prompt()[:3], logprobs=0, logprob_token_ids=(7,), temperature=1.0, seed=2),
+    ]
+    for _ in range(2):
+        result = runner.execute(step_batch(rows, BLOCK_SIZE))
+        assert result.logprobs is not None
+        for index, named in ((0, [5, 90, 3]), (3, [7])):
+            found = result.logprobs[index]
+            expected = log_softmax(last_logits(reference, rows[index].tokens))
+            assert found is not None
+            assert found.logprob == pytest.approx(expected[found.token_id], abs=1e-4)
+            assert found.top_token_ids == named
+            assert found.top_logprobs == pytest.approx(expected[named], abs=1e-4)
+        assert result.logprobs[1] is None
+        best = log_softmax(last_logits(reference, rows[2].tokens))
+        assert result.logprobs[2] is not None
+        assert result.logprobs[2].top_token_ids == np.argsort(-best)[:2].tolist()
+        for each, token_id in zip(rows, result.token_ids.tolist(), strict=True):
+            each.output.append(token_id)
+    later = [row(0, prompt()[:9], logprobs=1)]  # the slot's next sequence names none
+    result = runner.execute(step_batch(later, BLOCK_SIZE))
+    assert result.logprobs is not None
+    assert result.logprobs[0] is not None
+    assert len(result.logprobs[0].top_token_ids) == 1
+
+
 def test_logprobs_without_adjustment_take_the_logits_themselves(
     make_runner: MakeRunner, reference: DecoderHarness
 ) -> None:

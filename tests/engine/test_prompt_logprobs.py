@@ -87,6 +87,23 @@ def test_they_are_the_log_softmax_of_the_models_logits(
     assert sampled.logprob == pytest.approx(expected[-1].max(), abs=2e-4)
 
 
+def test_the_whole_vocabulary_of_one_prompt_beside_a_few_of_another(
+    folder: Path, expected: np.ndarray[Any, Any]
+) -> None:
+    vocab_size = expected.shape[1]
+    core = make_core(folder)
+    tokens = prompt()[:30]
+    for name, count in (("few", 2), ("all", vocab_size), ("none", 0)):
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=count)
+        core.add_request(AddRequest(name, token_ids(tokens), params, 0.0), CLIENT)
+    found = {output.request_id: output.prompt_logprobs for output in outputs_of(core)}
+    assert [len(entry.top_token_ids) for entry in found["few"]] == [2] * 29
+    assert [len(entry.top_token_ids) for entry in found["none"]] == [0] * 29
+    for entry, row in zip(found["all"], expected, strict=False):
+        assert sorted(entry.top_token_ids) == list(range(vocab_size))
+        np.testing.assert_allclose(entry.top_logprobs, row[entry.top_token_ids], atol=2e-4)
+
+
 def test_a_cached_prefix_is_computed_again_for_it() -> None:
     engine = Harness()
     tokens = list(range(1, 31))

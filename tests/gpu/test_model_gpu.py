@@ -161,7 +161,7 @@ def test_sampling_and_logprobs_agree_with_the_cpu(tmp_path: Path, cuda_device: C
     folder = build(TINY_MODELS["llama"], tmp_path)
     settings = [
         SamplingParams(max_tokens=9, temperature=0.0, logprobs=3),
-        SamplingParams(max_tokens=9, temperature=1.0, seed=4, top_p=0.9, logprobs=0),
+        SamplingParams(max_tokens=9, temperature=1.0, seed=4, top_p=0.9, logprobs=0, logprob_token_ids=(9, 2)),
         SamplingParams(max_tokens=9, temperature=0.8, seed=5, top_k=7, repetition_penalty=1.4, min_tokens=4),
         SamplingParams(max_tokens=9, temperature=0.0, logit_bias={9: 20.0, 8: 19.0}, presence_penalty=1.5),
     ]
@@ -178,7 +178,9 @@ def test_sampling_and_logprobs_agree_with_the_cpu(tmp_path: Path, cuda_device: C
         for _ in range(6):
             result = runner.execute(step_batch(rows, BLOCK_SIZE))
             assert result.logprobs is not None
-            logprobs += [found.logprob for found in result.logprobs[:2] if found is not None]
+            for found in result.logprobs[:2]:
+                assert found is not None
+                logprobs += [found.logprob, *found.top_logprobs]
             for row, token_id in zip(rows, result.token_ids.tolist(), strict=True):
                 row.output.append(token_id)
         outputs.append(([row.output for row in rows], logprobs))

@@ -369,6 +369,16 @@ def test_logprobs_as_numpy(
             np.testing.assert_allclose(result.numpy(), reference.numpy(), rtol=1e-5, atol=1e-5)
 
 
+def test_logprobs_of_the_whole_vocabulary(cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator) -> None:
+    rows, vocab_size = 2, 32000
+    logits = varied_logits(rng, rows, vocab_size)
+    ids = int32s(cuda_device, np.zeros(rows, np.int32))
+    _, _, top_ids, top_logprobs = cuda_ops.top_logprobs(from_numpy(logits, cuda_device), ids, vocab_size)
+    expected = CpuOps().top_logprobs(from_numpy(logits, CPU), int32s(CPU, np.zeros(rows, np.int32)), vocab_size)
+    assert (top_ids.numpy() == expected[2].numpy()).all()
+    np.testing.assert_allclose(top_logprobs.numpy(), expected[3].numpy(), rtol=1e-5, atol=1e-5)
+
+
 def test_logprobs_survive_rows_that_failed(cuda_ops: CudaOps, cuda_device: CudaDevice) -> None:
     logits = np.zeros((4, 8), np.float32)
     logits[0] = np.nan

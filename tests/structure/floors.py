@@ -18,6 +18,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "app.anthropic",
         "app.ops",
     ),
+    ("app.openai.conversations",),
     ("app.openai",),
     ("app.generate", "app.store"),
     ("app.tools.formats",),

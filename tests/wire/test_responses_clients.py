@@ -217,3 +217,26 @@ def test_a_synchronous_response_is_neither_cancelled_nor_streamed_again(plain: S
         plain.openai.responses.cancel(answer.id)
     response: httpx.Response = plain.http.get(f"/v1/responses/{answer.id}?stream=true")
     assert response.status_code == 400
+
+
+IMAGE: Any = {"role": "user", "content": [{"type": "input_image", "image_url": "http://x/"}]}
+
+
+def test_an_image_begins_no_conversation(tool: Scripted) -> None:
+    for body in ({"input": [IMAGE]}, {"input": [{"role": "user", "content": "hi"}, IMAGE]}):
+        answer = tool.http.post("/v1/responses", json={"model": "tiny", **body})
+        assert answer.status_code == 400
+        assert "part of type 'input_image', but this model reads text parts only" in answer.json()["error"]["message"]
+    stored = tool.http.post("/v1/responses", json=ASK).json()["id"]
+    refused = tool.http.post("/v1/responses", json={"input": [IMAGE], "previous_response_id": stored})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input[0].content")
+
+
+@pytest.mark.parametrize("place", [0, 2], ids=["history", "newest message"])
+def test_images_do_not_end_a_session_whose_history_is_sent_again(tool: Scripted, place: int) -> None:
+    items: list[Any] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    items.append({"role": "user", "content": "so?"})
+    items[place] = IMAGE
+    answer = tool.http.post("/v1/responses", json={"model": "tiny", "input": items})
+    assert answer.status_code == 200
+    assert "<|im_start|>user\n[A part of type input_image was left out: this model reads text only.]" in tool.prompt

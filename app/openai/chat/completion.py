@@ -11,6 +11,7 @@ from tessera.app.openai.chat.calls import PLAIN_CALLS, CallForm
 from tessera.app.openai.chat.schema import ChatCompletionRequest
 from tessera.app.openai.envelope import CompletionHead, usage_object
 from tessera.app.openai.logprobs import chat_logprobs, prompt_logprobs
+from tessera.app.schema.chat import ChatMessage
 from tessera.app.text.tokenizer import Tokenizer
 from tessera.app.tools.parts import Content, Part, Reasoning
 
@@ -56,6 +57,14 @@ def chat_message(
     if reasoning:
         message["reasoning"] = message["reasoning_content"] = reasoning
     return message | calls
+
+
+def stored_messages(completion_id: str, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """The messages of a request as those of its stored completion are listed."""
+    return [
+        {"id": f"{completion_id}-{number}", "content": None, **message.model_dump(exclude_none=True)}
+        for number, message in enumerate(messages)
+    ]
 
 
 def _choice(request: ChatCompletionRequest, index: int, completion: Completion, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -120,3 +120,46 @@ class ChatCompletionEvent(RootModel[Any]):
 
     model_config = ConfigDict(defer_build=True)
     root: ChatCompletionChunk | ErrorObject
+
+
+class StoredCompletionObject(ChatCompletionObject):
+    """A chat completion with its metadata."""
+
+    metadata: dict[str, str]
+
+
+class StoredCompletionList(ApiObject):
+    object: Literal["list"]
+    data: list[StoredCompletionObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class StoredMessage(ApiObject):
+    """A message of the completion's request; fields that it came without are left out, but `content`."""
+
+    id: str
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | None
+    name: str = ""
+    tool_calls: list[dict[str, Any]] = Field(default=[])
+    tool_call_id: str = ""
+    refusal: str = ""
+    reasoning: str = ""
+    reasoning_content: str = ""
+    function_call: CalledFunction | None = None
+
+
+class StoredMessageList(ApiObject):
+    object: Literal["list"]
+    data: list[StoredMessage]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedCompletion(ApiObject):
+    id: str
+    object: Literal["chat.completion.deleted"]
+    deleted: Literal[True]

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tessera.app.generate.admission import admit
-from tessera.app.generate.completion import complete
+from tessera.app.generate.completion import Completion, complete
 from tessera.app.generate.prompt import render_chat, truncated
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description
 from tessera.app.http.streaming import EventStream
-from tessera.app.openai.chat.completion import chat_completion
+from tessera.app.openai.chat.completion import chat_completion, stored_messages
 from tessera.app.openai.chat.events import ChatEvents
 from tessera.app.openai.chat.objects import ChatCompletionEvent, ChatCompletionObject
 from tessera.app.openai.chat.schema import ChatCompletionRequest
+from tessera.app.openai.chat.store import completions_of
 from tessera.app.openai.envelope import CompletionHead
+from tessera.app.openai.storing import StoringSource
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -35,8 +38,22 @@ async def create_chat_completion(http_request: Request) -> Response:
     prompt = replace(prompt, token_ids=truncated(request, prompt.token_ids, model.info))
     generation = admission.start_chat(request, prompt)
     head = CompletionHead.new("chatcmpl", request.model, model.info)
+    completions = [Completion() for _ in generation.choices]
+
+    def whole() -> dict[str, Any]:
+        return chat_completion(head, request, prompt.token_ids, generation, completions, model.tokenizer)
+
+    async def store_completion() -> None:
+        if request.store:
+            completion = {**whole(), "metadata": request.metadata or {}}
+            messages = stored_messages(head.id, request.messages)
+            await completions_of(http_request).store_completion(admission.tenant, completion, messages)
+
     if request.stream:
         events = ChatEvents(head, request, prompt.token_ids, generation, model.tokenizer)
-        return EventStream(generation, events, model.settings)
+        if not request.store:
+            return EventStream(generation, events, model.settings)
+        return EventStream(StoringSource(generation, store_completion, completions), events, model.settings)
     completions = await complete(http_request, generation, model.settings.request_timeout)
-    return json_response(chat_completion(head, request, prompt.token_ids, generation, completions, model.tokenizer))
+    await store_completion()
+    return json_response(whole())

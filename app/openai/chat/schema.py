@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, StrictBool, model_validator
 
 from tessera.app.schema.chat import ChatRequest
 from tessera.app.schema.examples import HELLO, WEATHER_FUNCTION
 from tessera.app.schema.fields import Metadata, Off, On, Text, wrong
 from tessera.app.schema.generation_fields import GenerationRequest
-from tessera.app.schema.request import FieldValues
+from tessera.app.schema.request import FieldValues, RequestModel
 from tessera.app.schema.tools import MAX_TOOLS, NamedTool, Tool, ToolChoice, ToolFunction, check_tool_choice
 
 
@@ -41,7 +41,6 @@ class ChatCompletionRequest(ChatRequest):
         "moderation": (),
         "prediction": (),
         "prompt_cache_options": (),
-        "store": (False,),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
@@ -66,6 +65,7 @@ class ChatCompletionRequest(ChatRequest):
     echo: Off = Field(default=False, description="Begin with the assistant's message that is continued.")
     include_reasoning: On = Field(default=True, description="false: the reasoning is left out of the response.")
     metadata: Metadata | None = None
+    store: StrictBool | None = Field(default=None, description="true: the completion is stored.")
 
     @model_validator(mode="before")
     @classmethod
@@ -116,3 +116,11 @@ class ChatCompletionRequest(ChatRequest):
         super().check()
         if self.function_call is not None:
             check_tool_choice(self.function_call, self._functions_as_tools, "function_call")
+
+
+class StoredCompletionUpdate(RequestModel):
+    """Metadata in place of those that a stored completion has."""
+
+    examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {"plain": {"metadata": {"topic": "y"}}}
+
+    metadata: Metadata | None

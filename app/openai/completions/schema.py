@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from tessera.app.schema.fields import MAX_CHOICES, MAX_INT32, Off, Prompts, integer
-from tessera.app.schema.generation_fields import GenerationRequest
+from tessera.app.schema.generation_fields import ALL_LOGPROBS, GenerationRequest
 from tessera.app.schema.request import FieldValues
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import MAX_LOGPROBS
@@ -34,10 +34,12 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def num_logprobs(self) -> int | None:
-        return self.logprobs
+        return None if self.logprobs is None else max(len(self.logprob_token_ids), self.logprobs)
 
     @property
     def num_prompt_logprobs(self) -> int | None:
+        if self.prompt_logprobs == ALL_LOGPROBS:
+            return ALL_LOGPROBS
         asked = [count for count in (self.prompt_logprobs, self.logprobs if self.echo else None) if count is not None]
         return max(asked, default=None)
 

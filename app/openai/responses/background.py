@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tessera.app.generate.generation import Generation
@@ -18,27 +18,19 @@ logger = logging.getLogger("tessera.app")
 
 FLUSH = 0.1  # seconds between two writes to the journal
 
+# Stores a response in its last state: (response, number of the first of the events, events).
+End = Callable[[dict[str, Any], int, bytes], Awaitable[None]]
+
 
 class BackgroundJob:
-    """One response in the background.
+    """One response in the background, begun in the journal as `seq`."""
 
-    Args:
-        save: stores the response in its last state, where that is not a finished one.
-    """
-
-    def __init__(
-        self,
-        journal: Journal,
-        key: tuple[str, str],
-        generation: Generation,
-        events: ResponseEvents,
-        save: Callable[[dict[str, Any]], None],
-    ) -> None:
+    def __init__(self, journal: Journal, seq: int, generation: Generation, events: ResponseEvents, end: End) -> None:
         self._journal = journal
-        self._key = key
+        self._seq = seq
         self._generation = generation
         self._events = events
-        self._save = save
+        self._end = end
         self._buffer = [events.opening()]
         self._num_events = 0
 
@@ -50,14 +42,15 @@ class BackgroundJob:
         try:
             while not reader.done():
                 await asyncio.wait({reader}, timeout=FLUSH)
-                self._flush()
-                if not reader.done() and self._journal.is_cancelled(*self._key):
+                goes_on = await self._flush()
+                if not reader.done() and not goes_on:
                     self._buffer.append(self._events.cancellation())
                     break
                 if loop.time() > deadline:
                     raise GenerationTimeoutError(f"The answer was not complete within {timeout:g} seconds.")
             else:
                 reader.result()
+                self._buffer.append(self._events.closing())
         except RequestError as error:
             self._buffer.append(self._events.failure(error))
         except asyncio.CancelledError:
@@ -69,27 +62,29 @@ class BackgroundJob:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
             await self._generation.abort()
-            self._finish()
+            await self._finish()
 
     async def _read(self) -> None:
         async for delta in self._generation.deltas():
             self._buffer.append(self._events.delta(delta))
-        self._buffer.append(self._events.closing())
 
-    def _flush(self) -> None:
-        data = b"".join(self._buffer)
-        self._buffer.clear()
-        self._journal.append(*self._key, self._num_events, data)
-        self._num_events += data.count(EVENT_END)
+    async def _flush(self) -> bool:
+        """Write what has come; -> whether the job goes on."""
+        first, data = self._take_buffer()
+        return await self._journal.append(self._seq, first, data)
 
-    def _finish(self) -> None:
+    async def _finish(self) -> None:
+        first, data = self._take_buffer()
         try:
-            if self._events.broken_off is not None:
-                self._save(self._events.broken_off)
-            self._flush()
-            self._journal.end(*self._key)
-        except RequestError:  # the disk is full, say; readers find the journal without signs of life
+            await self._end(self._events.last_state(), first, data)
+        except RequestError:  # the disk is full, say; its readers find that it has ended
             logger.warning("the end of a response in the background could not be stored")
+
+    def _take_buffer(self) -> tuple[int, bytes]:
+        first, data = self._num_events, b"".join(self._buffer)
+        self._buffer.clear()
+        self._num_events += data.count(EVENT_END)
+        return first, data
 
 
 class RecordedEvents:

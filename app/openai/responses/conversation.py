@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import orjson
 from pydantic import ConfigDict, TypeAdapter
 
-from tessera.app.openai.responses.items import (
+from tessera.app.openai.conversations.items import (
     CustomCallItem,
     CustomCallOutputItem,
     FunctionCallItem,

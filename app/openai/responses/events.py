@@ -23,14 +23,10 @@ NUM_OPENING_EVENTS = 2
 class ResponseEvents:
     """Events of one response; also makes the whole response where it is not streamed.
 
-    Attributes:
-        broken_off: the failed or cancelled response.
-
     Args:
         tools: the client's tools by the names by which the model knows them.
         seal: makes the `encrypted_content` of reasoning; None leaves it out.
         num_logprobs: alternatives per token; None reports no log-probabilities.
-        on_finish: called with the finished response, completed or cut.
     """
 
     keepalive = COMMENT
@@ -44,16 +40,14 @@ class ResponseEvents:
         tools: Mapping[str, CalledTool],
         seal: Callable[[str], str] | None,
         num_logprobs: int | None,
-        on_finish: Callable[[dict[str, Any]], None],
     ) -> None:
         self._response = response
         self._generation = generation
         self._tokenizer = tokenizer
         self._num_logprobs = num_logprobs
-        self._on_finish = on_finish
         self._writer = OutputWriter(NUM_OPENING_EVENTS, tools, seal)
         self._finish_reason: FinishReason | None = None
-        self.broken_off: dict[str, Any] | None = None
+        self._end: tuple[list[Event], dict[str, Any]] | None = None
 
     def opening(self) -> bytes:
         response = self._response.in_progress()
@@ -66,35 +60,42 @@ class ResponseEvents:
         return _event_bytes(self._write(delta))
 
     def closing(self) -> bytes:
-        events, response = self._finish()
-        events.append(self._writer.event(f"response.{response['status']}", response=response))
-        return _event_bytes(events)
+        events, response = self._finished()
+        return _event_bytes([*events, self._writer.event(f"response.{response['status']}", response=response)])
 
     def failure(self, error: RequestError) -> bytes:
         events = self._writer.finish("incomplete") if self._writer.items else []
-        response = self.broken_off = self._response.failed(self._writer.items, error)
+        response = self._response.failed(self._writer.items, error)
+        self._end = events, response
         return _event_bytes([*events, self._writer.event("response.failed", response=response)])
 
     def cancellation(self) -> bytes:
         """The last events of a response that was cancelled."""
         events = self._writer.finish("incomplete") if self._writer.items else []
-        response = self.broken_off = self._response.cancelled(self._writer.items)
+        response = self._response.cancelled(self._writer.items)
+        self._end = events, response
         return _event_bytes([*events, self._writer.event("response.cancelled", response=response)])
 
     def whole(self, completion: Completion) -> dict[str, Any]:
         """The finished response where it is not streamed."""
         self._write(completion.as_delta())
-        return self._finish()[1]
+        return self.last_state()
+
+    def last_state(self) -> dict[str, Any]:
+        """The response once no more deltas come: completed or cut, or failed or cancelled where that was said."""
+        return self._finished()[1]
 
     def _write(self, delta: Delta) -> list[Event]:
         self._finish_reason = delta.finish_reason
         return self._writer.write_parts(delta.as_parts(), self._logprobs(delta.entries))
 
-    def _finish(self) -> tuple[list[Event], dict[str, Any]]:
-        events = self._writer.finish("incomplete" if self._finish_reason == "length" else "completed")
-        response = self._response.finished(self._writer.items, self._finish_reason, self._generation.usage())
-        self._on_finish(response)
-        return events, response
+    def _finished(self) -> tuple[list[Event], dict[str, Any]]:
+        """The events that end the output, and the response."""
+        if self._end is None:
+            events = self._writer.finish("incomplete" if self._finish_reason == "length" else "completed")
+            usage = self._generation.usage()
+            self._end = events, self._response.finished(self._writer.items, self._finish_reason, usage)
+        return self._end
 
     def _logprobs(self, entries: Sequence[TokenEntry]) -> list[dict[str, Any]]:
         if self._num_logprobs is None:

@@ -3,80 +3,182 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Iterator
+import secrets
+import sqlite3
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from tessera.app.openai.responses.store import ResponseStore, guarded
+import orjson
+
+from tessera.app.openai.responses.store import ResponseStore, StoredResponse, insert_items
+from tessera.app.store.locks import ProcessLocks
+from tessera.app.store.store import Store
 
 POLL = 0.1  # seconds between two looks for new events
-DEAD_AFTER = 30.0  # seconds without a sign of life of the process that works on a response
 EVENT_END = b"\n\n"
+FIRST_OWNER = 2**40  # locks below are those of batches
+NUM_OWNERS = 2**40
+DIED = {"code": "server_error", "message": "The server ended while it worked on this response."}
+
+
+class JobOwner:
+    """This app process as the owner of jobs. A lock, which the kernel lets go of when it dies, shows that it lives.
+
+    Attributes:
+        running: the jobs that it works on, by `seq`.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.running: set[int] = set()
+        self._store = store
+        self._number = FIRST_OWNER + secrets.randbelow(NUM_OWNERS)
+        self._has_lock = False
+
+    async def number(self) -> int:
+        """The number by which other processes find out whether this one lives."""
+        if not self._has_lock:
+            self._has_lock = await self._store.with_locks(lambda locks: locks.try_lock(self._number))
+        return self._number
+
+    async def works_on(self, owner: int, seq: int) -> bool:
+        """Whether `owner`, this or another process, is still at the job `seq`."""
+        if owner == self._number:
+            return seq in self.running
+
+        def probe(locks: ProcessLocks) -> bool:
+            if not locks.try_lock(owner):
+                return True
+            locks.unlock(owner)
+            return False
+
+        return await self._store.with_locks(probe)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPart:
+    """Pieces of whole events, each with its first event's number, and the job's state when they were read."""
+
+    seq: int
+    owner: int
+    ended: bool
+    pieces: Sequence[tuple[int, bytes]]
 
 
 class Journal:
-    """Beside the stored responses, and evicted with them. Every method may raise StoreUnavailableError."""
+    """Beside the stored responses, and evicted with them. Methods raise StoreUnavailableError and StoreFullError."""
 
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
+    def __init__(self, responses: ResponseStore, owner: JobOwner) -> None:
+        self._store = responses.store
+        self._table = responses.table
+        self._owner = owner
 
-    def begin(self, tenant: str, response_id: str) -> None:
-        with guarded("stored"):
-            self._store.database.execute(
-                "INSERT INTO jobs (tenant, id, alive) VALUES (?, ?, ?)", (tenant, response_id, time.time())
-            )
+    async def begin(self, tenant: str, stored: StoredResponse) -> int:
+        """Store a response that this process begins to work on; -> its `seq`."""
+        owner = await self._owner.number()
 
-    def append(self, tenant: str, response_id: str, first: int, events: bytes) -> None:
-        """Add events, of which the first has the number `first`; none are a sign of life."""
-        with guarded("stored"):
-            database = self._store.database
-            if events:
-                database.execute("INSERT INTO events VALUES (?, ?, ?, ?)", (tenant, response_id, first, events))
-            database.execute(
-                "UPDATE jobs SET alive = ? WHERE tenant = ? AND id = ?", (time.time(), tenant, response_id)
-            )
+        def change(database: sqlite3.Connection) -> int:
+            seq = self._table.insert(database, tenant, stored.response["id"], stored.encoded())
+            database.execute("INSERT INTO response_jobs (seq, owner) VALUES (?, ?)", (seq, owner))
+            return seq
 
-    def end(self, tenant: str, response_id: str) -> None:
-        self._set("ended", tenant, response_id)
+        seq = await self._store.transact(change)
+        self._owner.running.add(seq)
+        return seq
 
-    def cancel(self, tenant: str, response_id: str) -> None:
-        """Ask the process that works on the response to stop."""
-        self._set("cancelled", tenant, response_id)
+    async def append(self, seq: int, first: int, events: bytes) -> bool:
+        """Add events, of which the first has the number `first`; -> whether the job goes on.
 
-    def is_cancelled(self, tenant: str, response_id: str) -> bool:
-        """True also where the response has been deleted."""
-        row = self._job("cancelled", tenant, response_id)
-        return row is None or bool(row)
+        It does not where it has been cancelled or its response deleted.
+        """
 
-    def has_ended(self, tenant: str, response_id: str) -> bool:
-        """Whether no more events come; the process that worked on it may have died."""
-        if self._job("ended", tenant, response_id) != 0:
+        def goes_on(database: sqlite3.Connection) -> bool:
+            row = database.execute("SELECT cancelled FROM response_jobs WHERE seq = ?", (seq,)).fetchone()
+            return row is not None and not row[0]
+
+        def change(database: sqlite3.Connection) -> bool:
+            if not goes_on(database):
+                return False
+            _insert_events(database, seq, first, events)
             return True
-        alive = self._job("alive", tenant, response_id)
-        return alive is None or time.time() - alive > DEAD_AFTER
 
-    def events_from(self, tenant: str, response_id: str, number: int) -> Iterator[tuple[int, bytes]]:
-        """Pieces of whole events from the one that holds event `number`, each with its first event's number."""
-        with guarded("read"):
-            rows = self._store.database.execute(
-                """SELECT first, data FROM events WHERE tenant = :tenant AND id = :id AND first >= COALESCE(
-                    (SELECT MAX(first) FROM events WHERE tenant = :tenant AND id = :id AND first <= :number), 0)
-                ORDER BY first""",
-                {"tenant": tenant, "id": response_id, "number": number},
-            ).fetchall()
-        yield from rows
+        return await (self._store.transact(change) if events else self._store.query(goes_on))
 
-    def _set(self, column: str, tenant: str, response_id: str) -> None:
-        with guarded("changed"):
-            self._store.database.execute(
-                f"UPDATE jobs SET {column} = 1 WHERE tenant = ? AND id = ?", (tenant, response_id)
-            )
+    async def end(self, tenant: str, seq: int, stored: StoredResponse, first: int, events: bytes) -> None:
+        """Store a response in its last state, with its last events; nothing where it has been deleted."""
+        try:
+            await self._store.transact(lambda database: self._end(database, tenant, seq, stored, first, events))
+        finally:
+            self._owner.running.discard(seq)
 
-    def _job(self, column: str, tenant: str, response_id: str) -> float | None:
-        with guarded("read"):
-            row = self._store.database.execute(
-                f"SELECT {column} FROM jobs WHERE tenant = ? AND id = ?", (tenant, response_id)
+    async def cancel(self, tenant: str, response_id: str) -> None:
+        """Ask the process that works on the response to stop."""
+
+        def change(database: sqlite3.Connection) -> None:
+            found = self._table.find(database, tenant, response_id)
+            if found is not None:
+                database.execute("UPDATE response_jobs SET cancelled = 1 WHERE seq = ?", (found.seq,))
+
+        await self._store.transact(change)
+
+    async def read(self, tenant: str, response_id: str, number: int) -> JournalPart | None:
+        """The events from the piece on that holds event `number`; None where there is no such response."""
+
+        def query(database: sqlite3.Connection) -> JournalPart | None:
+            found = self._table.find(database, tenant, response_id)
+            if found is None:
+                return None
+            owner, ended = database.execute(
+                "SELECT owner, ended FROM response_jobs WHERE seq = ?", (found.seq,)
             ).fetchone()
-        return row[0] if row is not None else None
+            pieces = database.execute(
+                """SELECT first, data FROM response_events WHERE seq = :seq AND first >= COALESCE(
+                    (SELECT MAX(first) FROM response_events WHERE seq = :seq AND first <= :number), 0)
+                ORDER BY first""",
+                {"seq": found.seq, "number": number},
+            ).fetchall()
+            return JournalPart(found.seq, owner, bool(ended), pieces)
+
+        return await self._store.query(query)
+
+    async def settle(self, tenant: str, response_id: str, part: JournalPart) -> bool:
+        """End a response whose process has died as failed; -> whether it has ended."""
+        if part.ended:
+            return True
+        if await self._owner.works_on(part.owner, part.seq):
+            return False
+
+        def change(database: sqlite3.Connection) -> None:
+            found = self._table.find(database, tenant, response_id)
+            job = database.execute("SELECT ended FROM response_jobs WHERE seq = ?", (part.seq,)).fetchone()
+            if found is None or job is None or job[0]:
+                return
+            stored = StoredResponse.decoded(found.body)
+            response = {**stored.response, "status": "failed", "error": DIED}
+            number = _num_events(database, part.seq)
+            event = {"type": "response.failed", "sequence_number": number, "response": response}
+            events = b"event: response.failed\ndata: %b\n\n" % orjson.dumps(event)
+            self._end(database, tenant, part.seq, replace(stored, response=response), number, events)
+
+        await self._store.transact(change)
+        return True
+
+    def _end(
+        self, database: sqlite3.Connection, tenant: str, seq: int, stored: StoredResponse, first: int, events: bytes
+    ) -> None:
+        response_id, body = stored.response["id"], stored.encoded()
+        found = self._table.find(database, tenant, response_id)
+        if found is None or found.seq != seq:
+            return
+        _insert_events(database, seq, first, events)
+        (num_bytes,) = database.execute(
+            "SELECT SUM(LENGTH(data)) FROM response_events WHERE seq = ?", (seq,)
+        ).fetchone()
+        self._table.mark_used(database, tenant, response_id)
+        self._table.make_room(database, tenant, len(body) + num_bytes - found.size)
+        if self._table.replace_body(database, tenant, response_id, body, extra_bytes=num_bytes):
+            insert_items(database, tenant, seq, stored)
+            database.execute("UPDATE response_jobs SET ended = 1 WHERE seq = ?", (seq,))
 
 
 class JournalReader:
@@ -91,16 +193,28 @@ class JournalReader:
         """The engine took the request before the journal was begun."""
 
     async def deltas(self) -> AsyncGenerator[bytes, None]:
-        while True:
-            ended = self._journal.has_ended(*self._key)
-            for first, data in self._journal.events_from(*self._key, self._next):
+        while (part := await self._journal.read(*self._key, self._next)) is not None:
+            for first, data in part.pieces:
                 events = data.split(EVENT_END)[:-1]
                 if fresh := events[max(0, self._next - first) :]:
                     self._next = first + len(events)
                     yield EVENT_END.join(fresh) + EVENT_END
-            if ended:
+            if part.ended:
                 return
-            await asyncio.sleep(POLL)
+            if not await self._journal.settle(*self._key, part):
+                await asyncio.sleep(POLL)
 
     async def abort(self) -> None:
         """The response goes on without its readers."""
+
+
+def _insert_events(database: sqlite3.Connection, seq: int, first: int, events: bytes) -> None:
+    if events:
+        database.execute("INSERT INTO response_events VALUES (?, ?, ?)", (seq, first, events))
+
+
+def _num_events(database: sqlite3.Connection, seq: int) -> int:
+    last: Any = database.execute(
+        "SELECT first, data FROM response_events WHERE seq = ? ORDER BY first DESC LIMIT 1", (seq,)
+    ).fetchone()
+    return 0 if last is None else last[0] + last[1].count(EVENT_END)

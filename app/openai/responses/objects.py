@@ -7,16 +7,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import ConfigDict, Field, RootModel
 
 from tessera.app.http.description import ApiObject
+from tessera.app.openai.conversations.objects import ItemStatusName, OutputText, ReasoningText
 from tessera.app.openai.objects import TokenLogprob
-
-ItemStatusName: TypeAlias = Literal["in_progress", "completed", "incomplete"]
-
-
-class OutputText(ApiObject):
-    type: Literal["output_text"]
-    text: str
-    annotations: list[Any]
-    logprobs: list[TokenLogprob]
 
 
 class OutputMessage(ApiObject):
@@ -45,11 +37,6 @@ class OutputCustomCall(ApiObject):
     namespace: str = Field(default="", description="Only of tools in a namespace.")
     input: str
     status: ItemStatusName
-
-
-class ReasoningText(ApiObject):
-    type: Literal["reasoning_text"]
-    text: str
 
 
 class OutputReasoning(ApiObject):
@@ -119,6 +106,12 @@ class ResponseReasoning(ApiObject):
     summary: None
 
 
+class ResponseConversation(ApiObject):
+    """The conversation that the response was added to."""
+
+    id: str
+
+
 class ResponseFunction(ApiObject):
     type: Literal["function"]
     name: str
@@ -163,6 +156,7 @@ class ResponseObject(ApiObject):
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None
+    conversation: ResponseConversation | None
     metadata: dict[str, str]
     model: str
     parallel_tool_calls: bool
@@ -191,92 +185,6 @@ class DeletedResponse(ApiObject):
     id: str
     object: Literal["response"]
     deleted: Literal[True]
-
-
-class ListedInputText(ApiObject):
-    type: Literal["input_text"]
-    text: str
-
-
-class ListedMessage(ApiObject):
-    type: Literal["message"]
-    id: str
-    status: Literal["completed"]
-    role: Literal["user", "assistant", "system", "developer"]
-    content: list[Annotated[ListedInputText | OutputText, Field(discriminator="type")]]
-
-
-class ListedCall(ApiObject):
-    type: Literal["function_call"]
-    id: str
-    status: Literal["completed"]
-    call_id: str
-    name: str
-    namespace: str = Field(default="", description="Only of tools in a namespace.")
-    arguments: str
-
-
-class ListedCustomCall(ApiObject):
-    type: Literal["custom_tool_call"]
-    id: str
-    status: Literal["completed"]
-    call_id: str
-    name: str
-    namespace: str = Field(default="", description="Only of tools in a namespace.")
-    input: str
-
-
-class ListedShellCall(ApiObject):
-    type: Literal["local_shell_call"]
-    id: str
-    status: Literal["completed"]
-    call_id: str
-    action: dict[str, Any]
-
-
-class ListedCallOutput(ApiObject):
-    type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
-    id: str
-    status: Literal["completed"]
-    call_id: str = Field(default="", description="Left out where it came without one.")
-    output: str
-
-
-class ListedOther(ApiObject):
-    """An item that is left out of the prompt."""
-
-    type: str
-    id: str
-    status: Literal["completed"]
-
-
-class SummaryText(ApiObject):
-    type: Literal["summary_text"]
-    text: str
-
-
-class ListedReasoning(ApiObject):
-    type: Literal["reasoning"]
-    id: str
-    status: Literal["completed"]
-    summary: list[SummaryText]
-    content: list[ReasoningText]
-
-
-class InputItemList(ApiObject):
-    object: Literal["list"]
-    data: list[
-        ListedMessage
-        | ListedCall
-        | ListedCustomCall
-        | ListedShellCall
-        | ListedCallOutput
-        | ListedReasoning
-        | ListedOther
-    ]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class NumberedEvent(ApiObject):

@@ -88,6 +88,7 @@ def _settings(request: ResponsesRequest, defaults: SamplingDefaults, stored: boo
     text_format = request.text.format if request.text is not None else None
     return {
         "background": request.background,
+        "conversation": {"id": request.conversation} if request.conversation is not None else None,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,

@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.generate.admission import Admission, admit, tenant_of
+from tessera.app.generate.admission import admit, tenant_of
 from tessera.app.generate.completion import complete
+from tessera.app.generate.generation import Generation
+from tessera.app.generate.sealing import seal_of
 from tessera.app.generate.served_model import model_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description, PathName
 from tessera.app.http.streaming import EventStream, run_while_connected
+from tessera.app.openai.conversations.objects import ItemList
+from tessera.app.openai.pages import PageParameters, page_of
 from tessera.app.openai.responses.background import BackgroundJob, RecordedEvents
-from tessera.app.openai.responses.conversation import (
-    ITEMS,
-    ResponsesChat,
-    Unseal,
-    chat_request,
-    messages_of,
-    messages_of_output,
-)
 from tessera.app.openai.responses.events import ResponseEvents
-from tessera.app.openai.responses.input_items import PAGE_QUERY, item_page, listed_items
-from tessera.app.openai.responses.items import InputItem, ItemReference
 from tessera.app.openai.responses.journal import POLL, Journal, JournalReader
-from tessera.app.openai.responses.objects import (
-    DeletedResponse,
-    InputItemList,
-    InputTokenCount,
-    ResponseEvent,
-    ResponseObject,
-)
+from tessera.app.openai.responses.objects import DeletedResponse, InputTokenCount, ResponseEvent, ResponseObject
 from tessera.app.openai.responses.prompt import response_prompt
 from tessera.app.openai.responses.response import ResponseStates
 from tessera.app.openai.responses.schema import ResponsesRequest
-from tessera.app.openai.responses.sealing import Seal
-from tessera.app.openai.responses.store import ResponseStore, StoredResponse
-from tessera.app.schema.chat import ChatMessage
+from tessera.app.openai.responses.store import responses_of
+from tessera.app.openai.responses.turn import Turn, read_turn
+from tessera.app.openai.storing import StoringSource
 from tessera.app.schema.fields import MAX_INT32
 from tessera.engine.contract.errors import InvalidRequestError, NotFoundError
 
@@ -56,6 +42,7 @@ STREAM_QUERY = {
     },
 }
 
+PAGES = PageParameters()
 router = APIRouter(tags=["OpenAI"])
 
 
@@ -68,20 +55,13 @@ router = APIRouter(tags=["OpenAI"])
 async def create_response(http_request: Request) -> Response:
     admission = await admit(http_request, ResponsesRequest)
     request, model, tenant = admission.request, admission.model, admission.tenant
-    store = store_of(http_request)
-    turn = _turn(http_request, admission)
+    turn = await read_turn(http_request, admission)
+    if request.background and not turn.is_stored:
+        raise InvalidRequestError("background is not supported: this server keeps no responses.", param="background")
     prompt = await response_prompt(model, request, turn.chat)
     generation = admission.start_chat(turn.chat, prompt, param="input")
-    stored = request.wants_storing and store.keeps_anything
-    states = ResponseStates(request, model.defaults, stored=stored)
-    items = listed_items(turn.items)
-
-    def keep(response: dict[str, Any]) -> None:
-        if stored:
-            messages = (*turn.messages, *messages_of_output(response["output"], turn.unseal))
-            store.store_response(tenant, StoredResponse(response, messages, items))
-
-    seal: Seal = http_request.app.state.seal
+    states = ResponseStates(request, model.defaults, stored=turn.is_stored)
+    seal = seal_of(http_request)
     events = ResponseEvents(
         states,
         generation,
@@ -89,26 +69,46 @@ async def create_response(http_request: Request) -> Response:
         tools=request.offered_tools.by_name,
         seal=(lambda text: seal.close(text, tenant)) if request.wants_sealed_reasoning else None,
         num_logprobs=turn.chat.num_logprobs,
-        on_finish=keep,
     )
     if request.background:
-        if not stored:
-            raise InvalidRequestError(
-                "background is not supported: this server keeps no responses.", param="background"
-            )
         await run_while_connected(http_request.receive, generation.wait_accepted(), model.settings.request_timeout)
-        keep(states.in_progress())
-        journal = Journal(store)
-        journal.begin(tenant, states.id)
-        job = BackgroundJob(journal, (tenant, states.id), generation, events, keep)
-        http_request.app.state.background.start(job, model.settings.request_timeout)
+        journal = journal_of(http_request)
+        await _begin_job(http_request, journal, turn, generation, events, states.in_progress())
         if request.stream:
             return EventStream(JournalReader(journal, tenant, states.id), RecordedEvents(), model.settings)
         return json_response(states.in_progress())
     if request.stream:
-        return EventStream(generation, events, model.settings)
+        source = StoringSource(generation, lambda: turn.store_response(events.last_state()))
+        return EventStream(source, events, model.settings)
     (completion,) = await complete(http_request, generation, model.settings.request_timeout)
-    return json_response(events.whole(completion))
+    response = events.whole(completion)
+    await turn.store_response(response)
+    return json_response(response)
+
+
+async def _begin_job(
+    http_request: Request,
+    journal: Journal,
+    turn: Turn,
+    generation: Generation,
+    events: ResponseEvents,
+    response: dict[str, Any],
+) -> None:
+    """Let the generation go on without its client, as the job of a stored response."""
+    settings = model_of(http_request).settings
+    try:
+        seq = await journal.begin(turn.tenant, turn.stored(response))
+    except BaseException:
+        await generation.abort()
+        raise
+
+    async def end(last: dict[str, Any], first: int, data: bytes) -> None:
+        if last["status"] in ("completed", "incomplete"):
+            await turn.extend_conversation(last)
+        await journal.end(turn.tenant, seq, turn.stored(last), first, data)
+
+    job = BackgroundJob(journal, seq, generation, events, end)
+    http_request.app.state.background.start(job, settings.request_timeout)
 
 
 @router.post(
@@ -119,7 +119,7 @@ async def create_response(http_request: Request) -> Response:
 )
 async def count_input_tokens(http_request: Request) -> Response:
     admission = await admit(http_request, ResponsesRequest)
-    turn = _turn(http_request, admission)
+    turn = await read_turn(http_request, admission)
     prompt = await response_prompt(admission.model, admission.request, turn.chat)
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
@@ -137,16 +137,15 @@ async def compact(http_request: Request) -> Response:
     openapi_extra=Description(returns=ResponseObject, events=ResponseEvent, query=STREAM_QUERY),
 )
 async def retrieve_response(http_request: Request, response_id: PathName) -> Response:
-    found = _stored(http_request, response_id).response
     query = http_request.query_params
     if query.get("stream", "false") != "true":
-        return json_response(found)
-    if not found["background"]:
-        raise InvalidRequestError("stream is only allowed for responses in the background.", param="stream")
+        return json_response(await _stored_response(http_request, response_id))
     after = query.get("starting_after", "-1")
     if not (after == "-1" or (after.isascii() and after.isdigit() and len(after) <= 10 and int(after) <= MAX_INT32)):
         raise InvalidRequestError("starting_after must be the sequence_number of an event.", param="starting_after")
-    reader = JournalReader(Journal(store_of(http_request)), tenant_of(http_request), response_id, int(after))
+    if not (await _stored_response(http_request, response_id))["background"]:
+        raise InvalidRequestError("stream is only allowed for responses in the background.", param="stream")
+    reader = JournalReader(journal_of(http_request), tenant_of(http_request), response_id, int(after))
     return EventStream(reader, RecordedEvents(), model_of(http_request).settings)
 
 
@@ -157,8 +156,8 @@ async def retrieve_response(http_request: Request, response_id: PathName) -> Res
     openapi_extra=Description(returns=DeletedResponse),
 )
 async def delete_response(http_request: Request, response_id: PathName) -> Response:
-    _stored(http_request, response_id)
-    store_of(http_request).delete(tenant_of(http_request), response_id)
+    if not await responses_of(http_request).delete(tenant_of(http_request), response_id):
+        raise _not_found(response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -166,10 +165,14 @@ async def delete_response(http_request: Request, response_id: PathName) -> Respo
     "/v1/responses/{response_id}/input_items",
     operation_id="listInputItems",
     summary="The input items of a stored response",
-    openapi_extra=Description(returns=InputItemList, query=PAGE_QUERY),
+    openapi_extra=Description(returns=ItemList, query=PAGES.query),
 )
 async def list_input_items(http_request: Request, response_id: PathName) -> Response:
-    return json_response(item_page(_stored(http_request, response_id).input_items, http_request.query_params))
+    page = PAGES.read(http_request.query_params)
+    found = await responses_of(http_request).find(tenant_of(http_request), response_id)
+    if found is None:
+        raise _not_found(response_id)
+    return json_response(page_of(found.input_items, page, "response's input items"))
 
 
 @router.post(
@@ -179,96 +182,35 @@ async def list_input_items(http_request: Request, response_id: PathName) -> Resp
     openapi_extra=Description(returns=ResponseObject),
 )
 async def cancel_response(http_request: Request, response_id: PathName) -> Response:
-    found = _stored(http_request, response_id).response
+    found = await _stored_response(http_request, response_id)
     if not found["background"]:
         raise InvalidRequestError("Cannot cancel a synchronous response.", param="response_id")
-    journal, tenant = Journal(store_of(http_request)), tenant_of(http_request)
-    journal.cancel(tenant, response_id)
+    await journal_of(http_request).cancel(tenant_of(http_request), response_id)
     for _ in range(NUM_CANCEL_POLLS):
-        if journal.has_ended(tenant, response_id):
+        found = await _stored_response(http_request, response_id)
+        if found["status"] != "in_progress":
             break
         await asyncio.sleep(POLL)
-    return json_response(_stored(http_request, response_id).response)
+    return json_response(found)
 
 
-def store_of(request: Request) -> ResponseStore:
-    store: Any = request.app.state.response_store
-    assert isinstance(store, ResponseStore)
-    return store
+def journal_of(request: Request) -> Journal:
+    return Journal(responses_of(request), request.app.state.job_owner)
 
 
-def _stored(http_request: Request, response_id: str) -> StoredResponse:
-    store, tenant = store_of(http_request), tenant_of(http_request)
-    found = store.get(tenant, response_id)
+async def _stored_response(http_request: Request, response_id: str) -> dict[str, Any]:
+    """Raises NotFoundError. A response whose process has died has failed."""
+    responses, tenant = responses_of(http_request), tenant_of(http_request)
+    found = await responses.find_response(tenant, response_id)
+    if found is not None and found["status"] == "in_progress":
+        journal = journal_of(http_request)
+        part = await journal.read(tenant, response_id, MAX_INT32)
+        if part is not None and await journal.settle(tenant, response_id, part):
+            found = await responses.find_response(tenant, response_id)
     if found is None:
-        raise NotFoundError(f"There is no response {response_id[:100]!r} here.", code="response_not_found")
-    response = found.response
-    if response["status"] == "in_progress" and Journal(store).has_ended(tenant, response_id):
-        # Its process died, unless it has just ended.
-        found = store.get(tenant, response_id) or found
-        if found.response["status"] == "in_progress":
-            error = {"code": "server_error", "message": "The server ended while it worked on this response."}
-            found = replace(found, response={**response, "status": "failed", "error": error})
+        raise _not_found(response_id)
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """A request's items, references resolved, and the conversation with them."""
-
-    items: Sequence[InputItem]
-    messages: Sequence[ChatMessage]
-    chat: ResponsesChat
-    unseal: Unseal
-
-
-def _turn(http_request: Request, admission: Admission[ResponsesRequest]) -> _Turn:
-    request, tenant, store = admission.request, admission.tenant, store_of(http_request)
-    seal: Seal = http_request.app.state.seal
-
-    def unseal(sealed: str) -> str | None:
-        return seal.open(sealed, tenant)
-
-    items = [_resolved(store, tenant, index, item) for index, item in enumerate(request.input)]
-    messages = (*_earlier_messages(store, tenant, request), *messages_of(items, unseal))
-    if not messages:
-        raise InvalidRequestError("input has nothing that the model could read.", param="input")
-    chat = chat_request(request, messages)
-    chat.check()
-    return _Turn(items, messages, chat, unseal)
-
-
-def _resolved(store: ResponseStore, tenant: str, index: int, item: InputItem) -> InputItem:
-    """The item that a reference names; any other item as it is."""
-    if not isinstance(item, ItemReference):
-        return item
-    found = store.find_item(tenant, item.id) if store.keeps_anything else None
-    if found is None:
-        raise InvalidRequestError(
-            f"Item with id {item.id[:100]!r} not found: it may be too long ago, or its response was not stored;"
-            " send the item itself.",
-            param=f"input[{index}]",
-            code="item_not_found",
-        )
-    (resolved,) = ITEMS.validate_python([found])
-    return resolved
-
-
-def _earlier_messages(store: ResponseStore, tenant: str, request: ResponsesRequest) -> tuple[ChatMessage, ...]:
-    """The conversation that `previous_response_id` continues."""
-    response_id = request.previous_response_id
-    if response_id is None:
-        return ()
-    if not store.keeps_anything:
-        raise InvalidRequestError(
-            "previous_response_id is not supported by this server, which keeps no responses: send the whole input.",
-            param="previous_response_id",
-        )
-    found = store.get(tenant, response_id)
-    if found is None:
-        raise InvalidRequestError(
-            f"There is no response {response_id[:100]!r} here: it may be too long ago; send the whole input instead.",
-            param="previous_response_id",
-            code="previous_response_not_found",
-        )
-    return found.messages
+def _not_found(response_id: str) -> NotFoundError:
+    return NotFoundError(f"There is no response {response_id[:100]!r} here.", code="response_not_found")

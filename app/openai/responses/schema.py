@@ -6,13 +6,24 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StrictBool
 
-from tessera.app.openai.responses.items import InputItems
+from tessera.app.openai.conversations.items import InputItems, check_readable
 from tessera.app.openai.responses.tools import OfferedTools, ResponseTool, ToolChoiceField, offered_tools
 from tessera.app.schema.chat import ReasoningEffort
 from tessera.app.schema.examples import WEATHER_FUNCTION
-from tessera.app.schema.fields import MAX_INT32, MAX_NAME, Label, Metadata, ModelName, NotSupported, Off, Text, integer
+from tessera.app.schema.fields import (
+    MAX_INT32,
+    MAX_NAME,
+    Label,
+    Metadata,
+    ModelName,
+    NotSupported,
+    Off,
+    Text,
+    integer,
+    wrong,
+)
 from tessera.app.schema.generation_fields import SamplingFields
 from tessera.app.schema.request import FieldValues
 from tessera.app.schema.structured_output import AnyFormat, JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
@@ -66,11 +77,31 @@ Included = Literal[
 ]
 
 
+class ConversationName(BaseModel):
+    """A conversation by its id."""
+
+    id: str = Field(max_length=MAX_NAME)
+
+
+def _conversation_id(value: Any) -> str | None:
+    found = value.get("id") if type(value) is dict else value
+    if value is not None and (type(found) is not str or len(found) > MAX_NAME):
+        raise wrong('must be the id of a conversation, or {"id": ...}')
+    return found
+
+
+ConversationId = Annotated[
+    str | None,
+    PlainValidator(
+        _conversation_id, json_schema_input_type=Annotated[str, Field(max_length=MAX_NAME)] | ConversationName | None
+    ),
+]
+
+
 class ResponsesRequest(SamplingFields):
     """A conversation as items, one response to it. `previous_response_id` continues a stored one."""
 
     refused: ClassVar[FieldValues] = {
-        "conversation": (),
         "enable_response_messages": (False,),
         "image": (),
         "kv_transfer_params": ({},),
@@ -104,6 +135,9 @@ class ResponsesRequest(SamplingFields):
     input: Annotated[InputItems, BeforeValidator(_as_items, json_schema_input_type=Text | InputItems)]
     instructions: Text | None = Field(default=None, description="A system message before the input.")
     previous_response_id: str | None = Field(default=None, max_length=MAX_NAME)
+    conversation: ConversationId = Field(
+        default=None, description="The id of a stored conversation, which the response continues and is added to."
+    )
     store: StrictBool | None = Field(default=None, description="Whether the response is stored; true if omitted.")
     background: Off = Field(default=False, description="Go on without the client; the response is polled.")
     stream: Off = False
@@ -168,3 +202,8 @@ class ResponsesRequest(SamplingFields):
             raise InvalidRequestError("stream_options is only allowed when stream is true.", param="stream_options")
         if self.background and self.store is False:
             raise InvalidRequestError("background is only allowed where the response is stored.", param="background")
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise InvalidRequestError(
+                "conversation and previous_response_id cannot both be given.", param="previous_response_id"
+            )
+        check_readable(self.input)

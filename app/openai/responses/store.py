@@ -1,80 +1,51 @@
-"""Responses that are stored for `previous_response_id` and for retrieval, within bounds.
-
-They are stored in SQLite: in memory, or in a file that the app processes of one server share.
-"""
+"""Stored responses, for `previous_response_id`, `item_reference` and retrieval."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sqlite3
-import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import orjson
+from fastapi import Request
 from pydantic import TypeAdapter
 
 from tessera.app.schema.chat import ChatMessage
-from tessera.engine.contract.errors import EngineError
+from tessera.app.settings import AppSettings
+from tessera.app.store.errors import StoreFullError, StoreUnavailableError
+from tessera.app.store.objects import ObjectTable, StoredObject, StoreLimits
+from tessera.app.store.schema import Schema
+from tessera.app.store.store import Store
 
 logger = logging.getLogger("tessera.app")
 
-
-class StoreUnavailableError(EngineError):
-    """The stored responses cannot be read or changed, for example because the disk is full or read-only."""
-
-    status = 503
-    code = "response_store_unavailable"
-
-    def __init__(self) -> None:
-        super().__init__("The kept responses cannot be read or changed at the moment; please try again later.")
-
-
-LOCK_TIMEOUT = 5.0  # seconds; another process holds the file for a millisecond or two
 MESSAGES: TypeAdapter[tuple[ChatMessage, ...]] = TypeAdapter(tuple[ChatMessage, ...])
 
-TABLE = """
-    CREATE TABLE IF NOT EXISTS responses (
-        tenant TEXT NOT NULL, id TEXT NOT NULL, used INTEGER NOT NULL, size INTEGER NOT NULL,
-        response BLOB NOT NULL, messages BLOB NOT NULL, input_items BLOB NOT NULL, PRIMARY KEY (tenant, id)
-    )"""
-# Output items, which `item_reference` names; and the events of responses in the background.
-ITEM_TABLE = """
-    CREATE TABLE IF NOT EXISTS items (
-        tenant TEXT NOT NULL, item TEXT NOT NULL, id TEXT NOT NULL, PRIMARY KEY (tenant, item),
-        FOREIGN KEY (tenant, id) REFERENCES responses (tenant, id) ON DELETE CASCADE
-    )"""
-JOB_TABLE = """
-    CREATE TABLE IF NOT EXISTS jobs (
-        tenant TEXT NOT NULL, id TEXT NOT NULL, alive REAL NOT NULL, cancelled INTEGER NOT NULL DEFAULT 0,
-        ended INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (tenant, id)
-    )"""
-EVENT_TABLE = """
-    CREATE TABLE IF NOT EXISTS events (
-        tenant TEXT NOT NULL, id TEXT NOT NULL, first INTEGER NOT NULL, data BLOB NOT NULL,
-        PRIMARY KEY (tenant, id, first),
-        FOREIGN KEY (tenant, id) REFERENCES jobs (tenant, id) ON DELETE CASCADE
-    )"""
-INDEX = "CREATE INDEX IF NOT EXISTS by_use ON responses (tenant, used, size)"
-NEXT_USE = "(SELECT COALESCE(MAX(used), 0) + 1 FROM responses WHERE tenant = :tenant)"
-INSERT = f"""
-    INSERT OR REPLACE INTO responses
-    VALUES (:tenant, :id, {NEXT_USE}, :size, :response, :messages, :input_items)"""
-SELECT = "SELECT response, messages, input_items FROM responses WHERE tenant = :tenant AND id = :id"
-TOUCH = f"UPDATE responses SET used = {NEXT_USE} WHERE tenant = :tenant AND id = :id"
-DELETE = "DELETE FROM responses WHERE tenant = :tenant AND id = :id"
-BY_USE = "SELECT used, size FROM responses WHERE tenant = :tenant ORDER BY used DESC"
-SELECT_BY_ITEM = """
-    SELECT responses.response FROM items JOIN responses USING (tenant, id)
-    WHERE items.tenant = :tenant AND items.item = :item"""
-DELETE_LEFT_JOBS = """
-    DELETE FROM jobs WHERE tenant = :tenant
-    AND NOT EXISTS (SELECT 1 FROM responses WHERE responses.tenant = jobs.tenant AND responses.id = jobs.id)"""
-JOURNAL_SIZE = "SELECT COALESCE(SUM(LENGTH(data)), 0) FROM events WHERE tenant = :tenant AND id = :id"
-DELETE_UP_TO = "DELETE FROM responses WHERE tenant = :tenant AND used <= :used"
+# Output items, which `item_reference` names; responses in the background and their events.
+RESPONSES = Schema(
+    "responses",
+    (
+        (
+            """CREATE TABLE response_items (
+                tenant TEXT NOT NULL, id TEXT NOT NULL, seq INTEGER NOT NULL REFERENCES objects (seq) ON DELETE CASCADE,
+                PRIMARY KEY (tenant, id)
+            ) WITHOUT ROWID""",
+            "CREATE INDEX response_items_by_response ON response_items (seq)",
+            """CREATE TABLE response_jobs (
+                seq INTEGER PRIMARY KEY REFERENCES objects (seq) ON DELETE CASCADE, owner INTEGER NOT NULL,
+                cancelled INTEGER NOT NULL DEFAULT 0, ended INTEGER NOT NULL DEFAULT 0
+            )""",
+            """CREATE TABLE response_events (
+                seq INTEGER NOT NULL REFERENCES objects (seq) ON DELETE CASCADE, first INTEGER NOT NULL,
+                data BLOB NOT NULL, PRIMARY KEY (seq, first)
+            )""",
+        ),
+    ),
+)
+FIND_BY_ITEM = """
+    SELECT objects.body FROM response_items JOIN objects USING (seq)
+    WHERE response_items.tenant = ? AND response_items.id = ?"""
 
 
 @dataclass(slots=True, frozen=True)
@@ -85,108 +56,88 @@ class StoredResponse:
     messages: tuple[ChatMessage, ...]
     input_items: tuple[dict[str, Any], ...] = ()
 
-    def encoded(self) -> tuple[bytes, bytes, bytes]:
-        """The columns of its row; messages that several responses share are stored, and counted, for each."""
-        messages = MESSAGES.dump_json(self.messages, exclude_none=True)
-        return orjson.dumps(self.response), messages, orjson.dumps(self.input_items)
+    def encoded(self) -> bytes:
+        """Messages that several responses share are stored, and counted, for each."""
+        messages = orjson.Fragment(MESSAGES.dump_json(self.messages, exclude_none=True))
+        return orjson.dumps({"response": self.response, "messages": messages, "input_items": self.input_items})
+
+    @classmethod
+    def decoded(cls, body: bytes) -> StoredResponse:
+        fields = orjson.loads(body)
+        messages = MESSAGES.validate_python(fields["messages"])
+        return cls(fields["response"], messages, tuple(fields["input_items"]))
 
 
 class ResponseStore:
-    """At most `max_count` responses and `max_bytes` per tenant; beyond either the least recently used ones go.
+    """At most `max_stored_objects` responses and `max_stored_bytes` per tenant; the least recently used ones go first.
 
-    `path` names the file, in a folder of the server's own; None keeps everything in this process.
+    Every method but `store_response` may raise StoreUnavailableError or StoreFullError.
     """
 
-    def __init__(self, max_count: int, max_bytes: int, path: str | None = None) -> None:
-        self._max_count = max_count
-        self._max_bytes = max_bytes
-        self._path = path
-
-    @property
-    def keeps_anything(self) -> bool:
-        return self._max_count > 0
-
-    def store_response(self, tenant: str, stored: StoredResponse) -> None:
-        """Store a response, unless it alone is beyond the bounds, or the file cannot take it."""
-        row = stored.encoded()
-        size = sum(map(len, row))
-        if size > self._max_bytes or not self.keeps_anything:
-            return
-        try:
-            with self.database as database:
-                database.execute("BEGIN IMMEDIATE")
-                response, messages, input_items = row
-                values = {"response": response, "messages": messages, "input_items": input_items}
-                response_id = stored.response["id"]
-                if stored.response["background"]:
-                    size += database.execute(JOURNAL_SIZE, {"tenant": tenant, "id": response_id}).fetchone()[0]
-                database.execute(INSERT, {"tenant": tenant, "id": response_id, "size": size, **values})
-                items = [(tenant, item["id"], response_id) for item in stored.response["output"]]
-                database.executemany("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", items)
-                self._evict(tenant)
-        except sqlite3.Error as error:
-            logger.warning("an answer of /v1/responses is not kept: %s", error)
-
-    def get(self, tenant: str, response_id: str) -> StoredResponse | None:
-        """A stored response, or None. Raises StoreUnavailableError."""
-        with guarded("read"):
-            row = self.database.execute(SELECT, {"tenant": tenant, "id": response_id}).fetchone()
-        if row is None:
-            return None
-        with contextlib.suppress(StoreUnavailableError), guarded("marked as used"):
-            self.database.execute(TOUCH, {"tenant": tenant, "id": response_id})
-        response, messages, input_items = row
-        return StoredResponse(
-            orjson.loads(response), MESSAGES.validate_json(messages), tuple(orjson.loads(input_items))
+    def __init__(self, store: Store, settings: AppSettings) -> None:
+        self.store = store
+        self.table = ObjectTable(
+            "response",
+            StoreLimits.of(settings),
+            max_count=settings.max_stored_objects,
+            max_bytes=settings.max_stored_bytes,
+            evicts=True,
         )
+        self.keeps_anything = settings.max_stored_objects > 0
 
-    def find_item(self, tenant: str, item_id: str) -> dict[str, Any] | None:
-        """An output item of a stored response, or None. Raises StoreUnavailableError."""
-        with guarded("read"):
-            row = self.database.execute(SELECT_BY_ITEM, {"tenant": tenant, "item": item_id}).fetchone()
+    async def store_response(self, tenant: str, stored: StoredResponse) -> None:
+        """Store a finished response; one that cannot be stored is given out all the same."""
+
+        def change(database: sqlite3.Connection) -> None:
+            seq = self.table.insert(database, tenant, stored.response["id"], stored.encoded())
+            insert_items(database, tenant, seq, stored)
+
+        try:
+            await self.store.transact(change)
+        except (StoreUnavailableError, StoreFullError) as error:
+            logger.warning("a response is not stored: %s", error.message)
+
+    async def find_response(self, tenant: str, response_id: str) -> dict[str, Any] | None:
+        """A stored response without the conversation behind it."""
+        found = await self._find(tenant, response_id)
+        if found is None:
+            return None
+        response: dict[str, Any] = orjson.loads(found.body)["response"]
+        return response
+
+    async def find(self, tenant: str, response_id: str, *, uses: bool = False) -> StoredResponse | None:
+        """A stored response; `uses` lets it be evicted after those that were used before."""
+        found = await self._find(tenant, response_id)
+        if found is not None and uses:
+            try:
+                await self.store.transact(lambda database: self.table.mark_used(database, tenant, response_id))
+            except (StoreUnavailableError, StoreFullError):
+                logger.warning("a response cannot be marked as used")
+        return StoredResponse.decoded(found.body) if found is not None else None
+
+    async def find_item(self, tenant: str, item_id: str) -> dict[str, Any] | None:
+        """An output item of a stored response, or None."""
+        row = await self.store.query(lambda database: database.execute(FIND_BY_ITEM, (tenant, item_id)).fetchone())
         if row is None:
             return None
-        output: list[dict[str, Any]] = orjson.loads(row[0])["output"]
+        output: list[dict[str, Any]] = orjson.loads(row[0])["response"]["output"]
         return next(item for item in output if item["id"] == item_id)
 
-    def delete(self, tenant: str, response_id: str) -> bool:
-        """-> whether there was one. Raises StoreUnavailableError."""
-        with guarded("deleted"):
-            self.database.execute("DELETE FROM jobs WHERE tenant = ? AND id = ?", (tenant, response_id))
-            return self.database.execute(DELETE, {"tenant": tenant, "id": response_id}).rowcount > 0
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        """-> whether there was one."""
+        return await self.store.transact(lambda database: self.table.delete(database, tenant, response_id))
 
-    def _evict(self, tenant: str) -> None:
-        num_bytes = 0
-        for count, (used, size) in enumerate(self.database.execute(BY_USE, {"tenant": tenant}).fetchall(), start=1):
-            num_bytes += size
-            if count > self._max_count or num_bytes > self._max_bytes:
-                self.database.execute(DELETE_UP_TO, {"tenant": tenant, "used": used})
-                self.database.execute(DELETE_LEFT_JOBS, {"tenant": tenant})
-                return
-
-    @cached_property
-    def database(self) -> sqlite3.Connection:
-        """Opened for the first response, on the event loop's thread, which alone uses it."""
-        database = sqlite3.connect(
-            self._path or ":memory:", timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False
-        )
-        try:
-            database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = OFF")  # it is gone with the server in any case
-            database.execute("PRAGMA foreign_keys = ON")
-            for statement in (TABLE, ITEM_TABLE, JOB_TABLE, EVENT_TABLE, INDEX):
-                database.execute(statement)
-        except sqlite3.Error:
-            database.close()  # the next use tries again
-            raise
-        weakref.finalize(self, database.close)
-        return database
+    async def _find(self, tenant: str, response_id: str) -> StoredObject | None:
+        return await self.store.query(lambda database: self.table.find(database, tenant, response_id))
 
 
-@contextlib.contextmanager
-def guarded(what: str) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        logger.warning("an answer of /v1/responses cannot be %s: %s", what, error)
-        raise StoreUnavailableError from error
+def responses_of(request: Request) -> ResponseStore:
+    responses: Any = request.app.state.responses
+    assert isinstance(responses, ResponseStore)
+    return responses
+
+
+def insert_items(database: sqlite3.Connection, tenant: str, seq: int, stored: StoredResponse) -> None:
+    """Let the output items of a response be found by their ids."""
+    rows = [(tenant, item["id"], seq) for item in stored.response["output"]]
+    database.executemany("INSERT OR REPLACE INTO response_items VALUES (?, ?, ?)", rows)

@@ -100,14 +100,14 @@ def _around(writer: GrammarWriter) -> tuple[str, str]:
 
 
 def _v3_call(writer: GrammarWriter, function: CallableFunction, part: str) -> str:
-    arguments = writer.rule(part, arguments_expression(function))
+    arguments = writer.rule(part, arguments_expression(writer, function, part))
     head = f'{writer.marker(BEGIN)} "function" {writer.marker(SEPARATOR)}'
     fence = literal(f"{function.name}\n{FENCE}json\n")
     return f"{head} {fence} {arguments} {literal(chr(10) + FENCE)} {writer.marker(END)}"
 
 
 def _v31_call(writer: GrammarWriter, function: CallableFunction, part: str) -> str:
-    arguments = writer.rule(part, arguments_expression(function))
+    arguments = writer.rule(part, arguments_expression(writer, function, part))
     head = f"{writer.marker(BEGIN)} {literal(function.name)} {writer.marker(SEPARATOR)}"
     return f"{head} {arguments} {writer.marker(END)}"
 

@@ -86,7 +86,7 @@ class Glm4Parser(CallParser):
 
 def _call(writer: GrammarWriter, function: CallableFunction, part: str) -> str:
     head = literal(f"{function.name}\n")
-    return f"{head} {writer.rule(part, arguments_expression(function))}"
+    return f"{head} {writer.rule(part, arguments_expression(writer, function, part))}"
 
 
 GLM4 = ToolFormat(Glm4Parser, CallSyntax(_call, separator='"\\n"'))

@@ -75,7 +75,7 @@ class MistralParser(CallListParser):
 
 
 def _marked_call(writer: GrammarWriter, function: CallableFunction, part: str) -> str:
-    arguments = writer.rule(part, arguments_expression(function))
+    arguments = writer.rule(part, arguments_expression(writer, function, part))
     return f"{writer.marker(BEGIN)} {literal(function.name)} {writer.marker(ARGUMENTS)} {arguments}"
 
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, PlainValidator, Tag
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainValidator,
+    PrivateAttr,
+    Tag,
+    model_validator,
+)
 
 from tessera.app.schema.chat import MAX_MESSAGES
 from tessera.app.schema.fields import MAX_NAME, MAX_PARTS, JsonObject, Text, at_most, text_of
+from tessera.engine.contract.errors import InvalidRequestError
 
 TEXT_KEYS = {
     "input_text": "text",
@@ -17,13 +29,13 @@ TEXT_KEYS = {
     "reasoning_text": "text",
     "refusal": "refusal",
 }
-# Results of tools may hold what a text model cannot read. To refuse them would end the session.
+# What a text model cannot read. In a conversation that goes on, to refuse it would end the session.
 LEFT_OUT_PARTS = ("input_image", "input_file", "input_audio", "computer_screenshot", "image", "file")
 LEFT_OUT = "[A part of type {kind} was left out: this model reads text only.]"
 
 
 class InputText(BaseModel):
-    """A part with text; images, files and audio are refused and nothing is fetched."""
+    """A part with text. Images, files and audio are not read, and nothing is fetched."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
@@ -33,28 +45,29 @@ class InputText(BaseModel):
 ItemText = Text | Annotated[list[InputText], Field(max_length=MAX_PARTS)]
 
 
-def _text(value: Any) -> str:
-    return text_of(value, TEXT_KEYS)
-
-
 def _text_or_none(value: Any) -> str | None:
     return None if value is None else text_of(value, TEXT_KEYS)
 
 
-def _result_text(value: Any) -> str:
+def _text_around(value: Any) -> str:
+    """The text of parts, with a sentence in place of each that cannot be read."""
     if type(value) is list:
         value = [_readable(part) for part in value]
     return text_of(value, TEXT_KEYS)
 
 
 def _readable(part: Any) -> Any:
+    kind = _unreadable_type(part)
+    return {"type": "text", "text": LEFT_OUT.format(kind=kind)} if kind is not None else part
+
+
+def _unreadable_type(part: Any) -> str | None:
     kind = part.get("type") if type(part) is dict else None
-    return {"type": "text", "text": LEFT_OUT.format(kind=kind)} if kind in LEFT_OUT_PARTS else part
+    return kind if kind in LEFT_OUT_PARTS else None
 
 
-PartsText = Annotated[str, PlainValidator(_text, json_schema_input_type=ItemText)]
 OptionalText = Annotated[str | None, PlainValidator(_text_or_none, json_schema_input_type=ItemText | None)]
-ResultText = Annotated[str, PlainValidator(_result_text, json_schema_input_type=ItemText)]
+PartsText = Annotated[str, PlainValidator(_text_around, json_schema_input_type=ItemText)]
 
 
 class Item(BaseModel):
@@ -70,6 +83,21 @@ class MessageItem(Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: PartsText
+    _unreadable: str | None = PrivateAttr(default=None)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _note_unreadable(cls, value: Any, handler: ModelWrapValidatorHandler[MessageItem]) -> MessageItem:
+        message = handler(value)
+        content = value.get("content") if isinstance(value, dict) else None
+        if type(content) is list:
+            message._unreadable = next(filter(None, map(_unreadable_type, content)), None)
+        return message
+
+    @property
+    def unreadable(self) -> str | None:
+        """The type of a part that the model cannot read, if it has one."""
+        return self._unreadable
 
 
 class FunctionCallItem(Item):
@@ -87,7 +115,7 @@ class FunctionCallOutputItem(Item):
 
     type: Literal["function_call_output"]
     call_id: str = Field(max_length=MAX_NAME)
-    output: ResultText
+    output: PartsText
 
 
 class CustomCallItem(Item):
@@ -105,7 +133,7 @@ class CustomCallOutputItem(Item):
 
     type: Literal["custom_tool_call_output"]
     call_id: str = Field(max_length=MAX_NAME)
-    output: ResultText
+    output: PartsText
 
 
 class LocalShellCallItem(Item):
@@ -121,7 +149,7 @@ class LocalShellCallOutputItem(Item):
 
     type: Literal["local_shell_call_output"]
     call_id: str | None = Field(default=None, max_length=MAX_NAME)
-    output: ResultText
+    output: PartsText
 
 
 class ReasoningItem(Item):
@@ -190,3 +218,18 @@ InputItem = Annotated[
     Discriminator(_item_type),
 ]
 InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), at_most(MAX_MESSAGES)]
+
+
+def check_readable(items: Sequence[InputItem]) -> None:
+    """Raise InvalidRequestError for images and files in the messages that begin a conversation.
+
+    Later on they stand in the history that a client sends again and again: they are left out of the prompt.
+    """
+    if any(not isinstance(item, MessageItem) or item.role == "assistant" for item in items):
+        return
+    for index, item in enumerate(items):
+        if isinstance(item, MessageItem) and item.unreadable is not None:
+            path = f"input[{index}].content"
+            raise InvalidRequestError(
+                f"{path} has a part of type '{item.unreadable}', but this model reads text parts only.", param=path
+            )

@@ -1,4 +1,6 @@
-"""`encrypted_content` of reasoning: sealed by this server, so that it comes back unread and unchanged.
+"""Reasoning that clients keep without reading it: sealed, so that it comes back unread and unchanged.
+
+It is the `encrypted_content` of Responses and the `signature` of Messages.
 
 A keystream from SHAKE256 (FIPS 202) over key and nonce, then HMAC-SHA256 (RFC 2104) over the owner, the nonce and the
 ciphertext: encrypt, then authenticate.
@@ -12,6 +14,9 @@ import hashlib
 import hmac
 import secrets
 import zlib
+from typing import Any
+
+from fastapi import Request
 
 PREFIX = "tsr1_"
 NONCE_BYTES = 24
@@ -57,3 +62,9 @@ class Seal:
     def _tag(self, owner: str, nonce: bytes, hidden: bytes) -> bytes:
         about = hashlib.sha256(owner.encode()).digest()
         return hmac.digest(self._tag_key, about + nonce + hidden, "sha256")
+
+
+def seal_of(request: Request) -> Seal:
+    seal: Any = request.app.state.seal
+    assert isinstance(seal, Seal)
+    return seal
