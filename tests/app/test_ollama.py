@@ -374,7 +374,7 @@ def test_embeddings(settings: AppSettings) -> None:
     assert len(client.inputs[1]) == 16, "cut, unless truncate is false"
     assert answer["total_duration"] >= answer["load_duration"] > 0
     text = refusal(post(client, settings, "/api/embed", input="x" * 100, truncate=False))
-    assert "embeds at most 16 tokens" in text
+    assert "takes at most 16 tokens" in text
     assert post(client, settings, "/api/embed", input="").json() == {"model": "tiny", "embeddings": []}
     assert post(client, settings, "/api/embeddings", prompt="hello").json() == {"embedding": [0.5] * 4}
     assert "embedding" in post(client, settings, "/api/show").json()["capabilities"]
