@@ -388,6 +388,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         max_model_len=runner.max_model_len,
         num_kv_blocks=runner.num_kv_blocks,
         eos_token_ids=model.eos_token_ids,
+        short_rope_len=runner.short_rope_len,
         grammars=grammars,
         metrics=EngineMetrics(config.served_name or folder.name),
     )
