@@ -67,9 +67,10 @@ class Runner(Protocol):
 class EngineCore:
     """Add and abort requests between steps; each `step()` moves all of them forward.
 
-    `config` has its device defaults filled in. `num_kv_blocks` blocks of `config.block_size` tokens are
-    what `runner` has room for. `short_rope_len` is that of its RoPE tables. `grammars` is None without a tokenizer that can spell tokens. Every accepted
-    request ends with exactly one output that has a finish_reason; an aborted one has no further output.
+    `config` has its device defaults filled in. `num_kv_blocks` blocks of `config.block_size` tokens are what `runner`
+    has room for, `short_rope_len` is that of its RoPE tables. `grammars` is None without a tokenizer that can spell
+    tokens. Every accepted request ends with exactly one output that has a finish_reason; an aborted one has no further
+    output.
     """
 
     def __init__(

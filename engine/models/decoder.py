@@ -44,7 +44,8 @@ class Decoder:
         self.caches = caches
         self.rope_tables = rope_tables
         parts = zip(config.layers, weights.layers, caches, strict=True)
-        self._layers = [DecoderLayer(spec, layer, ops, cache, rope_tables.tables, reduce) for spec, layer, cache in parts]
+        tables = rope_tables.tables
+        self._layers = [DecoderLayer(spec, layer, ops, cache, tables, reduce) for spec, layer, cache in parts]
         final_norm = make_norm(config.final_norm, weights.final_norm)
         assert final_norm is not None, "a decoder ends with a norm"
         assert weights.lm_head is not None, "a decoder has a head"
