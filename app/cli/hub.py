@@ -13,7 +13,7 @@ from typing import NamedTuple
 import tessera.engine
 from tessera.app.cli.gguf_files import choose_gguf, gguf_files_in
 from tessera.engine.contract.errors import ConfigError, ModelError
-from tessera.engine.gguf import is_gguf, model_stem
+from tessera.engine.gguf.names import is_gguf, model_stem
 from tessera.engine.models.config import read_model_config
 from tessera.engine.models.fields import read_json_object
 from tessera.engine.models.weights.files import ADAPTER_CONFIG, adapter_sentence, why_no_weights

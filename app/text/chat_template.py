@@ -17,7 +17,7 @@ from tessera.app.text.renderer import RenderJob
 from tessera.app.text.sandbox import TemplateEnvironment
 from tessera.app.text.tokenizer import load_json
 from tessera.engine.contract.errors import ConfigError, InvalidRequestError, ModelError
-from tessera.engine.gguf import is_gguf
+from tessera.engine.gguf.names import is_gguf
 from tessera.engine.gguf.tokenizer import read_gguf_templates
 from tessera.engine.tokens.special import SPECIAL_TOKEN_NAMES
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import tokenizers
 
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, ModelError
-from tessera.engine.gguf import is_gguf
+from tessera.engine.gguf.names import is_gguf
 from tessera.engine.gguf.tokenizer import read_gguf_tokenizer
 from tessera.engine.tokens.folder import read_folder_tokenizer
 

@@ -403,7 +403,7 @@ def engine_info(
     runner: ModelRunner, *, device_reason: str, load_seconds: float, embeddings: tuple[EmbeddingInfo, ...]
 ) -> EngineInfo:
     """The facts of a loaded decoder."""
-    from tessera.engine.gguf import stored_bytes
+    from tessera.engine.gguf.model import stored_bytes
 
     config, model, device = runner.config, runner.model, runner.device
     return EngineInfo(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tokenizers
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.gguf import is_gguf
+from tessera.engine.gguf.names import is_gguf
 from tessera.engine.gguf.tokenizer import gguf_tokenizer_json
 from tessera.engine.tokens.files import read_bytes, read_json
 from tessera.engine.tokens.sentencepiece import read_sentencepiece

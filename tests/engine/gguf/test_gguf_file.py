@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.gguf import open_gguf
+from tessera.engine.gguf.model import open_gguf
 from tests.engine.gguf import writer
 from tests.engine.gguf.writer import Stored, gguf_bytes, header, pair, string, write_gguf
 
