@@ -10,9 +10,11 @@ import httpx
 import msgspec
 import pytest
 
+from tessera.app.generate.sampling import SamplingDefaults, load_sampling_defaults
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import EngineError
 from tessera.engine.contract.messages import RequestOutput
+from tests.engine.gguf.writer import write_gguf
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import call, events, ids, serve, settings_for, write_model_folder
 
@@ -146,6 +148,19 @@ def test_generation_config_may_ask_for_greedy(tmp_path: Path) -> None:
     call(client, settings_for(folder), "POST", "/v1/completions", json=TEXT)
     call(client, settings_for(folder), "POST", "/v1/completions", json={**TEXT, "temperature": 0.5})
     assert [submission.params.temperature for submission in client.submissions] == [0.0, 0.5]
+
+
+def test_gguf_metadata_may_have_the_defaults(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recommended = {"temp": 0.6, "top_k": -1, "top_p": 0.95, "penalty_repeat": 1.1, "min_p": 0.05}
+    others = {"xtc_threshold": 0.1, "sequence": "top_k;temp"}
+    keys = {f"general.sampling.{name}": value for name, value in {**recommended, **others}.items()}
+    defaults = load_sampling_defaults(write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama", **keys}))
+    assert defaults == SamplingDefaults(temperature=0.6, top_k=0, top_p=0.95, min_p=0.05, repetition_penalty=1.1)
+    assert "general.sampling.sequence, general.sampling.xtc_threshold are left out" in caplog.text
+    keys = {"general.sampling.temp": 0.0, "general.sampling.top_p": 7.0, "general.sampling.top_k": 40}
+    defaults = load_sampling_defaults(write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama", **keys}))
+    assert defaults == SamplingDefaults(temperature=0.0, top_k=40)
+    assert "top_p is left out" in caplog.text
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(2, "lo"), (-1, "hello"), (50, "hello")])
