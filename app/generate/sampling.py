@@ -16,7 +16,6 @@ from tessera.engine.contract.errors import ContextLengthError, InvalidRequestErr
 from tessera.engine.contract.messages import EngineInfo
 from tessera.engine.contract.sampling_params import MAX_SEED, ROW_PARAMETERS, Grammar, ReasoningBudget, SamplingParams
 from tessera.engine.gguf.names import is_gguf
-from tessera.engine.gguf.sampling import read_gguf_sampling
 
 logger = logging.getLogger("tessera.serve")
 
@@ -60,6 +59,8 @@ def load_sampling_defaults(folder: Path) -> SamplingDefaults:
 
 
 def _gguf_defaults(path: Path) -> dict[str, Any]:
+    from tessera.engine.gguf.sampling import read_gguf_sampling
+
     found, left_out = read_gguf_sampling(path)
     if left_out:
         logger.warning("%s: the sampling parameters %s are left out", path, ", ".join(left_out))

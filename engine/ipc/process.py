@@ -319,11 +319,13 @@ def serve(load: Loader) -> int:
     def report(message: EngineReport) -> None:
         os.write(report_fd, msgspec.json.encode(message) + b"\n")
 
+    gc.disable()  # until all is loaded, of which next to nothing is garbage
     process = EngineProcess(run_dir)
     try:
         engine = load(config, lambda stage, done, total: report(LoadProgress(stage, done, total)))
         gc.collect()
         gc.freeze()  # later collections skip all that was loaded
+        gc.enable()
         report(Ready(process.epoch, engine.info))
     except ConfigError as error:
         report(StartFailed(str(error), user_error=True))

@@ -159,7 +159,7 @@ class FakeRunner:
         assert row["position"] == len(history)
         assert row["num_prompt_tokens"] == len(init.prompt_token_ids)
         for name, parameter in ROW_PARAMETERS.items():
-            assert row[name] == parameter.type(getattr(init.params, name)), name
+            assert row[name] == np.dtype(parameter.type).type(getattr(init.params, name)), name
         token_id = next_token(context)
         history.append(token_id)
         return token_id
