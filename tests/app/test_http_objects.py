@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from tessera.app.generate.sampling import SamplingDefaults, load_sampling_defaults
+from tessera.app.server.http_server import freeze_what_is_loaded
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import EngineError
 from tessera.engine.contract.messages import RequestOutput
@@ -234,3 +236,14 @@ def test_tokenize_and_detokenize(settings: AppSettings) -> None:
     assert answer == {"count": 1, "max_model_len": 128, "tokens": ids("hello"), "token_strs": ["hello"]}
     body = {"tokens": [*ids("wörld"), 0]}
     assert call(client, settings, "POST", "/detokenize", json=body).json() == {"prompt": "wörld<|im_end|>"}
+
+
+def test_garbage_is_collected_again_once_a_server_serves() -> None:
+    gc.disable()  # as the start of a server does
+    try:
+        freeze_what_is_loaded()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.enable()
+        gc.unfreeze()
