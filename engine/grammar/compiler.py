@@ -318,9 +318,10 @@ def load_tokenizer(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) 
     try:
         try:
             return _tokenizer_of(tokenizer_json(folder), vocab_size, eos_token_ids)
-        except ValueError:
-            if not is_gguf(folder):
+        except ValueError as error:
+            if not is_gguf(folder) or "out of vocabulary" not in str(error):
                 raise
+            # Merges of tokens that were left out of the file; to look for them takes as long as all else.
             return _tokenizer_of(gguf_tokenizer_json(folder, all_merges=False), vocab_size, eos_token_ids)
     except (ModelError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GrammarError("needs a tokenizer.json, and this model has none that can be used for it") from error
