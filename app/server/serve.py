@@ -23,6 +23,7 @@ from tessera.app.server.descriptors import connection_limit, raise_descriptor_li
 from tessera.app.server.listener import listen
 from tessera.app.server.logs import configure_logging
 from tessera.app.settings import ServerOptions
+from tessera.app.store.folder import RUN_FOLDER, data_folder
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.messages import EngineInfo, LoadProgress
 from tessera.engine.ipc.supervisor import EngineStartError, EngineSupervisor, make_run_dir
@@ -73,8 +74,9 @@ class Server:
 
     async def run(self) -> int:
         options = self._options
+        folder = data_folder(options.app.data_dir)
         run_dir = make_run_dir()
-        app = options.app
+        app = msgspec.structs.replace(options.app, data_dir=str(folder or run_dir / RUN_FOLDER))
         if options.api_workers > 1:
             from tessera.app.http.counts import make_shared_memory
 

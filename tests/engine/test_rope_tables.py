@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def complete(engine: LoadedEngine, *requests: tuple[list[int], int]) -> list[lis
     for number, (token_ids, max_tokens) in enumerate(requests):
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         found[str(number)] = []
-        core.add_request(AddRequest(str(number), token_ids, params, time.monotonic()), CLIENT)
+        core.add_request(AddRequest(str(number), array("i", token_ids), params, time.monotonic()), CLIENT)
         append_outputs(core, found)
     while core.has_work:
         append_outputs(core, found)

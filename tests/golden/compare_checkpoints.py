@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ def computed(folder: Path, case: dict[str, Any]) -> Array:
         encoder, buffers = Encoder(config, weights, OPS), EncoderBuffers(config, float32, CPU, MAX_MODEL_LEN)
         count = len(prompt)
         arrays = (prompt, np.arange(count), np.zeros(count), [0, count])
-        inputs = [from_numpy(int32(array), CPU) for array in arrays]
-        return np.array(encoder.forward(*inputs, count, buffers).numpy())
+        token_ids, positions, types, cu_seqlens = (from_numpy(int32(array), CPU) for array in arrays)
+        return np.array(encoder.forward(token_ids, positions, types, cu_seqlens, count, buffers).numpy())
     assert weights.has_head is not case["headless"], f"has_head is {weights.has_head}"
     windows = {layer.attention.sliding_window for layer in config.layers}
     assert windows <= {case["window"], None}, f"windows {windows}, not {case['window']}"
@@ -71,7 +72,7 @@ def completed(folder: Path, case: dict[str, Any]) -> list[list[int]]:
     found: dict[str, list[int]] = {}
     for number, (prompt, max_tokens) in enumerate(case["requests"]):
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        core.add_request(AddRequest(str(number), prompt, params, time.monotonic()), b"")
+        core.add_request(AddRequest(str(number), array("i", prompt), params, time.monotonic()), b"")
         found[str(number)] = []
     while core.has_work:
         for output in core.step().get(b"", []):
