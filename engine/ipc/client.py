@@ -13,6 +13,7 @@ import logging
 import time
 import uuid
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -60,7 +61,7 @@ logger = logging.getLogger("tessera.client")
 if TYPE_CHECKING:
     import numpy as np
 
-    Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+Vectors: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 MAX_SILENCE = 3.0  # seconds without a heartbeat until the engine counts as not well
 STALL_LIMITS = {"cuda": 30.0, "cpu": 300.0}  # seconds for one step until the engine counts as stuck
@@ -283,8 +284,12 @@ class EngineClient:
         self._send(AddRequest(request_id, prompt_token_ids, params, now, priority, cache_salt, num_choices))
         return RequestStream(self, request_id, inbox)
 
-    async def embed(self, inputs: list[list[int]], *, role: EmbedderRole = "main") -> Vectors:
-        """Embeddings [inputs, dimension] of unit length. Cancelling it stops the work.
+    async def embed(
+        self, inputs: list[list[int]], *, role: EmbedderRole = "main", first_lengths: Sequence[int] = ()
+    ) -> Vectors:
+        """Embeddings [inputs, dimension] of unit length, or a scorer's logits [inputs, labels]; see `AddEmbedding`.
+
+        Cancelling it stops the work.
 
         Raises:
             RequestError: an input is wrong or too long, too many requests wait, or the engine is not there.
@@ -294,7 +299,7 @@ class EngineClient:
             raise EngineUnavailableError(f"{reason}; please try again later")
         request_id = f"{self._id_prefix}-{next(self._counter)}"
         waiter = self._embedding_waiters[request_id] = self._loop.create_future()
-        self._send(AddEmbedding(request_id, inputs, role))
+        self._send(AddEmbedding(request_id, inputs, role, list(first_lengths)))
         try:
             vectors = await waiter
         except asyncio.CancelledError:

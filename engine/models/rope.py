@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.models.fields import Fields, shown
+from tessera.engine.tensor import Device, Tensor, from_numpy
 
 Float64Array = np.ndarray[Any, np.dtype[np.float64]]
 Float32Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -142,6 +144,11 @@ def cos_sin_table(rope: RopeConfig, max_len: int) -> Float32Array:
         table[start:stop, :half] = np.cos(wide) * rope.attention_factor
         table[start:stop, half:] = np.sin(wide) * rope.attention_factor
     return table
+
+
+def device_tables(ropes: Sequence[RopeConfig], max_len: int, device: Device) -> tuple[Tensor, ...]:
+    """`cos_sin_table` of each on the device: of an encoder, which computes all texts as ones of up to `max_len` tokens."""
+    return tuple(from_numpy(cos_sin_table(rope, max_len), device) for rope in ropes)
 
 
 # -- one kind each --------------------------------------------------------------------------------

@@ -18,10 +18,12 @@ from pydantic import BaseModel, ValidationError
 from tessera.app.anthropic.errors import ANTHROPIC
 from tessera.app.http.description import ApiObject
 from tessera.app.http.dialect import OPENAI
+from tessera.app.ollama.errors import OLLAMA
+from tessera.app.ollama.lines import NDJSON
 from tessera.app.openai.chat.objects import ChatCompletionObject
 from tessera.app.openai.responses.objects import ResponseEvent
 from tessera.engine.contract.errors import EngineError
-from tessera.engine.contract.messages import EmbeddingInfo, TokenLogprobs
+from tessera.engine.contract.messages import EmbeddingInfo, ScorerInfo, TokenLogprobs
 from tests.support.fake_client import FakeClient, Submission, play
 from tests.support.http_fixtures import ids, serve
 from tests.support.operations import OPERATIONS, Operation
@@ -30,7 +32,16 @@ from tests.support.surface_fixtures import CALL, PATIENCE, ROOMY, WEATHER_PARAME
 EMBEDDINGS = EmbeddingInfo(
     role="main", architecture="Fake", pooling="last", dimension=4, vocab_size=512, max_input_tokens=64
 )
-INFO = msgspec.structs.replace(ROOMY, embeddings=(EMBEDDINGS,))
+SCORER = ScorerInfo(
+    beside=False,
+    form="pair",
+    architecture="Fake",
+    labels=("relevant",),
+    scores="sigmoid",
+    vocab_size=512,
+    max_input_tokens=64,
+)
+INFO = msgspec.structs.replace(ROOMY, embeddings=(EMBEDDINGS,), scorer=SCORER)
 
 HELLO = [{"role": "user", "content": "hello"}]
 FUNCTION = {"name": "weather", "description": "Tells the weather", "parameters": WEATHER_PARAMETERS, "strict": False}
@@ -62,6 +73,8 @@ USAGE = {"stream_options": {"include_usage": True}}
 COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
 RESPONSE: dict[str, Any] = {"model": "tiny", "input": "hello"}
 MESSAGE: dict[str, Any] = {"model": "tiny", "max_tokens": 64, "messages": HELLO}
+OLLAMA_CHAT: dict[str, Any] = {**CHAT, "stream": False}
+OLLAMA_PROMPT: dict[str, Any] = {**COMPLETION, "stream": False}
 LONG_RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "rain " * 20}
 EDITED: dict[str, Any] = {
     "messages": [
@@ -161,6 +174,9 @@ CASES: dict[str, list[Case]] = {
         Case({"model": "tiny", "input": ["hello", "world"]}),
         Case({"model": "tiny", "input": "hello", "encoding_format": "base64"}),
     ],
+    **{key: [Case({"query": "a", "documents": ["b"]})] for key in ("rerank", "rerankCohere")},
+    "score": [Case({"text_1": "a", "text_2": "b"})],
+    "classify": [Case({"input": "a"})],
     "createFile": [Case(upload=(UPLOADED, "batch"))],
     "listFiles": [Case()],
     "retrieveFile": [Case()],
@@ -184,6 +200,25 @@ CASES: dict[str, list[Case]] = {
         Case({**MESSAGE, "max_tokens": 64, **EDITED}),
         Case(MESSAGE, FAILS),
     ],
+    "ollamaChat": [
+        Case({**OLLAMA_CHAT, "tools": CHAT_TOOLS["tools"], "logprobs": True, "top_logprobs": 1}, THINKS_AND_CALLS),
+        Case({**OLLAMA_CHAT, "options": {"num_predict": 3}}),
+        Case({"model": "tiny", "stream": False}, streams=False),
+        Case(OLLAMA_CHAT, FAILS),
+    ],
+    "ollamaGenerate": [
+        Case(OLLAMA_PROMPT, "<think>hm</think>so"),
+        Case({**OLLAMA_PROMPT, "raw": True, "logprobs": True}),
+        Case({**OLLAMA_PROMPT, "prompt": ""}, streams=False),
+        Case(OLLAMA_PROMPT, FAILS),
+    ],
+    "ollamaEmbed": [Case({"model": "tiny", "input": ["hello", "world"]}), Case({"model": "tiny", "input": ""})],
+    "ollamaEmbeddings": [Case({"model": "tiny", "prompt": "hello"}), Case({"model": "tiny"})],
+    "ollamaTags": [Case()],
+    "ollamaPs": [Case()],
+    "ollamaShow": [Case({"model": "tiny"}), Case({"name": "another"})],
+    "ollamaPull": [Case({"model": "tiny"}), Case({"model": "another"})],
+    "ollamaVersion": [Case()],
     "countTokens": [Case({"model": "tiny", "messages": HELLO}), Case({"model": "tiny", "messages": HELLO, **EDITED})],
     "tokenize": [Case({"prompt": "hello"}), Case({"messages": HELLO, "return_token_strs": True})],
     "detokenize": [Case({"tokens": [5, 6, 7]})],
@@ -215,8 +250,8 @@ class Client(FakeClient):
             outputs[0] = msgspec.structs.replace(outputs[0], prompt_logprobs=scores)
         return [*outputs[:-1], EngineError("the device failed")] if self.text is FAILS else outputs
 
-    async def embed(self, inputs: list[list[int]], *, role: str = "main") -> Any:
-        return np.full((len(inputs), EMBEDDINGS.dimension), 0.5, np.float32)
+    async def embed(self, inputs: list[list[int]], *, role: str = "main", first_lengths: Any = ()) -> Any:
+        return np.full((len(inputs), 1 if role == "scorer" else EMBEDDINGS.dimension), 0.5, np.float32)
 
 
 def ended_batch(http: httpx.Client, file_id: str) -> str:
@@ -250,11 +285,14 @@ class Fields:
 
 
 def error_model(path: str) -> type[ApiObject]:
-    return next(dialect.error_model for dialect in (ANTHROPIC, OPENAI) if dialect.paths.match(path))
+    return next(dialect.error_model for dialect in (ANTHROPIC, OLLAMA, OPENAI) if dialect.paths.match(path))
 
 
-def events_of(body: str) -> Iterator[str]:
-    """The data of each event, without the [DONE]."""
+def events_of(body: str, media_type: str) -> Iterator[str]:
+    """The data of each event, without the [DONE]; of NDJSON the lines."""
+    if media_type == NDJSON:
+        yield from body.splitlines()
+        return
     for block in body.removesuffix("\n\n").split("\n\n"):
         lines = block.split("\n")
         assert lines[-1].startswith("data: "), block
@@ -289,7 +327,7 @@ def check_streamed(http: httpx.Client, operation: Operation, case: Case, fields:
     assert events is not None
     response = http.request(operation.method, operation.path, json={**(case.body or {}), "stream": True})
     assert response.status_code == 200, response.text
-    for data in events_of(response.text):
+    for data in events_of(response.text, response.headers["content-type"]):
         fields.note(events.model_validate_json(data))
 
 
