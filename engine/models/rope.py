@@ -147,7 +147,7 @@ def cos_sin_table(rope: RopeConfig, max_len: int) -> Float32Array:
 
 
 def device_tables(ropes: Sequence[RopeConfig], max_len: int, device: Device) -> tuple[Tensor, ...]:
-    """`cos_sin_table` of each on the device: of an encoder, which computes all texts as ones of up to `max_len` tokens."""
+    """`cos_sin_table` of each on the device, for an encoder, which computes all texts as ones of `max_len` tokens."""
     return tuple(from_numpy(cos_sin_table(rope, max_len), device) for rope in ropes)
 
 
