@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.gguf import is_gguf, model_stem
+from tessera.engine.gguf.names import is_gguf, model_stem
 
 QUANTISATION = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d|TQ\d|BF16|F16|F32|MXFP4)[A-Z0-9_]*)$", re.IGNORECASE)
 OTHER_FILES = re.compile(r"(^|[-._])(mmproj|imatrix)([-._]|$)", re.IGNORECASE)  # parts of no language model

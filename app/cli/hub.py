@@ -13,10 +13,7 @@ from typing import NamedTuple
 import tessera.engine
 from tessera.app.cli.gguf_files import choose_gguf, gguf_files_in
 from tessera.engine.contract.errors import ConfigError, ModelError
-from tessera.engine.gguf import is_gguf, model_stem
-from tessera.engine.models.config import read_model_config
-from tessera.engine.models.fields import read_json_object
-from tessera.engine.models.weights.files import ADAPTER_CONFIG, adapter_sentence, why_no_weights
+from tessera.engine.gguf.names import is_gguf, model_stem
 
 logger = logging.getLogger("tessera.serve")
 
@@ -109,6 +106,9 @@ def _download(model_id: str, revision: str | None, tag: str | None) -> Path:
         RevisionNotFoundError,
     )
 
+    from tessera.engine.models.config import read_model_config
+    from tessera.engine.models.weights.files import why_no_weights
+
     hub = constants.ENDPOINT
     try:
         if tag is None:
@@ -165,6 +165,9 @@ def _check_config(folder: Path, where: str, names: Iterable[str]) -> None:
     """Raises: ModelError that says what a folder without config.json is; `names` are all of its files."""
     if (folder / "config.json").is_file():
         return
+    from tessera.engine.models.fields import read_json_object  # all of these import NumPy
+    from tessera.engine.models.weights.files import ADAPTER_CONFIG, adapter_sentence
+
     present = set(names)
     if (folder / ADAPTER_CONFIG).is_file():
         raise ModelError(

@@ -6,8 +6,6 @@ import contextlib
 from array import array
 from dataclasses import dataclass
 
-import numpy as np
-
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.reasoning.format import ReasoningStart
 from tessera.app.schema.chat import ConversationFields
@@ -90,8 +88,8 @@ def checked_token_ids(token_ids: list[int], info: EngineInfo, param: str) -> Tok
     """The ids in the engine's form. Raises InvalidRequestError for ids outside the vocabulary."""
     with contextlib.suppress(OverflowError):
         packed = array("i", token_ids)
-        ids = np.asarray(packed)  # compares them all at once
-        if ids.min(initial=0) >= 0 and ids.max(initial=0) < info.vocab_size:
+        unsigned = memoryview(packed).cast("B").cast("I")  # in which negative ids are beyond every vocabulary
+        if max(unsigned, default=0) < info.vocab_size:
             return packed
     wrong = next(token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size)
     raise InvalidRequestError(f"{param} has token id {wrong}, but ids go from 0 to {info.vocab_size - 1}.", param=param)

@@ -22,6 +22,7 @@ from tessera.engine.contract.sampling_params import (
     ReasoningBudget,
     SamplingParams,
 )
+from tessera.engine.gguf.names import is_gguf
 
 logger = logging.getLogger("tessera.serve")
 
@@ -37,14 +38,16 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_sampling_defaults(folder: Path) -> SamplingDefaults:
-    """The defaults in the model's generation_config.json, if it has one: greedy where `do_sample` is false.
+    """The defaults in the model's generation_config.json, if it has one: greedy where `do_sample` is false. In a GGUF
+    file they are metadata.
 
     A value that no request may have is left out, which the log says.
 
     Raises:
         ModelError: the file cannot be read.
     """
-    config = load_json(folder / "generation_config.json")
+    source = folder if is_gguf(folder) else folder / "generation_config.json"
+    config = _gguf_defaults(folder) if is_gguf(folder) else load_json(source)
     given: dict[str, Any] = {}
     for name in SamplingDefaults.__struct_fields__:
         if config.get(name) is None:
@@ -54,12 +57,21 @@ def load_sampling_defaults(folder: Path) -> SamplingDefaults:
             defaults = msgspec.convert({name: value}, SamplingDefaults)
             SamplingParams(max_tokens=1, **msgspec.structs.asdict(defaults)).verify(vocab_size=1)
         except (msgspec.ValidationError, InvalidRequestError) as error:
-            logger.warning("%s: %s is left out: %s", folder / "generation_config.json", name, error)
+            logger.warning("%s: %s is left out: %s", source, name, error)
             continue
         given[name] = value
     if config.get("do_sample") is False:
         given["temperature"] = 0.0
     return msgspec.convert(given, SamplingDefaults)
+
+
+def _gguf_defaults(path: Path) -> dict[str, Any]:
+    from tessera.engine.gguf.sampling import read_gguf_sampling
+
+    found, left_out = read_gguf_sampling(path)
+    if left_out:
+        logger.warning("%s: the sampling parameters %s are left out", path, ", ".join(left_out))
+    return dict(found)
 
 
 def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -13,7 +13,7 @@ import msgspec
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.ollama.names import tagged
 from tessera.engine.contract.messages import EmbeddingInfo
-from tessera.engine.gguf import is_gguf
+from tessera.engine.gguf.names import is_gguf
 
 FOREVER = "9999-12-31T23:59:59Z"
 QUANTIZATION = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}

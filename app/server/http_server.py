@@ -31,6 +31,7 @@ def freeze_what_is_loaded() -> None:
     stream, need not look at it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 class HttpServer(uvicorn.Server):
@@ -40,6 +41,7 @@ class HttpServer(uvicorn.Server):
         """Raises ConfigError if the model's tokenizer or templates cannot be used."""
         app = create_app(client, settings)
         self.has_tokenizer = not isinstance(app.state.model.tokenizer, IdTokenizer)
+        self.has_template = app.state.model.template is not None
         self._accepted_keys: AcceptedKeys | None = app.state.accepted_keys
         self._stall_timeout = settings.stall_timeout
         limit = ConnectionLimit(settings.max_connections, app.state.http_counts)

@@ -1,31 +1,34 @@
-"""One server from start to stop: the engine process, the app processes, and the report to the user."""
+"""One server from start to stop: the engine process, the app processes, and the report to the user.
+
+What takes long to import is imported once the engine process has been started, which loads meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import logging
 import os
 import signal
 import socket
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
 
-from tessera.app.http.counts import make_shared_memory
 from tessera.app.server.descriptors import connection_limit, raise_descriptor_limit
 from tessera.app.server.listener import listen
 from tessera.app.server.logs import configure_logging
-from tessera.app.server.start_report import StartReport
-from tessera.app.server.worker_pool import WorkerLaunch, WorkerPool
 from tessera.app.settings import ServerOptions
 from tessera.app.store.folder import RUN_FOLDER, data_folder
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.messages import EngineInfo, LoadProgress
-from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.supervisor import EngineStartError, EngineSupervisor, make_run_dir
+
+if TYPE_CHECKING:
+    from tessera.app.server.start_report import StartReport
 
 logger = logging.getLogger("tessera.serve")
 
@@ -52,6 +55,7 @@ def run_server(options: ServerOptions, read_keys: Callable[[], tuple[str, ...]])
         allowed_hosts=options.app.allowed_hosts or _default_hosts(options, listener),
     )
     options = msgspec.structs.replace(options, app=app)
+    gc.disable()  # until `freeze_what_is_loaded`: next to nothing of what is imported and loaded is garbage
     return uvloop.run(Server(options, listener, read_keys).run())
 
 
@@ -63,7 +67,7 @@ class Server:
         self._read_keys = read_keys
         self._listener = listener
         self._url = _url(options.host, listener)
-        self._report = StartReport(as_log=options.app.log_format == "json")
+        self._report: StartReport
         self._stopping = False
 
     async def run(self) -> int:
@@ -72,6 +76,8 @@ class Server:
         run_dir = make_run_dir()
         app = msgspec.structs.replace(options.app, data_dir=str(folder or run_dir / RUN_FOLDER))
         if options.api_workers > 1:
+            from tessera.app.http.counts import make_shared_memory
+
             app = msgspec.structs.replace(
                 app,
                 num_app_processes=options.api_workers,
@@ -84,13 +90,18 @@ class Server:
             on_progress=self._show_progress,
             step_timeout=options.step_timeout,
         )
-        client = self._client = EngineClient(run_dir)
+        self._supervisor.start()
+        await asyncio.sleep(0)  # the engine process starts
+        from tessera.app.server.start_report import StartReport
+        from tessera.app.server.worker_pool import WorkerLaunch, WorkerPool
+        from tessera.engine.ipc.client import EngineClient
+
+        self._report = StartReport(as_log=options.app.log_format == "json")
         self._workers = WorkerPool(
             options.api_workers - 1,
             WorkerLaunch(str(run_dir), self._listener.fileno(), options.drain_timeout, app),
         )
-        self._supervisor.start()
-        await asyncio.sleep(0)  # the engine process starts, and loads while this one imports the rest
+        client = self._client = EngineClient(run_dir)
         await client.start()
         try:
             from tessera.app.server.http_server import HttpServer, freeze_what_is_loaded
@@ -128,15 +139,11 @@ class Server:
                 logger.critical("%s; the server ends", error)
                 exit_code = 1
             else:
-                from tessera.app.text.chat_template import load_chat_template
-
-                app = self._options.app
-                template = load_chat_template(Path(app.model_folder), app.chat_template, {})
                 self._report.show_ready(
                     info,
-                    app,
+                    self._options.app,
                     self._url,
-                    has_template=template is not None,
+                    has_template=self._http.has_template,
                     has_tokenizer=self._http.has_tokenizer,
                 )
         if failure is not None or exit_code != 0:

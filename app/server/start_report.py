@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+import sys
 from collections.abc import Mapping
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from tessera import __version__
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.messages import EngineInfo, LoadProgress
+
+if TYPE_CHECKING:
+    from tessera.app.server.progress_bars import ProgressBars
 
 logger = logging.getLogger("tessera.serve")
 
@@ -29,18 +30,21 @@ class StartReport:
     With `as_log` it writes log lines, for programs that read standard error.
     """
 
-    def __init__(self, console: Console | None = None, *, as_log: bool = False) -> None:
+    def __init__(self, *, as_log: bool = False) -> None:
         self._as_log = as_log
-        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
-        self._bars: dict[str, TaskID] = {}
-        self._progress: Progress | None = None
+        self._bars: ProgressBars | None = None
+        if sys.stderr.isatty() and not as_log:
+            from tessera.app.server.progress_bars import ProgressBars  # takes longer to import than all of this
+
+            self._bars = ProgressBars()
         self._reported: dict[str, int] = {}
 
     def show_progress(self, progress: LoadProgress) -> None:
         if progress.total <= 0:
             return
-        if self._console.is_terminal and not self._as_log:
-            self._draw(progress)
+        if self._bars is not None:
+            stage = STAGES.get(progress.stage, progress.stage)
+            self._bars.draw(stage, progress.done, progress.total, _amount(progress))
         else:
             self._print_step(progress)
 
@@ -69,22 +73,8 @@ class StartReport:
 
     def close(self) -> None:
         """Leave the bars as they are."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-
-    def _draw(self, progress: LoadProgress) -> None:
-        if self._progress is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
-            self._progress = Progress(*columns, TimeElapsedColumn(), console=self._console)
-            self._progress.start()
-        stage = progress.stage
-        if stage not in self._bars:
-            description = STAGES.get(stage, stage)
-            self._bars[stage] = self._progress.add_task(description, total=progress.total, amount="")
-        self._progress.update(
-            self._bars[stage], completed=progress.done, total=progress.total, amount=_amount(progress)
-        )
+        if self._bars is not None:
+            self._bars.close()
 
     def _print_step(self, progress: LoadProgress) -> None:
         step = PLAIN_STEPS * progress.done // progress.total
@@ -95,8 +85,10 @@ class StartReport:
     def _line(self, text: str) -> None:
         if self._as_log:
             logger.info("%s", text.strip())
+        elif self._bars is not None:
+            self._bars.print_line(text)
         else:
-            self._console.print(Text(text))
+            print(text, file=sys.stderr, flush=True)
 
 
 def embed_line(settings: AppSettings, url: str, *, text: str | list[int]) -> str:

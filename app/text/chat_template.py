@@ -17,8 +17,7 @@ from tessera.app.text.renderer import RenderJob
 from tessera.app.text.sandbox import TemplateEnvironment
 from tessera.app.text.tokenizer import load_json
 from tessera.engine.contract.errors import ConfigError, InvalidRequestError, ModelError
-from tessera.engine.gguf import is_gguf
-from tessera.engine.gguf.tokenizer import read_gguf_templates
+from tessera.engine.gguf.names import is_gguf
 from tessera.engine.tokens.special import SPECIAL_TOKEN_NAMES
 
 # What a request's chat_template_kwargs may not set, because the server decides it.
@@ -202,6 +201,8 @@ def _model_sources(folder: Path) -> dict[str, str]:
     A GGUF file has them in its metadata.
     """
     if is_gguf(folder):
+        from tessera.engine.gguf.tokenizer import read_gguf_templates
+
         return read_gguf_templates(folder)
     try:
         sources = {path.stem: path.read_text(encoding="utf-8") for path in _template_files(folder)}

@@ -12,8 +12,7 @@ from typing import Any, Literal, Protocol
 import tokenizers
 
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, ModelError
-from tessera.engine.gguf import is_gguf
-from tessera.engine.gguf.tokenizer import read_gguf_tokenizer
+from tessera.engine.gguf.names import is_gguf
 from tessera.engine.tokens.folder import read_folder_tokenizer
 
 # How a tokenizer writes bytes into its tokens' names.
@@ -59,6 +58,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         ModelError: tokenizer.json, tokenizer_config.json or the file's metadata cannot be read.
     """
     if is_gguf(folder):
+        from tessera.engine.gguf.tokenizer import read_gguf_tokenizer  # with NumPy, which text alone needs not
+
         found = read_gguf_tokenizer(folder)
         return IdTokenizer() if found is None else HuggingFaceTokenizer(*found)
     read = read_folder_tokenizer(folder)

@@ -1,10 +1,8 @@
-"""Histograms: counts of values by bucket, and quantiles of such counts."""
+"""The buckets of histograms, and quantiles of counts by bucket."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
 
 SECONDS_TO_FIRST_TOKEN = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -21,42 +19,6 @@ SECONDS_PER_REQUEST = (
 TOKENS_PER_REQUEST = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 CHOICES_PER_REQUEST = (1, 2, 5, 10, 20, 50, 100)
 TOKENS_PER_STEP = tuple(2**e for e in range(16))
-
-
-class Histogram:
-    """Counts of values by bucket; a value belongs to the first bound that is not below it."""
-
-    def __init__(self, documentation: str, bounds: tuple[float, ...]) -> None:
-        self.documentation = documentation
-        self.total = 0.0
-        self._bounds = np.array(bounds, np.float64)
-        self._counts = np.zeros(len(bounds) + 1, np.int64)
-
-    @property
-    def count(self) -> int:
-        return int(self._counts.sum())
-
-    @property
-    def counts(self) -> list[int]:
-        """Values in each bucket, the last of those beyond all bounds."""
-        counts: list[int] = self._counts.tolist()
-        return counts
-
-    def observe(self, value: float) -> None:
-        self._counts[np.searchsorted(self._bounds, value)] += 1
-        self.total += value
-
-    def observe_many(self, values: list[float]) -> None:
-        if not values:
-            return
-        array = np.array(values, np.float64)
-        self._counts += np.bincount(np.searchsorted(self._bounds, array), minlength=len(self._counts))
-        self.total += float(array.sum())
-
-    def cumulative(self) -> list[tuple[str, int]]:
-        """(upper bound, number of values at most that large), as Prometheus has it."""
-        bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
-        return list(zip(bounds, self._counts.cumsum().tolist(), strict=True))
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:

@@ -7,7 +7,6 @@ import math
 from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 import msgspec
-import numpy as np
 
 from tessera.engine.contract.errors import InvalidRequestError
 
@@ -102,12 +101,12 @@ class RowParameter(NamedTuple):
     """Annotation that makes a field of SamplingParams a field of `SAMPLING_ROW`, which kernels read by the same name.
 
     Attributes:
-        type: of the field in the row.
+        type: of the field in the row, by NumPy's name, which the processes that only pass parameters on do not import.
         low, high: the values accepted; `open_low` excludes `low` itself.
         flag: set on a row whose value is not the field's default, which must mean off.
     """
 
-    type: type[np.generic]
+    type: Literal["int32", "uint64", "float32"]
     low: float
     high: float
     flag: RowFlag | None = None
@@ -149,18 +148,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     max_tokens: int
-    min_tokens: Annotated[int, RowParameter(np.int32, 0, MAX_INT32, RowFlag.SUPPRESSED)] = 0
-    temperature: Annotated[float, RowParameter(np.float32, 0.0, 2.0)] = 1.0
-    top_k: Annotated[int, RowParameter(np.int32, 0, MAX_INT32, RowFlag.FILTERED)] = 0
-    top_p: Annotated[float, RowParameter(np.float32, 0.0, 1.0, RowFlag.FILTERED, open_low=True)] = 1.0
-    min_p: Annotated[float, RowParameter(np.float32, 0.0, 1.0, RowFlag.FILTERED)] = 0.0
-    top_n_sigma: Annotated[float, RowParameter(np.float32, 0.0, 100.0, RowFlag.FILTERED)] = 0.0
-    repetition_penalty: Annotated[float, RowParameter(np.float32, MIN_REPETITION_PENALTY, 10.0, RowFlag.PENALIZED)] = (
-        1.0
-    )
-    presence_penalty: Annotated[float, RowParameter(np.float32, -2.0, 2.0, RowFlag.PENALIZED)] = 0.0
-    frequency_penalty: Annotated[float, RowParameter(np.float32, -2.0, 2.0, RowFlag.PENALIZED)] = 0.0
-    seed: Annotated[int, RowParameter(np.uint64, 0, MAX_SEED)] = 0
+    min_tokens: Annotated[int, RowParameter("int32", 0, MAX_INT32, RowFlag.SUPPRESSED)] = 0
+    temperature: Annotated[float, RowParameter("float32", 0.0, 2.0)] = 1.0
+    top_k: Annotated[int, RowParameter("int32", 0, MAX_INT32, RowFlag.FILTERED)] = 0
+    top_p: Annotated[float, RowParameter("float32", 0.0, 1.0, RowFlag.FILTERED, open_low=True)] = 1.0
+    min_p: Annotated[float, RowParameter("float32", 0.0, 1.0, RowFlag.FILTERED)] = 0.0
+    top_n_sigma: Annotated[float, RowParameter("float32", 0.0, 100.0, RowFlag.FILTERED)] = 0.0
+    repetition_penalty: Annotated[float, RowParameter("float32", MIN_REPETITION_PENALTY, 10.0, RowFlag.PENALIZED)] = 1.0
+    presence_penalty: Annotated[float, RowParameter("float32", -2.0, 2.0, RowFlag.PENALIZED)] = 0.0
+    frequency_penalty: Annotated[float, RowParameter("float32", -2.0, 2.0, RowFlag.PENALIZED)] = 0.0
+    seed: Annotated[int, RowParameter("uint64", 0, MAX_SEED)] = 0
     logit_bias: dict[int, float] = {}
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False

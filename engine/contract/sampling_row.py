@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from tessera.engine.contract.sampling_params import ROW_PARAMETERS, RowFlag, SamplingParams
 
@@ -19,7 +20,7 @@ ROW_ALIGNMENT = 16
 
 # The widest first, so that no field needs padding before it.
 _PARAMETERS = sorted(ROW_PARAMETERS, key=lambda name: -np.dtype(ROW_PARAMETERS[name].type).itemsize)
-_FACTS: dict[str, type[np.generic]] = {
+_FACTS: dict[str, DTypeLike] = {
     "slot": np.int32,  # where the sequence's sampling state lives; below 0: padding, for which nothing is sampled
     "num_prompt_tokens": np.int32,
     "position": np.int32,  # index in its sequence of the token to be chosen
@@ -29,7 +30,7 @@ _FACTS: dict[str, type[np.generic]] = {
 
 
 def _row_dtype() -> np.dtype[np.void]:
-    types = {**{name: ROW_PARAMETERS[name].type for name in _PARAMETERS}, **_FACTS}
+    types: dict[str, DTypeLike] = {**{name: ROW_PARAMETERS[name].type for name in _PARAMETERS}, **_FACTS}
     formats = [np.dtype(type) for type in types.values()]
     ends = np.cumsum([format.itemsize for format in formats]).tolist()
     offsets = [0, *ends[:-1]]

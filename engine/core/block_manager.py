@@ -96,7 +96,7 @@ class BlockManager:
             if len(digests) == len(blocks):  # lazily: most new prompts miss at the first block
                 self._append_digest(sequence, token_bytes)
             entry = self._by_digest.get(digests[len(blocks)])
-            if entry is None or not entry.holds(token_bytes, parent, sequence.cache_salt):
+            if entry is None or not entry.holds(token_bytes, parent, sequence.prefix_salt):
                 break
             blocks.append(entry.block)
             parent = entry
@@ -174,19 +174,19 @@ class BlockManager:
         digest = sequence.block_digests[index]
         known = self._by_digest.get(digest)
         if known is not None:
-            if known.holds(token_bytes, parent, sequence.cache_salt):
+            if known.holds(token_bytes, parent, sequence.prefix_salt):
                 self._reference(known.block)
                 sequence.block_table[index] = known.block
                 self._dereference(own)
                 return known
             self._withdraw(known.block)  # unreachable: its parent is gone
-        entry = PublishedBlock(own, digest, parent, token_bytes, sequence.cache_salt)
+        entry = PublishedBlock(own, digest, parent, token_bytes, sequence.prefix_salt)
         self._by_digest[digest] = self._published[own] = entry
         return entry
 
     def _append_digest(self, sequence: Sequence, token_bytes: bytes) -> None:
         digests = sequence.block_digests
-        parent = digests[-1] if digests else self._digest(sequence.cache_salt)
+        parent = digests[-1] if digests else self._digest(sequence.prefix_salt)
         digests.append(self._digest(parent + token_bytes))
 
     def _take(self) -> int:

@@ -67,9 +67,10 @@ class Runner(Protocol):
 class EngineCore:
     """Add and abort requests between steps; each `step()` moves all of them forward.
 
-    `config` has its device defaults filled in. `num_kv_blocks` blocks of `config.block_size` tokens are
-    what `runner` has room for. `grammars` is None without a tokenizer that can spell tokens. Every accepted
-    request ends with exactly one output that has a finish_reason; an aborted one has no further output.
+    `config` has its device defaults filled in. `num_kv_blocks` blocks of `config.block_size` tokens are what `runner`
+    has room for, `short_rope_len` is that of its RoPE tables. `grammars` is None without a tokenizer that can spell
+    tokens. Every accepted request ends with exactly one output that has a finish_reason; an aborted one has no further
+    output.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class EngineCore:
         max_model_len: int,
         num_kv_blocks: int,
         eos_token_ids: Iterable[int],
+        short_rope_len: int = 0,
         grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.monotonic,
         metrics: EngineMetrics | None = None,
@@ -105,6 +107,7 @@ class EngineCore:
         self._unpublished: list[ScheduledStep] = []  # executed, but their blocks are not in the prefix cache yet
         self._max_queue_len = config.max_queue_len
         self._eos_token_ids = tuple(eos_token_ids)
+        self._short_rope_len = short_rope_len
         self._clock = clock
         self._grammars = grammars
         self._sequences: dict[tuple[ClientId, str], Sequence] = {}
@@ -154,6 +157,7 @@ class EngineCore:
             client,
             eos_token_ids=self._eos_token_ids,
             max_context=self._max_context,
+            short_rope_len=self._short_rope_len,
             arrival_number=self._num_arrivals,
         )
         self._num_arrivals += 1

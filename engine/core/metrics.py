@@ -24,9 +24,9 @@ from tessera.engine.contract.histogram import (
     SECONDS_TO_FIRST_TOKEN,
     TOKENS_PER_REQUEST,
     TOKENS_PER_STEP,
-    Histogram,
 )
 from tessera.engine.contract.messages import EngineTotals, FinishReason, SchedulerStats
+from tessera.engine.core.histogram import Histogram
 from tessera.engine.core.sequence import Sequence
 
 

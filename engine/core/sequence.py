@@ -11,6 +11,7 @@ from typing import TypeAlias
 from tessera.engine.contract.messages import AddRequest, FinishReason, TokenIds, TokenLogprobs
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.grammar.constraint import TokenConstraint
+from tessera.engine.models.rope_tables import first_row
 
 ClientId: TypeAlias = bytes
 
@@ -29,6 +30,8 @@ class Sequence:
         client: opaque address for the outputs.
         token_ids: prompt, then output.
         max_num_tokens: the sequence ends at this length: prompt and `max_tokens`, or the whole context.
+        rope_row: of position 0 in the RoPE tables.
+        prefix_salt: keeps apart what the prefix cache must not share: the request's salts, the rows of RoPE tables.
         stop_token_ids: ids that end the sequence: the model's own (unless ignored) and the request's.
         arrival_number: position in the order of arrival; breaks ties of equal priority.
         num_computed_tokens: tokens whose keys and values are in the cache, or will be after the steps
@@ -55,7 +58,8 @@ class Sequence:
     arrival_number: int
     arrival_time: float
     priority: int = 0
-    cache_salt: bytes = b""
+    rope_row: int = 0
+    prefix_salt: bytes = b""
 
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0
@@ -83,23 +87,27 @@ class Sequence:
         *,
         eos_token_ids: Iterable[int],
         max_context: int,
+        short_rope_len: int = 0,
         arrival_number: int,
     ) -> Sequence:
         """A waiting sequence from a request whose fields have been verified."""
         params = request.sampling_params
         num_prompt_tokens = len(request.prompt_token_ids)
+        max_num_tokens = min(num_prompt_tokens + params.max_tokens, max_context)
+        rope_row = first_row(short_rope_len, max_num_tokens)
         return cls(
             request_id=request.request_id,
             client=client,
             token_ids=array("i", request.prompt_token_ids),
             num_prompt_tokens=num_prompt_tokens,
             params=params,
-            max_num_tokens=min(num_prompt_tokens + params.max_tokens, max_context),
+            max_num_tokens=max_num_tokens,
             stop_token_ids=frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids),
             arrival_number=arrival_number,
             arrival_time=request.arrival_time,
             priority=request.priority,
-            cache_salt=request.cache_salt.encode("utf-8", "surrogatepass"),
+            rope_row=rope_row,
+            prefix_salt=b"%d:%b" % (rope_row, request.cache_salt.encode("utf-8", "surrogatepass")),
             prompt_logprobs=None if params.prompt_logprobs is None else [],
         )
 

@@ -51,6 +51,8 @@ class SlotTable:
         self._changed: dict[int, int] = {}  # slots whose table the runner does not know from this column on
         self._rows = np.zeros(num_slots, SAMPLING_ROW)
         self._numbers = np.arange(num_slots + 1, dtype=np.int32)
+        self._rope_rows = np.zeros(num_slots, np.int32)
+        self._has_rope_rows = False  # any but 0, until now
 
     def assign_slot(self, sequence: Sequence) -> None:
         slot = sequence.slot = self._free_slots.pop()
@@ -60,6 +62,8 @@ class SlotTable:
             num_prompt_tokens=sequence.num_prompt_tokens,
             constrained=_needs_mask(sequence),
         )
+        self._rope_rows[slot] = sequence.rope_row
+        self._has_rope_rows = self._has_rope_rows or sequence.rope_row > 0
         self.write_blocks(sequence, 0)
 
     def note_constraint(self, sequence: Sequence) -> None:
@@ -136,7 +140,7 @@ class SlotTable:
         filled_rows = np.flatnonzero(context_lens // self._block_size > starts // self._block_size)
         batch = StepBatch(
             input_ids=input_ids,
-            positions=positions,
+            positions=positions + np.repeat(self._rope_rows[slots], counts) if self._has_rope_rows else positions,
             slot_mapping=blocks * np.int32(self._block_size) + positions % self._block_size,
             table_rows=slots,
             cu_seqlens_q=cu_seqlens_q,
@@ -186,7 +190,7 @@ class SlotTable:
         filled_rows = np.flatnonzero(offsets == self._block_size - 1).tolist()
         batch = StepBatch(
             input_ids=newest,
-            positions=starts,
+            positions=starts + self._rope_rows[slots] if self._has_rope_rows else starts,
             slot_mapping=blocks * self._block_size + offsets,
             table_rows=slots,
             cu_seqlens_q=rows,

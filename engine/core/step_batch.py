@@ -124,7 +124,7 @@ class StepBatch:
     """One step's work. Sequences are rows; a row's tokens are consecutive in the token arrays."""
 
     input_ids: Int32Array  # [T]; -1 - s: what was last sampled in slot s, which the host may not know yet
-    positions: Int32Array  # [T] index in its sequence
+    positions: Int32Array  # [T] row of the position tables: index in its sequence, from the sequence's rope_row on
     slot_mapping: Int32Array  # [T] block * block_size + offset in the block
     table_rows: Int32Array  # [R] each row's place in the runner's block tables, which is its slot
     cu_seqlens_q: Int32Array  # [R + 1] first token of each row

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,14 +14,13 @@ from cuda.bindings import nvrtc
 
 from tessera.engine.contract.errors import CompileError
 from tessera.engine.cuda.cache import Cubin, CubinCache
-from tessera.engine.cuda.generated import HEADERS
 from tessera.engine.cuda.headers import include_folders
 from tessera.engine.cuda.kernel import Instantiation
+from tessera.engine.cuda.sources import SourceFile, Sources
 
 SOURCE_FOLDER = Path(__file__).resolve().parents[2] / "cuda_src"
 OPTIONS = ("--std=c++17",)
 NAMES_PER_PROGRAM = 4  # more of a file's instantiations are compiled side by side
-INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -49,26 +47,6 @@ def group_programs(instantiations: Iterable[Instantiation]) -> list[Program]:
     return programs
 
 
-def sources(file: str, folder: Path = SOURCE_FOLDER) -> dict[str, str]:
-    """Texts of the file and of all headers that it includes, directly or not, by name, in the order of the names.
-
-    The file's name is relative to `folder`, a header's is what stands in the #include. Raises: CompileError if the
-    file cannot be read.
-    """
-    try:
-        found = {file: (folder / file).read_text()}
-    except OSError as error:
-        raise CompileError(f"the kernel source {file} cannot be read: {error}") from error
-    pending = INCLUDE.findall(found[file])
-    while pending:
-        name = pending.pop()
-        path = folder / "include" / name
-        if name not in found and (name in HEADERS or path.is_file()):
-            found[name] = HEADERS[name].text if name in HEADERS else path.read_text()
-            pending += INCLUDE.findall(found[name])
-    return dict(sorted(found.items()))
-
-
 class Compiler:
     """Compiles the files of `source_folder` for one architecture.
 
@@ -80,6 +58,7 @@ class Compiler:
         self.arch = arch
         self.cache = cache
         self.source_folder = source_folder
+        self._sources = Sources(source_folder)
         self._header_lock = threading.Lock()
 
     def compile(self, program: Program) -> Cubin:
@@ -87,11 +66,11 @@ class Compiler:
 
         Raises: CompileError with the compiler's log.
         """
-        texts = sources(program.file, self.source_folder)
-        key = self._key(program, texts)
+        files = self._sources.of(program.file)
+        key = self._key(program, files)
         cubin = self.cache.load(key)
         if cubin is None:
-            cubin = self._run(program, texts)
+            cubin = self._run(program, {name: file.text for name, file in files.items()})
             self.cache.store(key, cubin)
         return cubin
 
@@ -112,11 +91,11 @@ class Compiler:
     def _options(self) -> list[str]:
         return [f"--gpu-architecture=sm_{self.arch}", *OPTIONS]
 
-    def _key(self, program: Program, texts: dict[str, str]) -> str:
+    def _key(self, program: Program, files: dict[str, SourceFile]) -> str:
         """Digest of everything that the machine code depends on."""
         digest = hashlib.sha256()
-        parts = [repr(self.version), *self._options(), *program.names]
-        for part in (text.encode() for text in (*parts, *texts.values())):
+        parts = [text.encode() for text in (repr(self.version), *self._options(), *program.names)]
+        for part in (*parts, *(file.digest for file in files.values())):
             digest.update(len(part).to_bytes(8, "little") + part)
         return digest.hexdigest()
 

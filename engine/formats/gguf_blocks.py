@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tessera.engine.formats.format import Array, Float32Array, TensorLayout, WeightFormat
-from tessera.engine.gguf import TENSOR_TYPES, TensorType, dequantize
+from tessera.engine.gguf.blocks import dequantize
+from tessera.engine.gguf.tensor_types import TENSOR_TYPES, TensorType
 from tessera.engine.tensor import uint8
 
 TYPES = {type.name: type for type in TENSOR_TYPES.values()}

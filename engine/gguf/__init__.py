@@ -1,29 +1,9 @@
 """GGUF files: container, metadata and the arithmetic of their quantised blocks.
 
-Public: `open_gguf` for a model in one file or several, `stored_bytes`; `is_gguf` and `model_stem` of file names;
-`GGUFModel`, `Metadata` and `TensorInfo`; `TENSOR_TYPES`, every `TensorType` by number; `dequantize`, which turns stored
-blocks into float32; `stop_token_ids`; in `tokenizer`, tokenizers and chat templates, which the app takes from here.
+Public, by module: `names` for `is_gguf` and `model_stem` of file names, without NumPy; `model` for `open_gguf`, a model
+in one file or several, `GGUFModel` and `stored_bytes`; `file.TensorInfo` and `metadata.Metadata`; `tensor_types` for
+`TENSOR_TYPES`, every `TensorType` by number; `blocks.dequantize`, which turns stored blocks into float32;
+`vocabulary.stop_token_ids`; `tokenizer` and `sampling`, of which the app takes tokenizers, chat templates and defaults.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
-
-from tessera.engine.gguf.blocks import dequantize
-from tessera.engine.gguf.file import TensorInfo
-from tessera.engine.gguf.metadata import Metadata
-from tessera.engine.gguf.model import GGUFModel, is_gguf, model_stem, open_gguf, stored_bytes
-from tessera.engine.gguf.tensor_types import TENSOR_TYPES, TensorType
-from tessera.engine.gguf.vocabulary import stop_token_ids
-
-__all__ = [
-    "TENSOR_TYPES",
-    "GGUFModel",
-    "Metadata",
-    "TensorInfo",
-    "TensorType",
-    "dequantize",
-    "is_gguf",
-    "model_stem",
-    "open_gguf",
-    "stop_token_ids",
-    "stored_bytes",
-]

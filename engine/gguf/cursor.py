@@ -104,9 +104,18 @@ def strings_at(data: mmap.mmap, count: int, offset: int) -> Iterator[bytes]:
     """Strings that were gone over before."""
     unpack = U64.unpack_from
     for _ in range(count):
-        start = offset + 8
-        offset = start + unpack(data, offset)[0]
-        yield data[start:offset]
+        begin = offset + 8
+        offset = begin + unpack(data, offset)[0]
+        yield data[begin:offset]
+
+
+def string_places(data: mmap.mmap, count: int, offset: int) -> Iterator[tuple[int, int]]:
+    """Where each string of `strings_at` begins and ends."""
+    unpack = U64.unpack_from
+    for _ in range(count):
+        begin = offset + 8
+        offset = begin + unpack(data, offset)[0]
+        yield begin, offset
 
 
 def array_at(data: mmap.mmap, dtype: np.dtype[Any], count: int, offset: int) -> np.ndarray[Any, Any]:

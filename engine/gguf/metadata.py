@@ -7,6 +7,7 @@ is asked for.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.gguf.cursor import Cursor, array_at, strings_at
+from tessera.engine.gguf.cursor import Cursor, array_at, string_places, strings_at
 
 Array = np.ndarray[Any, Any]
 
@@ -128,6 +129,28 @@ class Metadata:
             self.refuse(key, f"an array of at most {most} strings")
         try:
             return [str(raw, "utf-8") for raw in strings_at(self._data, value.count, value.offset)]
+        except UnicodeDecodeError:
+            raise ModelError(f"{self.path}: {key} has a string that is not valid UTF-8") from None
+
+    def length(self, key: str) -> int:
+        """Of an array."""
+        value = self._values.get(key)
+        if value is None or value.count is None:
+            self.refuse(key, "an array")
+        return value.count
+
+    def some_strings(self, key: str, indices: Collection[int]) -> dict[int, str]:
+        """The strings of an array that have these indices; a third of the time of all strings where they are few."""
+        value = self._values.get(key)
+        if value is None or value.count is None or value.kind != STRING:
+            self.refuse(key, "an array of strings")
+        wanted = set(indices)
+        try:
+            return {
+                index: str(self._data[begin:end], "utf-8")
+                for index, (begin, end) in enumerate(string_places(self._data, value.count, value.offset))
+                if index in wanted
+            }
         except UnicodeDecodeError:
             raise ModelError(f"{self.path}: {key} has a string that is not valid UTF-8") from None
 

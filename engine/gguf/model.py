@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import os
 from collections import Counter
-from pathlib import Path, PurePath
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,11 @@ import numpy as np
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.gguf.file import GGUFFile, TensorInfo
 from tessera.engine.gguf.metadata import Metadata
+from tessera.engine.gguf.names import MAX_FILES, is_gguf, split_paths
 
 Array = np.ndarray[Any, Any]
 
-MAX_FILES = 1024
-SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+MAX_KEPT = 2  # models whose headers are kept: the served one, and one for embeddings
 COUNT_KEY, NUMBER_KEY, TENSORS_KEY = "split.count", "split.no", "split.tensors.count"
 
 
@@ -50,22 +51,27 @@ class GGUFModel:
         return counts
 
 
-def is_gguf(path: PurePath) -> bool:
-    """Whether a path names such a file rather than a model folder."""
-    return path.suffix.lower() == ".gguf"
-
-
-def model_stem(path: PurePath) -> str:
-    """A file's name without its ending, and without its number in a split model."""
-    found = SPLIT_NAME.fullmatch(path.name)
-    return path.stem if found is None else found["stem"]
-
-
 def open_gguf(path: Path) -> GGUFModel:
     """The model in the file at `path`, and in those that it was split into; any of them may be named.
 
+    A process goes over a header once: files that have not changed since give the same object.
+
     Raises: ModelError naming the file at fault.
     """
+    return _open(path, tuple(map(_version_of, split_paths(path))))
+
+
+def _version_of(path: Path) -> tuple[int, ...] | None:
+    """What changes when a file does; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@lru_cache(maxsize=MAX_KEPT)
+def _open(path: Path, versions: tuple[tuple[int, ...] | None, ...]) -> GGUFModel:
     file = GGUFFile(path)
     count = file.metadata.integer(COUNT_KEY, 0, MAX_FILES, 1)
     if count <= 1:
@@ -93,12 +99,3 @@ def open_gguf(path: Path) -> GGUFModel:
 def stored_bytes(path: Path) -> dict[str, int]:
     """Bytes that a GGUF file stores in each type, most first; empty for a model folder."""
     return dict(open_gguf(path).count_types().most_common()) if is_gguf(path) else {}
-
-
-def split_paths(path: Path) -> list[Path]:
-    """All files of the split model that `path` belongs to by its name; itself alone where it is whole."""
-    found = SPLIT_NAME.fullmatch(path.name)
-    if found is None or not 1 <= int(found["number"]) <= int(found["count"]) <= MAX_FILES:
-        return [path]
-    count = int(found["count"])
-    return [path.with_name(f"{found['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+import orjson
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
@@ -23,6 +24,7 @@ TEMPLATE_KEY, TEMPLATE_NAMES_KEY = "tokenizer.chat_template", "tokenizer.chat_te
 NO_TOKENIZER = ("none", "no_vocab")
 MAX_MERGES = 2**23
 MAX_TEMPLATES = 64
+ADDED_TYPES = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
 
 # Names in chat templates, and in GGUF keys (one of them as it was once misspelt).
 SPECIAL_NAMES = {
@@ -49,32 +51,58 @@ def read_gguf_tokenizer(path: Path) -> GGUFTokenizer | None:
     Raises: ModelError naming what cannot be read, or the kind of tokenizer and those supported.
     """
     metadata = open_gguf(path).metadata
-    kind = metadata.string(MODEL_KEY, "none")
-    if kind in NO_TOKENIZER:
+    vocabulary = _vocabulary(metadata)
+    if vocabulary is None:
         return None
-    builders = {"llama": _sentencepiece, "gpt2": _byte_level_bpe, "bert": _wordpiece}
-    if kind not in builders:
-        raise ModelError(
-            f"{path}: tokenizers of the kind {kind[:60]!r} are not supported; supported are llama (SentencePiece), "
-            "gpt2 (byte-level BPE) and bert (WordPiece)"
-        )
-    vocabulary = _unique(read_vocabulary(metadata), metadata)
     try:
-        inner = builders[kind](metadata, vocabulary)
+        inner = tokenizers.Tokenizer.from_str(_description(metadata, vocabulary, all_merges=True))
     except ModelError:
         raise
-    except Exception as error:  # the library raises bare Exception
-        raise ModelError(f"{path}: its tokenizer cannot be built: {error}") from None
+    except Exception:  # the library raises bare Exception; some files have merges of tokens that were left out
+        inner = _from_known_merges(metadata, vocabulary)
     return GGUFTokenizer(inner, _special_tokens(metadata, vocabulary))
 
 
-def gguf_tokenizer_json(path: Path) -> str:
-    """As tokenizer.json would have it. Raises: ModelError also where the file has none."""
-    found = read_gguf_tokenizer(path)
-    if found is None:
+def gguf_tokenizer_json(path: Path, *, all_merges: bool = True) -> str:
+    """As tokenizer.json would have it. `all_merges`: also those of tokens that the file lacks, which takes half as long
+    as to look for them. Raises: ModelError also where the file has none."""
+    metadata = open_gguf(path).metadata
+    vocabulary = _vocabulary(metadata)
+    if vocabulary is None:
         raise ModelError(f"{path} has no tokenizer")
-    text: str = found.inner.to_str()
-    return text
+    return _description(metadata, vocabulary, all_merges=all_merges)
+
+
+def _from_known_merges(metadata: Metadata, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(_description(metadata, vocabulary, all_merges=False))
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{metadata.path}: its tokenizer cannot be built: {error}") from None
+
+
+def _vocabulary(metadata: Metadata) -> Vocabulary | None:
+    """None where the file has no tokenizer."""
+    kind = metadata.string(MODEL_KEY, "none")
+    if kind in NO_TOKENIZER:
+        return None
+    if kind not in BUILDERS:
+        raise ModelError(
+            f"{metadata.path}: tokenizers of the kind {kind[:60]!r} are not supported; supported are llama "
+            "(SentencePiece), gpt2 (byte-level BPE) and bert (WordPiece)"
+        )
+    return _unique(read_vocabulary(metadata), metadata)
+
+
+def _description(metadata: Metadata, vocabulary: Vocabulary, *, all_merges: bool) -> str:
+    """A tokenizer.json."""
+    try:
+        return BUILDERS[metadata.string(MODEL_KEY)](metadata, vocabulary, all_merges)
+    except ModelError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"{metadata.path}: its tokenizer cannot be built: {error}") from None
 
 
 def read_gguf_templates(path: Path) -> dict[str, str]:
@@ -90,14 +118,19 @@ def read_gguf_templates(path: Path) -> dict[str, str]:
 # -- kinds ----------------------------------------------------------------------------------------
 
 
-def _byte_level_bpe(metadata: Metadata, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+def _byte_level_bpe(metadata: Metadata, vocabulary: Vocabulary, all_merges: bool) -> str:
+    """A tokenizer of the special tokens alone, to whose description the others and the merges are added: the library
+    takes several times as long for lists of hundreds of thousands from Python."""
     name = metadata.string(PRE_KEY, "default")
     if name not in PRE_TOKENIZERS:
         raise ModelError(
             f"{metadata.path}: {PRE_KEY} is {name[:60]!r}; supported are {', '.join(sorted(PRE_TOKENIZERS))}"
         )
     pre_tokenizer = PRE_TOKENIZERS[name]
-    inner = tokenizers.Tokenizer(_bpe(_ids(vocabulary), _merges(metadata), pre_tokenizer.whole_words))
+    ids = _ids(vocabulary)
+    inner = tokenizers.Tokenizer(
+        models.BPE(_special_ids(metadata, vocabulary), [], ignore_merges=pre_tokenizer.whole_words)
+    )
     if pre_tokenizer.composes:
         inner.normalizer = normalizers.NFC()
     inner.pre_tokenizer = pre_tokenizers.Sequence(
@@ -111,10 +144,13 @@ def _byte_level_bpe(metadata: Metadata, vocabulary: Vocabulary) -> tokenizers.To
     inner.decoder = decoders.ByteLevel()
     _add_special(inner, vocabulary)
     _frame(inner, metadata, vocabulary, pre_tokenizer)
-    return inner
+    described = orjson.loads(inner.to_str())
+    merges = metadata.strings(MERGES_KEY, MAX_MERGES)
+    described["model"] |= {"vocab": ids, "merges": merges if all_merges else _known_merges(metadata, merges, ids)}
+    return orjson.dumps(described).decode()
 
 
-def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary, all_merges: bool) -> str:
     scores = metadata.numbers(SCORES_KEY)
     if len(scores) != len(vocabulary.tokens):
         metadata.refuse(SCORES_KEY, f"an array of {len(vocabulary.tokens)}, one for each token")
@@ -128,10 +164,11 @@ def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> tokenizers.Tok
     # Phi-3's markers take the line break that follows them.
     _add_special(inner, vocabulary, strips=metadata.string("general.architecture", "") == "phi3")
     _frame(inner, metadata, vocabulary, PreTokenizer((), adds_bos=True))
-    return inner
+    described: str = inner.to_str()
+    return described
 
 
-def _wordpiece(metadata: Metadata, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+def _wordpiece(metadata: Metadata, vocabulary: Vocabulary, all_merges: bool) -> str:
     vocabulary = Vocabulary([_bert_spelling(token) for token in vocabulary.tokens], vocabulary.types)
     unknown = special_token_id(metadata, "unknown", len(vocabulary.tokens))
     if unknown is None:
@@ -145,23 +182,27 @@ def _wordpiece(metadata: Metadata, vocabulary: Vocabulary) -> tokenizers.Tokeniz
     inner.decoder = decoders.WordPiece()
     _add_special(inner, vocabulary)
     _frame(inner, metadata, vocabulary, PreTokenizer((), adds_separator=True))
-    return inner
+    described: str = inner.to_str()
+    return described
 
 
-def _merges(metadata: Metadata) -> list[tuple[str, str]]:
-    pairs = [merge.split(" ") for merge in metadata.strings(MERGES_KEY, MAX_MERGES)]
-    wrong = next((index for index, pair in enumerate(pairs) if len(pair) != 2 or "" in pair), None)
-    if wrong is not None:
-        raise ModelError(f"{metadata.path}: merge {wrong} must be two tokens with a space between")
-    return [(left, right) for left, right in pairs]
+BUILDERS: dict[str, Callable[[Metadata, Vocabulary, bool], str]] = {
+    "llama": _sentencepiece,
+    "gpt2": _byte_level_bpe,
+    "bert": _wordpiece,
+}
 
 
-def _bpe(ids: dict[str, int], merges: list[tuple[str, str]], whole_words: bool) -> models.BPE:
-    try:
-        return models.BPE(ids, merges, ignore_merges=whole_words)
-    except Exception:  # some files have merges of tokens that were left out: no text has these
-        known = [(left, right) for left, right in merges if left in ids and right in ids and left + right in ids]
-        return models.BPE(ids, known, ignore_merges=whole_words)
+def _known_merges(metadata: Metadata, merges: list[str], ids: dict[str, int]) -> list[str]:
+    """Without those of tokens that the file lacks, which no text has."""
+    known = []
+    for index, merge in enumerate(merges):
+        left, space, right = merge.partition(" ")
+        if not left or not right or not space or " " in right:
+            raise ModelError(f"{metadata.path}: merge {index} must be two tokens with a space between")
+        if left in ids and right in ids and left + right in ids:
+            known.append(merge)
+    return known
 
 
 # -- parts ----------------------------------------------------------------------------------------
@@ -182,6 +223,13 @@ def _ids(vocabulary: Vocabulary) -> dict[str, int]:
     return {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
 
 
+def _special_ids(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, int]:
+    """Ids of the tokens that are found in a text as they are, and of those that are put around it."""
+    named = (special_token_id(metadata, key, len(vocabulary.tokens)) for key in SPECIAL_NAMES.values())
+    token_ids = {*vocabulary.of_types(*ADDED_TYPES), *(token_id for token_id in named if token_id is not None)}
+    return {vocabulary.tokens[token_id]: token_id for token_id in token_ids}
+
+
 def _bert_spelling(token: str) -> str:
     """As in BERT's own vocabularies: GGUF marks beginnings of words, these mark what continues one."""
     if token.startswith(METASPACE):
@@ -194,9 +242,8 @@ def _add_special(inner: tokenizers.Tokenizer, vocabulary: Vocabulary, *, strips:
 
     `strips`: white space after them belongs to them, but for those that begin and end a text.
     """
-    kinds = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
     added = []
-    for token_id in vocabulary.of_types(*kinds):
+    for token_id in vocabulary.of_types(*ADDED_TYPES):
         token = vocabulary.tokens[token_id]
         if token == f"[PAD{token_id}]":
             continue  # a row of the embedding without a token

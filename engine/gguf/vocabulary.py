@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
+
+import numpy as np
 
 from tessera.engine.gguf.metadata import Metadata
 
+Array = np.ndarray[Any, Any]
+
 MAX_TOKENS = 2**22
+TOKENS_KEY, TYPES_KEY = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 
 # Control tokens after which a model has said all, by their text: files name one of them at most
 # (llama.cpp, llama-vocab.cpp, special_eog_ids).
@@ -41,19 +47,24 @@ class Vocabulary:
 
     def of_types(self, *types: TokenType) -> Iterable[int]:
         """Ids of the tokens of these types, ascending."""
-        return (token_id for token_id, type in enumerate(self.types) if type in types)
+        wanted = frozenset(types)
+        return (token_id for token_id, type in enumerate(self.types) if type in wanted)
 
 
 def read_vocabulary(metadata: Metadata) -> Vocabulary:
     """Raises: ModelError naming the key at fault."""
-    tokens = metadata.strings("tokenizer.ggml.tokens", MAX_TOKENS)
-    key = "tokenizer.ggml.token_type"
-    if not metadata.has(key):
-        return Vocabulary(tokens, [TokenType.NORMAL] * len(tokens))
-    types = metadata.integers(key)
-    if len(types) != len(tokens):
-        metadata.refuse(key, f"an array of {len(tokens)}, one for each token")
-    return Vocabulary(tokens, types.tolist())
+    tokens = metadata.strings(TOKENS_KEY, MAX_TOKENS)
+    return Vocabulary(tokens, _token_types(metadata, len(tokens)).tolist())
+
+
+def _token_types(metadata: Metadata, size: int) -> Array:
+    """[size] integers"""
+    if not metadata.has(TYPES_KEY):
+        return np.full(size, TokenType.NORMAL)
+    types = metadata.integers(TYPES_KEY)
+    if len(types) != size:
+        metadata.refuse(TYPES_KEY, f"an array of {size}, one for each token")
+    return types
 
 
 def special_token_id(metadata: Metadata, name: str, vocab_size: int) -> int | None:
@@ -65,13 +76,16 @@ def special_token_id(metadata: Metadata, name: str, vocab_size: int) -> int | No
 
 def stop_token_ids(metadata: Metadata) -> tuple[int, ...]:
     """Ids after which a completion ends, ascending; none where the file has no tokens."""
-    if not metadata.has("tokenizer.ggml.tokens"):
+    if not metadata.has(TOKENS_KEY):
         return ()
-    vocabulary = read_vocabulary(metadata)
-    named = (special_token_id(metadata, name, len(vocabulary.tokens)) for name in ("eos", "eot", "eom"))
+    size = metadata.length(TOKENS_KEY)
+    named = (special_token_id(metadata, name, size) for name in ("eos", "eot", "eom"))
     found = {token_id for token_id in named if token_id is not None}
-    special = vocabulary.of_types(TokenType.CONTROL, TokenType.USER_DEFINED)
-    ends = {vocabulary.tokens[token_id]: token_id for token_id in special if vocabulary.tokens[token_id] in END_TOKENS}
+    types = _token_types(metadata, size)
+    special = np.flatnonzero((types == TokenType.CONTROL) | (types == TokenType.USER_DEFINED)).tolist()
+    ends = {
+        token: token_id for token_id, token in metadata.some_strings(TOKENS_KEY, special).items() if token in END_TOKENS
+    }
     if ends.keys() >= HARMONY_TOKENS:
         ends.pop("<|end|>", None)
     return tuple(sorted(found | set(ends.values())))

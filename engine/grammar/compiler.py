@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import signal
 import subprocess
 import sys
@@ -26,6 +25,8 @@ from tessera import PACKAGE_ROOT
 from tessera.engine.contract.environment import environment_without_secrets
 from tessera.engine.contract.errors import EngineUnavailableError, InvalidRequestError, ModelError
 from tessera.engine.contract.sampling_params import Grammar
+from tessera.engine.gguf.names import is_gguf
+from tessera.engine.gguf.tokenizer import gguf_tokenizer_json
 from tessera.engine.grammar.probe import ProbeAnswer, ProbeSettings
 from tessera.engine.grammar.source import GrammarError, complaint
 from tessera.engine.tokens.folder import tokenizer_json
@@ -70,6 +71,18 @@ class CompiledGrammar:
     matcher: llguidance.LLMatcher
     first_mask: Words
     seconds: float
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+    special: bool = False
+
+
+class _AddedTokens(msgspec.Struct):
+    """As much of a tokenizer.json; the rest, which may be large, is gone over."""
+
+    added_tokens: list[_AddedToken] = []
 
 
 class PendingGrammar:
@@ -303,20 +316,30 @@ def load_tokenizer(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) 
     Raises: GrammarError for a tokenizer that is missing or that llguidance cannot use.
     """
     try:
-        text = tokenizer_json(folder)
-        added = json.loads(text).get("added_tokens", [])
-        # One id more than the model has, for grammars to end with where the model has no end of its own.
-        end = vocab_size
         try:
-            inner = llguidance.LLTokenizer(text, n_vocab=end + 1, eos_token=list(eos_token_ids) or [end])
-        except ValueError:
-            end = llguidance.LLTokenizer(text).vocab_size
-            if end <= vocab_size:
+            return _tokenizer_of(tokenizer_json(folder), vocab_size, eos_token_ids)
+        except ValueError as error:
+            if not is_gguf(folder) or "out of vocabulary" not in str(error):
                 raise
-            inner = llguidance.LLTokenizer(text, n_vocab=end + 1, eos_token=list(eos_token_ids) or [end])
-        special = {token["id"]: token["content"] for token in added if token.get("special") and token["id"] < end}
+            # Merges of tokens that were left out of the file; to look for them takes as long as all else.
+            return _tokenizer_of(gguf_tokenizer_json(folder, all_merges=False), vocab_size, eos_token_ids)
     except (ModelError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GrammarError("needs a tokenizer.json, and this model has none that can be used for it") from error
+
+
+def _tokenizer_of(text: str, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarTokenizer:
+    """Of a tokenizer.json."""
+    added = msgspec.json.decode(text, type=_AddedTokens).added_tokens
+    # One id more than the model has, for grammars to end with where the model has no end of its own.
+    end = vocab_size
+    try:
+        inner = llguidance.LLTokenizer(text, n_vocab=end + 1, eos_token=list(eos_token_ids) or [end])
+    except ValueError:
+        end = llguidance.LLTokenizer(text).vocab_size
+        if end <= vocab_size:
+            raise
+        inner = llguidance.LLTokenizer(text, n_vocab=end + 1, eos_token=list(eos_token_ids) or [end])
+    special = {token.id: token.content for token in added if token.special and token.id < end}
     settings = msgspec.json.encode(ProbeSettings(end, special)) + b"\n"
     return GrammarTokenizer(inner, -(-(end + 1) // 32), settings)
 

@@ -16,10 +16,9 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
-import numpy as np
 import zmq
 
 from tessera.engine.contract.errors import (
@@ -59,7 +58,10 @@ from tessera.engine.ipc.heartbeat import HeartbeatReceiver
 
 logger = logging.getLogger("tessera.client")
 
-Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+if TYPE_CHECKING:
+    import numpy as np
+
+Vectors: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 MAX_SILENCE = 3.0  # seconds without a heartbeat until the engine counts as not well
 STALL_LIMITS = {"cuda": 30.0, "cpu": 300.0}  # seconds for one step until the engine counts as stuck
@@ -306,6 +308,8 @@ class EngineClient:
             raise
         finally:
             self._embedding_waiters.pop(request_id, None)
+        import numpy as np  # other requests need none of it
+
         return np.frombuffer(vectors, "<f4").reshape(len(inputs), -1)
 
     def reset_prefix_cache(self) -> None:

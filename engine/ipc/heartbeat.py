@@ -6,7 +6,6 @@ The thread goes on while a step runs, falls silent when the process is stopped o
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
@@ -82,6 +81,8 @@ class HeartbeatReceiver:
         self._heard_at = self._progress_at = time.monotonic()
         self._decoder = msgspec.msgpack.Decoder(Heartbeat)
         self._socket = context.socket(zmq.SUB)
+        import asyncio  # the engine process, which only sends, need not
+
         self._loop = asyncio.get_running_loop()
         try:
             self._socket.subscribe(b"")

@@ -322,11 +322,13 @@ def serve(load: Loader) -> int:
     def report(message: EngineReport) -> None:
         os.write(report_fd, msgspec.json.encode(message) + b"\n")
 
+    gc.disable()  # until all is loaded, of which next to nothing is garbage
     process = EngineProcess(run_dir)
     try:
         engine = load(config, lambda stage, done, total: report(LoadProgress(stage, done, total)))
         gc.collect()
         gc.freeze()  # later collections skip all that was loaded
+        gc.enable()
         report(Ready(process.epoch, engine.info))
     except ConfigError as error:
         report(StartFailed(str(error), user_error=True))
@@ -395,6 +397,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         max_model_len=runner.max_model_len,
         num_kv_blocks=runner.num_kv_blocks,
         eos_token_ids=model.eos_token_ids,
+        short_rope_len=runner.short_rope_len,
         grammars=grammars,
         metrics=EngineMetrics(config.served_name or folder.name),
     )
@@ -414,7 +417,7 @@ def engine_info(
     scorer: ScorerInfo | None,
 ) -> EngineInfo:
     """The facts of a loaded decoder."""
-    from tessera.engine.gguf import stored_bytes
+    from tessera.engine.gguf.model import stored_bytes
 
     config, model, device = runner.config, runner.model, runner.device
     return EngineInfo(

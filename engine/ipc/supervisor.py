@@ -78,7 +78,7 @@ class EngineSupervisor:
     Args:
         run_dir: from `make_run_dir`; removed by `stop`.
         module: what to run; anything that calls `tessera.engine.ipc.process.serve`.
-        on_progress: called with every `LoadProgress` of a start.
+        on_progress: called with every `LoadProgress` of a start; may be set later.
         step_timeout: seconds after which an unfinished step counts as hung; None takes the device's.
         silence_timeout: seconds without a heartbeat after which a ready engine is killed.
     """
@@ -100,7 +100,7 @@ class EngineSupervisor:
         self._config = config
         self._run_dir = run_dir
         self._module = module
-        self._on_progress = on_progress
+        self.on_progress = on_progress
         self._step_timeout = step_timeout
         self._silence_timeout = silence_timeout
         self._stopping = asyncio.Event()
@@ -281,9 +281,9 @@ class EngineSupervisor:
         assert self._started is not None
         match report:
             case LoadProgress():
-                if self._on_progress is not None:
+                if self.on_progress is not None:
                     with contextlib.suppress(OSError):  # the disk under standard error is full, say
-                        self._on_progress(report)
+                        self.on_progress(report)
             case StartFailed():
                 self._start_failure = report
             case Ready():

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.gguf import is_gguf, open_gguf
+from tessera.engine.gguf.model import open_gguf
+from tessera.engine.gguf.names import is_gguf
 from tessera.engine.models.classifier import parse_classifier
 from tessera.engine.models.fields import Fields, is_integer, read_json_object, shown
 from tessera.engine.models.gguf.config import read_config

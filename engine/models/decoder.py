@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from tessera.engine.models.blocks import MLP, CausalAttention, Reduce, ResidualAdd, make_norm
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.rope_tables import RopeTables
 from tessera.engine.models.specs import LayerSpec
 from tessera.engine.models.weights.weights import LayerWeights, Weights
 from tessera.engine.ops.interface import AttentionMetadata, Ops
@@ -28,11 +29,11 @@ class Decoder:
         weights: Weights,
         ops: Ops,
         caches: Sequence[LayerCache],
-        rope_tables: Sequence[Tensor],
+        rope_tables: RopeTables,
         *,
         reduce: Reduce | None = None,
     ) -> None:
-        """`caches`: of each layer. `rope_tables`: [P, rotary_dim] float32 for each of `config.ropes`.
+        """`caches`: of each layer. `rope_tables`: of `config.ropes`.
 
         `reduce` sums what a layer half computed among the devices that share its weights, before it is added to
         the residual stream; the step's buffers must be made for it.
@@ -43,7 +44,8 @@ class Decoder:
         self.caches = caches
         self.rope_tables = rope_tables
         parts = zip(config.layers, weights.layers, caches, strict=True)
-        self._layers = [DecoderLayer(spec, layer, ops, cache, rope_tables, reduce) for spec, layer, cache in parts]
+        tables = rope_tables.tables
+        self._layers = [DecoderLayer(spec, layer, ops, cache, tables, reduce) for spec, layer, cache in parts]
         final_norm = make_norm(config.final_norm, weights.final_norm)
         assert final_norm is not None, "a decoder ends with a norm"
         assert weights.lm_head is not None, "a decoder has a head"

@@ -15,7 +15,8 @@ from typing import Any
 
 from tessera.engine.contract.config import PoolingName
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.gguf import is_gguf, open_gguf
+from tessera.engine.gguf.model import open_gguf
+from tessera.engine.gguf.names import is_gguf
 from tessera.engine.models.fields import MAX_JSON_BYTES, Fields, read_json_object, shown
 from tessera.engine.models.gguf.config import read_pooling
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,8 +19,6 @@ Float32Array = np.ndarray[Any, np.dtype[np.float32]]
 MAX_POSITIONS = 2**27
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 TABLE_CHUNK = 16384
-
-logger = logging.getLogger("tessera.engine.models")
 
 
 @dataclass(frozen=True)
@@ -53,6 +50,11 @@ class RopeConfig:
     truncate: bool = True
     short_factor: tuple[float, ...] = field(default=(), repr=False)
     long_factor: tuple[float, ...] = field(default=(), repr=False)
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether sequences beyond `original_max_len` have other frequencies."""
+        return self.kind == "dynamic" or (self.kind == "longrope" and self.short_factor != self.long_factor)
 
 
 def parse_rope(config: Fields, head_dim: int, max_positions: int, aliases: dict[str, str]) -> RopeConfig:
@@ -105,15 +107,11 @@ def longest_context(rope: RopeConfig, max_positions: int) -> int:
     return max_positions
 
 
-def inverse_frequencies(rope: RopeConfig, max_model_len: int) -> Float64Array:
-    """Radians per position of each rotary pair, [rotary_dim / 2].
-
-    `dynamic` and `longrope` depend on the context length. A cached key keeps the rotation it was
-    stored with, so both are fixed once for `max_model_len`, the longest sequence the server admits.
-    """
+def inverse_frequencies(rope: RopeConfig, max_len: int) -> Float64Array:
+    """Radians per position of each rotary pair, [rotary_dim / 2], in sequences of up to `max_len` tokens."""
     exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float64) / rope.rotary_dim
     if rope.kind == "dynamic":
-        return np.asarray(_ntk_theta(rope, max_model_len) ** -exponents)
+        return np.asarray(_ntk_theta(rope, max_len) ** -exponents)
     plain = rope.theta**-exponents
     if rope.kind == "linear":
         # Chen et al. 2023, "Extending context window of large language models via position interpolation"
@@ -124,35 +122,23 @@ def inverse_frequencies(rope: RopeConfig, max_model_len: int) -> Float64Array:
         return _yarn(plain, rope)
     if rope.kind == "longrope":
         # Ding et al. 2024, "LongRoPE", section 3: one searched factor per pair
-        factors = rope.long_factor if max_model_len > rope.original_max_len else rope.short_factor
+        factors = rope.long_factor if max_len > rope.original_max_len else rope.short_factor
         return np.asarray(plain / np.asarray(factors))
     return np.asarray(plain)
 
 
-def length_note(rope: RopeConfig, max_model_len: int) -> str | None:
-    """What `max_model_len` changes for prompts within the trained length; None where it changes nothing."""
-    trained = rope.original_max_len
-    if max_model_len <= trained:
-        return None
-    if rope.kind == "dynamic" or (rope.kind == "longrope" and rope.short_factor != rope.long_factor):
-        return (
-            f"{rope.kind} RoPE: all sequences are computed as ones of {max_model_len} tokens, so completions of short "
-            f"prompts differ from those at the trained length; --max-model-len {trained} gives these"
-        )
-    return None
-
-
-def cos_sin_table(rope: RopeConfig, max_model_len: int) -> Float32Array:
-    """[max_model_len, rotary_dim] float32: cosines in the first half of a row, sines in the second.
+def cos_sin_table(rope: RopeConfig, max_len: int) -> Float32Array:
+    """[max_len, rotary_dim] float32 for sequences of up to `max_len` tokens: cosines in the first half of a row, sines
+    in the second.
 
     Formula: Su et al. 2021, "RoFormer", section 3.2.2, half-split pairs. Angles are rounded to
     float32 before the cosine, as in the frameworks that the models were trained with.
     """
-    frequencies = inverse_frequencies(rope, max_model_len).astype(np.float32)
+    frequencies = inverse_frequencies(rope, max_len).astype(np.float32)
     half = rope.rotary_dim // 2
-    table = np.empty((max_model_len, rope.rotary_dim), np.float32)
-    for start in range(0, max_model_len, TABLE_CHUNK):
-        stop = min(start + TABLE_CHUNK, max_model_len)
+    table = np.empty((max_len, rope.rotary_dim), np.float32)
+    for start in range(0, max_len, TABLE_CHUNK):
+        stop = min(start + TABLE_CHUNK, max_len)
         angles = np.arange(start, stop, dtype=np.float32)[:, None] * frequencies
         wide = angles.astype(np.float64)
         table[start:stop, :half] = np.cos(wide) * rope.attention_factor
@@ -160,11 +146,9 @@ def cos_sin_table(rope: RopeConfig, max_model_len: int) -> Float32Array:
     return table
 
 
-def device_tables(ropes: Sequence[RopeConfig], max_model_len: int, device: Device) -> tuple[Tensor, ...]:
-    """`cos_sin_table` of each on the device; the log says where short prompts are computed otherwise than alone."""
-    for note in filter(None, (length_note(rope, max_model_len) for rope in ropes)):
-        logger.warning("%s", note)
-    return tuple(from_numpy(cos_sin_table(rope, max_model_len), device) for rope in ropes)
+def device_tables(ropes: Sequence[RopeConfig], max_len: int, device: Device) -> tuple[Tensor, ...]:
+    """`cos_sin_table` of each on the device, for an encoder, which computes all texts as ones of `max_len` tokens."""
+    return tuple(from_numpy(cos_sin_table(rope, max_len), device) for rope in ropes)
 
 
 # -- one kind each --------------------------------------------------------------------------------
@@ -232,11 +216,11 @@ def _parse_longrope(section: Fields, base: RopeConfig, max_positions: int) -> Ro
     )
 
 
-def _ntk_theta(rope: RopeConfig, max_model_len: int) -> float:
+def _ntk_theta(rope: RopeConfig, max_len: int) -> float:
     """NTK-aware base (Peng et al. 2023, "YaRN", section 3.1 and appendix on dynamic scaling)."""
-    if rope.rotary_dim <= 2 or max_model_len <= rope.original_max_len:
+    if rope.rotary_dim <= 2 or max_len <= rope.original_max_len:
         return rope.theta
-    stretch = rope.factor * max_model_len / rope.original_max_len - (rope.factor - 1.0)
+    stretch = rope.factor * max_len / rope.original_max_len - (rope.factor - 1.0)
     return float(rope.theta * stretch ** (rope.rotary_dim / (rope.rotary_dim - 2)))
 
 

@@ -24,7 +24,7 @@ class AttentionMetadata:
     `block_tables` is not looked at. A `slot_mapping` of -1 stores nothing.
     """
 
-    positions: Tensor  # [T] int32
+    positions: Tensor  # [T] int32, rows of cos_sin
     slot_mapping: Tensor  # [T] int32, block * block_size + offset
     block_tables: Tensor  # [P, W] int32
     table_rows: Tensor  # [R] int32, each row's place in block_tables
@@ -38,9 +38,9 @@ class HeadTransform(NamedTuple):
     """What queries and keys go through before attention.
 
     Attributes:
-        cos_sin: [P, rotary_dim] float32, a row for each position: the first half holds cosines, the second sines;
-            rotary pairs are (i, i + rotary_dim / 2) of a head's first rotary_dim elements (Su et al. 2021, half-split).
-            None rotates nothing.
+        cos_sin: [P, rotary_dim] float32, of which a token takes the row that `positions` names: the first half holds
+            cosines, the second sines; rotary pairs are (i, i + rotary_dim / 2) of a head's first rotary_dim elements
+            (Su et al. 2021, half-split). None rotates nothing.
         q_norm: [D] weight of an RMSNorm over each query head before the rotation, or None.
         k_norm: the same of key heads.
         eps: of these norms.

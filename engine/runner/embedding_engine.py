@@ -12,7 +12,7 @@ from tessera.engine.contract.config import EngineConfig, PoolingName
 from tessera.engine.contract.errors import ConfigError, ModelError, OutOfMemoryError
 from tessera.engine.contract.messages import EmbedderRole, EmbeddingInfo, EngineInfo, ScorerForm, ScorerInfo
 from tessera.engine.core.embedder import Embedder, EmbeddingMetrics, EmbeddingOnlyCore
-from tessera.engine.gguf import stored_bytes
+from tessera.engine.gguf.model import stored_bytes
 from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.pooling import load_pooling
 from tessera.engine.models.specs import ScoreFunction

@@ -24,6 +24,7 @@ from tessera.engine.models.encoder import Encoder, EncoderBuffers
 from tessera.engine.models.kv_cache import KVCache
 from tessera.engine.models.pooling import PoolingConfig, load_pooling
 from tessera.engine.models.rope import device_tables
+from tessera.engine.models.rope_tables import first_row
 from tessera.engine.models.weights.dummy import dummy_weights
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.interface import AttentionMetadata, Ops
@@ -208,6 +209,10 @@ class DecoderEmbeddingRunner(EmbeddingRunner):
         num_blocks = -(-lengths // block_size)
         first_blocks = np.cumsum(num_blocks, dtype=np.int32) - num_blocks
         slots = np.repeat(first_blocks * block_size, lengths) + positions
+        short_len = self._decoder.rope_tables.short_len
+        if short_len:
+            first_rows = [first_row(short_len, length) for length in lengths.tolist()]
+            positions = positions + np.repeat(np.array(first_rows, np.int32), lengths)
         tables = first_blocks[:, None] + np.arange(num_blocks.max(), dtype=np.int32)
         tables = np.where(np.arange(num_blocks.max()) < num_blocks[:, None], tables, 0)
         longest = int(lengths.max())

@@ -20,7 +20,7 @@ from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import DTYPES, ModelConfig
 from tessera.engine.models.decoder import Decoder
 from tessera.engine.models.kv_cache import KVCache, block_bytes
-from tessera.engine.models.rope import device_tables
+from tessera.engine.models.rope_tables import make_tables
 from tessera.engine.models.weights.build import num_weight_bytes
 from tessera.engine.models.weights.dummy import dummy_weights
 from tessera.engine.models.weights.loader import load_weights
@@ -99,7 +99,7 @@ class ModelRunner:
         self.generates = weights.has_head
         self.weight_bytes = weights.nbytes
         self.num_parameters = weights.num_parameters
-        rope_tables = device_tables(model.ropes, self.max_model_len, device)
+        rope_tables = make_tables(model.ropes, self.max_model_len, device)
         rows = config.max_num_seqs
         self._buffers = StepBuffers(model, self._dtype, device, max_tokens=self.max_num_tokens, max_logits=rows)
         self._sampler = StepSampler(self.ops, rows, model.vocab_size, self.max_model_len)
@@ -118,6 +118,11 @@ class ModelRunner:
             if not config.enforce_eager:
                 for step in self._graphs.capture(device, self._inputs, self._forward):
                     self._sampler.capture(device, step.logits, step.inputs)
+
+    @property
+    def short_rope_len(self) -> int:
+        """See `RopeTables.short_len`."""
+        return self.decoder.rope_tables.short_len
 
     @property
     def buffers(self) -> StepBuffers:

@@ -11,10 +11,8 @@ import tokenizers
 
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.contract.files import read_bytes
-from tessera.engine.gguf import is_gguf
-from tessera.engine.gguf.tokenizer import gguf_tokenizer_json
+from tessera.engine.gguf.names import is_gguf
 from tessera.engine.tokens.files import MAX_BYTES, read_json
-from tessera.engine.tokens.sentencepiece import read_sentencepiece
 from tessera.engine.tokens.special import (
     add_listed_tokens,
     frame,
@@ -73,6 +71,8 @@ def tokenizer_json(path: Path) -> str:
     Raises: ModelError also where there is no tokenizer.
     """
     if is_gguf(path):
+        from tessera.engine.gguf.tokenizer import gguf_tokenizer_json  # imports NumPy, as SentencePiece does
+
         return gguf_tokenizer_json(path)
     if (path / TOKENIZER_FILE).is_file():
         text = read_bytes(path / TOKENIZER_FILE, MAX_BYTES).decode()
@@ -104,6 +104,8 @@ def _build(
     """A tokenizer without special tokens, those it has by itself, and tokens to add; None where it cannot be built."""
     try:
         if (folder / "tokenizer.model").is_file():
+            from tessera.engine.tokens.sentencepiece import read_sentencepiece
+
             return read_sentencepiece(folder / "tokenizer.model")
         model_type = str(read_json(folder / "config.json").get("model_type"))
         if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():

@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import msgspec
@@ -18,10 +18,11 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import EngineError, EngineUnavailableError, QueueFullError
 from tessera.engine.contract.messages import EmbedderRole, EmbeddingInfo
-from tessera.engine.ipc.client import Vectors
 from tests.support.fake_client import INFO, FakeClient, always
 from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder
 from tests.support.tiny_encoder import CLS, SEP, VOCAB
+
+Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
 DIMENSION = 8
 MAIN = EmbeddingInfo(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import httpx
 import msgspec
 import pytest
 
+from tessera.app.generate.sampling import SamplingDefaults, load_sampling_defaults
+from tessera.app.server.http_server import freeze_what_is_loaded
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import EngineError
 from tessera.engine.contract.messages import RequestOutput
+from tests.engine.gguf.writer import write_gguf
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import call, events, ids, serve, settings_for, write_model_folder
 
@@ -148,6 +152,19 @@ def test_generation_config_may_ask_for_greedy(tmp_path: Path) -> None:
     assert [submission.params.temperature for submission in client.submissions] == [0.0, 0.5]
 
 
+def test_gguf_metadata_may_have_the_defaults(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recommended = {"temp": 0.6, "top_k": -1, "top_p": 0.95, "penalty_repeat": 1.1, "min_p": 0.05}
+    others = {"xtc_threshold": 0.1, "sequence": "top_k;temp"}
+    keys = {f"general.sampling.{name}": value for name, value in {**recommended, **others}.items()}
+    defaults = load_sampling_defaults(write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama", **keys}))
+    assert defaults == SamplingDefaults(temperature=0.6, top_k=0, top_p=0.95, min_p=0.05, repetition_penalty=1.1)
+    assert "general.sampling.sequence, general.sampling.xtc_threshold are left out" in caplog.text
+    keys = {"general.sampling.temp": 0.0, "general.sampling.top_p": 7.0, "general.sampling.top_k": 40}
+    defaults = load_sampling_defaults(write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama", **keys}))
+    assert defaults == SamplingDefaults(temperature=0.0, top_k=40)
+    assert "top_p is left out" in caplog.text
+
+
 @pytest.mark.parametrize(("keep", "kept"), [(2, "lo"), (-1, "hello"), (50, "hello")])
 def test_truncate_prompt_tokens(settings: AppSettings, keep: int, kept: str) -> None:
     client = FakeClient(always(HELLO))
@@ -219,3 +236,14 @@ def test_tokenize_and_detokenize(settings: AppSettings) -> None:
     assert answer == {"count": 1, "max_model_len": 128, "tokens": ids("hello"), "token_strs": ["hello"]}
     body = {"tokens": [*ids("wörld"), 0]}
     assert call(client, settings, "POST", "/detokenize", json=body).json() == {"prompt": "wörld<|im_end|>"}
+
+
+def test_garbage_is_collected_again_once_a_server_serves() -> None:
+    gc.disable()  # as the start of a server does
+    try:
+        freeze_what_is_loaded()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.enable()
+        gc.unfreeze()

@@ -51,8 +51,16 @@ GGUF_FILES = {
 PICKLES = {"config.json": CONFIG, "pytorch_model.bin": b"a pickle", "training_args.bin": b"another"}
 UNSUPPORTED = {"config.json": b'{"architectures": ["MambaForCausalLM"]}', "model.safetensors": b"weights"}
 QUANTISED = {"config.json": CONFIG, "quantize_config.json": b'{"bits": 4}', "model.safetensors": b"weights"}
+FP8_CONFIG = json.dumps({**TINY_MODELS["llama"].config, "quantization_config": {"quant_method": "fp8"}}).encode()
+FP8 = {"config.json": FP8_CONFIG, "model.safetensors": b"weights"}
 ADAPTER = {"adapter_config.json": b'{"base_model_name_or_path": "tiny/llama"}', "adapter_model.safetensors": b"weights"}
-REFUSED = {"tiny/pickles": PICKLES, "tiny/mamba": UNSUPPORTED, "tiny/gptq": QUANTISED, "tiny/lora": ADAPTER}
+REFUSED = {
+    "tiny/pickles": PICKLES,
+    "tiny/mamba": UNSUPPORTED,
+    "tiny/gptq": QUANTISED,
+    "tiny/fp8": FP8,
+    "tiny/lora": ADAPTER,
+}
 MODELS = {**REFUSED, "tiny/llama": FILES, "tiny/gguf": GGUF_FILES, "tiny/one": {"only.gguf": b"GGUF one"}}
 WANTED = {
     "config.json",
@@ -207,6 +215,7 @@ def test_downloads_only_what_is_served_and_runs_no_code(tmp_path: Path) -> None:
         ("tiny/pickles", "the hub model tiny/pickles has its weights in pytorch_model.bin only, a pickle, which could"),
         ("tiny/lora", "the hub model tiny/lora is a LoRA adapter, not a model: merge it into tiny/llama and serve"),
         ("tiny/mamba", 'the architecture "MambaForCausalLM" is not supported; supported are BertModel, '),
+        ("tiny/fp8", 'is quantised (quantization_config "fp8"), which is not supported'),
         ("tiny/gptq", "is quantised (GPTQ or AWQ, says quantize_config.json), which is not supported"),
     ],
 )

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from tessera.engine.cuda.compiler import INCLUDE, SOURCE_FOLDER
+from tessera.engine.cuda.compiler import SOURCE_FOLDER
 from tessera.engine.cuda.generated import HEADERS
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import signature_of
+from tessera.engine.cuda.sources import INCLUDE
 from tessera.engine.ops.cuda.activation import silu_mul_config
 from tessera.engine.ops.cuda.generate import write_headers
 from tessera.engine.ops.cuda.registry import all_instantiations, all_specs

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from itertools import count, pairwise
 from typing import Any
 
-from tessera.engine.cuda.compiler import SOURCE_FOLDER, sources
+from tessera.engine.cuda.compiler import SOURCE_FOLDER
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.cuda.sources import Sources
 
 MAIN = "launch.cc"
 Edit = Callable[[dict[str, str]], dict[str, str]]  # of a kernel's file and its headers, by name
@@ -29,7 +30,7 @@ NOWHERE = "_"  # where a result goes that nobody wants
 def cpu_sources(instantiation: Instantiation, edit: Edit) -> dict[str, str]:
     """The kernel's file and its headers, changed by `edit`, for the preprocessor: texts by name."""
     spec = instantiation[0]
-    texts = edit(sources(spec.file))
+    texts = edit({name: file.text for name, file in Sources(SOURCE_FOLDER).of(spec.file).items()})
     return {name: TOOLKIT_INCLUDE.sub("", text) for name, text in texts.items()}
 
 

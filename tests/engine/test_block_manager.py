@@ -23,7 +23,7 @@ def make_sequence(token_ids: list[int], salt: bytes = b"") -> Sequence:
         stop_token_ids=frozenset(),
         arrival_number=0,
         arrival_time=0.0,
-        cache_salt=salt,
+        prefix_salt=salt,
     )
 
 

@@ -16,7 +16,6 @@ from tessera.engine.contract.errors import ModelError
 from tessera.engine.ipc.process import LoadedEngine, load_engine
 from tessera.engine.models.config import load_config, parse_config
 from tessera.engine.models.registry import ARCHITECTURES
-from tessera.engine.models.rope import device_tables, length_note
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.make import make_ops
@@ -162,18 +161,6 @@ def test_yarn_extends_the_context() -> None:
     assert resolve_max_model_len(EngineConfig(model="m"), config) == 128
     linear = parse_config({**TINY_MODELS["llama"].config, "rope_scaling": {"type": "linear", "factor": 4.0}}, {})
     assert resolve_max_model_len(EngineConfig(model="m"), linear) == 64
-
-
-@pytest.mark.parametrize("name", ["llama-dynamic", "phi3-longrope-long"])
-def test_rope_that_depends_on_the_context_is_said(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    (rope,) = parse_config(TINY_MODELS[name].config, {}).ropes
-    trained = rope.original_max_len
-    assert length_note(rope, trained) is None
-    note = length_note(rope, trained + 1)
-    assert note is not None
-    assert f"--max-model-len {trained} " in note
-    device_tables((rope,), trained + 1, CPU)
-    assert note in caplog.text
 
 
 def test_what_is_left_out_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -29,6 +29,7 @@ def make_engine(rng: random.Random, max_queue_len: int, *, asynchronous: bool) -
         max_model_len=MAX_MODEL_LEN,
         prefix_caching=rng.random() < 0.8,
         asynchronous=asynchronous,
+        short_rope_len=rng.choice([0, 0, 20, 30]),
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tessera.engine.models.decoder import Decoder
 from tessera.engine.models.rope import cos_sin_table
+from tessera.engine.models.rope_tables import RopeTables
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, bfloat16, float16, float32, from_numpy
 from tests.support.decoder_harness import DecoderHarness, relative_error
@@ -103,7 +104,7 @@ def test_golden_logits_notice_a_wrong_rope_table(tmp_path: Path, golden: dict[st
     half = table.shape[1] // 2
     swapped = np.concatenate([table[:, half:], table[:, :half]], axis=1)
     old = made.decoder
-    made.decoder = Decoder(old.config, old.weights, old.ops, old.caches, [from_numpy(swapped, CPU)])
+    made.decoder = Decoder(old.config, old.weights, old.ops, old.caches, RopeTables((from_numpy(swapped, CPU),), 0))
     assert relative_error(made.logits(prompt())[golden["positions"]], golden["llama"]) > 0.1
 
 

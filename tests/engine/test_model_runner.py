@@ -423,6 +423,7 @@ def test_other_architectures_run_too(name: str, tmp_path: Path) -> None:
     runner = ModelRunner(config, load_config(folder), device, make_ops(device))
     reference = DecoderHarness.of(folder, make_ops(device), float32, max_model_len=64)
     one = row(0, prompt()[:9])
+    one.rope_row = runner.short_rope_len
     generate(runner, [one], 6)
     for length in range(6):
         assert one.output[length] == last_logits(reference, one.prompt + one.output[:length]).argmax()

@@ -14,6 +14,8 @@ import logging
 import subprocess
 import sys
 import tempfile
+import time
+from array import array
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,11 @@ from typing import Any
 import numpy as np
 
 from tessera.app.text.tokenizer import load_tokenizer
+from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ModelError
+from tessera.engine.contract.messages import AddRequest
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.ipc.process import load_engine
 from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.encoder import Encoder, EncoderBuffers
 from tessera.engine.models.rope import device_tables
@@ -36,7 +42,7 @@ from tests.support.paths import ROOT
 Array = np.ndarray[Any, Any]
 OPS = make_ops(CPU)
 TOLERANCE = 1e-3
-MAX_MODEL_LEN = 64  # the trained length, so that factors of RoPE are those of transformers
+MAX_MODEL_LEN = 64  # the trained length, so that factors of RoPE are those of transformers; see 'lengths' for others
 MAX_SECONDS = 3600
 
 
@@ -78,8 +84,29 @@ def classified(config: ModelConfig, weights: Weights, hidden: Array) -> Array:
     return ClassifierHead(config.classifier, weights.classifier).logits(pooled[config.classifier.pooling])
 
 
+def completed(folder: Path, case: dict[str, Any]) -> list[list[int]]:
+    """Greedy tokens of a case's requests, all at once in one engine."""
+    config = EngineConfig(
+        model=str(folder), device="cpu", dtype="float32", max_model_len=case["max_model_len"], block_size=8
+    )
+    core = load_engine(config, lambda stage, done, total: None).core
+    found: dict[str, list[int]] = {}
+    for number, (prompt, max_tokens) in enumerate(case["requests"]):
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        core.add_request(AddRequest(str(number), array("i", prompt), params, time.monotonic()), b"")
+        found[str(number)] = []
+    while core.has_work:
+        for output in core.step().get(b"", []):
+            found[output.request_id] += output.token_ids
+    return list(found.values())
+
+
 def difference(folder: Path, case: dict[str, Any]) -> float:
-    """Relative error; for a tokenizer the share of texts with other ids."""
+    """Relative error; for a tokenizer the share of texts with other ids, for requests the share of other tokens."""
+    if case["family"] == "lengths":
+        pairs = zip(completed(folder / "model", case), case["tokens"], strict=True)
+        equal = [a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True)]
+        return 1 - sum(equal) / len(equal)
     if case["family"] == "tokenizer":
         tokenizer = load_tokenizer(folder / "model")
         texts = json.loads((folder / "texts.json").read_text())

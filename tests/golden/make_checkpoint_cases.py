@@ -6,7 +6,8 @@ Run in an environment with torch, transformers and sentencepiece (written for 2.
     python tests/golden/make_checkpoint_cases.py FOLDER SEED COUNT
 
 A case is a folder `model` with `case.json` (its form, prompt and the transformers settings to compare) and
-`expected.npz` beside it: logits, or token vectors where the form has no head. Tokenizer cases have `texts.json`.
+`expected.npz` beside it: logits, or token vectors where the form has no head. Tokenizer cases have `texts.json`, cases
+of requests their greedy tokens in `case.json`.
 """
 
 from __future__ import annotations
@@ -147,6 +148,53 @@ def write_case(folder: Path, chooser: random.Random, family: str, form: str) -> 
     window = getattr(loaded.config, "sliding_window", None)
     case = {"family": family, "form": form, "prompt": prompt, "headless": base, "window": window, "config": settings}
     (folder / "case.json").write_text(json.dumps(case))
+
+
+def write_lengths_case(folder: Path, chooser: random.Random, kind: str) -> None:
+    """RoPE that depends on the length: greedy tokens of a request within the trained length, and of one beyond it that
+    begins alike. Transformers keeps dynamic RoPE's base of the longest sequence so far while sequences are longer than
+    the trained length, so one of the longest length goes ahead."""
+    trained, longest = 32, 128 if kind == "longrope" else 64
+    family = "phi3" if kind == "longrope" else chooser.choice(["llama", "qwen2", "mistral"])
+    settings = random_config(chooser, family, "plain")
+    settings |= {"sliding_window": None, "max_position_embeddings": longest if kind == "longrope" else trained}
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 100.0}
+    if kind == "longrope":
+        pairs = settings["hidden_size"] // settings["num_attention_heads"] // 2
+        for name, least, most in (("short_factor", 1.0, 1.5), ("long_factor", 2.0, 6.0)):
+            rope[name] = [round(chooser.uniform(least, most), 3) for _ in range(pairs)]
+        settings["original_max_position_embeddings"] = trained
+    else:
+        rope["factor"] = chooser.choice([2.0, 4.0])
+    settings["rope_parameters"] = rope
+    config = getattr(transformers, f"{FAMILIES[family]}Config")(**settings)
+    model = getattr(transformers, f"{FAMILIES[family]}ForCausalLM")(config).eval()
+    randomise(model, chooser.randrange(2**31))
+    model.save_pretrained(folder / "model")
+    beginning = [chooser.randrange(3, VOCAB) for _ in range(longest)]
+    short = chooser.randrange(9, trained)
+    long = chooser.randrange(trained + 1, longest - 16)
+    requests = [(beginning[:short], trained - short), (beginning[:long], 16)]
+    with torch.no_grad():
+        tokens = [greedy_tokens(model, *requests[0])]
+        if kind == "dynamic":
+            model(torch.tensor([beginning]))
+        tokens.append(greedy_tokens(model, *requests[1]))
+    case = {"family": "lengths", "form": f"{kind}, by length", "max_model_len": longest, "config": settings}
+    case |= {"requests": requests, "tokens": tokens}
+    (folder / "case.json").write_text(json.dumps(case))
+
+
+def greedy_tokens(model: Any, prompt: list[int], count: int) -> list[int]:
+    out = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=count,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()
 
 
 def alter(place: Path, chooser: random.Random, form: str, embedding: str) -> None:
@@ -413,7 +461,9 @@ def main() -> None:
         chooser = random.Random(f"{seed}/{number}")
         folder = out / f"{number:04}"
         folder.mkdir(parents=True)
-        if number % 10 == 6:
+        if number % 20 == 5:
+            write_lengths_case(folder, chooser, ("longrope", "dynamic")[number // 20 % 2])
+        elif number % 10 == 6:
             write_score_case(folder, chooser, SCORERS[number // 10 % len(SCORERS)])
         elif number % 10 in (7, 8):
             family, form = encoder_plan[(number // 10 * 2 + number % 10 - 7) % len(encoder_plan)]

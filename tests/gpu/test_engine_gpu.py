@@ -26,14 +26,13 @@ Requests = dict[str, tuple[list[int], SamplingParams]]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    names = ("llama", "qwen3", "qwen2-window", "gpt2")
+    names = ("llama", "qwen3", "qwen2-window", "gpt2", "phi3-longrope-long")
     return {name: build(TINY_MODELS[name], tmp_path_factory.mktemp(name)) for name in names}
 
 
 def load_core(folder: Path, **settings: Any) -> EngineCore:
-    config = EngineConfig(
-        model=str(folder), device="cuda", **{"dtype": "float32", "block_size": 8, "num_kv_blocks": 256, **settings}
-    )
+    defaults = {"device": "cuda", "dtype": "float32", "block_size": 8, "num_kv_blocks": 256}
+    config = EngineConfig(model=str(folder), **{**defaults, **settings})
     core = load_engine(config, lambda stage, done, total: None).core
     assert isinstance(core, EngineCore)
     return core
@@ -81,7 +80,7 @@ def run(core: EngineCore, requests: Requests, stagger: int = 0) -> dict[str, lis
     return found
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2-window", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2-window", "gpt2", "phi3-longrope-long"])
 def test_a_request_gets_the_same_tokens_alone_and_among_sixteen(folders: dict[str, Path], name: str) -> None:
     requests = requests_of(seed=7)
     core = load_core(folders[name], prefix_caching=False)
@@ -94,6 +93,23 @@ def test_a_request_gets_the_same_tokens_alone_and_among_sixteen(folders: dict[st
     assert run(core, requests) == alone
     assert run(core, requests, stagger=3) == alone
     assert run(core, requests, stagger=1) == alone, "short prompts beside many decodes"
+
+
+def test_short_and_long_sequences_of_longrope_are_those_of_the_cpu(folders: dict[str, Path]) -> None:
+    """Prompt and max_tokens decide on the factors, also of sequences with the same beginning; 16 tokens are short."""
+    beginning = list(range(3, 14))
+    requests = {
+        f"{length}-{max_tokens}": (
+            beginning[:length] + list(range(40, 40 + length - len(beginning))),
+            SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
+        )
+        for length, max_tokens in ((10, 6), (10, 7), (11, 5), (11, 30), (30, 10), (16, 1), (4, 12))
+    }
+    expected = run(load_core(folders["phi3-longrope-long"], device="cpu"), requests)
+    assert expected["10-6"] != expected["10-7"][:6], "the forms must tell apart for this test to say anything"
+    for settings in ({}, {"enforce_eager": True}, {"prefix_caching": False}):
+        core = load_core(folders["phi3-longrope-long"], **settings)
+        assert run(core, requests) == run(core, requests, stagger=1) == expected
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.decoder import Decoder
 from tessera.engine.models.kv_cache import KVCache
-from tessera.engine.models.rope import device_tables
+from tessera.engine.models.rope_tables import first_row, make_tables
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.interface import AttentionMetadata, Ops
@@ -40,7 +40,7 @@ def int32(values: Any) -> Array:
 
 
 class DecoderHarness:
-    """A decoder with a KV cache of two sequences' size."""
+    """A decoder with a KV cache of two sequences' size; positions are those of sequences of `max_model_len`."""
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class DecoderHarness:
         self.block_size = block_size
         self.num_blocks = -(-max_model_len // block_size)
         cache = KVCache(config, 2 * self.num_blocks, block_size, KVFormat(kv_dtype or dtype), ops.device)
-        rope_tables = device_tables(config.ropes, max_model_len, ops.device)
+        rope_tables = make_tables(config.ropes, max_model_len, ops.device)
+        self._rope_row = first_row(rope_tables.short_len, max_model_len)
         self.decoder = Decoder(config, weights, ops, cache.layers, rope_tables, reduce=reduce)
         self.buffers = StepBuffers(
             config,
@@ -97,7 +98,7 @@ class DecoderHarness:
             blocks[position // self.block_size] * self.block_size + position % self.block_size for position in positions
         ]
         metadata = AttentionMetadata(
-            positions=from_numpy(int32(positions), device),
+            positions=from_numpy(int32(positions + self._rope_row), device),
             slot_mapping=from_numpy(int32(slots), device),
             block_tables=from_numpy(int32([blocks]), device),
             table_rows=from_numpy(int32([0]), device),
@@ -129,6 +130,7 @@ class Row:
     num_computed: int = 0
     entered: bool = False
     suppressed: tuple[int, ...] = ()
+    rope_row: int = 0
 
     @property
     def tokens(self) -> list[int]:
@@ -150,7 +152,7 @@ def step_batch(rows: list[Row], block_size: int, num_scheduled: list[int] | None
     for row, count in zip(rows, counts, strict=True):
         reach = range(row.num_computed, row.num_computed + count)
         ids += row.tokens[reach.start : reach.stop]
-        positions += reach
+        positions += [row.rope_row + at for at in reach]
         slots += [row.blocks[at // block_size] * block_size + at % block_size for at in reach]
         ends.append(ends[-1] + count)
         row.num_computed += count

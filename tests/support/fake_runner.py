@@ -72,13 +72,17 @@ class Done:
 class FakeRunner:
     """Executes steps as described above; `inspect` sees each batch before it is executed.
 
-    An asynchronous one is given steps before the results of those before are known, as a GPU is.
+    An asynchronous one is given steps before the results of those before are known, as a GPU is. Where
+    `short_rope_len` is not 0, each context is either all of the short form's rows or all of the long form's.
     """
 
     full_sizes: tuple[int, ...] = ()
 
-    def __init__(self, num_blocks: int, block_size: int, *, asynchronous: bool = False) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, asynchronous: bool = False, short_rope_len: int = 0
+    ) -> None:
         self.block_size = block_size
+        self.short_rope_len = short_rope_len
         self.asynchronous = asynchronous
         self._tables: dict[int, dict[int, int]] = defaultdict(dict)
         self.inspect: Callable[[StepBatch], None] = lambda batch: None
@@ -99,7 +103,7 @@ class FakeRunner:
         raise AssertionError("the fake knows no constraints")
 
     def execute(self, batch: StepBatch) -> StepResult:
-        check_batch(batch)
+        check_batch(batch, self.short_rope_len)
         if batch.table_updates is not None:
             updates = batch.table_updates
             places = list(zip(updates.rows.tolist(), updates.columns.tolist(), strict=True))
@@ -132,7 +136,8 @@ class FakeRunner:
         found = []
         for index, token_id, count in zip(rows.token_indices, rows.next_token_ids, rows.num_logprobs, strict=True):
             row = np.searchsorted(batch.cu_seqlens_q, index, side="right") - 1
-            found.append(score(contexts[row][: batch.positions[index] + 1], int(token_id), int(count)))
+            length = batch.context_lens[row] - (batch.cu_seqlens_q[row + 1] - 1 - index)
+            found.append(score(contexts[row][:length], int(token_id), int(count)))
         return found
 
     def _read_context(self, batch: StepBatch, row: int) -> np.ndarray[Any, Any]:
@@ -142,7 +147,8 @@ class FakeRunner:
         first_slots = np.array(blocks, np.int64) * self.block_size
         where = (first_slots[:, None] + np.arange(self.block_size)).ravel()[:length]
         assert len(where) == length, "the block table is too short"
-        assert np.array_equal(self._positions[where], np.arange(length)), "the cache holds other positions"
+        positions = np.arange(length) + batch.positions[batch.cu_seqlens_q[row + 1] - 1] - (length - 1)
+        assert np.array_equal(self._positions[where], positions), "the cache holds other positions"
         token_ids: np.ndarray[Any, Any] = self._token_ids[where]
         return token_ids
 
@@ -153,13 +159,13 @@ class FakeRunner:
         assert row["position"] == len(history)
         assert row["num_prompt_tokens"] == len(init.prompt_token_ids)
         for name, parameter in ROW_PARAMETERS.items():
-            assert row[name] == parameter.type(getattr(init.params, name)), name
+            assert row[name] == np.dtype(parameter.type).type(getattr(init.params, name)), name
         token_id = next_token(context)
         history.append(token_id)
         return token_id
 
 
-def check_batch(batch: StepBatch) -> None:
+def check_batch(batch: StepBatch, short_rope_len: int = 0) -> None:
     """Shapes, types and order are what engine/core/step_batch.py promises."""
     num_rows, num_tokens, num_sampled = batch.num_seqs, batch.num_tokens, batch.num_sampled
     lengths = {
@@ -180,7 +186,10 @@ def check_batch(batch: StepBatch) -> None:
     assert num_tokens == batch.cu_seqlens_q[-1]
     assert counts.min() >= 1
     last = batch.cu_seqlens_q[1:] - 1
-    assert np.array_equal(batch.positions[last] + 1, batch.context_lens)
+    first_rows = batch.positions[last] + 1 - batch.context_lens
+    assert set(first_rows.tolist()) <= {0, short_rope_len}
+    if short_rope_len:
+        assert (batch.context_lens[first_rows == 0] <= short_rope_len).all(), "beyond the short form's rows"
     assert set(batch.logits_indices.tolist()) <= set(last.tolist())
     assert len(np.unique(batch.slot_mapping)) == num_tokens, "two tokens are stored in one place"
     assert batch.sampling.rows.shape == (num_sampled,)
@@ -209,7 +218,7 @@ def check_blocks(core: EngineCore) -> None:
     salts: dict[int, bytes] = {}
     for sequence in scheduler.running:
         for block in sequence.block_table:
-            assert salts.setdefault(block, sequence.cache_salt) == sequence.cache_salt
+            assert salts.setdefault(block, sequence.prefix_salt) == sequence.prefix_salt
 
 
 class Harness:
@@ -227,9 +236,10 @@ class Harness:
         prefix_caching: bool = True,
         eos_token_ids: Iterable[int] = (EOS,),
         asynchronous: bool = False,
+        short_rope_len: int = 0,
     ) -> None:
         self.now = 100.0
-        self.runner = FakeRunner(num_blocks, block_size, asynchronous=asynchronous)
+        self.runner = FakeRunner(num_blocks, block_size, asynchronous=asynchronous, short_rope_len=short_rope_len)
         self.runner.inspect = self._check_writes
         self.core = EngineCore(
             EngineConfig(
@@ -245,6 +255,7 @@ class Harness:
             max_model_len=max_model_len,
             num_kv_blocks=num_blocks,
             eos_token_ids=eos_token_ids,
+            short_rope_len=short_rope_len,
             clock=lambda: self.now,
         )
         self._idle_steps = 0

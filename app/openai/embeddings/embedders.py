@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 from fastapi import Request
 
 from tessera.app.generate.prompt import MAX_INLINE_CHARS, PROMPT_TIMEOUT
@@ -18,7 +17,10 @@ from tessera.app.text.tokenizer import IdTokenizer, Tokenizer, load_tokenizer
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, NotFoundError
 from tessera.engine.contract.messages import EmbedderRole, EmbeddingInfo, ScorerInfo
 
-Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+if TYPE_CHECKING:
+    import numpy as np
+
+Vectors: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
 
 MAX_INPUT_CHARS = 2**20  # of one text, whatever its number of tokens
 MAX_TOTAL_TOKENS = 2**20  # of one request
@@ -184,6 +186,8 @@ def _checked_dimensions(asked: int | None, info: EmbeddingInfo) -> int:
 
 def _shortened(vectors: Vectors, size: int) -> Vectors:
     """The first `size` elements of each vector, brought to unit length again."""
+    import numpy as np  # takes long to import, and few need it
+
     cut = vectors[:, :size].astype(np.float64)
     norms = np.linalg.norm(cut, axis=1, keepdims=True)
     norms[norms == 0] = 1.0

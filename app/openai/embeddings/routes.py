@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from fastapi import APIRouter, Request
@@ -12,9 +12,12 @@ from starlette.responses import Response
 from tessera.app.generate.admission import receive
 from tessera.app.http.access_log import trace_of
 from tessera.app.http.description import Description
-from tessera.app.openai.embeddings.embedders import Vectors, embeddings_of
+from tessera.app.openai.embeddings.embedders import embeddings_of
 from tessera.app.openai.embeddings.objects import EmbeddingList
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
+
+if TYPE_CHECKING:
+    from tessera.app.openai.embeddings.embedders import Vectors
 
 router = APIRouter(tags=["OpenAI"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.gguf import Metadata
+from tessera.engine.gguf.metadata import Metadata
 
 LAYER = "blk.{i}."
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from tessera.engine.contract.config import PoolingName
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.gguf import GGUFModel, dequantize, stop_token_ids
-from tessera.engine.gguf.vocabulary import special_token_id
+from tessera.engine.gguf.blocks import dequantize
+from tessera.engine.gguf.model import GGUFModel
+from tessera.engine.gguf.vocabulary import special_token_id, stop_token_ids
 from tessera.engine.models.gguf.architectures import gguf_architecture
 from tessera.engine.models.gguf.keys import MAX_LAYERS, MOST, ArchitectureKeys
 from tessera.engine.models.registry import ARCHITECTURES

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from tessera.engine.gguf import Metadata
+from tessera.engine.gguf.metadata import Metadata
 
 MOST = 2**31 - 1
 MAX_LAYERS = 1024

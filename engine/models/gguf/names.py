@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.engine.gguf import GGUFModel
+from tessera.engine.gguf.model import GGUFModel
 from tessera.engine.models.gguf.architectures import gguf_architecture
 from tessera.engine.models.gguf.keys import ArchitectureKeys
 

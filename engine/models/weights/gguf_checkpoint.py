@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tessera.engine.gguf import GGUFModel, TensorType, dequantize, open_gguf
 from tessera.engine.gguf.block_parts import Bytes, Float32Array
+from tessera.engine.gguf.blocks import dequantize
+from tessera.engine.gguf.model import GGUFModel, open_gguf
+from tessera.engine.gguf.tensor_types import TensorType
 from tessera.engine.models.gguf.names import TensorNames
 from tessera.engine.tensor import float32
 

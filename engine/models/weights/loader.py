@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.engine.gguf import is_gguf
+from tessera.engine.gguf.names import is_gguf
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.weights.build import Progress, build_weights
 from tessera.engine.models.weights.checkpoint_source import CheckpointSource

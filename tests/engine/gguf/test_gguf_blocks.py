@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 
-from tessera.engine.gguf import TENSOR_TYPES, dequantize
-from tessera.engine.gguf.tensor_types import UNSUPPORTED_TYPES
+from tessera.engine.gguf.blocks import dequantize
+from tessera.engine.gguf.tensor_types import TENSOR_TYPES, UNSUPPORTED_TYPES
 from tests.engine.gguf.block_reference import REFERENCES
 from tests.support.gguf_blocks import extreme_blocks, random_blocks
 

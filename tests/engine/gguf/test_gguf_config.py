@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.gguf import open_gguf
+from tessera.engine.gguf.model import open_gguf
 from tessera.engine.models.config import ModelConfig, parse_config
 from tessera.engine.models.gguf.config import read_config
 from tessera.engine.models.rope import RopeConfig, inverse_frequencies

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.gguf import open_gguf
+from tessera.engine.gguf.model import open_gguf
 from tests.engine.gguf import writer
 from tests.engine.gguf.writer import Stored, gguf_bytes, header, pair, string, write_gguf
 
@@ -166,6 +166,15 @@ def test_values_of_another_kind_are_refused(tmp_path: Path, call, message: str) 
     with pytest.raises(ModelError) as refused:
         call(metadata)
     assert message in str(refused.value)
+
+
+def test_a_header_is_gone_over_once_until_the_file_changes(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", METADATA)
+    first = open_gguf(path)
+    assert open_gguf(path) is first
+    other = write_gguf(tmp_path / "other.gguf", {**METADATA, "general.architecture": "qwen2"})
+    other.replace(path)
+    assert open_gguf(path).metadata.string("general.architecture") == "qwen2"
 
 
 # -- split models ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tessera.engine.gguf import open_gguf
+from tessera.engine.gguf.model import open_gguf
 from tessera.engine.gguf.tokenizer import read_gguf_tokenizer
 from tessera.engine.models.config import load_config
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint

@@ -14,7 +14,8 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.formats import BLOCK_FORMATS, DenseFormat
-from tessera.engine.gguf import dequantize, open_gguf
+from tessera.engine.gguf.blocks import dequantize
+from tessera.engine.gguf.model import open_gguf
 from tessera.engine.models.config import load_config
 from tessera.engine.models.pooling import load_pooling
 from tessera.engine.models.weights.loader import load_weights

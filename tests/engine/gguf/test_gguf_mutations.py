@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.gguf import GGUFModel, open_gguf
+from tessera.engine.gguf.model import GGUFModel, open_gguf
 from tessera.engine.gguf.tokenizer import read_gguf_tokenizer
 from tessera.engine.models.config import load_config
 from tessera.engine.models.weights.loader import load_weights

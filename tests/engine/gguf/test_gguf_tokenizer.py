@@ -16,6 +16,7 @@ import tokenizers
 from tessera.app.text.tokenizer import HuggingFaceTokenizer
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.gguf.tokenizer import GGUFTokenizer, read_gguf_templates, read_gguf_tokenizer
+from tessera.engine.grammar.compiler import load_tokenizer
 from tests.engine.gguf.writer import write_gguf
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
@@ -171,6 +172,8 @@ def test_texts_are_framed_as_the_file_says(tmp_path: Path, changed: dict[str, An
 
 def test_merges_of_tokens_that_are_missing_are_left_out(tmp_path: Path) -> None:
     assert encode(bpe(tmp_path, merges=["b c", "a b", "x y"]), "abc") == ["ab", "c"]
+    grammars = load_tokenizer(tmp_path / "m.gguf", len(BPE_TOKENS), [9])
+    assert grammars.inner.tokenize_str("ab")
 
 
 @pytest.mark.parametrize(("pre", "expected"), [("gpt-2", ["12", "1"]), ("smollm", ["1", "2", "1"])])
