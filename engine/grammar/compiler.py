@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeAlias
 
 import llguidance
 import msgspec
@@ -28,9 +27,8 @@ from tessera.engine.contract.errors import EngineUnavailableError, InvalidReques
 from tessera.engine.contract.sampling_params import Grammar
 from tessera.engine.grammar.probe import ProbeAnswer, ProbeSettings
 from tessera.engine.grammar.source import GrammarError, complaint
+from tessera.engine.grammar.token_tables import Words
 from tessera.engine.tokens.folder import tokenizer_json
-
-Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]  # bit id % 32 of word id // 32 stands for a token
 
 COMPILE_LIMIT = 2.0  # seconds that one grammar may take
 LONGEST_WAIT = 20.0  # seconds that it may take on a busy machine, of which it uses no more than COMPILE_LIMIT
@@ -155,7 +153,7 @@ class GrammarCompiler:
         self._probes: list[GrammarProbe] = []
         self._mask_workers: llguidance.LLExecutor | None = None
 
-    def submit(self, grammar: Grammar) -> PendingGrammar:
+    def submit(self, grammar: Grammar, account_id: int = 0) -> PendingGrammar:
         """Start compiling, unless it is cached. Errors are raised by `result`."""
         key = (grammar.kind, grammar.text)
         job = self._cache.get(key)

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tessera.engine")
 
 FLUSH_MS = 2000  # an exiting engine waits so long for clients to take its last outputs
+RECEIVE_SECONDS = 0.005  # for messages between two steps; one that has begun is taken to its end
 STDIN_FD = 0
 
 
@@ -208,7 +209,9 @@ class EngineProcess:
             self._wake_up_sockets[1].send(b"\0")
 
     def _receive(self, core: Core) -> None:
-        while True:
+        """Take messages for at most RECEIVE_SECONDS, so that a flood of them never holds up the steps for long."""
+        deadline = time.monotonic() + RECEIVE_SECONDS
+        while time.monotonic() < deadline:
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -254,9 +257,9 @@ class EngineProcess:
             refusal = EngineError("the engine failed to take this request")
         else:
             if request.sampling_params.grammar is None:
-                self._send(client, Accepted(request.request_id))
+                self._send(client, Accepted(request.request_ids))
             return
-        self._send(client, StepOutputs(self.epoch, [refused(request.request_id, refusal)]))
+        self._send(client, StepOutputs(self.epoch, [refused(each, refusal) for each in request.request_ids]))
 
     def _add_embedding(self, client: bytes, request: AddEmbedding) -> None:
         assert self._engine is not None
