@@ -25,8 +25,7 @@ from tessera.app.schema.chat import ChatRequest
 from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.schema.request import RequestModel, parse_request
 from tessera.engine.contract.errors import InvalidRequestError
-from tessera.engine.contract.sampling_params import Grammar, ReasoningBudget, SamplingParams
-from tessera.engine.ipc.client import RequestStream
+from tessera.engine.contract.sampling_params import Grammar, ReasoningBudget
 
 R = TypeVar("R", bound=RequestModel)
 
@@ -116,15 +115,20 @@ class Admission(Generic[R]):
                 param="n",
             )
         checked = [checked_prompt(token_ids, model.info, param) for token_ids in prompts]
-        grammar = grammar if grammar is not None else request.grammar
-        params = self._sampling_params(request, prompts, grammar, budget)
+        params = sampling_params(
+            request,
+            [len(token_ids) for token_ids in prompts],
+            model.info,
+            model.defaults,
+            grammar if grammar is not None else request.grammar,
+            bad_word_ids(request.bad_words, model.tokenizer) if request.bad_words else (),
+            default_seed=model.settings.seed,
+            reasoning_budget=budget,
+        )
         options = _text_options(request)
-        salt = _cache_salt(request, self.tenant, shared=model.settings.share_prefix_cache)
-        # A refusal drops the streams made so far, which withdraws their sequences.
         choices: list[Choice] = []
-        streams: list[RequestStream] = []
-        for row, token_ids in enumerate(checked):
-            for sequence_params in params[row]:
+        for row in range(len(prompts)):
+            for _ in params[row]:
                 reader = make_reader() if make_reader is not None else None
                 detokenizer = model.detokenizers.make(
                     skip_special_tokens=request.skip_special_tokens,
@@ -133,40 +137,16 @@ class Admission(Generic[R]):
                 )
                 offset = text_offsets[row] if text_offsets is not None else 0
                 choices.append(Choice(len(choices), detokenizer, options, text_offset=offset, reader=reader))
-                priority = request.priority or 0
-                num_choices = 0 if streams else request.num_choices
-                streams.append(
-                    model.client.submit(
-                        token_ids, sequence_params, priority=priority, cache_salt=salt, num_choices=num_choices
-                    )
-                )
+        streams = model.client.submit_all(
+            [(token_ids, each) for token_ids, row in zip(checked, params, strict=True) for each in row],
+            priority=request.priority or 0,
+            cache_salt=_cache_salt(request, self.tenant, shared=model.settings.share_prefix_cache),
+            num_choices=request.num_choices,
+            account=account_of(self.http_request),
+        )
         generation = Generation(choices, streams, sum(map(len, prompts)), request.num_choices)
         self._trace(request, prompts, generation)
         return generation
-
-    def _sampling_params(
-        self,
-        request: GenerationRequest,
-        prompts: list[list[int]],
-        grammar: Grammar | None,
-        budget: ReasoningBudget | None,
-    ) -> list[list[SamplingParams]]:
-        """Parameters of each prompt's sequences."""
-        model = self.model
-        bad_words = bad_word_ids(request.bad_words, model.tokenizer) if request.bad_words else ()
-        return [
-            sampling_params(
-                request,
-                len(token_ids),
-                model.info,
-                model.defaults,
-                grammar,
-                bad_words,
-                default_seed=model.settings.seed,
-                reasoning_budget=budget,
-            )
-            for token_ids in prompts
-        ]
 
     def _trace(self, request: GenerationRequest, prompts: list[list[int]], generation: Generation) -> None:
         trace = trace_of(self.http_request.scope)

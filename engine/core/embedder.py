@@ -26,6 +26,7 @@ from tessera.engine.contract.messages import (
     SchedulerStats,
     refused,
 )
+from tessera.engine.core.account import Account, Accounts, may_wait
 from tessera.engine.core.sequence import ClientId
 
 Float32Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
@@ -48,10 +49,11 @@ class EmbeddingModel(Protocol):
 class _Job:
     """One request in progress."""
 
-    __slots__ = ("client", "num_done", "num_taken", "request", "vectors")
+    __slots__ = ("account", "client", "num_done", "num_taken", "request", "vectors")
 
-    def __init__(self, request: AddEmbedding, client: ClientId, dimension: int) -> None:
+    def __init__(self, request: AddEmbedding, client: ClientId, account: Account, dimension: int) -> None:
         self.request = request
+        self.account = account
         self.client = client
         self.num_taken = 0
         self.num_done = 0
@@ -62,21 +64,24 @@ class Embedder:
     """Add and abort requests between passes. Every accepted request ends with exactly one output, unless it is
     aborted.
 
-    A pass takes one input of each request in turn, so that a long list does not delay short ones.
+    A pass takes inputs of the account that was served least, and of its requests one in turn, so that a long list does
+    not delay short ones.
     """
 
-    def __init__(self, model: EmbeddingModel, *, max_queue_len: int) -> None:
+    def __init__(self, model: EmbeddingModel, *, max_queue_len: int, accounts: Accounts | None = None) -> None:
+        """`accounts`: those of the engine, where generation charges them too."""
         self.num_steps = 0
         self.num_requests = 0
         self.num_tokens = 0
         self._model = model
         self._max_queue_len = max_queue_len
         self._jobs: dict[tuple[ClientId, str], _Job] = {}
-        self._queue: deque[_Job] = deque()
+        self._accounts = accounts if accounts is not None else Accounts()
+        self._queues: dict[Account, deque[_Job]] = {}  # jobs with inputs left to take
 
     @property
     def has_work(self) -> bool:
-        return bool(self._queue)
+        return bool(self._queues)
 
     @property
     def num_in_hand(self) -> int:
@@ -93,24 +98,27 @@ class Embedder:
         """
         if (client, request.request_id) in self._jobs:
             raise InvalidRequestError(f"the request id {request.request_id!r} is in use", param="request_id")
+        account = self._accounts.find(request.account)
+        self._check_queue(request, account)
         if not request.inputs:
             raise InvalidRequestError("input must not be empty", param="input")
         for token_ids in request.inputs:
             self._verify(token_ids)
-        if len(self._jobs) >= self._max_queue_len:
-            raise QueueFullError(
-                f"{len(self._jobs)} requests for embeddings are waiting already, and no more may; try again later"
-            )
-        job = _Job(request, client, self._model.dimension)
+        job = _Job(request, client, account, self._model.dimension)
         self._jobs[client, request.request_id] = job
-        self._queue.append(job)
+        self._accounts.open(account)
+        self._queues.setdefault(account, deque()).append(job)
 
     def abort(self, request_ids: list[str], client: ClientId) -> None:
         """End these requests of `client` without an output; unknown ids are ignored."""
         for request_id in request_ids:
             job = self._jobs.pop((client, request_id), None)
-            if job is not None and job in self._queue:
-                self._queue.remove(job)
+            if job is None:
+                continue
+            if job.num_taken < len(job.request.inputs):
+                self._queues[job.account].remove(job)
+                self._drop_if_empty(job.account)
+            self._accounts.close(job.account)
 
     def step(self, *, busy: bool) -> list[tuple[ClientId, EmbeddingOutput]]:
         """One pass; -> the requests that it ended. `busy`: generation waits meanwhile, so the pass is small.
@@ -138,6 +146,7 @@ class Embedder:
             self.num_tokens += len(job.request.inputs[index])
             if job.num_done == len(job.request.inputs):
                 del self._jobs[key]
+                self._accounts.close(job.account)
                 self.num_requests += 1
                 ended.append((job.client, EmbeddingOutput(job.request.request_id, job.vectors.tobytes())))
         return ended
@@ -146,18 +155,40 @@ class Embedder:
         """Inputs for a pass of at most `max_tokens`, or of one input that has more."""
         picked: list[tuple[_Job, int]] = []
         num_tokens = 0
-        while self._queue and len(picked) < self._model.max_num_inputs:
-            job = self._queue[0]
+        while self._queues and len(picked) < self._model.max_num_inputs:
+            account = min(self._queues, key=lambda account: account.service)
+            job = self._queues[account][0]
             size = len(job.request.inputs[job.num_taken])
             if picked and num_tokens + size > max_tokens:
                 break
             picked.append((job, job.num_taken))
             num_tokens += size
+            account.charge(size)
             job.num_taken += 1
-            self._queue.popleft()
+            self._queues[account].popleft()
             if job.num_taken < len(job.request.inputs):
-                self._queue.append(job)
+                self._queues[account].append(job)
+            self._drop_if_empty(account)
         return picked
+
+    def _drop_if_empty(self, account: Account) -> None:
+        if not self._queues[account]:
+            del self._queues[account]
+
+    def _check_queue(self, request: AddEmbedding, account: Account) -> None:
+        """Raise QueueFullError unless the queue has a place for the request."""
+        num_own = sum(job.account is account for job in self._jobs.values())
+        others = {job.account for job in self._jobs.values()} - {account}
+        most = request.account.max_waiting
+        if most and num_own >= most:
+            raise QueueFullError(
+                f"{num_own} requests of this key for embeddings are waiting already, and only {most} may;"
+                " try again later"
+            )
+        if not may_wait(1, num_own, len(self._jobs), self._max_queue_len, len(others)):
+            raise QueueFullError(
+                f"{len(self._jobs)} requests for embeddings are waiting already, and no more may; try again later"
+            )
 
     def _verify(self, token_ids: list[int]) -> None:
         if not token_ids:

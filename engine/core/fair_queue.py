@@ -32,11 +32,6 @@ class FairQueue:
         """All of them; across accounts in no particular order."""
         return chain.from_iterable([lane.waiting for lane in self._lanes])
 
-    @property
-    def head(self) -> Sequence | None:
-        """The sequence that is next."""
-        return next(self.candidates(), None)
-
     def enqueue(self, sequence: Sequence) -> None:
         lane = sequence.lane
         if not lane.waiting:

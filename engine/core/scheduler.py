@@ -129,7 +129,7 @@ class Scheduler:
         if is_shared:
             for sequence, count in zip(sequences, counts, strict=True):
                 _charge(sequence, count)
-        admitted = self._admit_waiting(sequences, counts, budget, now, is_shared=is_shared)
+        admitted = self._admit_waiting(sequences, counts, budget, preempted, now, is_shared=is_shared)
         if not sequences:
             return None
         step = self._slots.gather(sequences, counts, admitted)
@@ -203,10 +203,19 @@ class Scheduler:
 
         Prompts of lanes behind it must leave them.
         """
-        head = self.waiting.head
-        if head is None or not self._has_room(head):
+        upcoming = self._next_ready()
+        if upcoming is None or not self._has_room(upcoming):
             return 0, None
-        return min(head.num_tokens, prompt_budget), head.lane.turn
+        return min(upcoming.num_tokens, prompt_budget), upcoming.lane.turn
+
+    def _next_ready(self) -> Sequence | None:
+        """The first waiting sequence that waits for nothing but room."""
+        for sequence in self.waiting.candidates():
+            if sequence.num_pending_tokens or self._prefixes.is_waiting(sequence):
+                continue
+            if not self._prefixes.await_longest(sequence, len(self.block_manager.match_prefix(sequence))):
+                return sequence
+        return None
 
     def _sort_running(self) -> None:
         """Put the lane of the account that was served least first."""
@@ -215,10 +224,8 @@ class Scheduler:
 
     def _make_way(self, preempted: list[Sequence]) -> None:
         """Preempt what must make way for the next waiting sequence."""
-        head = self.waiting.head
-        if head is None or head.num_pending_tokens or self._prefixes.is_waiting(head):
-            return
-        while not self._has_room(head):
+        head = self._next_ready()
+        while head is not None and not self._has_room(head):
             needed = self.block_manager.num_blocks_for(head.num_tokens)
             needs_seat = len(self.running) >= self.max_num_seqs
             victim = find_victim(head, self.accounts, 0 if needs_seat else needed)
@@ -261,8 +268,6 @@ class Scheduler:
             assert len(self.running) > 1, f"sequence {sequence.request_id} does not fit on its own"
             victim = self.running[-1]
             self._preempt(victim)
-            if victim.account is not sequence.account:
-                victim.displaced_by = sequence.account
             preempted.append(victim)
             if victim is sequence:
                 return False
@@ -270,7 +275,14 @@ class Scheduler:
         return True
 
     def _admit_waiting(
-        self, sequences: list[Sequence], counts: list[int], budget: int, now: float, *, is_shared: bool
+        self,
+        sequences: list[Sequence],
+        counts: list[int],
+        budget: int,
+        preempted: list[Sequence],
+        now: float,
+        *,
+        is_shared: bool,
     ) -> list[Sequence]:
         """Start waiting sequences in order, while there are blocks for all their tokens."""
         admitted: list[Sequence] = []
@@ -280,8 +292,12 @@ class Scheduler:
         candidates = self.waiting.candidates()
         while budget > 0 and len(self.running) < self.max_num_seqs:
             sequence = next(candidates, None)
-            if sequence is None or sequence.num_pending_tokens:
-                break  # preempted while its newest token is on the way
+            if sequence is None:
+                break
+            if sequence.num_pending_tokens or sequence in preempted:  # a step that it was in is still running
+                if is_shared:
+                    continue
+                break
             if self._prefixes.is_waiting(sequence):
                 continue
             shared_blocks = blocks.match_prefix(sequence)

@@ -12,7 +12,7 @@ import msgspec
 
 from tessera.engine.contract.messages import AddRequest, FinishReason, TokenIds, TokenLogprobs
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.core.account import LOGPROBS_COST, SAMPLED_COST, Account, Lane
+from tessera.engine.core.account import CONSTRAINT_COST, LOGPROBS_COST, SAMPLED_COST, Account, Lane
 from tessera.engine.grammar.constraint import TokenConstraint
 from tessera.engine.grammar.token_tables import TokenTables
 

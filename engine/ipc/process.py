@@ -353,6 +353,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     Raises: ConfigError (ModelError) for settings that cannot be met; DeviceError.
     """
     # Imported here, so that a failing import is reported like any failed start.
+    from tessera.engine.core.account import Accounts
     from tessera.engine.core.core import EngineCore
     from tessera.engine.core.embedder import EmbeddingOnlyCore
     from tessera.engine.core.metrics import EngineMetrics
@@ -370,7 +371,8 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     config = config.with_device_defaults("cpu" if device.name == "cpu" else "cuda")
     config.verify()
     ops = make_ops(device)
-    embedding = EmbeddingEngine(config)
+    accounts = Accounts()
+    embedding = EmbeddingEngine(config, accounts)
     if model.is_encoder:
         encoder_core, info = embedding.load_alone(model, ops, device_reason, progress)
         return LoadedEngine(encoder_core, info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
@@ -393,6 +395,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         eos_token_ids=model.eos_token_ids,
         grammars=grammars,
         metrics=EngineMetrics(config.served_name or folder.name),
+        accounts=accounts,
     )
 
     def render_metrics() -> bytes:

@@ -11,6 +11,7 @@ import msgspec
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, ModelError, OutOfMemoryError
 from tessera.engine.contract.messages import EmbedderRole, EmbeddingInfo, EngineInfo
+from tessera.engine.core.account import Accounts
 from tessera.engine.core.embedder import Embedder, EmbeddingMetrics, EmbeddingOnlyCore
 from tessera.engine.gguf import stored_bytes
 from tessera.engine.models.config import ModelConfig, load_config
@@ -28,10 +29,12 @@ class EmbeddingEngine:
         infos: what clients need to know of them.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, accounts: Accounts) -> None:
+        """`accounts`: those of the engine, which embeddings are charged to as well."""
         self.embedders: dict[EmbedderRole, Embedder] = {}
         self.infos: tuple[EmbeddingInfo, ...] = ()
         self._config = config
+        self._accounts = accounts
         self._by_name: dict[str, Embedder] = {}
         self._metrics = EmbeddingMetrics(self._by_name)
 
@@ -111,7 +114,7 @@ class EmbeddingEngine:
         return self._metrics.render()
 
     def _add(self, role: EmbedderRole, model: ModelConfig, runner: EmbeddingRunner, name: str) -> None:
-        embedder = Embedder(runner, max_queue_len=self._config.max_queue_len)
+        embedder = Embedder(runner, max_queue_len=self._config.max_queue_len, accounts=self._accounts)
         self.embedders[role] = embedder
         self._by_name[name] = embedder
         self.infos += (
