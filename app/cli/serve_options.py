@@ -74,6 +74,16 @@ class KeyOptions(msgspec.Struct, frozen=True, kw_only=True):
             default="none",
         ),
     ] = None
+    api_keys_file: Annotated[
+        str | None,
+        Option(
+            "YAML or JSON file with named keys, as digests, and their limits and rights; `tessera keys` edits it, and "
+            "a change takes effect at once",
+            group="HTTP",
+            metavar="FILE",
+            default="none",
+        ),
+    ] = None
 
 
 SERVE_OPTIONS = CommandOptions(

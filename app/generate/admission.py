@@ -21,6 +21,7 @@ from tessera.app.generate.sampling import bad_word_ids, sampling_params
 from tessera.app.generate.served_model import ServedModel, model_of
 from tessera.app.http.access_log import trace_of
 from tessera.app.http.body import read_json_object
+from tessera.app.http.limits import account_of, lease_of
 from tessera.app.schema.chat import ChatRequest
 from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.schema.request import RequestModel, parse_request
@@ -137,14 +138,17 @@ class Admission(Generic[R]):
                 )
                 offset = text_offsets[row] if text_offsets is not None else 0
                 choices.append(Choice(len(choices), detokenizer, options, text_offset=offset, reader=reader))
+        lease = lease_of(self.http_request.scope)
+        num_prompt_tokens = sum(map(len, prompts))
+        hold = lease.hold_sequences(len(choices), num_prompt_tokens) if lease is not None else None
         streams = model.client.submit_all(
             [(token_ids, each) for token_ids, row in zip(checked, params, strict=True) for each in row],
             priority=request.priority or 0,
             cache_salt=_cache_salt(request, self.tenant, shared=model.settings.share_prefix_cache),
             num_choices=request.num_choices,
-            account=account_of(self.http_request),
+            account=account_of(self.http_request.scope),
         )
-        generation = Generation(choices, streams, sum(map(len, prompts)), request.num_choices)
+        generation = Generation(choices, streams, num_prompt_tokens, request.num_choices, hold)
         self._trace(request, prompts, generation)
         return generation
 

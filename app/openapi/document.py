@@ -73,7 +73,7 @@ def openapi_document(
             if route.path in OPEN_PATHS:
                 continue
             operation["responses"].update(_error_responses(dialect, has_body="requestBody" in operation))
-            if settings.api_keys:
+            if settings.accepted_keys:
                 operation["security"] = [{name: []} for name in SECURITY_SCHEMES]
     document["components"] = {
         "schemas": _schemas(listed, [OPENAI, *dialects]),

@@ -25,7 +25,7 @@ from tessera.engine.contract.messages import (
     SchedulerStats,
     refused,
 )
-from tessera.engine.core.account import Account, Accounts, may_wait
+from tessera.engine.core.account import COST_PER_COMPILE_SECOND, Account, Accounts, may_wait
 from tessera.engine.core.block_manager import BlockManager
 from tessera.engine.core.metrics import EngineMetrics
 from tessera.engine.core.prompt_logprobs import keep_prompt_logprobs
@@ -170,12 +170,19 @@ class EngineCore:
             arrival_number=self._num_arrivals,
             token_tables=TokenTables(params, self._vocab_size) if has_tables else None,
         )
+        pending: list[PendingGrammar] = []
+        if params.grammar is not None and self._grammars is not None:
+            pending = [self._grammars.submit(params.grammar, account.id) for _ in sequences]
         self._num_arrivals += len(sequences)
         for number, sequence in enumerate(sequences):
             self.metrics.record_arrival(0 if number else request.num_choices, sequence.params.max_tokens)
             self._sequences[client, sequence.request_id] = sequence
             self.accounts.open(account)
-            self._begin(sequence)
+            if pending:
+                self._compiling[sequence] = pending[number]
+                account.num_waiting += 1
+            else:
+                self._enqueue(sequence)
 
     def _check_ids(self, request: AddRequest, client: ClientId) -> None:
         request_ids = request.request_ids
@@ -185,13 +192,8 @@ class EngineCore:
         if len(set(request_ids)) < len(request_ids):
             raise InvalidRequestError("each sequence of a request needs an id of its own", param="request_id")
 
-    def _begin(self, sequence: Sequence) -> None:
-        """Queue a new sequence, or have its grammar compiled first."""
+    def _enqueue(self, sequence: Sequence) -> None:
         params = sequence.params
-        if params.grammar is not None and self._grammars is not None:
-            self._compiling[sequence] = self._grammars.submit(params.grammar, sequence.account.id)
-            sequence.account.num_waiting += 1
-            return
         if sequence.token_tables is not None:
             sequence.constraint = TokenConstraint(params, self._vocab_size, sequence.token_tables)
         elif params.reasoning_budget is not None:
@@ -341,6 +343,7 @@ class EngineCore:
         """Queue a sequence whose grammar has compiled, or refuse it if the grammar is wrong."""
         pending = self._compiling.pop(sequence)
         sequence.account.num_waiting -= 1
+        sequence.account.charge(pending.seconds * COST_PER_COMPILE_SECOND)
         try:
             sequence.constraint = GrammarConstraint(
                 sequence.params,
