@@ -9,7 +9,6 @@ from tessera.app.keys.api_key import ApiKey
 from tessera.app.limits.key_use import Cell, KeyUse, Rate, duration
 from tessera.engine.contract.errors import QueueFullError
 
-
 RATE_LIMIT_HEADERS = tuple(
     f"x-ratelimit-{name}-{unit}" for name in ("limit", "remaining", "reset") for unit in ("requests", "tokens")
 )

@@ -60,9 +60,7 @@ def run_server(options: ServerOptions, read_keys: Callable[[], AcceptedKeys]) ->
 
 
 class Server:
-    def __init__(
-        self, options: ServerOptions, listener: socket.socket, read_keys: Callable[[], AcceptedKeys]
-    ) -> None:
+    def __init__(self, options: ServerOptions, listener: socket.socket, read_keys: Callable[[], AcceptedKeys]) -> None:
         self._options = options
         self._read_keys = read_keys
         self._named_keys = options.app.keys

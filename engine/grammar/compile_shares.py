@@ -47,7 +47,9 @@ class CompileShares(Generic[J]):
             if len(own) >= MAX_PENDING:
                 raise QueueFullError(f"{len(own)} grammars are waiting to be compiled already; try again later")
             if not own:
-                least = min((self._seconds.get(other, 0.0) for other in self._pending if other != account_id), default=0.0)
+                least = min(
+                    (self._seconds.get(other, 0.0) for other in self._pending if other != account_id), default=0.0
+                )
                 self._forget_some()
                 self._seconds[account_id] = max(self._seconds.get(account_id, 0.0), least)
             if job not in own:

@@ -58,7 +58,9 @@ class EmbeddingClient(FakeClient):
         self.calls: list[EmbedCall] = []
         self.error = error
 
-    async def embed(self, inputs: list[list[int]], *, role: EmbedderRole = "main", account: AccountRef = NO_ACCOUNT) -> Vectors:
+    async def embed(
+        self, inputs: list[list[int]], *, role: EmbedderRole = "main", account: AccountRef = NO_ACCOUNT
+    ) -> Vectors:
         if self.error is not None:
             raise self.error
         self.calls.append(EmbedCall(inputs, role))

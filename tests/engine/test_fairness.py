@@ -7,10 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from tessera.engine.contract.errors import QueueFullError
-from tessera.engine.contract.messages import AccountRef, Sibling
-from tessera.engine.core.account import may_wait
-from tessera.engine.core.fair_queue import AGEING_ADMISSIONS
+from tessera.engine.contract.messages import AccountRef
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.core.slot_table import ScheduledStep
 from tessera.engine.core.takeover import MAX_LAG
@@ -51,7 +48,9 @@ class World:
         self._computed: defaultdict[Sequence, int] = defaultdict(int)
         self._names = 0
         self._weights = {account.id: account.weight for account in accounts}
-        self._habits = {account.id: (rng.randint(1, self.longest), rng.randint(1, self.longest)) for account in accounts}
+        self._habits = {
+            account.id: (rng.randint(1, self.longest), rng.randint(1, self.longest)) for account in accounts
+        }
 
     def top_up(self) -> None:
         waiting = {account.id: account.num_waiting for account in self.engine.core.accounts.active.values()}
@@ -60,7 +59,9 @@ class World:
                 most_prompt, most_tokens = self._habits[account.id]
                 prompt = [self.rng.randrange(1, NON_FINITE) for _ in range(self.rng.randint(1, most_prompt))]
                 self._names += 1
-                self.engine.add(f"r{self._names}", prompt, self.rng.randint(1, most_tokens), account=account, ignore_eos=True)
+                self.engine.add(
+                    f"r{self._names}", prompt, self.rng.randint(1, most_tokens), account=account, ignore_eos=True
+                )
 
     def step(self) -> None:
         before = {sequence: sequence.num_tokens for sequence in self.engine.core._sequences.values()}
@@ -94,4 +95,3 @@ def test_accounts_with_work_waiting_are_served_equally_for_their_weights(seed: i
         world.step()
         shares = [world.served[account.id] for account in accounts]
         assert max(shares) - min(shares) <= bound, f"seed {seed}: {shares}"
-

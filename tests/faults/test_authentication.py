@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tessera.app.http import auth
 from tessera.app.http.auth import OPEN_PATHS
+from tessera.app.keys import key_ring as auth
 from tessera.app.server.application import PAGE_ROUTES, ROUTES
 from tessera.app.settings import AppSettings
 from tests.support.fake_client import FakeClient, always, play
