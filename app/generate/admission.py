@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request
@@ -20,7 +21,7 @@ from tessera.app.generate.reasoning_budget import reasoning_budget
 from tessera.app.generate.sampling import bad_word_ids, sampling_params
 from tessera.app.generate.served_model import ServedModel, model_of
 from tessera.app.http.access_log import trace_of
-from tessera.app.http.body import read_json_object
+from tessera.app.http.body import read_json_object, run_in_turn
 from tessera.app.http.limits import account_of, lease_of
 from tessera.app.schema.chat import ChatRequest
 from tessera.app.schema.generation_fields import GenerationRequest
@@ -37,7 +38,13 @@ async def receive(http_request: Request, schema: type[R]) -> R:
     Raises:
         RequestError: the body cannot be read, or a field is wrong.
     """
-    request = parse_request(schema, await read_json_object(http_request, model_of(http_request).settings))
+    body = await read_json_object(http_request, model_of(http_request).settings)
+    return await run_in_turn(http_request, partial(checked_request, schema), body)
+
+
+def checked_request(schema: type[R], body: dict[str, Any]) -> R:
+    """The request in a parsed body. Raises InvalidRequestError naming the field at fault."""
+    request = parse_request(schema, body)
     request.check()
     return request
 

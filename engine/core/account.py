@@ -8,8 +8,10 @@ with the least of those that have work, so that a pause saves nothing up, and ke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tessera.engine.contract.errors import QueueFullError
 from tessera.engine.contract.messages import AccountRef
 
 if TYPE_CHECKING:
@@ -138,13 +140,36 @@ class Accounts:
             del self._idle[min(self._idle, key=self._idle.__getitem__)]
 
 
-def may_wait(count: int, num_own: int, num_all: int, max_queue_len: int, num_others: int) -> bool:
-    """Whether a queue of `num_all` entries has places for `count` more of an account that has `num_own` there.
+def check_queue(
+    count: int,
+    num_own: int,
+    num_all: int,
+    num_others: int,
+    *,
+    max_queue_len: int,
+    max_own: int = 0,
+    retry_after: Callable[[], int] = lambda: 1,
+) -> None:
+    """Raise QueueFullError unless a queue of `num_all` entries has places for `count` more of an account.
 
-    A queue that is full of others' entries takes an account's up to its fair share, so that no account's backlog
-    refuses another. With `num_others` accounts that have a fair share each, it grows with their logarithm.
+    A queue that is full of others' entries takes an account's up to its fair share, so that one account's backlog
+    never refuses another. So it can be longer than `max_queue_len`, by no more than a factor of MAX_OVERFILL.
+
+    Args:
+        num_own: entries of the account.
+        num_others: other accounts with entries.
+        max_own: most entries of the account; 0: no limit of its own.
+        retry_after: estimates the seconds until there are places.
     """
+    if max_own and num_own + count > max_own:
+        raise QueueFullError(
+            f"{num_own} requests of this key are waiting already, and only {max_own} may; try again later",
+            retry_after=retry_after(),
+        )
     if num_all + count <= max_queue_len:
-        return True
+        return
     share = max(max_queue_len // (num_others + 1), 1)
-    return num_others > 0 and num_own + count <= share and num_all + count <= MAX_OVERFILL * max_queue_len
+    if not num_others or num_own + count > share or num_all + count > MAX_OVERFILL * max_queue_len:
+        raise QueueFullError(
+            f"{num_all} requests are waiting already, and no more may; try again later", retry_after=retry_after()
+        )

@@ -15,7 +15,6 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import (
     EngineError,
     InvalidRequestError,
-    QueueFullError,
     RequestError,
 )
 from tessera.engine.contract.messages import (
@@ -25,7 +24,7 @@ from tessera.engine.contract.messages import (
     SchedulerStats,
     refused,
 )
-from tessera.engine.core.account import COST_PER_COMPILE_SECOND, Account, Accounts, may_wait
+from tessera.engine.core.account import COST_PER_COMPILE_SECOND, Account, Accounts, check_queue
 from tessera.engine.core.block_manager import BlockManager
 from tessera.engine.core.metrics import EngineMetrics
 from tessera.engine.core.prompt_logprobs import keep_prompt_logprobs
@@ -202,18 +201,15 @@ class EngineCore:
 
     def _check_queue(self, request: AddRequest, account: Account) -> None:
         """Raise QueueFullError unless the queue has places for all of a request's sequences."""
-        count, most = 1 + len(request.siblings), request.account.max_waiting
-        if most and account.num_waiting + count > most:
-            raise QueueFullError(
-                f"{account.num_waiting} sequences of this key are waiting already, and only {most} may; try again later",
-                retry_after=self._estimate_retry_after(account),
-            )
-        others = self.accounts.num_waiting_accounts - (account.num_waiting > 0)
-        if not may_wait(count, account.num_waiting, self.num_waiting, self._max_queue_len, others):
-            raise QueueFullError(
-                f"{self.num_waiting} requests are waiting already, and no more may; try again later",
-                retry_after=self._estimate_retry_after(account),
-            )
+        check_queue(
+            1 + len(request.siblings),
+            account.num_waiting,
+            self.num_waiting,
+            self.accounts.num_waiting_accounts - (account.num_waiting > 0),
+            max_queue_len=self._max_queue_len,
+            max_own=request.account.max_waiting,
+            retry_after=lambda: self._estimate_retry_after(account),
+        )
 
     def abort(self, request_ids: list[str], client: ClientId) -> None:
         """End these requests of `client` without an output; unknown ids are ignored."""

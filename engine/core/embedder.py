@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
@@ -15,7 +15,6 @@ from tessera.engine.contract.errors import (
     ContextLengthError,
     EngineError,
     InvalidRequestError,
-    QueueFullError,
     RequestError,
 )
 from tessera.engine.contract.messages import (
@@ -26,7 +25,7 @@ from tessera.engine.contract.messages import (
     SchedulerStats,
     refused,
 )
-from tessera.engine.core.account import Account, Accounts, may_wait
+from tessera.engine.core.account import Account, Accounts, check_queue
 from tessera.engine.core.sequence import ClientId
 
 Float32Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
@@ -177,18 +176,16 @@ class Embedder:
 
     def _check_queue(self, request: AddEmbedding, account: Account) -> None:
         """Raise QueueFullError unless the queue has a place for the request."""
-        num_own = sum(job.account is account for job in self._jobs.values())
-        others = {job.account for job in self._jobs.values()} - {account}
-        most = request.account.max_waiting
-        if most and num_own >= most:
-            raise QueueFullError(
-                f"{num_own} requests of this key for embeddings are waiting already, and only {most} may;"
-                " try again later"
-            )
-        if not may_wait(1, num_own, len(self._jobs), self._max_queue_len, len(others)):
-            raise QueueFullError(
-                f"{len(self._jobs)} requests for embeddings are waiting already, and no more may; try again later"
-            )
+        num_by_account = Counter(job.account for job in self._jobs.values())
+        num_own = num_by_account.pop(account, 0)
+        check_queue(
+            1,
+            num_own,
+            len(self._jobs),
+            len(num_by_account),
+            max_queue_len=self._max_queue_len,
+            max_own=request.account.max_waiting,
+        )
 
     def _verify(self, token_ids: list[int]) -> None:
         if not token_ids:

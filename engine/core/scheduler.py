@@ -134,12 +134,12 @@ class Scheduler:
             return None
         step = self._slots.gather(sequences, counts, admitted)
         step.preempted = preempted
+        for sequence, count in step.prompt_rows:
+            sequence.account.charge(count * SCORED_PROMPT_TOKEN_COST)
         if is_shared:
             for sequence in step.sampled:
                 sequence.account.charge(sequence.sampled_cost)
-            for sequence, count in step.prompt_rows:
-                sequence.account.charge(count * SCORED_PROMPT_TOKEN_COST)
-        else:  # whatever there will be to compare it with, as the total for the only account
+        else:  # there is nothing to compare with yet, so the total will do
             sequences[0].account.charge(step.batch.num_tokens + len(step.sampled))
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.num_computed_tokens += count

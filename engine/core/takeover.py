@@ -12,7 +12,7 @@ from __future__ import annotations
 from tessera.engine.core.account import Account, Accounts
 from tessera.engine.core.sequence import Sequence
 
-MAX_LAG = 1024.0  # service: computed tokens for an account of weight 1
+MAX_LAG = 512.0  # service: computed tokens for an account of weight 1
 
 
 def find_victim(head: Sequence, accounts: Accounts, num_blocks: int) -> Sequence | None:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import EngineError, EngineUnavailableError, QueueFullError
-from tessera.engine.contract.messages import EmbedderRole, EmbeddingInfo
+from tessera.engine.contract.messages import NO_ACCOUNT, AccountRef, EmbedderRole, EmbeddingInfo
 from tessera.engine.ipc.client import Vectors
 from tests.support.fake_client import INFO, FakeClient, always
 from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder
