@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 
 from tessera.engine.core.account import Lane
@@ -31,6 +31,10 @@ class FairQueue:
     def __iter__(self) -> Iterator[Sequence]:
         """All of them; across accounts in no particular order."""
         return chain.from_iterable([lane.waiting for lane in self._lanes])
+
+    def some(self, count: int) -> list[Sequence]:
+        """As many of them."""
+        return self._lanes[0].waiting[:count] if len(self._lanes) == 1 else list(islice(self, count))
 
     def enqueue(self, sequence: Sequence) -> None:
         lane = sequence.lane
@@ -66,16 +70,19 @@ class FairQueue:
         if len(self._lanes) == 1:
             yield from _lane_candidates(self._lanes[0])
             return
-        followed = {id(lane): (lane, _lane_candidates(lane)) for lane in self._lanes}
-        upcoming = {key: sequence for key, (_, each) in followed.items() if (sequence := next(each, None)) is not None}
+        upcoming = [_next_of(lane) for lane in self._lanes]
+        followed: dict[int, Iterator[Sequence]] = {}  # the rest of lanes that were asked for more than their first
         while upcoming:
-            key = min(upcoming, key=lambda key: self._turn(upcoming[key]))
-            yield upcoming[key]
-            following = next(followed[key][1], None)
-            if following is None:
-                del upcoming[key]
-            else:
-                upcoming[key] = following
+            sequence = min(upcoming, key=self._turn)
+            upcoming.remove(sequence)
+            lane = sequence.lane
+            if id(lane) not in followed:
+                rest = followed[id(lane)] = _lane_candidates(lane)
+                next(rest)  # the same sequence
+            yield sequence
+            following = next(followed[id(lane)], None)
+            if following is not None:
+                upcoming.append(following)
 
     def _turn(self, sequence: Sequence) -> tuple[int, float, int]:
         lane = sequence.lane
@@ -88,6 +95,10 @@ def _oldest(lane: Lane) -> Sequence:
     if first.priority == lane.waiting[-1].priority:
         return first
     return min(lane.waiting, key=attrgetter("arrival_number"))
+
+
+def _next_of(lane: Lane) -> Sequence:
+    return lane.waiting[0] if lane.num_passed_over < AGEING_ADMISSIONS else _oldest(lane)
 
 
 def _lane_candidates(lane: Lane) -> Iterator[Sequence]:

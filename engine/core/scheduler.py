@@ -15,7 +15,7 @@ blocks; see `account` for what counts, and `takeover` for when a running sequenc
 from __future__ import annotations
 
 from bisect import insort
-from itertools import chain, islice
+from itertools import chain
 from operator import attrgetter
 
 from tessera.engine.contract.messages import FinishReason, SchedulerStats
@@ -85,6 +85,7 @@ class Scheduler:
         """Queue a sequence whose account is open."""
         sequence.lane = sequence.account.lane(sequence.rank)
         sequence.status = SequenceStatus.WAITING
+        sequence.note_costs()
         self.waiting.enqueue(sequence)
         self._admission_is_blocked = False
 
@@ -128,7 +129,11 @@ class Scheduler:
         budget = self._schedule_running(sequences, counts, preempted, is_shared=is_shared)
         if is_shared:
             for sequence, count in zip(sequences, counts, strict=True):
-                _charge(sequence, count)
+                if sequence.num_charged_tokens:
+                    _charge(sequence, count)
+                else:
+                    account = sequence.account
+                    account.service += count / account.weight
         admitted = self._admit_waiting(sequences, counts, budget, preempted, now, is_shared=is_shared)
         if not sequences:
             return None
@@ -138,7 +143,8 @@ class Scheduler:
             sequence.account.charge(count * SCORED_PROMPT_TOKEN_COST)
         if is_shared:
             for sequence in step.sampled:
-                sequence.account.charge(sequence.sampled_cost)
+                account = sequence.account
+                account.service += sequence.sampled_cost / account.weight
         else:  # there is nothing to compare with yet, so the total will do
             sequences[0].account.charge(step.batch.num_tokens + len(step.sampled))
         for sequence, count in zip(sequences, counts, strict=True):
@@ -203,7 +209,7 @@ class Scheduler:
 
         Prompts of lanes behind it must leave them.
         """
-        upcoming = self._next_ready()
+        upcoming = self._next_ready() if len(self.running) < self.max_num_seqs else None
         if upcoming is None or not self._has_room(upcoming):
             return 0, None
         return min(upcoming.num_tokens, prompt_budget), upcoming.lane.turn
@@ -246,7 +252,7 @@ class Scheduler:
         """Prompt tokens that the next step may take."""
         most, num_decodes = self.max_num_batched_tokens, 0
         num_prompts = min(len(self.waiting), self.max_num_seqs - len(self.running))
-        backlog = sum(sequence.num_tokens for sequence in islice(self.waiting, BACKLOG_SEQS))
+        backlog = sum([len(sequence.token_ids) for sequence in self.waiting.some(BACKLOG_SEQS)])
         for sequence in self.running:
             missing = sequence.num_tokens + sequence.num_pending_tokens - sequence.num_computed_tokens
             if missing > 1:

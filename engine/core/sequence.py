@@ -35,6 +35,7 @@ class Sequence:
         account: what it costs is charged to it.
         rank: of its lane; lower ranks of any account go first.
         lane: its account's sequences of this rank, once it is queued.
+        sampled_cost: of one token of its completion, beside computing it; see `account`.
         num_charged_tokens: where it was preempted, the tokens that had been computed before, and charged.
         displaced_by: the account that it was preempted for, which pays for computing those again.
         token_ids: prompt, then output.
@@ -71,6 +72,7 @@ class Sequence:
     cache_salt: bytes = b""
 
     lane: Lane = field(init=False)
+    sampled_cost: float = SAMPLED_COST
     num_charged_tokens: int = 0
     displaced_by: Account | None = None
     status: SequenceStatus = SequenceStatus.NEW
@@ -131,11 +133,11 @@ class Sequence:
             sequences.append(sequence)
         return sequences
 
-    @property
-    def sampled_cost(self) -> float:
-        """Of one token of its completion, beside computing it; see `account`."""
+    def note_costs(self) -> None:
+        """Set `sampled_cost`, once it is settled whether the sequence is constrained."""
         has_mask = self.constraint is not None
-        return SAMPLED_COST + LOGPROBS_COST * (self.params.logprobs is not None) + CONSTRAINT_COST * has_mask
+        reports = self.params.logprobs is not None
+        self.sampled_cost = SAMPLED_COST + LOGPROBS_COST * reports + CONSTRAINT_COST * has_mask
 
     @property
     def order(self) -> tuple[int, int]:
