@@ -63,8 +63,10 @@ def add_key(path: Path, name: str, settings: dict[str, object]) -> str:
     fields["sha256"] = (*fields["sha256"], digest_of(key))
     try:
         changed = msgspec.convert(fields | settings, KeyEntry)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"keys add: {error}") from None
+    except msgspec.ValidationError:
+        raise ConfigError(
+            f"keys add: {name!r} cannot be a name: up to 64 letters, digits and ._@- are accepted"
+        ) from None
     kept = [changed if entry is known else entry for entry in entries]
     write_keys_file(path, kept if known is not None else [*kept, changed])
     return key

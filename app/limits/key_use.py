@@ -80,12 +80,12 @@ class KeyUse:
     def seconds_until(self, slot: int, rate: Rate, most: float) -> float:
         """Seconds after which, without further use, the last minute's count is at most `most`."""
         before, current, passed = self._windows(slot, rate)
-        rest = (1 - passed) * WINDOW  # of this window
+        most = max(most, 0.0)
         if before * (1 - passed) + current <= most:
             return 0.0
         if current <= most:
             return (1 - passed - (most - current) / before) * WINDOW
-        return rest + WINDOW * (1 - max(most, 0.0) / current)
+        return WINDOW * (1 - passed) + WINDOW * (1 - most / current)
 
     def _windows(self, slot: int, rate: Rate) -> tuple[int, int, float]:
         """Counts of the last window and of this one, and the share of this one that has passed."""

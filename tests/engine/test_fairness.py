@@ -294,8 +294,8 @@ def test_a_request_is_queued_whole_or_not_at_all() -> None:
     with pytest.raises(QueueFullError):
         engine.add("first", [1, 2], 5, siblings=siblings(10))
     assert not engine.core.has_work
+    wrong = Sibling("s0", 0, 5, 0, None, array("i", [1, 10_000]))
     with pytest.raises(InvalidRequestError, match="token id 10000"):
-        wrong = Sibling("s0", 0, 5, 0, None, array("i", [1, 10_000]))
         engine.add("first", [1, 2], 5, siblings=[wrong])
     with pytest.raises(InvalidRequestError, match="out of range"):
         engine.add("first", [1, 2], 5, siblings=[Sibling("s0", 2**64, 5, 0, None)])
