@@ -52,7 +52,7 @@ def server_options(given: GivenOptions) -> ServerOptions:
             model_folder=str(model.path),
             served_model_names=names,
             api_keys=keys.plain,
-            keys=with_slots(keys.named),
+            keys=keys.named,
             chat_template=chat_template,
             embedding_folder=embedding_folder,
             embedding_model_names=(embedding.name,) if embedding is not None else (),

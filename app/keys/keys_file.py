@@ -92,7 +92,7 @@ def with_slots(entries: Sequence[KeyEntry], before: Sequence[ApiKey] = ()) -> tu
             slot = next(free, NO_SLOT)
         if slot == NO_SLOT:
             slot = next(reused)
-        found.append(ApiKey(**msgspec.structs.asdict(entry), slot=slot))
+        found.append(ApiKey(**{**msgspec.structs.asdict(entry), "slot": slot}))
     return tuple(found)
 
 
