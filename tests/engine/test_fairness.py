@@ -90,7 +90,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_accounts_with_work_waiting_are_served_equally_for_their_weights(seed: int) -> None:
+def test_fault_fairness_accounts_with_work_waiting_are_served_equally_for_their_weights(seed: int) -> None:
     """As with deficit round robin and the virtual token counter: within a bound that does not grow with time."""
     rng = random.Random(seed)
     accounts = [AccountRef(number, rng.choice([1.0, 1.0, 2.0])) for number in range(1, rng.randint(3, 7))]
