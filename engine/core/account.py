@@ -139,6 +139,16 @@ class Accounts:
         while len(self._idle) > MAX_IDLE_ACCOUNTS:
             del self._idle[min(self._idle, key=self._idle.__getitem__)]
 
+    def charge_late(self, account: Account, cost: float) -> None:
+        """Charge an account whose requests may have ended meanwhile."""
+        current = self.active.get(account.id)
+        if current is not None:
+            current.charge(cost)
+        else:
+            account.service = max(account.service, self._idle.get(account.id, 0.0))
+            account.charge(cost)
+            self._idle[account.id] = account.service
+
 
 def check_queue(
     count: int,

@@ -320,6 +320,10 @@ class Scheduler:
             if sequence.first_scheduled_time is None:
                 sequence.first_scheduled_time = now
                 sequence.num_cached_tokens = sequence.num_computed_tokens
+            if sequence.displaced_by is not None:
+                again = max(sequence.num_charged_tokens - sequence.num_computed_tokens, 0)
+                self.accounts.charge_late(sequence.displaced_by, again)
+                sequence.displaced_by = None
             count = min(sequence.num_uncomputed_tokens, budget)
             enough = blocks.allocate(sequence, sequence.num_computed_tokens + count)
             assert enough, "a sequence that fits has its blocks"
@@ -354,11 +358,6 @@ class Scheduler:
 
 
 def _charge(sequence: Sequence, count: int) -> None:
-    """Charge the next `count` tokens; those that were computed before a preemption to the account that caused it."""
+    """Charge the next `count` tokens, without those that were computed before a preemption."""
     fresh = sequence.num_computed_tokens + count - sequence.num_charged_tokens
-    if fresh >= count:
-        sequence.account.charge(count)
-        return
-    sequence.account.charge(max(fresh, 0))
-    if sequence.displaced_by is not None:
-        sequence.displaced_by.charge(count - max(fresh, 0))
+    sequence.account.charge(min(max(fresh, 0), count))

@@ -12,7 +12,7 @@ import pytest
 from tessera.engine.contract.errors import InvalidRequestError, QueueFullError
 from tessera.engine.contract.messages import AccountRef, AddRequest, Sibling, client_decoder, client_encoder
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.core.account import Accounts
+from tessera.engine.core.account import Account, Accounts
 from tessera.engine.core.fair_queue import AGEING_ADMISSIONS
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.core.slot_table import ScheduledStep
@@ -49,6 +49,13 @@ class World:
             return step
 
         self.engine.core.scheduler.schedule = counted  # type: ignore[method-assign]
+        charge_late = self.engine.core.accounts.charge_late
+
+        def counted_late(account: Account, cost: float) -> None:
+            self._serve(account.id, cost)
+            charge_late(account, cost)
+
+        self.engine.core.accounts.charge_late = counted_late  # type: ignore[method-assign]
         self.rng = rng
         self.accounts = accounts
         self.served: defaultdict[int, float] = defaultdict(float)
@@ -77,13 +84,11 @@ class World:
             self._serve(sequence.account.id, sequence.num_tokens - num_tokens)
 
     def _count(self, step: ScheduledStep) -> None:
-        """What a step computes is its account's; what it computes again, that of the account that took its place."""
+        """What a step computes is its account's; what it computes again to the account that took the place."""
         for sequence, count in zip(step.sequences, step.num_scheduled_tokens, strict=True):
             fresh = min(max(sequence.num_computed_tokens - self._computed[sequence], 0), count)
             self._computed[sequence] += fresh
             self._serve(sequence.account.id, fresh)
-            if sequence.displaced_by is not None:
-                self._serve(sequence.displaced_by.id, count - fresh)
 
     def _serve(self, account_id: int, cost: float) -> None:
         self.served[account_id] += cost / self._weights[account_id]
@@ -165,6 +170,35 @@ def test_fault_fairness_d7_prompt_logprobs_are_charged_and_long_prompts_leave_to
     accounts = engine.core.accounts.active
     num_computed = sum(sequence.num_computed_tokens for sequence in engine.core.scheduler.running)
     assert accounts[HEAVY.id].service > 2.5 * num_computed, "a scored token costs more than one that is only computed"
+
+
+def test_long_prompts_of_two_keys_take_turns_in_the_steps_prompt_tokens() -> None:
+    engine = Harness(num_blocks=800, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=256)
+    for account in (HEAVY, LIGHT):
+        for number in range(2):
+            prompt = [(number * 7 + place) % 90 + account.id for place in range(200)]
+            engine.add(f"{account.id}-{number}", prompt, 1, account=account)
+    computed: defaultdict[int, int] = defaultdict(int)
+    for _ in range(16):
+        engine.step()
+        for sequence in engine.core.scheduler.running:
+            computed[sequence.account.id] = max(computed[sequence.account.id], sequence.num_computed_tokens)
+        assert abs(computed[HEAVY.id] - computed[LIGHT.id]) <= 2 * 16
+
+
+def test_who_takes_a_place_pays_for_what_is_computed_again() -> None:
+    """A key of many short requests would otherwise have long contexts of others computed over and over."""
+    engine = Harness(num_blocks=400, max_num_seqs=2, max_num_batched_tokens=64, prefix_caching=False)
+    for number in range(2):
+        engine.add(f"heavy{number}", [number + 1] * 100, 100, account=HEAVY, ignore_eos=True)
+    for _ in range(10):
+        engine.step()
+    level = engine.core.accounts.active[HEAVY.id].service
+    engine.add("light", [7], 1, account=LIGHT)
+    for _ in range(10):
+        engine.step()
+    assert engine.finish_reasons == {"light": "length"}
+    assert engine.core.accounts.find(LIGHT).service > level + 100, "also for the sequence that made way"
 
 
 def test_a_heavy_key_gets_its_seats_back() -> None:
