@@ -4,6 +4,10 @@
 
 serves the demonstration model on the CPU with a key for each client. `--tree` serves another checkout, for figures
 before a change. The light key sends one short streamed request after the other.
+
+    python -m tests.bench.fairness --engine
+
+runs the engine alone, in this process, and counts its CPU time, which other programs on the machine do not change.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -20,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,10 +34,17 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from tessera.app.cli.hub import builtin_model
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.messages import AccountRef, AddRequest
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.core.core import EngineCore
+from tessera.engine.ipc.process import load_engine
 from tests.support.paths import ROOT
 
 NUM_HEAVY = 20
 HEAVY_STREAMS = 16  # of each heavy key
+LIGHT_ACCOUNT = 99
 FAIR_STREAMS = 3  # of each key, where 21 share 64 seats
 START_TIMEOUT = 120.0
 SETTLE = 3.0  # seconds that the heavy keys have before the light one begins
@@ -171,6 +184,50 @@ async def measure(name: str, url: str, count: int, seconds: float) -> list[float
     return sorted(found)
 
 
+def measure_engine(streams: int, count: int) -> list[float]:
+    """The light key's CPU seconds to first token beside NUM_HEAVY keys of `streams` streams each, `count` of them."""
+    config = EngineConfig(model=str(builtin_model().path), device="cpu")
+    core = load_engine(config, lambda stage, done, total: None).core
+    assert isinstance(core, EngineCore)
+    core._clock = time.process_time
+    rng = random.Random(7)
+    numbers = itertools.count()
+    running: dict[str, int] = {}
+
+    def start(account_id: int, length: int, max_tokens: int) -> str:
+        name = f"r{next(numbers)}"
+        prompt = array("i", [rng.randrange(10, 200) for _ in range(length)])
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        core.add_request(AddRequest(name, prompt, params, time.process_time(), account=AccountRef(account_id)), b"c")
+        running[name] = account_id
+        return name
+
+    def step() -> set[str]:
+        """-> the requests that got a token; heavy ones that end are followed by others."""
+        got = set()
+        for output in core.step().get(b"c", []):
+            got.add(output.request_id)
+            if output.finish_reason is not None and (account_id := running.pop(output.request_id)) != LIGHT_ACCOUNT:
+                start(account_id, 12, 200)
+        return got
+
+    for account_id in range(1, NUM_HEAVY + 1):
+        for _ in range(streams):
+            start(account_id, 12, rng.randint(20, 200))
+    for _ in range(40 if streams else 0):
+        step()
+    found = []
+    for _ in range(count):
+        begin = time.process_time()
+        name = start(LIGHT_ACCOUNT, 12, 8)
+        while name not in step():
+            pass
+        found.append(time.process_time() - begin)
+        while name in running:
+            step()
+    return sorted(found)
+
+
 def percentile(values: list[float], share: float) -> float:
     return values[min(int(share * len(values)), len(values) - 1)]
 
@@ -182,9 +239,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=45, help="most time for each scenario")
     parser.add_argument("--only", action="append", choices=tuple(SCENARIOS), help="scenario (default: all)")
     parser.add_argument("--output", type=Path, help="JSON file for the times")
+    parser.add_argument("--engine", action="store_true", help="the engine alone, in CPU time")
     options = parser.parse_args()
     times: dict[str, list[float]] = {}
-    for name in options.only or SCENARIOS:
+    if options.engine:
+        for streams in (0, FAIR_STREAMS, HEAVY_STREAMS):
+            times[f"{NUM_HEAVY} keys, {streams} streams each"] = measure_engine(streams, options.count)
+    for name in () if options.engine else options.only or SCENARIOS:
         with served(options.tree.resolve(), ["--max-num-seqs", "64"]) as url:
             times[name] = asyncio.run(measure(name, url, options.count, options.seconds))
         print(f"{name}: {len(times[name])} requests", file=sys.stderr)
