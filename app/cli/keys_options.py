@@ -16,7 +16,7 @@ RIGHTS = "rights of the key"
 
 
 class KeysOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do with which key of which file."""
+    """An action on a key of a keys file."""
 
     action: Annotated[
         str | None,

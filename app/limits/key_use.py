@@ -1,4 +1,4 @@
-"""What each key of the keys file uses, over all app processes."""
+"""Use of each key of the keys file, counted over all app processes."""
 
 from __future__ import annotations
 

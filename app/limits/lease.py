@@ -21,7 +21,7 @@ class RateLimitError(QueueFullError):
 
 
 class Lease:
-    """What a request holds until `end`: a place among its key's requests, and among its sequences."""
+    """A request's places until `end`: one among its key's requests, and those of its sequences."""
 
     def __init__(self, key: ApiKey, use: KeyUse) -> None:
         self._key = key
@@ -71,7 +71,7 @@ class Lease:
         use.count(key.slot, Cell.NUM_PROMPT_TOKENS, num_tokens)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What is left of the limits, in OpenAI's headers."""
+        """The rest of the limits, in OpenAI's headers."""
         found = []
         for rate, most, unit in self._rates():
             left = max(math.floor(most - self._use.in_last_minute(self._key.slot, rate)), 0)

@@ -37,9 +37,9 @@ ERRORS: Mapping[int, str] = {
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
-    429: "Too many requests are waiting; `Retry-After` says when to come back.",
+    429: "Too many requests are waiting, or a limit of the key is reached; `Retry-After` says when to come back.",
     500: "The server or the engine failed this request.",
-    503: "The model is being loaded, or the engine is restarted.",
+    503: "The model is being loaded, the engine is restarted, or memory is short.",
     504: "The response took too long.",
 }
 ERRORS_WITHOUT_BODY = (400, 401, 404, 500, 503)

@@ -1,7 +1,7 @@
 """When a running sequence makes way for a waiting one of another account.
 
 A sequence that has never run takes a seat, or blocks, from the account that holds the most of them for its weight, if
-it then still holds no more than that one; so a light account waits for no end of a heavy one's requests. Beyond that,
+it then still holds less than that one did; so a light account waits for no end of a heavy one's requests. Beyond that,
 as with more accounts than seats, an account that lags behind by MAX_LAG takes a turn. A sequence displaces others at
 most once for the first reason, and for the second at most once in MAX_LAG of service, so that progress is never lost
 to taking turns.

@@ -1,4 +1,4 @@
-"""Whose grammar is compiled next: that of the account on which the least time was spent."""
+"""The order in which grammars are compiled: first those of the account on which the least time was spent."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class PendingGrammar:
 
     @property
     def seconds(self) -> float:
-        """What it took to compile, for the first that asked for it; the others waited for nothing of their own."""
+        """Time of the compilation for the first request that asked for it, 0 for the others."""
         return seconds_of(self._job) if self._is_first else 0.0
 
     @property
@@ -209,7 +209,7 @@ class GrammarCompiler:
             probe.close()
 
     def _compile_next(self) -> None:
-        """Compile the grammar whose turn it is, in a thread of the pool; more are asked for than there are."""
+        """Compile the next grammar, in a thread of the pool; there may be none left."""
         taken = self._shares.take()
         if taken is None:
             return
@@ -353,7 +353,7 @@ def load_tokenizer(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) 
 
 
 def seconds_of(job: _Job) -> float:
-    """What a grammar took to compile; 0 while that is not known."""
+    """Time that a grammar took to compile; 0 while that is not known."""
     if not job.future.done() or job.future.cancelled() or job.future.exception() is not None:
         return 0.0
     return job.future.result().seconds

@@ -77,7 +77,7 @@ def test_a_key_is_made_shown_replaced_and_revoked(tmp_path: Path, capsys: pytest
         (("remove",), "not remove"),
         (("add",), "NAME"),
         (("add", "two words"), "two words"),
-        (("revoke", "nobody"), "no key of nobody"),
+        (("revoke", "bob"), "no key of bob"),
         (("list", "--api-keys-file", "/none"), "cannot be read"),
     ],
 )

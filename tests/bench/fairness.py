@@ -1,4 +1,4 @@
-"""How long a light key waits beside heavy ones: its time to first token under each attack that fair sharing is to stop.
+"""A light key's time to first token beside heavy ones, under each attack that fair sharing is to stop.
 
     python -m tests.bench.fairness
 

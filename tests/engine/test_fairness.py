@@ -84,7 +84,7 @@ class World:
             self._serve(sequence.account.id, sequence.num_tokens - num_tokens)
 
     def _count(self, step: ScheduledStep) -> None:
-        """What a step computes is its account's; what it computes again to the account that took the place."""
+        """Serve each account what the step computes for it for the first time."""
         for sequence, count in zip(step.sequences, step.num_scheduled_tokens, strict=True):
             fresh = min(max(sequence.num_computed_tokens - self._computed[sequence], 0), count)
             self._computed[sequence] += fresh
@@ -138,7 +138,7 @@ def test_fault_fairness_d7_a_light_keys_first_token_waits_for_no_end_of_a_heavy_
 
 
 def test_fault_fairness_d7_a_priority_acts_within_its_key() -> None:
-    """Streams of priority -2**31 are before their own key's others, and before nobody else's."""
+    """Streams of priority -2**31 are before their own key's others, and not before others'."""
     engine = Harness(num_blocks=400, max_num_seqs=4, max_num_batched_tokens=16)
     for number in range(64):
         engine.add(f"heavy{number}", [number + 1, 2, 3], 100, account=HEAVY, ignore_eos=True, priority=-(2**31))
@@ -186,7 +186,7 @@ def test_long_prompts_of_two_keys_take_turns_in_the_steps_prompt_tokens() -> Non
         assert abs(computed[HEAVY.id] - computed[LIGHT.id]) <= 2 * 16
 
 
-def test_who_takes_a_place_pays_for_what_is_computed_again() -> None:
+def test_an_account_pays_for_what_is_computed_again_because_of_it() -> None:
     """A key of many short requests would otherwise have long contexts of others computed over and over."""
     engine = Harness(num_blocks=400, max_num_seqs=2, max_num_batched_tokens=64, prefix_caching=False)
     for number in range(2):
