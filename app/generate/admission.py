@@ -29,6 +29,8 @@ from tessera.app.schema.request import RequestModel, parse_request
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import Grammar, ReasoningBudget
 
+BACKGROUND_PRIORITY = 2**32  # beyond all that requests can ask for
+
 R = TypeVar("R", bound=RequestModel)
 
 
@@ -119,7 +121,7 @@ class Admission(Generic[R]):
         num_choices = len(prompts) * request.num_choices
         if num_choices > model.settings.max_choices:
             raise InvalidRequestError(
-                f"The request asks for {num_choices} answers, but at most {model.settings.max_choices} are accepted.",
+                f"The request asks for {num_choices} choices, but at most {model.settings.max_choices} are accepted.",
                 param="n",
             )
         checked = [checked_prompt(token_ids, model.info, param) for token_ids in prompts]
@@ -150,7 +152,7 @@ class Admission(Generic[R]):
         hold = lease.hold_sequences(len(choices), num_prompt_tokens) if lease is not None else None
         streams = model.client.submit_all(
             [(token_ids, each) for token_ids, row in zip(checked, params, strict=True) for each in row],
-            priority=request.priority or 0,
+            priority=(request.priority or 0) + _priority_offset(self.http_request),
             cache_salt=_cache_salt(request, self.tenant, shared=model.settings.share_prefix_cache),
             num_choices=request.num_choices,
             account=account_of(self.http_request.scope),
@@ -166,6 +168,11 @@ class Admission(Generic[R]):
         if self.model.settings.log_prompts:
             decode = self.model.tokenizer.decode
             trace.prompts = [decode(prompt, skip_special_tokens=False) for prompt in prompts]
+
+
+def _priority_offset(request: Request) -> int:
+    """Requests in the background, such as those of batches, run after all others."""
+    return BACKGROUND_PRIORITY if request.scope.get("state", {}).get("in_background") else 0
 
 
 def tenant_of(request: Request) -> str:

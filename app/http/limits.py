@@ -76,10 +76,16 @@ def lease_of(scope: MutableMapping[str, Any]) -> Lease | None:
 
 
 def account_of(scope: MutableMapping[str, Any]) -> AccountRef:
-    """The engine's account for a request: its key's, or its client address's on a server without keys."""
+    """The engine's account for a request: its key's, or its client address's on a server without keys.
+
+    Each tenant's work in the background, such as its batches, has one of its own.
+    """
     holder = holder_of(scope)
     if holder is not None:
         return holder.account
+    state = scope.get("state", {})
+    if state.get("in_background"):
+        return account_of_owner(f"background of {state.get('tenant', '')}")
     client = scope.get("client")
     if client is None:
         return NO_ACCOUNT

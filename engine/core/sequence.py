@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from tessera.engine.contract.messages import AddRequest, FinishReason, TokenIds, TokenLogprobs
-from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.contract.sampling_params import MAX_INT32, SamplingParams
 from tessera.engine.core.account import CONSTRAINT_COST, LOGPROBS_COST, SAMPLED_COST, Account, Lane
 from tessera.engine.grammar.constraint import TokenConstraint
 from tessera.engine.grammar.token_tables import TokenTables
@@ -33,7 +33,7 @@ class Sequence:
     Attributes:
         client: opaque address for the outputs.
         account: what it costs is charged to it.
-        rank: of its lane; lower ranks of any account go first.
+        rank: of its lane; lower ranks of any account go first. Work in the background has 1, most requests 0.
         lane: its account's sequences of this rank, once it is queued.
         sampled_cost: of one token of its completion, beside computing it; see `account`.
         num_charged_tokens: where it was preempted, the tokens that had been computed before, and charged.
@@ -110,7 +110,8 @@ class Sequence:
         shared = request.sampling_params
         stop_token_ids = frozenset(shared.stop_token_ids).union(() if shared.ignore_eos else eos_token_ids)
         cache_salt = request.cache_salt.encode("utf-8", "surrogatepass")
-        rank = request.priority if request.account.outranks else 0
+        is_background = request.priority > MAX_INT32  # beyond all that requests can ask for
+        rank = request.priority if request.account.outranks else int(is_background)
         sequences: list[Sequence] = []
         for number, (request_id, prompt, params) in enumerate(_each(request)):
             sequence = cls(

@@ -1,7 +1,7 @@
-"""Hundreds of small random worlds: whatever comes, every request ends once, and no block is lost.
+"""Many small random worlds: whatever comes, every request ends once, and no block is lost.
 
 Half of the worlds run one step ahead, as on a GPU. The test id is the seed, so a failure can be repeated
-with `pytest -k "[SEED]"`.
+with `pytest -k "[SEED]"`. `make test-long` has more of them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def make_accounts(rng: random.Random) -> list[AccountRef]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(200))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    metafunc.parametrize("seed", range(metafunc.config.getoption("worlds")))
+
+
 def test_fault_liveness_every_request_ends_once_with_the_tokens_it_gives_alone(seed: int) -> None:
     rng = random.Random(seed)
     max_queue_len = rng.randint(1, 8)

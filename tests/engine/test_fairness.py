@@ -302,7 +302,12 @@ def test_fault_fairness_d6_parameters_are_verified_and_worked_out_once_for_all_s
 ) -> None:
     verified: list[SamplingParams] = []
     verify = SamplingParams.verify
-    monkeypatch.setattr(SamplingParams, "verify", lambda params, size: (verified.append(params), verify(params, size)))
+
+    def noted(params: SamplingParams, vocab_size: int) -> None:
+        verified.append(params)
+        verify(params, vocab_size)
+
+    monkeypatch.setattr(SamplingParams, "verify", noted)
     engine = Harness(num_blocks=400, max_queue_len=2000)
     words = tuple((word, word + 1) for word in range(1, 80))
     engine.add("first", [1, 2], 5, bad_words=words, allowed_token_ids=tuple(range(90)), siblings=siblings(500))
@@ -320,7 +325,9 @@ def test_fault_fairness_d6_a_request_is_as_large_on_the_wire_as_its_parameters_o
     many = AddRequest("a", array("i", [1] * 100), params, 0.0, siblings=siblings(1000))
     encode = client_encoder().encode
     assert len(encode(many)) - len(encode(alone)) < 30 * 1000
-    assert client_decoder().decode(encode(many)).request_ids[-1] == "s999"
+    decoded = client_decoder().decode(encode(many))
+    assert isinstance(decoded, AddRequest)
+    assert decoded.request_ids[-1] == "s999"
 
 
 def test_a_request_is_queued_whole_or_not_at_all() -> None:

@@ -63,7 +63,7 @@ class Engine:
         socket = self._connect(zmq.SUB, heartbeat_address(self.run_dir))
         socket.subscribe(b"")
         while True:
-            assert socket.poll(DEADLINE * 1000), "no heartbeat"
+            assert socket.poll(int(DEADLINE * 1000)), "no heartbeat"
             yield msgspec.msgpack.decode(socket.recv(), type=Heartbeat)
 
     def _connect(self, kind: int, address: str) -> zmq.Socket[bytes]:
@@ -94,7 +94,7 @@ def send(socket: zmq.Socket[bytes], message: ClientMessage) -> None:
 
 def receive(socket: zmq.Socket[bytes]) -> EngineMessage:
     """The next message that is not an acceptance, which tells only that a request is in the queue."""
-    assert socket.poll(DEADLINE * 1000), "the engine did not answer in time"
+    assert socket.poll(int(DEADLINE * 1000)), "the engine did not answer in time"
     while isinstance(message := msgspec.msgpack.decode(socket.recv(), type=EngineMessage), Accepted):
         pass
     return message
@@ -113,7 +113,7 @@ def receive_outputs(socket: zmq.Socket[bytes], request_id: str) -> list[RequestO
                 return outputs
 
 
-def add(request_id: str, prompt: list[int], max_tokens: int = 5) -> AddRequest:
+def add(request_id: str, prompt: Any, max_tokens: int = 5) -> AddRequest:
     return AddRequest(request_id, prompt, SamplingParams(max_tokens=max_tokens), time.monotonic())
 
 
@@ -145,7 +145,8 @@ def start(tmp_path: Path) -> Iterator[Any]:
         engine.process.kill()
         engine.process.wait()
         for pipe in (engine.process.stdin, engine.process.stderr, engine.reports):
-            pipe.close()
+            if pipe is not None:
+                pipe.close()
     context.destroy(linger=0)
 
 
@@ -345,7 +346,7 @@ def test_fault_fairness_d6_a_flood_of_messages_leaves_time_for_steps(
         for number in range(10):
             send(socket, add(str(number), [1]))
         while len(taken) < 10:
-            assert process._router.poll(DEADLINE * 1000)
+            assert process._router.poll(int(DEADLINE * 1000))
             before = len(taken)
             process._receive(process._engine.core)
             assert len(taken) <= before + 2

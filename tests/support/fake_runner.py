@@ -11,12 +11,20 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from tessera.engine.contract.config import EngineConfig
-from tessera.engine.contract.messages import NO_ACCOUNT, AccountRef, AddRequest, RequestOutput, Sibling, TokenLogprobs
+from tessera.engine.contract.messages import (
+    NO_ACCOUNT,
+    AccountRef,
+    AddRequest,
+    RequestOutput,
+    Sibling,
+    TokenIds,
+    TokenLogprobs,
+)
 from tessera.engine.contract.sampling_params import ROW_PARAMETERS, SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW
 from tessera.engine.core.core import EngineCore
@@ -237,7 +245,7 @@ class Harness:
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
                 max_queue_len=max_queue_len,
-                block_size=block_size,
+                block_size=cast(Any, block_size),  # smaller than a model may have
                 prefix_caching=prefix_caching,
             ),
             self.runner,
@@ -269,7 +277,7 @@ class Harness:
         sampling_params = SamplingParams(max_tokens=max_tokens, **params)
         request = AddRequest(
             request_id,
-            prompt,
+            cast(TokenIds, prompt),  # a list too, with ids that no array of the engine could hold
             sampling_params,
             self.now,
             priority,
