@@ -156,7 +156,7 @@ def _scenarios() -> dict[str, list[tuple[str, dict[str, Any], int]]]:
     """Keys, bodies, and how many of them at a time."""
     heavy = keys()[1:]
     long_prompts = [[(7 * row + place) % 200 + 10 for place in range(CONTEXT)] for row in range(128)]
-    words = [" ".join(f"w{row}x{place}" for place in range(40)) for row in range(128)]
+    words = [" ".join(f"{(row * 61 + place) % 997}" for place in range(60)) for row in range(128)]
     many = {**HEAVY, "prompt": [f"{row} {HEAVY['prompt']}" for row in range(4)], "n": 128}
     wide = {**HEAVY, "prompt": [f"{row} {HEAVY['prompt']}" for row in range(8)], "n": 128, "max_tokens": 16}
     return {
