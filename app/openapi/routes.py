@@ -8,6 +8,7 @@ from starlette.responses import Response
 from tessera.app.anthropic.errors import ANTHROPIC
 from tessera.app.generate.served_model import model_of
 from tessera.app.http.body import json_response
+from tessera.app.ollama.errors import OLLAMA
 from tessera.app.openapi.document import openapi_document
 
 router = APIRouter(include_in_schema=False)
@@ -17,5 +18,7 @@ router = APIRouter(include_in_schema=False)
 async def show_openapi(http_request: Request) -> Response:
     app = http_request.app
     if app.openapi_schema is None:
-        app.openapi_schema = openapi_document(app.state.api_routes, model_of(http_request).settings, (ANTHROPIC,))
+        app.openapi_schema = openapi_document(
+            app.state.api_routes, model_of(http_request).settings, (ANTHROPIC, OLLAMA)
+        )
     return json_response(app.openapi_schema)

@@ -28,6 +28,10 @@ from tessera.app.limits.key_metrics import KeyMetrics
 from tessera.app.limits.key_use import KeyUse
 from tessera.app.limits.lease import RATE_LIMIT_HEADERS
 from tessera.app.limits.memory_watermark import MemoryWatermark
+from tessera.app.ollama import embed_routes as ollama_embed
+from tessera.app.ollama import model_routes as ollama_models
+from tessera.app.ollama import routes as ollama
+from tessera.app.ollama.errors import OLLAMA
 from tessera.app.openai.batches import routes as batches
 from tessera.app.openai.batches.batches import Batches
 from tessera.app.openai.batches.runner import BatchRunner
@@ -47,6 +51,7 @@ from tessera.app.openai.responses.store import ResponseStore
 from tessera.app.openai.tokenize import routes as tokenize
 from tessera.app.openapi import routes as description
 from tessera.app.ops import health
+from tessera.app.ops import root_routes as root
 from tessera.app.ops import status_routes as status
 from tessera.app.ops.metrics_page import MetricsPage
 from tessera.app.settings import AppSettings
@@ -54,6 +59,7 @@ from tessera.app.store.schema import Schema
 from tessera.app.store.store import Store
 from tessera.engine.ipc.client import EngineClient
 
+OLLAMA_ROUTES = (ollama, ollama_embed, ollama_models)
 ROUTES = (
     chat,
     completions,
@@ -65,7 +71,9 @@ ROUTES = (
     tokenize,
     files,
     batches,
+    *OLLAMA_ROUTES,
     health,
+    root,
     description,
 )
 SCHEMAS: tuple[Schema, ...] = (BATCHES_SCHEMA,)  # tables of the rooms that store something
@@ -143,7 +151,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
             allow_headers=("*",),
             expose_headers=("x-request-id", "request-id", "retry-after", *RATE_LIMIT_HEADERS),
         )
-    app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC,))
+    app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC, OLLAMA))
     # Added last, so it is outermost.
     app.add_middleware(PathMiddleware, routes=[route.path for route in app.state.api_routes])
     return app

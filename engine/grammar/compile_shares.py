@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from tessera.engine.contract.errors import QueueFullError
 
-MAX_PENDING = 64  # grammars of one account that wait to be compiled
+MAX_PENDING = 256  # grammars of one account that wait to be compiled
 MAX_ACCOUNTS = 4096  # without grammars, whose times are remembered
 
 
