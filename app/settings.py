@@ -46,6 +46,8 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
         key_use_fd: descriptor of the memory that several app processes count the use of keys in; None: each for itself.
         embedding_folder: local folder of the encoder that makes embeddings beside the model, or None.
         embedding_model_names: names of that encoder.
+        reranker_folder: local folder of the cross-encoder that scores pairs beside the model, or None.
+        reranker_model_names: names of that cross-encoder.
         max_body_bytes: larger request bodies are refused with 413.
         body_timeout: a request whose head or body takes longer to arrive is refused with 408.
         stall_timeout: a client that reads nothing for this long loses its stream.
@@ -70,6 +72,8 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     key_use_fd: int | None = None
     embedding_folder: str | None = None
     embedding_model_names: tuple[str, ...] = ()
+    reranker_folder: str | None = None
+    reranker_model_names: tuple[str, ...] = ()
     max_body_bytes: int = 16 * 2**20
     body_timeout: float = 60.0
     stall_timeout: float = 60.0

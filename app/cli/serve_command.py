@@ -38,14 +38,27 @@ def server_options(given: GivenOptions) -> ServerOptions:
     model = find_model(models.model) if models.model else builtin_model()
     names = models.served_model_name or (model.name,)
     embedding = find_model(models.embedding_model) if models.embedding_model else None
-    if embedding is not None and embedding.name in names:
-        raise ConfigError(f"--embedding-model and the model are both called {embedding.name}: see --served-model-name")
-    embedding_folder = str(embedding.path) if embedding is not None else None
+    reranker = find_model(models.reranker_model) if models.reranker_model else None
+    taken = names
+    for option, beside in (("--embedding-model", embedding), ("--reranker-model", reranker)):
+        if beside is not None and beside.name in taken:
+            raise ConfigError(f"{option} and another model are both called {beside.name}: see --served-model-name")
+        taken += (beside.name,) if beside is not None else ()
+    embedding_folder, reranker_folder = (
+        str(beside.path) if beside is not None else None for beside in (embedding, reranker)
+    )
+    embedding_names, reranker_names = ((beside.name,) if beside is not None else () for beside in (embedding, reranker))
     return given.make(
         ServerOptions,
         keys_file=_keys_file(given),
         engine=given.make(
-            EngineConfig, model=str(model.path), served_name=names[0], embedding_model=embedding_folder or ""
+            EngineConfig,
+            model=str(model.path),
+            served_name=names[0],
+            embedding_model=embedding_folder or "",
+            embedding_name="".join(embedding_names),
+            reranker_model=reranker_folder or "",
+            reranker_name="".join(reranker_names),
         ),
         app=given.make(
             AppSettings,
@@ -55,7 +68,9 @@ def server_options(given: GivenOptions) -> ServerOptions:
             keys=keys.named,
             chat_template=chat_template,
             embedding_folder=embedding_folder,
-            embedding_model_names=(embedding.name,) if embedding is not None else (),
+            embedding_model_names=embedding_names,
+            reranker_folder=reranker_folder,
+            reranker_model_names=reranker_names,
         ),
     )
 

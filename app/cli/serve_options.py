@@ -42,8 +42,18 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     embedding_model: Annotated[
         str | None,
         Option(
-            "folder or hub id of a text encoder (BertModel) that makes embeddings beside the model, under its own "
-            "name; an encoder given as MODEL is served alone",
+            "folder or hub id of a text encoder that makes embeddings beside the model, under its own name; an encoder "
+            "given as MODEL is served alone",
+            group="embeddings",
+            metavar="MODEL",
+            default="none",
+        ),
+    ] = None
+    reranker_model: Annotated[
+        str | None,
+        Option(
+            "folder or hub id of a cross-encoder (...ForSequenceClassification) that scores pairs beside the model, "
+            "under its own name; one given as MODEL is served alone",
             group="embeddings",
             metavar="MODEL",
             default="none",

@@ -71,12 +71,22 @@ class ServedModel:
             raise InvalidRequestError(
                 f"The model {name[:100]!r} makes embeddings, not text: use /v1/embeddings.", param="model"
             )
+        if name in self.settings.reranker_model_names:
+            raise InvalidRequestError(
+                f"The model {name[:100]!r} scores texts and makes none: use /v1/rerank or /v1/score.", param="model"
+            )
         if name not in self.settings.served_model_names:
             raise NotFoundError(f"The model {name[:100]!r} does not exist here; see /v1/models.", param="model")
 
     def check_generates(self) -> None:
-        if not self.info.generates:
-            raise InvalidRequestError("This model makes embeddings, not text: use /v1/embeddings.", param="model")
+        info = self.info
+        if info.generates:
+            return
+        if info.scorer is not None and not info.scorer.beside:
+            raise InvalidRequestError(
+                "This model scores texts and makes none: use /v1/rerank, /v1/score or /v1/classify.", param="model"
+            )
+        raise InvalidRequestError("This model makes embeddings, not text: use /v1/embeddings.", param="model")
 
     def token_id_of(self, text: str) -> int | None:
         """The id of the token that spells all of a text; None where it takes several."""

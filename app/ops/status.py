@@ -27,7 +27,11 @@ def status_object(model: ServedModel) -> dict[str, Any]:
     return {
         "version": __version__,
         "state": {"ready": well, "reason": reason},
-        "models": [*model.settings.served_model_names, *model.settings.embedding_model_names],
+        "models": [
+            *model.settings.served_model_names,
+            *model.settings.embedding_model_names,
+            *model.settings.reranker_model_names,
+        ],
         "chat": model.template is not None,
         "engine": _engine(client.info) if client.info is not None else None,
         "now": _now(history[-1][1]) if history else None,

@@ -44,6 +44,8 @@ from tessera.app.openai.files import routes as files
 from tessera.app.openai.files.files import Files
 from tessera.app.openai.invocations import routes as invocations
 from tessera.app.openai.models import routes as models
+from tessera.app.openai.rerank import routes as rerank
+from tessera.app.openai.rerank.scorers import Scorers
 from tessera.app.openai.responses import routes as responses
 from tessera.app.openai.responses.background import BackgroundJobs
 from tessera.app.openai.responses.sealing import Seal
@@ -66,6 +68,7 @@ ROUTES = (
     responses,
     messages,
     embeddings,
+    rerank,
     invocations,
     models,
     tokenize,
@@ -122,6 +125,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     app.state.background = BackgroundJobs()
     app.state.seal = Seal(bytes.fromhex(settings.seal_key) if settings.seal_key else secrets.token_bytes(32))
     app.state.embeddings = Embeddings(model)
+    app.state.scorers = Scorers(model, app.state.embeddings)
     served = ROUTES + (PAGE_ROUTES if settings.ui else ())
     for routes in served:
         app.include_router(routes.router)

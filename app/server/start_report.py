@@ -55,7 +55,10 @@ class StartReport:
             self._line(f"  {name:<12}{value}")
         self._line(f"Ready on {url}  Try:")
         text = "Once upon a time" if has_tokenizer else [1]
-        if info.generates:
+        if info.scorer is not None and not info.scorer.beside:
+            ranks = has_tokenizer and len(info.scorer.labels) == 1
+            line = rerank_line(settings, url) if ranks else classify_line(settings, url, text=text)
+        elif info.generates:
             line = curl_line(settings, url, has_template=has_template and has_tokenizer, text=text)
         else:
             line = embed_line(settings, url, text=text)
@@ -101,6 +104,17 @@ def embed_line(settings: AppSettings, url: str, *, text: str | list[int]) -> str
     return _curl(settings, url + "/v1/embeddings", {"input": text})
 
 
+def rerank_line(settings: AppSettings, url: str) -> str:
+    """As `curl_line`, for a model that scores pairs."""
+    documents = ["The cat sat on the mat.", "It rains."]
+    return _curl(settings, url + "/v1/rerank", {"query": "Where is the cat?", "documents": documents})
+
+
+def classify_line(settings: AppSettings, url: str, *, text: str | list[int]) -> str:
+    """As `curl_line`, for a model that classifies texts."""
+    return _curl(settings, url + "/v1/classify", {"input": text})
+
+
 def curl_line(settings: AppSettings, url: str, *, has_template: bool, text: str | list[int]) -> str:
     """A request that can be pasted into a shell; `text` in token ids where the model has no tokenizer."""
     if has_template:
@@ -140,6 +154,11 @@ def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
             f"{beside}{embedding.dimension} dimensions, {embedding.pooling} pooling, "
             f"of at most {embedding.max_input_tokens} tokens"
         )
+    scorer = info.scorer
+    if scorer is not None:
+        beside = f"{', '.join(settings.reranker_model_names)} beside it, " if scorer.beside else ""
+        kind = "yes or no" if scorer.form == "yes_no" else f"{len(scorer.labels)} label{'s'[: len(scorer.labels) > 1]}"
+        facts["scores"] = f"{beside}{kind}, {scorer.scores}, of at most {scorer.max_input_tokens} tokens"
     return facts
 
 

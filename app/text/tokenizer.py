@@ -39,6 +39,10 @@ class Tokenizer(Protocol):
 
     def encode_beginning(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]: ...
 
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_tokens: int | None) -> list[tuple[list[int], int]]: ...
+
+    def beginning(self, text: str, max_tokens: int) -> str: ...
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
@@ -119,6 +123,35 @@ class HuggingFaceTokenizer:
         ids: list[int] = self._inner.post_process(encoding, None, add_special_tokens).ids
         return ids
 
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_tokens: int | None) -> list[tuple[list[int], int]]:
+        """Each pair of texts as one input, and its tokens of type 0, which are those of the first text.
+
+        The longer text of a pair loses its end where both have more than `max_tokens`, special tokens included.
+        """
+        inner = self._inner
+        texts = dict.fromkeys(text for pair in pairs for text in pair)
+        encoded = inner.encode_batch_fast([*texts], add_special_tokens=False)
+        encodings = dict(zip(texts, encoded, strict=True))
+        room = None if max_tokens is None else max(max_tokens - inner.num_special_tokens_to_add(is_pair=True), 0)
+        found = []
+        for pair in pairs:
+            one, other = (encodings[text] for text in pair)
+            if room is not None and len(one) + len(other) > room:
+                # Cut copies: other pairs may have the same text.
+                sizes = shared_room(len(one), len(other), room)
+                one, other = (tokenizers.Encoding.merge([encoding]) for encoding in (one, other))
+                one.truncate(sizes[0])
+                other.truncate(sizes[1])
+            whole = inner.post_process(one, other, True)
+            ids: list[int] = whole.ids
+            found.append((ids, whole.type_ids.index(1) if 1 in whole.type_ids else len(ids)))
+        return found
+
+    def beginning(self, text: str, max_tokens: int) -> str:
+        """As much of the text as `max_tokens` hold, without special tokens."""
+        offsets = self._inner.encode_batch([text], add_special_tokens=False)[0].offsets
+        return text if len(offsets) <= max_tokens else text[: offsets[max_tokens - 1][1]]
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return self._inner.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
@@ -166,6 +199,12 @@ class IdTokenizer:
     def encode_beginning(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
         return self.encode(text, add_special_tokens=add_special_tokens)
 
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_tokens: int | None) -> list[tuple[list[int], int]]:
+        raise InvalidRequestError("This model has no tokenizer, which pairs of texts need.")
+
+    def beginning(self, text: str, max_tokens: int) -> str:
+        raise InvalidRequestError("This model has no tokenizer, which texts need to be cut.")
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return "".join(map(self.token_string, token_ids))
 
@@ -194,6 +233,16 @@ def prompt_too_long(num_tokens: int, max_model_len: int, param: str) -> ContextL
         f" and the prompt is too long: {num_tokens} tokens > {most} maximum.",
         param=param,
     )
+
+
+def shared_room(one: int, other: int, room: int) -> tuple[int, int]:
+    """What two texts of `one` and `other` tokens keep where they have more than `room`: the longer one is cut first.
+
+    As the strategy `longest_first` of Hugging Face tokenizers.
+    """
+    if min(one, other) <= room // 2:
+        return (one, room - one) if one <= other else (room - other, other)
+    return (room // 2, room - room // 2) if one <= other else (room - room // 2, room // 2)
 
 
 def printable_token(raw: bytes) -> str:

@@ -52,6 +52,12 @@ PAGES = (
     ),
     Page("embeddings.md", "Embeddings", ("/v1/embeddings",)),
     Page(
+        "scores.md",
+        "Rerank, score, classify",
+        ("/v1/rerank", "/v2/rerank", "/v1/score", "/v1/classify"),
+        "Reranking in the form of Jina's and Cohere's APIs, scores and classes in that of vLLM.",
+    ),
+    Page(
         "files.md",
         "Files",
         ("/v1/files",),

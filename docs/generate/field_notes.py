@@ -24,6 +24,8 @@ NOTES = {
     "prompt_cache_key": LABEL,
     "prompt_cache_retention": LABEL,
     "reasoning": "Accepted without `effort`.",
+    "query": "A string, or an object with a text.",
+    "return_documents": "Whether results have the documents themselves.",
     "return_token_ids": "Also return token ids, of the prompt and of the completion.",
     "return_token_strs": "Also return each token as text.",
     "safety_identifier": LABEL,
@@ -37,5 +39,6 @@ NOTES = {
     "tokens": "Token ids.",
     "tool_choice": "Whether tools may, must or must not be called, or which one must be.",
     "tools": "Functions that the model may call.",
+    "use_activation": "False: logits as they are, without the model's sigmoid, softmax or other function.",
     "user": LABEL,
 }

@@ -15,6 +15,7 @@ DeviceName = Literal["auto", "cuda", "cpu"]
 DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
 LoadFormat = Literal["auto", "dummy"]
 PoolingName = Literal["auto", "mean", "last", "cls"]
+ScoringName = Literal["auto", "yes-no", "none"]
 BlockSize = Literal[8, 16, 32, 64, 128]
 
 DEVICE_DEFAULTS = {"cuda": (256, 8192), "cpu": (64, 1024)}  # max_num_seqs, max_num_batched_tokens
@@ -51,11 +52,16 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         model: path of a local model folder (hub ids are resolved before this is made).
         served_name: the model's name in metrics; empty takes the folder's.
         embedding_model: path of the folder of an encoder that makes embeddings beside the model; empty: none.
+        reranker_model: path of the folder of a cross-encoder that scores pairs beside the model; empty: none.
+        embedding_name, reranker_name: names of these in metrics; empty takes the folder's.
     """
 
     model: str
     served_name: str = ""
     embedding_model: str = ""
+    embedding_name: str = ""
+    reranker_model: str = ""
+    reranker_name: str = ""
     max_model_len: Annotated[
         int | None,
         Option(
@@ -76,6 +82,14 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         Option(
             "how token vectors become an embedding; auto: as the model's folder says, else mean for an encoder and "
             "last for a decoder",
+            group="embeddings",
+        ),
+    ] = "auto"
+    scoring: Annotated[
+        ScoringName,
+        Option(
+            "how a model that generates text scores pairs; yes-no: by its logits of yes and no after Qwen3-Reranker's "
+            "prompt; auto: so for a folder or hub id called Qwen3-Reranker",
             group="embeddings",
         ),
     ] = "auto"

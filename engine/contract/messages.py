@@ -16,7 +16,8 @@ import msgspec
 from tessera.engine.contract.errors import InvalidRequestError, QueueFullError, RequestError
 from tessera.engine.contract.sampling_params import MAX_INT32, MAX_LOGPROBS, MAX_SEED, SamplingParams
 
-EmbedderRole = Literal["main", "beside"]  # the served model itself, or the encoder beside it
+EmbedderRole = Literal["main", "beside", "scorer"]  # the served model itself, the encoder beside it, what scores
+ScorerForm = Literal["pair", "yes_no"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 if TYPE_CHECKING:
     TokenIds: TypeAlias = array[int]  # int32
@@ -108,11 +109,16 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
 
 
 class AddEmbedding(msgspec.Struct, frozen=True, tag="embed"):
-    """Embed these inputs, each a list of token ids. `request_id` is unique among this client's live requests."""
+    """Make a vector of each of these inputs, which are lists of token ids: its embedding, or the logits of a scorer.
+
+    `request_id` is unique among this client's live requests. `first_lengths`: tokens of the first text of each input
+    that is a pair; empty where none is.
+    """
 
     request_id: str
     inputs: list[list[int]]
     role: EmbedderRole = "main"
+    first_lengths: list[int] = []
     account: AccountRef = NO_ACCOUNT
 
 
@@ -151,6 +157,25 @@ class EmbeddingInfo(msgspec.Struct, frozen=True, kw_only=True):
     matryoshka_dimensions: tuple[int, ...] | None = None
 
 
+class ScorerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that scores texts or pairs of texts.
+
+    Attributes:
+        beside: it is not the served model but one beside it.
+        form: a pair is encoded by the tokenizer, or made a question that is answered with yes or no.
+        labels: a name for each logit.
+        scores: function of the logits that makes the scores: identity, sigmoid, softmax or tanh.
+    """
+
+    beside: bool
+    form: ScorerForm
+    architecture: str
+    labels: tuple[str, ...]
+    scores: str
+    vocab_size: int
+    max_input_tokens: int
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts settled when the engine starts, for logs, /v1/models and request checks."""
 
@@ -170,8 +195,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int
     eos_token_ids: tuple[int, ...]
     load_seconds: float
-    generates: bool = True  # False: an encoder, which makes embeddings only
+    generates: bool = True  # False: a model that makes embeddings or scores only
     embeddings: tuple[EmbeddingInfo, ...] = ()
+    scorer: ScorerInfo | None = None
     stored_bytes: dict[str, int] = {}  # of a GGUF file, by type
 
 
@@ -234,7 +260,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
 
 
 class EmbeddingOutput(msgspec.Struct, frozen=True, tag="embedding"):
-    """The answer to AddEmbedding: little-endian float32 [inputs, dimension], or why there is none."""
+    """The result of AddEmbedding: little-endian float32 [inputs, dimension], or why there is none."""
 
     request_id: str
     vectors: bytes = b""

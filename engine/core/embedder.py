@@ -1,4 +1,7 @@
-"""Embeddings beside generation: a queue of requests, and passes that take from them in turn. No device code."""
+"""Embeddings and scores beside generation: a queue of requests, and passes that take from them in turn.
+
+No device code.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ BUSY_SHARE = 4  # while text is generated, a pass has this part of the tokens it
 
 
 class EmbeddingModel(Protocol):
-    """Computes a pass: an EmbeddingRunner, or a fake in tests."""
+    """Computes a pass: an EmbeddingRunner, a Scorer, or a fake in tests."""
 
     dimension: int
     vocab_size: int
@@ -42,7 +45,7 @@ class EmbeddingModel(Protocol):
     max_num_tokens: int
     max_num_inputs: int
 
-    def embed(self, inputs: list[list[int]]) -> Float32Array: ...
+    def compute(self, inputs: list[list[int]], first_lengths: list[int] | None = None) -> Float32Array: ...
 
 
 class _Job:
@@ -57,6 +60,11 @@ class _Job:
         self.num_taken = 0
         self.num_done = 0
         self.vectors = np.empty((len(request.inputs), dimension), np.dtype("<f4"))
+
+    def first_length(self, index: int) -> int:
+        """Tokens of the first text of an input, which may be all."""
+        lengths = self.request.first_lengths
+        return lengths[index] if lengths else len(self.request.inputs[index])
 
 
 class Embedder:
@@ -103,6 +111,8 @@ class Embedder:
             raise InvalidRequestError("input must not be empty", param="input")
         for token_ids in request.inputs:
             self._verify(token_ids)
+        if request.first_lengths and len(request.first_lengths) != len(request.inputs):
+            raise InvalidRequestError("first_lengths must have an entry for each input", param="input")
         job = _Job(request, client, account, self._model.dimension)
         self._jobs[client, request.request_id] = job
         self._accounts.open(account)
@@ -127,7 +137,9 @@ class Embedder:
         picked = self._pick(self._model.max_num_tokens // (BUSY_SHARE if busy else 1))
         if not picked:
             return []
-        vectors = self._model.embed([job.request.inputs[index] for job, index in picked])
+        vectors = self._model.compute(
+            [job.request.inputs[index] for job, index in picked], [job.first_length(index) for job, index in picked]
+        )
         self.num_steps += 1
         finite: list[bool] = [bool(np.isfinite(vector).all()) for vector in vectors]
         ended: list[tuple[ClientId, EmbeddingOutput]] = []
@@ -192,7 +204,7 @@ class Embedder:
             raise InvalidRequestError("input must not be empty: one of its texts has no tokens", param="input")
         if len(token_ids) > self._model.max_input_tokens:
             raise ContextLengthError(
-                f"the model embeds at most {self._model.max_input_tokens} tokens, but an input has {len(token_ids)}",
+                f"the model takes at most {self._model.max_input_tokens} tokens, but an input has {len(token_ids)}",
                 param="input",
             )
         if min(token_ids) < 0 or max(token_ids) >= self._model.vocab_size:
@@ -202,10 +214,11 @@ class Embedder:
 
 
 class EmbeddingMetrics(Collector):
-    """Counts of the embedders since their start, by model name."""
+    """Counts of the embedders and of what scores since their start, by model name."""
 
-    def __init__(self, embedders: Mapping[str, Embedder]) -> None:
+    def __init__(self, embedders: Mapping[str, Embedder], scorers: Mapping[str, Embedder]) -> None:
         self._embedders = embedders
+        self._scorers = scorers
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -214,19 +227,20 @@ class EmbeddingMetrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        labels = ["model_name"]
-        requests = CounterMetricFamily(
-            "tessera:embedding_requests", "Requests for embeddings that were answered.", labels=labels
-        )
-        tokens = CounterMetricFamily("tessera:embedding_tokens", "Tokens that were embedded.", labels=labels)
-        in_hand = GaugeMetricFamily(
-            "tessera:num_embedding_requests", "Requests for embeddings waiting or running.", labels=labels
-        )
-        for name, embedder in self._embedders.items():
-            requests.add_metric([name], embedder.num_requests)
-            tokens.add_metric([name], embedder.num_tokens)
-            in_hand.add_metric([name], embedder.num_in_hand)
-        yield from (requests, tokens, in_hand)
+        yield from _counts("embedding", "Requests for embeddings", "embedded", self._embedders)
+        yield from _counts("scoring", "Requests for scores", "scored", self._scorers)
+
+
+def _counts(kind: str, requests_are: str, done: str, embedders: Mapping[str, Embedder]) -> Iterator[Metric]:
+    labels = ["model_name"]
+    requests = CounterMetricFamily(f"tessera:{kind}_requests", f"{requests_are} that were answered.", labels=labels)
+    tokens = CounterMetricFamily(f"tessera:{kind}_tokens", f"Tokens that were {done}.", labels=labels)
+    in_hand = GaugeMetricFamily(f"tessera:num_{kind}_requests", f"{requests_are} waiting or running.", labels=labels)
+    for name, embedder in embedders.items():
+        requests.add_metric([name], embedder.num_requests)
+        tokens.add_metric([name], embedder.num_tokens)
+        in_hand.add_metric([name], embedder.num_in_hand)
+    yield from (requests, tokens, in_hand)
 
 
 class EmbeddingOnlyCore:
@@ -236,7 +250,7 @@ class EmbeddingOnlyCore:
     num_steps = 0
 
     def add_request(self, request: AddRequest, client: ClientId) -> None:
-        raise InvalidRequestError("this model makes embeddings, not text: use /v1/embeddings", param="model")
+        raise InvalidRequestError("this model makes no text: use /v1/embeddings or /v1/rerank", param="model")
 
     def abort(self, request_ids: list[str], client: ClientId) -> None:
         pass

@@ -314,9 +314,16 @@ class EngineClient:
         return streams
 
     async def embed(
-        self, inputs: list[list[int]], *, role: EmbedderRole = "main", account: AccountRef = NO_ACCOUNT
+        self,
+        inputs: list[list[int]],
+        *,
+        role: EmbedderRole = "main",
+        first_lengths: Sequence[int] = (),
+        account: AccountRef = NO_ACCOUNT,
     ) -> Vectors:
-        """Embeddings [inputs, dimension] of unit length. Cancelling it stops the work.
+        """Embeddings [inputs, dimension] of unit length, or a scorer's logits [inputs, labels]; see `AddEmbedding`.
+
+        Cancelling it stops the work.
 
         Raises:
             RequestError: an input is wrong or too long, too many requests wait, or the engine is not there.
@@ -326,7 +333,7 @@ class EngineClient:
             raise EngineUnavailableError(f"{reason}; please try again later")
         request_id = f"{self._id_prefix}-{next(self._counter)}"
         waiter = self._embedding_waiters[request_id] = self._loop.create_future()
-        self._send(AddEmbedding(request_id, inputs, role, account))
+        self._send(AddEmbedding(request_id, inputs, role, list(first_lengths), account))
         try:
             vectors = await waiter
         except asyncio.CancelledError:

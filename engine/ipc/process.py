@@ -57,6 +57,7 @@ from tessera.engine.contract.messages import (
     RequestOutput,
     ResetPrefixCache,
     SchedulerStats,
+    ScorerInfo,
     StartFailed,
     StepOutputs,
     client_decoder,
@@ -267,7 +268,9 @@ class EngineProcess:
             if self._draining:
                 raise EngineUnavailableError("the engine is shutting down and takes no new requests")
             if request.role not in self._engine.embedders:
-                raise InvalidRequestError("this model makes no embeddings", param="model")
+                raise InvalidRequestError(
+                    f"this model makes no {'scores' if request.role == 'scorer' else 'embeddings'}", param="model"
+                )
             self._engine.embedders[request.role].add_request(request, client)
         except RequestError as error:
             refusal = error
@@ -381,7 +384,11 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     runner = ModelRunner(config, model, device, ops, progress)
     embedding.add_decoder(model, runner)
     info = engine_info(
-        runner, device_reason=device_reason, load_seconds=time.monotonic() - start, embeddings=embedding.infos
+        runner,
+        device_reason=device_reason,
+        load_seconds=time.monotonic() - start,
+        embeddings=embedding.infos,
+        scorer=embedding.scorer,
     )
     if not runner.generates:
         grammars.close()
@@ -405,7 +412,12 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
 
 
 def engine_info(
-    runner: ModelRunner, *, device_reason: str, load_seconds: float, embeddings: tuple[EmbeddingInfo, ...]
+    runner: ModelRunner,
+    *,
+    device_reason: str,
+    load_seconds: float,
+    embeddings: tuple[EmbeddingInfo, ...],
+    scorer: ScorerInfo | None,
 ) -> EngineInfo:
     """The facts of a loaded decoder."""
     from tessera.engine.gguf import stored_bytes
@@ -430,6 +442,7 @@ def engine_info(
         load_seconds=load_seconds,
         generates=runner.generates,
         embeddings=embeddings,
+        scorer=scorer,
         stored_bytes=stored_bytes(Path(config.model)),
     )
 

@@ -14,13 +14,14 @@ import numpy as np
 
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.gguf import is_gguf, open_gguf
+from tessera.engine.models.classifier import parse_classifier
 from tessera.engine.models.fields import Fields, is_integer, read_json_object, shown
 from tessera.engine.models.gguf.config import read_config
 from tessera.engine.models.layers import multiplier, parse_layers
 from tessera.engine.models.quantised import quantisation_in_config, quantisation_named
-from tessera.engine.models.registry import ARCHITECTURES, architecture_name
+from tessera.engine.models.registry import ARCHITECTURES, Architecture, architecture_name
 from tessera.engine.models.rope import MAX_POSITIONS, RopeConfig, longest_context, parse_rope
-from tessera.engine.models.specs import LayerSpec, NormSpec
+from tessera.engine.models.specs import ClassifierSpec, LayerSpec, NormSpec
 from tessera.engine.tensor import bfloat16, float16, float32
 
 MAX_VOCAB = 2**22
@@ -52,16 +53,19 @@ class ModelConfig:
     Attributes:
         architecture: its name in config.json and in the table of architectures.
         layers: specification of each.
-        final_norm: before the head; None in an encoder.
+        is_encoder: tokens see both sides of their text.
+        final_norm: of the last layer's output; None in an encoder that normalises sums.
         embedding_norm: of the sum of all embeddings; None in a decoder.
         ropes: rotary embeddings that layers refer to by index; none with learned positions.
-        learned_positions: a table of max_position_embeddings rows is added to the token embedding.
+        learned_positions: a table of position embeddings is added to the token embedding.
+        first_position: row of that table for the first token; those before it serve padding.
         embedding_multiplier, logits_multiplier: of the token embedding, and of the head's product.
         logits_soft_cap: logits pass cap * tanh(logits / cap) after their multiplier.
         max_position_embeddings: context length that the model states.
         eos_token_ids: of config.json and generation_config.json together, ascending.
         torch_dtype: of the checkpoint; None where config.json does not say.
-        num_token_types: rows of an encoder's table of token types; 0 in a decoder.
+        num_token_types: rows of the table of token types; 0 where there is none.
+        classifier: head for sequence classification, which then is the only one.
         matryoshka_dimensions: lengths to which the model's embeddings may be cut; None if to none.
         notes: what of the files was left out, a sentence each.
     """
@@ -82,13 +86,12 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_soft_cap: float | None = None
+    is_encoder: bool = False
+    first_position: int = 0
     num_token_types: int = 0
+    classifier: ClassifierSpec | None = None
     matryoshka_dimensions: tuple[int, ...] | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
-
-    @property
-    def is_encoder(self) -> bool:
-        return self.num_token_types > 0
 
     @property
     def num_layers(self) -> int:
@@ -138,7 +141,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     if not path.is_file():
         raise ModelError(f"{folder} has no config.json; give a model folder in Hugging Face format")
     notes: list[str] = []
-    values = read_json_object(path, notes)
+    values = _with_activation(folder, read_json_object(path, notes))
     named = quantisation_named(folder, values)
     if named is not None:
         raise ModelError(f"{folder} is quantised ({named}), which is not supported; use an unquantised model or a GGUF")
@@ -148,6 +151,16 @@ def read_model_config(folder: Path) -> ModelConfig:
     return replace(config, notes=(*notes, *config.notes))
 
 
+def _with_activation(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """config.json with the activation that newer versions of sentence-transformers leave in a file of their own."""
+    path = folder / "config_sentence_transformers.json"
+    found = read_json_object(path).get("activation_fn") if path.is_file() else None
+    own = values.get("sentence_transformers")
+    if found is None or not isinstance(own, dict | None):
+        return values
+    return {**values, "sentence_transformers": {**(own or {}), "activation_fn": found}}
+
+
 def parse_config(
     values: dict[str, Any],
     generation: dict[str, Any],
@@ -155,9 +168,12 @@ def parse_config(
     generation_source: str = "generation_config.json",
 ) -> ModelConfig:
     """See `load_config`; `values` and `generation` are the files' objects."""
-    name = _architecture_name(values, source)
+    name, class_name = _architecture_name(values, source)
     architecture = ARCHITECTURES[name]
     notes: list[str] = []
+    for alias, key in architecture.aliases.items():
+        if values.get(key) is None and values.get(alias) is not None:
+            values = {**values, key: values[alias]}
     config = Fields(source, {**architecture.defaults_if_absent, **values}, architecture.defaults, notes)
     named = quantisation_in_config(values)
     if named is not None:
@@ -174,50 +190,76 @@ def parse_config(
     vocab_size = size("vocab_size", MAX_VOCAB)
     hidden_size = size("hidden_size", MAX_HIDDEN)
     max_positions = size("max_position_embeddings", MAX_POSITIONS)
+    first_position = architecture.first_position(config)
+    if first_position >= max_positions:
+        raise ModelError(f"{source}: positions begin at {first_position}, but there are only {max_positions}")
+    norm_bias = architecture.norm_bias
     norm = NormSpec(
         architecture.norm,
         config.number(architecture.key("rms_norm_eps"), 1e-12, 1.0),
-        bias=architecture.norm == "layernorm",
+        bias=architecture.norm == "layernorm"
+        and (config.boolean(norm_bias) if isinstance(norm_bias, str) else norm_bias),
     )
     layers = parse_layers(config, architecture, norm, hidden_size)
+    head_dim = layers[0].attention.head_dim
     if architecture.encoder:
-        _check_encoder(config, layers[0].attention.head_dim)
-    ropes: tuple[RopeConfig, ...] = ()
-    if not architecture.learned_positions:
-        ropes = (parse_rope(config, layers[0].attention.head_dim, max_positions, architecture.rope_aliases),)
+        _check_encoder(config, architecture, head_dim)
     result = ModelConfig(
         architecture=name,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         layers=layers,
-        final_norm=None if architecture.encoder else norm,
+        is_encoder=architecture.encoder,
+        final_norm=None if architecture.encoder and "before" not in architecture.norm_places else norm,
         embedding_norm=norm if architecture.encoder else None,
-        ropes=ropes,
+        ropes=_ropes(config, architecture, head_dim, max_positions),
         learned_positions=architecture.learned_positions,
+        first_position=first_position,
         tie_word_embeddings=config.boolean("tie_word_embeddings"),
-        max_position_embeddings=max_positions,
+        max_position_embeddings=max_positions - first_position,
         eos_token_ids=_eos_token_ids(config, Fields(generation_source, generation, None, notes), vocab_size),
         bos_token_id=_bos_token_id(config, vocab_size),
         torch_dtype=_torch_dtype(config),
         embedding_multiplier=multiplier(config, architecture.embedding_multiplier),
         logits_multiplier=1.0 / multiplier(config, architecture.logits_divisor),
-        num_token_types=size("type_vocab_size", MAX_TOKEN_TYPES) if architecture.encoder else 0,
+        num_token_types=size("type_vocab_size", MAX_TOKEN_TYPES) if architecture.token_types else 0,
+        classifier=parse_classifier(config, architecture, class_name, norm),
         matryoshka_dimensions=_matryoshka_dimensions(config, hidden_size),
     )
     _check_size(result, source)
     return replace(result, notes=tuple(notes))
 
 
-def _architecture_name(values: dict[str, Any], source: str) -> str:
-    """The entry of the table for the first class of `architectures`; for model_type where that names none."""
+def _ropes(config: Fields, architecture: Architecture, head_dim: int, max_positions: int) -> tuple[RopeConfig, ...]:
+    """One, or that of layers without a window and that of layers with one."""
+    if architecture.learned_positions:
+        return ()
+    if architecture.window_rope is None:
+        return (parse_rope(config, head_dim, max_positions, architecture.rope_aliases),)
+    found = []
+    for section, key in architecture.window_rope:
+        own = config.section("rope_parameters").section(section).values
+        values = {
+            "rope_theta": config.raw(key),
+            "rope_parameters": {**config.section("rope_scaling").values, **own},
+        }
+        fields = Fields(config.source, values, None, config.notes)
+        found.append(parse_rope(fields, head_dim, max_positions, architecture.rope_aliases))
+    return tuple(found)
+
+
+def _architecture_name(values: dict[str, Any], source: str) -> tuple[str, str | None]:
+    """The entry of the table for the first class of `architectures`, and that class; for model_type where that names
+    none."""
     listed = values.get("architectures")
     supported = ", ".join(sorted(ARCHITECTURES))
     if listed is not None and (not isinstance(listed, list) or not all(isinstance(name, str) for name in listed)):
         raise ModelError(f"{source}: architectures must name the model's architecture, one of {supported}")
     model_type = values.get("model_type")
-    found = architecture_name(listed[0] if listed else None, model_type)
+    class_name = listed[0] if listed else None
+    found = architecture_name(class_name, model_type)
     if found is not None:
-        return found
+        return found, class_name
     if listed:
         raise ModelError(f"{source}: the architecture {shown(listed[0])} is not supported; supported are {supported}")
     raise ModelError(
@@ -261,11 +303,9 @@ def _torch_dtype(config: Fields) -> np.dtype[Any] | None:
     return DTYPE_NAMES[name]
 
 
-def _check_encoder(config: Fields, head_dim: int) -> None:
-    if config.raw("position_embedding_type") != "absolute":
+def _check_encoder(config: Fields, architecture: Architecture, head_dim: int) -> None:
+    if architecture.learned_positions and config.raw("position_embedding_type") != "absolute":
         config.refuse("position_embedding_type", '"absolute"')
-    if config.raw("is_decoder"):
-        config.refuse("is_decoder", "false: an encoder only makes embeddings")
     if head_dim > MAX_ENCODER_HEAD_DIM:
         raise ModelError(f"{config.source}: an encoder's heads have at most {MAX_ENCODER_HEAD_DIM} elements")
 

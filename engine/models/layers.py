@@ -26,6 +26,7 @@ GELU: dict[str, Activation] = {
 GATED: dict[str, Activation] = {
     "silu": "silu_mul",
     "swish": "silu_mul",
+    "swiglu": "silu_mul",
     "gelu_new": "gelu_tanh_mul",
     "gelu_pytorch_tanh": "gelu_tanh_mul",
     "gelu": "gelu_erf_mul",
@@ -45,7 +46,7 @@ def parse_layers(config: Fields, architecture: Architecture, norm: NormSpec, hid
     num_heads = size("num_attention_heads", MAX_HEADS)
     head_dim = _head_dim(config, hidden_size, num_heads)
     num_kv_heads = num_heads
-    if not architecture.learned_positions and config.has("num_key_value_heads"):
+    if not (architecture.learned_positions or architecture.encoder) and config.has("num_key_value_heads"):
         num_kv_heads = size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         config.refuse("num_key_value_heads", f"a divisor of the number of attention heads ({num_heads})")
@@ -66,8 +67,8 @@ def parse_layers(config: Fields, architecture: Architecture, norm: NormSpec, hid
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             scale=_attention_scale(config, architecture, head_dim, layer),
-            norms=norms,
-            rope=0 if rotates else None,
+            norms=HalfNorms() if architecture.bare_start and layer == 0 else norms,
+            rope=(0 if window is None or architecture.window_rope is None else 1) if rotates else None,
             sliding_window=window,
             qk_norm=NormSpec("rmsnorm", norm.eps) if architecture.qk_norm else None,
             qkv_bias=flag(architecture.qkv_bias),

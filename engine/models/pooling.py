@@ -21,12 +21,13 @@ from tessera.engine.models.gguf.config import read_pooling
 
 MAX_MODULES = 16
 MAX_SEQ_LENGTH = 2**27
-MODULES = ("Transformer", "Pooling", "Normalize")
+MODULES = ("Transformer", "Pooling", "Normalize", "LogitScore")  # the last one makes no embeddings
 MODES: dict[str, PoolingName] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_lasttoken": "last",
 }
+NEWER_MODES: dict[str, PoolingName] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 FOLDER_NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -89,6 +90,15 @@ def _pooling_kind(path: Path) -> PoolingName:
     if not path.is_file():
         raise ModelError(f"{path} is missing, which modules.json names; choose with --pooling mean, last or cls")
     values = read_json_object(path)
+    if "pooling_mode" in values:
+        mode = values["pooling_mode"]
+        (mode,) = mode if isinstance(mode, list) and len(mode) == 1 else (mode,)
+        if not isinstance(mode, str) or mode not in NEWER_MODES:
+            raise ModelError(
+                f"{path}: pooling_mode must be one of {_listed(tuple(NEWER_MODES))}, not {shown(mode)}; "
+                "--pooling mean, last or cls overrides the file"
+            )
+        return NEWER_MODES[mode]
     on = [name for name, value in values.items() if name.startswith("pooling_mode_") and value is True]
     if len(on) != 1 or on[0] not in MODES:
         raise ModelError(

@@ -10,6 +10,10 @@ from typing import Literal
 
 from tessera.engine.ops.linear_interface import Activation, is_gated
 
+HeadActivation = Literal["tanh", "gelu", "relu"]
+PoolingKind = Literal["mean", "last", "cls"]
+ScoreFunction = Literal["identity", "sigmoid", "softmax", "tanh"]
+
 
 @dataclass(frozen=True)
 class NormSpec:
@@ -36,7 +40,8 @@ class AttentionSpec:
     Attributes:
         scale: factor of q k^T.
         rope: index of the rotary embedding in `ModelConfig.ropes`, None rotates nothing.
-        sliding_window: tokens that a query sees, itself included; None is all.
+        sliding_window: tokens that a query sees, itself included; in an encoder those that it sees on either side.
+            None is all.
         qk_norm: RMSNorm over each query and key head before the rotation.
     """
 
@@ -102,3 +107,27 @@ class LayerSpec:
     def adds_product(self, norms: HalfNorms) -> bool:
         """Whether what the half with these norms adds is its last product as it is."""
         return norms.after is None and norms.of_sum is None and self.residual_multiplier == 1.0
+
+
+@dataclass(frozen=True)
+class ClassifierSpec:
+    """Head of a sequence classifier: out(norm(activation(dense(pooled)))), the inner parts where there are any.
+
+    Attributes:
+        labels: a name for each logit.
+        scores: function of the logits that makes the scores of the classes.
+        pooling: how a text's token vectors become the one that the head takes.
+        activation: of the dense layer [H, H]; None where the head has none.
+        dense: name of that layer in the table of architectures.
+        dense_bias, bias: of the dense layer and of the last projection.
+        norm: after the activation.
+    """
+
+    labels: tuple[str, ...]
+    scores: ScoreFunction
+    pooling: PoolingKind
+    activation: HeadActivation | None = None
+    dense: str = "classifier_dense"
+    dense_bias: bool = True
+    norm: NormSpec | None = None
+    bias: bool = True

@@ -19,20 +19,29 @@ class EncoderOps(CheckedOps):
         *,
         num_heads: int,
         scale: float,
+        cos_sin: Tensor | None = None,
+        reach: int | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """softmax(q k^T * scale) v, every token of a text seeing the whole text (Vaswani et al. 2017).
 
         qkv [T, 3 * Hq * D], each token's query, key and value heads in that order. cu_seqlens [R + 1]
         int32: the first token of each text, and T. max_seqlen: tokens of the longest text.
+        With cos_sin [P, rotary_dim] float32, P >= max_seqlen, queries and keys are rotated by their places in the
+        text as in `HeadTransform`. With `reach` a token sees those at most this far from it, on both sides.
         -> [T, Hq * D].
         """
-        self._check(qkv=qkv, cu_seqlens=cu_seqlens, out=out)
+        self._check(qkv=qkv, cu_seqlens=cu_seqlens, cos_sin=cos_sin, out=out)
         require(qkv.ndim == 2 and qkv.shape[1] % (3 * num_heads) == 0, "bidirectional_attention", qkv)
         require(cu_seqlens.ndim == 1 and cu_seqlens.dtype == int32 and cu_seqlens.size > 0, "cu_seqlens", cu_seqlens)
+        require(reach is None or reach >= 0, "reach", qkv)
+        if cos_sin is not None:
+            head_dim, places = qkv.shape[1] // (3 * num_heads), cos_sin.shape[0]
+            fits = places >= max_seqlen and cos_sin.shape[1] <= head_dim and cos_sin.shape[1] % 2 == 0
+            require(cos_sin.ndim == 2 and cos_sin.dtype == float32 and fits, "cos_sin", cos_sin)
         out = self._out(out, (qkv.shape[0], qkv.shape[1] // 3), qkv.dtype)
         if qkv.size:
-            self._bidirectional_attention(qkv, cu_seqlens, max_seqlen, num_heads, scale, out)
+            self._bidirectional_attention(qkv, cu_seqlens, max_seqlen, num_heads, scale, cos_sin, reach, out)
         return out
 
     def segment_mean(self, x: Tensor, begins: Tensor, ends: Tensor, out: Tensor | None = None) -> Tensor:
@@ -51,7 +60,15 @@ class EncoderOps(CheckedOps):
 
     @abstractmethod
     def _bidirectional_attention(
-        self, qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, num_heads: int, scale: float, out: Tensor
+        self,
+        qkv: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        num_heads: int,
+        scale: float,
+        cos_sin: Tensor | None,
+        reach: int | None,
+        out: Tensor,
     ) -> None: ...
     @abstractmethod
     def _segment_mean(self, x: Tensor, begins: Tensor, ends: Tensor, out: Tensor) -> None: ...

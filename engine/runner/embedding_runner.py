@@ -1,4 +1,4 @@
-"""Runs a model over texts for their embeddings: texts packed one after the other, pooled on the device.
+"""Runs a model over texts for a vector of each: texts packed one after the other, pooled on the device.
 
 Each text is computed in one pass, so no state is kept: a decoder uses a KV cache of a single layer, shared by its
 layers in turn, and none of the blocks of generation.
@@ -23,6 +23,7 @@ from tessera.engine.models.decoder import Decoder
 from tessera.engine.models.encoder import Encoder, EncoderBuffers
 from tessera.engine.models.kv_cache import KVCache
 from tessera.engine.models.pooling import PoolingConfig, load_pooling
+from tessera.engine.models.rope import device_tables
 from tessera.engine.models.weights.dummy import dummy_weights
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.interface import AttentionMetadata, Ops
@@ -66,25 +67,34 @@ class EmbeddingRunner(ABC):
         self._upload = StepUpload(self._ops.device, tokens + rows + tables)
         self._pooled = empty((self.max_num_inputs, self.dimension), float32, self._ops.device)
 
-    def embed(self, inputs: list[list[int]]) -> Float32Array:
-        """Embeddings [R, H] of unit length; a row that is not finite is left as it is.
+    def compute(self, inputs: list[list[int]], first_lengths: list[int] | None = None) -> Float32Array:
+        """Embeddings [R, H] of unit length; a row that is not finite is left as it is. The rest as in `pooled`."""
+        return unit_length(self.pooled(inputs, first_lengths, self.pooling))
+
+    def pooled(self, inputs: list[list[int]], first_lengths: list[int] | None, pooling: PoolingName) -> Float32Array:
+        """Token vectors of each text made one, [R, H].
 
         `inputs`: at most max_num_inputs lists, none empty, together at most max_num_tokens token ids.
+        `first_lengths`: tokens of each one's first part, None for all; those after them have token type 1.
         """
         lengths = np.array([len(token_ids) for token_ids in inputs], np.int32)
         ends = np.cumsum(lengths, dtype=np.int32)
         starts = ends - lengths
-        begins = ends - 1 if self.pooling == "last" else starts
-        stops = starts + 1 if self.pooling == "cls" else ends
+        begins = ends - 1 if pooling == "last" else starts
+        stops = starts + 1 if pooling == "cls" else ends
         input_ids = np.concatenate([np.array(token_ids, np.int32) for token_ids in inputs])
         positions = np.arange(len(input_ids), dtype=np.int32) - np.repeat(starts, lengths)
+        first = lengths if first_lengths is None else np.array(first_lengths, np.int32)
+        token_types = (positions >= np.repeat(first, lengths)).astype(np.int32)
         pooled_begins, pooled_ends = self._upload.stage_array(begins), self._upload.stage_array(stops)
-        hidden = self._hidden_states(input_ids, positions, lengths)
+        hidden = self._hidden_states(input_ids, positions, token_types, lengths)
         pooled = self._ops.segment_mean(hidden, pooled_begins, pooled_ends, out=self._pooled[: len(inputs)])
-        return unit_length(pooled.numpy())
+        return np.array(pooled.numpy())
 
     @abstractmethod
-    def _hidden_states(self, input_ids: Int32Array, positions: Int32Array, lengths: Int32Array) -> Tensor:
+    def _hidden_states(
+        self, input_ids: Int32Array, positions: Int32Array, token_types: Int32Array, lengths: Int32Array
+    ) -> Tensor:
         """Vectors [T, H] of all tokens; submits the upload first."""
 
 
@@ -111,7 +121,7 @@ class EncoderRunner(EmbeddingRunner):
                 f"--max-model-len {longest} is beyond the {model.max_position_embeddings} positions "
                 f"that {folder} supports"
             )
-        found = load_pooling(folder, pooling, "mean")
+        found = load_pooling(folder, pooling if model.classifier is None else model.classifier.pooling, "mean")
         if config.max_model_len is not None:
             found = dataclasses.replace(found, max_input_tokens=None)
         super().__init__(model, ops, found, longest, config.max_num_batched_tokens)
@@ -129,21 +139,27 @@ class EncoderRunner(EmbeddingRunner):
                 weights = dummy_weights(model, dtype, ops, seed=config.seed or 0, progress=report)
             else:
                 weights = load_weights(folder, model, dtype, ops, report)
-            self._encoder = Encoder(model, weights, ops)
+            self._encoder = Encoder(model, weights, ops, device_tables(model.ropes, self.max_input_tokens, device))
             self._buffers = EncoderBuffers(model, dtype, device, self.max_num_tokens)
             self._prepare(0)
         except OutOfMemoryError as error:
             raise ConfigError(f"{device} has too little memory for the encoder in {folder}: {error}") from error
         self.weight_bytes, self.num_parameters = weights.nbytes, weights.num_parameters
+        self.classifier = weights.classifier
+        self._model = model
         if not isinstance(device, CpuDevice):
             self._warm_up()
 
-    def _hidden_states(self, input_ids: Int32Array, positions: Int32Array, lengths: Int32Array) -> Tensor:
-        stage = self._upload.stage_array
-        ids, places, types = stage(input_ids), stage(positions), stage(np.zeros_like(input_ids))
+    def _hidden_states(
+        self, input_ids: Int32Array, positions: Int32Array, token_types: Int32Array, lengths: Int32Array
+    ) -> Tensor:
+        stage, model = self._upload.stage_array, self._model
+        types = np.minimum(token_types, max(model.num_token_types - 1, 0))
+        arrays = (input_ids, positions + np.int32(model.first_position), types)
+        ids, places, staged_types = (stage(array) for array in arrays)
         cu_seqlens = stage(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
         self._upload.submit()
-        return self._encoder.forward(ids, places, types, cu_seqlens, int(lengths.max()), self._buffers)
+        return self._encoder.forward(ids, places, staged_types, cu_seqlens, int(lengths.max()), self._buffers)
 
     def _warm_up(self) -> None:
         """Passes of all sizes: a kernel that cannot run fails now, and none is loaded later."""
@@ -151,7 +167,7 @@ class EncoderRunner(EmbeddingRunner):
         while num_tokens <= self.max_num_tokens:
             whole, rest = divmod(num_tokens, self.max_input_tokens)
             texts = [[0] * self.max_input_tokens] * whole + [[0] * rest] * bool(rest)
-            self.embed(texts[: self.max_num_inputs])
+            self.compute(texts[: self.max_num_inputs])
             num_tokens *= 2
 
 
@@ -185,7 +201,9 @@ class DecoderEmbeddingRunner(EmbeddingRunner):
         self._decoder = Decoder(model, decoder.weights, ops, caches, decoder.rope_tables)
         self._prepare(-(-self.max_input_tokens // block_size))
 
-    def _hidden_states(self, input_ids: Int32Array, positions: Int32Array, lengths: Int32Array) -> Tensor:
+    def _hidden_states(
+        self, input_ids: Int32Array, positions: Int32Array, token_types: Int32Array, lengths: Int32Array
+    ) -> Tensor:
         stage, block_size = self._upload.stage_array, self._block_size
         num_blocks = -(-lengths // block_size)
         first_blocks = np.cumsum(num_blocks, dtype=np.int32) - num_blocks

@@ -403,6 +403,22 @@ def test_settings_reach_other_processes_as_json(parsed: Callable[..., ServerOpti
     assert msgspec.json.decode(msgspec.json.encode(options), type=ServerOptions) == options
 
 
+def test_models_beside_have_names_of_their_own(
+    parsed: Callable[..., ServerOptions], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("encoder", "judge"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    encoder, judge = str(tmp_path / "encoder"), str(tmp_path / "judge")
+    options = parsed("--embedding-model", encoder, "--reranker-model", judge)
+    assert (options.app.embedding_model_names, options.app.reranker_model_names) == (("encoder",), ("judge",))
+    assert (options.engine.embedding_name, options.engine.reranker_name) == ("encoder", "judge")
+    assert (options.engine.embedding_model, options.engine.reranker_model) == (encoder, judge)
+    for wrong in (("--embedding-model", judge), ("--served-model-name", "judge")):
+        assert main(["serve", str(model), *wrong, "--reranker-model", judge]) == 2
+        assert "--reranker-model and another model are both called judge" in capsys.readouterr().err
+
+
 def test_the_reference_documents_every_option_of_both_commands() -> None:
     page = render_page()
     for command in (SERVE_OPTIONS, BENCH_OPTIONS):

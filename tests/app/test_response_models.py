@@ -23,7 +23,7 @@ from tessera.app.ollama.lines import NDJSON
 from tessera.app.openai.chat.objects import ChatCompletionObject
 from tessera.app.openai.responses.objects import ResponseEvent
 from tessera.engine.contract.errors import EngineError
-from tessera.engine.contract.messages import EmbeddingInfo, TokenLogprobs
+from tessera.engine.contract.messages import EmbeddingInfo, ScorerInfo, TokenLogprobs
 from tests.support.fake_client import FakeClient, Submission, play
 from tests.support.http_fixtures import ids, serve
 from tests.support.operations import OPERATIONS, Operation
@@ -32,7 +32,16 @@ from tests.support.surface_fixtures import CALL, PATIENCE, ROOMY, WEATHER_PARAME
 EMBEDDINGS = EmbeddingInfo(
     role="main", architecture="Fake", pooling="last", dimension=4, vocab_size=512, max_input_tokens=64
 )
-INFO = msgspec.structs.replace(ROOMY, embeddings=(EMBEDDINGS,))
+SCORER = ScorerInfo(
+    beside=False,
+    form="pair",
+    architecture="Fake",
+    labels=("relevant",),
+    scores="sigmoid",
+    vocab_size=512,
+    max_input_tokens=64,
+)
+INFO = msgspec.structs.replace(ROOMY, embeddings=(EMBEDDINGS,), scorer=SCORER)
 
 HELLO = [{"role": "user", "content": "hello"}]
 FUNCTION = {"name": "weather", "description": "Tells the weather", "parameters": WEATHER_PARAMETERS, "strict": False}
@@ -165,6 +174,9 @@ CASES: dict[str, list[Case]] = {
         Case({"model": "tiny", "input": ["hello", "world"]}),
         Case({"model": "tiny", "input": "hello", "encoding_format": "base64"}),
     ],
+    **{key: [Case({"query": "a", "documents": ["b"]})] for key in ("rerank", "rerankCohere")},
+    "score": [Case({"text_1": "a", "text_2": "b"})],
+    "classify": [Case({"input": "a"})],
     "createFile": [Case(upload=(UPLOADED, "batch"))],
     "listFiles": [Case()],
     "retrieveFile": [Case()],
@@ -238,8 +250,10 @@ class Client(FakeClient):
             outputs[0] = msgspec.structs.replace(outputs[0], prompt_logprobs=scores)
         return [*outputs[:-1], EngineError("the device failed")] if self.text is FAILS else outputs
 
-    async def embed(self, inputs: list[list[int]], *, role: str = "main", account: Any = None) -> Any:
-        return np.full((len(inputs), EMBEDDINGS.dimension), 0.5, np.float32)
+    async def embed(
+        self, inputs: list[list[int]], *, role: str = "main", first_lengths: Any = (), account: Any = None
+    ) -> Any:
+        return np.full((len(inputs), 1 if role == "scorer" else EMBEDDINGS.dimension), 0.5, np.float32)
 
 
 def ended_batch(http: httpx.Client, file_id: str) -> str:

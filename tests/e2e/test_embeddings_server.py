@@ -1,4 +1,4 @@
-"""`tessera serve` with an encoder alone, and beside a model that generates."""
+"""`tessera serve` with an encoder alone, and with one that embeds and one that scores beside a model that generates."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import openai
 import pytest
 
 from tests.app.test_embeddings_http import cat, word_piece
+from tests.engine.test_classifiers import scorer
 from tests.engine.test_embeddings_models import decoder, encoder
 from tests.support.server_fixture import DEADLINE, Server, async_client, running_server, stream_answer
+from tests.support.tiny_classifiers import build_classifier
 from tests.support.tiny_encoder import build_encoder, write_pooling
 
 
@@ -25,9 +27,19 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def both(tiny_folder: Path, encoder_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def reranker_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = build_classifier("bert", tmp_path_factory.mktemp("reranker") / "judge")
+    word_piece().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def both(
+    tiny_folder: Path, encoder_folder: Path, reranker_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     log_file = tmp_path_factory.mktemp("logs") / "both.log"
-    options = ("--num-kv-blocks", "512", "--embedding-model", str(encoder_folder))
+    beside = ("--embedding-model", str(encoder_folder), "--reranker-model", str(reranker_folder))
+    options = ("--num-kv-blocks", "512", *beside)
     with running_server(tiny_folder, log_file, *options) as server:
         yield server
 
@@ -45,7 +57,7 @@ def test_an_encoder_alone_is_an_embedding_server(encoder_folder: Path, tmp_path:
             answer = sdk.embeddings.create(model="minibert", input=["The cat sat.", "a tree"])
             with pytest.raises(openai.BadRequestError, match="use /v1/embeddings"):
                 sdk.chat.completions.create(model="minibert", messages=[{"role": "user", "content": "hello"}])
-        expected = encoder(encoder_folder, pooling="cls").embed([cat("the", "cat", "sat", "."), cat("a", "tree")])
+        expected = encoder(encoder_folder, pooling="cls").compute([cat("the", "cat", "sat", "."), cat("a", "tree")])
         assert np.allclose([item.embedding for item in answer.data], expected, atol=1e-6)
         assert server.http.get("/health").status_code == 200
         assert server.metrics()["embedding_requests_total"] == 1
@@ -55,10 +67,29 @@ def test_both_models_embed_under_their_names(both: Server, tiny_folder: Path, en
     with sdk_for(both) as sdk:
         beside = sdk.embeddings.create(model="minibert", input="The cat sat.")
         main = sdk.embeddings.create(model=both.model, input=[[5, 6, 7], [8]])
-    expected = encoder(encoder_folder).embed([cat("the", "cat", "sat", ".")])
+    expected = encoder(encoder_folder).compute([cat("the", "cat", "sat", ".")])
     assert np.allclose(beside.data[0].embedding, expected[0], atol=1e-6)
-    expected = decoder(tiny_folder, "last").embed([[5, 6, 7], [8]])
+    expected = decoder(tiny_folder, "last").compute([[5, 6, 7], [8]])
     assert np.allclose([item.embedding for item in main.data], expected, atol=1e-5)
+
+
+def test_the_reranker_beside_scores_pairs(both: Server, reranker_folder: Path) -> None:
+    documents = ["The dog ran.", "It sat on a mat.", "a tree"]
+    answer = both.post({"query": "the cat", "documents": documents, "top_n": 2}, "/v1/rerank")
+    pairs = [[*cat("the", "cat"), *cat(*words_of(text))[1:]] for text in documents]
+    logits = scorer(reranker_folder).compute(pairs, [4] * 3)[:, 0]
+    order = np.argsort(-logits)[:2]
+    assert answer["model"] == "judge"
+    assert [result["index"] for result in answer["results"]] == order.tolist()
+    scores = [result["relevance_score"] for result in answer["results"]]
+    assert np.allclose(scores, 1 / (1 + np.exp(-logits[order])), atol=1e-6)
+    assert "scores      judge beside it, 1 label, sigmoid, of at most 66 tokens" in both.log
+    assert both.metrics()['scoring_requests_total{model_name="judge"}'] == 1
+    assert [model["id"] for model in both.http.get("/v1/models").json()["data"]] == [both.model, "minibert", "judge"]
+
+
+def words_of(text: str) -> list[str]:
+    return text.lower().replace(".", " .").split()
 
 
 def test_generation_and_embeddings_do_not_disturb_each_other(both: Server) -> None:
@@ -98,4 +129,4 @@ def test_what_cannot_be_served_beside_is_a_clear_error(
         running_server(tiny_folder, log_file, *filled, "--served-model-name", "chat"),
     ):
         pass
-    assert "encoder (BertModel)" in log_file.read_text() or "there is no folder" in log_file.read_text()
+    assert "only an encoder can be served" in log_file.read_text() or "there is no folder" in log_file.read_text()

@@ -46,7 +46,7 @@ class FakeModel:
     def __init__(self) -> None:
         self.passes: list[list[list[int]]] = []
 
-    def embed(self, inputs: list[list[int]]) -> Any:
+    def compute(self, inputs: list[list[int]], first_lengths: list[int] | None = None) -> Any:
         self.passes.append(inputs)
         rows = [[len(ids), np.nan if ids[0] == BROKEN else ids[0]] for ids in inputs]
         return np.array(rows, np.float32)
@@ -168,7 +168,8 @@ def test_abort_ends_a_request_of_that_client_alone(model: FakeModel, embedder: E
 
 
 def test_metrics_count_what_was_answered(embedder: Embedder) -> None:
-    metrics = EmbeddingMetrics({"tiny": embedder})
+    reranker = Embedder(FakeModel(), max_queue_len=3)
+    metrics = EmbeddingMetrics({"tiny": embedder}, {"judge": reranker})
     embedder.add_request(AddEmbedding("a", [[1], [2, 2]]), ME)
     assert b'tessera:num_embedding_requests{model_name="tiny"} 1.0' in metrics.render()
     finish(embedder)
@@ -176,6 +177,13 @@ def test_metrics_count_what_was_answered(embedder: Embedder) -> None:
     assert b'tessera:embedding_requests_total{model_name="tiny"} 1.0' in text
     assert b'tessera:embedding_tokens_total{model_name="tiny"} 3.0' in text
     assert b'tessera:num_embedding_requests{model_name="tiny"} 0.0' in text
+    reranker.add_request(AddEmbedding("b", [[1, 2, 3]], "scorer", [1]), ME)
+    assert b'tessera:num_scoring_requests{model_name="judge"} 1.0' in metrics.render()
+    finish(reranker)
+    text = metrics.render()
+    assert b'tessera:scoring_requests_total{model_name="judge"} 1.0' in text
+    assert b'tessera:scoring_tokens_total{model_name="judge"} 3.0' in text
+    assert b'tessera:embedding_requests_total{model_name="tiny"} 1.0' in text
 
 
 def test_an_engine_without_generation_refuses_text() -> None:
@@ -230,7 +238,7 @@ def test_an_encoder_is_served_and_errors_cross_whole(tmp_path: Path) -> None:
             assert isinstance(results[2], np.ndarray)
             assert np.allclose(results[2], alone, atol=1e-6)
             assert isinstance(results[3], InvalidRequestError)
-            with pytest.raises(InvalidRequestError, match="makes embeddings"):
+            with pytest.raises(InvalidRequestError, match="makes no text"):
                 await anext(client.submit(array("i", [1]), SamplingParams(max_tokens=1)))
             assert b'tessera:embedding_requests_total{model_name="tiny"} 7.0' in await client.metrics()
 

@@ -25,7 +25,7 @@ from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, Tensor, float32, from_numpy
 from tests.support.decoder_harness import relative_error
 from tests.support.embedding_texts import TEXTS
-from tests.support.op_cases import DTYPES, poisoned, random_array
+from tests.support.op_cases import DTYPES, poisoned, random_angles, random_array
 from tests.support.paths import GOLDEN
 from tests.support.reference import assert_close
 from tests.support.tiny_encoder import (
@@ -88,7 +88,14 @@ def pooled(hidden: Array, kind: str) -> Array:
 # -- operations -----------------------------------------------------------------------------------
 
 
-def attention_reference(qkv: Array, lengths: list[int], num_heads: int, scale: float) -> Array:
+def attention_reference(
+    qkv: Array,
+    lengths: list[int],
+    num_heads: int,
+    scale: float,
+    cos_sin: Array | None = None,
+    reach: int | None = None,
+) -> Array:
     """softmax(q k^T * scale) v in float64, written as its formula."""
     width = qkv.shape[1] // 3
     head_dim = width // num_heads
@@ -98,12 +105,23 @@ def attention_reference(qkv: Array, lengths: list[int], num_heads: int, scale: f
         text = qkv[start : start + length].astype(np.float64)
         for head in range(num_heads):
             q, k, v = (text[:, part * width + head * head_dim :][:, :head_dim] for part in range(3))
+            if cos_sin is not None:
+                q, k = (turned(part, cos_sin[:length]).astype(qkv.dtype).astype(np.float64) for part in (q, k))
             weights = np.exp(q @ k.T * scale)
+            if reach is not None:
+                weights[np.abs(np.subtract.outer(np.arange(length), np.arange(length))) > reach] = 0
             out[start : start + length, head * head_dim : (head + 1) * head_dim] = (
                 weights / weights.sum(axis=1, keepdims=True) @ v
             )
         start += length
     return out
+
+
+def turned(heads: Array, cos_sin: Array) -> Array:
+    """The pairs (i, i + half) of heads [T, D] as complex numbers, each turned by its angle."""
+    half = cos_sin.shape[1] // 2
+    pairs = (heads[:, :half] + 1j * heads[:, half : 2 * half]) * (cos_sin[:, :half] + 1j * cos_sin[:, half:])
+    return np.concatenate([pairs.real, pairs.imag, heads[:, 2 * half :]], axis=1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -116,6 +134,26 @@ def test_bidirectional_attention(lengths: list[int], num_heads: int, head_dim: i
         from_numpy(qkv, CPU), from_numpy(bounds, CPU), max(lengths), num_heads=num_heads, scale=0.3, out=out
     )
     assert_close(out.numpy(), attention_reference(qkv, lengths, num_heads, 0.3), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("reach", [None, 0, 5, 64, 200])
+@pytest.mark.parametrize("rotary_dim", [None, 8, 16])
+def test_local_and_rotated_attention(rotary_dim: int | None, reach: int | None, dtype: np.dtype[Any]) -> None:
+    lengths = [5, 1, 150, 33]
+    qkv = random_array(1, (sum(lengths), 3 * 4 * 16), dtype)
+    bounds = np.cumsum([0, *lengths]).astype(np.int32)
+    cos_sin = None if rotary_dim is None else random_angles(150, rotary_dim)
+    found = CpuOps().bidirectional_attention(
+        from_numpy(qkv, CPU),
+        from_numpy(bounds, CPU),
+        max(lengths),
+        num_heads=4,
+        scale=0.3,
+        cos_sin=None if cos_sin is None else from_numpy(cos_sin, CPU),
+        reach=reach,
+    )
+    assert_close(found.numpy(), attention_reference(qkv, lengths, 4, 0.3, cos_sin, reach), dtype)
 
 
 def test_attention_of_a_long_text_in_pieces_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,13 +202,13 @@ def test_the_encoder_is_the_one_the_golden_vectors_were_made_from(tmp_path: Path
 def test_encoder_matches(kind: PoolingName, dtype: Any, tmp_path: Path, golden: dict[str, Array]) -> None:
     runner = encoder(build_encoder(tmp_path), pooling=kind, dtype=dtype)
     expected = np.array([pooled(golden[f"encoder/{index}"], kind) for index in range(len(INPUT_LENGTHS))])
-    assert relative_error(runner.embed(inputs()), expected) < TOLERANCE[dtype]
+    assert relative_error(runner.compute(inputs()), expected) < TOLERANCE[dtype]
 
 
 def test_a_text_is_embedded_alike_whatever_it_is_batched_with(tmp_path: Path) -> None:
     runner = encoder(build_encoder(tmp_path))
-    together = runner.embed(inputs()[::-1])[::-1]
-    alone = np.concatenate([runner.embed([token_ids]) for token_ids in inputs()])
+    together = runner.compute(inputs()[::-1])[::-1]
+    alone = np.concatenate([runner.compute([token_ids]) for token_ids in inputs()])
     assert np.allclose(together, alone, atol=1e-6)
 
 
@@ -180,7 +218,7 @@ def test_a_text_is_embedded_alike_whatever_it_is_batched_with(tmp_path: Path) ->
 def test_golden_vectors_tell_variants_apart(changes: dict[str, Any], tmp_path: Path, golden: dict[str, Array]) -> None:
     runner = encoder(build_encoder(tmp_path, **changes), pooling="mean", dtype="float32")
     expected = np.array([pooled(golden[f"encoder/{index}"], "mean") for index in range(len(INPUT_LENGTHS))])
-    assert relative_error(runner.embed(inputs()), expected) > 5 * TOLERANCE["float32"]
+    assert relative_error(runner.compute(inputs()), expected) > 5 * TOLERANCE["float32"]
 
 
 def test_a_checkpoint_with_outer_names_and_heads_is_read(tmp_path: Path) -> None:
@@ -189,13 +227,13 @@ def test_a_checkpoint_with_outer_names_and_heads_is_read(tmp_path: Path) -> None
     extra = {"cls.predictions.bias": np.zeros(4, np.float32), "bert.embeddings.position_ids": np.zeros(4, np.float32)}
     named = {"bert." + name: tensor for name, tensor in tensors().items()}
     write_safetensors(folder / "model.safetensors", {**named, **extra})
-    assert np.array_equal(encoder(folder).embed(inputs()), plain.embed(inputs()))
+    assert np.array_equal(encoder(folder).compute(inputs()), plain.compute(inputs()))
 
 
 def test_dummy_weights_need_no_checkpoint(tmp_path: Path) -> None:
     folder = build_encoder(tmp_path)
     (folder / "model.safetensors").unlink()
-    vectors = encoder(folder, load_format="dummy", seed=3).embed(inputs())
+    vectors = encoder(folder, load_format="dummy", seed=3).compute(inputs())
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1)
 
 
@@ -244,7 +282,7 @@ def test_minilm_matches(dtype: Any, minilm: Path, golden: dict[str, Array]) -> N
     assert token_ids == [golden[f"minilm/ids/{index}"].tolist() for index in range(len(TEXTS))]
     runner = encoder(minilm, dtype=dtype)
     assert (runner.pooling, runner.dimension, runner.max_input_tokens) == ("mean", 384, 256)
-    cosines = (runner.embed(token_ids) * golden["minilm"]).sum(axis=1)
+    cosines = (runner.compute(token_ids) * golden["minilm"]).sum(axis=1)
     assert cosines.min() >= 0.9999
 
 
@@ -257,6 +295,19 @@ def test_pooling_is_what_the_folder_says_unless_chosen(tmp_path: Path) -> None:
         write_pooling(tmp_path, mode)
         assert load_pooling(tmp_path, "auto", "last").kind == kind
     assert load_pooling(tmp_path, "mean", "last").kind == "mean"
+
+
+def test_pooling_in_the_newer_spelling(tmp_path: Path) -> None:
+    write_pooling(tmp_path)
+    path = tmp_path / "1_Pooling" / "config.json"
+    for mode, kind in {"cls": "cls", "mean": "mean", "lasttoken": "last"}.items():
+        for spelled in (mode, [mode]):
+            path.write_text(json.dumps({"embedding_dimension": 48, "pooling_mode": spelled, "include_prompt": True}))
+            assert load_pooling(tmp_path, "auto", "last").kind == kind
+    for wrong in ("max", ["cls", "mean"], [], 3, None):
+        path.write_text(json.dumps({"pooling_mode": wrong}))
+        with pytest.raises(ModelError, match="pooling_mode must be one of cls, mean, lasttoken, not"):
+            load_pooling(tmp_path, "auto", "mean")
 
 
 @pytest.mark.parametrize(
@@ -298,23 +349,25 @@ def test_broken_modules_are_a_clear_error(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_decoder_matches(name: str, kind: PoolingName, tmp_path: Path, golden: dict[str, Array]) -> None:
     runner = decoder(build(TINY_MODELS[name], tmp_path), kind, max_model_len=64)
-    found = runner.embed([prompt()[:3], prompt(), [5]])
+    found = runner.compute([prompt()[:3], prompt(), [5]])
     assert relative_error(found[1], pooled(golden[name], kind)) < 1e-4
-    assert np.allclose(found, np.concatenate([runner.embed([ids]) for ids in (prompt()[:3], prompt(), [5])]), atol=1e-5)
+    assert np.allclose(
+        found, np.concatenate([runner.compute([ids]) for ids in (prompt()[:3], prompt(), [5])]), atol=1e-5
+    )
 
 
 def test_a_decoder_saved_without_its_head_is_read(tmp_path: Path) -> None:
     """As embedding models are: no `model.` before the names, and the head tied."""
     model = TINY_MODELS["llama"]
     tied = replace(model, config={**model.config, "tie_word_embeddings": True})
-    whole = decoder(build(tied, tmp_path / "whole"), "last", max_model_len=64).embed([prompt()])
+    whole = decoder(build(tied, tmp_path / "whole"), "last", max_model_len=64).compute([prompt()])
     folder = build(tied, tmp_path / "bare")
     raw = (folder / "model.safetensors").read_bytes()
     size = int.from_bytes(raw[:8], "little")
     header = raw[8 : 8 + size].replace(b'"model.', b'"').rstrip()
     header += b" " * (-len(header) % 8)
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + size :])
-    assert np.array_equal(decoder(folder, "last", max_model_len=64).embed([prompt()]), whole)
+    assert np.array_equal(decoder(folder, "last", max_model_len=64).compute([prompt()]), whole)
 
 
 def test_embedding_leaves_generation_alone(tmp_path: Path) -> None:
@@ -335,7 +388,7 @@ def test_embedding_leaves_generation_alone(tmp_path: Path) -> None:
         max_num_seqs=8,
         block_size=runner.block_size,
     )
-    embedding.embed([prompt()] * 8)
+    embedding.compute([prompt()] * 8)
     assert all(np.array_equal(tensor.numpy(), old) for tensor, old in zip(caches, before, strict=True))
 
 

@@ -16,7 +16,7 @@ import pytest
 from tessera.app.schema.request import RequestModel, parse_request
 from tessera.app.server.application import create_app
 from tessera.app.settings import AppSettings
-from tessera.engine.contract.messages import EmbeddingInfo
+from tessera.engine.contract.messages import EmbeddingInfo, ScorerInfo
 from tests.faults.schema_limits import REF, Limit, SchemaLimits
 from tests.support.fake_client import INFO, FakeClient, always
 from tests.support.http_fixtures import as_engine_client, call
@@ -30,7 +30,16 @@ BODIES = sorted({model for operation in WITH_BODIES for model in operation.bodie
 EMBEDDINGS = EmbeddingInfo(
     role="main", architecture="Fake", pooling="last", dimension=8, vocab_size=512, max_input_tokens=16
 )
-INFO_WITH_EMBEDDINGS = msgspec.structs.replace(INFO, embeddings=(EMBEDDINGS,))
+SCORER = ScorerInfo(
+    beside=False,
+    form="pair",
+    architecture="Fake",
+    labels=("relevant",),
+    scores="sigmoid",
+    vocab_size=512,
+    max_input_tokens=16,
+)
+INFO_WITH_EMBEDDINGS = msgspec.structs.replace(INFO, embeddings=(EMBEDDINGS,), scorer=SCORER)
 BODY_BYTES = 64 * 2**20  # room for one character too many in every kind of text
 
 

@@ -22,10 +22,13 @@ import numpy as np
 
 from tessera.app.text.tokenizer import load_tokenizer
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.models.config import load_config
+from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.encoder import Encoder, EncoderBuffers
+from tessera.engine.models.rope import device_tables
 from tessera.engine.models.weights.loader import load_weights
+from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.make import make_ops
+from tessera.engine.runner.head import ClassifierHead
 from tessera.engine.tensor import CPU, float32, from_numpy
 from tests.support.decoder_harness import DecoderHarness, int32, relative_error, scattered_blocks
 from tests.support.paths import ROOT
@@ -38,15 +41,12 @@ MAX_SECONDS = 3600
 
 
 def computed(folder: Path, case: dict[str, Any]) -> Array:
-    """Logits [T, V], or token vectors [T, H] of a case without a head."""
+    """Logits [T, V] or [1, labels], or token vectors [T, H] of a case without a head."""
     config, prompt = load_config(folder), case["prompt"]
     weights = load_weights(folder, config, float32, OPS)
     if config.is_encoder:
-        encoder, buffers = Encoder(config, weights, OPS), EncoderBuffers(config, float32, CPU, MAX_MODEL_LEN)
-        count = len(prompt)
-        arrays = (prompt, np.arange(count), np.zeros(count), [0, count])
-        token_ids, positions, types, cu_seqlens = (from_numpy(int32(array), CPU) for array in arrays)
-        return np.array(encoder.forward(token_ids, positions, types, cu_seqlens, count, buffers).numpy())
+        hidden = encoded(config, weights, prompt, case["first_length"])
+        return hidden if config.classifier is None else classified(config, weights, hidden)
     assert weights.has_head is not case["headless"], f"has_head is {weights.has_head}"
     windows = {layer.attention.sliding_window for layer in config.layers}
     assert windows <= {case["window"], None}, f"windows {windows}, not {case['window']}"
@@ -54,7 +54,28 @@ def computed(folder: Path, case: dict[str, Any]) -> Array:
     if not case["headless"]:
         return harness.logits(prompt)
     token_ids, metadata, _ = harness.step_inputs(prompt, 0, scattered_blocks(harness.num_blocks))
-    return np.array(harness.decoder.hidden_states(token_ids, metadata, harness.buffers).numpy())
+    hidden = np.array(harness.decoder.hidden_states(token_ids, metadata, harness.buffers).numpy())
+    return hidden if config.classifier is None else classified(config, weights, hidden)
+
+
+def encoded(config: ModelConfig, weights: Weights, prompt: list[int], first_length: int) -> Array:
+    """Token vectors [T, H] of a text, or of a pair whose first text has `first_length` tokens."""
+    encoder = Encoder(config, weights, OPS, device_tables(config.ropes, MAX_MODEL_LEN, CPU))
+    places = np.arange(len(prompt))
+    types = np.minimum(places >= first_length, max(config.num_token_types - 1, 0))
+    arrays = (prompt, places + config.first_position, types, [0, len(prompt)])
+    token_ids, positions, token_types, cu_seqlens = (from_numpy(int32(array), CPU) for array in arrays)
+    buffers = EncoderBuffers(config, float32, CPU, MAX_MODEL_LEN)
+    hidden = encoder.forward(token_ids, positions, token_types, cu_seqlens, len(prompt), buffers)
+    return np.array(hidden.numpy())
+
+
+def classified(config: ModelConfig, weights: Weights, hidden: Array) -> Array:
+    """Logits [1, labels] of the token vectors [T, H] of a text."""
+    assert config.classifier is not None
+    assert weights.classifier is not None
+    pooled = {"cls": hidden[:1], "last": hidden[-1:], "mean": hidden.mean(axis=0, keepdims=True)}
+    return ClassifierHead(config.classifier, weights.classifier).logits(pooled[config.classifier.pooling])
 
 
 def difference(folder: Path, case: dict[str, Any]) -> float:

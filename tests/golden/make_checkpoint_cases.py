@@ -40,6 +40,18 @@ FAMILIES = {
     "exaone4": "Exaone4",
     "seed_oss": "SeedOss",
 }
+ENCODERS = {
+    "bert": "Bert",
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
+    "distilbert": "DistilBert",
+    "modernbert": "ModernBert",
+    "nomic_bert": "NomicBert",
+}
+ENCODER_FORMS = ("plain", "classifier", "masked", "classifier")
+POOLINGS = ("cls", "mean")
+SCORERS = ("llama", "mistral", "qwen2", "qwen3")
 FORMS = (
     *("plain", "old spelling", "tied head only", "tied other head", "tied both", "no architectures"),
     *("empty architectures", "base class", "headless", "extra tensors", "stale index", "dtype", "duplicate key"),
@@ -188,24 +200,62 @@ def after(place: Path, chooser: random.Random, form: str) -> None:
     path.write_text(text[:-1] + ', "vocab_size": 96}' if form == "duplicate key" else text)
 
 
-def write_bert_case(folder: Path, chooser: random.Random, form: str) -> None:
-    config = transformers.BertConfig(
-        vocab_size=VOCAB,
-        hidden_size=chooser.choice([32, 48]),
-        num_hidden_layers=chooser.choice([1, 3]),
-        num_attention_heads=chooser.choice([2, 4]),
-        intermediate_size=56,
-        max_position_embeddings=64,
-    )
+def encoder_config(chooser: random.Random, family: str) -> dict[str, Any]:
+    """Settings that the encoders share, by the names of BERT, and those of one family."""
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": chooser.choice([32, 48]),
+        "num_hidden_layers": chooser.choice([1, 3, 5]),
+        "num_attention_heads": chooser.choice([2, 4]),
+        "intermediate_size": 56,
+        "max_position_embeddings": 64,
+        "pad_token_id": 1,
+    }
+    if family == "nomic_bert":
+        values["rope_parameters"] = {"rope_type": "default", "rope_theta": chooser.choice([100.0, 1000.0])}
+    if family == "distilbert":
+        names = ("dim", "n_layers", "n_heads", "hidden_dim")
+        given = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        for name, key in zip(names, given, strict=True):
+            values[name] = values.pop(key)
+    if family in ("roberta", "xlm-roberta", "camembert"):
+        values |= {"type_vocab_size": chooser.choice([1, 2]), "layer_norm_eps": chooser.choice([1e-5, 1e-12])}
+    if family == "modernbert":
+        values |= {"local_attention": chooser.choice([2, 8, 9, 128]), "classifier_pooling": chooser.choice(POOLINGS)}
+        values |= {"global_attn_every_n_layers": chooser.choice([1, 2, 3]), "bos_token_id": 2, "eos_token_id": 3}
+        values |= {key: chooser.random() < 0.3 for key in ("norm_bias", "attention_bias", "mlp_bias")}
+        values |= {"classifier_bias": chooser.random() < 0.5, "cls_token_id": 2, "sep_token_id": 3}
+        if chooser.random() < 0.5:
+            values |= {"global_rope_theta": 500.0, "local_rope_theta": 20.0}
+    return values
+
+
+def write_encoder_case(folder: Path, chooser: random.Random, family: str, form: str) -> None:
+    """`form`: plain, masked (with a head that is left out), gamma and beta, or classifier, of one text or a pair."""
+    name, num_labels = ENCODERS[family], chooser.choice([1, 3])
+    settings = encoder_config(chooser, family)
+    config = getattr(transformers, f"{name}Config")(**settings, num_labels=num_labels)
     config._attn_implementation = "eager"
-    model = transformers.BertForMaskedLM(config) if form == "BertForMaskedLM" else transformers.BertModel(config)
+    suffix = {"masked": "ForMaskedLM", "classifier": "ForSequenceClassification"}.get(form, "Model")
+    model = getattr(transformers, name + suffix)(config)
     randomise(model, chooser.randrange(2**31))
     place = folder / "model"
     model.save_pretrained(place)
-    prompt = [chooser.randrange(3, VOCAB) for _ in range(chooser.randrange(2, LENGTH))]
-    loaded = transformers.AutoModel.from_pretrained(place, dtype=torch.float32, attn_implementation="eager").eval()
+    if family == "modernbert" and chooser.random() < 0.5:
+        old_rope_keys(place / "config.json")
+    if family == "nomic_bert" and chooser.random() < 0.5:
+        old_nomic_keys(place / "config.json")
+    prompt = [chooser.randrange(4, VOCAB) for _ in range(chooser.randrange(2, LENGTH))]
+    loader = getattr(transformers, name + suffix) if form == "classifier" else transformers.AutoModel
+    loaded = loader.from_pretrained(place, dtype=torch.float32, attn_implementation="eager").eval()
+    first_length = chooser.randrange(1, len(prompt)) if chooser.random() < 0.7 else len(prompt)
+    arguments = {"input_ids": torch.tensor([prompt])}
+    if settings.get("type_vocab_size", 2 if family in ("bert", "nomic_bert") else 0) > 1:
+        types = [int(place >= first_length) for place in range(len(prompt))]
+        arguments["token_type_ids"] = torch.tensor([types])
     with torch.no_grad():
-        found = loaded(torch.tensor([prompt])).last_hidden_state[0].numpy()
+        out = loaded(**arguments)
+    found = (out.logits if form == "classifier" else out.last_hidden_state[0]).numpy()
     if form == "gamma and beta":
         tensors = load_file(place / "model.safetensors")
         renamed = {
@@ -213,9 +263,73 @@ def write_bert_case(folder: Path, chooser: random.Random, form: str) -> None:
             for name, tensor in tensors.items()
         }
         save_file(renamed, place / "model.safetensors", {"format": "pt"})
+    if family == "nomic_bert":
+        drop_native_keys(place / "config.json")
     np.savez(folder / "expected.npz", found)
-    case = {"family": "bert", "form": form, "prompt": prompt, "headless": True, "window": None}
+    case = {
+        "family": family,
+        "form": f"{family}, {form}",
+        "prompt": prompt,
+        "headless": True,
+        "window": None,
+        "first_length": first_length,
+        "config": settings,
+    }
     (folder / "case.json").write_text(json.dumps(case))
+
+
+def old_rope_keys(path: Path) -> None:
+    """Write ModernBERT's RoPE and layer types as transformers 4 does."""
+    config = json.loads(path.read_text())
+    ropes = config.pop("rope_parameters")
+    config["global_rope_theta"] = ropes["full_attention"]["rope_theta"]
+    config["local_rope_theta"] = ropes["sliding_attention"]["rope_theta"]
+    types = config.pop("layer_types")
+    every = next((n for n in range(1, len(types)) if types[n] == "full_attention"), len(types))
+    config["global_attn_every_n_layers"] = every
+    path.write_text(json.dumps(config))
+
+
+def drop_native_keys(path: Path) -> None:
+    """Leave a NomicBERT config with `old_nomic_keys` those alone."""
+    config = json.loads(path.read_text())
+    if "n_embd" in config:
+        native = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "head_dim")
+        for key in (*native, "max_position_embeddings", "rope_parameters", "hidden_act", "layer_norm_eps"):
+            del config[key]
+        path.write_text(json.dumps(config))
+
+
+def old_nomic_keys(path: Path) -> None:
+    """Write NomicBERT's settings as its own code names them, where transformers reads both."""
+    config = json.loads(path.read_text())
+    names = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
+    names |= {"n_inner": "intermediate_size", "max_trained_positions": "max_position_embeddings"}
+    config |= {"n_positions": 8192, "activation_function": "swiglu", "rotary_emb_fraction": 1.0, "prenorm": False}
+    config |= {"rotary_emb_base": config["rope_parameters"]["rope_theta"], "layer_norm_epsilon": 1e-12}
+    config |= {old: config[new] for old, new in names.items()}
+    path.write_text(json.dumps(config))
+
+
+def write_score_case(folder: Path, chooser: random.Random, family: str) -> None:
+    """A decoder with a head for sequence classification."""
+    settings = {**random_config(chooser, family, "headless"), "num_labels": chooser.choice([1, 3])}
+    settings["tie_word_embeddings"] = chooser.random() < 0.5
+    model_class = getattr(transformers, f"{FAMILIES[family]}ForSequenceClassification")
+    config = getattr(transformers, f"{FAMILIES[family]}Config")(**settings)
+    config._attn_implementation = "eager"
+    model = model_class(config)
+    randomise(model, chooser.randrange(2**31))
+    place = folder / "model"
+    model.save_pretrained(place)
+    loaded = model_class.from_pretrained(place, dtype=torch.float32, attn_implementation="eager").eval()
+    prompt = [chooser.randrange(3, VOCAB) for _ in range(chooser.randrange(2, LENGTH))]
+    with torch.no_grad():
+        found = loaded(torch.tensor([prompt])).logits.float().numpy()
+    np.savez(folder / "expected.npz", found)
+    window = getattr(loaded.config, "sliding_window", None)
+    case = {"family": family, "form": f"{family}, score", "prompt": prompt, "headless": True, "window": window}
+    (folder / "case.json").write_text(json.dumps({**case, "config": settings}))
 
 
 def write_sentencepiece_case(folder: Path, chooser: random.Random, number: int) -> None:
@@ -293,19 +407,23 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
     plan = [(family, form) for form in FORMS for family in FAMILIES]
+    encoder_plan = [(family, form) for form in ENCODER_FORMS for family in ENCODERS] + [("bert", "gamma and beta")]
+    encoder_plan = [(family, "plain" if family == "nomic_bert" else form) for family, form in encoder_plan]
     for number in range(count):
         chooser = random.Random(f"{seed}/{number}")
         folder = out / f"{number:04}"
         folder.mkdir(parents=True)
-        if number % 10 == 8:
-            forms = ("plain", "BertForMaskedLM", "gamma and beta")
-            write_bert_case(folder, chooser, forms[number // 10 % len(forms)])
+        if number % 10 == 6:
+            write_score_case(folder, chooser, SCORERS[number // 10 % len(SCORERS)])
+        elif number % 10 in (7, 8):
+            family, form = encoder_plan[(number // 10 * 2 + number % 10 - 7) % len(encoder_plan)]
+            write_encoder_case(folder, chooser, family, form)
         elif number % 20 == 9:
             write_byte_level_case(folder, chooser)
         elif number % 10 == 9:
             write_sentencepiece_case(folder, chooser, number)
         else:
-            family, form = plan[(number // 10 * 8 + number % 10) % len(plan)]
+            family, form = plan[(number // 10 * 6 + number % 10) % len(plan)]
             write_case(folder, chooser, family, form)
 
 

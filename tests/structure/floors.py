@@ -9,6 +9,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.server",),
     ("app.openapi",),
     ("app.openai.invocations", "app.openai.batches", "app.ollama"),
+    ("app.openai.rerank",),
     (
         *(
             f"app.openai.{room}"
@@ -34,9 +35,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.models",),
     ("engine.models.weights",),
     ("engine.models.config",),
-    ("engine.models.layers",),
+    ("engine.models.classifier", "engine.models.layers"),
     ("engine.models.gguf",),
-    ("engine.models.quantised", "engine.models.registry", "engine.models.rope", "engine.models.specs"),
+    ("engine.models.quantised", "engine.models.registry", "engine.models.rope"),
+    ("engine.models.specs",),
     ("engine.models.fields",),
     ("engine.ops.make",),
     ("engine.ops.cpu", "engine.ops.cuda"),

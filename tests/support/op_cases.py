@@ -23,6 +23,12 @@ def random_array(seed: int, shape: tuple[int, ...], dtype: np.dtype[Any] = float
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(dtype)
 
 
+def random_angles(num_positions: int, rotary_dim: int) -> Array:
+    """A table of cosines, then sines, of random angles, [num_positions, rotary_dim]."""
+    angles = np.random.default_rng(6).uniform(-3, 3, (num_positions, rotary_dim // 2))
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+
 def poisoned(shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Tensor:
     """A tensor of NaN: an element that an operation leaves out is found."""
     tensor = empty(shape, dtype, device)

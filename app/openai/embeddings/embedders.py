@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,7 +17,7 @@ from tessera.app.http.streaming import run_while_connected
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
 from tessera.app.text.tokenizer import IdTokenizer, Tokenizer, load_tokenizer
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, NotFoundError
-from tessera.engine.contract.messages import EmbedderRole, EmbeddingInfo
+from tessera.engine.contract.messages import EmbedderRole, EmbeddingInfo, ScorerInfo
 
 Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -67,7 +68,7 @@ class Embeddings:
             InvalidRequestError: an input has no tokens or wrong ids, or there are too many of them in all.
             ContextLengthError: an input is too long and may not be cut.
         """
-        keep = _tokens_to_keep(request, info)
+        keep = tokens_to_keep(request.truncate_prompt_tokens, info.max_input_tokens)
         texts = [text for text in request.input if isinstance(text, str)]
         num_chars = sum(map(len, texts))
         if texts and isinstance(model.tokenizer, IdTokenizer):
@@ -83,12 +84,8 @@ class Embeddings:
         else:
             inputs = await self._served.workers.run(encode, timeout=PROMPT_TIMEOUT)
         for index, token_ids in enumerate(inputs):
-            _check_input(token_ids, index, keep, info)
-        total = sum(map(len, inputs))
-        if total > MAX_TOTAL_TOKENS:
-            raise InvalidRequestError(
-                f"input has {total} tokens in all, but at most {MAX_TOTAL_TOKENS} are accepted.", param="input"
-            )
+            check_input(token_ids, f"input[{index}]", "input", keep, info)
+        check_total(inputs, "input")
         return inputs
 
     async def embed(
@@ -128,21 +125,33 @@ def _encode(tokenizer: Tokenizer, text: str | list[int], keep: int | None, add_s
     return tokenizer.encode_beginning(text, keep, add_special_tokens=add_special_tokens)
 
 
-def _tokens_to_keep(request: EmbeddingRequest, info: EmbeddingInfo) -> int | None:
-    keep = request.truncate_prompt_tokens
+def tokens_to_keep(keep: int | None, most: int) -> int | None:
+    """`truncate_prompt_tokens` of a model that takes `most` tokens; None cuts nothing."""
     if keep == -1:
-        return info.max_input_tokens
-    if keep is not None and keep > info.max_input_tokens:
+        return most
+    if keep is not None and keep > most:
         raise InvalidRequestError(
-            f"truncate_prompt_tokens ({keep}) must be at most {info.max_input_tokens}, which this model embeds.",
+            f"truncate_prompt_tokens ({keep}) must be at most {most}, which this model takes.",
             param="truncate_prompt_tokens",
         )
     return keep
 
 
-def _check_input(token_ids: list[int], index: int, keep: int | None, info: EmbeddingInfo) -> None:
+def check_total(inputs: Sequence[Sequence[int]], param: str) -> None:
+    """Raise InvalidRequestError where a request has more tokens than one may."""
+    total = sum(map(len, inputs))
+    if total > MAX_TOTAL_TOKENS:
+        raise InvalidRequestError(
+            f"{param} has {total} tokens in all, but at most {MAX_TOTAL_TOKENS} are accepted.", param=param
+        )
+
+
+def check_input(
+    token_ids: list[int], where: str, param: str, keep: int | None, info: EmbeddingInfo | ScorerInfo
+) -> None:
+    """Raise RequestError unless the model takes these ids; `where` they are in the field `param`."""
     if not token_ids:
-        raise InvalidRequestError(f"input[{index}] must not be empty: it has no tokens.", param="input")
+        raise InvalidRequestError(f"{where} must not be empty: it has no tokens.", param=param)
     if keep is not None and len(token_ids) > keep:
         raise InvalidRequestError(
             f"truncate_prompt_tokens ({keep}) leaves no room beside the model's own special tokens.",
@@ -150,14 +159,14 @@ def _check_input(token_ids: list[int], index: int, keep: int | None, info: Embed
         )
     if len(token_ids) > info.max_input_tokens:
         raise ContextLengthError(
-            f"This model embeds at most {info.max_input_tokens} tokens, but input[{index}] has {len(token_ids)}"
+            f"This model takes at most {info.max_input_tokens} tokens, but {where} has {len(token_ids)}"
             " (truncate_prompt_tokens cuts it).",
-            param="input",
+            param=param,
         )
     wrong = next((token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size), None)
     if wrong is not None:
         raise InvalidRequestError(
-            f"input[{index}] has token id {wrong}, but ids go from 0 to {info.vocab_size - 1}.", param="input"
+            f"{where} has token id {wrong}, but ids go from 0 to {info.vocab_size - 1}.", param=param
         )
 
 

@@ -10,13 +10,14 @@ from tessera.app.http.dialect import ErrorObject
 from tessera.app.openai.chat.objects import ChatCompletionChunk, ChatCompletionObject
 from tessera.app.openai.completions.objects import TextCompletionChunk, TextCompletionObject
 from tessera.app.openai.embeddings.objects import EmbeddingList
+from tessera.app.openai.rerank.objects import RerankList
 
 
 class InvocationObject(RootModel[Any]):
     """The object of the API that the body belongs to."""
 
     model_config = ConfigDict(defer_build=True)
-    root: ChatCompletionObject | TextCompletionObject | EmbeddingList
+    root: ChatCompletionObject | TextCompletionObject | EmbeddingList | RerankList
 
 
 class InvocationEvent(RootModel[Any]):

@@ -1,4 +1,4 @@
-"""POST /invocations: a chat, a text completion or embeddings, by the fields of the body."""
+"""POST /invocations: a chat, a text completion, embeddings or a ranking, by the fields of the body."""
 
 from __future__ import annotations
 
@@ -15,21 +15,29 @@ from tessera.app.openai.completions.schema import CompletionRequest
 from tessera.app.openai.embeddings.routes import create_embeddings
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
 from tessera.app.openai.invocations.objects import InvocationEvent, InvocationObject
+from tessera.app.openai.rerank.routes import rerank
+from tessera.app.openai.rerank.schema import RerankRequest
 from tessera.engine.contract.errors import InvalidRequestError
 
 router = APIRouter(tags=["OpenAI"])
 
-ROUTES = {"messages": create_chat_completion, "prompt": create_completion, "input": create_embeddings}
+ROUTES = {
+    "messages": create_chat_completion,
+    "prompt": create_completion,
+    "input": create_embeddings,
+    "query": rerank,
+}
 
 
 @router.post(
     "/invocations",
     operation_id="invoke",
-    summary="A chat, with messages; a text completion, with a prompt; or embeddings, with an input",
+    summary="A chat with messages, a completion with a prompt, embeddings with an input, or a ranking with a query",
     openapi_extra=Description(
         ChatCompletionRequest,
         CompletionRequest,
         EmbeddingRequest,
+        RerankRequest,
         returns=InvocationObject,
         events=InvocationEvent,
     ),
@@ -40,4 +48,4 @@ async def invoke(http_request: Request) -> Response:
         if field in body:
             keep_for_reading(http_request, body)
             return await route(http_request)
-    raise InvalidRequestError("The body must have messages, a prompt or an input.")
+    raise InvalidRequestError("The body must have messages, a prompt, an input, or a query with documents.")

@@ -25,7 +25,8 @@ router = APIRouter(tags=["OpenAI"])
 async def list_models(http_request: Request) -> Response:
     model = model_of(http_request)
     settings = model.settings
-    models = [_model_object(model, name) for name in (*settings.served_model_names, *settings.embedding_model_names)]
+    names = (*settings.served_model_names, *settings.embedding_model_names, *settings.reranker_model_names)
+    models = [_model_object(model, name) for name in names]
     if HEADER in http_request.headers:
         return json_response(model_page(models))
     return json_response({"object": "list", "data": models})
@@ -39,7 +40,8 @@ async def list_models(http_request: Request) -> Response:
 )
 async def retrieve_model(http_request: Request, name: PathName) -> Response:
     model = model_of(http_request)
-    if name not in model.settings.embedding_model_names:
+    settings = model.settings
+    if name not in (*settings.embedding_model_names, *settings.reranker_model_names):
         model.check_name(name)
     found = _model_object(model, name)
     return json_response(model_info(found) if HEADER in http_request.headers else found)
@@ -69,6 +71,8 @@ def _model_object(model: ServedModel, name: str) -> dict[str, Any]:
     max_model_len = info.max_model_len if info is not None else None
     if info is not None and name in model.settings.embedding_model_names:
         max_model_len = next((found.max_input_tokens for found in info.embeddings if found.role == "beside"), None)
+    if info is not None and info.scorer is not None and name in model.settings.reranker_model_names:
+        max_model_len = info.scorer.max_input_tokens
     return {
         "id": name,
         "object": "model",

@@ -1,22 +1,30 @@
 """The supported architectures as a table: how each one's config keys and weight names read.
 
 Public: `ARCHITECTURES` by name in config.json, their type `Architecture`, and `architecture_name` for names that are no
-entries. An entry belongs to the file of its
-family; rules that several entries share are in `rules`.
+entries. An entry belongs to the file of its family; rules that several entries share are in `rules`.
 """
 
 from tessera.engine.models.registry.architecture import Architecture
 from tessera.engine.models.registry.bert import BERT_FAMILY
 from tessera.engine.models.registry.layernorm import LAYERNORM_FAMILY
 from tessera.engine.models.registry.llama import LLAMA_FAMILY
+from tessera.engine.models.registry.modernbert import MODERNBERT_FAMILY
 
-ARCHITECTURES: dict[str, Architecture] = {**LLAMA_FAMILY, **LAYERNORM_FAMILY, **BERT_FAMILY}
+ARCHITECTURES: dict[str, Architecture] = {
+    **LLAMA_FAMILY,
+    **LAYERNORM_FAMILY,
+    **BERT_FAMILY,
+    **MODERNBERT_FAMILY,
+}
 
 
 def architecture_name(class_name: str | None, model_type: object) -> str | None:
     """The entry for a class that config.json names, or for its model_type where it names none."""
     for name, entry in ARCHITECTURES.items():
-        if class_name in (name, *entry.base_classes) or (class_name is None and entry.model_type == model_type):
+        classifiers = entry.classifier.classes if entry.classifier is not None else ()
+        if class_name in (name, *entry.base_classes, *classifiers) or (
+            class_name is None and entry.model_type == model_type
+        ):
             return name
     return None
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.engine.models.registry import rules
-from tessera.engine.models.registry.architecture import Architecture, WeightNames
+from tessera.engine.models.registry.architecture import Architecture, ClassifierRule, WeightNames
 
 LLAMA_LAYER = "model.layers.{i}."
 LLAMA_WEIGHTS: WeightNames = {
     "embedding": ("model.embed_tokens",),
     "final_norm": ("model.norm",),
     "lm_head": ("lm_head",),
+    "classifier": ("score",),
     "attention_norm_before": (LLAMA_LAYER + "input_layernorm",),
     "qkv": tuple(LLAMA_LAYER + f"self_attn.{part}_proj" for part in "qkv"),
     "q_norm": (LLAMA_LAYER + "self_attn.q_norm",),
@@ -50,11 +51,18 @@ QWEN_DEFAULTS = {
     "max_window_layers": 28,
 }
 
+
+def score_head(name: str) -> ClassifierRule:
+    """As Hugging Face transformers gives it to every decoder: of the last token, without a bias."""
+    return ClassifierRule((f"{name}ForSequenceClassification",), pooling="last", bias=False)
+
+
 LLAMA_FAMILY: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(
         model_type="llama",
         base_classes=("LlamaModel", "LLaMAForCausalLM"),
         weights=LLAMA_WEIGHTS,
+        classifier=score_head("Llama"),
         defaults={**LLAMA_DEFAULTS, "bos_token_id": 1, "eos_token_id": 2},
         qkv_bias="attention_bias",
         out_bias="attention_bias",
@@ -64,6 +72,7 @@ LLAMA_FAMILY: dict[str, Architecture] = {
         model_type="mistral",
         base_classes=("MistralModel",),
         weights=LLAMA_WEIGHTS,
+        classifier=score_head("Mistral"),
         defaults={
             **LLAMA_DEFAULTS,
             "max_position_embeddings": 131072,
@@ -92,6 +101,7 @@ LLAMA_FAMILY: dict[str, Architecture] = {
         model_type="qwen2",
         base_classes=("Qwen2Model",),
         weights=LLAMA_WEIGHTS,
+        classifier=score_head("Qwen2"),
         defaults=QWEN_DEFAULTS,
         qkv_bias=True,
         windows=rules.upper_windows,
@@ -100,6 +110,7 @@ LLAMA_FAMILY: dict[str, Architecture] = {
         model_type="qwen3",
         base_classes=("Qwen3Model",),
         weights=LLAMA_WEIGHTS,
+        classifier=score_head("Qwen3"),
         defaults={**QWEN_DEFAULTS, "head_dim": 128},
         qk_norm=True,
         qkv_bias="attention_bias",

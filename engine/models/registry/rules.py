@@ -28,13 +28,18 @@ def unrotated_windows(config: Fields, rope_layers: tuple[bool, ...]) -> tuple[in
 
 def _by_layer_types(config: Fields, sliding: tuple[bool, ...]) -> tuple[int | None, ...]:
     """The window where `sliding`, or where config.json's layer_types says so."""
-    if config.has("layer_types"):
-        kinds = config.strings("layer_types", len(sliding))
-        if not set(kinds) <= {"sliding_attention", "full_attention"}:
-            config.refuse("layer_types", "a list of sliding_attention and full_attention")
-        sliding = tuple(kind == "sliding_attention" for kind in kinds)
     window = _window(config)
-    return tuple(window if slides else None for slides in sliding)
+    return tuple(window if slides else None for slides in _layer_types(config, sliding))
+
+
+def _layer_types(config: Fields, sliding: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Which layers have a window: `sliding`, unless config.json's layer_types says it."""
+    if not config.has("layer_types"):
+        return sliding
+    kinds = config.strings("layer_types", len(sliding))
+    if not set(kinds) <= {"sliding_attention", "full_attention"}:
+        config.refuse("layer_types", "a list of sliding_attention and full_attention")
+    return tuple(kind == "sliding_attention" for kind in kinds)
 
 
 def _window(config: Fields) -> int | None:
@@ -69,3 +74,17 @@ def listed_rope_layers(config: Fields, num_layers: int) -> tuple[bool, ...]:
         return tuple(map(bool, listed[:num_layers]))
     interval = config.integer("no_rope_layer_interval", 1, 2**31)
     return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+
+
+def position_after_padding(config: Fields) -> int:
+    """RoBERTa counts positions from pad_token_id + 1."""
+    return config.integer("pad_token_id", 0, MAX_WINDOW) + 1
+
+
+def modernbert_windows(config: Fields, rope_layers: tuple[bool, ...]) -> tuple[int | None, ...]:
+    """Half of local_attention on either side, but for every global_attn_every_n_layers-th layer or as layer_types
+    says."""
+    every = config.integer("global_attn_every_n_layers", 1, 2**31)
+    sliding = _layer_types(config, tuple(layer % every != 0 for layer in range(len(rope_layers))))
+    reach = config.integer("local_attention", 1, MAX_WINDOW) // 2
+    return tuple(reach if slides else None for slides in sliding)

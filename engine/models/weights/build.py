@@ -14,6 +14,7 @@ from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.specs import HalfNorms, LayerSpec, NormSpec
 from tessera.engine.models.weights.weights import (
     AttentionWeights,
+    ClassifierWeights,
     HalfNormWeights,
     LayerWeights,
     MLPWeights,
@@ -64,13 +65,19 @@ def model_fields(config: ModelConfig) -> Iterator[Field]:
     hidden, vocab = config.hidden_size, (config.vocab_size,)
     yield MatrixField("embedding", vocab, hidden)
     if config.learned_positions:
-        yield MatrixField("position_embedding", (config.max_position_embeddings,), hidden)
-    if config.is_encoder:
+        yield MatrixField("position_embedding", (config.first_position + config.max_position_embeddings,), hidden)
+    if config.num_token_types:
         yield MatrixField("token_type_embedding", (config.num_token_types,), hidden)
     yield from _norm("embedding_norm", config.embedding_norm, hidden)
     yield from _norm("final_norm", config.final_norm, hidden)
     if not config.is_encoder and not config.tie_word_embeddings:
         yield MatrixField("lm_head", vocab, hidden)
+    head = config.classifier
+    if head is not None:
+        if head.activation is not None:
+            yield MatrixField(head.dense, (hidden,), hidden, head.dense_bias)
+        yield from _norm("classifier_norm", head.norm, hidden)
+        yield MatrixField("classifier", (len(head.labels),), hidden, head.bias)
 
 
 def layer_fields(spec: LayerSpec, hidden: int) -> Iterator[Field]:
@@ -120,6 +127,10 @@ def build_weights(config: ModelConfig, source: WeightSource) -> Weights:
         for index, spec in enumerate(config.layers)
     )
     embedding = linears["embedding"]
+    classifier = None
+    if config.classifier is not None:
+        dense = linears.get(config.classifier.dense)
+        classifier = ClassifierWeights(linears["classifier"], dense, norms.get("classifier_norm"))
     return Weights(
         embedding=embedding,
         layers=layers,
@@ -128,6 +139,7 @@ def build_weights(config: ModelConfig, source: WeightSource) -> Weights:
         position_embedding=linears.get("position_embedding"),
         token_type_embedding=linears.get("token_type_embedding"),
         embedding_norm=norms.get("embedding_norm"),
+        classifier=classifier,
     )
 
 

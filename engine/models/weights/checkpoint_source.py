@@ -36,6 +36,7 @@ Kind = Literal["weight", "bias"]
 
 OUTER_NAME = "model."
 SOURCE_DTYPES = {"float64", "float32", "float16", "bfloat16"}
+HEADS = ("lm_head", "classifier", "classifier_dense", "classifier_norm")  # modules beside the one with the prefix
 PROJECTIONS = ("qkv", "out", "up", "down")
 OLD_NORM_NAMES = {"weight": "gamma", "bias": "beta"}  # of checkpoints first made with TensorFlow
 QUANTISED = re.compile(
@@ -109,7 +110,8 @@ class CheckpointSource(WeightSource):
 
         The flag of config.json decides only between equal tensors.
         """
-        if self.config.is_encoder:
+        if self.config.is_encoder or self.config.classifier is not None:
+            self.config = replace(self.config, tie_word_embeddings=True)
             return False
         head = self.architecture.weights["lm_head"][0] + ".weight"
         (embedding,) = self._names(MatrixField("embedding", (), 0), "weight", None)
@@ -207,7 +209,7 @@ class CheckpointSource(WeightSource):
         return result
 
     def _names(self, field: Field, kind: Kind, layer: int | None) -> tuple[str, ...]:
-        prefix = "" if field.name == "lm_head" else self.prefix
+        prefix = "" if field.name in HEADS else self.prefix
         modules = (name.format(i=layer).removeprefix(self.dropped) for name in self.architecture.weights[field.name])
         names = tuple(f"{prefix}{module}.{kind}" for module in modules)
         if isinstance(field, NormField):

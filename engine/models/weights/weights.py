@@ -57,6 +57,15 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
+class ClassifierWeights:
+    """Of the head in a `ClassifierSpec` with L labels."""
+
+    out: LinearWeight  # [L, H]
+    dense: LinearWeight | None = None  # [H, H]
+    norm: NormWeights | None = None
+
+
+@dataclass(frozen=True)
 class Weights:
     """All weights of a decoder or an encoder; with a tied head `lm_head` is `embedding`.
 
@@ -70,6 +79,7 @@ class Weights:
     position_embedding: LinearWeight | None = None  # [P, H]
     token_type_embedding: LinearWeight | None = None  # [K, H]
     embedding_norm: NormWeights | None = None
+    classifier: ClassifierWeights | None = None
     has_head: bool = True
 
     def linear_weights(self) -> Iterator[LinearWeight]:

@@ -54,7 +54,7 @@ class AttentionOps(Ops):
         if k_norm is not None:
             keys[...] = rms_normalised(keys, widen(k_norm), eps)
         if cos_sin is not None:
-            _rotate(rotated, cos_sin.numpy()[metadata.positions.numpy()])
+            rotate(rotated, cos_sin.numpy()[metadata.positions.numpy()])
         store(out, queries)
 
         slots = metadata.slot_mapping.numpy()
@@ -259,7 +259,7 @@ def _weighted_values(scores: Float32Array, values: Float32Array) -> Float32Array
     return weighted
 
 
-def _rotate(heads: Float32Array, cos_sin: Float32Array) -> None:
+def rotate(heads: Float32Array, cos_sin: Float32Array) -> None:
     """Rotate the pairs (i, i + half) of heads [T, H, D] in place by cos_sin [T, 2 * half]."""
     half = cos_sin.shape[1] // 2
     cos, sin = cos_sin[:, None, :half], cos_sin[:, None, half:]

@@ -1,4 +1,4 @@
-"""Attention in which every token of a text sees all of it, and means over segments of rows."""
+"""Attention in which tokens see both sides of their text, and means over segments of rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from tessera.engine.contract.errors import TesseraError
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import Float32, InInt, InT, Int32, OutFloat, RestrictInInt, RestrictInT, RestrictOutT
+from tessera.engine.cuda.params import (
+    Float32,
+    InFloat,
+    InInt,
+    InT,
+    Int32,
+    OutFloat,
+    RestrictInInt,
+    RestrictInT,
+    RestrictOutT,
+)
 from tessera.engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor
@@ -23,6 +33,9 @@ class BidirectionalAttentionParams(NamedTuple):
     num_heads: Int32
     head_dim: Int32
     scale_log2: Float32
+    cos_sin: InFloat
+    rotary_dim: Int32
+    reach: Int32
 
 
 class SegmentMeanParams(NamedTuple):
@@ -36,7 +49,7 @@ class SegmentMeanParams(NamedTuple):
 BIDIRECTIONAL_ATTENTION = KernelSpec(
     file="attention/bidirectional.cu",
     name="bidirectional_attention_kernel",
-    template=("T",),
+    template=("T", "GENERAL"),
     params=BidirectionalAttentionParams,
 )
 SEGMENT_MEAN = KernelSpec(
@@ -72,14 +85,23 @@ def segment_mean_config(num_segments: int, hidden: int) -> LaunchConfig:
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
-    return [(spec, (dtype,)) for spec in SPECS for dtype in dtypes]
+    attention = [(BIDIRECTIONAL_ATTENTION, (dtype, flag)) for dtype in dtypes for flag in ("false", "true")]
+    return [*attention, *((SEGMENT_MEAN, (dtype,)) for dtype in dtypes)]
 
 
 class EncoderOps(Ops):
     device: CudaDevice
 
     def _bidirectional_attention(
-        self, qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, num_heads: int, scale: float, out: Tensor
+        self,
+        qkv: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        num_heads: int,
+        scale: float,
+        cos_sin: Tensor | None,
+        reach: int | None,
+        out: Tensor,
     ) -> None:
         head_dim = out.shape[1] // num_heads
         if head_dim > MAX_HEAD_DIM:
@@ -94,8 +116,12 @@ class EncoderOps(Ops):
             num_heads=num_heads,
             head_dim=head_dim,
             scale_log2=scale * math.log2(math.e),
+            cos_sin=cos_sin,
+            rotary_dim=0 if cos_sin is None else cos_sin.shape[1],
+            reach=max_seqlen if reach is None else min(reach, max_seqlen),
         )
-        self.device.launch(BIDIRECTIONAL_ATTENTION, (cuda_type(qkv.dtype),), config, params)
+        general = "false" if cos_sin is None and (reach is None or reach >= max_seqlen) else "true"
+        self.device.launch(BIDIRECTIONAL_ATTENTION, (cuda_type(qkv.dtype), general), config, params)
 
     def _segment_mean(self, x: Tensor, begins: Tensor, ends: Tensor, out: Tensor) -> None:
         num_segments, hidden = out.shape

@@ -61,7 +61,7 @@ def test_an_encoder_in_gguf_has_the_embeddings_of_its_safetensors(tmp_path: Path
     def embeddings(model: Path) -> Array:
         config = EngineConfig(model=str(model), dtype="float32").with_device_defaults("cpu")
         runner = EncoderRunner(config, load_config(model), model, CPU, make_ops(CPU), pooling="cls")
-        return runner.embed(tiny_encoder.inputs())
+        return runner.compute(tiny_encoder.inputs())
 
     expected = embeddings(tiny_encoder.build_encoder(tmp_path / "folder"))
     assert relative_error(embeddings(encoder_file(tmp_path / "m.gguf")), expected) < 1e-5

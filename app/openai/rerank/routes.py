@@ -1,0 +1,96 @@
+"""POST /v1/rerank, /v1/score and /v1/classify."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from tessera.app.generate.admission import receive
+from tessera.app.http.access_log import trace_of
+from tessera.app.http.body import json_response
+from tessera.app.http.description import Description
+from tessera.app.openai.rerank.objects import ClassificationList, RerankList, ScoreList
+from tessera.app.openai.rerank.schema import ClassifyRequest, RerankRequest, ScoreRequest
+from tessera.app.openai.rerank.scorers import Pairs, Scored, scorers_of
+
+router = APIRouter(tags=["Scores"])
+
+RERANK = Description(RerankRequest, returns=RerankList)
+
+
+@router.post("/v1/rerank", operation_id="rerank", summary="Documents by relevance", openapi_extra=RERANK)
+@router.post("/v2/rerank", operation_id="rerankCohere", summary="As /v1/rerank", openapi_extra=RERANK)
+async def rerank(http_request: Request) -> Response:
+    """In the form of Jina's and Cohere's APIs."""
+    scorers = scorers_of(http_request)
+    request = await receive(http_request, RerankRequest)
+    name = request.model or scorers.default_name
+    pairs = Pairs([request.query], request.documents, ("query", "documents"))
+    scored = await scorers.score_pairs(http_request, name, request, pairs)
+    order = sorted(range(len(request.documents)), key=lambda index: (-scored.scores[index], index))
+    results: list[dict[str, Any]] = []
+    for index in order[: request.top_n or None]:
+        result: dict[str, Any] = {"index": index, "relevance_score": float(scored.scores[index])}
+        if request.return_documents:
+            result["document"] = {"text": request.documents[index]}
+        results.append(result)
+    return json_response(
+        {"id": _new_id("rerank"), "model": name, "results": results, "usage": _usage(http_request, name, scored)}
+    )
+
+
+@router.post(
+    "/v1/score",
+    operation_id="score",
+    summary="Scores of pairs of texts",
+    openapi_extra=Description(ScoreRequest, returns=ScoreList),
+)
+async def score(http_request: Request) -> Response:
+    """In the form of vLLM's API."""
+    scorers = scorers_of(http_request)
+    request = await receive(http_request, ScoreRequest)
+    name, names = request.model or scorers.default_name, request.names
+    pairs = Pairs(getattr(request, names[0]), getattr(request, names[1]), names)
+    scored = await scorers.score_pairs(http_request, name, request, pairs)
+    data = [{"index": index, "object": "score", "score": float(value)} for index, value in enumerate(scored.scores)]
+    return _listed("score", name, data, _usage(http_request, name, scored))
+
+
+@router.post(
+    "/v1/classify",
+    operation_id="classify",
+    summary="Classes of texts or token ids",
+    openapi_extra=Description(ClassifyRequest, returns=ClassificationList),
+)
+async def classify(http_request: Request) -> Response:
+    """In the form of vLLM's API."""
+    scorers = scorers_of(http_request)
+    request = await receive(http_request, ClassifyRequest)
+    name = request.model or scorers.default_name
+    scored = await scorers.classify(http_request, name, request)
+    labels = scorers.classifier(name).labels
+    data = [
+        {"index": index, "label": labels[row.argmax()], "probs": row.tolist(), "num_classes": len(labels)}
+        for index, row in enumerate(scored.scores)
+    ]
+    return _listed("classify", name, data, _usage(http_request, name, scored))
+
+
+def _listed(kind: str, name: str, data: list[dict[str, Any]], usage: dict[str, int]) -> Response:
+    head = {"id": _new_id(kind), "object": "list", "created": int(time.time()), "model": name}
+    return json_response({**head, "data": data, "usage": usage})
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(16)}"
+
+
+def _usage(http_request: Request, name: str, scored: Scored) -> dict[str, int]:
+    """Also for the access log."""
+    trace = trace_of(http_request.scope)
+    trace.model, trace.num_prompt_tokens = name, scored.num_tokens
+    return {"prompt_tokens": scored.num_tokens, "total_tokens": scored.num_tokens}
