@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from tessera.app.keys.api_key import AcceptedKeys, ApiKey
 from tessera.engine.contract.config import EngineConfig, ProcessSettings
 from tessera.options.declaration import Option
 
@@ -40,7 +41,9 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     Attributes:
         model_folder: local folder with tokenizer.json, tokenizer_config.json, generation_config.json.
         served_model_names: names that requests may use; a completion carries the name that was asked for.
-        api_keys: accepted bearer keys; empty leaves every route open.
+        api_keys: accepted bearer keys from options; without these and `keys` every route is open.
+        keys: entries of the keys file.
+        key_use_fd: descriptor of the memory that several app processes count the use of keys in; None: each for itself.
         embedding_folder: local folder of the encoder that makes embeddings beside the model, or None.
         embedding_model_names: names of that encoder.
         reranker_folder: local folder of the cross-encoder that scores pairs beside the model, or None.
@@ -64,6 +67,8 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     model_folder: str
     served_model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
+    keys: tuple[ApiKey, ...] = ()
+    key_use_fd: int | None = None
     embedding_folder: str | None = None
     embedding_model_names: tuple[str, ...] = ()
     reranker_folder: str | None = None
@@ -163,6 +168,16 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
             form="letters, digits and _, not beginning with a digit",
         ),
     ] = "tessera"
+    min_free_memory: Annotated[
+        int,
+        Option(
+            "requests are refused while less memory than this is available, in MiB; 0 refuses none",
+            group="HTTP",
+            metavar="MIB",
+            low=0,
+            high=2**30,
+        ),
+    ] = 64
     ui: Annotated[bool, Option("have a status page at /", group="HTTP")] = True
     data_dir: Annotated[
         str | None,
@@ -220,6 +235,10 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
         Option("write each request's prompt into its log line; otherwise no content is logged", group="log"),
     ] = False
 
+    @property
+    def accepted_keys(self) -> AcceptedKeys:
+        return AcceptedKeys(self.api_keys, self.keys)
+
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the process that starts the others. Times are seconds."""
@@ -227,6 +246,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     app: AppSettings
     engine_module: str = "tessera.engine.ipc.process"
+    keys_file: str | None = None  # which is read again when it changes
     host: Annotated[str, Option("address to listen on", group="HTTP", metavar="HOST")] = "127.0.0.1"
     port: Annotated[
         int, Option("port to listen on; 0 takes a free one", group="HTTP", metavar="PORT", low=0, high=65535)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from tessera.app.cli.keys_options import KEYS_OPTIONS
 from tessera.app.cli.serve_command import serve_command
 from tessera.app.cli.serve_options import SERVE_OPTIONS
 from tessera.engine.contract.errors import ConfigError
@@ -89,7 +90,19 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
             example="tessera bench --num-prompts 200 --max-concurrency 32 --input-len 512 --output-len 128",
         ),
     )
-    parsers = {"serve": serve, "bench": bench}
+    keys = commands.add_parser(
+        "keys",
+        help="make, list and revoke API keys",
+        description="Make, list and revoke the API keys of a keys file, which `tessera serve --api-keys-file` reads.",
+        usage="tessera keys {add,list,revoke} [NAME] [options]",
+        epilog=EPILOG.format(
+            option="api-keys-file",
+            variable="TESSERA_KEYS_API_KEYS_FILE",
+            value="keys.yaml",
+            example="tessera keys add alice --api-keys-file keys.yaml --tokens-per-minute 100000",
+        ),
+    )
+    parsers = {"serve": serve, "bench": bench, "keys": keys}
     for name, options in _OPTIONS.items():
         options.add_to(parsers[name])
     return parser, parsers
@@ -101,8 +114,18 @@ def bench_command(given: GivenOptions) -> int:
     return run_bench(given)
 
 
-_OPTIONS: dict[str, CommandOptions] = {"serve": SERVE_OPTIONS, "bench": BENCH_OPTIONS}
-_RUN: dict[str, Callable[[GivenOptions], int]] = {"serve": serve_command, "bench": bench_command}
+def keys_command(given: GivenOptions) -> int:
+    from tessera.app.cli.keys_command import keys_command as run  # imported late, so that --help is answered at once
+
+    return run(given)
+
+
+_OPTIONS: dict[str, CommandOptions] = {"serve": SERVE_OPTIONS, "bench": BENCH_OPTIONS, "keys": KEYS_OPTIONS}
+_RUN: dict[str, Callable[[GivenOptions], int]] = {
+    "serve": serve_command,
+    "bench": bench_command,
+    "keys": keys_command,
+}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tessera.app.cli.keys_options import KEYS_OPTIONS
 from tessera.app.cli.serve_options import SERVE_OPTIONS
 from tessera.loadtest.bench_options import BENCH_OPTIONS
 from tessera.options.reference import render_reference
@@ -21,7 +22,8 @@ place counts.
 - **Command line.** Switches have an opposite: `--log-prompts` and `--no-log-prompts`, `--no-ui` and `--ui`.
 - **Environment.** A switch is `true` or `false`; several values are separated by commas; an empty variable counts as
   unset. So do values such as `tcp://10.0.0.1:8000`, which Kubernetes sets beside a service named `tessera`
-  (`TESSERA_PORT`). Variables of `tessera bench` begin with `TESSERA_BENCH_`. A variable that looks like a mistyped
+  (`TESSERA_PORT`). Variables of `tessera bench` begin with `TESSERA_BENCH_`, those of
+  `tessera keys` with `TESSERA_KEYS_`. A variable that looks like a mistyped
   option is an error.
 - **File.** YAML with one option a line, named as on the command line without the dashes. A switch is `true` or
   `false`, several values are a list, `null` means the default. An unknown key is an error. Paths are relative to the
@@ -66,6 +68,8 @@ def render_page() -> str:
             render_reference(SERVE_OPTIONS),
             "\n## tessera bench\n",
             render_reference(BENCH_OPTIONS),
+            "\n## tessera keys\n",
+            render_reference(KEYS_OPTIONS),
             "",
             OTHER_VARIABLES,
         ]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tessera.app.cli.api_keys import gather_api_keys
 from tessera.app.cli.serve_options import KeyOptions, ModelOptions
+from tessera.app.keys.api_key import AcceptedKeys
+from tessera.app.keys.keys_file import read_keys_file, with_slots
 from tessera.app.settings import AppSettings, ServerOptions
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
@@ -18,7 +20,7 @@ def serve_command(given: GivenOptions) -> int:
     # Imported late, so that --help and wrong options are answered at once.
     from tessera.app.server.serve import run_server
 
-    return run_server(server_options(given), read_keys=partial(_api_keys, given))
+    return run_server(server_options(given), read_keys=partial(_accepted_keys, given))
 
 
 def server_options(given: GivenOptions) -> ServerOptions:
@@ -32,7 +34,7 @@ def server_options(given: GivenOptions) -> ServerOptions:
     given.make(EngineConfig, model="").verify()  # before the model is looked for: a download takes long
     models = given.make(ModelOptions)
     chat_template = _existing_file("--chat-template", given.value("chat_template"))
-    api_keys = _api_keys(given)
+    keys = _accepted_keys(given)
     model = find_model(models.model) if models.model else builtin_model()
     names = models.served_model_name or (model.name,)
     embedding = find_model(models.embedding_model) if models.embedding_model else None
@@ -48,6 +50,7 @@ def server_options(given: GivenOptions) -> ServerOptions:
     embedding_names, reranker_names = ((beside.name,) if beside is not None else () for beside in (embedding, reranker))
     return given.make(
         ServerOptions,
+        keys_file=_keys_file(given),
         engine=given.make(
             EngineConfig,
             model=str(model.path),
@@ -61,7 +64,8 @@ def server_options(given: GivenOptions) -> ServerOptions:
             AppSettings,
             model_folder=str(model.path),
             served_model_names=names,
-            api_keys=api_keys,
+            api_keys=keys.plain,
+            keys=keys.named,
             chat_template=chat_template,
             embedding_folder=embedding_folder,
             embedding_model_names=embedding_names,
@@ -71,15 +75,32 @@ def server_options(given: GivenOptions) -> ServerOptions:
     )
 
 
-def _api_keys(given: GivenOptions) -> tuple[str, ...]:
-    """Keys and key file of the same source count together; those of a lower source do not."""
+KEY_FIELDS = ("api_key", "api_key_file", "api_keys_file")
+
+
+def _accepted_keys(given: GivenOptions) -> AcceptedKeys:
+    """Keys and key files of the same source count together; those of a lower source do not."""
     options = given.make(KeyOptions)
-    keys, file = given.rank("api_key"), given.rank("api_key_file")
-    return gather_api_keys(
-        options.api_key if keys <= file else (),
-        options.api_key_file if file <= keys else None,
+    plain = gather_api_keys(
+        options.api_key if _counts(given, "api_key") else (),
+        options.api_key_file if _counts(given, "api_key_file") else None,
         "TESSERA_API_KEY" if given.source("api_key") == "environment" else "--api-key",
     )
+    file = _keys_file(given)
+    if file is None:
+        return AcceptedKeys(plain)
+    keys = AcceptedKeys(plain, with_slots(read_keys_file(Path(file))))
+    if not keys:
+        raise ConfigError(f"--api-keys-file {file} has no keys: make one with `tessera keys add`")
+    return keys
+
+
+def _counts(given: GivenOptions, field: str) -> bool:
+    return given.rank(field) == min(map(given.rank, KEY_FIELDS))
+
+
+def _keys_file(given: GivenOptions) -> str | None:
+    return given.make(KeyOptions).api_keys_file if _counts(given, "api_keys_file") else None
 
 
 def _existing_file(option: str, path: str | None) -> str | None:

@@ -12,7 +12,7 @@ from tessera.options.command_options import CommandOptions
 from tessera.options.declaration import Option
 
 PREFIX = "TESSERA_"
-OTHER_VARIABLES = ("TESSERA_CACHE_DIR", "TESSERA_BENCH_")  # the folder of compiled kernels; `tessera bench`
+OTHER_VARIABLES = ("TESSERA_CACHE_DIR", "TESSERA_BENCH_", "TESSERA_KEYS_")  # kernels; other commands
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +79,16 @@ class KeyOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             "file with further keys, one a line; empty lines and lines that begin with # are skipped",
+            group="HTTP",
+            metavar="FILE",
+            default="none",
+        ),
+    ] = None
+    api_keys_file: Annotated[
+        str | None,
+        Option(
+            "YAML or JSON file with named keys, as digests, and their limits and rights; `tessera keys` edits it, and "
+            "a change takes effect at once",
             group="HTTP",
             metavar="FILE",
             default="none",

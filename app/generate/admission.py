@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request
@@ -20,13 +21,13 @@ from tessera.app.generate.reasoning_budget import reasoning_budget
 from tessera.app.generate.sampling import bad_word_ids, check_all_logprobs, sampling_params
 from tessera.app.generate.served_model import ServedModel, model_of
 from tessera.app.http.access_log import trace_of
-from tessera.app.http.body import read_json_object
+from tessera.app.http.body import read_json_object, run_in_turn
+from tessera.app.http.limits import account_of, lease_of
 from tessera.app.schema.chat import ChatRequest
 from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.schema.request import RequestModel, parse_request
 from tessera.engine.contract.errors import InvalidRequestError
-from tessera.engine.contract.sampling_params import Grammar, ReasoningBudget, SamplingParams
-from tessera.engine.ipc.client import RequestStream
+from tessera.engine.contract.sampling_params import Grammar, ReasoningBudget
 
 BACKGROUND_PRIORITY = 2**32  # beyond all that requests can ask for
 
@@ -39,7 +40,13 @@ async def receive(http_request: Request, schema: type[R]) -> R:
     Raises:
         RequestError: the body cannot be read, or a field is wrong.
     """
-    request = parse_request(schema, await read_json_object(http_request, model_of(http_request).settings))
+    body = await read_json_object(http_request, model_of(http_request).settings)
+    return await run_in_turn(http_request, partial(checked_request, schema), body)
+
+
+def checked_request(schema: type[R], body: dict[str, Any]) -> R:
+    """The request in a parsed body. Raises InvalidRequestError naming the field at fault."""
+    request = parse_request(schema, body)
     request.check()
     return request
 
@@ -119,15 +126,20 @@ class Admission(Generic[R]):
             )
         checked = [checked_prompt(token_ids, model.info, param) for token_ids in prompts]
         check_all_logprobs(request, prompts, model.info)
-        grammar = grammar if grammar is not None else request.grammar
-        params = self._sampling_params(request, prompts, grammar, budget)
+        params = sampling_params(
+            request,
+            [len(token_ids) for token_ids in prompts],
+            model.info,
+            model.defaults,
+            grammar if grammar is not None else request.grammar,
+            bad_word_ids(request.bad_words, model.tokenizer) if request.bad_words else (),
+            default_seed=model.settings.seed,
+            reasoning_budget=budget,
+        )
         options = _text_options(request)
-        salt = _cache_salt(request, self.tenant, shared=model.settings.share_prefix_cache)
-        # A refusal drops the streams made so far, which withdraws their sequences.
         choices: list[Choice] = []
-        streams: list[RequestStream] = []
-        for row, token_ids in enumerate(checked):
-            for sequence_params in params[row]:
+        for row in range(len(prompts)):
+            for _ in params[row]:
                 reader = make_reader() if make_reader is not None else None
                 detokenizer = model.detokenizers.make(
                     skip_special_tokens=request.skip_special_tokens,
@@ -136,40 +148,19 @@ class Admission(Generic[R]):
                 )
                 offset = text_offsets[row] if text_offsets is not None else 0
                 choices.append(Choice(len(choices), detokenizer, options, text_offset=offset, reader=reader))
-                priority = (request.priority or 0) + _priority_offset(self.http_request)
-                num_choices = 0 if streams else request.num_choices
-                streams.append(
-                    model.client.submit(
-                        token_ids, sequence_params, priority=priority, cache_salt=salt, num_choices=num_choices
-                    )
-                )
-        generation = Generation(choices, streams, sum(map(len, prompts)), request.num_choices)
+        lease = lease_of(self.http_request.scope)
+        num_prompt_tokens = sum(map(len, prompts))
+        hold = lease.hold_sequences(len(choices), num_prompt_tokens) if lease is not None else None
+        streams = model.client.submit_all(
+            [(token_ids, each) for token_ids, row in zip(checked, params, strict=True) for each in row],
+            priority=(request.priority or 0) + _priority_offset(self.http_request),
+            cache_salt=_cache_salt(request, self.tenant, shared=model.settings.share_prefix_cache),
+            num_choices=request.num_choices,
+            account=account_of(self.http_request.scope),
+        )
+        generation = Generation(choices, streams, num_prompt_tokens, request.num_choices, hold)
         self._trace(request, prompts, generation)
         return generation
-
-    def _sampling_params(
-        self,
-        request: GenerationRequest,
-        prompts: list[list[int]],
-        grammar: Grammar | None,
-        budget: ReasoningBudget | None,
-    ) -> list[list[SamplingParams]]:
-        """Parameters of each prompt's sequences."""
-        model = self.model
-        bad_words = bad_word_ids(request.bad_words, model.tokenizer) if request.bad_words else ()
-        return [
-            sampling_params(
-                request,
-                len(token_ids),
-                model.info,
-                model.defaults,
-                grammar,
-                bad_words,
-                default_seed=model.settings.seed,
-                reasoning_budget=budget,
-            )
-            for token_ids in prompts
-        ]
 
     def _trace(self, request: GenerationRequest, prompts: list[list[int]], generation: Generation) -> None:
         trace = trace_of(self.http_request.scope)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from tessera.app.generate.reader import CompletionReader
 from tessera.app.http.access_log import milliseconds
+from tessera.app.limits.lease import SequenceHold
 from tessera.app.text.detokenizer import Detokenizer
 from tessera.app.text.stop_strings import StopMatcher
 from tessera.app.tools.parts import Content, Part
@@ -251,13 +252,15 @@ class Choice:
 class Generation:
     """All sequences of one request. `choices[i]` reads `streams[i]`.
 
-    `num_prompt_tokens` counts each prompt once, however many choices it has.
+    `num_prompt_tokens` counts each prompt once, however many choices it has. `hold` is on the limits of the request's
+    key.
     """
 
     choices: Sequence[Choice]
     streams: Sequence[RequestStream]
     num_prompt_tokens: int
     choices_per_prompt: int = 1
+    hold: SequenceHold | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def usage(self) -> Usage:
@@ -315,6 +318,8 @@ class Generation:
 
     async def abort(self) -> None:
         """Stop every sequence that has not ended; does nothing when all have."""
+        if self.hold is not None:
+            self.hold.release(sum(choice.num_tokens for choice in self.choices))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

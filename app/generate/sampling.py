@@ -106,41 +106,44 @@ def check_all_logprobs(request: GenerationRequest, prompts: Sequence[Sequence[in
 
 def sampling_params(
     request: GenerationRequest,
-    num_prompt_tokens: int,
+    prompt_lengths: Sequence[int],
     info: EngineInfo,
     defaults: SamplingDefaults,
     grammar: Grammar | None = None,
     bad_words: tuple[tuple[int, ...], ...] = (),
     default_seed: int | None = None,
     reasoning_budget: ReasoningBudget | None = None,
-) -> list[SamplingParams]:
-    """Parameters of the prompt's `n` sequences.
+) -> list[list[SamplingParams]]:
+    """Parameters of each prompt's `n` sequences. They are verified once, and share whatever is large.
 
     Args:
+        prompt_lengths: in tokens.
         grammar: what the completions must match.
         bad_words: token ids of texts that they must not have.
-        default_seed: seed of requests without one; sequence i takes seed + i.
+        default_seed: seed of requests without one; sequence i of a prompt takes seed + i.
 
     Raises:
         InvalidRequestError: a field is out of range, or prompt and completion exceed the context.
     """
-    room = info.max_model_len - num_prompt_tokens
+    rooms = [info.max_model_len - length for length in prompt_lengths]
     limit, limit_name = request.token_limit
     if limit is not None and limit > info.max_model_len and not request.always_clamps:
         raise ContextLengthError(
             f"This model's maximum context length is {info.max_model_len} tokens: input length and `max_tokens` exceed"
-            f" context limit: {num_prompt_tokens} + {limit} > {info.max_model_len}.",
+            f" context limit: {prompt_lengths[0]} + {limit} > {info.max_model_len}.",
             param=limit_name,
         )
-    asked = room if limit is None else limit
-    if request.min_tokens is not None and request.min_tokens > asked:
-        raise InvalidRequestError(
-            f"min_tokens ({request.min_tokens}) must be at most {limit_name} ({asked}).", param="min_tokens"
-        )
-    max_tokens = max(min(asked, room), 1)  # the prompt's logits come with a token, wanted or not
+    for room in rooms:
+        asked = room if limit is None else limit
+        if request.min_tokens is not None and request.min_tokens > asked:
+            raise InvalidRequestError(
+                f"min_tokens ({request.min_tokens}) must be at most {limit_name} ({asked}).", param="min_tokens"
+            )
+    # The prompt's logits come with a token, wanted or not.
+    most = [max(min(room if limit is None else limit, room), 1) for room in rooms]
     base = SamplingParams(
-        max_tokens=max_tokens,
-        **_row_parameters(request, defaults, max_tokens),
+        max_tokens=max(most),
+        **_row_parameters(request, defaults, max(most)),
         logit_bias=request.logit_bias,
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
@@ -153,12 +156,21 @@ def sampling_params(
         reasoning_budget=reasoning_budget,
     )
     base.verify(info.vocab_size)
-    # Streamed choices each need the prompt's log-probabilities with their first token; otherwise one copy will do.
     seed = default_seed if request.seed is None else request.seed
-    others = base if request.stream else msgspec.structs.replace(base, prompt_logprobs=None)
     return [
-        msgspec.structs.replace(others if index else base, seed=_seed(seed, index))
-        for index in range(request.num_choices)
+        [
+            msgspec.structs.replace(
+                base,
+                seed=_seed(seed, index),
+                max_tokens=max_tokens,
+                min_tokens=min(base.min_tokens, max_tokens),
+                # Streamed choices each need the prompt's log-probabilities with their first token; otherwise one copy
+                # will do.
+                prompt_logprobs=base.prompt_logprobs if request.stream or index == 0 else None,
+            )
+            for index in range(request.num_choices)
+        ]
+        for max_tokens in most
     ]
 
 

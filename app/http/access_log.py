@@ -41,6 +41,7 @@ class RequestTrace:
     Attributes:
         arrival: `time.monotonic()` of its first byte.
         dialect: of the API that its path belongs to.
+        key: the name of the key that it bore.
         model: the name that it asked for, once checked.
         prompts: its prompts as the model reads them; only with `--log-prompts`.
         error: why it failed.
@@ -48,6 +49,7 @@ class RequestTrace:
 
     arrival: float = field(default_factory=time.monotonic)
     dialect: Dialect = OPENAI
+    key: str | None = None
     model: str | None = None
     stream: bool | None = None
     num_prompt_tokens: int | None = None
@@ -128,6 +130,7 @@ def log_request(scope: MutableMapping[str, Any], request_id: str, client_id: str
         "method": scope["method"],
         "endpoint": path[:MAX_PATH_LENGTH],
         "status": status,
+        "key": trace.key,
         "model": trace.model,
         "stream": trace.stream,
         "prompt_tokens": trace.num_prompt_tokens,

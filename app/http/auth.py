@@ -1,15 +1,11 @@
 """Access, decided before any route sees the request: API keys, and the pages in a user's browser.
 
-Keys are compared as SHA-256 digests in constant time.
-
 A page of any site can send requests to a server on the user's machine. It cannot read the response, but the work is
 done. By DNS rebinding, a name of the page's own site leads to the server's address; then it reads the response as well.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import ipaddress
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -18,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tessera.app.http.access_log import trace_of
 from tessera.app.http.errors import ForeignPageError, HostError, error_response
+from tessera.app.keys.key_ring import KeyHolder, KeyRing
 from tessera.engine.contract.errors import AuthenticationError, RequestError
 
 # The only paths that need no key, compared whole. The status page's files are the same everywhere: the page asks for
@@ -31,45 +28,34 @@ OWN_SITES = frozenset({b"same-origin", b"none"})  # of Sec-Fetch-Site; none: not
 ANY = "*"
 
 
-class AcceptedKeys:
-    """The digests of the keys that are accepted at the moment."""
-
-    def __init__(self, api_keys: Sequence[str]) -> None:
-        self.replace(api_keys)
-
-    def replace(self, api_keys: Sequence[str]) -> None:
-        """Accept these from now on; requests under way go on."""
-        assert api_keys, "no keys would leave every route open"
-        self.digests = tuple(_digest(key.encode()) for key in api_keys)
-
-
 class AuthMiddleware:
-    """Refuses requests without a known key with 401; puts the tenant of the key into the request's state."""
+    """Refuses requests without a known key with 401; puts the key's holder and tenant into the request's state."""
 
-    def __init__(self, app: ASGIApp, accepted: AcceptedKeys) -> None:
+    def __init__(self, app: ASGIApp, ring: KeyRing) -> None:
         self._app = app
-        self._accepted = accepted
+        self._ring = ring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            trace = trace_of(scope)
             try:
-                tenant = self._tenant(scope)
+                holder = self._holder(scope)
             except AuthenticationError as error:
-                trace = trace_of(scope)
                 trace.error = error
                 await error_response(error, trace.dialect)(scope, receive, send)
                 return
-            scope.setdefault("state", {})["tenant"] = tenant
+            trace.key = holder.name
+            scope.setdefault("state", {}).update(holder=holder, tenant=holder.tenant)
         await self._app(scope, receive, send)
 
-    def _tenant(self, scope: Scope) -> str:
+    def _holder(self, scope: Scope) -> KeyHolder:
         given = _given_keys(scope)
         if not given:
             raise AuthenticationError("No API key was given: send it as 'Authorization: Bearer KEY'.")
         for key in given:
-            digest = _digest(key)
-            if sum([hmac.compare_digest(digest, accepted) for accepted in self._accepted.digests]):
-                return hashlib.sha256(b"tenant" + digest).hexdigest()
+            holder = self._ring.find(key)
+            if holder is not None:
+                return holder
         raise AuthenticationError("The API key is not valid.")
 
 
@@ -81,10 +67,6 @@ def _given_keys(scope: Scope) -> list[bytes]:
         scheme, _, key = headers[b"authorization"].partition(b" ")
         keys.append(key.strip() if scheme.lower() == b"bearer" else b"")
     return keys
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 class OriginMiddleware:

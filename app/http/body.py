@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 
@@ -13,15 +14,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.app.http.errors import BodyTimeoutError, ClientDisconnectedError, MediaTypeError, PayloadTooLargeError
+from tessera.app.http.limits import account_of
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import InvalidRequestError, QueueFullError
-
-T = TypeVar("T")
 
 MAX_JSON_DEPTH = 64
 MAX_JSON_CONTAINERS = 2**17  # objects and lists of one body
 MAX_LARGE_BODIES = 4  # of the largest size, in hand at a time
-LARGE_BODY = 2**18  # bytes; larger ones are parsed in a thread, one after the other
+MAX_LARGE_BODIES_OF_ONE = 2  # of them, of one key or address
+LARGE_BODY = 2**16  # bytes; larger ones are parsed and checked in a thread, one after the other
+
+P = TypeVar("P")
+T = TypeVar("T")
 
 # A string, which ends with the text if nothing else ends it, or a bracket.
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]+|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
@@ -34,22 +38,29 @@ class LargeBody:
     Raises (`grow`): QueueFullError.
     """
 
-    in_hand: ClassVar[int] = 0  # bytes, of all requests of this process
+    in_hand: ClassVar[Counter[int]] = Counter()  # bytes by account, of all requests of this process
 
-    def __init__(self, largest: int) -> None:
-        self._limit = MAX_LARGE_BODIES * largest
+    def __init__(self, largest: int, account_id: int = 0) -> None:
+        self._largest = largest
+        self._account_id = account_id
         self._size = 0
 
     def grow(self, size: int) -> None:
         """Hold `size` bytes; a body that is not large counts for nothing, so that it is never refused."""
-        if size > LARGE_BODY:
-            if LargeBody.in_hand + size - self._size > self._limit:
-                raise QueueFullError("The server has too many large requests in hand; please try again later.")
-            LargeBody.in_hand += size - self._size
-            self._size = size
+        if size <= LARGE_BODY:
+            return
+        in_hand, more = LargeBody.in_hand, size - self._size
+        if in_hand[self._account_id] + more > MAX_LARGE_BODIES_OF_ONE * self._largest:
+            raise QueueFullError("Too many of your large requests are in hand; please try again later.")
+        if in_hand.total() + more > MAX_LARGE_BODIES * self._largest:
+            raise QueueFullError("The server has too many large requests in hand; please try again later.")
+        in_hand[self._account_id] += more
+        self._size = size
 
     def release(self) -> None:
-        LargeBody.in_hand -= self._size
+        LargeBody.in_hand[self._account_id] -= self._size
+        if not LargeBody.in_hand[self._account_id]:
+            del LargeBody.in_hand[self._account_id]
         self._size = 0
 
 
@@ -69,12 +80,11 @@ async def read_json_object(request: Request, settings: AppSettings, *, any_media
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > settings.max_body_bytes:
         raise _too_large(settings)
-    large = LargeBody(settings.max_body_bytes)
+    large = LargeBody(settings.max_body_bytes, account_of(request.scope).id)
     try:
         body = await _within(settings.body_timeout, _receive_all(request, settings, large))
-        if len(body) <= LARGE_BODY:
-            return parse_json_object(body)
-        return await asyncio.get_running_loop().run_in_executor(_one_thread, parse_json_object, body)
+        request.scope["state"]["body_is_large"] = len(body) > LARGE_BODY
+        return await run_in_turn(request, parse_json_object, body)
     except asyncio.TimeoutError:
         raise BodyTimeoutError(f"The body did not arrive within {settings.body_timeout:g} seconds.") from None
     finally:
@@ -98,6 +108,16 @@ async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def run_in_turn(request: Request, function: Callable[[P], T], argument: P) -> T:
+    """Work on a request's body: at once for a small one, in the thread of large ones otherwise.
+
+    There it takes turns with the event loop, and only one large body is worked on at a time.
+    """
+    if not request.scope["state"].get("body_is_large"):
+        return function(argument)
+    return await asyncio.get_running_loop().run_in_executor(_one_thread, function, argument)
 
 
 def keep_for_reading(request: Request, body: dict[str, Any]) -> None:

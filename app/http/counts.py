@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import mmap
-import os
 from collections.abc import Iterator, Sequence
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-logger = logging.getLogger("tessera.app")
+from tessera.app.limits.shared_memory import map_counts
 
 STATUSES = (200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 499, 500, 503, 504, 507)
 OTHER = "other"
 NUM_CONNECTION_CELLS = 2  # open, dropped
-BYTES_PER_COUNT = 8
 
 
 class HttpCounts:
@@ -30,8 +26,7 @@ class HttpCounts:
         self._connections = len(self._endpoints) * len(self._statuses)  # index of their first cell in a row
         self._row_length = self._connections + NUM_CONNECTION_CELLS
         self._begin = row * self._row_length
-        num_bytes = num_rows * self._row_length * BYTES_PER_COUNT
-        self._counts = memoryview(_shared(fd, num_bytes) or bytearray(num_bytes)).cast("q")
+        self._counts = map_counts(fd, num_rows * self._row_length)
 
     def count_response(self, endpoint: str, status: int) -> None:
         row = self._endpoints.get(endpoint, self._endpoints[OTHER])
@@ -67,27 +62,3 @@ class HttpCounts:
                 if count := sum(self._counts[place :: self._row_length]):
                     family.add_metric([endpoint, status], count)
         return family
-
-
-def make_shared_memory() -> int | None:
-    """A descriptor of empty memory for several processes; None, with a line in the log, if there is no memory."""
-    try:
-        return os.memfd_create("http-counts")
-    except OSError as error:
-        logger.warning("HTTP requests are counted by each app process for itself: %s", error)
-        return None
-
-
-def _shared(fd: int | None, num_bytes: int) -> mmap.mmap | None:
-    """The memory behind `fd`, all zeros at first; None if there is not enough.
-
-    Every page is allocated before it is mapped: a page that is missing later would end the process (SIGBUS).
-    """
-    if fd is None:
-        return None
-    try:
-        os.posix_fallocate(fd, 0, num_bytes)
-        return mmap.mmap(fd, num_bytes)
-    except OSError as error:
-        logger.warning("this app process counts HTTP requests for itself alone: %s", error)
-        return None

@@ -52,6 +52,13 @@ class ForeignPageError(InvalidRequestError):
     code = "origin_not_allowed"
 
 
+class PermissionDeniedError(InvalidRequestError):
+    """A request that its key does not allow."""
+
+    status = 403
+    code = "insufficient_permissions"
+
+
 class GenerationTimeoutError(EngineError):
     """A generation that took longer than the server allows."""
 

@@ -38,9 +38,9 @@ ERRORS: Mapping[int, str] = {
     409: "The object is not in a state for this.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
-    429: "Too many requests are waiting; `Retry-After` says when to come back.",
+    429: "Too many requests are waiting, or a limit of the key is reached; `Retry-After` says when to come back.",
     500: "The server or the engine failed this request.",
-    503: "The model is being loaded, the engine is restarted, or the disk fails.",
+    503: "The model is being loaded, the engine is restarted, memory is short, or the disk fails.",
     504: "The response took too long.",
     507: "There is no space left to store it.",
 }
@@ -78,7 +78,7 @@ def openapi_document(
             further = route.openapi_extra.errors if isinstance(route.openapi_extra, Description) else ()
             has_body = "requestBody" in operation
             operation["responses"].update(_error_responses(dialect, further, has_body=has_body))
-            if settings.api_keys:
+            if settings.accepted_keys:
                 operation["security"] = [{name: []} for name in SECURITY_SCHEMES]
     document["components"] = {
         "schemas": _schemas(listed, [OPENAI, *dialects]),

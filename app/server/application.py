@@ -18,10 +18,16 @@ from tessera.app.anthropic.errors import ANTHROPIC
 from tessera.app.generate.sealing import Seal
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.http.access_log import RequestIdMiddleware
-from tessera.app.http.auth import AcceptedKeys, AuthMiddleware, OriginMiddleware
+from tessera.app.http.auth import AuthMiddleware, OriginMiddleware
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
+from tessera.app.http.limits import LimitsMiddleware
 from tessera.app.http.paths import PathMiddleware
+from tessera.app.keys.key_ring import KeyRing
+from tessera.app.limits.key_metrics import KeyMetrics
+from tessera.app.limits.key_use import KeyUse
+from tessera.app.limits.lease import RATE_LIMIT_HEADERS
+from tessera.app.limits.memory_watermark import MemoryWatermark
 from tessera.app.ollama import embed_routes as ollama_embed
 from tessera.app.ollama import model_routes as ollama_models
 from tessera.app.ollama import routes as ollama
@@ -139,12 +145,14 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         num_rows=settings.num_app_processes,
         row=settings.app_process,
     )
-    app.state.metrics_page = MetricsPage(partial(health.render_metrics, model, counts))
+    use = KeyUse(settings.key_use_fd, settings.num_app_processes, settings.app_process)
+    ring = app.state.key_ring = KeyRing(settings.accepted_keys) if settings.accepted_keys else None
+    key_metrics = KeyMetrics(ring, use)
+    app.state.metrics_page = MetricsPage(partial(health.render_metrics, model, (counts, key_metrics)))
     install_error_handlers(app)
-    app.state.accepted_keys = None
-    if settings.api_keys:
-        app.state.accepted_keys = AcceptedKeys(settings.api_keys)
-        app.add_middleware(AuthMiddleware, accepted=app.state.accepted_keys)
+    app.add_middleware(LimitsMiddleware, use=use, watermark=MemoryWatermark(settings.min_free_memory * 2**20))
+    if ring is not None:
+        app.add_middleware(AuthMiddleware, ring=ring)
     app.add_middleware(
         OriginMiddleware, allowed_hosts=settings.allowed_hosts or ("*",), cors_origins=settings.cors_origins
     )
@@ -154,7 +162,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
             allow_origins=settings.cors_origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "request-id", "retry-after"),
+            expose_headers=("x-request-id", "request-id", "retry-after", *RATE_LIMIT_HEADERS),
         )
     app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC, OLLAMA))
     # Added last, so it is outermost.

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import gc
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
 
 import uvicorn
 
-from tessera.app.http.auth import AcceptedKeys
+from tessera.app.keys.api_key import AcceptedKeys
+from tessera.app.keys.key_ring import KeyRing
 from tessera.app.server.application import create_app
 from tessera.app.server.connection import BoundedConnection
 from tessera.app.server.connection_limit import ConnectionLimit
@@ -42,7 +43,7 @@ class HttpServer(uvicorn.Server):
         app = create_app(client, settings)
         self.has_tokenizer = not isinstance(app.state.model.tokenizer, IdTokenizer)
         self.has_template = app.state.model.template is not None
-        self._accepted_keys: AcceptedKeys | None = app.state.accepted_keys
+        self._key_ring: KeyRing | None = app.state.key_ring
         self._stall_timeout = settings.stall_timeout
         limit = ConnectionLimit(settings.max_connections, app.state.http_counts)
         super().__init__(
@@ -76,10 +77,10 @@ class HttpServer(uvicorn.Server):
         if tasks := self.server_state.tasks:
             await asyncio.wait(tasks, timeout=LAST_WORDS)
 
-    def replace_keys(self, api_keys: Sequence[str]) -> None:
+    def replace_keys(self, keys: AcceptedKeys) -> None:
         """Accept these API keys from now on, in a server that was started with keys."""
-        if self._accepted_keys is not None:
-            self._accepted_keys.replace(api_keys)
+        if self._key_ring is not None:
+            self._key_ring.replace(keys)
 
     def stop(self) -> None:
         """Accept nothing more, and end once what runs has been answered or `drain_timeout` is over."""

@@ -13,11 +13,15 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
 
+from tessera.app.keys.api_key import AcceptedKeys
+from tessera.app.keys.keys_file import with_slots
+from tessera.app.limits.shared_memory import make_shared_memory
 from tessera.app.server.descriptors import connection_limit, raise_descriptor_limit
 from tessera.app.server.listener import listen
 from tessera.app.server.logs import configure_logging
@@ -33,10 +37,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tessera.serve")
 
 ENGINE_STOP_TIMEOUT = 5.0  # seconds; by then no request is left for the engine to finish
+KEYS_FILE_INTERVAL = 1.0  # seconds between two looks
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # the address to show for one that listens everywhere
 
 
-def run_server(options: ServerOptions, read_keys: Callable[[], tuple[str, ...]]) -> int:
+def run_server(options: ServerOptions, read_keys: Callable[[], AcceptedKeys]) -> int:
     """Serve until SIGTERM or SIGINT; -> exit code 0, or 1 where the engine cannot be started.
 
     Args:
@@ -60,11 +65,10 @@ def run_server(options: ServerOptions, read_keys: Callable[[], tuple[str, ...]])
 
 
 class Server:
-    def __init__(
-        self, options: ServerOptions, listener: socket.socket, read_keys: Callable[[], tuple[str, ...]]
-    ) -> None:
+    def __init__(self, options: ServerOptions, listener: socket.socket, read_keys: Callable[[], AcceptedKeys]) -> None:
         self._options = options
         self._read_keys = read_keys
+        self._named_keys = options.app.keys
         self._listener = listener
         self._url = _url(options.host, listener)
         self._report: StartReport
@@ -76,12 +80,11 @@ class Server:
         run_dir = make_run_dir()
         app = msgspec.structs.replace(options.app, data_dir=str(folder or run_dir / RUN_FOLDER))
         if options.api_workers > 1:
-            from tessera.app.http.counts import make_shared_memory
-
             app = msgspec.structs.replace(
                 app,
                 num_app_processes=options.api_workers,
-                count_fd=make_shared_memory(),
+                count_fd=make_shared_memory("http requests"),
+                key_use_fd=make_shared_memory("uses of keys"),
             )
         self._supervisor = EngineSupervisor(
             options.engine,
@@ -118,6 +121,7 @@ class Server:
 
     async def _serve(self) -> int:
         loop = asyncio.get_running_loop()
+        keys_file = self._options.keys_file
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal, signum)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
@@ -125,6 +129,7 @@ class Server:
         self._workers.start()
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         starting = asyncio.create_task(self._wait_ready())
+        watching = asyncio.create_task(self._watch_keys_file(Path(keys_file))) if keys_file is not None else None
         await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
         exit_code = 0
         failure: ConfigError | None = None
@@ -149,6 +154,8 @@ class Server:
         if failure is not None or exit_code != 0:
             self._stop()
         await serving
+        if watching is not None:
+            watching.cancel()
         if failure is not None:
             raise failure
         return exit_code
@@ -175,17 +182,28 @@ class Server:
 
     def _reload_keys(self) -> None:
         """Read the API keys again, as SIGHUP asks; a server that was started without keys stays open."""
-        if not self._options.app.api_keys:
+        if not self._options.app.accepted_keys:
             logger.info("SIGHUP: there are no API keys to read again")
             return
         try:
-            api_keys = self._read_keys()
+            keys = self._read_keys()
         except ConfigError as error:
-            logger.error("SIGHUP: the API keys stay as they were: %s", error)
+            logger.error("the API keys stay as they were: %s", error)
             return
-        self._http.replace_keys(api_keys)
-        self._workers.replace_keys(api_keys)
-        logger.info("SIGHUP: %d API keys are accepted from now on", len(api_keys))
+        keys = AcceptedKeys(keys.plain, with_slots(keys.named, self._named_keys))
+        self._named_keys = keys.named
+        self._http.replace_keys(keys)
+        self._workers.replace_keys(keys)
+        logger.info("%d API keys are accepted from now on", len(keys.plain) + sum(len(k.sha256) for k in keys.named))
+
+    async def _watch_keys_file(self, path: Path) -> None:
+        """Read the keys again whenever the file is another one."""
+        known = _fingerprint(path)
+        while True:
+            await asyncio.sleep(KEYS_FILE_INTERVAL)
+            if (found := _fingerprint(path)) != known:
+                known = found
+                self._reload_keys()
 
     def _stop(self) -> None:
         self._stopping = True
@@ -196,7 +214,16 @@ class Server:
 def _default_hosts(options: ServerOptions, listener: socket.socket) -> tuple[str, ...]:
     """Any, but for an open server that only this machine's users can reach, and so the pages in their browsers."""
     address = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
-    return ("*",) if options.app.api_keys or not address.is_loopback else (options.host,)
+    return ("*",) if options.app.accepted_keys or not address.is_loopback else (options.host,)
+
+
+def _fingerprint(path: Path) -> tuple[int, ...] | None:
+    """Differs between two states of a file; None where there is none just now."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _url(host: str, listener: socket.socket) -> str:

@@ -118,7 +118,7 @@ def curl_line(settings: AppSettings, url: str, *, has_template: bool, text: str 
 def _curl(settings: AppSettings, url: str, fields: dict[str, object]) -> str:
     body = {"model": settings.served_model_names[0], **fields}
     words = ["curl", shlex.quote(url), "-H", shlex.quote("Content-Type: application/json")]
-    if settings.api_keys:
+    if settings.accepted_keys:
         words += ["-H", '"Authorization: Bearer $TESSERA_API_KEY"']
     return " ".join([*words, "-d", shlex.quote(json.dumps(body))])
 

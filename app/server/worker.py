@@ -14,9 +14,10 @@ import socket
 import msgspec
 import uvloop
 
+from tessera.app.keys.api_key import AcceptedKeys
 from tessera.app.server.http_server import HttpServer, freeze_what_is_loaded
 from tessera.app.server.logs import configure_logging
-from tessera.app.server.worker_pool import HEARTBEAT_INTERVAL, NewKeys, WorkerLaunch
+from tessera.app.server.worker_pool import HEARTBEAT_INTERVAL, WorkerLaunch
 from tessera.engine.ipc.client import EngineClient
 
 STDIN_FD, STDOUT_FD = 0, 1
@@ -54,7 +55,7 @@ class ParentLines:
             os._exit(1)
         *lines, self._unread = (self._unread + received).split(b"\n")
         for line in lines:
-            self._server.replace_keys(msgspec.json.decode(line, type=NewKeys).api_keys)
+            self._server.replace_keys(msgspec.json.decode(line, type=AcceptedKeys))
 
 
 def _show_life() -> None:

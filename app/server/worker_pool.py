@@ -10,6 +10,7 @@ from asyncio.subprocess import PIPE, Process
 import msgspec
 
 from tessera import PACKAGE_ROOT
+from tessera.app.keys.api_key import AcceptedKeys
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.environment import environment_without_secrets
 
@@ -23,18 +24,15 @@ KILL_DELAY = 5.0  # seconds beyond the drain timeout
 
 
 class WorkerLaunch(msgspec.Struct, frozen=True):
-    """The line of JSON that a worker reads from its standard input, which then stays open for its life."""
+    """The line of JSON that a worker reads from its standard input, which then stays open for its life.
+
+    Later lines are `AcceptedKeys`, to be accepted from then on.
+    """
 
     run_dir: str
     socket_fd: int
     drain_timeout: int
     settings: AppSettings
-
-
-class NewKeys(msgspec.Struct, frozen=True):
-    """A later line, with the API keys to accept from now on."""
-
-    api_keys: tuple[str, ...]
 
 
 class WorkerPool:
@@ -57,13 +55,13 @@ class WorkerPool:
         for process in self._processes:
             process.terminate()
 
-    def replace_keys(self, api_keys: tuple[str, ...]) -> None:
+    def replace_keys(self, keys: AcceptedKeys) -> None:
         """Let the workers, and those that are started later, accept these API keys."""
-        settings = msgspec.structs.replace(self._launch.settings, api_keys=api_keys)
+        settings = msgspec.structs.replace(self._launch.settings, api_keys=keys.plain, keys=keys.named)
         self._launch = msgspec.structs.replace(self._launch, settings=settings)
         for process in self._processes:
             assert process.stdin is not None
-            process.stdin.write(msgspec.json.encode(NewKeys(api_keys)) + b"\n")
+            process.stdin.write(msgspec.json.encode(keys) + b"\n")
 
     async def join(self) -> None:
         """Wait for the end of all workers after `terminate`; late ones are killed."""
@@ -87,7 +85,8 @@ class WorkerPool:
 
     async def _run_once(self, app_process: int) -> int:
         """One app process, from its start to its end; -> its exit code."""
-        count_fd = self._launch.settings.count_fd
+        settings = self._launch.settings
+        shared = [fd for fd in (settings.count_fd, settings.key_use_fd) if fd is not None]
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -96,7 +95,7 @@ class WorkerPool:
             stdin=PIPE,
             stdout=PIPE,
             env=environment_without_secrets(),
-            pass_fds=(self._launch.socket_fd, *(() if count_fd is None else (count_fd,))),
+            pass_fds=(self._launch.socket_fd, *shared),
             start_new_session=True,
         )
         assert process.stdin is not None

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
-from tessera.engine.contract.errors import QueueFullError, RequestError
-from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.contract.errors import InvalidRequestError, QueueFullError, RequestError
+from tessera.engine.contract.sampling_params import MAX_INT32, MAX_LOGPROBS, MAX_SEED, SamplingParams
 
 EmbedderRole = Literal["main", "beside", "scorer"]  # the served model itself, the encoder beside it, what scores
 ScorerForm = Literal["pair", "yes_no"]
@@ -39,13 +39,58 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """A client's first message; the engine answers `Ready` as soon as it is."""
 
 
-class AddRequest(msgspec.Struct, frozen=True, tag="add"):
-    """Start one sequence. `request_id` is unique among this client's live requests.
+class AccountRef(msgspec.Struct, frozen=True, array_like=True):
+    """The account that a request is charged to: a key's, or a client address's on a server without keys.
 
+    Attributes:
+        id: from a digest of the key, never the key itself; 0: the account of all that have none.
+        weight: accounts with work waiting share the engine in proportion to their weights.
+        max_waiting: most of its sequences in the queue; 0: no limit of its own.
+        outranks: the priorities of its requests count among all accounts, not among its own alone.
+    """
+
+    id: int = 0
+    weight: float = 1.0
+    max_waiting: int = 0
+    outranks: bool = False
+
+
+NO_ACCOUNT = AccountRef()
+
+
+class Sibling(msgspec.Struct, frozen=True, array_like=True):
+    """A further sequence of a request: all that differs from the first.
+
+    `prompt_token_ids` is None where the prompt is that of the sequence before.
+    """
+
+    request_id: str
+    seed: int
+    max_tokens: int
+    min_tokens: int
+    prompt_logprobs: int | None
+    prompt_token_ids: TokenIds | None = None
+
+    def verify(self) -> None:
+        """Raise InvalidRequestError for a field that is out of range."""
+        most_logprobs = self.prompt_logprobs or 0
+        if not (
+            1 <= self.max_tokens <= MAX_INT32
+            and 0 <= self.min_tokens <= self.max_tokens
+            and 0 <= self.seed <= MAX_SEED
+            and 0 <= most_logprobs <= MAX_LOGPROBS
+        ):
+            raise InvalidRequestError("a sequence's max_tokens, min_tokens, seed or prompt_logprobs is out of range")
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag="add"):
+    """Start one sequence, or several with the same sampling parameters; all of them are queued, or none.
+
+    Every `request_id` is unique among this client's live requests.
     `prompt_token_ids` are sent as bytes: a list would be encoded and decoded number by number.
     `cache_salt` separates prefix caches: blocks are shared only between equal salts.
     `priority`: lower runs first; equal priorities run in order of arrival.
-    `num_choices`: sequences of the same HTTP request; 0 except on the first of them. For metrics.
+    `num_choices`: completions of each prompt. For metrics.
     """
 
     request_id: str
@@ -55,6 +100,12 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     priority: int = 0
     cache_salt: str = ""
     num_choices: int = 1
+    account: AccountRef = NO_ACCOUNT
+    siblings: list[Sibling] = []
+
+    @property
+    def request_ids(self) -> list[str]:
+        return [self.request_id, *(sibling.request_id for sibling in self.siblings)]
 
 
 class AddEmbedding(msgspec.Struct, frozen=True, tag="embed"):
@@ -68,6 +119,7 @@ class AddEmbedding(msgspec.Struct, frozen=True, tag="embed"):
     inputs: list[list[int]]
     role: EmbedderRole = "main"
     first_lengths: list[int] = []
+    account: AccountRef = NO_ACCOUNT
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -252,9 +304,9 @@ class GpuUsage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """The request is in the queue. Not sent for one whose grammar is compiled first."""
+    """The request is in the queue, with all of its sequences. Not sent for one whose grammar is compiled first."""
 
-    request_id: str
+    request_ids: list[str]
 
 
 class StepOutputs(msgspec.Struct, tag="outputs"):

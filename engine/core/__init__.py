@@ -1,5 +1,5 @@
 """Scheduling without device code: core loop, scheduler, sequences, KV blocks, step batches.
 
-Public: `core.EngineCore`, `embedder.Embedder` and `EmbeddingOnlyCore`, `metrics.EngineMetrics`, and a step's arrays in
-`step_batch`.
+Public: `core.EngineCore`, `account.Accounts`, `embedder.Embedder` and `EmbeddingOnlyCore`, `metrics.EngineMetrics`, and
+a step's arrays in `step_batch`.
 """

@@ -13,16 +13,22 @@ import numpy as np
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import (
-    ContextLengthError,
     EngineError,
     InvalidRequestError,
-    QueueFullError,
     RequestError,
 )
-from tessera.engine.contract.messages import AddRequest, FinishReason, RequestOutput, SchedulerStats, refused
+from tessera.engine.contract.messages import (
+    AddRequest,
+    FinishReason,
+    RequestOutput,
+    SchedulerStats,
+    refused,
+)
+from tessera.engine.core.account import COST_PER_COMPILE_SECOND, Account, Accounts, check_queue
 from tessera.engine.core.block_manager import BlockManager
 from tessera.engine.core.metrics import EngineMetrics
 from tessera.engine.core.prompt_logprobs import keep_prompt_logprobs
+from tessera.engine.core.request_verifier import RequestVerifier
 from tessera.engine.core.scheduler import Scheduler
 from tessera.engine.core.sequence import ClientId, Sequence, SequenceStatus
 from tessera.engine.core.slot_table import ScheduledStep
@@ -34,6 +40,7 @@ from tessera.engine.grammar.constraint import (
     TokenConstraint,
     advance_constraints,
 )
+from tessera.engine.grammar.token_tables import TokenTables
 
 Outputs: TypeAlias = defaultdict[ClientId, list[RequestOutput]]
 
@@ -86,20 +93,24 @@ class EngineCore:
         grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.monotonic,
         metrics: EngineMetrics | None = None,
+        accounts: Accounts | None = None,
     ) -> None:
         self.num_steps = 0
+        self.accounts = accounts if accounts is not None else Accounts()
         self.metrics = metrics if metrics is not None else EngineMetrics(config.model)
         self.block_manager = BlockManager(num_kv_blocks, config.block_size, prefix_caching=config.prefix_caching)
         self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
-        self._max_cached_tokens = num_kv_blocks * config.block_size
-        self._max_context = min(max_model_len, self._max_cached_tokens)
+        self._max_context = min(max_model_len, num_kv_blocks * config.block_size)
+        self._verifier = RequestVerifier(
+            vocab_size, self._max_context, max_model_len=max_model_len, has_grammars=grammars is not None
+        )
         self.scheduler = Scheduler(
             self.block_manager,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_context=self._max_context,
             full_sizes=runner.full_sizes,
+            accounts=self.accounts,
         )
         self._runner = runner
         self._in_flight: deque[tuple[ScheduledStep, Running, float]] = deque()  # with the times of submission
@@ -139,39 +150,70 @@ class EngineCore:
         return self.metrics.render(self.stats())
 
     def add_request(self, request: AddRequest, client: ClientId) -> None:
-        """Queue a request.
+        """Queue a request with all of its sequences, or none of them.
 
         Raises:
+            QueueFullError: as many sequences wait as may, of all accounts or of the request's.
             InvalidRequestError: a wrong prompt or parameter, or a request id that is in use.
-            ContextLengthError: the prompt and one token can never fit.
-            QueueFullError: as many requests wait as may.
+            ContextLengthError: a prompt and one token can never fit.
         """
-        self._verify(request, client)
-        if self.num_waiting >= self._max_queue_len:
-            raise QueueFullError(
-                f"{self.num_waiting} requests are waiting already, and no more may; try again later",
-                retry_after=self._estimate_retry_after(),
-            )
-        sequence = Sequence.from_request(
+        account = self.accounts.find(request.account)
+        self._check_queue(request, account)
+        self._check_ids(request, client)
+        self._verifier.verify(request)
+        params = request.sampling_params
+        has_tables = params.allowed_token_ids is not None or bool(params.bad_words)
+        sequences = Sequence.from_request(
             request,
             client,
+            account=account,
             eos_token_ids=self._eos_token_ids,
             max_context=self._max_context,
             short_rope_len=self._short_rope_len,
             arrival_number=self._num_arrivals,
+            token_tables=TokenTables(params, self._vocab_size) if has_tables else None,
         )
-        self._num_arrivals += 1
-        self.metrics.record_arrival(request.num_choices, request.sampling_params.max_tokens)
-        self._sequences[client, request.request_id] = sequence
-        params = request.sampling_params
+        pending: list[PendingGrammar] = []
         if params.grammar is not None and self._grammars is not None:
-            self._compiling[sequence] = self._grammars.submit(params.grammar)
-            return
-        if params.allowed_token_ids is not None or params.bad_words:
-            sequence.constraint = TokenConstraint(params, self._vocab_size)
+            pending = [self._grammars.submit(params.grammar, account.id) for _ in sequences]
+        self._num_arrivals += len(sequences)
+        for number, sequence in enumerate(sequences):
+            self.metrics.record_arrival(0 if number else request.num_choices, sequence.params.max_tokens)
+            self._sequences[client, sequence.request_id] = sequence
+            self.accounts.open(account)
+            if pending:
+                self._compiling[sequence] = pending[number]
+                account.num_waiting += 1
+            else:
+                self._enqueue(sequence)
+
+    def _check_ids(self, request: AddRequest, client: ClientId) -> None:
+        request_ids = request.request_ids
+        for request_id in request_ids:
+            if (client, request_id) in self._sequences:
+                raise InvalidRequestError(f"the request id {request_id!r} is in use", param="request_id")
+        if len(set(request_ids)) < len(request_ids):
+            raise InvalidRequestError("each sequence of a request needs an id of its own", param="request_id")
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        params = sequence.params
+        if sequence.token_tables is not None:
+            sequence.constraint = TokenConstraint(params, self._vocab_size, sequence.token_tables)
         elif params.reasoning_budget is not None:
             sequence.constraint = ReasoningConstraint(params, self._vocab_size)
         self.scheduler.enqueue(sequence)
+
+    def _check_queue(self, request: AddRequest, account: Account) -> None:
+        """Raise QueueFullError unless the queue has places for all of a request's sequences."""
+        check_queue(
+            1 + len(request.siblings),
+            account.num_waiting,
+            self.num_waiting,
+            self.accounts.num_waiting_accounts - (account.num_waiting > 0),
+            max_queue_len=self._max_queue_len,
+            max_own=request.account.max_waiting,
+            retry_after=lambda: self._estimate_retry_after(account),
+        )
 
     def abort(self, request_ids: list[str], client: ClientId) -> None:
         """End these requests of `client` without an output; unknown ids are ignored."""
@@ -300,9 +342,15 @@ class EngineCore:
     def _constrain(self, sequence: Sequence, now: float) -> None:
         """Queue a sequence whose grammar has compiled, or refuse it if the grammar is wrong."""
         pending = self._compiling.pop(sequence)
+        sequence.account.num_waiting -= 1
+        sequence.account.charge(pending.seconds * COST_PER_COMPILE_SECOND)
         try:
             sequence.constraint = GrammarConstraint(
-                sequence.params, pending.result(), vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids
+                sequence.params,
+                pending.result(),
+                vocab_size=self._vocab_size,
+                eos_token_ids=self._eos_token_ids,
+                tables=sequence.token_tables,
             )
         except RequestError as error:
             self._fail(sequence, error, self._refusals, now)
@@ -359,45 +407,19 @@ class EngineCore:
     def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         self._publish()
         if (pending := self._compiling.pop(sequence, None)) is not None:
+            sequence.account.num_waiting -= 1
             pending.give_up()
         self.scheduler.finish(sequence, reason)
+        self.accounts.close(sequence.account)
         del self._sequences[sequence.client, sequence.request_id]
         self._finish_times.append(now)
         self.metrics.record_finished(sequence, now)
 
-    def _verify(self, request: AddRequest, client: ClientId) -> None:
-        if (client, request.request_id) in self._sequences:
-            raise InvalidRequestError(f"the request id {request.request_id!r} is in use", param="request_id")
-        prompt = request.prompt_token_ids
-        if not prompt:
-            raise InvalidRequestError("the prompt must have at least one token", param="prompt")
-        self._verify_length(len(prompt))
-        ids = np.asarray(prompt)
-        if ids.min() < 0 or ids.max() >= self._vocab_size:
-            wrong = next(token_id for token_id in prompt if not 0 <= token_id < self._vocab_size)
-            raise InvalidRequestError(
-                f"the prompt has token id {wrong}, but ids go from 0 to {self._vocab_size - 1}", param="prompt"
-            )
-        request.sampling_params.verify(self._vocab_size)
-        grammar = request.sampling_params.grammar
-        if grammar is not None and self._grammars is None:
-            raise InvalidRequestError(f"{grammar.param} is not supported by this model", param=grammar.param)
-
-    def _verify_length(self, num_prompt_tokens: int) -> None:
-        if num_prompt_tokens < self._max_context:
-            return
-        most = min(self._max_context, num_prompt_tokens - 1)
-        reason = "" if self._max_context == self._max_model_len else " The server's KV cache holds no more."
-        raise ContextLengthError(
-            f"This model's maximum context length is {self._max_context} tokens, and the prompt is too long:"
-            f" {num_prompt_tokens} tokens > {most} maximum.{reason}",
-            param="prompt",
-        )
-
-    def _estimate_retry_after(self) -> int:
-        """Seconds in which the recent throughput serves all waiting requests, from 1 to 60."""
+    def _estimate_retry_after(self, account: Account) -> int:
+        """Seconds in which the recent throughput serves what waits before a new sequence, from 1 to 60."""
         if not self._finish_times:
             return 1
         elapsed = self._clock() - self._finish_times[0]
         seconds_per_request = elapsed / len(self._finish_times)
-        return min(max(math.ceil(self.num_waiting * seconds_per_request), 1), MAX_RETRY_AFTER)
+        num_before = min(account.num_waiting * max(self.accounts.num_waiting_accounts, 1), self.num_waiting)
+        return min(max(math.ceil(num_before * seconds_per_request), 1), MAX_RETRY_AFTER)

@@ -5,7 +5,7 @@ No device code.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
@@ -18,7 +18,6 @@ from tessera.engine.contract.errors import (
     ContextLengthError,
     EngineError,
     InvalidRequestError,
-    QueueFullError,
     RequestError,
 )
 from tessera.engine.contract.messages import (
@@ -29,6 +28,7 @@ from tessera.engine.contract.messages import (
     SchedulerStats,
     refused,
 )
+from tessera.engine.core.account import Account, Accounts, check_queue
 from tessera.engine.core.sequence import ClientId
 
 Float32Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
@@ -51,10 +51,11 @@ class EmbeddingModel(Protocol):
 class _Job:
     """One request in progress."""
 
-    __slots__ = ("client", "num_done", "num_taken", "request", "vectors")
+    __slots__ = ("account", "client", "num_done", "num_taken", "request", "vectors")
 
-    def __init__(self, request: AddEmbedding, client: ClientId, dimension: int) -> None:
+    def __init__(self, request: AddEmbedding, client: ClientId, account: Account, dimension: int) -> None:
         self.request = request
+        self.account = account
         self.client = client
         self.num_taken = 0
         self.num_done = 0
@@ -70,21 +71,24 @@ class Embedder:
     """Add and abort requests between passes. Every accepted request ends with exactly one output, unless it is
     aborted.
 
-    A pass takes one input of each request in turn, so that a long list does not delay short ones.
+    A pass takes inputs of the account that was served least, and of its requests one in turn, so that a long list does
+    not delay short ones.
     """
 
-    def __init__(self, model: EmbeddingModel, *, max_queue_len: int) -> None:
+    def __init__(self, model: EmbeddingModel, *, max_queue_len: int, accounts: Accounts | None = None) -> None:
+        """`accounts`: those of the engine, where generation charges them too."""
         self.num_steps = 0
         self.num_requests = 0
         self.num_tokens = 0
         self._model = model
         self._max_queue_len = max_queue_len
         self._jobs: dict[tuple[ClientId, str], _Job] = {}
-        self._queue: deque[_Job] = deque()
+        self._accounts = accounts if accounts is not None else Accounts()
+        self._queues: dict[Account, deque[_Job]] = {}  # jobs with inputs left to take
 
     @property
     def has_work(self) -> bool:
-        return bool(self._queue)
+        return bool(self._queues)
 
     @property
     def num_in_hand(self) -> int:
@@ -101,26 +105,29 @@ class Embedder:
         """
         if (client, request.request_id) in self._jobs:
             raise InvalidRequestError(f"the request id {request.request_id!r} is in use", param="request_id")
+        account = self._accounts.find(request.account)
+        self._check_queue(request, account)
         if not request.inputs:
             raise InvalidRequestError("input must not be empty", param="input")
         for token_ids in request.inputs:
             self._verify(token_ids)
         if request.first_lengths and len(request.first_lengths) != len(request.inputs):
             raise InvalidRequestError("first_lengths must have an entry for each input", param="input")
-        if len(self._jobs) >= self._max_queue_len:
-            raise QueueFullError(
-                f"{len(self._jobs)} requests to this model are waiting already, and no more may; try again later"
-            )
-        job = _Job(request, client, self._model.dimension)
+        job = _Job(request, client, account, self._model.dimension)
         self._jobs[client, request.request_id] = job
-        self._queue.append(job)
+        self._accounts.open(account)
+        self._queues.setdefault(account, deque()).append(job)
 
     def abort(self, request_ids: list[str], client: ClientId) -> None:
         """End these requests of `client` without an output; unknown ids are ignored."""
         for request_id in request_ids:
             job = self._jobs.pop((client, request_id), None)
-            if job is not None and job in self._queue:
-                self._queue.remove(job)
+            if job is None:
+                continue
+            if job.num_taken < len(job.request.inputs):
+                self._queues[job.account].remove(job)
+                self._drop_if_empty(job.account)
+            self._accounts.close(job.account)
 
     def step(self, *, busy: bool) -> list[tuple[ClientId, EmbeddingOutput]]:
         """One pass; -> the requests that it ended. `busy`: generation waits meanwhile, so the pass is small.
@@ -150,6 +157,7 @@ class Embedder:
             self.num_tokens += len(job.request.inputs[index])
             if job.num_done == len(job.request.inputs):
                 del self._jobs[key]
+                self._accounts.close(job.account)
                 self.num_requests += 1
                 ended.append((job.client, EmbeddingOutput(job.request.request_id, job.vectors.tobytes())))
         return ended
@@ -158,18 +166,38 @@ class Embedder:
         """Inputs for a pass of at most `max_tokens`, or of one input that has more."""
         picked: list[tuple[_Job, int]] = []
         num_tokens = 0
-        while self._queue and len(picked) < self._model.max_num_inputs:
-            job = self._queue[0]
+        while self._queues and len(picked) < self._model.max_num_inputs:
+            account = min(self._queues, key=lambda account: account.service)
+            job = self._queues[account][0]
             size = len(job.request.inputs[job.num_taken])
             if picked and num_tokens + size > max_tokens:
                 break
             picked.append((job, job.num_taken))
             num_tokens += size
+            account.charge(size)
             job.num_taken += 1
-            self._queue.popleft()
+            self._queues[account].popleft()
             if job.num_taken < len(job.request.inputs):
-                self._queue.append(job)
+                self._queues[account].append(job)
+            self._drop_if_empty(account)
         return picked
+
+    def _drop_if_empty(self, account: Account) -> None:
+        if not self._queues[account]:
+            del self._queues[account]
+
+    def _check_queue(self, request: AddEmbedding, account: Account) -> None:
+        """Raise QueueFullError unless the queue has a place for the request."""
+        num_by_account = Counter(job.account for job in self._jobs.values())
+        num_own = num_by_account.pop(account, 0)
+        check_queue(
+            1,
+            num_own,
+            len(self._jobs),
+            len(num_by_account),
+            max_queue_len=self._max_queue_len,
+            max_own=request.account.max_waiting,
+        )
 
     def _verify(self, token_ids: list[int]) -> None:
         if not token_ids:

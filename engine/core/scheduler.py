@@ -4,25 +4,32 @@ There are no prefill or decode phases: every sequence has `num_computed_tokens`,
 one token budget to let sequences catch up with their tokens. A decode catches up by one, a prompt by
 what the budget allows, a preempted sequence starts over. A sequence that has caught up is sampled.
 
-Sequences are served in order of (priority, arrival), except that one that waits for a prefix which an earlier one is
-computing lets others pass. When blocks run out, the last running sequence is preempted, so the first always
-progresses, and in the end all do.
+Sequences of one account are served in order of (priority, arrival), except that one that waits for a prefix which an
+earlier one is computing lets others pass. When blocks run out, the last running sequence is preempted, so the first
+always progresses, and in the end all do.
+
+Where several accounts have work, the one that has been served least goes first, in tokens of prompts, in seats and in
+blocks; see `account` for what counts, and `takeover` for when a running sequence makes way for a waiting one.
 """
 
 from __future__ import annotations
 
-import contextlib
 from bisect import insort
+from itertools import chain
 from operator import attrgetter
 
 from tessera.engine.contract.messages import FinishReason, SchedulerStats
+from tessera.engine.core.account import SCORED_PROMPT_TOKEN_COST, Accounts
 from tessera.engine.core.block_manager import BlockManager
+from tessera.engine.core.fair_queue import FairQueue
 from tessera.engine.core.prefill_budget import PrefillBudget
 from tessera.engine.core.prefixes_in_progress import PrefixesInProgress
 from tessera.engine.core.sequence import Sequence, SequenceStatus
 from tessera.engine.core.slot_table import ScheduledStep, SlotTable
+from tessera.engine.core.takeover import find_victim
 
 _in_order = attrgetter("order")
+_turn = attrgetter("turn")
 
 BACKLOG_SEQS = 256  # waiting sequences that are counted before each step
 
@@ -32,6 +39,9 @@ class Scheduler:
 
     A sequence that is added must fit on its own: `num_tokens` up to the longest it can become is at most
     `max_context`, and at most what all blocks together hold.
+
+    Attributes:
+        running: in the order in which they are served; with several lanes, that of the last step.
     """
 
     def __init__(
@@ -42,16 +52,19 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_context: int,
         full_sizes: tuple[int, ...] = (),
+        accounts: Accounts | None = None,
     ) -> None:
-        """`full_sizes`: see `PrefillBudget`."""
+        """`full_sizes`: see `PrefillBudget`. `accounts`: those of the engine, where others charge them too."""
         self.block_manager = block_manager
+        self.accounts = accounts if accounts is not None else Accounts()
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: list[Sequence] = []
+        self.waiting = FairQueue()
         self.running: list[Sequence] = []
         self._slots = SlotTable(max_num_seqs, block_manager.num_blocks_for(max_context), block_manager.block_size)
         self._prefixes = PrefixesInProgress(block_manager)
         self._admission_is_blocked = False
+        self._was_shared = False
         self._prefill_budget = PrefillBudget(full_sizes)
 
     @property
@@ -69,7 +82,11 @@ class Scheduler:
         )
 
     def enqueue(self, sequence: Sequence) -> None:
-        insort(self.waiting, sequence, key=_in_order)
+        """Queue a sequence whose account is open."""
+        sequence.lane = sequence.account.lane(sequence.rank)
+        sequence.status = SequenceStatus.WAITING
+        sequence.note_costs()
+        self.waiting.enqueue(sequence)
         self._admission_is_blocked = False
 
     def note_constraint(self, sequence: Sequence) -> None:
@@ -85,9 +102,10 @@ class Scheduler:
         """Remove a sequence; the blocks of one that failed leave the prefix cache."""
         if sequence.is_running:
             self._leave(sequence, withdraw=reason == "error")
-        else:
-            with contextlib.suppress(ValueError):  # its grammar is still being compiled
-                self.waiting.remove(sequence)
+            sequence.account.drop_if_empty(sequence.lane)
+        elif sequence.status is SequenceStatus.WAITING:
+            self.waiting.remove(sequence)
+            sequence.account.drop_if_empty(sequence.lane)
             self._admission_is_blocked = False
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
@@ -102,12 +120,33 @@ class Scheduler:
         sequences: list[Sequence] = []
         counts: list[int] = []
         preempted: list[Sequence] = []
-        budget = self._schedule_running(sequences, counts, preempted)
-        admitted = self._admit_waiting(sequences, counts, budget, now)
+        is_shared = self.accounts.is_shared
+        if is_shared:
+            self._make_way(preempted)
+        if is_shared or self._was_shared:
+            self._sort_running()
+        self._was_shared = is_shared
+        budget = self._schedule_running(sequences, counts, preempted, is_shared=is_shared)
+        if is_shared:
+            for sequence, count in zip(sequences, counts, strict=True):
+                if sequence.num_charged_tokens:
+                    _charge(sequence, count)
+                else:
+                    account = sequence.account
+                    account.service += count / account.weight
+        admitted = self._admit_waiting(sequences, counts, budget, preempted, now, is_shared=is_shared)
         if not sequences:
             return None
         step = self._slots.gather(sequences, counts, admitted)
         step.preempted = preempted
+        for sequence, count in step.prompt_rows:
+            sequence.account.charge(count * SCORED_PROMPT_TOKEN_COST)
+        if is_shared:
+            for sequence in step.sampled:
+                account = sequence.account
+                account.service += sequence.sampled_cost / account.weight
+        else:  # there is nothing to compare with yet, so the total will do
+            sequences[0].account.charge(step.batch.num_tokens + len(step.sampled))
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.num_computed_tokens += count
         for sequence in step.sampled:
@@ -130,12 +169,15 @@ class Scheduler:
                 if self._prefixes.publish(sequence, first, num_computed_tokens // self.block_manager.block_size):
                     self._admission_is_blocked = False
 
-    def _schedule_running(self, sequences: list[Sequence], counts: list[int], preempted: list[Sequence]) -> int:
+    def _schedule_running(
+        self, sequences: list[Sequence], counts: list[int], preempted: list[Sequence], *, is_shared: bool
+    ) -> int:
         """-> the budget that is left; if any, every running sequence has caught up."""
         budget = self.max_num_batched_tokens
         prompt_budget = self._prompt_token_budget()
         block_size = self.block_manager.block_size
         running = self.running
+        reserved, before = self._reserve(prompt_budget) if is_shared else (0, None)
         index = 0
         while index < len(running):
             sequence = running[index]
@@ -148,6 +190,8 @@ class Scheduler:
             if count > 1:
                 # A long prompt leaves a token to each sequence behind it, so that those keep decoding.
                 count = min(count, budget - (len(running) - index), prompt_budget)
+                if before is not None and sequence.lane.turn > before:
+                    count = min(count, prompt_budget - reserved)
                 if count < 1:
                     continue
                 prompt_budget -= count
@@ -160,11 +204,55 @@ class Scheduler:
             budget -= count
         return min(budget, prompt_budget)
 
+    def _reserve(self, prompt_budget: int) -> tuple[int, tuple[int, float] | None]:
+        """Prompt tokens to keep for the next waiting sequence, if it can start, and the turn of its lane.
+
+        Prompts of lanes behind it must leave them.
+        """
+        upcoming = self._next_ready() if len(self.running) < self.max_num_seqs else None
+        if upcoming is None or not self._has_room(upcoming):
+            return 0, None
+        return min(upcoming.num_tokens, prompt_budget), upcoming.lane.turn
+
+    def _next_ready(self) -> Sequence | None:
+        """The first waiting sequence that waits for nothing but room."""
+        for sequence in self.waiting.candidates():
+            if sequence.num_pending_tokens or self._prefixes.is_waiting(sequence):
+                continue
+            if not self._prefixes.await_longest(sequence, len(self.block_manager.match_prefix(sequence))):
+                return sequence
+        return None
+
+    def _sort_running(self) -> None:
+        """Put the lane of the account that was served least first."""
+        lanes = [lane for account in self.accounts.active.values() for lane in account.lanes.values() if lane.running]
+        self.running[:] = chain.from_iterable([lane.running for lane in sorted(lanes, key=_turn)])
+
+    def _make_way(self, preempted: list[Sequence]) -> None:
+        """Preempt what must make way for the next waiting sequence."""
+        head = self._next_ready()
+        while head is not None and not self._has_room(head):
+            needed = self.block_manager.num_blocks_for(head.num_tokens)
+            needs_seat = len(self.running) >= self.max_num_seqs
+            victim = find_victim(head, self.accounts, 0 if needs_seat else needed)
+            if victim is None:
+                return
+            self._preempt(victim)
+            victim.displaced_by = head.account
+            preempted.append(victim)
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """A seat is free, and blocks for all of the sequence's tokens."""
+        if len(self.running) >= self.max_num_seqs:
+            return False
+        shared_blocks = self.block_manager.match_prefix(sequence)
+        return self.block_manager.fits(sequence.num_tokens, shared_blocks, spare=len(self.running))
+
     def _prompt_token_budget(self) -> int:
         """Prompt tokens that the next step may take."""
         most, num_decodes = self.max_num_batched_tokens, 0
         num_prompts = min(len(self.waiting), self.max_num_seqs - len(self.running))
-        backlog = sum(sequence.num_tokens for sequence in self.waiting[:BACKLOG_SEQS])
+        backlog = sum([len(sequence.token_ids) for sequence in self.waiting.some(BACKLOG_SEQS)])
         for sequence in self.running:
             missing = sequence.num_tokens + sequence.num_pending_tokens - sequence.num_computed_tokens
             if missing > 1:
@@ -192,58 +280,84 @@ class Scheduler:
         self._slots.write_blocks(sequence, first)
         return True
 
-    def _admit_waiting(self, sequences: list[Sequence], counts: list[int], budget: int, now: float) -> list[Sequence]:
+    def _admit_waiting(
+        self,
+        sequences: list[Sequence],
+        counts: list[int],
+        budget: int,
+        preempted: list[Sequence],
+        now: float,
+        *,
+        is_shared: bool,
+    ) -> list[Sequence]:
         """Start waiting sequences in order, while there are blocks for all their tokens."""
         admitted: list[Sequence] = []
-        if self._admission_is_blocked:
+        if not self.waiting or (self._admission_is_blocked and not is_shared):
             return admitted
         blocks = self.block_manager
-        index = 0
-        while index < len(self.waiting) and budget > 0 and len(self.running) < self.max_num_seqs:
-            sequence = self.waiting[index]
-            if sequence.num_pending_tokens:
-                break  # preempted while its newest token is on the way
+        candidates = self.waiting.candidates()
+        while budget > 0 and len(self.running) < self.max_num_seqs:
+            sequence = next(candidates, None)
+            if sequence is None:
+                break
+            if sequence.num_pending_tokens or sequence in preempted:  # a step that it was in is still running
+                if is_shared:
+                    continue
+                break
             if self._prefixes.is_waiting(sequence):
-                index += 1
                 continue
             shared_blocks = blocks.match_prefix(sequence)
             if self._prefixes.await_longest(sequence, len(shared_blocks)):
-                index += 1
                 continue
             # A spare block for each running sequence: without it the next step would preempt again.
             if not blocks.fits(sequence.num_tokens, shared_blocks, spare=len(self.running)):
                 self._admission_is_blocked = True
                 break
-            del self.waiting[index]
+            self.waiting.admit(sequence)
             blocks.share(sequence, shared_blocks)
             self._prefixes.add_running(sequence)
             sequence.num_computed_tokens = len(shared_blocks) * blocks.block_size
             if sequence.first_scheduled_time is None:
                 sequence.first_scheduled_time = now
                 sequence.num_cached_tokens = sequence.num_computed_tokens
+            if sequence.displaced_by is not None:
+                again = max(sequence.num_charged_tokens - sequence.num_computed_tokens, 0)
+                self.accounts.charge_late(sequence.displaced_by, again)
+                sequence.displaced_by = None
             count = min(sequence.num_uncomputed_tokens, budget)
             enough = blocks.allocate(sequence, sequence.num_computed_tokens + count)
             assert enough, "a sequence that fits has its blocks"
             sequence.status = SequenceStatus.RUNNING
             insort(self.running, sequence, key=_in_order)
+            insort(sequence.lane.running, sequence, key=_in_order)
             self._slots.assign_slot(sequence)
             sequences.append(sequence)
             counts.append(count)
             admitted.append(sequence)
             budget -= count
+            if is_shared:
+                _charge(sequence, count)
         return admitted
 
     def _preempt(self, sequence: Sequence) -> None:
         """Move a running sequence back to the queue; its tokens stay, and its blocks may still be cached."""
         self._leave(sequence)
         sequence.status = SequenceStatus.WAITING
+        sequence.num_charged_tokens = max(sequence.num_charged_tokens, sequence.num_computed_tokens)
         sequence.num_computed_tokens = 0
         sequence.num_preemptions += 1
-        insort(self.waiting, sequence, key=_in_order)
+        self.waiting.enqueue(sequence)
 
     def _leave(self, sequence: Sequence, *, withdraw: bool = False) -> None:
         self.running.remove(sequence)
+        sequence.lane.running.remove(sequence)
         self._slots.release_slot(sequence)
         self._prefixes.remove_running(sequence)
         self.block_manager.release(sequence, withdraw=withdraw)
         self._admission_is_blocked = False
+
+
+def _charge(sequence: Sequence, count: int) -> None:
+    """Charge the next `count` tokens, without those that were computed before a preemption."""
+    fresh = sequence.num_computed_tokens + count - sequence.num_charged_tokens
+    sequence.account.charge(min(max(fresh, 0), count))

@@ -8,15 +8,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import msgspec
+
 from tessera.engine.contract.messages import AddRequest, FinishReason, TokenIds, TokenLogprobs
-from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.contract.sampling_params import MAX_INT32, SamplingParams
+from tessera.engine.core.account import CONSTRAINT_COST, LOGPROBS_COST, SAMPLED_COST, Account, Lane
 from tessera.engine.grammar.constraint import TokenConstraint
+from tessera.engine.grammar.token_tables import TokenTables
 from tessera.engine.models.rope_tables import first_row
 
 ClientId: TypeAlias = bytes
 
 
 class SequenceStatus(enum.Enum):
+    NEW = enum.auto()  # its grammar may still be compiled
     WAITING = enum.auto()
     RUNNING = enum.auto()
     FINISHED = enum.auto()
@@ -28,6 +33,12 @@ class Sequence:
 
     Attributes:
         client: opaque address for the outputs.
+        account: what it costs is charged to it.
+        rank: of its lane; lower ranks of any account go first. Work in the background has 1, most requests 0.
+        lane: its account's sequences of this rank, once it is queued.
+        sampled_cost: of one token of its completion, beside computing it; see `account`.
+        num_charged_tokens: where it was preempted, the tokens that had been computed before, and charged.
+        displaced_by: the account that it was preempted for, which pays for computing those again.
         token_ids: prompt, then output.
         max_num_tokens: the sequence ends at this length: prompt and `max_tokens`, or the whole context.
         rope_row: of position 0 in the RoPE tables.
@@ -45,11 +56,13 @@ class Sequence:
         slot: row of the scheduler's arrays while running, else -1.
         num_prompt_logprobs: prompt tokens whose log-probability has been requested, preemptions included.
         prompt_logprobs: the results, until they are sent with the first token; None if not requested.
+        token_tables: of allowed ids and bad words, shared by the sequences of a request.
         constraint: on the tokens that may be chosen; in step with `token_ids`, also through preemptions.
     """
 
     request_id: str
     client: ClientId
+    account: Account
     token_ids: TokenIds
     num_prompt_tokens: int
     params: SamplingParams
@@ -58,10 +71,15 @@ class Sequence:
     arrival_number: int
     arrival_time: float
     priority: int = 0
+    rank: int = 0
     rope_row: int = 0
     prefix_salt: bytes = b""
 
-    status: SequenceStatus = SequenceStatus.WAITING
+    lane: Lane = field(init=False)
+    sampled_cost: float = SAMPLED_COST
+    num_charged_tokens: int = 0
+    displaced_by: Account | None = None
+    status: SequenceStatus = SequenceStatus.NEW
     num_computed_tokens: int = 0
     num_pending_tokens: int = 0
     num_cached_tokens: int = 0
@@ -73,6 +91,7 @@ class Sequence:
     slot: int = -1
     num_prompt_logprobs: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
+    token_tables: TokenTables | None = None
     constraint: TokenConstraint | None = None
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
@@ -85,31 +104,49 @@ class Sequence:
         request: AddRequest,
         client: ClientId,
         *,
+        account: Account,
         eos_token_ids: Iterable[int],
         max_context: int,
         short_rope_len: int = 0,
         arrival_number: int,
-    ) -> Sequence:
-        """A waiting sequence from a request whose fields have been verified."""
-        params = request.sampling_params
-        num_prompt_tokens = len(request.prompt_token_ids)
-        max_num_tokens = min(num_prompt_tokens + params.max_tokens, max_context)
-        rope_row = first_row(short_rope_len, max_num_tokens)
-        return cls(
-            request_id=request.request_id,
-            client=client,
-            token_ids=array("i", request.prompt_token_ids),
-            num_prompt_tokens=num_prompt_tokens,
-            params=params,
-            max_num_tokens=max_num_tokens,
-            stop_token_ids=frozenset(params.stop_token_ids).union(() if params.ignore_eos else eos_token_ids),
-            arrival_number=arrival_number,
-            arrival_time=request.arrival_time,
-            priority=request.priority,
-            rope_row=rope_row,
-            prefix_salt=b"%d:%b" % (rope_row, request.cache_salt.encode("utf-8", "surrogatepass")),
-            prompt_logprobs=None if params.prompt_logprobs is None else [],
-        )
+        token_tables: TokenTables | None = None,
+    ) -> list[Sequence]:
+        """The waiting sequences of a request whose fields have been verified; `arrival_number` is the first one's."""
+        shared = request.sampling_params
+        stop_token_ids = frozenset(shared.stop_token_ids).union(() if shared.ignore_eos else eos_token_ids)
+        cache_salt = request.cache_salt.encode("utf-8", "surrogatepass")
+        is_background = request.priority > MAX_INT32  # beyond all that requests can ask for
+        rank = request.priority if request.account.outranks else int(is_background)
+        sequences: list[Sequence] = []
+        for number, (request_id, prompt, params) in enumerate(_each(request)):
+            max_num_tokens = min(len(prompt) + params.max_tokens, max_context)
+            rope_row = first_row(short_rope_len, max_num_tokens)
+            sequence = cls(
+                request_id=request_id,
+                client=client,
+                account=account,
+                token_ids=array("i", prompt),
+                num_prompt_tokens=len(prompt),
+                params=params,
+                max_num_tokens=max_num_tokens,
+                stop_token_ids=stop_token_ids,
+                arrival_number=arrival_number + number,
+                arrival_time=request.arrival_time,
+                priority=request.priority,
+                rank=rank,
+                rope_row=rope_row,
+                prefix_salt=b"%d:%b" % (rope_row, cache_salt),
+                token_tables=token_tables,
+                prompt_logprobs=None if params.prompt_logprobs is None else [],
+            )
+            sequences.append(sequence)
+        return sequences
+
+    def note_costs(self) -> None:
+        """Set `sampled_cost`, once it is settled whether the sequence is constrained."""
+        has_mask = self.constraint is not None
+        reports = self.params.logprobs is not None
+        self.sampled_cost = SAMPLED_COST + LOGPROBS_COST * reports + CONSTRAINT_COST * has_mask
 
     @property
     def order(self) -> tuple[int, int]:
@@ -168,3 +205,19 @@ class Sequence:
         data = self.token_ids[start * block_size : stop * block_size].tobytes()
         size = block_size * self.token_ids.itemsize
         return (data[offset : offset + size] for offset in range(0, len(data), size))
+
+
+def _each(request: AddRequest) -> Iterator[tuple[str, TokenIds, SamplingParams]]:
+    """Id, prompt and parameters of each of a request's sequences; what is large in the parameters is shared."""
+    prompt, shared = request.prompt_token_ids, request.sampling_params
+    yield request.request_id, prompt, shared
+    for sibling in request.siblings:
+        prompt = sibling.prompt_token_ids if sibling.prompt_token_ids is not None else prompt
+        params = msgspec.structs.replace(
+            shared,
+            seed=sibling.seed,
+            max_tokens=sibling.max_tokens,
+            min_tokens=sibling.min_tokens,
+            prompt_logprobs=sibling.prompt_logprobs,
+        )
+        yield sibling.request_id, prompt, params

@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeAlias
 
 import llguidance
 import msgspec
@@ -27,11 +26,11 @@ from tessera.engine.contract.errors import EngineUnavailableError, InvalidReques
 from tessera.engine.contract.sampling_params import Grammar
 from tessera.engine.gguf.names import is_gguf
 from tessera.engine.gguf.tokenizer import gguf_tokenizer_json
+from tessera.engine.grammar.compile_shares import CompileShares
 from tessera.engine.grammar.probe import ProbeAnswer, ProbeSettings
 from tessera.engine.grammar.source import GrammarError, complaint
+from tessera.engine.grammar.token_tables import Words
 from tessera.engine.tokens.folder import tokenizer_json
-
-Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]  # bit id % 32 of word id // 32 stands for a token
 
 COMPILE_LIMIT = 2.0  # seconds that one grammar may take
 LONGEST_WAIT = 20.0  # seconds that it may take on a busy machine, of which it uses no more than COMPILE_LIMIT
@@ -88,9 +87,15 @@ class _AddedTokens(msgspec.Struct):
 class PendingGrammar:
     """A grammar being compiled; `ready` once it is compiled, refused, or late."""
 
-    def __init__(self, grammar: Grammar, job: _Job) -> None:
+    def __init__(self, grammar: Grammar, job: _Job, *, is_first: bool) -> None:
         self._grammar = grammar
         self._job = job
+        self._is_first = is_first  # to ask for it
+
+    @property
+    def seconds(self) -> float:
+        """Time of the compilation for the first request that asked for it, 0 for the others."""
+        return seconds_of(self._job) if self._is_first else 0.0
 
     @property
     def ready(self) -> bool:
@@ -126,8 +131,9 @@ class PendingGrammar:
 class _Job:
     """One grammar's compilation; several requests may wait for it."""
 
-    def __init__(self) -> None:
-        self.future: Future[CompiledGrammar]
+    def __init__(self, grammar: Grammar) -> None:
+        self.grammar = grammar
+        self.future: Future[CompiledGrammar] = Future()
         self.num_waiting = 0  # requests
         self._clock: int | None = None
         self._started_at = self._used_at_start = 0.0
@@ -164,21 +170,32 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
         self._tokenizer = self._threads.submit(load_tokenizer, folder, vocab_size, eos_token_ids)
         self._cache: OrderedDict[tuple[str, str], _Job] = OrderedDict()
+        self._shares: CompileShares[_Job] = CompileShares()
         self._probe_of_thread = threading.local()
         self._probes: list[GrammarProbe] = []
         self._mask_workers: llguidance.LLExecutor | None = None
 
-    def submit(self, grammar: Grammar) -> PendingGrammar:
-        """Start compiling, unless it is cached. Errors are raised by `result`."""
+    def submit(self, grammar: Grammar, account_id: int = 0) -> PendingGrammar:
+        """Start compiling, unless it is cached. Errors are raised by `result`.
+
+        Grammars that wait are begun in turn by account, that of the least time spent first.
+
+        Raises:
+            QueueFullError: too many of the account's grammars wait.
+        """
         key = (grammar.kind, grammar.text)
         job = self._cache.get(key)
-        if job is None or not job.is_worth_keeping:
-            job = self._cache[key] = _Job()
-            job.future = self._threads.submit(self._compile, job, grammar)
-            self._evict()
+        is_first = job is None or not job.is_worth_keeping
+        if job is None or is_first:
+            job = _Job(grammar)
+        if not job.future.running() and not job.future.done():
+            self._shares.enqueue(job, account_id)
+            self._threads.submit(self._compile_next)
+        self._cache[key] = job
         self._cache.move_to_end(key)
+        self._evict()
         job.num_waiting += 1
-        return PendingGrammar(grammar, job)
+        return PendingGrammar(grammar, job, is_first=is_first)
 
     def wait(self, pending: Sequence[PendingGrammar], timeout: float) -> None:
         """Wait until one of them is done, at most `timeout` seconds."""
@@ -204,6 +221,20 @@ class GrammarCompiler:
         for probe in self._probes:
             probe.close()
 
+    def _compile_next(self) -> None:
+        """Compile the next grammar, in a thread of the pool; there may be none left."""
+        taken = self._shares.take()
+        if taken is None:
+            return
+        job, account_id = taken
+        start = time.monotonic()
+        try:
+            job.future.set_result(self._compile(job, job.grammar))
+        except BaseException as error:
+            job.future.set_exception(error)
+        finally:
+            self._shares.charge(account_id, time.monotonic() - start)
+
     def _compile(self, job: _Job, grammar: Grammar) -> CompiledGrammar:
         tokenizer = self._tokenizer.result()
         probe = self._probe(tokenizer)
@@ -226,7 +257,7 @@ class GrammarCompiler:
         return probe
 
     def _evict(self) -> None:
-        seconds = itertools.accumulate(_seconds(job) for job in reversed(self._cache.values()))
+        seconds = itertools.accumulate(seconds_of(job) for job in reversed(self._cache.values()))
         num_kept = sum(1 for total in itertools.islice(seconds, MAX_CACHED) if total <= MAX_CACHED_SECONDS)
         while len(self._cache) > max(num_kept, 1):
             self._cache.popitem(last=False)
@@ -344,7 +375,8 @@ def _tokenizer_of(text: str, vocab_size: int, eos_token_ids: Sequence[int]) -> G
     return GrammarTokenizer(inner, -(-(end + 1) // 32), settings)
 
 
-def _seconds(job: _Job) -> float:
+def seconds_of(job: _Job) -> float:
+    """Time that a grammar took to compile; 0 while that is not known."""
     if not job.future.done() or job.future.cancelled() or job.future.exception() is not None:
         return 0.0
     return job.future.result().seconds

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-import numpy as np
-
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.grammar.compiler import CompiledGrammar, GrammarCompiler, Words
+from tessera.engine.grammar.compiler import CompiledGrammar, GrammarCompiler
 from tessera.engine.grammar.reasoning_limit import ReasoningLimit
+from tessera.engine.grammar.token_tables import TokenTables, Words, token_words
 
 
 class BadWords:
@@ -20,21 +19,20 @@ class BadWords:
         forbidden: [ceil(vocab_size / 32)]; the tokens that cannot come next.
     """
 
-    def __init__(self, words: Sequence[tuple[int, ...]], vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._always = token_words([word[0] for word in words if len(word) == 1], vocab_size)
-        self._longer = [(list(word[:-1]), word[-1]) for word in words if len(word) > 1]
-        self._recent: deque[int] = deque(maxlen=max((len(word) - 1 for word in words), default=0))
-        self.forbidden = self._always
+    def __init__(self, tables: TokenTables) -> None:
+        self._tables = tables
+        self._recent: deque[int] = deque(maxlen=tables.longest_beginning)
+        self.forbidden = tables.forbidden
 
     def consume(self, token_id: int) -> None:
         """Advance past the token that was chosen."""
-        if not self._longer:
+        tables = self._tables
+        if not tables.longest_beginning:
             return
         self._recent.append(token_id)
         recent = list(self._recent)
-        last = [last for before, last in self._longer if recent[-len(before) :] == before]
-        self.forbidden = self._always | token_words(last, self._vocab_size) if last else self._always
+        last = [last for before, last in tables.longer_words if recent[-len(before) :] == before]
+        self.forbidden = tables.forbidden | token_words(last, tables.vocab_size) if last else tables.forbidden
 
 
 class TokenConstraint:
@@ -54,11 +52,12 @@ class TokenConstraint:
     is_idle = False
     error: str | None = None
 
-    def __init__(self, params: SamplingParams, vocab_size: int) -> None:
-        allowed = params.allowed_token_ids
-        self.param = "bad_words" if allowed is None else "allowed_token_ids"
-        self._allowed = every_token(vocab_size) if allowed is None else token_words(allowed, vocab_size)
-        self._bad_words = BadWords(params.bad_words, vocab_size)
+    def __init__(self, params: SamplingParams, vocab_size: int, tables: TokenTables | None = None) -> None:
+        """`tables`: those of `params`, where sequences share them."""
+        tables = tables if tables is not None else TokenTables(params, vocab_size)
+        self.param = "bad_words" if params.allowed_token_ids is None else "allowed_token_ids"
+        self._allowed = tables.allowed
+        self._bad_words = BadWords(tables)
         budget = params.reasoning_budget
         self._limit = ReasoningLimit(budget) if budget is not None else None
         self._end_of_reasoning = token_words([] if budget is None else [budget.end_token_id], vocab_size)
@@ -107,10 +106,16 @@ class GrammarConstraint(TokenConstraint):
     """
 
     def __init__(
-        self, params: SamplingParams, compiled: CompiledGrammar, *, vocab_size: int, eos_token_ids: Sequence[int]
+        self,
+        params: SamplingParams,
+        compiled: CompiledGrammar,
+        *,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        tables: TokenTables | None = None,
     ) -> None:
         """Raises: InvalidRequestError if no token can come first."""
-        super().__init__(params, vocab_size)
+        super().__init__(params, vocab_size, tables)
         grammar = params.grammar
         assert grammar is not None, "a constraint by a grammar has one"
         self.param = grammar.param
@@ -186,17 +191,3 @@ def advance_constraints(
         masks = compiler.fill_masks([each.matcher for each in waiting])
         for row, each in enumerate(waiting):
             each.apply_mask(masks[row])
-
-
-def token_words(token_ids: Sequence[int], vocab_size: int) -> Words:
-    """A set of ids as words of 32 bits: bit id % 32 of word id // 32."""
-    bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
-    bits[np.array(token_ids, np.intp)] = True
-    return np.packbits(bits, bitorder="little").view(np.uint32)
-
-
-def every_token(vocab_size: int) -> Words:
-    """All ids of the vocabulary as words."""
-    bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
-    bits[:vocab_size] = True
-    return np.packbits(bits, bitorder="little").view(np.uint32)

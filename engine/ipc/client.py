@@ -30,8 +30,10 @@ from tessera.engine.contract.errors import (
     RequestError,
 )
 from tessera.engine.contract.messages import (
+    NO_ACCOUNT,
     AbortRequests,
     Accepted,
+    AccountRef,
     AddEmbedding,
     AddRequest,
     ClientMessage,
@@ -48,6 +50,7 @@ from tessera.engine.contract.messages import (
     RequestOutput,
     ResetPrefixCache,
     SchedulerStats,
+    Sibling,
     StepOutputs,
     TokenIds,
     client_encoder,
@@ -256,36 +259,69 @@ class EngineClient:
             return False, f"the engine has worked on one step for {self._heartbeats.stalled_for:.0f} s"
         return True, "the engine is ready"
 
-    def submit(
+    def submit(self, prompt_token_ids: TokenIds, params: SamplingParams) -> RequestStream:
+        """`submit_all` for a request of one sequence."""
+        return self.submit_all([(prompt_token_ids, params)])[0]
+
+    def submit_all(
         self,
-        prompt_token_ids: TokenIds,
-        params: SamplingParams,
+        sequences: Sequence[tuple[TokenIds, SamplingParams]],
         *,
         priority: int = 0,
         cache_salt: str = "",
-        request_id: str | None = None,
         num_choices: int = 1,
-    ) -> RequestStream:
-        """Send a request; must be called in the client's event loop. For the last argument see `AddRequest`.
+        account: AccountRef = NO_ACCOUNT,
+    ) -> list[RequestStream]:
+        """Send a request of several sequences; must be called in the client's event loop.
+
+        Args:
+            sequences: prompts and parameters, which differ in what `Sibling` has, and in nothing else.
+            priority, cache_salt, num_choices, account: see `AddRequest`.
 
         Raises:
             EngineUnavailableError: the engine is not ready or shows no life. Every other refusal is
-                raised by the stream.
+                raised by the streams.
         """
         well, reason = self.health()
         if not well:
             raise EngineUnavailableError(f"{reason}; please try again later")
-        if request_id is None:
-            request_id = f"{self._id_prefix}-{next(self._counter)}"
-        assert request_id not in self._inboxes, f"request id {request_id} is in use"
-        inbox = _Inbox()
-        self._inboxes[request_id] = inbox
-        now = time.monotonic()
-        self._send(AddRequest(request_id, prompt_token_ids, params, now, priority, cache_salt, num_choices))
-        return RequestStream(self, request_id, inbox)
+        request_ids = [f"{self._id_prefix}-{next(self._counter)}" for _ in sequences]
+        (first_prompt, shared), *others = sequences
+        siblings = []
+        before = first_prompt
+        for request_id, (prompt, params) in zip(request_ids[1:], others, strict=True):
+            new_prompt = prompt if prompt is not before else None
+            siblings.append(
+                Sibling(
+                    request_id, params.seed, params.max_tokens, params.min_tokens, params.prompt_logprobs, new_prompt
+                )
+            )
+            before = prompt
+        request = AddRequest(
+            request_ids[0],
+            first_prompt,
+            shared,
+            time.monotonic(),
+            priority,
+            cache_salt,
+            num_choices,
+            account,
+            siblings,
+        )
+        streams = []
+        for request_id in request_ids:
+            inbox = self._inboxes[request_id] = _Inbox()
+            streams.append(RequestStream(self, request_id, inbox))
+        self._send(request)
+        return streams
 
     async def embed(
-        self, inputs: list[list[int]], *, role: EmbedderRole = "main", first_lengths: Sequence[int] = ()
+        self,
+        inputs: list[list[int]],
+        *,
+        role: EmbedderRole = "main",
+        first_lengths: Sequence[int] = (),
+        account: AccountRef = NO_ACCOUNT,
     ) -> Vectors:
         """Embeddings [inputs, dimension] of unit length, or a scorer's logits [inputs, labels]; see `AddEmbedding`.
 
@@ -299,7 +335,7 @@ class EngineClient:
             raise EngineUnavailableError(f"{reason}; please try again later")
         request_id = f"{self._id_prefix}-{next(self._counter)}"
         waiter = self._embedding_waiters[request_id] = self._loop.create_future()
-        self._send(AddEmbedding(request_id, inputs, role, list(first_lengths)))
+        self._send(AddEmbedding(request_id, inputs, role, list(first_lengths), account))
         try:
             vectors = await waiter
         except asyncio.CancelledError:
@@ -399,9 +435,10 @@ class EngineClient:
                         del inboxes[request_id]
                     inbox.deliver(output)
         elif type(message) is Accepted:
-            accepted = self._inboxes.get(message.request_id)
-            if accepted is not None:
-                accepted.accept()
+            for request_id in message.request_ids:
+                accepted = self._inboxes.get(request_id)
+                if accepted is not None:
+                    accepted.accept()
         elif type(message) is EmbeddingOutput:
             embedding_waiter = self._embedding_waiters.get(message.request_id)
             if embedding_waiter is not None and not embedding_waiter.done():

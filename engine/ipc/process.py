@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tessera.engine")
 
 FLUSH_MS = 2000  # an exiting engine waits so long for clients to take its last outputs
+RECEIVE_SECONDS = 0.005  # for messages between two steps; one that has begun is taken to its end
 STDIN_FD = 0
 
 
@@ -209,7 +210,9 @@ class EngineProcess:
             self._wake_up_sockets[1].send(b"\0")
 
     def _receive(self, core: Core) -> None:
-        while True:
+        """Take messages for at most RECEIVE_SECONDS, so that a flood of them never holds up the steps for long."""
+        deadline = time.monotonic() + RECEIVE_SECONDS
+        while time.monotonic() < deadline:
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -255,9 +258,9 @@ class EngineProcess:
             refusal = EngineError("the engine failed to take this request")
         else:
             if request.sampling_params.grammar is None:
-                self._send(client, Accepted(request.request_id))
+                self._send(client, Accepted(request.request_ids))
             return
-        self._send(client, StepOutputs(self.epoch, [refused(request.request_id, refusal)]))
+        self._send(client, StepOutputs(self.epoch, [refused(each, refusal) for each in request.request_ids]))
 
     def _add_embedding(self, client: bytes, request: AddEmbedding) -> None:
         assert self._engine is not None
@@ -355,6 +358,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     Raises: ConfigError (ModelError) for settings that cannot be met; DeviceError.
     """
     # Imported here, so that a failing import is reported like any failed start.
+    from tessera.engine.core.account import Accounts
     from tessera.engine.core.core import EngineCore
     from tessera.engine.core.embedder import EmbeddingOnlyCore
     from tessera.engine.core.metrics import EngineMetrics
@@ -372,7 +376,8 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     config = config.with_device_defaults("cpu" if device.name == "cpu" else "cuda")
     config.verify()
     ops = make_ops(device)
-    embedding = EmbeddingEngine(config)
+    accounts = Accounts()
+    embedding = EmbeddingEngine(config, accounts)
     if model.is_encoder:
         encoder_core, info = embedding.load_alone(model, ops, device_reason, progress)
         return LoadedEngine(encoder_core, info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
@@ -400,6 +405,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         short_rope_len=runner.short_rope_len,
         grammars=grammars,
         metrics=EngineMetrics(config.served_name or folder.name),
+        accounts=accounts,
     )
 
     def render_metrics() -> bytes:

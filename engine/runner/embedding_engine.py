@@ -11,6 +11,7 @@ import msgspec
 from tessera.engine.contract.config import EngineConfig, PoolingName
 from tessera.engine.contract.errors import ConfigError, ModelError, OutOfMemoryError
 from tessera.engine.contract.messages import EmbedderRole, EmbeddingInfo, EngineInfo, ScorerForm, ScorerInfo
+from tessera.engine.core.account import Accounts
 from tessera.engine.core.embedder import Embedder, EmbeddingMetrics, EmbeddingOnlyCore
 from tessera.engine.gguf.model import stored_bytes
 from tessera.engine.models.config import ModelConfig, load_config
@@ -34,11 +35,13 @@ class EmbeddingEngine:
         scorer: what they need to know of what scores; None where nothing does.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, accounts: Accounts | None = None) -> None:
+        """`accounts`: those of the engine, which embeddings are charged to as well."""
         self.embedders: dict[EmbedderRole, Embedder] = {}
         self.infos: tuple[EmbeddingInfo, ...] = ()
         self.scorer: ScorerInfo | None = None
         self._config = config
+        self._accounts = accounts if accounts is not None else Accounts()
         self._by_name: dict[str, Embedder] = {}
         self._scorers: dict[str, Embedder] = {}
         self._metrics = EmbeddingMetrics(self._by_name, self._scorers)
@@ -182,7 +185,7 @@ class EmbeddingEngine:
         *,
         beside: bool = False,
     ) -> None:
-        embedder = Embedder(scorer, max_queue_len=self._config.max_queue_len)
+        embedder = Embedder(scorer, max_queue_len=self._config.max_queue_len, accounts=self._accounts)
         self.embedders["scorer"] = self._scorers[name] = embedder
         self.scorer = ScorerInfo(
             beside=beside,
@@ -195,7 +198,7 @@ class EmbeddingEngine:
         )
 
     def _add(self, role: EmbedderRole, model: ModelConfig, runner: EmbeddingRunner, name: str) -> None:
-        embedder = Embedder(runner, max_queue_len=self._config.max_queue_len)
+        embedder = Embedder(runner, max_queue_len=self._config.max_queue_len, accounts=self._accounts)
         self.embedders[role] = embedder
         self._by_name[name] = embedder
         self.infos += (

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.app.http.counts import HttpCounts, make_shared_memory
+from tessera.app.http.counts import HttpCounts
+from tessera.app.limits.shared_memory import make_shared_memory
 from tessera.engine.contract.errors import QueueFullError
 from tessera.engine.contract.logs import JsonFormatter, TextFormatter
 from tessera.engine.contract.messages import GpuUsage
@@ -135,7 +136,7 @@ def test_a_json_line_is_one_object_with_its_fields() -> None:
 
 
 def test_http_requests_are_counted_by_endpoint_and_status() -> None:
-    fd = make_shared_memory()
+    fd = make_shared_memory("counts")
     first = HttpCounts(["/a", "/b"], fd=fd, num_rows=2, row=0)
     second = HttpCounts(["/a", "/b"], fd=fd, num_rows=2, row=1)
     for counts, endpoint, status in ((first, "/a", 200), (second, "/a", 200), (second, "/?id=7", 599)):

@@ -57,7 +57,7 @@ class Engine(FakeClient):
             return [self.faults[word].pop(0)]
         return play([*ids(word), 0], stop_token_id=0)
 
-    async def embed(self, inputs: list[list[int]], *, role: str = "main") -> Any:
+    async def embed(self, inputs: list[list[int]], *, role: str = "main", account: Any = None) -> Any:
         return np.full((len(inputs), 4), 0.5, np.float32)
 
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import EngineError, EngineUnavailableError, QueueFullError
-from tessera.engine.contract.messages import EmbedderRole, EmbeddingInfo
+from tessera.engine.contract.messages import NO_ACCOUNT, AccountRef, EmbedderRole, EmbeddingInfo
 from tests.support.fake_client import INFO, FakeClient, always
 from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder
 from tests.support.tiny_encoder import CLS, SEP, VOCAB
@@ -59,7 +59,9 @@ class EmbeddingClient(FakeClient):
         self.calls: list[EmbedCall] = []
         self.error = error
 
-    async def embed(self, inputs: list[list[int]], *, role: EmbedderRole = "main") -> Vectors:
+    async def embed(
+        self, inputs: list[list[int]], *, role: EmbedderRole = "main", account: AccountRef = NO_ACCOUNT
+    ) -> Vectors:
         if self.error is not None:
             raise self.error
         self.calls.append(EmbedCall(inputs, role))

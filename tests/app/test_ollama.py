@@ -361,7 +361,7 @@ class Embedder(FakeClient):
         super().__init__(always([]), info=msgspec.structs.replace(ROOMY, embeddings=(EMBEDDINGS,)))
         self.inputs: list[list[int]] = []
 
-    async def embed(self, inputs: list[list[int]], *, role: str = "main") -> Any:
+    async def embed(self, inputs: list[list[int]], *, role: str = "main", account: Any = None) -> Any:
         self.inputs += inputs
         return np.full((len(inputs), 4), 0.5, np.float32)
 

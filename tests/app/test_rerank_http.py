@@ -58,7 +58,12 @@ class ScoringClient(FakeClient):
         self.num_labels = 0 if scorer is None else len(scorer.labels)
 
     async def embed(
-        self, inputs: list[list[int]], *, role: EmbedderRole = "main", first_lengths: Sequence[int] = ()
+        self,
+        inputs: list[list[int]],
+        *,
+        role: EmbedderRole = "main",
+        first_lengths: Sequence[int] = (),
+        account: Any = None,
     ) -> Vectors:
         if self.error is not None:
             raise self.error

@@ -283,7 +283,9 @@ class Client(FakeClient):
             outputs[0] = msgspec.structs.replace(outputs[0], prompt_logprobs=scores)
         return [*outputs[:-1], EngineError("the device failed")] if self.text is FAILS else outputs
 
-    async def embed(self, inputs: list[list[int]], *, role: str = "main", first_lengths: Any = ()) -> Any:
+    async def embed(
+        self, inputs: list[list[int]], *, role: str = "main", first_lengths: Any = (), account: Any = None
+    ) -> Any:
         return np.full((len(inputs), 1 if role == "scorer" else EMBEDDINGS.dimension), 0.5, np.float32)
 
 

@@ -51,7 +51,7 @@ class Model:
 class ScriptedClient(FakeClient):
     """Embeds as well: every text as the same vector."""
 
-    async def embed(self, inputs: list[list[int]], *, role: str = "main") -> Any:
+    async def embed(self, inputs: list[list[int]], *, role: str = "main", account: Any = None) -> Any:
         return np.full((len(inputs), DIMENSION), 0.5, np.float32)
 
 

@@ -6,6 +6,7 @@ import hashlib
 from array import array
 
 from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.core.account import Account
 from tessera.engine.core.block_manager import BlockManager
 from tessera.engine.core.sequence import Sequence
 
@@ -16,6 +17,7 @@ def make_sequence(token_ids: list[int], salt: bytes = b"") -> Sequence:
     return Sequence(
         request_id="r",
         client=b"c",
+        account=Account(0),
         token_ids=array("i", token_ids),
         num_prompt_tokens=len(token_ids),
         params=SamplingParams(max_tokens=1),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tessera.engine.contract.errors import ContextLengthError, QueueFullError
-from tessera.engine.contract.messages import TokenLogprobs
+from tessera.engine.contract.messages import AccountRef, TokenLogprobs
 from tests.support.fake_runner import CLIENT, EOS, NON_FINITE, Harness, generate, score
 
 MAX_MODEL_LEN = 48
@@ -41,6 +41,13 @@ def make_prompt(rng: random.Random, prefixes: list[list[int]]) -> list[int]:
     return prefix[: rng.randint(0, len(prefix))] + tail * rng.choice([1, 1, 1, 4])
 
 
+def make_accounts(rng: random.Random) -> list[AccountRef]:
+    return [
+        AccountRef(number, rng.choice([0.5, 1.0, 1.0, 3.0]), outranks=rng.random() < 0.2)
+        for number in range(1, rng.randint(2, 6))
+    ]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("seed", range(metafunc.config.getoption("worlds")))
 
@@ -50,6 +57,7 @@ def test_fault_liveness_every_request_ends_once_with_the_tokens_it_gives_alone(s
     max_queue_len = rng.randint(1, 8)
     engine = make_engine(rng, max_queue_len, asynchronous=seed % 2 == 1)
     prefixes = [[rng.randrange(1, NON_FINITE) for _ in range(20)] for _ in range(3)]
+    accounts = [AccountRef()] if rng.random() < 0.3 else make_accounts(rng)
     context = min(MAX_MODEL_LEN, engine.core.block_manager.num_blocks * engine.core.block_manager.block_size)
     prompt: list[int] = []
     cache_salt = ""
@@ -70,6 +78,7 @@ def test_fault_liveness_every_request_ends_once_with_the_tokens_it_gives_alone(s
                 prompt,
                 max_tokens,
                 priority=rng.choice([0, 0, 0, -1, 1]),
+                account=rng.choice(accounts),
                 cache_salt=cache_salt,
                 stop_token_ids=tuple(stop_ids),
                 min_tokens=min_tokens,

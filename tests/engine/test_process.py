@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -36,7 +37,10 @@ from tessera.engine.contract.messages import (
     request_address,
 )
 from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.ipc import process as process_module
+from tessera.engine.ipc.process import RECEIVE_SECONDS, EngineProcess, LoadedEngine
 from tests.support import stub_engine
+from tests.support.fake_client import INFO
 from tests.support.paths import ROOT
 
 DEADLINE = 20.0  # seconds; only a failing test waits this long
@@ -317,3 +321,33 @@ def test_the_engine_ends_with_its_parent_even_in_a_hanging_step(start: Any) -> N
     engine.process.stdin.close()  # what the kernel does when the parent dies
     assert engine.process.wait(DEADLINE) == 1
     assert not engine.run_dir.exists()
+
+
+def test_fault_fairness_d6_a_flood_of_messages_leaves_time_for_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two steps messages are taken for a few milliseconds, however many there are."""
+    now = [0.0]
+    taken: list[str] = []
+
+    class SlowCore(stub_engine.StubCore):
+        def add_request(self, request: AddRequest, client: bytes) -> None:
+            now[0] += 0.6 * RECEIVE_SECONDS
+            taken.append(request.request_id)
+
+    silent = SimpleNamespace(start=lambda: None, stop=lambda: None)
+    monkeypatch.setattr(process_module, "HeartbeatSender", lambda *_, **__: silent)
+    monkeypatch.setattr(process_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    process = EngineProcess(str(tmp_path))
+    process._engine = LoadedEngine(SlowCore(), INFO, lambda: b"")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(request_address(tmp_path))
+        for number in range(10):
+            send(socket, add(str(number), [1]))
+        while len(taken) < 10:
+            assert process._router.poll(int(DEADLINE * 1000))
+            before = len(taken)
+            process._receive(process._engine.core)
+            assert len(taken) <= before + 2
+    process.close()

@@ -33,8 +33,10 @@ class Steps:
         prompt = [self.num_arrivals + 2] * num_tokens
         sampling_params = SamplingParams(max_tokens=100, **params)  # type: ignore[arg-type]
         request = AddRequest(name, token_ids(prompt), sampling_params, 0.0, priority)
-        sequence = Sequence.from_request(
-            request, b"c", eos_token_ids=[0], max_context=1000, arrival_number=self.num_arrivals
+        account = self.scheduler.accounts.find(request.account)
+        self.scheduler.accounts.open(account)
+        (sequence,) = Sequence.from_request(
+            request, b"c", account=account, eos_token_ids=[0], max_context=1000, arrival_number=self.num_arrivals
         )
         self.num_arrivals += 1
         self.scheduler.enqueue(sequence)
@@ -135,7 +137,7 @@ def test_the_last_sequence_gives_up_its_blocks_keeps_its_tokens_and_comes_back_f
     assert tokens_of(step) == {"first": 1}
     assert last.block_table == []
     assert last.num_preemptions == 1
-    assert steps.scheduler.waiting == [last, late]
+    assert list(steps.scheduler.waiting) == [last, late]
     outputs = last.output_token_ids
     assert len(outputs) == 5
     steps.scheduler.finish(first, "stop")

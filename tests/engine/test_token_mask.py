@@ -12,7 +12,7 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.step_batch import TokenMask
-from tessera.engine.grammar.constraint import every_token, token_words
+from tessera.engine.grammar.token_tables import every_token, token_words
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.make import make_ops

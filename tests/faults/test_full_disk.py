@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tessera.app.http.counts import HttpCounts, make_shared_memory
+from tessera.app.http.counts import HttpCounts
+from tessera.app.limits.shared_memory import make_shared_memory
 from tests.support.disks import small_disk
 from tests.support.http_fixtures import serve
 from tests.support.server_fixture import running_server
@@ -23,7 +24,7 @@ CHAT = {"model": "tiny", "messages": HELLO}
 
 
 def test_fault_full_disk_shared_counts_have_their_memory_from_the_start() -> None:
-    fd = make_shared_memory()
+    fd = make_shared_memory("counts")
     assert fd is not None
     HttpCounts(["/a", "/b"], fd=fd, num_rows=64, row=3)
     found = os.stat(fd)
@@ -37,10 +38,10 @@ def test_fault_full_disk_without_shared_memory_each_process_counts_for_itself(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    fd = make_shared_memory()
+    fd = make_shared_memory("counts")
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setattr(os, "memfd_create", full)
-    assert make_shared_memory() is None
+    assert make_shared_memory("counts") is None
     counts = HttpCounts(["/a"], fd=fd, num_rows=2, row=1)
     counts.count_response("/a", 200)
     (requests, *_) = counts.collect("x")

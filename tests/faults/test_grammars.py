@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -14,9 +15,10 @@ import pytest
 
 from tessera.app.openai.completions.schema import CompletionRequest
 from tessera.app.schema.request import parse_request
-from tessera.engine.contract.errors import EngineUnavailableError, InvalidRequestError
+from tessera.engine.contract.errors import EngineUnavailableError, InvalidRequestError, QueueFullError
 from tessera.engine.contract.sampling_params import MAX_GRAMMAR_LENGTH, Grammar
 from tessera.engine.grammar import compiler as grammar_module
+from tessera.engine.grammar.compile_shares import MAX_PENDING
 from tessera.engine.grammar.compiler import COMPILE_LIMIT, MAX_CACHED, NUM_THREADS, GrammarCompiler, GrammarProbe
 from tessera.engine.grammar.source import MAX_NESTING
 from tests.support.grammar_harness import CLIENT, EOS, MODEL, VOCAB_SIZE, GrammarHarness, schema
@@ -298,3 +300,34 @@ def test_fault_grammars_are_not_begun_for_a_sender_that_has_left(
     answers = engine.run()
     assert (answers["stays"].text, answers["again"].text) == (names[-1], names[-2])
     assert len(begun) <= NUM_THREADS + 2
+
+
+def test_fault_grammars_of_one_key_do_not_hold_up_anothers(
+    monkeypatch: pytest.MonkeyPatch, compiler: GrammarCompiler
+) -> None:
+    """Those under way end; then the other key's is next, and a key has only so many waiting."""
+    begun: list[str] = []
+    may_go_on = threading.Event()
+    original: Callable[[GrammarProbe, Grammar], str] = GrammarProbe.source_of
+
+    def slow(probe: GrammarProbe, grammar: Grammar) -> str:
+        begun.append(grammar.text)
+        assert may_go_on.wait(30)
+        return original(probe, grammar)
+
+    ready = compiler.submit(Grammar("regex", "both probes are here"))
+    compiler.wait([ready], 30)
+    monkeypatch.setattr(GrammarProbe, "source_of", slow)
+    heavy = [compiler.submit(Grammar("regex", f"heavy{number}"), 1) for number in range(MAX_PENDING)]
+    for number in range(NUM_THREADS + 1):
+        with contextlib.suppress(QueueFullError):
+            heavy.append(compiler.submit(Grammar("regex", f"more{number}"), 1))
+    with pytest.raises(QueueFullError, match="grammars are waiting"):
+        compiler.submit(Grammar("regex", "one too many"), 1)
+    light = compiler.submit(Grammar("regex", "light"), 2)
+    may_go_on.set()
+    compiler.wait([light], 30)
+    assert light.result().matcher is not None
+    assert begun.index("light") <= NUM_THREADS + 1
+    for pending in heavy:
+        pending.give_up()

@@ -13,7 +13,13 @@ import httpx
 import orjson
 import pytest
 
-from tessera.app.http.body import LARGE_BODY, MAX_JSON_CONTAINERS, MAX_LARGE_BODIES, LargeBody, parse_json_object
+from tessera.app.http.body import (
+    LARGE_BODY,
+    MAX_JSON_CONTAINERS,
+    MAX_LARGE_BODIES_OF_ONE,
+    LargeBody,
+    parse_json_object,
+)
 from tessera.app.server.connection import MAX_FRAMING_BYTES, MAX_HEAD_BYTES, MAX_QUEUED
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import InvalidRequestError
@@ -228,10 +234,10 @@ def test_fault_http_layer_large_bodies_in_hand_are_bounded(tmp_path: Path) -> No
     head = HEAD + b"content-length: %d\r\n\r\n" % largest
     with serve(says("ok"), settings) as url:
         with contextlib.ExitStack() as stack:
-            for _ in range(MAX_LARGE_BODIES):
+            for _ in range(MAX_LARGE_BODIES_OF_ONE):
                 stack.enter_context(connect(url)).sendall(head + content)
             end = time.monotonic() + PATIENCE
-            while LargeBody.in_hand < MAX_LARGE_BODIES * len(content):
+            while LargeBody.in_hand.total() < MAX_LARGE_BODIES_OF_ONE * len(content):
                 assert time.monotonic() < end
             refused = httpx.post(f"{url}/v1/completions", content=content, headers=JSON)
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")

@@ -1,17 +1,26 @@
-"""Signals: SIGHUP, which ends a process by default, reads the API keys again."""
+"""Signals: SIGHUP, which ends a process by default, reads the API keys again; so does a change of the keys file."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+from collections import Counter
 from pathlib import Path
 
+from tessera.app.cli.keys_command import add_key, revoke_key
 from tests.support.server_fixture import Server, running_server
+
+NUM_ALLOWED = 10
 
 
 def status_with(server: Server, key: str) -> int:
     return server.http.get("/v1/models", headers={"authorization": f"Bearer {key}", "connection": "close"}).status_code
+
+
+def post_with(server: Server, key: str) -> int:
+    headers = {"authorization": f"Bearer {key}", "connection": "close"}
+    return server.http.post("/tokenize", json={"prompt": "a"}, headers=headers).status_code
 
 
 def ignores_sighup(pid: int) -> bool:
@@ -23,7 +32,9 @@ def test_fault_signals_sighup_reads_the_keys_again(tmp_path: Path) -> None:
     """In every app process; a file that cannot be used leaves the keys as they were."""
     keys = tmp_path / "keys"
     keys.write_text("old\nstays\n")
-    arguments = ("--api-key-file", str(keys), "--api-workers", "2")
+    named = tmp_path / "keys.yaml"
+    limited = add_key(named, "limited", {"requests_per_minute": NUM_ALLOWED})
+    arguments = ("--api-key-file", str(keys), "--api-keys-file", str(named), "--api-workers", "2")
     with running_server(None, tmp_path / "log", *arguments) as server:
         (worker,) = server.until(lambda: server.children("tessera.app.server.worker"), "the worker")
         engine = server.engine_pid()
@@ -33,9 +44,17 @@ def test_fault_signals_sighup_reads_the_keys_again(tmp_path: Path) -> None:
         keys.write_text("new\nstays\n")
         for pid in (worker, engine, server.process.pid):
             os.kill(pid, signal.SIGHUP)
-        server.until(lambda: "2 API keys are accepted from now on" in server.log, "the new keys")
+        server.until(lambda: "3 API keys are accepted from now on" in server.log, "the new keys")
         server.until(lambda: all(status_with(server, "old") == 401 for _ in range(20)), "both processes to know")
         assert {status_with(server, key) for key in ("new", "stays") for _ in range(20)} == {200}
+
+        statuses = Counter(post_with(server, limited) for _ in range(4 * NUM_ALLOWED))
+        assert statuses.keys() == {200, 429}
+        assert NUM_ALLOWED <= statuses[200] <= 2 * NUM_ALLOWED, "both processes count together, but a minute may end"
+        late = add_key(named, "late", {})
+        server.until(lambda: all(status_with(server, late) == 200 for _ in range(20)), "the keys file to be read again")
+        revoke_key(named, "late")
+        server.until(lambda: all(status_with(server, late) == 401 for _ in range(20)), "the revocation")
 
         keys.write_text("# none\n")
         os.kill(server.process.pid, signal.SIGHUP)

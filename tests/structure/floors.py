@@ -26,6 +26,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.reasoning", "app.text", "app.http"),
     ("app.schema",),
     ("app.settings",),
+    ("app.limits",),
+    ("app.keys",),
     ("engine.ipc.process",),
     ("engine.ipc",),
     ("engine.runner",),

@@ -13,6 +13,8 @@ import msgspec
 
 from tessera.engine.contract.errors import EngineUnavailableError
 from tessera.engine.contract.messages import (
+    NO_ACCOUNT,
+    AccountRef,
     EngineInfo,
     GpuUsage,
     RequestOutput,
@@ -43,13 +45,16 @@ INFO = EngineInfo(
 
 
 class Submission:
-    """One call of `submit`, and the stream it returned."""
+    """One sequence of a call of `submit_all`, and the stream it returned."""
 
-    def __init__(self, prompt: list[int], params: SamplingParams, priority: int, cache_salt: str) -> None:
+    def __init__(
+        self, prompt: list[int], params: SamplingParams, priority: int, cache_salt: str, account: AccountRef
+    ) -> None:
         self.prompt = prompt
         self.params = params
         self.priority = priority
         self.cache_salt = cache_salt
+        self.account = account
         self.aborted = threading.Event()
 
 
@@ -116,22 +121,24 @@ class FakeClient:
     def health(self) -> tuple[bool, str]:
         return self.well, "the engine is ready" if self.well else "the engine is starting"
 
-    def submit(
+    def submit_all(
         self,
-        prompt_token_ids: TokenIds,
-        params: SamplingParams,
+        sequences: Sequence[tuple[TokenIds, SamplingParams]],
         *,
         priority: int = 0,
         cache_salt: str = "",
-        request_id: str | None = None,
         num_choices: int = 1,
-    ) -> FakeStream:
+        account: AccountRef = NO_ACCOUNT,
+    ) -> list[FakeStream]:
         if not self.well:
             raise EngineUnavailableError("the engine is starting; please try again later")
-        submission = Submission(prompt_token_ids.tolist(), params, priority, cache_salt)
-        self.submissions.append(submission)
+        streams = []
+        for prompt, params in sequences:
+            submission = Submission(prompt.tolist(), params, priority, cache_salt, account)
+            self.submissions.append(submission)
+            streams.append(FakeStream(submission, self.script(submission), hang=self.hang))
         self.submitted.set()
-        return FakeStream(submission, self.script(submission), hang=self.hang)
+        return streams
 
     def reset_prefix_cache(self) -> None:
         self.num_resets += 1

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
 from tessera.engine.contract.config import EngineConfig
-from tessera.engine.contract.messages import AddRequest, RequestOutput, TokenIds, TokenLogprobs
+from tessera.engine.contract.messages import (
+    NO_ACCOUNT,
+    AccountRef,
+    AddRequest,
+    RequestOutput,
+    Sibling,
+    TokenIds,
+    TokenLogprobs,
+)
 from tessera.engine.contract.sampling_params import ROW_PARAMETERS, SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW
 from tessera.engine.core.core import EngineCore
@@ -273,15 +281,23 @@ class Harness:
         client: bytes = CLIENT,
         priority: int = 0,
         cache_salt: str = "",
+        account: AccountRef = NO_ACCOUNT,
+        siblings: Sequence[Sibling] = (),
         **params: Any,
     ) -> None:
         sampling_params = SamplingParams(max_tokens=max_tokens, **params)
-        self.core.add_request(
-            # A list too, with ids that no array of the engine could hold.
-            AddRequest(request_id, cast(TokenIds, prompt), sampling_params, self.now, priority, cache_salt),
-            client,
+        request = AddRequest(
+            request_id,
+            cast(TokenIds, prompt),  # a list too, with ids that no array of the engine could hold
+            sampling_params,
+            self.now,
+            priority,
+            cache_salt,
+            account=account,
+            siblings=list(siblings),
         )
-        self.token_ids[request_id] = []
+        self.core.add_request(request, client)
+        self.token_ids |= {each: [] for each in request.request_ids}
 
     def step(self, seconds: float = 0.01) -> dict[bytes, list[RequestOutput]]:
         """One step, taking `seconds`; work must bring progress, and every block must be accounted for."""

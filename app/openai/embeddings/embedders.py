@@ -11,6 +11,7 @@ from fastapi import Request
 
 from tessera.app.generate.prompt import MAX_INLINE_CHARS, PROMPT_TIMEOUT
 from tessera.app.generate.served_model import ServedModel
+from tessera.app.http.limits import account_of, lease_of
 from tessera.app.http.streaming import run_while_connected
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
 from tessera.app.text.tokenizer import IdTokenizer, Tokenizer, load_tokenizer
@@ -103,7 +104,10 @@ class Embeddings:
             RequestError: the model's embeddings cannot have this many dimensions, or the engine failed.
         """
         size = _checked_dimensions(dimensions, info)
-        work = self._served.client.embed(inputs, role=model.role)
+        lease = lease_of(http_request.scope)
+        if lease is not None:
+            lease.count_prompt(sum(map(len, inputs)))
+        work = self._served.client.embed(inputs, role=model.role, account=account_of(http_request.scope))
         vectors = await run_while_connected(http_request.receive, work, self._served.settings.request_timeout)
         return vectors if size == info.dimension else _shortened(vectors, size)
 

@@ -12,6 +12,7 @@ from fastapi import Request
 
 from tessera.app.generate.prompt import MAX_INLINE_CHARS, PROMPT_TIMEOUT
 from tessera.app.generate.served_model import ServedModel
+from tessera.app.http.limits import account_of, lease_of
 from tessera.app.http.streaming import run_while_connected
 from tessera.app.openai.embeddings.embedders import (
     EmbeddingModel,
@@ -179,7 +180,11 @@ class Scorers:
         return vectors.astype(np.float64)
 
     async def _logits(self, http_request: Request, inputs: list[list[int]], first_lengths: list[int]) -> Scores:
-        work = self._served.client.embed(inputs, role="scorer", first_lengths=first_lengths)
+        lease = lease_of(http_request.scope)
+        if lease is not None:
+            lease.count_prompt(sum(map(len, inputs)))
+        account = account_of(http_request.scope)
+        work = self._served.client.embed(inputs, role="scorer", first_lengths=first_lengths, account=account)
         logits = await run_while_connected(http_request.receive, work, self._served.settings.request_timeout)
         return logits.astype(np.float64)
 

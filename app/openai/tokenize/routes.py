@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.generate.admission import receive
-from tessera.app.generate.prompt import checked_token_ids, encode_text, render_chat
+from tessera.app.generate.admission import checked_request, receive
+from tessera.app.generate.prompt import PROMPT_TIMEOUT, checked_token_ids, encode_text, render_chat
 from tessera.app.generate.served_model import ServedModel, model_of
-from tessera.app.http.body import json_response, read_json_object
+from tessera.app.http.body import json_response, read_json_object, run_in_turn
 from tessera.app.http.description import Description
 from tessera.app.openai.tokenize.objects import DetokenizedText, TokenizerInfo, TokenList
 from tessera.app.openai.tokenize.schema import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
-from tessera.app.schema.request import parse_request
 from tessera.app.text.tokenizer import load_json
 
 router = APIRouter(tags=["Tokens"])
+
+MAX_INLINE_IDS = 1024  # up to so many are decoded on the event loop, in well under a millisecond
 
 
 @router.post(
@@ -31,12 +33,11 @@ async def tokenize(http_request: Request) -> Response:
     model = model_of(http_request)
     body = await read_json_object(http_request, model.settings)
     if "messages" in body:
-        chat = parse_request(TokenizeChatRequest, body)
-        chat.check()
+        chat = await run_in_turn(http_request, partial(checked_request, TokenizeChatRequest), body)
         _check_name(model, chat.model)
         token_ids = (await render_chat(model, chat, add_special_tokens=chat.add_special_tokens)).token_ids
         return _token_list(model, token_ids, chat.return_token_strs)
-    text = parse_request(TokenizeTextRequest, body)
+    text = await run_in_turn(http_request, partial(checked_request, TokenizeTextRequest), body)
     _check_name(model, text.model)
     token_ids = await encode_text(model, text.prompt, add_special_tokens=text.add_special_tokens, param="prompt")
     return _token_list(model, token_ids, text.return_token_strs)
@@ -55,7 +56,10 @@ async def detokenize(http_request: Request) -> Response:
     _check_name(model, request.model)
     if request.tokens:
         checked_token_ids(request.tokens, model.info, "tokens")
-    return json_response({"prompt": model.tokenizer.decode(request.tokens, skip_special_tokens=False)})
+    decode = partial(model.tokenizer.decode, request.tokens, skip_special_tokens=False)
+    if len(request.tokens) <= MAX_INLINE_IDS:
+        return json_response({"prompt": decode()})
+    return json_response({"prompt": await model.workers.run(decode, timeout=PROMPT_TIMEOUT)})
 
 
 @router.get(

@@ -1,0 +1,105 @@
+"""Limits before any route sees a request: the machine's memory, and those of the request's key."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tessera.app.http.access_log import trace_of
+from tessera.app.http.auth import OPEN_PATHS
+from tessera.app.http.errors import PermissionDeniedError, error_response
+from tessera.app.keys.key_ring import KeyHolder, account_of_owner
+from tessera.app.limits.key_use import KeyUse
+from tessera.app.limits.lease import Lease
+from tessera.app.limits.memory_watermark import MemoryWatermark
+from tessera.engine.contract.errors import RequestError
+from tessera.engine.contract.messages import NO_ACCOUNT, AccountRef
+
+ADMINISTRATIVE_PATHS = frozenset({"/reset_prefix_cache"})  # they act on all keys' requests
+IPV6_NETWORK = 64  # bits; a client has all addresses of one
+
+
+class LimitsMiddleware:
+    """Refuses work beyond a limit with 429 or 503, and says in headers what is left of the key's.
+
+    Only POST begins work. Requests whose key has no entry in the keys file have no limits of their own.
+    """
+
+    def __init__(self, app: ASGIApp, use: KeyUse, watermark: MemoryWatermark) -> None:
+        self._app = app
+        self._use = use
+        self._watermark = watermark
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        holder = holder_of(scope)
+        lease = Lease(holder.key, self._use) if holder is not None and holder.key is not None else None
+
+        async def send_with_limits(message: Message) -> None:
+            if lease is not None and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *lease.headers()]}
+            await send(message)
+
+        try:
+            self._watermark.check()
+            _check_permission(scope["path"], holder)
+            if lease is not None:
+                lease.begin()
+        except RequestError as error:
+            trace = trace_of(scope)
+            trace.error = error
+            await error_response(error, trace.dialect)(scope, receive, send_with_limits)
+            return
+        scope.setdefault("state", {})["lease"] = lease
+        try:
+            await self._app(scope, receive, send_with_limits)
+        finally:
+            if lease is not None:
+                lease.end()
+
+
+def holder_of(scope: MutableMapping[str, Any]) -> KeyHolder | None:
+    """The holder of the request's key; None on a server without keys."""
+    holder: KeyHolder | None = scope.get("state", {}).get("holder")
+    return holder
+
+
+def lease_of(scope: MutableMapping[str, Any]) -> Lease | None:
+    """The request's hold on its key's limits; None where it has none."""
+    lease: Lease | None = scope.get("state", {}).get("lease")
+    return lease
+
+
+def account_of(scope: MutableMapping[str, Any]) -> AccountRef:
+    """The engine's account for a request: its key's, or its client address's on a server without keys.
+
+    Each tenant's work in the background, such as its batches, has one of its own.
+    """
+    holder = holder_of(scope)
+    if holder is not None:
+        return holder.account
+    state = scope.get("state", {})
+    if state.get("in_background"):
+        return account_of_owner(f"background of {state.get('tenant', '')}")
+    client = scope.get("client")
+    if client is None:
+        return NO_ACCOUNT
+    try:
+        address = ipaddress.ip_address(client[0].partition("%")[0])
+    except ValueError:
+        return NO_ACCOUNT
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return account_of_owner(str(address.ipv4_mapped))
+        return account_of_owner(str(ipaddress.ip_network((address, IPV6_NETWORK), strict=False)))
+    return account_of_owner(str(address))
+
+
+def _check_permission(path: str, holder: KeyHolder | None) -> None:
+    if path in ADMINISTRATIVE_PATHS and holder is not None and holder.key is not None and not holder.key.may_administer:
+        raise PermissionDeniedError(f"The key {holder.name} may not use {path}: its entry needs may_administer.")
