@@ -35,11 +35,12 @@ from tessera.app.openai.tokenize import routes as tokenize
 from tessera.app.openapi import routes as description
 from tessera.app.ops import health
 from tessera.app.ops import status_routes as status
-from tessera.app.ops.metrics_page import MetricsPage
+from tessera.app.ops.metrics_page import EngineText, MetricsPage
 from tessera.app.settings import AppSettings
 from tessera.engine.ipc.client import EngineClient
 
 ROUTES = (chat, completions, responses, messages, embeddings, invocations, models, tokenize, health, description)
+METRICS_PATIENCE = 4.0  # seconds, below a scrape's usual timeout of 10
 PAGE_ROUTES = (status,)  # left out with --no-ui
 
 
@@ -87,7 +88,11 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         num_rows=settings.num_app_processes,
         row=settings.app_process,
     )
-    app.state.metrics_page = MetricsPage(partial(health.render_metrics, model, counts))
+    app.state.draining = False
+    engine_text = EngineText(client.metrics, METRICS_PATIENCE)
+    app.state.metrics_page = MetricsPage(
+        partial(health.render_metrics, client, counts, settings.metrics_prefix, engine_text)
+    )
     install_error_handlers(app)
     app.state.accepted_keys = None
     if settings.api_keys:

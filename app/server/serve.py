@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
@@ -26,6 +27,9 @@ from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.messages import EngineInfo, LoadProgress
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.supervisor import EngineStartError, EngineSupervisor, make_run_dir
+
+if TYPE_CHECKING:
+    from tessera.app.server.admin_server import AdminServer
 
 logger = logging.getLogger("tessera.serve")
 
@@ -47,22 +51,29 @@ def run_server(options: ServerOptions, read_keys: Callable[[], tuple[str, ...]])
     configure_logging(options.app)
     max_connections = connection_limit(raise_descriptor_limit(), options.max_connections)
     listener = listen(options.host, options.port)
+    admin_listener = None if options.admin_port is None else listen(options.host, options.admin_port, "--admin-port")
     app = msgspec.structs.replace(
         options.app,
         max_connections=max_connections,
         allowed_hosts=options.app.allowed_hosts or _default_hosts(options, listener),
     )
     options = msgspec.structs.replace(options, app=app)
-    return uvloop.run(Server(options, listener, read_keys).run())
+    return uvloop.run(Server(options, listener, read_keys, admin_listener).run())
 
 
 class Server:
     def __init__(
-        self, options: ServerOptions, listener: socket.socket, read_keys: Callable[[], tuple[str, ...]]
+        self,
+        options: ServerOptions,
+        listener: socket.socket,
+        read_keys: Callable[[], tuple[str, ...]],
+        admin_listener: socket.socket | None = None,
     ) -> None:
         self._options = options
         self._read_keys = read_keys
         self._listener = listener
+        self._admin_listener = admin_listener
+        self._admin: AdminServer | None = None
         self._url = _url(options.host, listener)
         self._report = StartReport(as_log=options.app.log_format == "json")
         self._stopping = False
@@ -98,12 +109,19 @@ class Server:
             from tessera.app.server.http_server import HttpServer, freeze_what_is_loaded
 
             self._http = HttpServer(client, app, options.drain_timeout)
+            if self._admin_listener is not None:
+                from tessera.app.server.admin_server import AdminServer
+
+                self._admin = AdminServer(str(run_dir), app, self._http.counts, self._admin_listener)
+                self._admin.start()
             freeze_what_is_loaded()
             return await self._serve()
         finally:
             self._report.close()
             self._workers.terminate()
             await self._workers.join()
+            if self._admin is not None:
+                self._admin.stop()
             await client.close()
             await self._supervisor.stop(ENGINE_STOP_TIMEOUT)
 
@@ -113,6 +131,9 @@ class Server:
             loop.add_signal_handler(signum, self._on_signal, signum)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         self._report.show_listening(self._url)
+        if self._admin_listener is not None:
+            admin_url = _url(self._options.host, self._admin_listener)
+            self._report.show(f"Health and metrics for operators are on {admin_url}, without a key")
         self._workers.start()
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         starting = asyncio.create_task(self._wait_ready())
@@ -184,6 +205,8 @@ class Server:
 
     def _stop(self) -> None:
         self._stopping = True
+        if self._admin is not None:
+            self._admin.begin_drain()
         self._http.stop()
         self._workers.terminate()
 
