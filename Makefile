@@ -6,7 +6,7 @@ ARGS ?=
 CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh cuda_src/include/*/*.cuh tests/emulation/*.h tests/emulation/*.cc
 KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py encoder*.py rope*.py sampling*.py token*.py))
 
-.PHONY: serve test test-fast test-clients check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean
+.PHONY: serve test test-fast test-clients simulate attack check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -21,6 +21,14 @@ test-fast: .venv/.dev
 # Real clients from npm and PyPI, in folders of their own, against a server on the loopback.
 test-clients: .venv/.dev tests/clients/node_modules/.installed .venv-clients/.installed
 	$(BIN)/python -m pytest tests/clients -q $(ARGS)
+
+# Histories of a server on virtual time with faults, one for each seed: ARGS='--seeds 1000000 --first 0'.
+simulate: .venv/.dev
+	$(BIN)/python -m tests.simulation $(ARGS)
+
+# The server under attack; exits with 1 if a promise of SECURITY.md is broken: ARGS='--requests 1000000 --parts fuzz'.
+attack: .venv/.dev
+	$(BIN)/python -m tests.attack $(ARGS)
 
 eval: .venv/.dev
 	$(BIN)/python -m tests.evaluation $(ARGS)
