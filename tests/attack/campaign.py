@@ -39,6 +39,7 @@ class Plan:
     seconds: float
     seed: int
     num_warm_up: int = 300
+    quiet_seconds: float = 60.0  # most that the server may take to become quiet
 
 
 async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None] = lambda line: None) -> Findings:
@@ -57,9 +58,10 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
     for part in plan.parts:
         if part not in ("faults", "amplification"):
             await PARTS[part](attack(f"{part} warm-up", plan.num_warm_up, plan.seconds))
-    findings.before = await target.usage()
+    findings.before = await target.usage(plan.quiet_seconds)
     tell(f"a quiet server: {findings.before}")
-    watcher = asyncio.create_task(_watch(target, findings))
+    is_over = asyncio.Event()
+    watcher = asyncio.create_task(_watch(target, findings, is_over))
     flock = asyncio.create_task(canaries.watch())
     total = sum(SHARES[part] for part in plan.parts)
     for name in plan.parts:
@@ -75,34 +77,34 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
         except (NoAnswerError, OSError, AssertionError) as error:
             one.part.unexpected[f"the part ended with {error!r}"] += 1
         one.part.seconds = time.monotonic() - begin
-        if set(target.children(ENGINE)) != engines and not one.own_kills:
-            findings.engine_exits += 1
+        findings.engine_exits += max(len(engines - set(target.children(ENGINE))) - one.own_kills, 0)
+        for number in range(canaries.num_kinds):
+            await canaries.send_one(number)
         tell(f"{name}: {one.part.requests} requests in {one.part.seconds:.0f} s")
         if not target.is_alive():
             break
-    for task in (flock, watcher):
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+    canaries.stop()
+    is_over.set()
+    await asyncio.gather(flock, watcher)
     findings.server_exits += not target.is_alive()
     if target.is_alive():
         with contextlib.suppress(NoAnswerError, OSError):
-            findings.after = await target.usage()
+            findings.after = await target.usage(plan.quiet_seconds)
     findings.stalls = target.stalls()
     findings.tracebacks = target.log().count("Traceback (most recent call last)")
     return findings
 
 
-async def _watch(target: Target, findings: Findings) -> None:
+async def _watch(target: Target, findings: Findings, is_over: asyncio.Event) -> None:
     """Ask the admin port all the time how the server is."""
     if target.admin_port is None:
         return
     admin = Wire(target.host, target.admin_port)
     paths = ("/health", "/metrics", "/ready")
     number = 0
-    while True:
+    while not is_over.is_set():
         begin = time.perf_counter()
-        with contextlib.suppress(NoAnswerError, OSError):
+        with contextlib.suppress(NoAnswerError, OSError):  # the server's end is counted elsewhere
             await admin.get(paths[number % len(paths)])
         findings.slowest_admin = max(findings.slowest_admin, time.perf_counter() - begin)
         number += 1

@@ -67,6 +67,7 @@ class Canaries:
         self._long = json.dumps({"model": model, "prompt": "a b " * (LONG_PROMPT // 4), "max_tokens": 1}).encode()
         self.step_seconds = 0.0
         self.part = Part()
+        self._stopped = False
         self.excused = False  # the attack has a process stopped or killed
 
     async def learn(self) -> None:
@@ -85,12 +86,20 @@ class Canaries:
         self.step_seconds = time.perf_counter() - begin
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Until `stop`."""
         number = 0
-        while True:
+        while not self._stopped:
             await self.send_one(number)
             number += 1
             await asyncio.sleep(PAUSE)
+
+    @property
+    def num_kinds(self) -> int:
+        return len(self._canaries)
+
+    def stop(self) -> None:
+        """Let the canary that is under way be the last."""
+        self._stopped = True
 
     async def send_one(self, number: int) -> None:
         """One canary, noted in the part that is current when it ends."""

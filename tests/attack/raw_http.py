@@ -16,7 +16,7 @@ from tests.attack.wire import request_bytes
 
 PATH = "/v1/models"  # needs a key
 SECRET = f"Authorization: Bearer {ATTACKER}"
-READ_TIMEOUT = 3.0  # seconds; many forms wait for more
+READ_TIMEOUT = 2.0  # seconds; many forms wait for more
 NUM_SLOW = 60  # connections
 SLOW_SECONDS = 6.0
 MAX_ANSWER = 2**16

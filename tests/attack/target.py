@@ -20,7 +20,6 @@ from tests.attack.wire import Wire
 from tests.support.paths import ROOT
 
 START_TIMEOUT = 120.0  # seconds
-QUIET_TIMEOUT = 60.0
 NUM_DESCRIPTORS = 1024  # few enough that an attack can take them all
 ATTACKER, CANARY = "sk-attacker", "sk-canary"
 ENGINE = "tessera.engine.ipc.process"
@@ -69,9 +68,9 @@ class Target:
                 found.append((int(match[2]) / 1000, line))
         return found
 
-    async def usage(self) -> Usage:
-        """What it holds once it is quiet, or after QUIET_TIMEOUT."""
-        end = time.monotonic() + QUIET_TIMEOUT
+    async def usage(self, timeout: float) -> Usage:
+        """What it holds once it is quiet, or after `timeout` seconds."""
+        end = time.monotonic() + timeout
         usage = await self._look()
         while time.monotonic() < end:
             await asyncio.sleep(0.2)

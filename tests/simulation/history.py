@@ -28,6 +28,7 @@ from tests.simulation.wire import Wire
 MAX_MODEL_LEN = 64
 FAULT_SECONDS = 2.0  # in which requests and faults begin
 SETTLED = 0.5  # seconds in which aborts arrive
+AFTERMATH = 2.0  # seconds in which a step that hung for long may still have its engine killed
 DROP_SECONDS = 10.0
 RECOVERY = 240.0  # seconds within which all has ended and the server serves again
 FAULTS = ("kill", "stop", "stop for long", "hang", "exception", "no descriptors", "reset", "bad starts")
@@ -169,7 +170,9 @@ class History:
         """After all faults the server serves again, and has forgotten the requests before."""
         world = self.world
         for engine in self.supervisor.engines:
-            engine.hangs = engine.fails = False  # it had no work that could have shown it
+            engine.hangs = engine.fails = False  # it had no work that could have shown it, or not for long
+            engine.wake_up()
+        await asyncio.sleep(AFTERMATH)
         end = self.loop.now + RECOVERY
         while self._is_stopped() or not all(one.health()[0] for one in self.clients):
             assert self.loop.now < end, f"the server does not recover: {self.supervisor.reason}"

@@ -155,14 +155,14 @@ class SimulatedEngine:
         if self.is_alive and self.is_stopped:
             self.is_stopped = False
             self._beat()
-            self._wake_up()
+            self.wake_up()
 
     def terminate(self) -> None:
         if self.engine is None:
             self.exit(SIGTERM)
         else:
             self.process._draining = True
-            self._wake_up()
+            self.wake_up()
 
     def _beat(self) -> None:
         if self.is_alive and not self.is_stopped:
@@ -192,10 +192,10 @@ class SimulatedEngine:
         )
         self.engine = self.process._engine = LoadedEngine(self.core, world.info, lambda: b"")
         self.reports.put_nowait(Ready(self.process.epoch, world.info))
-        self.process._router.on_arrival = self._wake_up  # type: ignore[attr-defined]
-        self._wake_up()
+        self.process._router.on_arrival = self.wake_up  # type: ignore[attr-defined]
+        self.wake_up()
 
-    def _wake_up(self) -> None:
+    def wake_up(self) -> None:
         if not self._turn_is_due:
             self._turn_is_due = True
             self._loop.call_soon(self._turn)

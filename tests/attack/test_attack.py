@@ -1,0 +1,94 @@
+"""The attack in its small form, on a real server; and that each of its checks can fail, on a broken one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.attack.broken_server import FAULTS
+from tests.attack.campaign import Plan, run
+from tests.attack.findings import Findings, promises
+from tests.attack.fuzz import Fuzzer
+from tests.attack.report import show
+from tests.attack.target import running, serve_command
+from tests.support.operations import OPERATIONS, document_for
+from tests.support.server_fixture import write_tiny_model
+from tests.support.surface_fixtures import tool_settings
+
+SEED = 18
+STALL_LIMIT = 0.5  # seconds; a shared machine's test is not the place to look for 20 ms
+# What a machine with other work on it may break: canaries are late, memory is still in use.
+BY_THE_CLOCK = {"slowest canary, beside its quiet time and a step", "longest stall of its own"}
+BROKEN = {
+    "none": set(),
+    "status": {"5xx other than 503 with Retry-After"},
+    "retry-after": {"5xx other than 503 with Retry-After"},
+    "canary": {"wrong canaries"},
+    "refused canary": {"canaries without an answer"},
+    "slow canary": {"slowest canary, beside its quiet time and a step"},
+    "server exit": {"server exits"},
+    "engine exit": {"engine exits"},
+    "traceback": {"tracebacks in the log"},
+    "models without a key": {"answers that must not be given"},
+    "no answer": {"answers that must not be given"},
+    "slow admin": {"slowest answer of the admin port"},
+    "stall": {"longest stall of its own"},
+    "blocks": {"blocks leaked"},
+    "descriptors": {"descriptors leaked"},
+    "processes": {"processes leaked", "descriptors leaked"},
+    "memory": {"memory after, beside that after the warm-up"},
+}
+
+
+def attack(command: list[str], model: str, plan: Plan, folder: Path) -> Findings:
+    with running(command, folder) as target:
+        return asyncio.run(run(target, model, plan))
+
+
+def broken_promises(findings: Findings) -> set[str]:
+    return {promise.name for promise in promises(findings, STALL_LIMIT) if not promise.kept}
+
+
+def test_every_fault_of_the_broken_server_is_tried() -> None:
+    assert BROKEN.keys() == {"none", *FAULTS}
+    checked = {promise.name for promise in promises(Findings(), STALL_LIMIT)} - {"canaries", "what the server holds"}
+    assert checked <= set().union(*BROKEN.values())
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_the_harness_notices(fault: str, tmp_path: Path) -> None:
+    part, num_requests = ("raw", 30) if fault == "models without a key" else ("fuzz", 200)
+    plan = Plan([part], num_requests, 0.4, SEED, num_warm_up=4, quiet_seconds=1.0)
+    command = [sys.executable, "-m", "tests.attack.broken_server", fault]
+    findings = attack(command, "m", plan, tmp_path)
+    found = broken_promises(findings)
+    assert BROKEN[fault] <= found
+    if fault != "server exit":
+        assert found - BROKEN[fault] <= BY_THE_CLOCK
+    assert show(findings, STALL_LIMIT, Console(quiet=True)) == (not found)
+
+
+def test_fault_attack_a_server_keeps_its_promises(tmp_path: Path) -> None:
+    """A few hundred hostile requests of three parts; `make attack` sends as many as one likes, of all parts."""
+    folder = write_tiny_model(tmp_path / "tiny")
+    print(f"seed {SEED}")
+    command = serve_command(str(folder), tmp_path, "--log-stalls", str(STALL_LIMIT))
+    findings = attack(command, "tiny", Plan(["fuzz", "raw", "disconnects"], 500, 60.0, SEED, num_warm_up=60), tmp_path)
+    assert findings.requests >= 490
+    assert findings.parts["fuzz"].statuses[200] > 10
+    assert findings.parts["fuzz"].statuses[400] > 10
+    assert broken_promises(findings) <= BY_THE_CLOCK | {"memory after, beside that after the warm-up"}
+
+
+def test_the_fuzzer_sends_the_same_for_the_same_seed_and_reaches_every_operation(tmp_path: Path) -> None:
+    document = document_for(tool_settings(tmp_path))
+    fuzzers = [Fuzzer(document, "tiny", random.Random(SEED)) for _ in range(2)]
+    sent = [[fuzzer.request() for _ in range(400)] for fuzzer in fuzzers]
+    assert sent[0] == sent[1]
+    reached = {what for what, _ in sent[0]}
+    assert {f"{one.method.upper()} {one.path}" for one in OPERATIONS} <= reached
