@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -89,6 +90,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         row=settings.app_process,
     )
     app.state.draining = False
+    app.state.openapi_lock = asyncio.Lock()
     engine_text = EngineText(client.metrics, METRICS_PATIENCE)
     app.state.metrics_page = MetricsPage(
         partial(health.render_metrics, client, counts, settings.metrics_prefix, engine_text)
