@@ -17,8 +17,6 @@ from typing import Any
 from tests.mutation.mutants import Mutant
 
 OWN = frozenset({"tests", *(f"tests.mutation{name}" for name in ("", ".mutants", ".trial", ".__main__"))})
-    {"tests", "tests.mutation", "tests.mutation.mutants", "tests.mutation.trial", "tests.mutation.__main__"}
-)
 POLL = 0.02  # seconds
 
 
