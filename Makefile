@@ -6,7 +6,7 @@ ARGS ?=
 CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh cuda_src/include/*/*.cuh tests/emulation/*.h tests/emulation/*.cc
 KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py encoder*.py rope*.py sampling*.py token*.py))
 
-.PHONY: serve test test-fast test-clients simulate attack check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean
+.PHONY: serve test test-fast test-clients simulate attack soak mutation check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -30,6 +30,14 @@ simulate: .venv/.dev
 attack: .venv/.dev
 	$(BIN)/python -m tests.attack $(ARGS)
 
+# Hours of mixed load and attack, drawn as build/soak/*.svg: ARGS='--hours 2'.
+soak: .venv/.dev
+	$(BIN)/python -m tests.attack.soak $(ARGS)
+
+# Changes of one module that no test notices: ARGS='tessera.engine.core.scheduler --tests tests/engine/test_core.py'.
+mutation: .venv/.dev
+	$(BIN)/python -m tests.mutation $(ARGS)
+
 eval: .venv/.dev
 	$(BIN)/python -m tests.evaluation $(ARGS)
 
@@ -39,6 +47,7 @@ check: .venv/.dev
 	$(BIN)/mypy
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	$(BIN)/clang-format --dry-run --Werror $(CUDA_SOURCES)
+	$(BIN)/python -m tests.supply_chain
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .
@@ -86,7 +95,7 @@ docs-serve: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
 clean:
-	rm -rf .venv .venv-clients tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache build dist
+	rm -rf .venv .venv-clients .venv-audit tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
