@@ -7,6 +7,7 @@ import contextlib
 import json
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,7 @@ class Canaries:
         self.step_seconds = 0.0
         self.part = Part()
         self._stopped = False
+        self.on_right: Callable[[float], object] = lambda multiple: None
         self.excused = False  # the attack has a process stopped or killed
 
     async def learn(self) -> None:
@@ -121,7 +123,9 @@ class Canaries:
         elif text_of(answer) != canary.answer:
             part.wrong_canaries += 1
         else:
-            part.slowest_canary = max(part.slowest_canary, (seconds - self.step_seconds) / canary.quiet_seconds)
+            multiple = (seconds - self.step_seconds) / canary.quiet_seconds
+            part.slowest_canary = max(part.slowest_canary, multiple)
+            self.on_right(seconds / canary.quiet_seconds)
 
     async def _ask(self, request: bytes) -> Answer:
         connection = await self._wire.connect()

@@ -181,7 +181,7 @@ async def _slow_readers(attack: Attack) -> None:
         body = {"model": attack.model, "prompt": "a b c", "max_tokens": 200, "stream": True, "ignore_eos": True}
         with contextlib.suppress(OSError):
             connection.writer.write(request_bytes("POST", "/v1/completions", json.dumps(body).encode(), ATTACKER))
-            connection.reader.transport.pause_reading()  # type: ignore[attr-defined]
+            connection.writer.transport.pause_reading()
             await asyncio.sleep(SLOW_SECONDS)
         connection.reset()
         attack.note("slow reader", None)

@@ -60,6 +60,10 @@ class Target:
         """Ids of the descendants that run this module."""
         return [pid for pid in descendants(self.process.pid) if module in command_line(pid)]
 
+    def own_pids(self) -> list[int]:
+        """Ids of the processes that stay; probes of grammars and renderers come and go by design."""
+        return [self.process.pid, *self.children(ENGINE), *self.children(WORKER)]
+
     def stalls(self) -> list[tuple[float, str]]:
         """(own seconds, line) of what the server has logged."""
         found = []
@@ -86,8 +90,7 @@ class Target:
         for line in answer.body.decode().splitlines():
             if line.startswith("tessera:kv_cache_blocks{") and 'state="used"' in line:
                 used = float(line.rpartition(" ")[2])
-        # Probes of grammars and renderers come and go by design; the server's own processes stay.
-        pids = [self.process.pid, *self.children(ENGINE), *self.children(WORKER)]
+        pids = self.own_pids()
         return Usage(
             memory=sum(map(memory_of, pids)) // 2**20 * 2**20,
             descriptors=sum(map(num_descriptors, pids)),

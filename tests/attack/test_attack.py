@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.attack.campaign import Plan, run
 from tests.attack.findings import Findings, promises
 from tests.attack.fuzz import Fuzzer
 from tests.attack.report import show
+from tests.attack.soak import Sample, verdict, write
 from tests.attack.target import running, serve_command
 from tests.support.operations import OPERATIONS, document_for
 from tests.support.server_fixture import write_tiny_model
@@ -83,6 +85,17 @@ def test_fault_attack_a_server_keeps_its_promises(tmp_path: Path) -> None:
     assert findings.parts["fuzz"].statuses[200] > 10
     assert findings.parts["fuzz"].statuses[400] > 10
     assert broken_promises(findings) <= BY_THE_CLOCK | {"memory after, beside that after the warm-up"}
+
+
+def test_a_soak_is_judged_by_memory_and_latency(tmp_path: Path) -> None:
+    flat = [Sample(60.0 * i, 2**28 + i % 3, 50, 100 * i, 1.0 + i % 2 / 10, 3.0) for i in range(1, 60)]
+    assert [kept for _, kept in verdict(flat)] == [True, True, True]
+    for index, changes in enumerate(({"memory": 2**29}, {"canary": 4.0}, {"slowest_canary": 12.0})):
+        grown = [replace(one, **changes) if one.at > 1800 else one for one in flat]
+        assert [kept for _, kept in verdict(grown)] == [other != index for other in range(3)]
+    write(flat, tmp_path)
+    assert "<polyline" in (tmp_path / "memory.svg").read_text()
+    assert len(list(tmp_path.glob("*.svg"))) == 4
 
 
 def test_the_fuzzer_sends_the_same_for_the_same_seed_and_reaches_every_operation(tmp_path: Path) -> None:
