@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.attack.context import Attack
 from tests.attack.target import ATTACKER
-from tests.attack.wire import request_bytes
+from tests.attack.wire import GONE, request_bytes
 
 LARGE = 2**24 - 64  # bytes of the largest body
 NUM_SCRAPES = 480
@@ -113,7 +113,7 @@ async def _leave(attack: Attack, what: str, path: str, bodies: list[bytes]) -> N
     for body in bodies:
         connection = await attack.connect()
         if connection is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(*GONE):
                 connection.writer.write(request_bytes("POST", path, body, ATTACKER))
                 await connection.writer.drain()
             connection.reset()

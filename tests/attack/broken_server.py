@@ -1,4 +1,4 @@
-"""A server that breaks one promise: `python -m tests.attack.broken_server FAULT`. With `none` it breaks none.
+"""A server that breaks promises: `python -m tests.attack.broken_server FAULT,FAULT`. With `none` it breaks none.
 
 The harness is tested with it: each of its checks must be able to fail. It needs no model and starts at once.
 """
@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import zlib
 from typing import Any
 
@@ -46,8 +45,8 @@ DELAY = 2.0  # seconds
 
 
 class BrokenServer:
-    def __init__(self, fault: str) -> None:
-        self._fault = fault
+    def __init__(self, faults: frozenset[str]) -> None:
+        self._faults = faults
         self._num_attacks = 0
         self._held: list[Any] = []
         self._engine = self._start_engine()
@@ -73,7 +72,7 @@ class BrokenServer:
 
     async def answer_admin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        if self._fault == "slow admin":
+        if "slow admin" in self._faults:
             await asyncio.sleep(DELAY)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         writer.close()
@@ -96,11 +95,11 @@ class BrokenServer:
 
     async def _answer_canary(self, writer: asyncio.StreamWriter, body: bytes) -> None:
         text = str(zlib.crc32(body))
-        if self._is_broken and self._fault == "canary":
+        if self._is_broken and "canary" in self._faults:
             text += "!"
-        if self._is_broken and self._fault == "slow canary":
+        if self._is_broken and "slow canary" in self._faults:
             await asyncio.sleep(DELAY)
-        is_refused = self._is_broken and self._fault == "refused canary"
+        is_refused = self._is_broken and "refused canary" in self._faults
         _write(writer, 429 if is_refused else 200, {"choices": [{"text": text}]})
 
     async def _answer_attack(self, writer: asyncio.StreamWriter, path: str, body: bytes) -> bool:
@@ -108,9 +107,9 @@ class BrokenServer:
         if path == "/openapi.json":
             _write(writer, 200, DOCUMENT)
         elif path == "/metrics":
-            used = 1 if self._is_broken and self._fault == "blocks" else 0
+            used = 1 if self._is_broken and "blocks" in self._faults else 0
             _write(writer, 200, f'tessera:kv_cache_blocks{{state="used"}} {used}\n'.encode())
-        elif path == "/v1/models" and self._fault == "models without a key":
+        elif path == "/v1/models" and "models without a key" in self._faults:
             _write(writer, 200, {"object": "list"})
         else:
             self._num_attacks += 1
@@ -120,26 +119,26 @@ class BrokenServer:
         return True
 
     def _break(self, writer: asyncio.StreamWriter) -> bool:
-        fault = self._fault
-        if fault == "server exit":
+        faults = self._faults
+        if "server exit" in faults:
             os._exit(1)
-        if fault == "no answer":
+        if "no answer" in faults:
             return False
-        if fault == "engine exit" and self._num_attacks == LATER + 1:
+        if "engine exit" in faults and self._num_attacks == LATER + 1:
             self._engine.kill()
             self._engine.wait()
             self._engine = self._start_engine()
-        if fault == "traceback":
+        if "traceback" in faults:
             print("Traceback (most recent call last):", flush=True)
-        if fault == "stall":
+        if "stall" in faults:
             print("the event loop was held up for 900 ms (800 ms of its own): somewhere", flush=True)
-        if fault == "descriptors":
+        if "descriptors" in faults:
             self._held.append(open(os.devnull))  # noqa: SIM115 (it leaks)
-        if fault == "processes" and len(self._held) < 4:
+        if "processes" in faults and sum(isinstance(one, subprocess.Popen) for one in self._held) < 2:
             self._held.append(self._start_engine())
-        if fault == "memory" and len(self._held) < 12:
+        if "memory" in faults and sum(isinstance(one, bytes) for one in self._held) < 8:
             self._held.append(os.urandom(2**22))
-        status = {"status": 500, "retry-after": 503}.get(fault, 400)
+        status = 500 if "status" in faults else 503 if "retry-after" in faults else 400
         _write(writer, status, {"error": {}})
         return True
 
@@ -150,8 +149,7 @@ def _write(writer: asyncio.StreamWriter, status: int, content: Any) -> None:
 
 
 if __name__ == "__main__":
-    begin = time.monotonic()
-    broken = BrokenServer(sys.argv[1])
+    broken = BrokenServer(frozenset(sys.argv[1].split(",")))
     try:
         asyncio.run(broken.serve())
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.attack.context import Attack
 from tests.attack.target import ATTACKER
-from tests.attack.wire import Connection, request_bytes
+from tests.attack.wire import GONE, Connection, request_bytes
 
 STAGES = ("connected", "in the head", "in the body", "sent", "in the queue", "head read", "some events", "half closed")
 NUM_CLIENTS = 24
@@ -24,7 +24,7 @@ async def run(attack: Attack) -> None:
                 attack.note("disconnect", None)
                 await asyncio.sleep(0.05)
                 continue
-            with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError, asyncio.LimitOverrunError, ValueError):
+            with contextlib.suppress(*GONE):
                 await asyncio.wait_for(_leave(attack, connection, attack.rng.choice(STAGES)), PATIENCE)
             connection.reset() if attack.rng.random() < 0.5 else connection.close()
             attack.note("disconnect", None)

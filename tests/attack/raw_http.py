@@ -12,7 +12,7 @@ import random
 
 from tests.attack.context import Attack
 from tests.attack.target import ATTACKER
-from tests.attack.wire import request_bytes
+from tests.attack.wire import GONE, request_bytes
 
 PATH = "/v1/models"  # needs a key
 SECRET = f"Authorization: Bearer {ATTACKER}"
@@ -120,7 +120,7 @@ async def _send_form(attack: Attack, form: bytes) -> None:
         attack.note("form", None)
         return
     received = b""
-    with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError):
+    with contextlib.suppress(*GONE):
         connection.writer.write(form)
         if attack.rng.random() < 0.5:
             connection.writer.write_eof()
@@ -159,7 +159,7 @@ async def _slow_senders(attack: Attack) -> None:
         connection = await attack.connect()
         if connection is None:
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*GONE):
             for byte in slow[:20]:
                 connection.writer.write(bytes([byte]))
                 await asyncio.sleep(SLOW_SECONDS / 20)
@@ -179,7 +179,7 @@ async def _slow_readers(attack: Attack) -> None:
         if connection is None:
             return
         body = {"model": attack.model, "prompt": "a b c", "max_tokens": 200, "stream": True, "ignore_eos": True}
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*GONE):
             connection.writer.write(request_bytes("POST", "/v1/completions", json.dumps(body).encode(), ATTACKER))
             connection.writer.transport.pause_reading()
             await asyncio.sleep(SLOW_SECONDS)

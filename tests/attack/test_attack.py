@@ -57,21 +57,41 @@ def broken_promises(findings: Findings) -> set[str]:
 
 
 def test_every_fault_of_the_broken_server_is_tried() -> None:
-    assert BROKEN.keys() == {"none", *FAULTS}
+    assert BROKEN.keys() == {"none", *FAULTS} == {fault for faults in TOGETHER for fault in faults}
     checked = {promise.name for promise in promises(Findings(), STALL_LIMIT)} - {"canaries", "what the server holds"}
     assert checked <= set().union(*BROKEN.values())
 
 
-@pytest.mark.parametrize("fault", BROKEN)
-def test_the_harness_notices(fault: str, tmp_path: Path) -> None:
-    part, num_requests = ("raw", 30) if fault == "models without a key" else ("fuzz", 200)
+# Faults that can be had at once, which saves servers.
+TOGETHER = (
+    ("none",),
+    *(
+        (fault,)
+        for fault in (
+            "retry-after",
+            "refused canary",
+            "slow canary",
+            "server exit",
+            "no answer",
+            "models without a key",
+        )
+    ),
+    ("status", "canary", "traceback", "stall", "engine exit", "slow admin"),
+    ("blocks", "descriptors", "processes", "memory"),
+)
+
+
+@pytest.mark.parametrize("faults", TOGETHER, ids=", ".join)
+def test_the_harness_notices(faults: tuple[str, ...], tmp_path: Path) -> None:
+    part, num_requests = ("raw", 30) if "models without a key" in faults else ("fuzz", 200)
     plan = Plan([part], num_requests, 0.4, SEED, num_warm_up=4, quiet_seconds=1.0)
-    command = [sys.executable, "-m", "tests.attack.broken_server", fault]
+    command = [sys.executable, "-m", "tests.attack.broken_server", ",".join(faults)]
     findings = attack(command, "m", plan, tmp_path)
     found = broken_promises(findings)
-    assert BROKEN[fault] <= found
-    if fault != "server exit":
-        assert found - BROKEN[fault] <= BY_THE_CLOCK
+    expected = set().union(*(BROKEN[fault] for fault in faults))
+    assert expected <= found
+    if "server exit" not in faults:
+        assert found - expected <= BY_THE_CLOCK
     assert show(findings, STALL_LIMIT, Console(quiet=True)) == (not found)
 
 

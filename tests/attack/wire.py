@@ -12,6 +12,10 @@ TIMEOUT = 120.0  # seconds for an answer
 MAX_LINE = 2**20
 
 
+# What a connection raises that has ended; RuntimeError is uvloop's for a write to a closed one.
+GONE = (OSError, EOFError, RuntimeError, ValueError, asyncio.TimeoutError, asyncio.LimitOverrunError)
+
+
 class NoAnswerError(Exception):
     """The connection ended, or the time was over, before an answer was complete."""
 
@@ -58,7 +62,7 @@ class Connection:
         try:
             self.writer.write(request)
             return await asyncio.wait_for(self._read_answer(), timeout)
-        except (OSError, EOFError, asyncio.TimeoutError, ValueError, asyncio.LimitOverrunError) as error:
+        except GONE as error:
             self.is_open = False
             raise NoAnswerError(repr(error)) from None
 
