@@ -7,6 +7,7 @@ import contextlib
 import json
 import random
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -74,7 +75,8 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
             await asyncio.wait_for(PARTS[name](one), plan.seconds + LATEST)
         except asyncio.TimeoutError:
             one.part.unexpected["the part has no end"] += 1
-        except (NoAnswerError, OSError, AssertionError) as error:
+        except Exception as error:  # what has been found is shown all the same
+            traceback.print_exc()
             one.part.unexpected[f"the part ended with {error!r}"] += 1
         one.part.seconds = time.monotonic() - begin
         findings.engine_exits += max(len(engines - set(target.children(ENGINE))) - one.own_kills, 0)

@@ -100,7 +100,7 @@ class Connection:
         """Close with a TCP reset."""
         self.is_open = False
         sock = self.writer.get_extra_info("socket")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError):  # it may be gone
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
