@@ -17,7 +17,7 @@ logger = logging.getLogger("tessera.stall")
 
 MAX_FRAMES = 12  # of a stack that is reported, the innermost
 SAMPLES_PER_LIMIT = 4
-LONGEST_PAUSE, SHORTEST_PAUSE = 0.05, 0.002  # seconds between two looks
+LONGEST_PAUSE, SHORTEST_PAUSE = 0.25, 0.002  # seconds between two looks
 
 
 @dataclass(frozen=True)
