@@ -19,7 +19,6 @@ from tessera.engine.contract.messages import EngineInfo, TokenIds
 
 PROMPT_TIMEOUT = 60.0  # seconds for a prompt to be prepared, waiting for a thread included
 MAX_INLINE_CHARS = 512  # texts up to this length are encoded on the event loop, in well under a millisecond
-MAX_INLINE_TOKENS = 512  # the same for decoding
 TEMPLATE_OVERHEAD = 2**20  # characters that a template may add to the messages
 
 
@@ -39,13 +38,6 @@ async def encode_text(model: ServedModel, text: str, *, add_special_tokens: bool
     return await model.workers.run(
         model.tokenizer.encode, text, add_special_tokens=add_special_tokens, timeout=PROMPT_TIMEOUT
     )
-
-
-async def decode_tokens(model: ServedModel, token_ids: list[int]) -> str:
-    """The text of token ids, special tokens included."""
-    if len(token_ids) <= MAX_INLINE_TOKENS:
-        return model.tokenizer.decode(token_ids, skip_special_tokens=False)
-    return await model.workers.run(model.tokenizer.decode, token_ids, skip_special_tokens=False, timeout=PROMPT_TIMEOUT)
 
 
 async def render_chat(

@@ -6,7 +6,8 @@ POST /reset_prefix_cache.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from fastapi import APIRouter, Request
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,7 +17,6 @@ from starlette.responses import PlainTextResponse, Response
 from tessera import __version__
 from tessera.app.generate.served_model import model_of
 from tessera.app.http.body import json_response
-from tessera.app.http.counts import HttpCounts
 from tessera.app.http.description import Description
 from tessera.app.ops.metrics_page import EngineText, MetricsPage
 from tessera.app.ops.objects import HealthObject, LoadObject, ReadinessObject, ResetObject, VersionObject
@@ -109,13 +109,21 @@ def readiness_response(client: EngineClient, *, draining: bool) -> Response:
     return json_response({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
 
 
-async def render_metrics(client: EngineClient, counts: HttpCounts, prefix: str, engine_text: EngineText) -> bytes:
+class Countable(Protocol):
+    """Counts of the app processes."""
+
+    def collect(self, prefix: str) -> Iterator[Metric]: ...
+
+
+async def render_metrics(
+    client: EngineClient, counts: Sequence[Countable], prefix: str, engine_text: EngineText
+) -> bytes:
     """The engine's metrics and the app's own, which remain while the engine is down."""
     text = _ENGINE_PREFIX.sub(rb"\g<1>" + prefix.encode() + b":", await engine_text.latest())
     return text + generate_latest(_Families(_own_metrics(client, counts, prefix)))
 
 
-def _own_metrics(client: EngineClient, counts: HttpCounts, prefix: str) -> Iterator[Metric]:
+def _own_metrics(client: EngineClient, counts: Sequence[Countable], prefix: str) -> Iterator[Metric]:
     well, _ = client.health()
     yield GaugeMetricFamily(f"{prefix}:engine_up", "Whether the engine gets on with its work.", int(well))
     info = client.info
@@ -134,7 +142,8 @@ def _own_metrics(client: EngineClient, counts: HttpCounts, prefix: str) -> Itera
         if gpu.utilization is not None:
             documentation = "Share of the last moments in which the GPU ran a kernel, 0 to 1."
             yield GaugeMetricFamily(f"{prefix}:gpu_utilization_perc", documentation, gpu.utilization)
-    yield from counts.collect(prefix)
+    for each in counts:
+        yield from each.collect(prefix)
 
 
 class _Families(CollectorRegistry):

@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from fastapi import APIRouter, FastAPI, Request
@@ -17,7 +18,7 @@ from tessera.app.http.access_log import RequestIdMiddleware
 from tessera.app.http.body import json_response
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
-from tessera.app.ops.health import METRICS_MEDIA_TYPE, health_response, readiness_response, render_metrics
+from tessera.app.ops.health import METRICS_MEDIA_TYPE, Countable, health_response, readiness_response, render_metrics
 from tessera.app.ops.metrics_page import EngineText
 from tessera.app.server.http_server import BoundedServer
 from tessera.app.settings import AppSettings
@@ -59,7 +60,7 @@ async def metrics(http_request: Request) -> Response:
 class RecentPage:
     """The metrics of at most METRICS_AGE ago."""
 
-    def __init__(self, client: EngineClient, counts: HttpCounts, prefix: str) -> None:
+    def __init__(self, client: EngineClient, counts: Sequence[Countable], prefix: str) -> None:
         self._render = partial(render_metrics, client, counts, prefix, EngineText(client.metrics, METRICS_PATIENCE))
         self._text = b""
         self._rendered_at = float("-inf")
@@ -81,7 +82,9 @@ class AdminServer:
         counts: of the HTTP requests of the server proper, to show.
     """
 
-    def __init__(self, run_dir: str, settings: AppSettings, counts: HttpCounts, listener: socket.socket) -> None:
+    def __init__(
+        self, run_dir: str, settings: AppSettings, counts: Sequence[Countable], listener: socket.socket
+    ) -> None:
         self._run_dir = run_dir
         self._settings = settings
         self._counts = counts

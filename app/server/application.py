@@ -93,7 +93,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     app.state.openapi_lock = asyncio.Lock()
     engine_text = EngineText(client.metrics, METRICS_PATIENCE)
     app.state.metrics_page = MetricsPage(
-        partial(health.render_metrics, client, counts, settings.metrics_prefix, engine_text)
+        partial(health.render_metrics, client, (counts,), settings.metrics_prefix, engine_text)
     )
     install_error_handlers(app)
     app.state.accepted_keys = None

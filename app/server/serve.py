@@ -112,7 +112,7 @@ class Server:
             if self._admin_listener is not None:
                 from tessera.app.server.admin_server import AdminServer
 
-                self._admin = AdminServer(str(run_dir), app, self._http.counts, self._admin_listener)
+                self._admin = AdminServer(str(run_dir), app, (self._http.counts,), self._admin_listener)
                 self._admin.start()
             freeze_what_is_loaded()
             return await self._serve()

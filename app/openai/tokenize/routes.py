@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tessera.app.generate.admission import receive
-from tessera.app.generate.prompt import checked_token_ids, decode_tokens, encode_text, render_chat
+from tessera.app.generate.prompt import checked_token_ids, encode_text, render_chat
 from tessera.app.generate.served_model import ServedModel, model_of
 from tessera.app.http.body import json_response, read_json_object
 from tessera.app.http.description import Description
@@ -55,7 +55,7 @@ async def detokenize(http_request: Request) -> Response:
     _check_name(model, request.model)
     if request.tokens:
         checked_token_ids(request.tokens, model.info, "tokens")
-    return json_response({"prompt": await decode_tokens(model, request.tokens)})
+    return json_response({"prompt": model.tokenizer.decode(request.tokens, skip_special_tokens=False)})
 
 
 @router.get(
