@@ -15,7 +15,7 @@ from tessera.engine.contract.histogram import SECONDS_OF_DELAY
 
 logger = logging.getLogger("tessera.app")
 
-STATUSES = (200, 400, 401, 403, 404, 405, 408, 413, 415, 422, 429, 499, 500, 503, 504)
+STATUSES = (200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 499, 500, 503, 504, 507)
 OTHER = "other"
 NUM_CONNECTION_CELLS = 2  # open, dropped
 NUM_LAG_CELLS = len(SECONDS_OF_DELAY) + 2  # buckets, the last without a bound, and the sum in nanoseconds

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import random
+from typing import cast
 
 from tests.attack.context import Attack
 from tests.attack.target import ATTACKER
@@ -181,7 +182,7 @@ async def _slow_readers(attack: Attack) -> None:
         body = {"model": attack.model, "prompt": "a b c", "max_tokens": 200, "stream": True, "ignore_eos": True}
         with contextlib.suppress(*GONE):
             connection.writer.write(request_bytes("POST", "/v1/completions", json.dumps(body).encode(), ATTACKER))
-            connection.writer.transport.pause_reading()
+            cast(asyncio.Transport, connection.writer.transport).pause_reading()
             await asyncio.sleep(SLOW_SECONDS)
         connection.reset()
         attack.note("slow reader", None)

@@ -7,6 +7,7 @@ import random
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -110,7 +111,8 @@ def test_fault_attack_a_server_keeps_its_promises(tmp_path: Path) -> None:
 def test_a_soak_is_judged_by_memory_and_latency(tmp_path: Path) -> None:
     flat = [Sample(60.0 * i, 2**28 + i % 3, 50, 100 * i, 1.0 + i % 2 / 10, 3.0) for i in range(1, 60)]
     assert [kept for _, kept in verdict(flat)] == [True, True, True]
-    for index, changes in enumerate(({"memory": 2**29}, {"canary": 4.0}, {"slowest_canary": 12.0})):
+    grown_by: tuple[dict[str, Any], ...] = ({"memory": 2**29}, {"canary": 4.0}, {"slowest_canary": 12.0})
+    for index, changes in enumerate(grown_by):
         grown = [replace(one, **changes) if one.at > 1800 else one for one in flat]
         assert [kept for _, kept in verdict(grown)] == [other != index for other in range(3)]
     write(flat, tmp_path)

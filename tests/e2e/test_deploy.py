@@ -25,7 +25,7 @@ from tessera.engine.core.metrics import EngineMetrics
 from tests.image_steps import Image, ignored, instructions
 from tests.supply_chain import is_allowed, licences_of, sbom, unhashed
 from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
+from tests.support.http_fixtures import as_engine_client, call, ids, settings_for, write_model_folder
 from tests.support.paths import ROOT
 from tests.support.server_fixture import Server
 
@@ -53,7 +53,7 @@ def served(folder: Path) -> dict[str, set[str]]:
     settings = settings_for(write_model_folder(folder))
     text = call(client, settings, "GET", "/metrics").text
     engine = EngineMetrics("tiny").render(SchedulerStats(0, 0, 1, 0, 0)).decode()
-    counts = create_app(client, settings).state.http_counts  # type: ignore[arg-type]
+    counts = create_app(as_engine_client(client), settings).state.http_counts
     counts.count_response("/health", 503)
     samples = [s for f in text_string_to_metric_families(text + engine) for s in f.samples]
     samples += [s for f in counts.collect("tessera") for s in f.samples]
@@ -256,7 +256,7 @@ def prometheus(builtin_server: Server, tmp_path: Path) -> Iterator[httpx.Client]
         pytest.skip("no Prometheus is installed: neither TESSERA_PROMETHEUS nor prometheus on the PATH")
     config = (DEPLOY / "prometheus.yml").read_text()
     address = urllib.parse.urlsplit(builtin_server.url).netloc
-    (tmp_path / "prometheus.yml").write_text(config.replace("server:8000", address).replace("5s", "200ms"))
+    (tmp_path / "prometheus.yml").write_text(config.replace("server:8001", address).replace("5s", "200ms"))
     shutil.copy(DEPLOY / "alerts.yml", tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as free:
         listen = f"127.0.0.1:{free.getsockname()[1]}"

@@ -83,7 +83,7 @@ def test_fault_processes_a_crash_loop_backs_off_and_says_so(
 
     monkeypatch.setattr(WorkerPool, "_run_once", run_once)
     loop = VirtualTimeLoop(asyncio.Protocol)
-    monkeypatch.setattr(worker_pool.time, "monotonic", loop.time)
+    monkeypatch.setattr("tessera.app.server.worker_pool.time.monotonic", loop.time)
     try:
         launch = WorkerLaunch("", 0, 1, settings_for(tmp_path))
         loop.run_until_complete(WorkerPool(1, launch)._keep_running(1))

@@ -106,10 +106,10 @@ def _changes(node: ast.AST) -> list[str]:
             changes = [f"and and or are swapped in {ast.unparse(node)}"]
         case ast.UnaryOp(op=ast.Not()):
             changes = [f"{ast.unparse(node)} loses its not"]
-        case ast.Constant(value=bool()):
-            changes = [f"{node.value} becomes {not node.value}"]
-        case ast.Constant(value=int()):
-            changes = [f"{node.value} becomes {node.value + 1}"]
+        case ast.Constant(value=bool(flag)):
+            changes = [f"{flag} becomes {not flag}"]
+        case ast.Constant(value=int(number)):
+            changes = [f"{number} becomes {number + 1}"]
         case ast.Return(value=value) if value is not None and not _is_none(value):
             changes = [f"{ast.unparse(node)} returns None"]
         case ast.Expr(value=ast.Call() | ast.Await()):
@@ -132,10 +132,10 @@ def _apply(node: ast.AST, number: int) -> None:
             node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
         case ast.UnaryOp():
             _become(node, node.operand)
-        case ast.Constant(value=bool()):
-            node.value = not node.value
-        case ast.Constant(value=int()):
-            node.value += 1
+        case ast.Constant(value=bool(flag)):
+            node.value = not flag
+        case ast.Constant(value=int(count)):
+            node.value = count + 1
         case ast.Return():
             node.value = ast.Constant(None)
         case ast.Expr() | ast.Break() | ast.Continue():

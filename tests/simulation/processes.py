@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import zmq
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import (
@@ -97,8 +98,6 @@ class Heart:
     """In place of the heartbeats' thread: beats as long as its process lives and is not stopped."""
 
     def __init__(self, context: Any, run_dir: str, make_heartbeat: Any, lifeline_fd: int, on_orphaned: Any) -> None:
-        from tessera.engine.ipc.heartbeat import zmq  # the simulated one
-
         self._make_heartbeat = make_heartbeat
         self.socket = context.socket(zmq.PUB)
         self.socket.bind(heartbeat_address(run_dir))
@@ -128,7 +127,8 @@ class SimulatedEngine:
         self._idle_turns = 0
         self.process = EngineProcess(RUN_DIR)
         self.process._metrics = NoMetrics()  # type: ignore[assignment]
-        self._send_outputs, self.process._send_outputs = self.process._send_outputs, self._check_outputs
+        self._send_outputs = self.process._send_outputs
+        self.process._send_outputs = self._check_outputs  # type: ignore[method-assign]
         self._heart: Heart = self.process._heartbeat  # type: ignore[assignment]
         self._beat()
         self._loop.call_later(history.rng.choice((0.05, 0.5, 3.0)), self._load)
@@ -192,7 +192,7 @@ class SimulatedEngine:
         )
         self.engine = self.process._engine = LoadedEngine(self.core, world.info, lambda: b"")
         self.reports.put_nowait(Ready(self.process.epoch, world.info))
-        self.process._router.on_arrival = self.wake_up  # type: ignore[attr-defined]
+        self.process._router.on_arrival = self.wake_up
         self.wake_up()
 
     def wake_up(self) -> None:

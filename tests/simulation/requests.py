@@ -16,7 +16,7 @@ from tessera.app.http.streaming import EventStream, run_while_connected
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import EngineUnavailableError, RequestError
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.ipc.client import EngineClient
+from tessera.engine.ipc.client import EngineClient, RequestStream
 from tests.simulation.processes import EOS, VOCAB_SIZE, extend, token_after
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def letter(token_id: int) -> str:
 class Letters:
     """In place of a detokenizer: a letter for each token."""
 
-    def feed(self, token_ids: list[int]) -> str:
+    def decode_tokens(self, token_ids: list[int]) -> str:
         return "".join(map(letter, token_ids))
 
     def flush(self) -> str:
@@ -161,7 +161,7 @@ class SimulatedRequest:
         plan = self.plan
         params = SamplingParams(max_tokens=plan.max_tokens)
         options = TextOptions(stops=plan.stops)
-        streams = []
+        streams: list[RequestStream] = []
         choices = []
         for index in range(plan.num_choices):
             choices.append(Choice(index, Letters(), options))

@@ -28,10 +28,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.now += timeout
         return []
 
-    def add_reader(self, fd: int, callback: Callable[..., object], *args: Any) -> None:
+    def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         self._readers[fd] = callback, args
 
-    def remove_reader(self, fd: int) -> bool:
+    def remove_reader(self, fd: Any) -> bool:
         return self._readers.pop(fd, None) is not None
 
     def signal(self, fd: int) -> None:
@@ -44,7 +44,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def num_readers(self) -> int:
         return len(self._readers)
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
 
     def _process_events(self, event_list: list[Any]) -> None:
