@@ -105,6 +105,7 @@ def running(command: Sequence[str], folder: Path, *, tmpdir: Path | None = None)
     log_file = folder / "server.log"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
     environment |= {"TMPDIR": str(tmpdir)} if tmpdir is not None else {}
+    environment["TESSERA_DATA_DIR"] = str((tmpdir or folder) / "data")
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=log, stderr=log, env=environment, preexec_fn=_limit_descriptors
