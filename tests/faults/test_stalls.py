@@ -17,7 +17,7 @@ from tessera.engine.ipc.turns import TimedRunner, Turns
 from tests.support.fake_runner import FakeRunner, Harness
 
 LIMIT = 0.02
-LONG = 0.2
+LONG = 0.5
 PATIENCE = 30.0
 
 
@@ -54,8 +54,8 @@ def lags_of(work: Callable[[], None]) -> tuple[list[Stall], list[float]]:
 def test_fault_stalls_a_request_that_holds_up_the_event_loop_is_named_with_its_code() -> None:
     stalls, lags = lags_of(lambda: hold_up(LONG))
     (stall,) = [one for one in stalls if one.request == "POST /v1/slow"]
-    assert max(lags) >= stall.seconds >= LONG - LIMIT
-    assert stall.own_seconds >= LONG / 2
+    assert max(lags) >= stall.seconds >= LONG / 2  # on a busy machine the watch itself comes late
+    assert stall.own_seconds >= LONG / 4
     assert any("hold_up" in line for line in stall.stack)
     assert "POST /v1/slow" in str(stall)
 
