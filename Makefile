@@ -6,6 +6,8 @@ ARGS ?=
 CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh cuda_src/include/*/*.cuh tests/emulation/*.h tests/emulation/*.cc
 RANDOMISED := tests/engine/test_core_simulation.py tests/engine/gguf/test_gguf_mutations.py tests/app/test_schemathesis.py
 KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py encoder*.py rope*.py sampling*.py token*.py))
+CLIENT_ENVIRONMENTS := $(patsubst tests/clients/requirements/%.txt,.venv-clients/%/.installed,\
+	$(wildcard tests/clients/requirements/*.txt))
 
 # Servers under test start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -26,8 +28,9 @@ test-fast: .venv/.dev
 test-long: .venv/.dev
 	TESSERA_FUZZ_EXAMPLES=1000 $(BIN)/python -m pytest --worlds 5000 --gguf-mutations 50000 --timeout 0 $(or $(ARGS),$(RANDOMISED))
 
-# Real clients from npm and PyPI, in folders of their own, against a server on the loopback.
-test-clients: .venv/.dev tests/clients/node_modules/.installed .venv-clients/.installed
+# Real clients from npm and PyPI, in folders of their own, against servers on the loopback; needs node. ARGS='-k Codex'
+# chooses, ARGS=--record writes the table to docs/figures/clients.json. (guidellm alone downloads 3 GB: PyTorch.)
+test-clients: .venv/.dev tests/clients/node_modules/.installed $(CLIENT_ENVIRONMENTS)
 	$(BIN)/python -m pytest tests/clients -q $(ARGS)
 
 # Histories of a server on virtual time with faults, one for each seed: ARGS='--seeds 1000000 --first 0'.
@@ -93,9 +96,14 @@ tests/clients/node_modules/.installed: tests/clients/package.json
 	cd tests/clients && npm install --no-audit --no-fund --no-package-lock
 	@touch $@
 
-.venv-clients/.installed: tests/clients/requirements.txt
-	$(PYTHON) -m venv .venv-clients
-	.venv-clients/bin/python -m pip install --quiet --requirement $<
+# An environment for each client, because their dependencies exclude each other; uv makes one in seconds.
+.venv-clients/uv/bin/uv:
+	$(PYTHON) -m venv .venv-clients/uv
+	.venv-clients/uv/bin/python -m pip install --quiet uv==0.13.9
+
+.venv-clients/%/.installed: tests/clients/requirements/%.txt .venv-clients/uv/bin/uv .venv/bin/python
+	.venv-clients/uv/bin/uv venv --quiet --clear --python $(BIN)/python .venv-clients/$*
+	.venv-clients/uv/bin/uv pip install --quiet --python .venv-clients/$*/bin/python --requirement $<
 	@touch $@
 
 # The site, in build/site; a link that leads nowhere is an error. Tables and pictures that are committed come first.

@@ -50,8 +50,8 @@ class LargeBody:
         self._size = 0
 
 
-async def read_json_object(request: Request, settings: AppSettings) -> dict[str, Any]:
-    """The body as a dict.
+async def read_json_object(request: Request, settings: AppSettings, *, any_media_type: bool = False) -> dict[str, Any]:
+    """The body as a dict; `any_media_type` reads JSON under whatever name.
 
     Raises:
         RequestError: 400 not a JSON object, 408 too slow, 413 too large, 415 another media type.
@@ -61,7 +61,7 @@ async def read_json_object(request: Request, settings: AppSettings) -> dict[str,
         return kept
     # A page of another origin can send a body without a media type, or as text, but not as JSON.
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
+    if media_type != "application/json" and not media_type.endswith("+json") and not any_media_type:
         raise MediaTypeError(f"Send the body with 'Content-Type: application/json', not {media_type[:100]!r}.")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > settings.max_body_bytes:

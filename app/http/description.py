@@ -45,6 +45,7 @@ class Description(dict[str, Any]):
         *bodies: type[RequestModel],
         returns: type[BaseModel] | None,
         events: type[BaseModel] | None = None,
+        event_type: str = EVENT_STREAM,
         statuses: Mapping[int, str] = WHOLE_OBJECT,
         query: Mapping[str, Mapping[str, Any]] | None = None,
         form: Mapping[str, Any] | None = None,
@@ -53,6 +54,7 @@ class Description(dict[str, Any]):
         """
         Args:
             errors: statuses of failures beside those that all routes have.
+            event_type: media type of the events; of any other than server-sent events each line is one object.
             form: JSON schema of a multipart body, in place of `bodies`.
             statuses: descriptions of the statuses with which `returns` is sent.
             query: JSON schemas of the optional query parameters.
@@ -66,7 +68,7 @@ class Description(dict[str, Any]):
         if returns is not None:
             content = {"application/json": {"schema": reference(returns)}}
         if events is not None:
-            content[EVENT_STREAM] = {"schema": _event_schema(events)}
+            content[event_type] = {"schema": _event_schema(events) if event_type == EVENT_STREAM else reference(events)}
             statuses = WHOLE_OBJECT_OR_EVENTS
         self["responses"] = {
             str(status): {"description": meaning, "content": content} for status, meaning in statuses.items()

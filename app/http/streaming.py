@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tessera.app.http.access_log import trace_of
+from tessera.app.http.description import EVENT_STREAM
 from tessera.app.http.errors import (
     ClientDisconnectedError,
     GenerationTimeoutError,
@@ -29,11 +30,7 @@ T = TypeVar("T")
 HEAD_PATIENCE = 5.0  # seconds
 COMMENT = b": keep-alive\n\n"
 
-STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T], timeout: float) -> T:
@@ -74,13 +71,11 @@ class Source(Protocol):
 
 
 class Events(Protocol):
-    """Server-sent events of one completion, in the order they are sent.
+    """Events of one completion, in the order they are sent."""
 
-    Attributes:
-        keepalive: sent where nothing else is for a while.
-    """
-
-    keepalive: bytes
+    @property
+    def keepalive(self) -> bytes:
+        """Sent where nothing else is for a while."""
 
     def opening(self) -> bytes: ...
 
@@ -104,8 +99,11 @@ class EventStream(Response):
         source: Source,
         events: Events,
         settings: AppSettings,
+        *,
+        media_type: str = f"{EVENT_STREAM}; charset=utf-8",
     ) -> None:
-        super().__init__(media_type="text/event-stream")
+        super().__init__(media_type=media_type)
+        self._content_type = media_type.encode()
         self._source = source
         self._events = events
         self._settings = settings
@@ -134,7 +132,8 @@ class EventStream(Response):
         send.watch(asyncio.current_task())
         events = self._events
         await self._wait_accepted()
-        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        headers = [(b"content-type", self._content_type), *STREAM_HEADERS]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._started = True
         if opening := events.opening():
             await send({"type": "http.response.body", "body": opening, "more_body": True})

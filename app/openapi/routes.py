@@ -8,6 +8,7 @@ from starlette.responses import Response
 from tessera.app.anthropic.errors import ANTHROPIC
 from tessera.app.generate.served_model import model_of
 from tessera.app.http.body import json_response
+from tessera.app.ollama.errors import OLLAMA
 from tessera.app.openapi.document import openapi_document
 
 TIMEOUT = 60.0  # seconds
@@ -21,6 +22,6 @@ async def show_openapi(http_request: Request) -> Response:
     async with app.state.openapi_lock:
         if app.openapi_schema is None:  # in a thread: it takes a tenth of a second
             app.openapi_schema = await model.workers.run(
-                openapi_document, app.state.api_routes, model.settings, (ANTHROPIC,), timeout=TIMEOUT
+                openapi_document, app.state.api_routes, model.settings, (ANTHROPIC, OLLAMA), timeout=TIMEOUT
             )
     return json_response(app.openapi_schema)

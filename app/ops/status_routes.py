@@ -1,4 +1,4 @@
-"""GET / (the status page), its files under /ui/, and /status.json, which it polls."""
+"""The status page's files under /ui/, and /status.json, which it polls; the page itself is at /."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ HEADERS = {
 }
 
 
+PAGE = "/"
 FILES = {
-    "/": ("index.html", "text/html"),
+    PAGE: ("index.html", "text/html"),
     "/ui/status.css": ("status.css", "text/css"),
     "/ui/status.js": ("status.js", "text/javascript"),
     "/ui/chat.js": ("chat.js", "text/javascript"),
@@ -41,12 +42,17 @@ def _content(name: str) -> bytes:
     return (FOLDER / name).read_bytes()
 
 
-async def show_file(http_request: Request) -> Response:
-    name, media_type = FILES[http_request.url.path]
+def page_file(path: str) -> Response:
+    """One of the page's files."""
+    name, media_type = FILES[path]
     return Response(_content(name), 200, HEADERS, media_type)
 
 
-for path in FILES:
+async def show_file(http_request: Request) -> Response:
+    return page_file(http_request.url.path)
+
+
+for path in FILES.keys() - {PAGE}:
     router.add_api_route(path, show_file, methods=["GET"])
 
 

@@ -23,6 +23,10 @@ from tessera.app.http.auth import AcceptedKeys, AuthMiddleware, OriginMiddleware
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
 from tessera.app.http.paths import PathMiddleware
+from tessera.app.ollama import embed_routes as ollama_embed
+from tessera.app.ollama import model_routes as ollama_models
+from tessera.app.ollama import routes as ollama
+from tessera.app.ollama.errors import OLLAMA
 from tessera.app.openai.batches import routes as batches
 from tessera.app.openai.batches.batches import Batches
 from tessera.app.openai.batches.runner import BatchRunner
@@ -42,6 +46,7 @@ from tessera.app.openai.responses.store import ResponseStore
 from tessera.app.openai.tokenize import routes as tokenize
 from tessera.app.openapi import routes as description
 from tessera.app.ops import health
+from tessera.app.ops import root_routes as root
 from tessera.app.ops import status_routes as status
 from tessera.app.ops.metrics_page import EngineText, MetricsPage
 from tessera.app.settings import AppSettings
@@ -49,6 +54,7 @@ from tessera.app.store.schema import Schema
 from tessera.app.store.store import Store
 from tessera.engine.ipc.client import EngineClient
 
+OLLAMA_ROUTES = (ollama, ollama_embed, ollama_models)
 ROUTES = (
     chat,
     completions,
@@ -60,7 +66,9 @@ ROUTES = (
     tokenize,
     files,
     batches,
+    *OLLAMA_ROUTES,
     health,
+    root,
     description,
 )
 SCHEMAS: tuple[Schema, ...] = (BATCHES_SCHEMA,)  # tables of the rooms that store something
@@ -142,7 +150,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
             allow_headers=("*",),
             expose_headers=("x-request-id", "request-id", "retry-after"),
         )
-    app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC,))
+    app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC, OLLAMA))
     # Added last, so it is outermost.
     app.add_middleware(PathMiddleware, routes=[route.path for route in app.state.api_routes])
     return app

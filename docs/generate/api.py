@@ -12,6 +12,7 @@ from docs.generate.field_notes import NOTES
 from docs.generate.figures import markdown_table
 from docs.generate.schemas import Schema, accepts, cell, meaning, refs, with_default
 from tessera.app.anthropic.errors import ANTHROPIC
+from tessera.app.ollama.errors import OLLAMA
 from tessera.app.openapi.document import openapi_document
 from tessera.app.server.application import ROUTES, api_routes
 from tessera.app.settings import AppSettings
@@ -41,6 +42,14 @@ PAGES = (
         " most 64 MiB together, until the server ends.",
     ),
     Page("messages.md", "Messages", ("/v1/messages",), "Anthropic's Messages API. Errors have Anthropic's form."),
+    Page(
+        "ollama.md",
+        "Ollama",
+        ("/api/",),
+        "Ollama's API, for tools that speak no other. Model names may have the tag `:latest`, durations are in"
+        " nanoseconds, errors have Ollama's form. `options` that only load or place a model have no effect. Models are"
+        " chosen when the server is started: `/api/create`, `/api/copy`, `/api/push` and `/api/delete` are refused.",
+    ),
     Page("embeddings.md", "Embeddings", ("/v1/embeddings",)),
     Page(
         "files.md",
@@ -75,7 +84,7 @@ PAGES = (
 def document() -> dict[str, Any]:
     """The document as a server with an API key and default settings gives it."""
     settings = AppSettings(model_folder=".", served_model_names=("MODEL",), api_keys=("key",))
-    return openapi_document(api_routes(ROUTES), settings, (ANTHROPIC,))
+    return openapi_document(api_routes(ROUTES), settings, (ANTHROPIC, OLLAMA))
 
 
 def api_pages() -> dict[str, str]:

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from docs.generate.clients import clients_table
 from docs.generate.figures import TABLES
 from docs.generate.paths import DOCS, ROOT
 from docs.generate.request_path import request_list
 
-BLOCKS = {**TABLES, "request-path": request_list}
+BLOCKS = {**TABLES, "request-path": request_list, "clients": clients_table}
 BLOCK = re.compile(r"(<!-- begin: (?P<name>[\w-]+) -->\n).*?(<!-- end: (?P=name) -->)", re.DOTALL)
 
 

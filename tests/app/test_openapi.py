@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
+from tessera.app.ollama.model_routes import REFUSED
 from tessera.app.server.application import ROUTES
 from tessera.app.settings import AppSettings
 from tests.support.http_fixtures import call, settings_for
 from tests.support.operations import OPERATIONS, document_for
 from tests.support.surface_fixtures import says, tool_settings
 
-UNLISTED = {"/openapi.json", "/v1/responses/compact"}  # the description itself, and what is not found
+# The description itself, the start page, and what is not found or always refused.
+UNLISTED = {"/openapi.json", "/", "/v1/responses/compact", *REFUSED}
+
+EMBED = ("createEmbeddings", "ollamaEmbed", "ollamaEmbeddings")
 
 
 @pytest.fixture
@@ -52,7 +56,7 @@ def test_examples_are_accepted(tmp_path: Path, operation: Any) -> None:
     assert operation.examples
     for example in operation.examples.values():
         body = json.loads(json.dumps(example).replace("MODEL", "tiny"))
-        embeds = operation.id == "createEmbeddings" or (operation.id == "invoke" and "input" in body)
+        embeds = operation.id in EMBED or (operation.id == "invoke" and "input" in body)
         refers = any(name in body for name in ("previous_response_id", "input_file_id"))
         if not refers and not embeds:
             response = call(says("ok"), tool_settings(tmp_path), "POST", operation.path, json=body)

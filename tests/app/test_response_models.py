@@ -18,6 +18,8 @@ from pydantic import BaseModel, ValidationError
 from tessera.app.anthropic.errors import ANTHROPIC
 from tessera.app.http.description import ApiObject
 from tessera.app.http.dialect import OPENAI
+from tessera.app.ollama.errors import OLLAMA
+from tessera.app.ollama.lines import NDJSON
 from tessera.app.openai.chat.objects import ChatCompletionObject
 from tessera.app.openai.responses.objects import ResponseEvent
 from tessera.engine.contract.errors import EngineError
@@ -62,6 +64,8 @@ USAGE = {"stream_options": {"include_usage": True}}
 COMPLETION: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
 RESPONSE: dict[str, Any] = {"model": "tiny", "input": "hello"}
 MESSAGE: dict[str, Any] = {"model": "tiny", "max_tokens": 64, "messages": HELLO}
+OLLAMA_CHAT: dict[str, Any] = {**CHAT, "stream": False}
+OLLAMA_PROMPT: dict[str, Any] = {**COMPLETION, "stream": False}
 LONG_RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "rain " * 20}
 EDITED: dict[str, Any] = {
     "messages": [
@@ -184,6 +188,25 @@ CASES: dict[str, list[Case]] = {
         Case({**MESSAGE, "max_tokens": 64, **EDITED}),
         Case(MESSAGE, FAILS),
     ],
+    "ollamaChat": [
+        Case({**OLLAMA_CHAT, "tools": CHAT_TOOLS["tools"], "logprobs": True, "top_logprobs": 1}, THINKS_AND_CALLS),
+        Case({**OLLAMA_CHAT, "options": {"num_predict": 3}}),
+        Case({"model": "tiny", "stream": False}, streams=False),
+        Case(OLLAMA_CHAT, FAILS),
+    ],
+    "ollamaGenerate": [
+        Case(OLLAMA_PROMPT, "<think>hm</think>so"),
+        Case({**OLLAMA_PROMPT, "raw": True, "logprobs": True}),
+        Case({**OLLAMA_PROMPT, "prompt": ""}, streams=False),
+        Case(OLLAMA_PROMPT, FAILS),
+    ],
+    "ollamaEmbed": [Case({"model": "tiny", "input": ["hello", "world"]}), Case({"model": "tiny", "input": ""})],
+    "ollamaEmbeddings": [Case({"model": "tiny", "prompt": "hello"}), Case({"model": "tiny"})],
+    "ollamaTags": [Case()],
+    "ollamaPs": [Case()],
+    "ollamaShow": [Case({"model": "tiny"}), Case({"name": "another"})],
+    "ollamaPull": [Case({"model": "tiny"}), Case({"model": "another"})],
+    "ollamaVersion": [Case()],
     "countTokens": [Case({"model": "tiny", "messages": HELLO}), Case({"model": "tiny", "messages": HELLO, **EDITED})],
     "tokenize": [Case({"prompt": "hello"}), Case({"messages": HELLO, "return_token_strs": True})],
     "detokenize": [Case({"tokens": [5, 6, 7]})],
@@ -250,11 +273,14 @@ class Fields:
 
 
 def error_model(path: str) -> type[ApiObject]:
-    return next(dialect.error_model for dialect in (ANTHROPIC, OPENAI) if dialect.paths.match(path))
+    return next(dialect.error_model for dialect in (ANTHROPIC, OLLAMA, OPENAI) if dialect.paths.match(path))
 
 
-def events_of(body: str) -> Iterator[str]:
-    """The data of each event, without the [DONE]."""
+def events_of(body: str, media_type: str) -> Iterator[str]:
+    """The data of each event, without the [DONE]; of NDJSON the lines."""
+    if media_type == NDJSON:
+        yield from body.splitlines()
+        return
     for block in body.removesuffix("\n\n").split("\n\n"):
         lines = block.split("\n")
         assert lines[-1].startswith("data: "), block
@@ -289,7 +315,7 @@ def check_streamed(http: httpx.Client, operation: Operation, case: Case, fields:
     assert events is not None
     response = http.request(operation.method, operation.path, json={**(case.body or {}), "stream": True})
     assert response.status_code == 200, response.text
-    for data in events_of(response.text):
+    for data in events_of(response.text, response.headers["content-type"]):
         fields.note(events.model_validate_json(data))
 
 

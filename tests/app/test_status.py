@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from tessera.app.http.auth import PAGE_PATHS
+from tessera.app.ops.root_routes import RUNNING
 from tessera.app.ops.status_routes import FILES, FOLDER
 from tessera.engine.contract.histogram import SECONDS_PER_REQUEST, SECONDS_PER_TOKEN, SECONDS_TO_FIRST_TOKEN
 from tessera.engine.contract.messages import EngineTotals, GpuUsage, SchedulerStats
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
 
+BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 HELLO = play(ids("hello"), finish="length")
 
 
@@ -51,7 +53,7 @@ def test_the_page_and_all_that_it_names_are_served(tmp_path: Path) -> None:
     assert set(FILES) == set(PAGE_PATHS)
     assert {path.name for path in FOLDER.iterdir()} == {name for name, _ in FILES.values()}
     for path, (name, media_type) in FILES.items():
-        answer = call(FakeClient(always(HELLO)), settings, "GET", path)
+        answer = call(FakeClient(always(HELLO)), settings, "GET", path, headers=BROWSER)
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith(media_type)
         policy = answer.headers["content-security-policy"]
@@ -84,7 +86,16 @@ def test_figures_need_the_key_and_the_page_does_not(tmp_path: Path) -> None:
 def test_without_ui_there_is_no_page(tmp_path: Path) -> None:
     settings = settings_for(write_model_folder(tmp_path), ui=False)
     for path in (*FILES, "/status.json"):
-        assert call(FakeClient(always(HELLO)), settings, "GET", path).status_code == 404
+        answer = call(FakeClient(always(HELLO)), settings, "GET", path, headers=BROWSER)
+        assert answer.status_code == 404 or (path, answer.text) == ("/", RUNNING)
+
+
+@pytest.mark.parametrize("accept", [None, "*/*", "application/json"])
+def test_a_program_is_told_that_the_server_runs(tmp_path: Path, accept: str | None) -> None:
+    headers = {"accept": accept} if accept is not None else {}
+    answer = call(FakeClient(always(HELLO)), settings_for(write_model_folder(tmp_path)), "GET", "/", headers=headers)
+    assert (answer.status_code, answer.text) == (200, "Ollama is running")
+    assert answer.headers["vary"] == "accept", "a cache keeps both"
 
 
 def test_what_is_served_is_told_before_anything_has_happened(tmp_path: Path) -> None:

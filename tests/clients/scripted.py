@@ -1,19 +1,25 @@
-"""A server whose model says what a test tells it to, request by request, and keeps what it was asked."""
+"""A server whose model says what a test tells it to, and keeps what it was asked."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from tessera.engine.contract.messages import EmbeddingInfo
+from tests.clients.replies import by_prompt
 from tests.support.fake_client import INFO, FakeClient, Submission, play
 from tests.support.http_fixtures import TOKENIZER, ids, serve, settings_for, write_model_folder
 
 MODEL = "tiny"
+DIMENSION = 4
+EMBEDDINGS = EmbeddingInfo(
+    role="main", architecture="Fake", pooling="last", dimension=DIMENSION, vocab_size=512, max_input_tokens=512
+)
 TEMPLATE = """\
 {%- for tool in tools or [] %}<tool>{{ tool | tojson }}</tool>
 {% endfor %}
@@ -24,33 +30,38 @@ TEMPLATE = """\
 {% endif %}"""
 
 
-def call(name: str, **arguments: Any) -> str:
-    """A tool call as the model writes it."""
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
 class Model:
-    """Plays its replies in turn, then the last one for ever; `prompts` are those that it was given, as text."""
+    """Writes what `reply` makes of a prompt; `prompts` are those that it was given, as text."""
 
-    def __init__(self, replies: Sequence[str]) -> None:
-        self._replies = list(replies)
+    def __init__(self, reply: Callable[[str], str]) -> None:
+        self._reply = reply
         self.prompts: list[str] = []
         self.num_prompt_tokens: list[int] = []
 
     def __call__(self, submission: Submission) -> list[Any]:
-        self.prompts.append(TOKENIZER.decode(submission.prompt, skip_special_tokens=False))
+        prompt = TOKENIZER.decode(submission.prompt, skip_special_tokens=False)
+        self.prompts.append(prompt)
         self.num_prompt_tokens.append(len(submission.prompt))
-        reply = self._replies[min(len(self.prompts), len(self._replies)) - 1]
-        return play([*ids(reply), 0], stop_token_id=0, per_output=4)
+        token_ids = [*ids(self._reply(prompt)), 0][: submission.params.max_tokens]
+        finish = "stop" if token_ids[-1] == 0 else "length"
+        scored = submission.params.logprobs is not None
+        return play(token_ids, finish=finish, stop_token_id=0, per_output=4, logprobs=scored)
+
+
+class ScriptedClient(FakeClient):
+    """Embeds as well: every text as the same vector."""
+
+    async def embed(self, inputs: list[list[int]], *, role: str = "main") -> Any:
+        return np.full((len(inputs), DIMENSION), 0.5, np.float32)
 
 
 @contextmanager
 def scripted(
-    folder: Path, replies: Sequence[str], *, max_model_len: int = 2**19, **settings: Any
+    folder: Path, reply: Callable[[str], str] = by_prompt, *, max_model_len: int = 2**19, **settings: Any
 ) -> Iterator[tuple[str, Model]]:
     """-> base URL without /v1, and the model."""
-    model = Model(replies)
-    info = msgspec.structs.replace(INFO, max_model_len=max_model_len)
-    client = FakeClient(model, info=info)
+    model = Model(reply)
+    info = msgspec.structs.replace(INFO, max_model_len=max_model_len, embeddings=(EMBEDDINGS,))
+    client = ScriptedClient(model, info=info)
     with serve(client, settings_for(write_model_folder(folder, template=TEMPLATE), **settings)) as url:
         yield url, model

@@ -500,7 +500,8 @@ def test_equal_grammars_are_compiled_once(monkeypatch: pytest.MonkeyPatch, compi
     original: Callable[[GrammarProbe, Grammar], str] = GrammarProbe.source_of
 
     def source_of(probe: GrammarProbe, grammar: Grammar) -> str:
-        compiled.append(grammar.text)
+        if grammar.kind == "regex":  # a probe that starts compiles another one
+            compiled.append(grammar.text)
         return original(probe, grammar)
 
     monkeypatch.setattr(GrammarProbe, "source_of", source_of)

@@ -115,7 +115,8 @@ async def _problem(http: httpx.AsyncClient, path: str, limit: Limit) -> str | No
         return f"refused after {taken:.3f} s"
     error = response.json()["error"]
     field = limit.path.lstrip(".").replace("[", ".").replace(" ", ".").partition(".")[0]
-    named = error.get("param") or error["message"]  # Anthropic's form has no param
+    # Anthropic's form has no param, Ollama's is the text alone.
+    named = error if isinstance(error, str) else error.get("param") or error["message"]
     return None if named.startswith(field) else f"the error names {named[:60]}"
 
 

@@ -8,7 +8,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.cli",),
     ("app.server",),
     ("app.openapi",),
-    ("app.openai.invocations", "app.openai.batches"),
+    ("app.openai.invocations", "app.openai.batches", "app.ollama"),
     (
         *(
             f"app.openai.{room}"

@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 
 from tessera.app.anthropic.errors import ANTHROPIC
 from tessera.app.http.description import Description
+from tessera.app.ollama.errors import OLLAMA
 from tessera.app.openapi.document import openapi_document
 from tessera.app.schema.request import RequestModel
 from tessera.app.server.application import ROUTES, api_routes
@@ -51,4 +52,4 @@ OPERATIONS = tuple(_operation(route) for route in api_routes(ROUTES) if route.in
 
 def document_for(settings: AppSettings) -> dict[str, Any]:
     """The document that a server with these settings has at /openapi.json."""
-    return openapi_document(api_routes(ROUTES), settings, (ANTHROPIC,))
+    return openapi_document(api_routes(ROUTES), settings, (ANTHROPIC, OLLAMA))

@@ -58,6 +58,7 @@ ENDPOINTS = (
     "embeddings",
     "responses",
     "messages",
+    "ollama",
     "tokenize_and_detokenize",
     "health_ready_and_version",
     "metrics",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
@@ -141,6 +142,14 @@ def test_headers_come_before_the_first_token_and_then_signs_of_life(silent: Scri
             if received.count(sign) >= 3:
                 break
     assert time.monotonic() - begin > 2 * SILENT_FOR
+    assert silent.engine.submissions[0].aborted.wait(PATIENCE), "the client left"
+
+
+def test_signs_of_life_in_ollamas_streams_are_lines_without_text(silent: Scripted) -> None:
+    """Its clients parse every line."""
+    with silent.http.stream("POST", "/api/chat", json=CHAT) as response:
+        lines = [json.loads(line) for line, _ in zip(response.iter_lines(), range(3), strict=False)]
+    assert [(line["done"], line["message"]["content"]) for line in lines] == [(False, "")] * 3
     assert silent.engine.submissions[0].aborted.wait(PATIENCE), "the client left"
 
 

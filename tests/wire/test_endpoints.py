@@ -68,6 +68,21 @@ def test_wire_endpoint_messages(builtin_server: Server) -> None:
     assert counted.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
 
 
+def test_wire_endpoint_ollama(builtin_server: Server) -> None:
+    """One conversation is the same in Ollama's form: text, counts, and where it is counted."""
+    options = {"temperature": 0, "num_predict": 20}
+    body = {"model": f"{MODEL}:latest", "options": options, "stream": False}
+    chat = builtin_server.post({**body, "messages": ADD}, "/api/chat")
+    assert (chat["message"]["content"], chat["done_reason"]) == (SUM, "stop")
+    answer = builtin_server.post({**body, "prompt": "What is 2 + 3?"}, "/api/generate")
+    assert answer["response"] == SUM
+    assert chat["prompt_eval_count"] == answer["prompt_eval_count"]
+    assert chat["eval_count"] == answer["eval_count"] > 1
+    seconds = chat["eval_duration"] / 1e9
+    assert 0 < seconds < chat["total_duration"] / 1e9 < 60
+    assert builtin_server.metrics()['http_requests_total{endpoint="/api/chat",status="200"}'] >= 1
+
+
 def test_wire_endpoint_tokenize_and_detokenize(builtin_server: Server) -> None:
     found = builtin_server.post({"prompt": "What is 2 + 3?"}, "/tokenize")
     assert found["count"] == len(found["tokens"]) > 0

@@ -1,0 +1,45 @@
+"""Admission of Ollama's requests: bodies as curl sends them, names with and without a tag."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from fastapi import Request
+
+from tessera.app.generate.admission import Admission, receive
+from tessera.app.generate.served_model import model_of
+from tessera.app.http.body import keep_for_reading, read_json_object
+from tessera.app.ollama.names import served_name
+from tessera.app.ollama.schema import OllamaRequest
+from tessera.app.schema.request import RequestModel
+
+R = TypeVar("R", bound=RequestModel)
+G = TypeVar("G", bound=OllamaRequest)
+
+PAGE_HEADERS = ("origin", "referer", "sec-fetch-site")  # of browsers
+
+
+async def receive_any(http_request: Request, schema: type[R]) -> R:
+    """`receive` for a body of any declared media type: `curl -d` calls JSON a form.
+
+    A browser may only send JSON, because a page of another site can send forms.
+    """
+    is_program = not any(name in http_request.headers for name in PAGE_HEADERS)
+    settings = model_of(http_request).settings
+    keep_for_reading(http_request, await read_json_object(http_request, settings, any_media_type=is_program))
+    return await receive(http_request, schema)
+
+
+async def admit_ollama(http_request: Request, schema: type[G]) -> tuple[Admission[G], str]:
+    """-> (admission, the model's name as it is served); the request keeps the name that it asked for.
+
+    Raises:
+        RequestError: the body cannot be read, a field is wrong, or the model is not served.
+    """
+    request = await receive_any(http_request, schema)
+    model = model_of(http_request)
+    if not request.model:
+        request = request.model_copy(update={"model": model.default_name})
+    name = served_name(request.model, model.settings)
+    model.check_name(name)
+    return Admission(request, model, http_request), name
