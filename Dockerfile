@@ -10,10 +10,12 @@ COPY engine engine
 COPY cuda_src cuda_src
 COPY loadtest loadtest
 COPY tessera tessera
+COPY deploy/sbom.py deploy/sbom.py
 # With compiled modules: in a read-only file system no start could keep them.
 RUN python -m venv --without-pip /opt/tessera \
     && pip --python /opt/tessera/bin/python install --no-cache-dir --compile --require-hashes -r requirements.lock \
-    && pip --python /opt/tessera/bin/python install --no-cache-dir --compile --no-deps .
+    && pip --python /opt/tessera/bin/python install --no-cache-dir --compile --no-deps . \
+    && /opt/tessera/bin/python deploy/sbom.py > /opt/tessera/sbom.cdx.json
 
 FROM ${BASE}
 COPY --from=build /opt/tessera /opt/tessera

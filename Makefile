@@ -12,7 +12,7 @@ CLIENT_ENVIRONMENTS := $(patsubst tests/clients/requirements/%.txt,.venv-clients
 # Servers under test start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast test-long test-clients check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches
+.PHONY: serve test test-fast test-long test-clients simulate attack soak mutation check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -33,6 +33,22 @@ test-long: .venv/.dev
 test-clients: .venv/.dev tests/clients/node_modules/.installed $(CLIENT_ENVIRONMENTS)
 	$(BIN)/python -m pytest tests/clients -q $(ARGS)
 
+# Histories of a server on virtual time with faults, one for each seed: ARGS='--seeds 1000000 --first 0'.
+simulate: .venv/.dev
+	$(BIN)/python -m tests.simulation $(ARGS)
+
+# The server under attack; exits with 1 if a promise of SECURITY.md is broken: ARGS='--requests 1000000 --parts fuzz'.
+attack: .venv/.dev
+	$(BIN)/python -m tests.attack $(ARGS)
+
+# Hours of mixed load and attack, drawn as build/soak/*.svg: ARGS='--hours 2'.
+soak: .venv/.dev
+	$(BIN)/python -m tests.attack.soak $(ARGS)
+
+# Changes of one module that no test notices: ARGS='tessera.engine.core.scheduler --tests tests/engine/test_core.py'.
+mutation: .venv/.dev
+	$(BIN)/python -m tests.mutation $(ARGS)
+
 # A million batch lines with kill -9 of the server and its engine in between: most of an hour. ARGS='--lines 20000': a minute.
 prove-batches: .venv/.dev
 	$(BIN)/python -m tests.batches.million $(ARGS)
@@ -46,6 +62,7 @@ check: .venv/.dev
 	$(BIN)/mypy
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	$(BIN)/clang-format --dry-run --Werror $(CUDA_SOURCES)
+	$(BIN)/python -m tests.supply_chain
 
 format: .venv/.dev
 	$(BIN)/ruff check --fix .
@@ -98,7 +115,7 @@ docs-serve: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
 clean:
-	rm -rf .venv .venv-clients tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache build dist
+	rm -rf .venv .venv-clients .venv-audit tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

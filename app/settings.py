@@ -251,6 +251,18 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[
         int, Option("port to listen on; 0 takes a free one", group="HTTP", metavar="PORT", low=0, high=65535)
     ] = 8000
+    admin_port: Annotated[
+        int | None,
+        Option(
+            "port of the same address that answers GET /health, /ready, /version and /metrics, without a key, from a "
+            "thread of its own, whatever the rest of the server does; 0 takes a free one",
+            group="HTTP",
+            metavar="PORT",
+            low=0,
+            high=65535,
+            default="none; --port answers them as well",
+        ),
+    ] = None
     api_workers: Annotated[int, Option("processes that speak HTTP", group="HTTP", metavar="N", low=1, high=64)] = 1
     max_connections: Annotated[
         int | None,

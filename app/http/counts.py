@@ -1,16 +1,20 @@
-"""Counts of HTTP requests by endpoint and status, and of open connections, over all app processes."""
+"""Counts over all app processes: HTTP requests by endpoint and status, open connections, the event loops' lag."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from tessera.app.limits.shared_memory import map_counts
+from tessera.engine.contract.histogram import SECONDS_OF_DELAY
 
 STATUSES = (200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 499, 500, 503, 504, 507)
 OTHER = "other"
 NUM_CONNECTION_CELLS = 2  # open, dropped
+NUM_LAG_CELLS = len(SECONDS_OF_DELAY) + 2  # buckets, the last without a bound, and the sum in nanoseconds
 
 
 class HttpCounts:
@@ -24,7 +28,8 @@ class HttpCounts:
         self._endpoints = {name: index for index, name in enumerate(dict.fromkeys([*endpoints, OTHER]))}
         self._statuses = {name: index for index, name in enumerate([*map(str, STATUSES), OTHER])}
         self._connections = len(self._endpoints) * len(self._statuses)  # index of their first cell in a row
-        self._row_length = self._connections + NUM_CONNECTION_CELLS
+        self._lags = self._connections + NUM_CONNECTION_CELLS
+        self._row_length = self._lags + NUM_LAG_CELLS
         self._begin = row * self._row_length
         self._counts = map_counts(fd, num_rows * self._row_length)
 
@@ -41,16 +46,32 @@ class HttpCounts:
         """Count a connection that was closed or refused for lack of room."""
         self._counts[self._begin + self._connections + 1] += 1
 
+    def observe_lag(self, seconds: float) -> None:
+        """Count a lag of this process's event loop; called by one thread alone."""
+        first = self._begin + self._lags
+        self._counts[first + bisect_left(SECONDS_OF_DELAY, seconds)] += 1
+        self._counts[first + NUM_LAG_CELLS - 1] += round(1e9 * seconds)
+
     def collect(self, prefix: str) -> Iterator[Metric]:
         """The sums; requests that never happened are left out."""
         yield self._requests(prefix)
-        num_open, num_dropped = (
-            sum(self._counts[self._connections + cell :: self._row_length]) for cell in range(NUM_CONNECTION_CELLS)
-        )
+        num_open, num_dropped = (self._sum(self._connections + cell) for cell in range(NUM_CONNECTION_CELLS))
         yield GaugeMetricFamily(f"{prefix}:http_connections", "Open HTTP connections.", num_open)
         yield CounterMetricFamily(
             f"{prefix}:http_connections_dropped", "HTTP connections closed or refused for want of room.", num_dropped
         )
+        *buckets, nanoseconds = (self._sum(self._lags + cell) for cell in range(NUM_LAG_CELLS))
+        bounds = [*(repr(float(bound)) for bound in SECONDS_OF_DELAY), "+Inf"]
+        yield HistogramMetricFamily(
+            f"{prefix}:event_loop_lag_seconds",
+            "How long what is ready waits for the event loop of an app process, in seconds.",
+            buckets=list(zip(bounds, accumulate(buckets), strict=True)),
+            sum_value=nanoseconds / 1e9,
+        )
+
+    def _sum(self, cell: int) -> int:
+        """Over all app processes."""
+        return sum(self._counts[cell :: self._row_length])
 
     def _requests(self, prefix: str) -> CounterMetricFamily:
         family = CounterMetricFamily(
@@ -59,6 +80,6 @@ class HttpCounts:
         for endpoint, row in self._endpoints.items():
             for status, column in self._statuses.items():
                 place = row * len(self._statuses) + column
-                if count := sum(self._counts[place :: self._row_length]):
+                if count := self._sum(place):
                     family.add_metric([endpoint, status], count)
         return family

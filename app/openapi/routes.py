@@ -11,14 +11,17 @@ from tessera.app.http.body import json_response
 from tessera.app.ollama.errors import OLLAMA
 from tessera.app.openapi.document import openapi_document
 
+TIMEOUT = 60.0  # seconds
+
 router = APIRouter(include_in_schema=False)
 
 
 @router.get("/openapi.json")
 async def show_openapi(http_request: Request) -> Response:
-    app = http_request.app
-    if app.openapi_schema is None:
-        app.openapi_schema = openapi_document(
-            app.state.api_routes, model_of(http_request).settings, (ANTHROPIC, OLLAMA)
-        )
+    app, model = http_request.app, model_of(http_request)
+    async with app.state.openapi_lock:
+        if app.openapi_schema is None:  # in a thread: it takes a tenth of a second
+            app.openapi_schema = await model.workers.run(
+                openapi_document, app.state.api_routes, model.settings, (ANTHROPIC, OLLAMA), timeout=TIMEOUT
+            )
     return json_response(app.openapi_schema)

@@ -15,12 +15,12 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from starlette.responses import PlainTextResponse, Response
 
 from tessera import __version__
-from tessera.app.generate.served_model import ServedModel, model_of
+from tessera.app.generate.served_model import model_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description
-from tessera.app.ops.metrics_page import MetricsPage
+from tessera.app.ops.metrics_page import EngineText, MetricsPage
 from tessera.app.ops.objects import HealthObject, LoadObject, ReadinessObject, ResetObject, VersionObject
-from tessera.engine.contract.errors import EngineUnavailableError
+from tessera.engine.ipc.client import EngineClient
 
 router = APIRouter(tags=["Operation"])
 
@@ -35,8 +35,7 @@ _ENGINE_PREFIX = re.compile(rb"^((?:# (?:HELP|TYPE) )?)tessera:", re.MULTILINE)
     openapi_extra=Description(returns=HealthObject, statuses={200: "It does.", 503: "It does not."}),
 )
 async def health(http_request: Request) -> Response:
-    well, reason = model_of(http_request).client.health()
-    return json_response({"status": "ok" if well else "unavailable", "reason": reason}, 200 if well else 503)
+    return health_response(model_of(http_request).client)
 
 
 @router.get(
@@ -79,8 +78,7 @@ async def reset_prefix_cache(http_request: Request) -> Response:
     openapi_extra=Description(returns=ReadinessObject, statuses={200: "They are.", 503: "They are not."}),
 )
 async def ready(http_request: Request) -> Response:
-    is_ready = model_of(http_request).client.ready
-    return json_response({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
+    return readiness_response(model_of(http_request).client, draining=http_request.app.state.draining)
 
 
 @router.get(
@@ -101,27 +99,34 @@ async def metrics(http_request: Request) -> Response:
     return Response(await page.text(), media_type=METRICS_MEDIA_TYPE)
 
 
+def health_response(client: EngineClient) -> Response:
+    well, reason = client.health()
+    return json_response({"status": "ok" if well else "unavailable", "reason": reason}, 200 if well else 503)
+
+
+def readiness_response(client: EngineClient, *, draining: bool) -> Response:
+    is_ready = client.ready and not draining
+    return json_response({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
+
+
 class Countable(Protocol):
     """Counts of the app processes."""
 
     def collect(self, prefix: str) -> Iterator[Metric]: ...
 
 
-async def render_metrics(model: ServedModel, counts: Sequence[Countable]) -> bytes:
+async def render_metrics(
+    client: EngineClient, counts: Sequence[Countable], prefix: str, engine_text: EngineText
+) -> bytes:
     """The engine's metrics and the app's own, which remain while the engine is down."""
-    prefix = model.settings.metrics_prefix
-    try:
-        text = await model.client.metrics()
-    except EngineUnavailableError:
-        text = b""
-    text = _ENGINE_PREFIX.sub(rb"\g<1>" + prefix.encode() + b":", text)
-    return text + generate_latest(_Families(_own_metrics(model, counts, prefix)))
+    text = _ENGINE_PREFIX.sub(rb"\g<1>" + prefix.encode() + b":", await engine_text.latest())
+    return text + generate_latest(_Families(_own_metrics(client, counts, prefix)))
 
 
-def _own_metrics(model: ServedModel, counts: Sequence[Countable], prefix: str) -> Iterator[Metric]:
-    well, _ = model.client.health()
+def _own_metrics(client: EngineClient, counts: Sequence[Countable], prefix: str) -> Iterator[Metric]:
+    well, _ = client.health()
     yield GaugeMetricFamily(f"{prefix}:engine_up", "Whether the engine gets on with its work.", int(well))
-    info = model.client.info
+    info = client.info
     if info is not None:
         cache = GaugeMetricFamily(
             f"{prefix}:cache_config_info",
@@ -130,7 +135,7 @@ def _own_metrics(model: ServedModel, counts: Sequence[Countable], prefix: str) -
         )
         cache.add_metric([str(info.block_size), str(info.num_kv_blocks), str(info.kv_cache_bytes), info.dtype], 1)
         yield cache
-    gpu = model.client.gpu
+    gpu = client.gpu
     if gpu is not None:
         yield GaugeMetricFamily(f"{prefix}:gpu_memory_used_bytes", "Memory of the GPU in use.", gpu.memory_used)
         yield GaugeMetricFamily(f"{prefix}:gpu_memory_total_bytes", "Memory of the GPU.", gpu.memory_total)

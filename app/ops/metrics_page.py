@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from tessera.engine.contract.errors import EngineUnavailableError
+
 INTERVAL = 1.0  # seconds between two renderings on average
 BURST = 10  # renderings that may follow each other at once after a quiet time
 MAX_WAITING = 64  # scrapes that wait for a new text; others get the last one
@@ -39,3 +41,36 @@ class MetricsPage:
         self._next = None  # later scrapes must see later events, so they start another rendering
         self._text = await self._render()
         return self._text
+
+
+class EngineText:
+    """The engine's own metrics, or the last ones where it is busy; nothing while it is down.
+
+    Args:
+        ask: asks the engine; raises EngineUnavailableError.
+        patience: seconds that an answer may take where there is an older one.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[bytes]], patience: float) -> None:
+        self._ask = ask
+        self._patience = patience
+        self._text: bytes | None = None
+        self._asking: asyncio.Task[bytes] | None = None
+
+    async def latest(self) -> bytes:
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_engine())
+            self._asking.add_done_callback(self._forget)
+        asking = self._asking
+        await asyncio.wait({asking}, timeout=self._patience if self._text else None)
+        return asking.result() if asking.done() else self._text or b""
+
+    async def _ask_engine(self) -> bytes:
+        try:
+            self._text = await self._ask()
+        except EngineUnavailableError:
+            self._text = b""
+        return self._text
+
+    def _forget(self, _: asyncio.Task[bytes]) -> None:
+        self._asking = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -59,7 +60,7 @@ from tessera.app.openapi import routes as description
 from tessera.app.ops import health
 from tessera.app.ops import root_routes as root
 from tessera.app.ops import status_routes as status
-from tessera.app.ops.metrics_page import MetricsPage
+from tessera.app.ops.metrics_page import EngineText, MetricsPage
 from tessera.app.server.seal_key import SERVER_KEYS, new_seal_key, stored_seal_key
 from tessera.app.settings import AppSettings
 from tessera.app.store.schema import Schema
@@ -87,6 +88,7 @@ ROUTES = (
     description,
 )
 SCHEMAS: tuple[Schema, ...] = (RESPONSES, CONVERSATIONS, BATCHES_SCHEMA, SERVER_KEYS)  # of what rooms store
+METRICS_PATIENCE = 4.0  # seconds, below a scrape's usual timeout of 10
 PAGE_ROUTES = (status,)  # left out with --no-ui
 
 
@@ -147,8 +149,13 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     )
     use = KeyUse(settings.key_use_fd, settings.num_app_processes, settings.app_process)
     ring = app.state.key_ring = KeyRing(settings.accepted_keys) if settings.accepted_keys else None
-    key_metrics = KeyMetrics(ring, use)
-    app.state.metrics_page = MetricsPage(partial(health.render_metrics, model, (counts, key_metrics)))
+    app.state.counts = (counts, KeyMetrics(ring, use))
+    app.state.draining = False
+    app.state.openapi_lock = asyncio.Lock()
+    engine_text = EngineText(client.metrics, METRICS_PATIENCE)
+    app.state.metrics_page = MetricsPage(
+        partial(health.render_metrics, client, app.state.counts, settings.metrics_prefix, engine_text)
+    )
     install_error_handlers(app)
     app.add_middleware(LimitsMiddleware, use=use, watermark=MemoryWatermark(settings.min_free_memory * 2**20))
     if ring is not None:

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tessera.app.http.dialect import error_object
-from tessera.app.http.errors import UNAVAILABLE_RETRY_AFTER, BodyTimeoutError
+from tessera.app.http.errors import UNAVAILABLE_RETRY_AFTER, BodyTimeoutError, ShutdownError
 from tessera.app.server.connection_limit import ConnectionLimit
 from tessera.engine.contract.errors import EngineUnavailableError, InvalidRequestError, RequestError
 
@@ -175,8 +175,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._refused = True
             self.transport.close()
         elif self._is_spare and self.url.partition(b"?")[0] not in HEALTH_PATHS:
-            self._limit.count_dropped()
-            self._refuse(NoPlaceError("All of the server's connections are in use; please try again later."))
+            self._refuse(self._no_place())
         if not self._refused:
             self._limit.make_busy(self)
             super().on_headers_complete()
@@ -209,6 +208,17 @@ class BoundedConnection(HttpToolsProtocol):
         if self._is_idle and not self.transport.is_closing():
             self._limit.make_idle(self)
         self.flow.resume_reading()  # the queue may have become empty
+
+    @property
+    def is_spare(self) -> bool:
+        """Only health checks are answered on it."""
+        return self._is_spare
+
+    def _no_place(self) -> RequestError:
+        if self._limit.draining:
+            return ShutdownError()
+        self._limit.count_dropped()
+        return NoPlaceError("All of the server's connections are in use; please try again later.")
 
     @property
     def _is_idle(self) -> bool:

@@ -42,6 +42,7 @@ class ConnectionLimit:
         self._open: set[Connection] = set()
         self._idle: OrderedDict[Connection, None] = OrderedDict()  # the longest idle first
         self._dropped: set[Connection] = set()  # of those open, for a moment more
+        self.draining = False
         self._logged_at = float("-inf")
         counts.set_open_connections(0)
 
@@ -49,6 +50,8 @@ class ConnectionLimit:
         """A place for a new connection, or None; it counts until `leave` either way."""
         self._open.add(connection)
         self._counts.set_open_connections(len(self._open))
+        if self.draining:
+            return self._spare_place(connection)
         if len(self._open) - len(self._dropped) > self._limit and self._idle:
             oldest, _ = self._idle.popitem(last=False)
             self._drop(oldest)
@@ -59,6 +62,19 @@ class ConnectionLimit:
             return None
         self._idle[connection] = None
         return Place(is_spare=num_kept > self._limit)
+
+    def begin_drain(self) -> None:
+        """New connections get spare places alone from now on."""
+        self.draining = True
+
+    def _spare_place(self, connection: Connection) -> Place | None:
+        """While the server drains: the longest idle of too many goes."""
+        self._idle[connection] = None
+        if len(self._idle) > SPARE_PLACES:
+            oldest, _ = self._idle.popitem(last=False)
+            self._drop(oldest)
+            oldest.drop()
+        return Place(is_spare=True)
 
     def leave(self, connection: Connection) -> None:
         self._open.discard(connection)

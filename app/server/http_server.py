@@ -5,24 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
 import uvicorn
+from fastapi import FastAPI
 
+from tessera.app.http.counts import HttpCounts
 from tessera.app.keys.api_key import AcceptedKeys
 from tessera.app.keys.key_ring import KeyRing
+from tessera.app.ops.health import Countable
 from tessera.app.server.application import create_app
 from tessera.app.server.connection import BoundedConnection
 from tessera.app.server.connection_limit import ConnectionLimit
 from tessera.app.server.listener import BACKLOG
+from tessera.app.server.loop_lag import LoopLag
 from tessera.app.settings import AppSettings
 from tessera.app.text.tokenizer import IdTokenizer
 from tessera.engine.ipc.client import EngineClient
 
+logger = logging.getLogger("tessera.serve")
+
 TICKS_BETWEEN_SWEEPS = 10
+DRAIN_POLL = 0.1  # seconds
 LAST_WORDS = 1.0  # seconds for errors after the drain
 KEEP_ALIVE = 75  # seconds an idle connection is kept, longer than clients usually do
 
@@ -35,28 +43,29 @@ def freeze_what_is_loaded() -> None:
     gc.enable()
 
 
-class HttpServer(uvicorn.Server):
-    """Uvicorn, with the handling of signals left to its owner."""
+class BoundedServer(uvicorn.Server):
+    """Uvicorn with bounded connections, the handling of signals left to its owner.
 
-    def __init__(self, client: EngineClient, settings: AppSettings, drain_timeout: int) -> None:
-        """Raises ConfigError if the model's tokenizer or templates cannot be used."""
-        app = create_app(client, settings)
-        self.has_tokenizer = not isinstance(app.state.model.tokenizer, IdTokenizer)
-        self.has_template = app.state.model.template is not None
-        self._key_ring: KeyRing | None = app.state.key_ring
+    While it drains it goes on to listen, and answers health checks alone.
+    """
+
+    def __init__(
+        self, app: FastAPI, settings: AppSettings, counts: HttpCounts, *, max_connections: int, drain_timeout: int
+    ) -> None:
+        self._app = app
+        self._drain_timeout = drain_timeout
         self._stall_timeout = settings.stall_timeout
-        limit = ConnectionLimit(settings.max_connections, app.state.http_counts)
+        self._limit = ConnectionLimit(max_connections, counts)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast(Any, partial(BoundedConnection, head_timeout=settings.body_timeout, limit=limit)),
+                http=cast(Any, partial(BoundedConnection, head_timeout=settings.body_timeout, limit=self._limit)),
                 ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=drain_timeout,
             )
         )
 
@@ -67,21 +76,81 @@ class HttpServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
         if counter % TICKS_BETWEEN_SWEEPS == 0:
-            for connection in list(self.server_state.connections):
-                cast(BoundedConnection, connection).drop_if_unread(self._stall_timeout)
+            for connection in self._connections():
+                connection.drop_if_unread(self._stall_timeout)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain; what is cut off at its end still sends an error, for which it has a moment."""
-        await super().shutdown(sockets)
-        if tasks := self.server_state.tasks:
+        self.begin_drain()
+        for connection in self._connections():
+            if not connection.is_spare:
+                connection.shutdown()
+        tasks = self.server_state.tasks
+        try:
+            await asyncio.wait_for(self._wait_for_answers(), self._drain_timeout)
+        except asyncio.TimeoutError:
+            if tasks:
+                logger.error("%d requests are cut off at the end of the drain", len(tasks))
+            for task in tasks:
+                task.cancel(msg="the time for the drain is over")
+        await self.lifespan.shutdown()
+        if tasks:
             await asyncio.wait(tasks, timeout=LAST_WORDS)
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        for connection in self._connections():
+            if connection.is_spare:
+                connection.transport.close()
+
+    async def _wait_for_answers(self) -> None:
+        """Until all requests have been answered, health checks left aside."""
+        await asyncio.sleep(DRAIN_POLL)
+        while not all(connection.is_spare for connection in self._connections()) or self.server_state.tasks:
+            await asyncio.sleep(DRAIN_POLL)
+
+    def begin_drain(self) -> None:
+        """Not ready from now on, and open to health checks alone."""
+        self._app.state.draining = True
+        self._limit.begin_drain()
+
+    def stop(self) -> None:
+        """Accept nothing more, and end once what runs has been answered or `drain_timeout` is over."""
+        self.begin_drain()
+        self.should_exit = True
+
+    def _connections(self) -> list[BoundedConnection]:
+        return [cast(BoundedConnection, connection) for connection in self.server_state.connections]
+
+
+class HttpServer(BoundedServer):
+    """All of the API over one engine."""
+
+    def __init__(self, client: EngineClient, settings: AppSettings, drain_timeout: int) -> None:
+        """Raises ConfigError if the model's tokenizer or templates cannot be used."""
+        app = create_app(client, settings)
+        self.has_tokenizer = not isinstance(app.state.model.tokenizer, IdTokenizer)
+        self.has_template = app.state.model.template is not None
+        self.counts: Sequence[Countable] = app.state.counts
+        self._http_counts: HttpCounts = app.state.http_counts
+        self._key_ring: KeyRing | None = app.state.key_ring
+        self._log_stalls = settings.log_stalls
+        super().__init__(
+            app, settings, self._http_counts, max_connections=settings.max_connections, drain_timeout=drain_timeout
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._lag = LoopLag(self._http_counts.observe_lag, self._log_stalls)
+        self._lag.start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        self._lag.stop()
 
     def replace_keys(self, keys: AcceptedKeys) -> None:
         """Accept these API keys from now on, in a server that was started with keys."""
         if self._key_ring is not None:
             self._key_ring.replace(keys)
-
-    def stop(self) -> None:
-        """Accept nothing more, and end once what runs has been answered or `drain_timeout` is over."""
-        self.should_exit = True

@@ -10,14 +10,14 @@ from tessera.engine.contract.errors import ConfigError
 BACKLOG = 2048
 
 _REASONS = {
-    errno.EADDRINUSE: "another program already listens there; choose another --port",
+    errno.EADDRINUSE: "another program already listens there; choose another {option}",
     errno.EADDRNOTAVAIL: "this machine does not have that address; choose another --host",
-    errno.EACCES: "that port is not allowed to this user; choose a --port above 1023",
+    errno.EACCES: "that port is not allowed to this user; choose a {option} above 1023",
 }
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket. Raises ConfigError if that is not possible."""
+def listen(host: str, port: int, option: str = "--port") -> socket.socket:
+    """Open a listening socket. Raises ConfigError, which names the port's `option`, if that is not possible."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -32,6 +32,6 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        reason = _REASONS.get(error.errno or 0, error.strerror)
+        reason = _REASONS.get(error.errno or 0, str(error.strerror)).format(option=option)
         raise ConfigError(f"cannot listen on {host} port {port}: {reason}") from None
     return listener

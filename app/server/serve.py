@@ -32,6 +32,7 @@ from tessera.engine.contract.messages import EngineInfo, LoadProgress
 from tessera.engine.ipc.supervisor import EngineStartError, EngineSupervisor, make_run_dir
 
 if TYPE_CHECKING:
+    from tessera.app.server.admin_server import AdminServer
     from tessera.app.server.start_report import StartReport
 
 logger = logging.getLogger("tessera.serve")
@@ -54,6 +55,7 @@ def run_server(options: ServerOptions, read_keys: Callable[[], AcceptedKeys]) ->
     configure_logging(options.app)
     max_connections = connection_limit(raise_descriptor_limit(), options.max_connections)
     listener = listen(options.host, options.port)
+    admin_listener = None if options.admin_port is None else listen(options.host, options.admin_port, "--admin-port")
     app = msgspec.structs.replace(
         options.app,
         max_connections=max_connections,
@@ -61,15 +63,23 @@ def run_server(options: ServerOptions, read_keys: Callable[[], AcceptedKeys]) ->
     )
     options = msgspec.structs.replace(options, app=app)
     gc.disable()  # until `freeze_what_is_loaded`: next to nothing of what is imported and loaded is garbage
-    return uvloop.run(Server(options, listener, read_keys).run())
+    return uvloop.run(Server(options, listener, read_keys, admin_listener).run())
 
 
 class Server:
-    def __init__(self, options: ServerOptions, listener: socket.socket, read_keys: Callable[[], AcceptedKeys]) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        listener: socket.socket,
+        read_keys: Callable[[], AcceptedKeys],
+        admin_listener: socket.socket | None = None,
+    ) -> None:
         self._options = options
         self._read_keys = read_keys
         self._named_keys = options.app.keys
         self._listener = listener
+        self._admin_listener = admin_listener
+        self._admin: AdminServer | None = None
         self._url = _url(options.host, listener)
         self._report: StartReport
         self._stopping = False
@@ -110,12 +120,19 @@ class Server:
             from tessera.app.server.http_server import HttpServer, freeze_what_is_loaded
 
             self._http = HttpServer(client, app, options.drain_timeout)
+            if self._admin_listener is not None:
+                from tessera.app.server.admin_server import AdminServer
+
+                self._admin = AdminServer(str(run_dir), app, self._http.counts, self._admin_listener)
+                self._admin.start()
             freeze_what_is_loaded()
             return await self._serve()
         finally:
             self._report.close()
             self._workers.terminate()
             await self._workers.join()
+            if self._admin is not None:
+                self._admin.stop()
             await client.close()
             await self._supervisor.stop(ENGINE_STOP_TIMEOUT)
 
@@ -126,6 +143,9 @@ class Server:
             loop.add_signal_handler(signum, self._on_signal, signum)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         self._report.show_listening(self._url)
+        if self._admin_listener is not None:
+            admin_url = _url(self._options.host, self._admin_listener)
+            self._report.show(f"Health and metrics for operators are on {admin_url}, without a key")
         self._workers.start()
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         starting = asyncio.create_task(self._wait_ready())
@@ -207,6 +227,8 @@ class Server:
 
     def _stop(self) -> None:
         self._stopping = True
+        if self._admin is not None:
+            self._admin.begin_drain()
         self._http.stop()
         self._workers.terminate()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 
 import msgspec
@@ -16,7 +17,8 @@ from tessera.engine.contract.environment import environment_without_secrets
 
 logger = logging.getLogger("tessera.worker")
 
-RESTART_DELAY = 1.0  # seconds
+FIRST_BACK_OFF, LONGEST_BACK_OFF = 1.0, 30.0  # seconds before a restart
+HEALTHY_AFTER = 60.0  # seconds of life after which the back-off begins anew
 HEARTBEAT_INTERVAL = 1.0  # seconds
 SILENT_WHILE_STARTING, SILENT_WHILE_SERVING = 120, 30  # intervals without a heartbeat
 READ_BYTES = 4096
@@ -74,14 +76,22 @@ class WorkerPool:
         await asyncio.gather(*self._tasks)
 
     async def _keep_running(self, app_process: int) -> None:
+        back_off, num_ends = FIRST_BACK_OFF, 0
         while not self._stopping.is_set():
+            begin = time.monotonic()
             try:
                 what = f"ended with exit code {await self._run_once(app_process)}"
             except Exception as error:  # descriptors, memory or processes are short; they may not be later
                 what = f"could not be started: {error!r}"
-            if not self._stopping.is_set():
-                logger.error("an app process %s and is restarted", what)
-                await _wait_at_most(self._stopping, RESTART_DELAY)
+            if self._stopping.is_set():
+                return
+            if time.monotonic() - begin >= HEALTHY_AFTER:
+                back_off, num_ends = FIRST_BACK_OFF, 0
+            num_ends += 1
+            again = f", for the {num_ends}. time in a row" if num_ends > 1 else ""
+            logger.error("an app process %s%s; it is restarted in %.1f s", what, again, back_off)
+            await _wait_at_most(self._stopping, back_off)
+            back_off = min(2 * back_off, LONGEST_BACK_OFF)
 
     async def _run_once(self, app_process: int) -> int:
         """One app process, from its start to its end; -> its exit code."""

@@ -41,6 +41,17 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         LogLevel, Option("leave out what matters less; info has one line for each request", group="log")
     ] = "info"
+    log_stalls: Annotated[
+        float,
+        Option(
+            "longest time for which the work on one request may hold up all others without a line in the log, which "
+            "names the request and the code",
+            group="log",
+            metavar="SECONDS",
+            low=0.001,
+            high=3600,
+        ),
+    ] = 1.0
 
 
 class EngineConfig(ProcessSettings, frozen=True, kw_only=True):

@@ -156,11 +156,12 @@ class _Inbox:
         self.waiter: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
-        self.waiter = asyncio.get_running_loop().create_future()
+        waiter = self.waiter = asyncio.get_running_loop().create_future()
         try:
-            await self.waiter
+            await waiter
         finally:
-            self.waiter = None
+            if self.waiter is waiter:  # else another task waits now, since this one was cancelled
+                self.waiter = None
 
     def deliver(self, output: RequestOutput) -> None:
         if self.ended:
@@ -229,8 +230,9 @@ class EngineClient:
         await self._first_ready.wait()
 
     async def close(self) -> None:
-        """End all requests and leave."""
-        self._fail_all("the server is shutting down")
+        """End all requests and leave; later ones are refused."""
+        self._epoch, self._lost = None, "the server is shutting down"
+        self._fail_all(self._lost)
         self._link.close()
         self._context.destroy(linger=0)
 

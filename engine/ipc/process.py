@@ -66,6 +66,7 @@ from tessera.engine.contract.messages import (
 )
 from tessera.engine.ipc.heartbeat import INTERVAL, HeartbeatSender
 from tessera.engine.ipc.metrics_thread import MetricsThread
+from tessera.engine.ipc.turns import TimedRunner, Turns
 from tessera.engine.tensor import Device
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class LoadedEngine:
     render_metrics: Callable[[], bytes]
     embedders: Mapping[EmbedderRole, Embedding] = field(default_factory=dict)
     gpu_usage: Callable[[], GpuUsage | None] = lambda: None
+    turns: Turns = field(default_factory=Turns)
 
     @property
     def has_work(self) -> bool:
@@ -160,7 +162,7 @@ class EngineProcess:
         self._engine = engine
         core = engine.core
         wake_up = self._drain_on_sigterm()
-        metrics = self._metrics = MetricsThread(engine.render_metrics, self._wake_up)
+        self._metrics = MetricsThread(lambda: engine.render_metrics() + engine.turns.render(), self._wake_up)
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(wake_up, zmq.POLLIN)
@@ -172,22 +174,33 @@ class EngineProcess:
                     return
                 if wake_up.fileno() in dict(poller.poll()):
                     wake_up.recv(64)
-            self._receive(core)
-            for clients, text in metrics.take():
-                for client, token in clients:
-                    self._send(client, Metrics(token, text))
-            if core.has_work:
-                self._has_work = True
-                for client, outputs in core.step().items():
-                    self._send_outputs(core, client, outputs)
-            self._embed(engine)
+            engine.turns.begin()
+            self._take_turn(engine)
+            engine.turns.end()
+
+    def _take_turn(self, engine: LoadedEngine) -> None:
+        """Receive what has come, do a step, and send what it gave."""
+        core, metrics = engine.core, self._metrics
+        assert metrics is not None
+        self._receive(core)
+        for clients, text in metrics.take():
+            for client, token in clients:
+                self._send(client, Metrics(token, text))
+        if core.has_work:
+            self._has_work = True
+            for client, outputs in core.step().items():
+                self._send_outputs(core, client, outputs)
+        self._embed(engine)
 
     def _embed(self, engine: LoadedEngine) -> None:
         """One pass of each embedder that has work, between two steps of the core."""
         for embedder in engine.embedders.values():
             if embedder.has_work:
                 self._has_work = True
-                for client, output in embedder.step(busy=engine.core.has_work):
+                engine.turns.begin_computation()
+                outputs = embedder.step(busy=engine.core.has_work)
+                engine.turns.end_computation()
+                for client, output in outputs:
                     self._send(client, output)
 
     def _drain_on_sigterm(self) -> socket.socket:
@@ -395,9 +408,10 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     if not runner.generates:
         grammars.close()
         return LoadedEngine(EmbeddingOnlyCore(), info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
+    turns = Turns(config.served_name or folder.name, config.log_stalls)
     core = EngineCore(
         config,
-        runner,
+        TimedRunner(runner, turns),
         vocab_size=model.vocab_size,
         max_model_len=runner.max_model_len,
         num_kv_blocks=runner.num_kv_blocks,
@@ -411,7 +425,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     def render_metrics() -> bytes:
         return core.render_metrics() + embedding.render_metrics()
 
-    return LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device))
+    return LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device), turns)
 
 
 def engine_info(

@@ -187,3 +187,13 @@ def test_logprobs_of_held_back_text_come_with_it() -> None:
 def test_an_aborted_sequence_is_an_error_not_an_answer() -> None:
     with pytest.raises(EngineUnavailableError):
         run_choice([RequestOutput("r", [], finish_reason="abort")], TextOptions())
+
+
+def test_a_stop_matcher_says_whether_it_holds_text_back() -> None:
+    """The log-probabilities of tokens that are held back are held back as well."""
+    matcher = StopMatcher(["stop"], include_stop=False)
+    assert matcher.holding is False
+    assert matcher.match_text("a st") == "a "
+    assert matcher.holding is True
+    assert matcher.match_text("ay") == "stay"
+    assert matcher.holding is False

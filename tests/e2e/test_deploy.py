@@ -23,6 +23,7 @@ from tessera.app.server.application import create_app
 from tessera.engine.contract.messages import GpuUsage, SchedulerStats
 from tessera.engine.core.metrics import EngineMetrics
 from tests.image_steps import Image, ignored, instructions
+from tests.supply_chain import is_allowed, licences_of, sbom, unhashed
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import as_engine_client, call, ids, settings_for, write_model_folder
 from tests.support.paths import ROOT
@@ -128,7 +129,7 @@ def test_files_that_compose_mounts_exist_and_find_each_other() -> None:
                 assert source in COMPOSE["volumes"]
     prometheus = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
     (job,) = prometheus["scrape_configs"]
-    assert job["static_configs"] == [{"targets": ["server:8000"]}]
+    assert job["static_configs"] == [{"targets": ["server:8001"]}]
     for server in SERVERS:
         assert COMPOSE["services"][server]["networks"]["default"]["aliases"] == ["server"]
     provisioning = DEPLOY / "grafana/provisioning"
@@ -148,6 +149,11 @@ def test_every_service_is_confined_limited_and_checked() -> None:
         assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}, name
         assert service["healthcheck"]["test"], name
         assert all("BIND:-127.0.0.1}" in port for port in service["ports"]), "nothing is open to others unasked"
+    for server in SERVERS:
+        service = COMPOSE["services"][server]
+        assert "--admin-port 8001" in service["command"]
+        assert ":8001/health" in service["healthcheck"]["test"][-1]
+        assert not any(port.endswith(":8001") for port in service["ports"]), "the admin port takes no keys"
     gpu, cpu = (COMPOSE["services"][name] for name in SERVERS)
     assert (gpu["profiles"], cpu["profiles"]) == (["gpu"], ["cpu"])
     assert gpu["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
@@ -194,6 +200,54 @@ def test_the_image_runs_as_nobody_in_particular() -> None:
     assert "HEALTHCHECK" in dict(steps)
 
 
+def test_kubernetes_confines_the_server_as_compose_does() -> None:
+    deployment, service = yaml.safe_load_all((DEPLOY / "kubernetes.yml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == 10001
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "privileged": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {"cpu", "memory"} <= set(container["resources"]["limits"])
+    assert container["image"] == COMPOSE["services"]["tessera"]["image"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] == "admin"
+    assert [port["targetPort"] for port in service["spec"]["ports"]] == ["http"], "the admin port takes no keys"
+    names = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == names
+
+
+def test_the_bill_of_materials_names_every_package_and_its_licence() -> None:
+    bill = sbom().bill()
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
+    assert bill["metadata"]["component"]["name"] == "tessera-llm"
+    parts = {part["name"]: part for part in bill["components"]}
+    assert bill["serialNumber"] == sbom().bill()["serialNumber"]
+    for name in licences_of("requirements.lock"):
+        assert parts[name]["purl"] == f"pkg:pypi/{name}@{parts[name]['version']}"
+        assert parts[name]["licenses"], name
+    (needs,) = [one["dependsOn"] for one in bill["dependencies"] if one["ref"] == parts["httpx"]["bom-ref"]]
+    assert parts["httpcore"]["bom-ref"] in needs
+    steps = (ROOT / "Dockerfile").read_text()
+    assert "sbom.py > /opt/tessera/sbom.cdx.json" in steps
+
+
+def test_everything_is_locked_with_hashes_and_may_be_used() -> None:
+    assert unhashed() == []
+    licences = licences_of("requirements.lock")
+    assert len(licences) > 30
+    assert [name for name, licence in licences.items() if not is_allowed(name, licence)] == []
+    assert not is_allowed("x", "GNU Affero General Public License v3")
+    assert not is_allowed("x", "GPL-3.0-only")
+    assert not is_allowed("x", "")
+
+
 @pytest.fixture
 def prometheus(builtin_server: Server, tmp_path: Path) -> Iterator[httpx.Client]:
     """A real one with the deployed configuration, but for the server's address and a quicker scrape."""
@@ -202,7 +256,7 @@ def prometheus(builtin_server: Server, tmp_path: Path) -> Iterator[httpx.Client]
         pytest.skip("no Prometheus is installed: neither TESSERA_PROMETHEUS nor prometheus on the PATH")
     config = (DEPLOY / "prometheus.yml").read_text()
     address = urllib.parse.urlsplit(builtin_server.url).netloc
-    (tmp_path / "prometheus.yml").write_text(config.replace("server:8000", address).replace("5s", "200ms"))
+    (tmp_path / "prometheus.yml").write_text(config.replace("server:8001", address).replace("5s", "200ms"))
     shutil.copy(DEPLOY / "alerts.yml", tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as free:
         listen = f"127.0.0.1:{free.getsockname()[1]}"

@@ -35,7 +35,7 @@ from tessera.engine.contract.messages import (
     refused,
 )
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.ipc.client import EngineClient, RequestStream, _merge, error_of
+from tessera.engine.ipc.client import EngineClient, RequestStream, _Inbox, _merge, error_of
 from tessera.engine.ipc.heartbeat import HeartbeatReceiver
 from tessera.engine.ipc.supervisor import EngineStartError, EngineState, EngineSupervisor, make_run_dir
 from tests.support import stub_engine
@@ -515,3 +515,17 @@ def test_a_request_is_accepted_before_its_first_token_or_refused() -> None:
                 await client.submit(token_ids([stub_engine.IS_ONE_TOO_MANY]), ENDLESS).wait_accepted()
 
     asyncio.run(scenario())
+
+
+def test_fault_liveness_a_wait_that_begins_as_another_is_cancelled_is_woken() -> None:
+    """As where the head of a stream was waited for in vain, and its first token is waited for next."""
+
+    async def scenario() -> None:
+        inbox = _Inbox()
+        for_the_head = asyncio.ensure_future(inbox.wait())
+        await asyncio.sleep(0)
+        for_the_head.cancel()
+        asyncio.get_running_loop().call_later(0.01, inbox.deliver, RequestOutput("r", [1]))
+        await inbox.wait()  # in this task, so before the other has ended
+
+    run(scenario())

@@ -7,14 +7,17 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from tessera.app.server import worker_pool
 from tessera.app.server.worker_pool import WorkerLaunch, WorkerPool
 from tessera.engine.ipc.supervisor import make_run_dir
 from tests.support.http_fixtures import settings_for, write_model_folder
 from tests.support.server_fixture import DEADLINE, Server, running_server
+from tests.support.virtual_time import VirtualTimeLoop
 
 SECRETS = {"TESSERA_API_KEY": "sk-in-the-environment", "HF_TOKEN": "hf-in-the-environment"}
 
@@ -62,6 +65,35 @@ def test_fault_processes_a_stopped_app_process_is_replaced(tmp_path: Path) -> No
     with listener:
         asyncio.run(asyncio.wait_for(scenario(), DEADLINE))
     run_dir.rmdir()
+
+
+def test_fault_processes_a_crash_loop_backs_off_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On virtual time: app processes that end at once, and one that lasted."""
+    begins: list[float] = []
+
+    async def run_once(pool: WorkerPool, app_process: int) -> int:
+        begins.append(loop.time())
+        if len(begins) == 8:
+            await asyncio.sleep(2 * worker_pool.HEALTHY_AFTER)
+        if len(begins) == 10:
+            pool.terminate()
+        return 1
+
+    monkeypatch.setattr(WorkerPool, "_run_once", run_once)
+    loop = VirtualTimeLoop(asyncio.Protocol)
+    monkeypatch.setattr("tessera.app.server.worker_pool.time.monotonic", loop.time)
+    try:
+        launch = WorkerLaunch("", 0, 1, settings_for(tmp_path))
+        loop.run_until_complete(WorkerPool(1, launch)._keep_running(1))
+    finally:
+        loop.close()
+    pauses = [round(later - earlier) for earlier, later in pairwise(begins)]
+    assert pauses == [1, 2, 4, 8, 16, 30, 30, 121, 2]
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "an app process ended with exit code 1; it is restarted in 1.0 s"
+    assert lines[2] == "an app process ended with exit code 1, for the 3. time in a row; it is restarted in 4.0 s"
 
 
 def test_fault_processes_none_inherits_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

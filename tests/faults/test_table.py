@@ -1,4 +1,4 @@
-"""The table in README.md: the tests that it names exist."""
+"""The table in README.md, and the promises of SECURITY.md: the tests that they name exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,36 @@ import pytest
 
 from tests.support.paths import ROOT
 
-NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", Path(__file__).with_name("README.md").read_text())))
+TABLES = (Path(__file__).with_name("README.md"), ROOT / "SECURITY.md")
+NAMED = sorted(
+    {found for table in TABLES for found in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", table.read_text())}
+)
+
+
+# The classes that the table must have: those of public advisories and issue threads of servers of this kind.
+CLASSES = (
+    "unbounded numbers",
+    "token ids out of the vocabulary",
+    "NaN and Inf parameters",
+    "NaN logits",
+    "empty and degenerate prompts",
+    "one bad request ends the engine",
+    "chat templates",
+    "model folder runs code",
+    "deserialisation",
+    "grammars",
+    "tool parsers",
+    "HTTP layer",
+    "authentication",
+    "error texts",
+    "tenant isolation",
+    "KV life cycle",
+    "liveness",
+    "false health",
+    "overload and drain",
+    "kernels",
+    "batch dependence",
+)
 
 
 @cache
@@ -28,6 +57,21 @@ def test_what_the_table_names_exists(path: str, name: str) -> None:
     else:
         assert found
         assert all(test.startswith("test_fault_") for test in found)
+
+
+def test_every_promise_names_its_test() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    promises = re.findall(r"^- (.*(?:\n  .*)*)", text.partition("## What it does not promise")[0], re.MULTILINE)
+    assert len(promises) > 15
+    for promise in promises:
+        assert "`tests/" in promise or "`make " in promise, promise
+
+
+def test_every_class_has_a_row_with_a_test() -> None:
+    rows = [line.strip("| ").split(" | ") for line in Path(__file__).with_name("README.md").read_text().splitlines()]
+    tests = {row[0]: row[-1] for row in rows if len(row) == 3}
+    for name in CLASSES:
+        assert re.search(r"`tests/[\w/]+", tests[name]), name
 
 
 def test_every_file_of_this_folder_is_in_the_table() -> None:

@@ -1,0 +1,1 @@
+"""Attacks on a real server, with canaries beside them and one table at the end: `python -m tests.attack`."""

@@ -1,0 +1,89 @@
+"""Attack a server: `python -m tests.attack --requests 100000 --seconds 600 --parts fuzz,raw`.
+
+Ends with 1 if a promise was broken. Without --model a tiny random model is served, which is fastest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+import tests.support.single_blas_thread  # noqa: F401 (it must come before NumPy)
+from tests.attack.campaign import PARTS, Plan, run
+from tests.attack.report import show
+from tests.attack.target import running, serve_command
+from tests.support.server_fixture import write_tiny_model
+
+STALL_LIMIT = 0.020  # seconds
+DISK = "16m"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.attack", description=__doc__)
+    parser.add_argument("--requests", type=int, default=20_000, help="hostile requests in all")
+    parser.add_argument("--seconds", type=float, default=600.0, help="most seconds of all parts together")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--model", help="a folder, or builtin for the demonstration model")
+    parser.add_argument("--api-workers", type=int, default=2)
+    parser.add_argument("--stall-limit", type=float, default=STALL_LIMIT, help="seconds")
+    parser.add_argument("--serve", default="", help="further options of tessera serve")
+    given = parser.parse_args()
+    unknown = set(given.parts.split(",")) - set(PARTS)
+    if unknown:
+        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    return given
+
+
+@contextlib.contextmanager
+def small_disk() -> Iterator[Path | None]:
+    """A small disk for the server's temporary files, where this user may mount one."""
+    folder = Path(tempfile.mkdtemp(prefix="disk", dir="/tmp"))
+    options = ["-t", "tmpfs", "-o", f"size={DISK}", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(["mount", *options], capture_output=True).returncode != 0:
+        folder.rmdir()
+        yield None
+        return
+    os.environ["TESSERA_ATTACK_DISK"] = str(folder)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+        folder.rmdir()
+
+
+def main() -> int:
+    given = arguments()
+    console = Console(width=150)
+    plan = Plan(given.parts.split(","), given.requests, given.seconds, given.seed)
+    with tempfile.TemporaryDirectory(prefix="attack") as name, small_disk() as disk:
+        folder = Path(name)
+        if given.model == "builtin":
+            model, model_name = None, "tessera-builtin"
+        else:
+            model = given.model or str(write_tiny_model(folder / "tiny"))
+            model_name = Path(model).name
+        options = ["--log-stalls", str(given.stall_limit), "--api-workers", str(given.api_workers)]
+        command = serve_command(model, folder, *options, *given.serve.split())
+        if disk is None and "faults" in plan.parts:
+            console.print("a full disk is left out: no small one can be mounted")
+        with running(command, folder, tmpdir=disk) as target:
+            console.print(f"seed {plan.seed}, {target.host}:{target.port}")
+            findings = uvloop.run(run(target, model_name, plan, console.print))
+        all_kept = show(findings, given.stall_limit, console)
+        if not all_kept:
+            console.print(target.log()[-3000:], markup=False, highlight=False)
+    return 0 if all_kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""One campaign: the parts of an attack one after the other, canaries beside them, accounts before and after."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from tests.attack import amplification, disconnects, faults, fuzz, overload, raw_http
+from tests.attack.canaries import Canaries
+from tests.attack.context import Attack
+from tests.attack.findings import Findings
+from tests.attack.target import ENGINE, Target
+from tests.attack.wire import NoAnswerError, Wire
+
+PARTS: dict[str, Callable[[Attack], Awaitable[None]]] = {
+    "fuzz": fuzz.run,
+    "raw": raw_http.run,
+    "amplification": amplification.run,
+    "disconnects": disconnects.run,
+    "overload": overload.run,
+    "faults": faults.run,
+}
+SHARES = {"fuzz": 0.62, "raw": 0.15, "amplification": 0.02, "disconnects": 0.15, "overload": 0.05, "faults": 0.01}
+WATCH_INTERVAL = 0.25  # seconds
+LATEST = 300.0  # seconds beyond its time after which a part is given up
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a campaign does; `seconds` is for all parts together."""
+
+    parts: Sequence[str]
+    num_requests: int
+    seconds: float
+    seed: int
+    num_warm_up: int = 300
+    quiet_seconds: float = 60.0  # most that the server may take to become quiet
+
+
+async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None] = lambda line: None) -> Findings:
+    """Attack a running server. Raises NoAnswerError where it does not serve before the attack."""
+    findings = Findings()
+    canaries = Canaries(target.wire, model)
+    await canaries.learn()
+    answer = await target.wire.get("/openapi.json", key="sk-attacker")
+    document = json.loads(answer.body)
+
+    def attack(part: str, num_requests: int, seconds: float) -> Attack:
+        rng = random.Random(f"{plan.seed} {part}")
+        end = time.monotonic() + seconds
+        return Attack(target, findings, canaries, document, model, rng, num_requests, end)
+
+    for part in plan.parts:
+        if part not in ("faults", "amplification"):
+            await PARTS[part](attack(f"{part} warm-up", plan.num_warm_up, plan.seconds))
+    findings.before = await target.usage(plan.quiet_seconds)
+    tell(f"a quiet server: {findings.before}")
+    is_over = asyncio.Event()
+    watcher = asyncio.create_task(_watch(target, findings, is_over))
+    flock = asyncio.create_task(canaries.watch())
+    total = sum(SHARES[part] for part in plan.parts)
+    for name in plan.parts:
+        share = SHARES[name] / total
+        one = attack(name, max(1, int(share * plan.num_requests)), plan.seconds / len(plan.parts))
+        findings.parts[name] = canaries.part = one.part
+        engines = set(target.children(ENGINE))
+        begin = time.monotonic()
+        try:
+            await asyncio.wait_for(PARTS[name](one), plan.seconds + LATEST)
+        except asyncio.TimeoutError:
+            one.part.unexpected["the part has no end"] += 1
+        except Exception as error:  # what has been found is shown all the same
+            traceback.print_exc()
+            one.part.unexpected[f"the part ended with {error!r}"] += 1
+        one.part.seconds = time.monotonic() - begin
+        findings.engine_exits += max(len(engines - set(target.children(ENGINE))) - one.own_kills, 0)
+        for number in range(canaries.num_kinds):
+            await canaries.send_one(number)
+        tell(f"{name}: {one.part.requests} requests in {one.part.seconds:.0f} s")
+        if not target.is_alive():
+            break
+    canaries.stop()
+    is_over.set()
+    await asyncio.gather(flock, watcher)
+    findings.server_exits += not target.is_alive()
+    if target.is_alive():
+        with contextlib.suppress(NoAnswerError, OSError):
+            findings.after = await target.usage(plan.quiet_seconds)
+    findings.stalls = target.stalls()
+    findings.tracebacks = target.log().count("Traceback (most recent call last)")
+    return findings
+
+
+async def _watch(target: Target, findings: Findings, is_over: asyncio.Event) -> None:
+    """Ask the admin port all the time how the server is."""
+    if target.admin_port is None:
+        return
+    admin = Wire(target.host, target.admin_port)
+    paths = ("/health", "/metrics", "/ready")
+    number = 0
+    while not is_over.is_set():
+        begin = time.perf_counter()
+        with contextlib.suppress(NoAnswerError, OSError):  # the server's end is counted elsewhere
+            await admin.get(paths[number % len(paths)])
+        findings.slowest_admin = max(findings.slowest_admin, time.perf_counter() - begin)
+        number += 1
+        await asyncio.sleep(WATCH_INTERVAL)

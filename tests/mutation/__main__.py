@@ -1,0 +1,63 @@
+"""Run mutants of a module against tests, and list those that no test notices.
+
+The tests run in forked processes, one mutant after the other; the working tree is not touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from pathlib import Path
+
+from tests.mutation.mutants import mutants_of
+from tests.mutation.trial import preload, run_tests
+from tests.support.paths import ROOT
+
+SLACK = 20.0  # seconds beyond several times what the tests take without a mutant
+FACTOR = 4
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    parser.add_argument("module", help="such as tessera.engine.core.scheduler")
+    parser.add_argument("--tests", nargs="+", required=True, help="files of tests, and options of pytest after --")
+    parser.add_argument("--sample", type=int, help="so many mutants of all, chosen by the seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lines", help="only those of these lines, FIRST-LAST")
+    given = parser.parse_args()
+    mutants = mutants_of(source_of(given.module).read_text())
+    if given.lines:
+        first, last = map(int, given.lines.split("-"))
+        mutants = [mutant for mutant in mutants if first <= mutant.line <= last]
+    chosen = mutants
+    if given.sample is not None and given.sample < len(mutants):
+        chosen = sorted(random.Random(given.seed).sample(mutants, given.sample), key=lambda mutant: mutant.line)
+    preload()
+    outcome, seconds = run_tests(given.module, None, given.tests, 3600.0)
+    if outcome != "passed":
+        print("the tests fail without a mutant")
+        return 2
+    print(
+        f"{given.module}: {len(chosen)} of {len(mutants)} mutants, seed {given.seed}; {seconds:.1f} s each", flush=True
+    )
+    survivors = []
+    for mutant in chosen:
+        outcome, _ = run_tests(given.module, mutant, given.tests, FACTOR * seconds + SLACK)
+        if outcome == "passed":
+            survivors.append(mutant)
+            print(f"  survived: {mutant}", flush=True)
+    killed = len(chosen) - len(survivors)
+    print(f"{given.module}: {killed} of {len(chosen)} killed ({killed / max(len(chosen), 1):.0%})")
+    return 1 if survivors else 0
+
+
+def source_of(module: str) -> Path:
+    """The file of a module of the project, found without importing it."""
+    path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+    assert path.is_file(), f"there is no {path}"
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""One history: a world, its requests and its faults, all drawn from a seed, and what must hold in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tessera.app.generate import generation
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.messages import EngineInfo
+from tessera.engine.ipc import client, heartbeat, process, supervisor
+from tessera.engine.ipc.client import EngineClient
+from tessera.engine.ipc.supervisor import EngineState
+from tests.simulation.invariants import check_quiet
+from tests.simulation.processes import RUN_DIR, Heart, SimulatedSupervisor, engine_info
+from tests.simulation.requests import Plan, SimulatedRequest, expected_answer, make_plan
+from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.wire import Wire
+
+MAX_MODEL_LEN = 64
+FAULT_SECONDS = 2.0  # in which requests and faults begin
+SETTLED = 0.5  # seconds in which aborts arrive
+AFTERMATH = 2.0  # seconds in which a step that hung for long may still have its engine killed
+DROP_SECONDS = 10.0
+RECOVERY = 240.0  # seconds within which all has ended and the server serves again
+FAULTS = ("kill", "stop", "stop for long", "hang", "exception", "no descriptors", "reset", "bad starts")
+
+
+@dataclass(frozen=True)
+class World:
+    config: EngineConfig
+    num_apps: int
+    num_blocks: int
+    max_model_len: int
+    asynchronous: bool
+    info: EngineInfo
+
+    @property
+    def context(self) -> int:
+        return min(self.max_model_len, self.num_blocks * self.config.block_size)
+
+
+def make_world(rng: random.Random) -> World:
+    max_num_seqs = rng.randint(1, 6)
+    config = EngineConfig(
+        model="simulated",
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=rng.choice((max_num_seqs, max_num_seqs + 5, 40)),
+        max_queue_len=rng.choice((2, 10, 100)),
+        block_size=8,
+        prefix_caching=rng.random() < 0.8,
+    )
+    num_blocks = rng.randint(3, 16)
+    return World(
+        config=config,
+        num_apps=rng.choice((1, 1, 2)),
+        num_blocks=num_blocks,
+        max_model_len=MAX_MODEL_LEN,
+        asynchronous=rng.random() < 0.5,
+        info=engine_info(config, MAX_MODEL_LEN, num_blocks),
+    )
+
+
+class History:
+    """Runs the history of one seed; `run` raises what was found wrong, and returns a digest of all events."""
+
+    def __init__(self, seed: int, tell: Callable[[str], None] | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.loop = VirtualLoop()
+        self.loop.set_exception_handler(self._on_fault)
+        self._fault: BaseException | None = None
+        self.wire = Wire(self.loop, self.rng)
+        self.world = make_world(self.rng)
+        self.run_dir = Path(RUN_DIR)
+        self.clients: list[EngineClient] = []
+        self.had_faults = False
+        self.digest = 0
+        self.num_events = 0
+        self._tell = tell
+        self._bad_starts = 0
+        self.slow_steps = self.rng.random() < 0.1
+
+    def note(self, *event: object) -> None:
+        self.num_events += 1
+        line = f"{self.loop.now:.6f} {event}"
+        self.digest = zlib.crc32(line.encode(), self.digest)
+        if self._tell is not None:
+            self._tell(line)
+
+    def run(self) -> int:
+        try:
+            with simulated_modules(self):
+                self.loop.run_until_complete(self._run())
+            if self._fault is not None:
+                raise self._fault
+        except BaseException:
+            self._drop_all()
+            raise
+        finally:
+            self.loop.close()
+        return self.digest
+
+    def _on_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception that only the event loop saw."""
+        self._fault = self._fault or context.get("exception") or AssertionError(context["message"])
+
+    def _drop_all(self) -> None:
+        """After a failure nothing goes on."""
+        self.loop.set_exception_handler(lambda loop, context: None)
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.sleep(DROP_SECONDS))
+
+    def step_seconds(self) -> float:
+        return self.rng.random() * (1.0 if self.slow_steps else 0.02)
+
+    def fails_to_start(self) -> bool:
+        self._bad_starts -= 1
+        return self._bad_starts >= 0
+
+    async def _run(self) -> None:
+        rng, world = self.rng, self.world
+        self.supervisor = SimulatedSupervisor(self)
+        self.supervisor.start()
+        for _ in range(world.num_apps):
+            self.clients.append(EngineClient(RUN_DIR))
+            await self.clients[-1].start()
+        await self.clients[0].wait_first_ready()
+        begin = self.loop.now
+        prefixes = [[rng.randrange(1, 100) for _ in range(20)] for _ in range(2)]
+        plans = [
+            make_plan(rng, number, rng.random() * FAULT_SECONDS, world.num_apps, prefixes)
+            for number in range(rng.randint(2, 9))
+        ]
+        requests = [SimulatedRequest(self, plan) for plan in plans if len(plan.prompt) < world.context]
+        tasks = [self.loop.create_task(request.run()) for request in requests]
+        for _ in range(rng.choice((0, 1, 1, 2, 3))):
+            self.had_faults = True
+            self.loop.call_later(rng.random() * FAULT_SECONDS, self._break, rng.choice(FAULTS))
+        stops_early = rng.random() < 0.05
+        if stops_early:
+            self.had_faults = True
+            await asyncio.sleep(rng.random() * FAULT_SECONDS)
+            await self._close()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=RECOVERY)
+            assert not late, "requests have no end"
+        for request, task in zip(requests, tasks, strict=True):
+            task.result()
+            assert request.outcome is not None
+        if not stops_early:
+            await asyncio.sleep(max(0.0, begin + FAULT_SECONDS - self.loop.now) + SETTLED)
+            await self._serve_once_more(prefixes[0])
+            await self._close()
+        assert not self.wire.open, "sockets are left open"
+        assert not self.loop.num_readers
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert not left, f"tasks are left: {left}"
+
+    async def _serve_once_more(self, prompt: list[int]) -> None:
+        """After all faults the server serves again, and has forgotten the requests before."""
+        world = self.world
+        for engine in self.supervisor.engines:
+            engine.hangs = engine.fails = False  # it had no work that could have shown it, or not for long
+            engine.wake_up()
+        await asyncio.sleep(AFTERMATH)
+        end = self.loop.now + RECOVERY
+        while self._is_stopped() or not all(one.health()[0] for one in self.clients):
+            assert self.loop.now < end, f"the server does not recover: {self.supervisor.reason}"
+            await asyncio.sleep(0.5)
+        assert self.supervisor.state is EngineState.READY
+        # What was sent to an engine just before it died may have reached it.
+        for number, _ in enumerate(self.clients):
+            plan = Plan(
+                1000 + number, 0.0, number, prompt[: world.context - 1], 5, 1, (), 0, "", False, None, False, None
+            )
+            request = SimulatedRequest(self, plan)
+            await asyncio.wait_for(request.run(), RECOVERY)
+            if expected_answer(plan, world.context)[1] != "error":
+                assert request.outcome == "completed", (request.outcome, request.error)
+        await asyncio.sleep(SETTLED)
+        core = self.supervisor.engines[-1].core
+        assert core is not None
+        check_quiet(core)
+        for one in self.clients:
+            assert not one._inboxes, "a request's inbox is kept"
+
+    def _is_stopped(self) -> bool:
+        """By a signal, which may not show yet."""
+        engine = self.supervisor.engine
+        return engine is None or engine.is_stopped
+
+    async def _close(self) -> None:
+        for one in self.clients:
+            await one.close()
+        await self.supervisor.stop()
+
+    def _break(self, fault: str) -> None:
+        engine = self.supervisor.engine
+        self.note("fault", fault)
+        if fault == "no descriptors":
+            self.wire.has_descriptors = False
+            self.loop.call_later(self.rng.random() * 5, self._give_descriptors)
+            if self.rng.random() < 0.5 and engine is not None:
+                engine.exit(-9)
+        elif fault == "bad starts":
+            self._bad_starts = self.rng.randint(1, 3)
+            if engine is not None:
+                engine.exit(-11)
+        elif fault == "reset":
+            for one in self.clients:
+                if one.health()[0]:
+                    one.reset_prefix_cache()
+        elif engine is None:
+            return
+        elif fault == "kill":
+            engine.exit(-9)
+        elif fault in ("stop", "stop for long"):
+            engine.stop()
+            self.loop.call_later(self.rng.random() * (4 if fault == "stop" else 40), engine.go_on)
+        elif fault == "hang":
+            engine.hangs = True
+        elif fault == "exception":
+            engine.fails = True
+
+    def _give_descriptors(self) -> None:
+        self.wire.has_descriptors = True
+
+
+@contextlib.contextmanager
+def simulated_modules(history: History) -> Iterator[None]:
+    """Let the code under test see the simulated ZeroMQ and the virtual clock."""
+    now = history.loop.time
+    clock = SimpleNamespace(monotonic=now, perf_counter=now, time=now)
+    wire: Any = history.wire.module()
+    replaced: list[tuple[Any, str, Any]] = []
+    for module, names in (
+        (client, {"zmq": wire, "time": clock}),
+        (heartbeat, {"zmq": wire, "time": clock}),
+        (process, {"zmq": wire, "time": clock, "HeartbeatSender": Heart}),
+        (supervisor, {"zmq": wire, "time": clock}),
+        (generation, {"time": clock}),
+    ):
+        for name, value in names.items():
+            replaced.append((module, name, getattr(module, name)))
+            setattr(module, name, value)
+    gc.disable()  # so that what is collected, and when, does not depend on what ran before
+    try:
+        yield
+    finally:
+        gc.enable()
+        for module, name, value in replaced:
+            setattr(module, name, value)

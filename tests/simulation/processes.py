@@ -1,0 +1,306 @@
+"""Simulated processes: the real engine process and supervisor, over a runner that hashes, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zmq
+
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.messages import (
+    EngineInfo,
+    EngineReport,
+    Heartbeat,
+    Ready,
+    RequestOutput,
+    StartFailed,
+    heartbeat_address,
+    request_address,
+)
+from tessera.engine.core.core import EngineCore
+from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
+from tessera.engine.ipc.heartbeat import INTERVAL
+from tessera.engine.ipc.process import EngineProcess, LoadedEngine
+from tessera.engine.ipc.supervisor import EngineSupervisor
+from tests.simulation.invariants import check_core
+
+if TYPE_CHECKING:
+    from tests.simulation.history import History
+
+RUN_DIR = "/simulated"
+VOCAB_SIZE, EOS = 100, 0
+STEP_TIMEOUT = 5.0  # seconds
+MAX_IDLE_TURNS = 3  # one step ahead, the first gives nothing yet; an abort or a reset may leave nothing to do
+SIGKILL, SIGTERM = -9, -15
+
+
+def extend(state: int, token_ids: Iterable[int]) -> int:
+    """The hash of a context with these tokens appended."""
+    return zlib.crc32(bytes(list(token_ids)), state)
+
+
+def token_after(state: int) -> int:
+    """What the model says after a context; -1 for logits that are not finite."""
+    return -1 if state % 401 == 7 else state % VOCAB_SIZE
+
+
+@dataclass
+class Done:
+    outcome: StepResult
+
+    def result(self) -> StepResult:
+        return self.outcome
+
+
+class HashingRunner:
+    """Its next token is a hash of the context, which it keeps by slot."""
+
+    full_sizes: tuple[int, ...] = ()
+
+    def __init__(self, *, asynchronous: bool) -> None:
+        self.asynchronous = asynchronous
+        self._states: dict[int, int] = {}
+
+    def start(self, batch: StepBatch) -> Done:
+        states = self._states
+        for init in batch.slot_inits:
+            states[init.slot] = extend(extend(0, init.prompt_token_ids), init.output_token_ids)
+        token_ids = []
+        for slot in batch.sampling.slots.tolist():
+            token_id = token_after(states[slot])
+            token_ids.append(token_id)
+            if token_id >= 0:
+                states[slot] = extend(states[slot], (token_id,))
+        return Done(StepResult(np.array(token_ids, np.int32)))
+
+    def sample(self, running: Done, mask: TokenMask | None) -> None:
+        raise AssertionError("nothing is constrained here")
+
+
+class NoMetrics:
+    """In place of the metrics' thread."""
+
+    def take(self) -> list[Any]:
+        return []
+
+    def ask(self, client: bytes, token: int) -> None:
+        pass
+
+
+class Heart:
+    """In place of the heartbeats' thread: beats as long as its process lives and is not stopped."""
+
+    def __init__(self, context: Any, run_dir: str, make_heartbeat: Any, lifeline_fd: int, on_orphaned: Any) -> None:
+        self._make_heartbeat = make_heartbeat
+        self.socket = context.socket(zmq.PUB)
+        self.socket.bind(heartbeat_address(run_dir))
+
+    def start(self) -> None:
+        pass
+
+    def beat(self, encode: Any) -> None:
+        heartbeat: Heartbeat = self._make_heartbeat()
+        self.socket.send(encode(heartbeat))
+
+
+class SimulatedEngine:
+    """One engine process, from its start to its end; `exit_code` is None as long as it lives."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._loop = history.loop
+        self.exit_code: int | None = None
+        self.is_stopped = False
+        self.reports: asyncio.Queue[EngineReport | None] = asyncio.Queue()
+        self.core: EngineCore | None = None
+        self.engine: LoadedEngine | None = None
+        self.hangs = self.fails = False
+        self._finished: set[tuple[bytes, str]] = set()
+        self._turn_is_due = False
+        self._idle_turns = 0
+        self.process = EngineProcess(RUN_DIR)
+        self.process._metrics = NoMetrics()  # type: ignore[assignment]
+        self._send_outputs = self.process._send_outputs
+        self.process._send_outputs = self._check_outputs  # type: ignore[method-assign]
+        self._heart: Heart = self.process._heartbeat  # type: ignore[assignment]
+        self._beat()
+        self._loop.call_later(history.rng.choice((0.05, 0.5, 3.0)), self._load)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.exit_code is None
+
+    def exit(self, code: int) -> None:
+        if self.is_alive:
+            self._history.note("engine ends", code)
+            self.exit_code = code
+            self.process._context.term()
+            self._history.wire.kill(request_address(RUN_DIR))
+            self._history.wire.kill(heartbeat_address(RUN_DIR))
+            self.reports.put_nowait(None)
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self.is_stopped = True
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        if self.is_alive and self.is_stopped:
+            self.is_stopped = False
+            self._beat()
+            self.wake_up()
+
+    def terminate(self) -> None:
+        if self.engine is None:
+            self.exit(SIGTERM)
+        else:
+            self.process._draining = True
+            self.wake_up()
+
+    def _beat(self) -> None:
+        if self.is_alive and not self.is_stopped:
+            self._heart.beat(self.process._encoder.encode)
+            self._loop.call_later(INTERVAL, self._beat)
+
+    def _load(self) -> None:
+        history = self._history
+        if not self.is_alive:
+            return
+        if self.is_stopped:
+            self._loop.call_later(1.0, self._load)
+            return
+        if history.fails_to_start():
+            self.reports.put_nowait(StartFailed("no memory", user_error=False))
+            self.exit(1)
+            return
+        world = history.world
+        self.core = EngineCore(
+            world.config,
+            HashingRunner(asynchronous=world.asynchronous),
+            vocab_size=VOCAB_SIZE,
+            max_model_len=world.max_model_len,
+            num_kv_blocks=world.num_blocks,
+            eos_token_ids=(EOS,),
+            clock=self._loop.time,
+        )
+        self.engine = self.process._engine = LoadedEngine(self.core, world.info, lambda: b"")
+        self.reports.put_nowait(Ready(self.process.epoch, world.info))
+        self.process._router.on_arrival = self.wake_up
+        self.wake_up()
+
+    def wake_up(self) -> None:
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """One turn of `EngineProcess.run`, which waits for nothing here."""
+        self._turn_is_due = False
+        if not self.is_alive or self.is_stopped or self.engine is None or self.core is None:
+            return
+        process, core = self.process, self.core
+        had_work, num_steps = core.has_work, core.num_steps
+        if self.hangs and had_work:
+            return  # heartbeats go on, steps do not
+        if self.fails and had_work:
+            self.exit(1)
+            return
+        process._take_turn(self.engine)
+        process._has_work = core.has_work
+        process._refresh_stats(core)
+        check_core(core)
+        self._history.note("turn", core.num_steps, len(core.scheduler.running), len(core.scheduler.waiting))
+        if core.num_steps > num_steps:
+            self._idle_turns = 0
+        elif had_work:
+            self._idle_turns += 1
+            assert self._idle_turns <= MAX_IDLE_TURNS, "turns without progress"
+        if core.has_work:
+            self._turn_is_due = True
+            self._loop.call_later(self._history.step_seconds(), self._turn)
+        elif process._draining:
+            self.exit(0)
+
+    def _check_outputs(self, core: Any, client: bytes, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            assert (client, output.request_id) not in self._finished, "an output after the last"
+            if output.finish_reason is not None:
+                self._finished.add((client, output.request_id))
+        self._send_outputs(core, client, outputs)
+
+
+class Stdin:
+    def write(self, data: bytes) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class SimulatedPopen:
+    """In place of `subprocess.Popen`."""
+
+    def __init__(self, engine: SimulatedEngine, pid: int) -> None:
+        self._engine = engine
+        self.pid = pid
+        self.stdin = Stdin()
+
+    def poll(self) -> int | None:
+        return self._engine.exit_code
+
+    def kill(self) -> None:
+        self._engine.exit(SIGKILL)
+
+    def terminate(self) -> None:
+        self._engine.terminate()
+
+
+class SimulatedSupervisor(EngineSupervisor):
+    """The supervisor, which starts simulated processes."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__(history.world.config, history.run_dir, step_timeout=STEP_TIMEOUT)
+        self._history = history
+        self.engines: list[SimulatedEngine] = []
+
+    @property
+    def engine(self) -> SimulatedEngine | None:
+        return self.engines[-1] if self.engines and self.engines[-1].is_alive else None
+
+    def _launch(self) -> Any:
+        if not self._history.wire.has_descriptors:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        assert self.engine is None, "two engines at a time"
+        self.engines.append(SimulatedEngine(self._history))
+        self._history.note("engine starts", len(self.engines))
+        return SimulatedPopen(self.engines[-1], len(self.engines)), len(self.engines) - 1
+
+    async def _follow_reports(self, report_fd: int) -> None:
+        while (report := await self.engines[report_fd].reports.get()) is not None:
+            self._handle(report)
+
+
+def engine_info(config: EngineConfig, max_model_len: int, num_blocks: int) -> EngineInfo:
+    return EngineInfo(
+        device="cpu",
+        device_name="simulated",
+        device_reason="asked for",
+        dtype="float32",
+        architecture="Simulated",
+        vocab_size=VOCAB_SIZE,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        block_size=config.block_size,
+        num_kv_blocks=num_blocks,
+        kv_cache_bytes=0,
+        weight_bytes=0,
+        num_parameters=1,
+        eos_token_ids=(EOS,),
+        load_seconds=0.0,
+    )

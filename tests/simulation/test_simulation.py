@@ -1,0 +1,115 @@
+"""Histories of hundreds of seeds, and that the simulation notices what is broken.
+
+A failure is repeated by `python -m tests.simulation --show SEED`; millions of seeds run by `make simulate`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tessera.app.generate.generation import Generation
+from tessera.engine.core.block_manager import BlockManager
+from tessera.engine.core.core import EngineCore
+from tessera.engine.core.scheduler import Scheduler
+from tessera.engine.ipc.client import EngineClient
+from tessera.engine.ipc.process import EngineProcess
+from tessera.engine.ipc.supervisor import EngineSupervisor
+from tests.simulation.history import History
+
+NUM_SEEDS = 400  # about 4 s
+CHUNK = 50
+MOST_SEEDS = 120  # until a broken server is found out
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Thousands of simulated deaths are not for the log."""
+    logger = logging.getLogger("tessera")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.mark.parametrize("first", range(0, NUM_SEEDS, CHUNK))
+def test_fault_liveness_whatever_breaks_requests_end_once_and_the_server_serves_again(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        try:
+            History(seed).run()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}; see python -m tests.simulation --show {seed}") from error
+
+
+def test_a_seed_is_a_whole_history() -> None:
+    for seed in range(10):
+        assert History(seed).run() == History(seed).run()
+    assert len({History(seed).run() for seed in range(10)}) == 10
+
+
+def loses_blocks(self: Any, sequence: Any, *, withdraw: bool = False) -> None:
+    sequence.block_table.pop()
+    RELEASE(self, sequence, withdraw=withdraw)
+
+
+def forgets_preempted(self: Any, sequence: Any) -> None:
+    PREEMPT(self, sequence)
+    self.waiting.remove(sequence)
+
+
+def ends_twice(self: Any, core: Any, client: bytes, outputs: Any) -> None:
+    SEND_OUTPUTS(self, core, client, outputs)
+    SEND_OUTPUTS(self, core, client, [output for output in outputs if output.finish_reason is not None])
+
+
+def loses_ends(self: Any, reason: str) -> None:
+    self._inboxes.clear()
+
+
+def keeps_inboxes(self: Any, request_id: str) -> None:
+    pass
+
+
+def never_restarts(self: Any, exit_code: int) -> str:
+    self._stopping.set()
+    return ""
+
+
+async def leaves_choices(self: Any) -> None:
+    await asyncio.sleep(0)
+
+
+def stands_still(self: Any, now: float) -> None:
+    return None
+
+
+RELEASE, PREEMPT, SEND_OUTPUTS = BlockManager.release, Scheduler._preempt, EngineProcess._send_outputs
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (BlockManager, "release", loses_blocks),
+        (Scheduler, "_preempt", forgets_preempted),
+        (EngineClient, "_fail_all", loses_ends),
+        (EngineClient, "_abandon", keeps_inboxes),
+        (EngineSupervisor, "_describe_end", never_restarts),
+        (Generation, "abort", leaves_choices),
+        (EngineCore, "schedule", stands_still),
+    ],
+    ids=lambda part: part if isinstance(part, str) else getattr(part, "__name__", ""),
+)
+def test_the_simulation_notices_a_server_that(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, broken: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    for seed in range(MOST_SEEDS):
+        try:
+            History(seed).run()
+        except Exception:
+            return
+    raise AssertionError(f"{MOST_SEEDS} histories did not show it")
