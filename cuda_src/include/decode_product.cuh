@@ -4,25 +4,11 @@
 
 #include "common.cuh"
 #include "generated/matmul_decode.cuh"
+#include "pairs.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/mma.cuh"
 
 constexpr int THREADS = WARPS * WARP_SIZE;
-
-template <typename T>
-struct pair_of {
-  using type = __half2;
-};
-template <>
-struct pair_of<__nv_bfloat16> {
-  using type = __nv_bfloat162;
-};
-
-template <typename Pair>
-__device__ __forceinline__ unsigned multiply_pair(unsigned a, unsigned b) {
-  const Pair product = __hmul2(reinterpret_cast<const Pair&>(a), reinterpret_cast<const Pair&>(b));
-  return reinterpret_cast<const unsigned&>(product);
-}
 
 // sum + the squares of eight elements.
 template <typename T>

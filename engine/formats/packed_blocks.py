@@ -98,8 +98,7 @@ class PackedFormat(WeightFormat, abstract=True):
         headers = np.ascontiguousarray(headers).reshape(-1, self.header_words).view(np.uint8)
         headers = headers[:, : nbytes * blocks_a_span].reshape(-1, nbytes)
         numbers = self._numbers(codes.reshape(-1, LANES * self.lane_words)).reshape(len(headers), -1)
-        with np.errstate(all="ignore"):
-            return weights_of(numbers, headers, self.type.name).reshape(len(codes), -1)
+        return weights_of(numbers, headers, self.type.name).reshape(len(codes), -1)
 
     def _codes(self, numbers: Array) -> Array:
         """[n, 128] uint8 -> [n, words] uint32."""

@@ -31,7 +31,6 @@ TWICE_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 TABLES = {"IQ4_NL": NONLINEAR, "IQ4_XS": NONLINEAR, "MXFP4": TWICE_E2M1}
 
 
-@np.errstate(all="ignore")
 def dequantize(stored: Bytes, type: TensorType) -> Float32Array:
     """Rows as they are stored, [R, bytes of a row] uint8, in float32 [R, K]."""
     rows = len(stored)
@@ -41,6 +40,7 @@ def dequantize(stored: Bytes, type: TensorType) -> Float32Array:
     return weights_of(NUMBERS[type.name](blocks), header_of(blocks, type.name), type.name).reshape(rows, -1)
 
 
+@np.errstate(all="ignore")
 def weights_of(numbers: Bytes, header: Bytes, name: str) -> Float32Array:
     """What blocks of a type stand for: q [n, elements] and headers [n, bytes] -> [n, elements]."""
     factors, offsets = SCALES[name](header)
