@@ -11,9 +11,13 @@ from tessera.engine.formats import PACKED_FORMATS, LinearWeight, PackedFormat, W
 from tessera.engine.gguf import NUMBERS, dequantize, header_of, weights_of
 from tessera.engine.gguf.headers import SCALES
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.tensor import Device, bfloat16, float32, from_numpy
+from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
+from tessera.engine.tensor import Device, bfloat16, float16, float32, from_numpy
+from tests.gpu.conftest import NoTransfers
+from tests.support import reference
 from tests.support.gguf_blocks import extreme_blocks, random_blocks
-from tests.support.op_cases import DTYPES, poisoned
+from tests.support.op_cases import DTYPES, mixed_weight, poisoned, random_array
+from tests.support.reference import assert_close
 
 Array = np.ndarray[Any, Any]
 
@@ -89,3 +93,56 @@ def test_rows_of_packed_blocks(name: str, dtype: np.dtype[Any], cuda_ops: CudaOp
         cuda_ops.lookup(from_numpy(np.array([8], np.int32), cuda_ops.device), table, out=out[:1])
         if dtype == float32:
             np.testing.assert_array_equal(out[:1].numpy(), dequantize(stored[8:], format.type))
+
+
+@types
+@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
+@pytest.mark.parametrize(("m", "rows", "columns"), [(1, 40, 1280), (3, 24, 1024), (13, 48, 2304), (35, 16, 512)])
+def test_products_by_packed_blocks(
+    name: str, dtype: np.dtype[Any], m: int, rows: int, columns: int, cuda_ops: CudaOps, no_transfers: NoTransfers
+) -> None:
+    """Products of the elements that the dequantising kernel gives, with all that can stand around them."""
+    weight, _ = mixed_weight(cuda_ops.device, dtype, [PACKED_FORMATS[name].name], [rows], columns)
+    numbers = dequantized(cuda_ops, weight, dtype)
+    x, bias = random_array(20, (m, columns), dtype, 1 / 64), random_array(21, (rows,), dtype)
+    norm = random_array(22, (columns,), dtype, 1 / 64)
+    biased = LinearWeight(weight.parts, from_numpy(bias, cuda_ops.device))
+    device_x, device_norm = (from_numpy(array, cuda_ops.device) for array in (x, norm))
+    out, logits = (poisoned((m, rows), kind, cuda_ops.device) for kind in (dtype, float32))
+    scratch, gated = (poisoned(shape, dtype, cuda_ops.device) for shape in ((m, rows), (m, rows // 2)))
+    normed = poisoned(x.shape, dtype, cuda_ops.device)
+    expected = reference.matmul(x, numbers, bias)
+    with no_transfers():
+        cuda_ops.linear(device_x, biased, out=out)
+        cuda_ops.linear(device_x, biased, out=logits)
+        cuda_ops.linear(device_x, weight, epilogue=Activate("silu_mul", scratch), out=gated)
+    assert_close(out.numpy(), expected, dtype)
+    assert_close(logits.numpy(), expected, float32, typical=1)
+    assert_close(gated.numpy(), reference.silu_mul(reference.matmul(x, numbers)), dtype, roundings=2)
+    with no_transfers():
+        cuda_ops.linear(device_x, biased, epilogue=Accumulate(), out=out)
+    assert_close(out.numpy(), 2 * expected, dtype, roundings=2)
+    with no_transfers():
+        cuda_ops.linear(device_x, biased, prologue=RMSNorm(device_norm, 1e-5, normed), out=out)
+    after_norm = reference.rmsnorm(x, norm, 1e-5).astype(dtype)
+    assert_close(out.numpy(), reference.matmul(after_norm, numbers, bias), dtype, roundings=2)
+
+
+def test_products_by_parts_of_several_formats(cuda_ops: CudaOps) -> None:
+    for m in (1, 5):
+        names = ["packed_q4_k", "packed_q6_k", "packed_q8_0"]
+        weight, _ = mixed_weight(cuda_ops.device, bfloat16, names, [24, 8, 50], 512)
+        x = random_array(3, (m, 512), bfloat16)
+        numbers = dequantized(cuda_ops, weight, bfloat16)
+        out = poisoned((m, 82), bfloat16, cuda_ops.device)
+        cuda_ops.linear(from_numpy(x, cuda_ops.device), weight, out=out)
+        assert_close(out.numpy(), reference.matmul(x, numbers), bfloat16)
+
+
+def dequantized(ops: CudaOps, weight: LinearWeight, dtype: np.dtype[Any]) -> Array:
+    made = []
+    for part in weight.parts:
+        out = poisoned(part.shape, dtype, ops.device)
+        rows = from_numpy(np.arange(part.shape[0], dtype=np.int32), ops.device)
+        made.append(ops.lookup(rows, LinearWeight((part,)), out=out).numpy())
+    return np.concatenate(made)

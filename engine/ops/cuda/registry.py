@@ -17,12 +17,13 @@ from tessera.engine.ops.cuda import (
     sampling,
     softmax,
 )
-from tessera.engine.ops.cuda.quant import blocks, dequantize
+from tessera.engine.ops.cuda.quant import blocks, dequantize, product
 
 GROUPS = (
     linear,
     dequantize,
     blocks,
+    product,
     attention,
     norm,
     activation,

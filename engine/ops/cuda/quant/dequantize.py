@@ -71,7 +71,8 @@ class DequantizeOps(Ops):
         """Compile and allocate beforehand what products of these weights with `dtype` take."""
         stored = [weight for weight in weights if weight.dense is None]
         formats = {part.format for weight in stored for part in weight.parts if not isinstance(part.format, DenseFormat)}
-        self.device.compile([_kernel(format, dtype) for format in sorted(formats, key=lambda format: format.name)])
+        kernels = [_kernel(format, dtype) for format in sorted(formats, key=lambda format: format.name)]
+        self.device.compile(kernels)
         if stored:
             self._scratch_of(
                 max(rows * columns for rows, columns in (weight.shape for weight in stored)) * dtype.itemsize
