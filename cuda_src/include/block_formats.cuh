@@ -1,9 +1,10 @@
-// The quantised blocks of GGUF files in the order of `engine/formats/packed_blocks.py`: where a lane's part of a step
-// lies, its scales, and its elements.
+// The quantised blocks of GGUF files in the order of `engine/formats/packed_blocks.py`: where a lane's part
+// of a step lies, its scales, and its elements.
 //
-// A weight is factor * value + offset. The value is an integer of a few bits less ZERO, a signed byte, or the entry of
-// a table; factor and offset belong to 16 or 32 elements. In 16-bit types factor and offset are rounded, then the
-// whole once more: |error| <= 1.01 u (|factor * value| + |offset| + |w|) with u = 2^-8 (bfloat16) or 2^-11.
+// A weight is factor * value + offset. The value is an integer of a few bits less ZERO, a signed byte, or the
+// entry of a table; factor and offset belong to 16 or 32 elements. In 16-bit types factor and offset are
+// rounded, then the whole once more: |error| <= 1.01 u (|factor * value| + |offset| + |w|) with u = 2^-8
+// (bfloat16) or 2^-11.
 #pragma once
 
 #include "common.cuh"
@@ -11,7 +12,7 @@
 #include "pairs.cuh"
 #include "ptx/mma.cuh"
 
-constexpr int STEP = 128;         // elements of a row that four lanes take at a time
+constexpr int STEP = 128;          // elements of a row that four lanes take at a time
 constexpr int LANE_ELEMENTS = 32;  // of them of one lane
 constexpr int RECORD_WORDS = 4;    // of a header, at most, that a step needs: one for each lane
 
@@ -213,7 +214,8 @@ __device__ __forceinline__ unsigned field_pair(const unsigned* words, int i) {
   return (shift >= 0 ? word >> shift : word << -shift) & MASK;
 }
 
-// Bytes of a table of 16, by the eight nibbles of a word: those of the lower half, then those of the upper one.
+// Bytes of a table of 16, by the eight nibbles of a word: those of the lower half, then those of the upper
+// one.
 template <typename Table>
 __device__ __forceinline__ uint2 look_up(unsigned nibbles) {
   unsigned bytes[2];
@@ -227,7 +229,8 @@ __device__ __forceinline__ uint2 look_up(unsigned nibbles) {
   return make_uint2(bytes[0], bytes[1]);
 }
 
-// The integers of a round, or the signed bytes that they stand for: pairs [4], even elements in the lower halves.
+// The integers of a round, or the signed bytes that they stand for: pairs [4], even elements in the lower
+// halves.
 template <typename F>
 __device__ __forceinline__ void integers(const LaneCodes<F>& codes, int round, unsigned (&pairs)[4]) {
   if constexpr (F::Table::LOOKS_UP) {
@@ -295,7 +298,8 @@ __device__ __forceinline__ uint4 elements_of(const LaneCodes<F>& codes, int roun
     const unsigned value =
         F::SIGNED ? subtract_pair<Pair>((pairs[p] & 0x007f007f) | BASE, (pairs[p] & 0x00800080) | BASE)
                   : subtract_pair<Pair>(pairs[p] | BASE, BASE + F::ZERO * 0x00010001u);
-    pairs[p] = F::HAS_OFFSET ? multiply_add_pair<Pair>(value, factor, offset) : multiply_pair<Pair>(value, factor);
+    pairs[p] =
+        F::HAS_OFFSET ? multiply_add_pair<Pair>(value, factor, offset) : multiply_pair<Pair>(value, factor);
   }
   return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }

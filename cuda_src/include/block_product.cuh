@@ -1,12 +1,13 @@
-// The parts of a product of a few rows by a weight in quantised blocks: as those of decode_product.cuh, with a ring of
-// codes and headers and elements made in registers.
+// The parts of a product of a few rows by a weight in quantised blocks: as those of decode_product.cuh, with
+// a ring of codes and headers and elements made in registers.
 #pragma once
 
 #include "block_formats.cuh"
 #include "decode_product.cuh"
 
 // Constants of a variant.
-template <typename Element, typename Result, typename Format, int MAX_TOKENS, int UNITS_A_TILE, int RING_STAGES>
+template <typename Element, typename Result, typename Format, int MAX_TOKENS, int UNITS_A_TILE,
+          int RING_STAGES>
 struct BlockVariant : Variant<Element, Result, MAX_TOKENS, UNITS_A_TILE, RING_STAGES, STEP / HALF_K> {
   using F = Format;
   using Base = Variant<Element, Result, MAX_TOKENS, UNITS_A_TILE, RING_STAGES, STEP / HALF_K>;
@@ -35,8 +36,8 @@ struct BlockSteps {
   }
 };
 
-// Producer: as DecodeProducer. What a lane copies others of its row read, so that a warp meets before it uses a stage
-// and before it fills it again.
+// Producer: as DecodeProducer. What a lane copies others of its row read, so that a warp meets before it uses
+// a stage and before it fills it again.
 template <typename V>
 class BlockProducer {
   using T = typename V::T;

@@ -1,5 +1,5 @@
-// The quantised blocks of GGUF files as they are stored (ggml-common.h): a type's integers by the number of an element,
-// and the bytes of a block that are its header, up to two ranges.
+// The quantised blocks of GGUF files as they are stored (ggml-common.h): a type's integers by the number of
+// an element, and the bytes of a block that are its header, up to two ranges.
 #pragma once
 
 #include "block_formats.cuh"
@@ -19,7 +19,8 @@ __device__ __forceinline__ unsigned bit_of(const unsigned char* bytes, int eleme
 template <typename F>
 struct Stored;
 
-// Blocks of 32: HEADER bytes, fifth bits if FIFTH, then 16 bytes with the first 16 elements in their low nibbles.
+// Blocks of 32: HEADER bytes, fifth bits if FIFTH, then 16 bytes with the first 16 elements in their low
+// nibbles.
 template <int HEADER, bool FIFTH>
 struct StoredNibbles {
   static constexpr int ELEMENTS = 32, BYTES = HEADER + (FIFTH ? 4 : 0) + 16;
@@ -46,7 +47,9 @@ template <>
 struct Stored<Q8_0> {
   static constexpr int ELEMENTS = 32, BYTES = 34;
   static constexpr int FIRST = 0, FIRST_BYTES = 2, SECOND = 0, SECOND_BYTES = 0;
-  static __device__ __forceinline__ unsigned integer(const unsigned char* block, int e) { return block[2 + e]; }
+  static __device__ __forceinline__ unsigned integer(const unsigned char* block, int e) {
+    return block[2 + e];
+  }
 };
 
 template <>

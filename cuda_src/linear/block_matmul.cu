@@ -1,20 +1,22 @@
-// Matrix product of a few rows by a weight in the quantised blocks of GGUF files, bound by reading the weight once;
-// with the norm before it and the activation or the residual stream behind it.
+// Matrix product of a few rows by a weight in the quantised blocks of GGUF files, bound by reading the weight
+// once; with the norm before it and the activation or the residual stream behind it.
 
 #include "block_product.cuh"
 #include "generated/block_matmul.cuh"
 
-// out[m, n] = sum over k of y[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; gated and with a norm as
-// `matmul_decode_kernel` has it. The weight's elements are those of `dequantize_blocks_kernel` in T.
-//   in:  x [num_rows, in_features] T, num_rows <= TOKENS; norm [in_features] T or null; codes, headers as packed, of
+// out[m, n] = sum over k of y[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; gated and with a
+// norm as `matmul_decode_kernel` has it. The weight's elements are those of `dequantize_blocks_kernel` in T.
+//   in:  x [num_rows, in_features] T, num_rows <= TOKENS; norm [in_features] T or null; codes, headers as
+//   packed, of
 //        [out_features, in_features]; bias [out_features] T or null
-//   out: out [num_rows, out_features, or half of it if `gated`] Out (T or float), rows `out_stride` apart; `gated`
+//   out: out [num_rows, out_features, or half of it if `gated`] Out (T or float), rows `out_stride` apart;
+//   `gated`
 //        takes no bias and does not accumulate
 // Layout: x and norm 16-byte aligned, in_features a multiple of 32, out and its rows aligned to two elements.
 // Grid: any number of blocks; they share the weight's units of 8 rows (gated: 8 gates and their ups) evenly.
 // Block: 256 threads. Shared memory: `BlockTile.shared_bytes` in engine/ops/cuda/quant/product.py.
-// Unit of work: as in `matmul_decode_kernel`; a warp's step is 128 elements, of which a lane has 32 of each row in a
-// row. The order of a row's sums depends on in_features alone.
+// Unit of work: as in `matmul_decode_kernel`; a warp's step is 128 elements, of which a lane has 32 of each
+// row in a row. The order of a row's sums depends on in_features alone.
 template <typename T, typename Out, typename F, int TOKENS, int UNITS, int STAGES>
 __global__ void __launch_bounds__(THREADS, TOKENS == 1 ? 2 : 1)
     block_matmul_kernel(BLOCK_MATMUL_PARAMS(T, Out)) {

@@ -1,5 +1,5 @@
-// The quantised blocks of GGUF files: from the order of a file to that of the kernels, and to elements that the dense
-// products take.
+// The quantised blocks of GGUF files: from the order of a file to that of the kernels, and to elements that
+// the dense products take.
 #include "block_formats.cuh"
 #include "generated/blocks.cuh"
 #include "stored_blocks.cuh"
@@ -40,8 +40,8 @@ __device__ __forceinline__ LaneCodes<F> packed_codes(const unsigned char* row, i
     codes.words[pair / (16 / F::LOW)] |= (integer & ((1u << F::LOW) - 1))
                                          << (pair % (16 / F::LOW) * F::LOW + half);
     if constexpr (F::HIGH > 0) {
-      codes.words[F::LOW + pair / (16 / F::HIGH)] |= integer >> F::LOW
-                                                     << (pair % (16 / F::HIGH) * F::HIGH + half);
+      codes.words[F::LOW + pair / (16 / F::HIGH)] |=
+          integer >> F::LOW << (pair % (16 / F::HIGH) * F::HIGH + half);
     }
   }
   return codes;
@@ -49,7 +49,8 @@ __device__ __forceinline__ LaneCodes<F> packed_codes(const unsigned char* row, i
 
 // codes[r], headers[r] = the blocks of row r in the order of the kernels.
 //   in:  stored [rows, bytes of a row] unsigned char, as in a file
-//   out: codes [rows, steps * F::STEP_WORDS], headers [rows, spans * F::HEADER_WORDS], with steps of 128 elements
+//   out: codes [rows, steps * F::STEP_WORDS], headers [rows, spans * F::HEADER_WORDS], with steps of 128
+//   elements
 //        and spans of F::SPAN, the last one filled with zeros
 // Layout: contiguous rows of whole blocks.
 // Grid: rows. Block: whole warps, up to 1024 threads. Shared memory: none.
@@ -59,8 +60,7 @@ __global__ void pack_blocks_kernel(PACK_BLOCKS_PARAMS) {
   const long long row = blockIdx.x;
   const int num_spans = ceil_div(columns, F::SPAN);
   const int num_steps = num_spans * F::STEPS_A_SPAN;
-  const unsigned char* const from =
-      stored + row * (columns / Stored<F>::ELEMENTS * Stored<F>::BYTES);
+  const unsigned char* const from = stored + row * (columns / Stored<F>::ELEMENTS * Stored<F>::BYTES);
   for (int i = threadIdx.x; i < num_steps * 4; i += blockDim.x) {
     const int step = i / 4, lane = i % 4;
     const LaneCodes<F> packed = packed_codes<F>(from, step * STEP, lane, columns);
@@ -82,7 +82,8 @@ __global__ void pack_blocks_kernel(PACK_BLOCKS_PARAMS) {
 }
 
 // out[r] = the numbers that row s = stored_row(r) stands for, or zeros where there is none.
-//   in:  codes [num_stored, any], headers [num_stored, any] as packed; ids [rows] int32 or null, sampled [any] int32 or
+//   in:  codes [num_stored, any], headers [num_stored, any] as packed; ids [rows] int32 or null, sampled
+//   [any] int32 or
 //        null
 //   out: out [rows, columns] T
 // Layout: contiguous rows; 16-byte stores where addresses allow them.
@@ -108,7 +109,8 @@ __global__ void dequantize_blocks_kernel(DEQUANTIZE_BLOCKS_PARAMS(T)) {
         if (word >= 0) record[l] = header[word];
       }
       const LaneScales<T, F> scales(record, step % F::STEPS_A_SPAN, lane);
-      const LaneCodes<F> packed = load_lane_codes<F>(codes + (source * num_steps + step) * F::STEP_WORDS, lane);
+      const LaneCodes<F> packed =
+          load_lane_codes<F>(codes + (source * num_steps + step) * F::STEP_WORDS, lane);
 #pragma unroll
       for (int round = 0; round < 4; ++round) {
         if constexpr (sizeof(T) == 4) {

@@ -42,6 +42,7 @@ class PackedFormat(WeightFormat, abstract=True):
     type: ClassVar[TensorType]
     planes: ClassVar[tuple[int, ...]]
     tensor_names = ("codes", "headers")
+    on_cuda = False  # until its kernels have run on a GPU; models load their blocks as dense weights
 
     def __init_subclass__(cls, *, type: str, planes: tuple[int, ...]) -> None:
         cls.name = f"packed_{type.lower()}"
@@ -60,8 +61,11 @@ class PackedFormat(WeightFormat, abstract=True):
 
     @property
     def header_words(self) -> int:
-        nbytes = sum(place.stop - place.start for place in HEADER_BYTES[self.type.name])
-        return -(-nbytes * (self.span // self.type.block_size) // WORD_BYTES)
+        return -(-self._block_header_bytes * (self.span // self.type.block_size) // WORD_BYTES)
+
+    @property
+    def _block_header_bytes(self) -> int:
+        return int(sum(place.stop - place.start for place in HEADER_BYTES[self.type.name]))
 
     def layout(self, rows: int, columns: int) -> tuple[TensorLayout, ...]:
         """Raises: ValueError where blocks do not fill a row."""
@@ -93,7 +97,7 @@ class PackedFormat(WeightFormat, abstract=True):
     def dequantize(self, arrays: Mapping[str, Array], rows: slice | Array) -> Float32Array:
         """With the zeros of the last span."""
         codes, headers = arrays["codes"][rows], arrays["headers"][rows]
-        nbytes = sum(place.stop - place.start for place in HEADER_BYTES[self.type.name])
+        nbytes = self._block_header_bytes
         blocks_a_span = self.span // self.type.block_size
         headers = np.ascontiguousarray(headers).reshape(-1, self.header_words).view(np.uint8)
         headers = headers[:, : nbytes * blocks_a_span].reshape(-1, nbytes)

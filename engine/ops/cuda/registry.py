@@ -33,7 +33,15 @@ GROUPS = (
     sampling,
     encoder,
 )
-ENCODER_GROUPS = (linear, dequantize, blocks, norm, activation, elementwise, encoder)  # all that a text encoder launches
+ENCODER_GROUPS = (
+    linear,
+    dequantize,
+    blocks,
+    norm,
+    activation,
+    elementwise,
+    encoder,
+)  # all that a text encoder launches
 
 
 def all_specs() -> tuple[KernelSpec[Any], ...]:

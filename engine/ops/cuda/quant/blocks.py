@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
-from tessera.engine.cuda.params import InInt, InUint, Int32, OutT, OutUint, Pointer
+from tessera.engine.cuda.params import InInt, Int32, InUint, OutT, OutUint, Pointer
 from tessera.engine.formats import PACKED_FORMATS
 from tessera.engine.gguf import TABLES
 

@@ -14,7 +14,8 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import InInt, Int32, OutT, Pointer
 from tessera.engine.formats import FORMATS, DenseFormat, LinearWeight, PackedFormat, WeightFormat, WeightPart
 from tessera.engine.ops.cuda.quant.blocks import DEQUANTIZE_BLOCKS, LANE_ELEMENTS, PACK_BLOCKS
-from tessera.engine.ops.cuda.types import C_TYPE_NAMES, cuda_type, row_config
+from tessera.engine.ops.cuda.quant.product import kernels_of, takes_any_rows
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, cuda_type, row_config
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor, empty, int8, uint8, uint32
 
@@ -70,13 +71,16 @@ class DequantizeOps(Ops):
     def reserve_linear(self, weights: Iterable[LinearWeight], dtype: np.dtype[Any]) -> None:
         """Compile and allocate beforehand what products of these weights with `dtype` take."""
         stored = [weight for weight in weights if weight.dense is None]
-        formats = {part.format for weight in stored for part in weight.parts if not isinstance(part.format, DenseFormat)}
-        kernels = [_kernel(format, dtype) for format in sorted(formats, key=lambda format: format.name)]
-        self.device.compile(kernels)
-        if stored:
-            self._scratch_of(
-                max(rows * columns for rows, columns in (weight.shape for weight in stored)) * dtype.itemsize
-            )
+        formats = {
+            part.format for weight in stored for part in weight.parts if not isinstance(part.format, DenseFormat)
+        }
+        kernels = {_kernel(format, dtype) for format in formats}
+        for weight in stored:
+            kernels |= kernels_of(weight, cuda_type(dtype), self.device.max_shared_bytes)
+        self.device.compile(sorted(kernels, key=lambda kernel: (kernel[0].name, kernel[1])))
+        copied = [weight.shape for weight in stored if dtype.itemsize != HALF_BYTES or not takes_any_rows(weight)]
+        if copied:
+            self._scratch_of(max(rows * columns for rows, columns in copied) * dtype.itemsize)
 
     def _scratch_of(self, nbytes: int) -> Tensor:
         """At least this much memory, the same for every product: they run one after the other."""
@@ -113,8 +117,7 @@ class DequantizeOps(Ops):
         params = spec.params(**tensors, ids=ids, sampled=sampled, out=out, num_stored=stored, columns=columns)
         self.device.launch(spec, template, config, params)
 
-    def pack_blocks(self, stored: Tensor, part: WeightPart, first: int) -> None:
-        """Rows as a GGUF file has them, [n, bytes of a row] uint8, to the rows of `part` from `first` on."""
+    def _pack_blocks(self, stored: Tensor, part: WeightPart, first: int) -> None:
         assert isinstance(part.format, PackedFormat)
         rows, columns = stored.shape[0], part.shape[1]
         codes, headers = (part.tensors[name][first : first + rows] for name in part.format.tensor_names)

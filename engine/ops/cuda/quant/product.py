@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import Float32, InT, InUint, Int32, OutOut
+from tessera.engine.cuda.params import Float32, InT, Int32, InUint, OutOut
 from tessera.engine.formats import PACKED_FORMATS, LinearWeight, PackedFormat, WeightPart
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARP_SIZE, ceil_div, cuda_type
 from tessera.engine.tensor import Tensor, bfloat16, float32
@@ -88,7 +88,8 @@ TILES = {
     16: (BlockTile(16, 4, 3), BlockTile(16, 2, 2)),
     32: (BlockTile(32, 4, 2), BlockTile(32, 2, 2)),
 }
-MAX_ROWS = 64  # by several launches; more are multiplied by dequantised weights
+MAX_ROWS = 256  # by several launches; more are multiplied by dequantised weights
+MOST_DEQUANTISED = 1 << 28  # elements; of a larger weight, a table of embeddings, no dequantised copy is made
 
 
 class BlockProblem(NamedTuple):
@@ -117,6 +118,12 @@ def choose_tile(problem: BlockProblem, format: PackedFormat, shared_limit: int) 
     return None
 
 
+def takes_any_rows(weight: LinearWeight) -> bool:
+    """Whether products of many rows are made of products of few, too."""
+    packed = all(isinstance(part.format, PackedFormat) for part in weight.parts)
+    return packed and weight.shape[0] * weight.shape[1] > MOST_DEQUANTISED
+
+
 class BlockOperands(NamedTuple):
     """As LinearOperands; `weight` has packed parts alone."""
 
@@ -134,11 +141,13 @@ def launch_block_product(
 
     Parts of several formats take a launch each, and so do rows beyond those of a variant.
     """
-    x, weight, out, norm, eps = operands
+    x, weight, out, norm, _ = operands
     num_rows, in_features = x.shape
     problem = BlockProblem(num_rows, in_features, cuda_type(x.dtype), norm is not None)
     formats = [part.format for part in weight.parts if isinstance(part.format, PackedFormat)]
-    if num_rows > MAX_ROWS or x.dtype.itemsize != HALF_BYTES or len(formats) < len(weight.parts):
+    if num_rows > MAX_ROWS and not takes_any_rows(weight):
+        return False
+    if x.dtype.itemsize != HALF_BYTES or len(formats) < len(weight.parts):
         return False
     if gated and (len(formats) > 1 or weight.bias is not None):
         return False
@@ -196,14 +205,28 @@ def _launch(
     device.launch(BLOCK_MATMUL, tile.template(cuda_type(x.dtype), cuda_type(out.dtype), part.format), config, params)
 
 
-def kernels_of(format: PackedFormat, dtype: str) -> list[Instantiation]:
-    """All that products by this format launch for elements of this C type."""
-    tiles = [tile for tiles in TILES.values() for tile in tiles]
+def kernels_of(weight: LinearWeight, dtype: str, shared_limit: int) -> set[Instantiation]:
+    """All that products by a weight launch for elements of this C type."""
     outs = (dtype, C_TYPE_NAMES[float32])
-    return [(BLOCK_MATMUL, tile.template(dtype, out, format)) for tile in tiles for out in outs]
+    problems = [BlockProblem(rows, weight.shape[1], dtype, normed) for rows in TILES for normed in (False, True)]
+    return {
+        (BLOCK_MATMUL, tile.template(dtype, out, part.format))
+        for part in weight.parts
+        if isinstance(part.format, PackedFormat) and dtype != C_TYPE_NAMES[float32]
+        for problem in problems
+        if (tile := choose_tile(problem, part.format, shared_limit)) is not None
+        for out in outs
+    }
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     halves = [dtype for dtype in dtypes if dtype != C_TYPE_NAMES[float32]]
-    return [pair for dtype in halves for format in PACKED_FORMATS.values() for pair in kernels_of(format, dtype)]
+    tiles = [tile for tiles in TILES.values() for tile in tiles]
+    return [
+        (BLOCK_MATMUL, tile.template(dtype, out, format))
+        for dtype in halves
+        for format in PACKED_FORMATS.values()
+        for tile in tiles
+        for out in (dtype, C_TYPE_NAMES[float32])
+    ]
