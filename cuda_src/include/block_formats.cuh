@@ -178,17 +178,20 @@ struct alignas(16) LaneCodes {
   unsigned words[F::LANE_WORDS];
 };
 
-// Where a piece of a lane's words lies in a step: 4 words at most of each plane, lane after lane.
+// A lane's words of a step lie in two pieces: 4 words at most of the low plane, and the rest if there is one.
+// A piece has those of the four lanes one after the other.
 template <typename F>
-__device__ __forceinline__ constexpr int piece_words(int piece) {
-  return piece == 0 ? (F::LOW == 8 ? 4 : F::LOW) : F::LANE_WORDS - piece_words<F>(0);
+constexpr int FIRST_WORDS = F::LOW == 8 ? 4 : F::LOW;
+template <typename F>
+constexpr int SECOND_WORDS = F::LANE_WORDS - FIRST_WORDS<F>;
+template <typename F>
+__device__ __forceinline__ int first_piece(int lane) {
+  return lane * FIRST_WORDS<F>;
 }
 template <typename F>
-__device__ __forceinline__ constexpr int piece_begin(int piece, int lane) {
-  return piece * 4 * piece_words<F>(0) + lane * piece_words<F>(piece);
+__device__ __forceinline__ int second_piece(int lane) {
+  return 4 * FIRST_WORDS<F> + lane * SECOND_WORDS<F>;
 }
-template <typename F>
-constexpr int NUM_PIECES = F::LANE_WORDS > piece_words<F>(0) ? 2 : 1;
 
 template <int WORDS>
 __device__ __forceinline__ void copy_words(unsigned* to, const unsigned* from) {
@@ -197,9 +200,9 @@ __device__ __forceinline__ void copy_words(unsigned* to, const unsigned* from) {
 template <typename F>
 __device__ __forceinline__ LaneCodes<F> load_lane_codes(const unsigned* step, int lane) {
   LaneCodes<F> codes;
-  copy_words<piece_words<F>(0)>(codes.words, step + piece_begin<F>(0, lane));
-  if constexpr (NUM_PIECES<F> == 2) {
-    copy_words<piece_words<F>(1)>(codes.words + piece_words<F>(0), step + piece_begin<F>(1, lane));
+  copy_words<FIRST_WORDS<F>>(codes.words, step + first_piece<F>(lane));
+  if constexpr (SECOND_WORDS<F> > 0) {
+    copy_words<SECOND_WORDS<F>>(codes.words + FIRST_WORDS<F>, step + second_piece<F>(lane));
   }
   return codes;
 }

@@ -105,11 +105,11 @@ class BlockProducer {
       const long long row = up ? feature + units_.features : feature;
       const unsigned* const from = codes_ + (row * row_.count + step) * F::STEP_WORDS;
       const unsigned to = ring_ + slot_ * V::STAGE_BYTES + V::TOKEN_BYTES + u * V::UNIT_BYTES;
-      constexpr int FIRST = piece_words<F>(0), SECOND = piece_words<F>(1);
-      copy_async<FIRST * 4>(to + threadIdx.x * FIRST * 4, from + piece_begin<F>(0, lane), valid, policy_);
-      if constexpr (NUM_PIECES<F> == 2) {
+      constexpr int FIRST = FIRST_WORDS<F>, SECOND = SECOND_WORDS<F>;
+      copy_async<FIRST * 4>(to + threadIdx.x * FIRST * 4, from + first_piece<F>(lane), valid, policy_);
+      if constexpr (SECOND > 0) {
         copy_async<SECOND * 4>(to + THREADS * FIRST * 4 + threadIdx.x * SECOND * 4,
-                               from + piece_begin<F>(1, lane), valid, policy_);
+                               from + second_piece<F>(lane), valid, policy_);
       }
       const unsigned* const header =
           headers_ + (row * row_.spans + step / F::STEPS_A_SPAN) * F::HEADER_WORDS + max(word, 0);
@@ -208,11 +208,11 @@ class BlockConsumer : public DecodeConsumer<V> {
     return LaneScales<T, F>(record, BlockSteps<V>::half(), lane());
   }
   static __device__ __forceinline__ LaneCodes<F> unit_codes(const unsigned char* unit) {
-    constexpr int FIRST = piece_words<F>(0), SECOND = piece_words<F>(1);
+    constexpr int FIRST = FIRST_WORDS<F>, SECOND = SECOND_WORDS<F>;
     const unsigned* const words = reinterpret_cast<const unsigned*>(unit);
     LaneCodes<F> codes;
     copy_words<FIRST>(codes.words, words + threadIdx.x * FIRST);
-    if constexpr (NUM_PIECES<F> == 2) {
+    if constexpr (SECOND > 0) {
       copy_words<SECOND>(codes.words + FIRST, words + THREADS * FIRST + threadIdx.x * SECOND);
     }
     return codes;

@@ -65,9 +65,9 @@ __global__ void pack_blocks_kernel(PACK_BLOCKS_PARAMS) {
     const int step = i / 4, lane = i % 4;
     const LaneCodes<F> packed = packed_codes<F>(from, step * STEP, lane, columns);
     unsigned* const to = codes + (row * num_steps + step) * F::STEP_WORDS;
-    copy_words<piece_words<F>(0)>(to + piece_begin<F>(0, lane), packed.words);
-    if constexpr (NUM_PIECES<F> == 2) {
-      copy_words<piece_words<F>(1)>(to + piece_begin<F>(1, lane), packed.words + piece_words<F>(0));
+    copy_words<FIRST_WORDS<F>>(to + first_piece<F>(lane), packed.words);
+    if constexpr (SECOND_WORDS<F> > 0) {
+      copy_words<SECOND_WORDS<F>>(to + second_piece<F>(lane), packed.words + FIRST_WORDS<F>);
     }
   }
   for (int i = threadIdx.x; i < num_spans * F::HEADER_WORDS; i += blockDim.x) {
