@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,13 @@ import pytest
 from tessera.engine.formats import PACKED_FORMATS, LinearWeight, PackedFormat, WeightPart
 from tessera.engine.gguf import NUMBERS, dequantize, header_of, weights_of
 from tessera.engine.gguf.headers import SCALES
+from tessera.engine.models.config import load_config
+from tessera.engine.models.weights import gguf_source
+from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
-from tessera.engine.tensor import Device, bfloat16, float16, float32, from_numpy
+from tessera.engine.ops.make import make_ops
+from tessera.engine.tensor import CPU, Device, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
 from tests.support import reference
 from tests.support.gguf_blocks import extreme_blocks, random_blocks
@@ -146,3 +151,27 @@ def dequantized(ops: CudaOps, weight: LinearWeight, dtype: np.dtype[Any]) -> Arr
         rows = from_numpy(np.arange(part.shape[0], dtype=np.int32), ops.device)
         made.append(ops.lookup(rows, LinearWeight((part,)), out=out).numpy())
     return np.concatenate(made)
+
+
+def test_a_file_loads_into_packed_parts(tmp_path: Path, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through staging memory that is used again; matrices of several types, and rows in another order."""
+    pytest.importorskip("gguf")
+    from tests.engine.gguf.test_gguf_models import quantized
+
+    monkeypatch.setattr(PackedFormat, "on_cuda", True)
+    monkeypatch.setattr(gguf_source, "STAGED_BYTES", 5000)
+    path, folder = quantized(tmp_path, "Q4_K", "Q6_K", "Q8_0", "F32", "MXFP4")
+    packed = load_weights(path, load_config(path), bfloat16, cuda_ops)
+    exact = load_weights(folder, load_config(folder), float32, make_ops(CPU))
+    formats = set()
+    for one, other in zip(packed.linear_weights(), exact.linear_weights(), strict=True):
+        start = 0
+        for part in one.parts:
+            assert other.dense is not None
+            expected = other.dense.numpy()[start : start + part.shape[0]]
+            arrays = {name: tensor.numpy() for name, tensor in part.tensors.items()}
+            found = part.format.dequantize(arrays, slice(None))
+            np.testing.assert_array_equal(found, expected if part.format.name != "dense" else expected.astype(bfloat16))
+            formats.add(part.format.name)
+            start += part.shape[0]
+    assert formats == {"packed_q4_k", "packed_q6_k", "packed_q8_0", "packed_mxfp4", "dense"}
