@@ -17,17 +17,18 @@ RUN python -m venv --without-pip /opt/tessera \
 
 FROM ${BASE}
 COPY --from=build /opt/tessera /opt/tessera
-RUN install -d -o 10001 -g 10001 /cache /models
+RUN install -d -o 10001 -g 10001 /cache /data /models
 USER 10001:10001
 WORKDIR /cache
 ENV PATH=/opt/tessera/bin:$PATH \
     HOME=/cache \
     TESSERA_CACHE_DIR=/cache/tessera \
+    TESSERA_DATA_DIR=/data \
     HF_HOME=/cache/huggingface \
     PYTHONDONTWRITEBYTECODE=1 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
-VOLUME /cache
+VOLUME /cache /data
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=120s \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=3)"]

@@ -4,9 +4,13 @@ BIN := .venv/bin
 MODEL ?=
 ARGS ?=
 CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh cuda_src/include/*/*.cuh tests/emulation/*.h tests/emulation/*.cc
+RANDOMISED := tests/engine/test_core_simulation.py tests/engine/gguf/test_gguf_mutations.py tests/app/test_schemathesis.py
 KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py encoder*.py rope*.py sampling*.py token*.py))
 
-.PHONY: serve test test-fast test-clients check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean
+# Servers under test start many processes, each of which would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: serve test test-fast test-long test-clients check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -18,9 +22,17 @@ test: .venv/.dev
 test-fast: .venv/.dev
 	$(BIN)/python -m pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile -q $(ARGS)
 
+# The randomised tests with many more inputs.
+test-long: .venv/.dev
+	TESSERA_FUZZ_EXAMPLES=1000 $(BIN)/python -m pytest --worlds 5000 --gguf-mutations 50000 --timeout 0 $(or $(ARGS),$(RANDOMISED))
+
 # Real clients from npm and PyPI, in folders of their own, against a server on the loopback.
 test-clients: .venv/.dev tests/clients/node_modules/.installed .venv-clients/.installed
 	$(BIN)/python -m pytest tests/clients -q $(ARGS)
+
+# A million batch lines with kill -9 of the server and its engine in between: most of an hour. ARGS='--lines 20000': a minute.
+prove-batches: .venv/.dev
+	$(BIN)/python -m tests.batches.million $(ARGS)
 
 eval: .venv/.dev
 	$(BIN)/python -m tests.evaluation $(ARGS)

@@ -101,7 +101,7 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     reasoning_parser: Annotated[
         ReasoningParserName,
         Option(
-            "how reasoning is told from the answer; think: by <think>...</think>; deepseek_r1: the same, begun before "
+            "how reasoning is told from the content; think: by <think>...</think>; deepseek_r1: the same, begun before "
             "the completion; auto: as the chat template shows",
             group="model",
         ),
@@ -163,6 +163,57 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
         ),
     ] = "tessera"
     ui: Annotated[bool, Option("have a status page at /", group="HTTP")] = True
+    data_dir: Annotated[
+        str | None,
+        Option(
+            "folder for what is stored: responses, files, batches; none: a temporary one, gone when the server ends",
+            group="storage",
+            metavar="FOLDER",
+            default="tessera in $XDG_STATE_HOME, which is ~/.local/state",
+        ),
+    ] = None
+    data_limit: Annotated[
+        float,
+        Option("most that is stored in the data folder", group="storage", metavar="GIB", low=0.001, high=2**20),
+    ] = 16.0
+    key_data_limit: Annotated[
+        float,
+        Option(
+            "most files and batches that are stored for one API key",
+            group="storage",
+            metavar="GIB",
+            low=0.001,
+            high=2**20,
+        ),
+    ] = 4.0
+    max_file_size: Annotated[
+        float,
+        Option("largest file that can be uploaded", group="storage", metavar="MIB", low=0.001, high=2**20),
+    ] = 512.0
+    max_batch_lines: Annotated[
+        int, Option("most requests of one batch", group="storage", metavar="N", low=1, high=10**6)
+    ] = 50_000
+    batch_concurrency: Annotated[
+        int,
+        Option(
+            "requests of batches that run at a time, over all app processes; 0 takes half of --max-num-seqs, which "
+            "leaves the other half to interactive requests",
+            group="scheduling",
+            metavar="N",
+            low=0,
+            high=4096,
+        ),
+    ] = 0
+    data_days: Annotated[
+        float,
+        Option(
+            "age at which what is stored is deleted; 0 keeps it until it is deleted or a limit is reached",
+            group="storage",
+            metavar="DAYS",
+            low=0,
+            high=36500,
+        ),
+    ] = 30.0
     log_prompts: Annotated[
         bool,
         Option("write each request's prompt into its log line; otherwise no content is logged", group="log"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,15 @@ CARRIED_MODELS = Path(__file__).resolve().parents[1] / ".carry" / "models"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--gguf-mutations", type=int, default=2000, help="how many mutated GGUF headers to read")
+    parser.addoption("--gguf-mutations", type=int, default=1000, help="how many mutated GGUF headers to read")
+    parser.addoption("--worlds", type=int, default=80, help="how many random worlds the scheduler is put into")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give servers under test a state folder of their own, so that none stores anything in the user's."""
+    folder = tempfile.TemporaryDirectory(prefix="tessera-state-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["XDG_STATE_HOME"] = folder.name
 
 
 # Modules and rooms that start servers, compile for the CPU or try thousands of inputs; not in `make test-fast`.
@@ -24,7 +34,8 @@ SLOW = (
     *("e2e/", "emulation/", "faults/", "loadtest/test_command"),
     *("app/test_cli", "app/test_schemathesis", "app/test_hub", "app/test_responses_store", "wire/test_sdk_helpers"),
     *("engine/test_client", "engine/test_process", "engine/test_cuda_graphs", "engine/test_embeddings_engine"),
-    *("cuda/test_compile", "structure/test_install", "engine/gguf/test_gguf_mutations"),
+    *("cuda/test_compile", "structure/test_install", "structure/test_docs_examples"),
+    *("engine/gguf/test_gguf_mutations", "engine/gguf/test_gguf_tokenizer"),
 )
 
 

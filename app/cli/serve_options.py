@@ -80,5 +80,5 @@ SERVE_OPTIONS = CommandOptions(
     PREFIX,
     (ModelOptions, EngineConfig, ServerOptions, KeyOptions, AppSettings),
     other_variables=OTHER_VARIABLES,
-    groups=("model", "embeddings", "device and memory", "scheduling", "HTTP", "log", "configuration"),
+    groups=("model", "embeddings", "device and memory", "scheduling", "HTTP", "storage", "log", "configuration"),
 )

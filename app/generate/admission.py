@@ -28,6 +28,8 @@ from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import Grammar, ReasoningBudget, SamplingParams
 from tessera.engine.ipc.client import RequestStream
 
+BACKGROUND_PRIORITY = 2**32  # beyond all that requests can ask for
+
 R = TypeVar("R", bound=RequestModel)
 
 
@@ -112,7 +114,7 @@ class Admission(Generic[R]):
         num_choices = len(prompts) * request.num_choices
         if num_choices > model.settings.max_choices:
             raise InvalidRequestError(
-                f"The request asks for {num_choices} answers, but at most {model.settings.max_choices} are accepted.",
+                f"The request asks for {num_choices} choices, but at most {model.settings.max_choices} are accepted.",
                 param="n",
             )
         checked = [checked_prompt(token_ids, model.info, param) for token_ids in prompts]
@@ -133,7 +135,7 @@ class Admission(Generic[R]):
                 )
                 offset = text_offsets[row] if text_offsets is not None else 0
                 choices.append(Choice(len(choices), detokenizer, options, text_offset=offset, reader=reader))
-                priority = request.priority or 0
+                priority = (request.priority or 0) + _priority_offset(self.http_request)
                 num_choices = 0 if streams else request.num_choices
                 streams.append(
                     model.client.submit(
@@ -175,6 +177,11 @@ class Admission(Generic[R]):
         if self.model.settings.log_prompts:
             decode = self.model.tokenizer.decode
             trace.prompts = [decode(prompt, skip_special_tokens=False) for prompt in prompts]
+
+
+def _priority_offset(request: Request) -> int:
+    """Requests in the background, such as those of batches, run after all others."""
+    return BACKGROUND_PRIORITY if request.scope.get("state", {}).get("in_background") else 0
 
 
 def tenant_of(request: Request) -> str:

@@ -194,7 +194,7 @@ class Choice:
         """New text where nothing depends on single tokens; `hidden` leaves out the last one."""
         self.num_tokens += len(token_ids)
         self._token_ids += token_ids
-        return self._detokenizer.feed(token_ids[:-1] if hidden else token_ids)
+        return self._detokenizer.decode_tokens(token_ids[:-1] if hidden else token_ids)
 
     def _text_by_token(self, output: RequestOutput, hidden: bool) -> str:
         """New text token by token, up to the one that ends it."""
@@ -207,7 +207,7 @@ class Choice:
                 break
             if output.logprobs is not None:
                 self._entries.append(TokenEntry(output.logprobs[position], self._num_chars))
-            text = self._before_stop(self._detokenizer.feed([token_id]))
+            text = self._before_stop(self._detokenizer.decode_tokens([token_id]))
             shown += text
             if self._reader is not None:
                 was_in_reasoning = self._reader.in_reasoning
@@ -234,7 +234,7 @@ class Choice:
         matcher = self._matcher
         if matcher is None or matcher.stopped or self.num_tokens <= self._options.min_tokens:
             return text
-        return matcher.feed(text)
+        return matcher.match_text(text)
 
     def _release_entries(self) -> list[TokenEntry]:
         """The entries whose text is shown; those of a stop string are dropped with its text."""
@@ -356,4 +356,4 @@ async def _follow(choice: Choice, stream: RequestStream) -> AsyncGenerator[Delta
             yield delta
         if choice.finish_reason is not None:
             return
-    raise EngineUnavailableError("The engine ended this request without an answer.")
+    raise EngineUnavailableError("The engine ended this request without a completion.")

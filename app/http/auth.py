@@ -2,8 +2,8 @@
 
 Keys are compared as SHA-256 digests in constant time.
 
-A page of any site can send requests to a server on the user's machine. It cannot read the answer, but the work is done.
-By DNS rebinding, a name of the page's own site leads to the server's address; then it reads the answer as well.
+A page of any site can send requests to a server on the user's machine. It cannot read the response, but the work is
+done. By DNS rebinding, a name of the page's own site leads to the server's address; then it reads the response as well.
 """
 
 from __future__ import annotations

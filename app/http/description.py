@@ -6,7 +6,7 @@ response models only describe; a test holds real responses and events against th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 from fastapi import Path
@@ -35,20 +35,25 @@ class Description(dict[str, Any]):
 
     Attributes:
         bodies: the requests that the route accepts.
-        returns: the model of the response.
+        returns: the model of the response; None: bytes.
         events: the model of each streamed event's data, or None.
+        errors: statuses of failures beside those that all routes have.
     """
 
     def __init__(
         self,
         *bodies: type[RequestModel],
-        returns: type[BaseModel],
+        returns: type[BaseModel] | None,
         events: type[BaseModel] | None = None,
         statuses: Mapping[int, str] = WHOLE_OBJECT,
         query: Mapping[str, Mapping[str, Any]] | None = None,
+        form: Mapping[str, Any] | None = None,
+        errors: Sequence[int] = (),
     ) -> None:
         """
         Args:
+            errors: statuses of failures beside those that all routes have.
+            form: JSON schema of a multipart body, in place of `bodies`.
             statuses: descriptions of the statuses with which `returns` is sent.
             query: JSON schemas of the optional query parameters.
         """
@@ -56,7 +61,10 @@ class Description(dict[str, Any]):
         self.bodies = bodies
         self.returns = returns
         self.events = events
-        content = {"application/json": {"schema": reference(returns)}}
+        self.errors = errors
+        content: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+        if returns is not None:
+            content = {"application/json": {"schema": reference(returns)}}
         if events is not None:
             content[EVENT_STREAM] = {"schema": _event_schema(events)}
             statuses = WHOLE_OBJECT_OR_EVENTS
@@ -65,6 +73,8 @@ class Description(dict[str, Any]):
         }
         if bodies:
             self["requestBody"] = {"required": True, "content": {"application/json": _body_content(bodies)}}
+        if form is not None:
+            self["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
         if query is not None:
             self["parameters"] = [{"name": name, "in": "query", "schema": schema} for name, schema in query.items()]
 

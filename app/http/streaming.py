@@ -51,7 +51,7 @@ async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T], ti
             return worker.result()
         if watcher.done():
             raise ClientDisconnectedError
-        raise GenerationTimeoutError(f"The answer was not complete within {timeout:g} seconds.")
+        raise GenerationTimeoutError(f"The response was not complete within {timeout:g} seconds.")
     finally:
         worker.cancel()
         watcher.cancel()

@@ -33,16 +33,19 @@ SECURITY_SCHEMES = {
 ERRORS: Mapping[int, str] = {
     400: "A field is wrong or not supported; `param` names it.",
     401: "The API key is missing or wrong.",
-    404: "There is no such model, response or path.",
+    404: "There is no such model, object or path.",
     408: "The body did not arrive in time.",
+    409: "The object is not in a state for this.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
     429: "Too many requests are waiting; `Retry-After` says when to come back.",
     500: "The server or the engine failed this request.",
-    503: "The model is being loaded, or the engine is restarted.",
+    503: "The model is being loaded, the engine is restarted, or the disk fails.",
     504: "The response took too long.",
+    507: "There is no space left to store it.",
 }
-ERRORS_WITHOUT_BODY = (400, 401, 404, 500, 503)
+ERRORS_WITHOUT_BODY = (400, 401, 404, 500, 503, 507)
+ERRORS_WITH_BODY = (*ERRORS_WITHOUT_BODY, 408, 413, 415, 429, 504)
 
 
 def openapi_document(
@@ -72,7 +75,9 @@ def openapi_document(
             operation["responses"].pop("422", None)  # of FastAPI's validation, which no route uses
             if route.path in OPEN_PATHS:
                 continue
-            operation["responses"].update(_error_responses(dialect, has_body="requestBody" in operation))
+            further = route.openapi_extra.errors if isinstance(route.openapi_extra, Description) else ()
+            has_body = "requestBody" in operation
+            operation["responses"].update(_error_responses(dialect, further, has_body=has_body))
             if settings.api_keys:
                 operation["security"] = [{name: []} for name in SECURITY_SCHEMES]
     document["components"] = {
@@ -82,9 +87,9 @@ def openapi_document(
     return document
 
 
-def _error_responses(dialect: Dialect, *, has_body: bool) -> dict[str, Any]:
+def _error_responses(dialect: Dialect, further: Iterable[int], *, has_body: bool) -> dict[str, Any]:
     content = {"application/json": {"schema": reference(dialect.error_model)}}
-    statuses = ERRORS if has_body else ERRORS_WITHOUT_BODY
+    statuses = sorted({*(ERRORS_WITH_BODY if has_body else ERRORS_WITHOUT_BODY), *further})
     return {str(status): {"description": ERRORS[status], "content": content} for status in statuses}
 
 
@@ -95,7 +100,8 @@ def _schemas(routes: Iterable[APIRoute], dialects: Iterable[Dialect]) -> dict[st
         if isinstance(route.openapi_extra, Description):
             described = route.openapi_extra
             models |= dict.fromkeys((body, "validation") for body in described.bodies)
-            models[described.returns, "serialization"] = None
+            if described.returns is not None:
+                models[described.returns, "serialization"] = None
             if described.events is not None:
                 models[described.events, "serialization"] = None
     models |= dict.fromkeys((dialect.error_model, "serialization") for dialect in dialects)

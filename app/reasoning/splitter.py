@@ -1,4 +1,4 @@
-"""Reasoning is told from the answer in a text that arrives in pieces."""
+"""Reasoning is told from the content in a text that arrives in pieces."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class RequestModel(BaseModel):
     """Base of all requests: strict types, unknown fields ignored, null means omitted where a default exists.
 
     Attributes:
-        refused: fields of OpenAI's API or of other servers that would change the meaning of an answer and that this
+        refused: fields of OpenAI's API or of other servers that would change the meaning of a completion and that this
             server does not have, each with the values that change nothing. Any other value is an error.
         hints: fields that change no meaning, such as `service_tier`. They are taken without effect; the log says so
             once for each name, unless the value is one of those that change nothing.

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 
 from fastapi import FastAPI
@@ -21,10 +22,16 @@ from tessera.app.http.auth import AcceptedKeys, AuthMiddleware, OriginMiddleware
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
 from tessera.app.http.paths import PathMiddleware
+from tessera.app.openai.batches import routes as batches
+from tessera.app.openai.batches.batches import Batches
+from tessera.app.openai.batches.runner import BatchRunner
+from tessera.app.openai.batches.tables import BATCHES_SCHEMA
 from tessera.app.openai.chat import routes as chat
 from tessera.app.openai.completions import routes as completions
 from tessera.app.openai.embeddings import routes as embeddings
 from tessera.app.openai.embeddings.embedders import Embeddings
+from tessera.app.openai.files import routes as files
+from tessera.app.openai.files.files import Files
 from tessera.app.openai.invocations import routes as invocations
 from tessera.app.openai.models import routes as models
 from tessera.app.openai.responses import routes as responses
@@ -37,9 +44,25 @@ from tessera.app.ops import health
 from tessera.app.ops import status_routes as status
 from tessera.app.ops.metrics_page import MetricsPage
 from tessera.app.settings import AppSettings
+from tessera.app.store.schema import Schema
+from tessera.app.store.store import Store
 from tessera.engine.ipc.client import EngineClient
 
-ROUTES = (chat, completions, responses, messages, embeddings, invocations, models, tokenize, health, description)
+ROUTES = (
+    chat,
+    completions,
+    responses,
+    messages,
+    embeddings,
+    invocations,
+    models,
+    tokenize,
+    files,
+    batches,
+    health,
+    description,
+)
+SCHEMAS: tuple[Schema, ...] = (BATCHES_SCHEMA,)  # tables of the rooms that store something
 PAGE_ROUTES = (status,)  # left out with --no-ui
 
 
@@ -55,8 +78,12 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if model.template is not None:
             model.template.start()
+        app.state.store.start()
+        app.state.batch_runner.start()
         yield
+        await app.state.batch_runner.close()
         await app.state.background.close()
+        await app.state.store.close()
         model.workers.close()
         if model.template is not None:
             model.template.close()
@@ -71,6 +98,10 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.model = model
+    app.state.store = Store(Path(settings.data_dir) if settings.data_dir is not None else None, SCHEMAS)
+    app.state.files = Files(app.state.store, settings)
+    app.state.batches = Batches(app.state.store, app.state.files, settings)
+    app.state.batch_runner = BatchRunner(app, model, app.state.batches)
     app.state.response_store = ResponseStore(
         settings.max_stored_responses, settings.max_stored_bytes, settings.response_file
     )

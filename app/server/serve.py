@@ -22,6 +22,7 @@ from tessera.app.server.logs import configure_logging
 from tessera.app.server.start_report import StartReport
 from tessera.app.server.worker_pool import WorkerLaunch, WorkerPool
 from tessera.app.settings import ServerOptions
+from tessera.app.store.folder import RUN_FOLDER, data_folder
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.messages import EngineInfo, LoadProgress
 from tessera.engine.ipc.client import EngineClient
@@ -69,8 +70,9 @@ class Server:
 
     async def run(self) -> int:
         options = self._options
+        folder = data_folder(options.app.data_dir)
         run_dir = make_run_dir()
-        app = options.app
+        app = msgspec.structs.replace(options.app, data_dir=str(folder or run_dir / RUN_FOLDER))
         if options.api_workers > 1:
             app = msgspec.structs.replace(
                 app,

@@ -14,7 +14,7 @@ MAX_WINDOW = 16  # tokens that a decoder may leave without a whole character bef
 class Detokenizer(Protocol):
     """The growing text of one sequence."""
 
-    def feed(self, token_ids: list[int]) -> str:
+    def decode_tokens(self, token_ids: list[int]) -> str:
         """Text that became whole with these tokens."""
 
     def flush(self) -> str:
@@ -46,7 +46,7 @@ class ByteDetokenizer:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._strip_leading_space = strip_leading_space
 
-    def feed(self, token_ids: list[int]) -> str:
+    def decode_tokens(self, token_ids: list[int]) -> str:
         text = self._decode(b"".join(map(self._token_bytes.__getitem__, token_ids)))
         if self._strip_leading_space and text:
             self._strip_leading_space = False
@@ -69,20 +69,20 @@ class WindowDetokenizer:
         self._shown: list[int] = []
         self._pending: list[int] = []
 
-    def feed(self, token_ids: list[int]) -> str:
-        return self._feed_around_markers(token_ids) if self._markers else self._feed(token_ids)
+    def decode_tokens(self, token_ids: list[int]) -> str:
+        return self._decode_around_markers(token_ids) if self._markers else self._decode_window(token_ids)
 
-    def _feed_around_markers(self, token_ids: list[int]) -> str:
+    def _decode_around_markers(self, token_ids: list[int]) -> str:
         """The decoder would skip markers with all other special tokens, so they are put in by hand."""
         text = ""
         for token_id in token_ids:
             if self._tokenizer.is_special(token_id) and self._tokenizer.token_string(token_id) in self._markers:
                 text += self.flush() + self._tokenizer.token_string(token_id)
             else:
-                text += self._feed([token_id])
+                text += self._decode_window([token_id])
         return text
 
-    def _feed(self, token_ids: list[int]) -> str:
+    def _decode_window(self, token_ids: list[int]) -> str:
         self._pending += token_ids
         text = self._new_text()
         if text.endswith("\ufffd") and len(self._pending) < MAX_WINDOW:
@@ -134,5 +134,5 @@ def token_offsets(detokenizer: Detokenizer, token_ids: Sequence[int]) -> list[in
     length = 0
     for token_id in token_ids:
         offsets.append(length)
-        length += len(detokenizer.feed([token_id]))
+        length += len(detokenizer.decode_tokens([token_id]))
     return offsets

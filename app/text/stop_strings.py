@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Feeds on text piece by piece and gives out what can no longer belong to a stop string.
+    """Takes text piece by piece and gives out what can no longer belong to a stop string.
 
     The match that ends first wins, and of those the longest: the result does not depend on how the
     text was cut into pieces of whole tokens.
@@ -27,7 +27,7 @@ class StopMatcher:
     def holding(self) -> bool:
         return bool(self._held)
 
-    def feed(self, text: str) -> str:
+    def match_text(self, text: str) -> str:
         """Text that may be shown now. Call no more once `stopped`."""
         text = self._held + text
         match = self._first_match(text)

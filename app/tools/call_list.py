@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from tessera.app.tools.parser import CallParser, ToolSchemas, skip_space
+from tessera.app.tools.json_value import skip_space
+from tessera.app.tools.parser import CallParser, ToolSchemas
 
 
 class CallListParser(CallParser):
-    """The base of such formats.
-
-    Attributes:
-        closers: texts that may follow the list.
-    """
-
-    closers: ClassVar[tuple[str, ...]] = ()
+    """The base of such formats; one of the `closers` may follow the list."""
 
     def __init__(self, tools: ToolSchemas, *, max_calls: int | None = None) -> None:
         self._in_list = False
@@ -59,18 +52,7 @@ class CallListParser(CallParser):
         self._state = self._closer if closes and self.closers else self._content
         return position + closes
 
-    def _closer(self, text: str, position: int) -> int:
-        position = skip_space(text, position)
-        if position == len(text):
-            return position
-        _, end = self._read_literal(text, position, self.closers)
-        if not self._held:
-            self._state = self._content
-        return end
-
     def _end(self, cut: bool) -> None:
         if self._state == self._start:
             self._give_up()
-        elif self._state == self._closer:
-            self._writer.write_content(self._held)
         super()._end(cut)

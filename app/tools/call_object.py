@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 import orjson
 
-from tessera.app.tools.json_value import SPACE, JsonValue
+from tessera.app.tools.call import CALLED_NAME, MAX_CALLED_NAME, MAX_KEY, Call
+from tessera.app.tools.json_value import JsonValue, skip_space
 from tessera.app.tools.parts import PartWriter, new_call_id
 
-MAX_CALLED_NAME = 128
-MAX_KEY = 256  # characters of a member's name as it is written, with its quotes
-MAX_NAME = 2 * MAX_CALLED_NAME  # of the called name
-CALLED_NAME = re.compile(rf"[a-zA-Z0-9_.-]{{1,{MAX_CALLED_NAME}}}")
+MAX_NAME = 2 * MAX_CALLED_NAME  # characters of the called name as it is written, with its quotes
 
 ARGUMENT_MEMBERS = frozenset({"arguments", "parameters"})
 OTHER_MEMBERS = frozenset({"type", "id"})
@@ -24,32 +21,8 @@ Role = Literal["name", "arguments", ""]
 _VALUE = "value"
 
 
-class Call(Protocol):
-    """One call as it is read.
-
-    Attributes:
-        begun: it has been written, at least its beginning.
-        done: it is whole.
-        failed: it is no call; nothing was written.
-        broken: its arguments stopped being JSON in their middle.
-    """
-
-    begun: bool
-    done: bool
-    failed: bool
-    broken: bool
-
-    def read_call(self, text: str, start: int) -> int:
-        """Read on from `start`; -> the first position that was not read."""
-
-
-class CallObject:
-    """Reads one object and writes its call, the arguments as they come.
-
-    Nothing is written until the name is known and the arguments have begun as an object, so that text that only
-    resembles a call can still become content. Arguments that break later stay the call's: OpenAI's may be broken
-    JSON as well.
-    """
+class CallObject(Call):
+    """Reads one object. Its call begins when the name is known and the arguments have begun as an object."""
 
     def __init__(
         self,
@@ -64,14 +37,9 @@ class CallObject:
             accepts: whether a name may be called.
             strict: an object with unknown members or without arguments is no call.
         """
-        self.begun = False
-        self.done = False
-        self.failed = False
-        self.broken = False
-        self._writer = writer
+        super().__init__(writer, new_id)
         self._accepts = accepts
         self._strict = strict
-        self._new_id = new_id
         self._expected = "{"
         self._value: JsonValue | None = None
         self._pieces: list[str] = []  # of the key or value that is being read and not given out
@@ -81,10 +49,6 @@ class CallObject:
         self._roles: set[Role] = set()
         self._name: str | None = None
         self._arguments: str | None = None
-
-    @property
-    def ended(self) -> bool:
-        return self.done or self.failed or self.broken
 
     def read_call(self, text: str, start: int) -> int:
         position = start
@@ -96,9 +60,7 @@ class CallObject:
         return position
 
     def _punctuation(self, text: str, position: int) -> int:
-        found = SPACE.match(text, position)
-        assert found is not None
-        position = found.end()
+        position = skip_space(text, position)
         if position == len(text):
             return position
         character = text[position]
@@ -127,7 +89,7 @@ class CallObject:
         too_long = self._num_chars == limit and not value.done
         self._pieces.append(text[position:end])
         if self._streams(value):
-            self._begin(self._pieces)
+            self._begin(*self._pieces)
             self._pieces = []
         if value.failed or too_long:
             self._fail()
@@ -164,13 +126,9 @@ class CallObject:
             return False
         return self.begun or (value.settled and self._pieces[0].startswith("{"))
 
-    def _begin(self, pieces: list[str]) -> None:
+    def _begin(self, *arguments: str) -> None:
         assert self._name is not None
-        if not self.begun:
-            self.begun = True
-            self._writer.begin_call(self._name, self._new_id())
-        for piece in pieces:
-            self._writer.write_arguments(piece)
+        self._write_call(self._name, *arguments)
 
     def _end_name(self) -> None:
         name = _string("".join(self._pieces))
@@ -193,7 +151,7 @@ class CallObject:
         if not whole:
             self._fail()
         elif self._name is not None:
-            self._begin([text])
+            self._begin(text)
         else:
             self._arguments = text
 
@@ -202,27 +160,16 @@ class CallObject:
             if self._name is None or (self._arguments is None and self._strict):
                 self._fail()
                 return
-            self._begin([self._arguments or "{}"])
+            self._begin(self._arguments or "{}")
         self.done = True
 
-    def _fail(self) -> None:
-        if self.begun:
-            self.broken = True
-        else:
-            self.failed = True
 
-
-class NamedCall:
-    """Reads the arguments, a JSON object, of a call whose name is known; writes it under the same terms."""
+class NamedCall(Call):
+    """Reads the arguments, a JSON object, of a call whose name is known."""
 
     def __init__(self, writer: PartWriter, name: str, new_id: Callable[[], str] = new_call_id) -> None:
-        self.begun = False
-        self.done = False
-        self.failed = False
-        self.broken = False
-        self._writer = writer
+        super().__init__(writer, new_id)
         self._name = name
-        self._new_id = new_id
         self._value = JsonValue()
         self._pieces: list[str] = []
 
@@ -230,15 +177,11 @@ class NamedCall:
         end = self._value.scan_value(text, start)
         self._pieces.append(text[start:end])
         if self._value.settled:
-            if not self.begun:
-                self.begun = True
-                self._writer.begin_call(self._name, self._new_id())
-            for piece in self._pieces:
-                self._writer.write_arguments(piece)
+            self._write_call(self._name, *self._pieces)
             self._pieces = []
         self.done = self._value.done
-        self.broken = self._value.failed and self.begun
-        self.failed = self._value.failed and not self.begun
+        if self._value.failed:
+            self._fail()
         return end
 
 

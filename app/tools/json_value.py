@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-SPACE: Final = re.compile(r"[ \t\r\n]*")
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
 _PLAIN = re.compile(r'[^"\\]*')
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
 _WHOLE_SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
@@ -19,6 +19,13 @@ _VALUE = '{["-0123456789tfn'
 _KEY = '"'
 _KEY_OR_END = '"}'
 _COLON = ":"
+
+
+def skip_space(text: str, position: int) -> int:
+    """The first position from `position` on that is not white space."""
+    found = _SPACE.match(text, position)
+    assert found is not None
+    return found.end()
 
 
 class JsonValue:
@@ -85,9 +92,7 @@ class JsonValue:
         return found.end()
 
     def _structure(self, text: str, position: int) -> int:
-        found = SPACE.match(text, position)
-        assert found is not None
-        position = found.end()
+        position = skip_space(text, position)
         if position == len(text):
             return position
         character = text[position]

@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from tessera.app.tools.call_object import Call, CallObject
-from tessera.app.tools.json_value import SPACE
+from tessera.app.tools.call import Call
+from tessera.app.tools.call_object import CallObject
+from tessera.app.tools.json_value import skip_space
 from tessera.app.tools.parts import Part, PartWriter, new_call_id
 
 ToolSchemas = Mapping[str, Mapping[str, Any]]  # parameters by the function's name
@@ -111,11 +112,13 @@ class CallParser(ToolParser):
 
     Attributes:
         end_marker: where broken arguments end; they are given out up to there.
+        closers: texts of which one may follow the last call.
         bare_opener: what a call without an opener begins with, at the beginning of the completion; empty where calls
             need openers.
     """
 
     end_marker: ClassVar[str]
+    closers: ClassVar[tuple[str, ...]] = ()
     bare_opener: ClassVar[str] = ""
 
     def __init__(self, tools: ToolSchemas, *, max_calls: int | None = None) -> None:
@@ -180,6 +183,16 @@ class CallParser(ToolParser):
         self._call_ended()
         return found
 
+    def _closer(self, text: str, position: int) -> int:
+        """The state that takes one of the closers, if one comes."""
+        position = skip_space(text, position)
+        if position == len(text):
+            return position
+        _, end = self._read_literal(text, position, self.closers)
+        if not self._held:
+            self._state = self._content
+        return end
+
     def _give_up(self) -> None:
         """Turn what looked like a call into content."""
         self._writer.write_content("".join(self._source))
@@ -191,11 +204,5 @@ class CallParser(ToolParser):
             self._give_up()
         elif self._state == self._in_broken_arguments:
             self._writer.write_arguments(self._held)
-        if self._state == self._content:
+        if self._state in (self._content, self._closer):
             self._writer.write_content(self._held)
-
-
-def skip_space(text: str, position: int) -> int:
-    found = SPACE.match(text, position)
-    assert found is not None
-    return found.end()

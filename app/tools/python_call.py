@@ -8,7 +8,7 @@ from typing import Final
 
 import orjson
 
-from tessera.app.tools.call_object import CALLED_NAME, MAX_CALLED_NAME, MAX_KEY
+from tessera.app.tools.call import CALLED_NAME, MAX_CALLED_NAME, MAX_KEY, Call
 from tessera.app.tools.grammar import (
     CallableFunction,
     GrammarWriter,
@@ -17,32 +17,21 @@ from tessera.app.tools.grammar import (
     parameters_of,
     value_expression,
 )
-from tessera.app.tools.json_value import SPACE
+from tessera.app.tools.json_value import skip_space
 from tessera.app.tools.parts import PartWriter, new_call_id
 from tessera.app.tools.python_value import PythonValue
 
 _LABEL: Final = re.compile(r"[^\s()=,'\"\[\]{}<>]*")
 
 
-class PythonCall:
-    """Reads one call and writes its arguments as a JSON object, as they come.
-
-    Nothing is written until the first argument has its `=` or the brackets are closed, so that text that only
-    resembles a call can still become content.
-
-    Attributes: as in `call_object.Call`.
-    """
+class PythonCall(Call):
+    """Reads one call. It begins when the first argument has its `=` or the brackets are closed."""
 
     def __init__(
         self, writer: PartWriter, accepts: Callable[[str], bool], *, new_id: Callable[[], str] = new_call_id
     ) -> None:
-        self.begun = False
-        self.done = False
-        self.failed = False
-        self.broken = False
-        self._writer = writer
+        super().__init__(writer, new_id)
         self._accepts = accepts
-        self._new_id = new_id
         self._label = ""  # the name or key that is being read
         self._name = ""
         self._num_arguments = 0
@@ -51,7 +40,7 @@ class PythonCall:
 
     def read_call(self, text: str, start: int) -> int:
         position = start
-        while position < len(text) and not (self.done or self.failed or self.broken):
+        while position < len(text) and not self.ended:
             position = self._read(text, position)
         return position
 
@@ -67,12 +56,11 @@ class PythonCall:
 
     def _read_argument(self, text: str, position: int) -> int:
         """The beginning of an argument, or the closing bracket."""
-        position = _skip_space(text, position)
+        position = skip_space(text, position)
         if position == len(text):
             return position
         if text[position] == ")":
-            self._begin()
-            self._writer.write_arguments("}" if self._num_arguments else "{}")
+            self._write_call(self._name, "}" if self._num_arguments else "{}")
             self.done = True
             return position + 1
         self._label = ""
@@ -86,15 +74,13 @@ class PythonCall:
         return end
 
     def _read_equals(self, text: str, position: int) -> int:
-        position = _skip_space(text, position)
+        position = skip_space(text, position)
         if position == len(text):
             return position
         if text[position] != "=" or not self._label:
             self._fail()
             return position
-        self._begin()
-        self._writer.write_arguments(", " if self._num_arguments else "{")
-        self._writer.write_arguments(orjson.dumps(self._label).decode() + ": ")
+        self._write_call(self._name, ", " if self._num_arguments else "{", orjson.dumps(self._label).decode() + ": ")
         self._num_arguments += 1
         self._value = PythonValue()
         self._read = self._read_value
@@ -111,7 +97,7 @@ class PythonCall:
         return end
 
     def _after_value(self, text: str, position: int) -> int:
-        position = _skip_space(text, position)
+        position = skip_space(text, position)
         if position == len(text):
             return position
         if text[position] == ",":
@@ -131,17 +117,6 @@ class PythonCall:
             self._fail()
         return found.end()
 
-    def _begin(self) -> None:
-        if not self.begun:
-            self.begun = True
-            self._writer.begin_call(self._name, self._new_id())
-
-    def _fail(self) -> None:
-        if self.begun:
-            self.broken = True
-        else:
-            self.failed = True
-
 
 def python_call_expression(writer: GrammarWriter, function: CallableFunction, part: str) -> str:
     """The Lark expression of a call: parameters in the schema's order, with JSON for values, which Python reads too."""
@@ -158,9 +133,3 @@ def python_call_expression(writer: GrammarWriter, function: CallableFunction, pa
         alone = writer.rule(f"{part}_{index}_alone", options[0])
         after = writer.rule(f"{part}_{index}_after", options[1])
     return f'{literal(f"{function.name}(")} {alone} ")"'
-
-
-def _skip_space(text: str, position: int) -> int:
-    found = SPACE.match(text, position)
-    assert found is not None
-    return found.end()

@@ -11,7 +11,7 @@ from typing import Final
 
 import orjson
 
-from tessera.app.tools.json_value import SPACE
+from tessera.app.tools.json_value import skip_space
 
 MAX_SCALAR = 320  # characters of a number
 _PLAIN: Final = {quote: re.compile(rf"[^\\{quote}]*") for quote in ("'", '"')}
@@ -63,9 +63,7 @@ class PythonValue:
         return "".join(pieces)
 
     def _structure(self, text: str, position: int) -> int:
-        found = SPACE.match(text, position)
-        assert found is not None
-        position = found.end()
+        position = skip_space(text, position)
         if position == len(text):
             return position
         character = text[position]

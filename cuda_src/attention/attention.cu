@@ -25,17 +25,14 @@ __device__ __forceinline__ int find_row(const int* cu_seqlens_q, int num_seqs, i
 // maximum and sum as in "Online normalizer calculation for softmax" (Milakov and Gimelshein 2018).
 //
 // Tokens after the last row, and rows without context, give zeros.
-//
-// Inputs and outputs:
-//   q [num_tokens, num_heads * head_dim] T
-//   key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim] T
-//   block_tables [*, block_table_width] int
-//   table_rows [num_seqs] int, each row's place in block_tables
-//   cu_seqlens_q [num_seqs + 1] int
-//   context_lens [num_seqs] int
-//   out [num_tokens, num_heads * head_dim] T
-//   scale_log2 = scale * log2(e)
-//
+//   in:  q [num_tokens, num_heads * head_dim] T
+//        key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim] T
+//        block_tables [*, block_table_width] int
+//        table_rows [num_seqs] int, each row's place in block_tables
+//        cu_seqlens_q [num_seqs + 1] int
+//        context_lens [num_seqs] int
+//        scale_log2 = scale * log2(e)
+//   out: out [num_tokens, num_heads * head_dim] T
 // Layout: row-major, head_dim <= 256; keys are read in 16-byte vectors where head_dim and the addresses
 // allow.
 // Grid: (num_tokens, num_heads).

@@ -8,13 +8,10 @@ constexpr int MAX_PER_LANE = MAX_HEAD_DIM / WARP_SIZE;
 
 // out = softmax over the text's keys of (q . k * scale), times v; 2^x with log2(e) in the scale; running
 // maximum and sum as in "Online normalizer calculation for softmax" (Milakov and Gimelshein 2018).
-//
-// Inputs and outputs:
-//   qkv [tokens, 3 * num_heads * head_dim] T: queries, keys and values of all heads
-//   cu_seqlens [num_seqs + 1] int
-//   out [tokens, num_heads * head_dim] T
-//   scale_log2 = scale * log2(e)
-//
+//   in:  qkv [tokens, 3 * num_heads * head_dim] T: queries, keys and values of all heads
+//        cu_seqlens [num_seqs + 1] int
+//        scale_log2 = scale * log2(e)
+//   out: out [tokens, num_heads * head_dim] T
 // Layout: row-major, any alignment; head_dim <= 128.
 // Grid: (num_seqs, blocks of 8 queries that cover the longest text, num_heads).
 // Block: 256 threads.

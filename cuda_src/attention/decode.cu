@@ -119,24 +119,23 @@ struct DecodeRow {
 // context, and the tokens after the last row, give zeros. FUSED: q and the newest key and value are made from
 // qkv as rope_and_store_kernel makes them, and the key and value are stored in the cache (unless the slot is
 // -1: then the cache has them); else q holds finished queries and the cache every key.
-//
-// Inputs and outputs:
-//   q [num_tokens, num_heads * HEAD_DIM] T; FUSED: [num_tokens, (num_heads + 2 * num_kv_heads) * HEAD_DIM] T
-//   key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] T
-//   block_tables [*, block_table_width] int
-//   table_rows [num_seqs] int, each row's place in block_tables
-//   cu_seqlens_q [num_seqs + 1] int
-//   context_lens [num_seqs] int
-//   q_norm, k_norm, cos_sin, positions, slot_mapping, rotary_dim, eps: as rope_and_store_kernel, FUSED alone
-//   out [num_tokens, num_heads * HEAD_DIM] T
-//   partial_out [num_seqs, num_heads, max_splits, HEAD_DIM] float
-//   partial_sums [num_seqs, num_heads, max_splits, 2] float
-//   arrivals [num_seqs, gridDim.x] unsigned, 0 before and after
-//   scale_log2 = scale * log2(e), positive; min_split_keys a multiple of 64; beside_prefill: the kernel in
-//   front has let this one start when all that both need was there, and they run side by side
+//   in:  q [num_tokens, num_heads * HEAD_DIM] T; FUSED:
+//        q [num_tokens, (num_heads + 2 * num_kv_heads) * HEAD_DIM] T
+//        key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] T
+//        block_tables [*, block_table_width] int
+//        table_rows [num_seqs] int, each row's place in block_tables
+//        cu_seqlens_q [num_seqs + 1] int
+//        context_lens [num_seqs] int
+//        FUSED alone: q_norm, k_norm, cos_sin, positions, slot_mapping, rotary_dim, eps as
+//        rope_and_store_kernel
+//        scale_log2 = scale * log2(e), positive; min_split_keys a multiple of 64; beside_prefill: the kernel
+//        in front has let this one start when all that both need was there, and they run side by side
+//   out: out [num_tokens, num_heads * HEAD_DIM] T
+//        partial_out [num_seqs, num_heads, max_splits, HEAD_DIM] float
+//        partial_sums [num_seqs, num_heads, max_splits, 2] float
+//        arrivals [num_seqs, gridDim.x] unsigned, 0 before and after
 // Only q, and without FUSED the cache, may be written by a kernel of the same graph that may not have ended:
 // all else is read ahead.
-//
 // Layout: row-major, q, out and the caches 16-byte aligned, norms and cos_sin to two elements; num_heads =
 // group * num_kv_heads, rotary_dim a multiple of 4, block_size of 8. Rows of shared memory are padded by 16
 // bytes, so that eight of them fill all banks.

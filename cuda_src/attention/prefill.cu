@@ -198,17 +198,14 @@ struct WarpRows {
 
 // out = softmax over the visible keys of (q . k * scale), times v, for rows with two or more queries, in one
 // pass over the keys (FlashAttention-2, Dao 2023). Weights are rounded to T before they meet v.
-//
-// Inputs and outputs:
-//   q [num_tokens, num_heads * HEAD_DIM] T
-//   key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] T
-//   block_tables [*, block_table_width] int
-//   table_rows [num_seqs] int, each row's place in block_tables
-//   cu_seqlens_q [num_seqs + 1] int
-//   context_lens [num_seqs] int
-//   out [num_tokens, num_heads * HEAD_DIM] T
-//   scale_log2 = scale * log2(e), positive
-//
+//   in:  q [num_tokens, num_heads * HEAD_DIM] T
+//        key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] T
+//        block_tables [*, block_table_width] int
+//        table_rows [num_seqs] int, each row's place in block_tables
+//        cu_seqlens_q [num_seqs + 1] int
+//        context_lens [num_seqs] int
+//        scale_log2 = scale * log2(e), positive
+//   out: out [num_tokens, num_heads * HEAD_DIM] T
 // Layout: row-major, q and the caches 16-byte aligned; num_heads = group * num_kv_heads. The group's heads of
 // consecutive tokens are the consecutive rows of a tile, so that they share its keys. Rows of shared memory
 // are padded by 16 bytes, so that eight of them fill all banks.

@@ -6,16 +6,13 @@
 
 // out = rotated(norm(q)), key_cache[slot] = rotated(norm(k)), value_cache[slot] = v: heads are normalised
 // (where they have a norm) and rotated as HeadTransform says.
-//
-// Inputs and outputs:
-//   qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] T: query, key, value heads of a token
-//   q_norm, k_norm [head_dim] T or null
-//   cos_sin [positions, rotary_dim] float (cosines, then sines) or null if rotary_dim is 0
-//   positions [num_tokens] int
-//   slot_mapping [num_tokens] int, block * block_size + offset, -1 stores nothing
-//   key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim] T
-//   out [num_tokens, num_heads * head_dim] T: the queries
-//
+//   in:  qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] T: query, key, value heads of a token
+//        q_norm, k_norm [head_dim] T or null
+//        cos_sin [positions, rotary_dim] float (cosines, then sines) or null if rotary_dim is 0
+//        positions [num_tokens] int
+//        slot_mapping [num_tokens] int, block * block_size + offset, -1 stores nothing
+//   out: key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim] T
+//        out [num_tokens, num_heads * head_dim] T: the queries
 // Layout: row-major; head_dim <= MAX_HEAD_DIM; VECTOR = 2 needs pointers aligned to two elements, head_dim
 // and rotary_dim / 2 even.
 // Grid: (num_tokens, ceil((ceil(num_heads / part_heads) + 2 * ceil(num_kv_heads / part_heads)) / 4)).

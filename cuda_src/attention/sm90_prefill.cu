@@ -17,22 +17,20 @@ constexpr int NONE = -1;
 
 // out = softmax over the visible keys of (q . k * scale), times v, for rows with two or more queries, in one
 // pass over the keys (FlashAttention-3, Shah et al. 2024). Weights are rounded to T before they meet v.
-//
-// Inputs and outputs:
-//   key_map, value_map: maps of groups of eight rows of [num_blocks * num_kv_heads * block_size, HEAD_DIM] T
-//   with boxes of `piece` = gcd(block_size, 128) rows
-//   q [num_tokens, num_heads * HEAD_DIM] T
-//   block_tables [tables, block_table_width] int
-//   table_rows [num_seqs] int
-//   cu_seqlens_q [num_seqs + 1] int
-//   context_lens [num_seqs] int
-//   out [num_tokens, num_heads * HEAD_DIM] T
-//   partial_out [blocks, 64 * CONSUMERS * HEAD_DIM] float, where splits leave their results
-//   partial_sums [blocks, 64 * CONSUMERS, 2] float
-//   arrivals [blocks * CONSUMERS] unsigned, 0 before and after
-//   scale_log2 = scale * log2(e), positive
+//   in:  key_map, value_map: maps of groups of eight rows of
+//        [num_blocks * num_kv_heads * block_size, HEAD_DIM] T with boxes of `piece` = gcd(block_size, 128)
+//        rows
+//        q [num_tokens, num_heads * HEAD_DIM] T
+//        block_tables [tables, block_table_width] int
+//        table_rows [num_seqs] int
+//        cu_seqlens_q [num_seqs + 1] int
+//        context_lens [num_seqs] int
+//        scale_log2 = scale * log2(e), positive
+//   out: out [num_tokens, num_heads * HEAD_DIM] T
+//        partial_out [blocks, 64 * CONSUMERS * HEAD_DIM] float, where splits leave their results
+//        partial_sums [blocks, 64 * CONSUMERS, 2] float
+//        arrivals [blocks * CONSUMERS] unsigned, 0 before and after
 // Only q and the caches may be written by a kernel of the same graph that may not have ended.
-//
 // Layout: row-major, q, out and partials 16-byte aligned; num_heads = group * num_kv_heads; block_size a
 // multiple of 8. The group's heads of consecutive tokens are the consecutive rows of a tile, so that they
 // share its keys.

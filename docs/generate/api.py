@@ -42,6 +42,19 @@ PAGES = (
     ),
     Page("messages.md", "Messages", ("/v1/messages",), "Anthropic's Messages API. Errors have Anthropic's form."),
     Page("embeddings.md", "Embeddings", ("/v1/embeddings",)),
+    Page(
+        "files.md",
+        "Files",
+        ("/v1/files",),
+        "Files of an API key, kept in the [data folder](../operating/batches.md#the-data-folder).",
+    ),
+    Page(
+        "batches.md",
+        "Batches",
+        ("/v1/batches",),
+        "The requests of a file, run beside interactive requests: see"
+        " [Files, batches and the data folder](../operating/batches.md#batches).",
+    ),
     Page("models.md", "Models", ("/v1/models",)),
     Page(
         "tokens.md",
@@ -114,6 +127,10 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[st
     body = operation.get("requestBody", {}).get("content", {}).get("application/json")
     if body:
         yield from _body(method, path, body)
+    form = operation.get("requestBody", {}).get("content", {}).get("multipart/form-data")
+    if form:
+        yield "### Request: multipart/form-data"
+        yield _fields(form["schema"])
     yield from _responses(operation["responses"])
 
 

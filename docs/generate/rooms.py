@@ -8,7 +8,7 @@ from pathlib import Path
 from docs.generate.figures import markdown_table
 from docs.generate.paths import ROOT
 from docs.generate.schemas import cell
-from tests.structure.test_rooms import FLOORS
+from tests.structure.floors import FLOORS
 
 HEADINGS = {
     "app": "app: the HTTP service",
@@ -24,7 +24,7 @@ def rooms_page() -> str:
         "# Rooms",
         "A room is a package with one purpose, or a module that stands alone. A room may import rooms on lower floors "
         "and nothing from its own floor or above; `tests/structure/test_rooms.py` reads every import and fails "
-        "otherwise. This page is made from that test and from the rooms' docstrings.",
+        "otherwise. This page is made from its table of floors and from the rooms' docstrings.",
     ]
     for package, heading in HEADINGS.items():
         rows = []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.contract.lfs import POINTER_ERROR, is_lfs_pointer
+from tessera.engine.contract.files import read_bytes
 
 MAX_JSON_BYTES = 16 * 2**20
 MAX_SHOWN = 60
@@ -120,15 +120,7 @@ def read_json_object(path: Path, notes: list[str] | None = None) -> dict[str, An
 
     Raises: ModelError naming the file and what is wrong with it.
     """
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_JSON_BYTES + 1)
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
-    if len(text) > MAX_JSON_BYTES:
-        raise ModelError(f"{path} is longer than {MAX_JSON_BYTES} bytes")
-    if is_lfs_pointer(text):
-        raise ModelError(f"{path} {POINTER_ERROR}")
+    text = read_bytes(path, MAX_JSON_BYTES)
     notes = [] if notes is None else notes
     return _parse_json_object(text, str(path), lambda key: notes.append(f"{path} has {key} twice: the last one counts"))
 

@@ -7,30 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.contract.lfs import POINTER_ERROR, is_lfs_pointer
+from tessera.engine.contract.files import read_bytes
 
 MAX_BYTES = 128 * 2**20
-
-
-def read_bytes(path: Path) -> bytes:
-    """Raises: ModelError naming a file that is too long, a Git LFS pointer or unreadable."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
-    if len(content) > MAX_BYTES:
-        raise ModelError(f"{path} is longer than {MAX_BYTES} bytes")
-    if is_lfs_pointer(content):
-        raise ModelError(f"{path} {POINTER_ERROR}")
-    return content
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no such file. Raises: ModelError."""
     if not path.is_file():
         return {}
-    content = read_bytes(path)
+    content = read_bytes(path, MAX_BYTES)
     try:
         parsed = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -43,6 +29,6 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_lines(path: Path) -> list[str]:
     """Without their ends. Raises: ModelError."""
     try:
-        return read_bytes(path).decode().split("\n")
+        return read_bytes(path, MAX_BYTES).decode().split("\n")
     except UnicodeDecodeError as error:
         raise ModelError(f"{path} cannot be read as UTF-8: {error}") from None

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import tokenizers
 
 from tessera.engine.contract.errors import ModelError
+from tessera.engine.contract.files import read_bytes
 from tessera.engine.gguf import is_gguf
 from tessera.engine.gguf.tokenizer import gguf_tokenizer_json
-from tessera.engine.tokens.files import read_bytes, read_json
+from tessera.engine.tokens.files import MAX_BYTES, read_json
 from tessera.engine.tokens.sentencepiece import read_sentencepiece
 from tessera.engine.tokens.special import (
     add_listed_tokens,
@@ -74,7 +75,7 @@ def tokenizer_json(path: Path) -> str:
     if is_gguf(path):
         return gguf_tokenizer_json(path)
     if (path / TOKENIZER_FILE).is_file():
-        text = read_bytes(path / TOKENIZER_FILE).decode()
+        text = read_bytes(path / TOKENIZER_FILE, MAX_BYTES).decode()
         listed = {token.content for token in listed_tokens(path, _config_of(path)).values()}
         if listed <= {token["content"] for token in json.loads(text).get("added_tokens", [])}:
             return text
@@ -90,7 +91,7 @@ def _config_of(folder: Path) -> dict[str, Any]:
 
 
 def _from_json(path: Path) -> tokenizers.Tokenizer:
-    content = read_bytes(path)
+    content = read_bytes(path, MAX_BYTES)
     try:
         return tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:  # the library raises bare Exception

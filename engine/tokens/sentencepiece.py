@@ -14,9 +14,10 @@ import tokenizers
 from tokenizers import models, normalizers
 
 from tessera.engine.contract.errors import ModelError
+from tessera.engine.contract.files import read_bytes
 from tessera.engine.gguf.sentencepiece import marked_spaces, sentencepiece_bpe, sentencepiece_decoder
 from tessera.engine.gguf.vocabulary import TokenType, Vocabulary
-from tessera.engine.tokens.files import read_bytes
+from tessera.engine.tokens.files import MAX_BYTES
 from tessera.engine.tokens.protobuf import as_bytes, as_float, as_int32, as_text, message_fields
 
 UNIGRAM, BPE = 1, 2
@@ -61,7 +62,7 @@ class SentencePieceTokenizer(NamedTuple):
 
 def read_sentencepiece(path: Path) -> SentencePieceTokenizer:
     """Its special tokens are not added yet. Raises: ModelError naming what is wrong with the file."""
-    content = read_bytes(path)
+    content = read_bytes(path, MAX_BYTES)
     try:
         model = parse_model(content)
         inner = _bpe(model) if model.kind == BPE else _unigram(model)

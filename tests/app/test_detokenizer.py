@@ -26,22 +26,22 @@ def byte_level(*, skip_special_tokens: bool = True) -> Detokenizer:
     return factory.make(skip_special_tokens=skip_special_tokens, at_start=True)
 
 
-def feed_all(detokenizer: Detokenizer, pieces: Sequence[Sequence[int]]) -> list[str]:
-    return [*(detokenizer.feed(list(piece)) for piece in pieces), detokenizer.flush()]
+def decode_all(detokenizer: Detokenizer, pieces: Sequence[Sequence[int]]) -> list[str]:
+    return [*(detokenizer.decode_tokens(list(piece)) for piece in pieces), detokenizer.flush()]
 
 
 def test_a_character_waits_for_all_its_bytes() -> None:
     pieces = [[i] for i in ids("a🙂b")]
-    assert feed_all(byte_level(), pieces) == ["a", "", "", "", "🙂", "b", ""]
+    assert decode_all(byte_level(), pieces) == ["a", "", "", "", "🙂", "b", ""]
 
 
 def test_an_unfinished_character_is_flushed_as_replacement() -> None:
-    assert feed_all(byte_level(), [ids("a🙂")[:-1]]) == ["a", "\ufffd"]
+    assert decode_all(byte_level(), [ids("a🙂")[:-1]]) == ["a", "\ufffd"]
 
 
 def test_invalid_bytes_do_not_hold_up_the_text() -> None:
     lone_continuation = ids("ü")[1]
-    assert "".join(feed_all(byte_level(), [[lone_continuation], ids("ab")])) == "\ufffdab"
+    assert "".join(decode_all(byte_level(), [[lone_continuation], ids("ab")])) == "\ufffdab"
 
 
 def test_text_does_not_depend_on_how_tokens_are_cut() -> None:
@@ -51,21 +51,21 @@ def test_text_does_not_depend_on_how_tokens_are_cut() -> None:
     for _ in range(50):
         cuts = sorted(rng.sample(range(1, len(token_ids)), 5))
         pieces = [token_ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(token_ids)], strict=True)]
-        assert "".join(feed_all(byte_level(), pieces)) == TEXT
+        assert "".join(decode_all(byte_level(), pieces)) == TEXT
 
 
 def test_special_tokens_are_skipped_on_request() -> None:
     token_ids = [*ids("hi"), 0]
-    assert "".join(feed_all(byte_level(), [token_ids])) == "hi"
-    assert "".join(feed_all(byte_level(skip_special_tokens=False), [token_ids])) == "hi<|im_end|>"
+    assert "".join(decode_all(byte_level(), [token_ids])) == "hi"
+    assert "".join(decode_all(byte_level(skip_special_tokens=False), [token_ids])) == "hi<|im_end|>"
 
 
 def test_leading_space_is_dropped_only_at_the_start_of_a_text() -> None:
     tokenizer = metaspace_tokenizer()
     factory = DetokenizerFactory(tokenizer)
     pieces = [[i] for i in tokenizer.encode("hi hi ü", add_special_tokens=False)]
-    standalone = feed_all(factory.make(skip_special_tokens=True, at_start=True), pieces)
-    continuing = feed_all(factory.make(skip_special_tokens=True, at_start=False), pieces)
+    standalone = decode_all(factory.make(skip_special_tokens=True, at_start=True), pieces)
+    continuing = decode_all(factory.make(skip_special_tokens=True, at_start=False), pieces)
     assert "".join(standalone) == "hi hi ü"
     assert "".join(continuing) == " hi hi ü"
 
@@ -76,14 +76,14 @@ def test_other_decoders_go_through_a_window() -> None:
     factory = DetokenizerFactory(HuggingFaceTokenizer(inner, {}))
     detokenizer = factory.make(skip_special_tokens=True, at_start=True)
     assert isinstance(detokenizer, WindowDetokenizer)
-    assert feed_all(detokenizer, [[0], [1], [2]]) == ["un", "able", " to", ""]
+    assert decode_all(detokenizer, [[0], [1], [2]]) == ["un", "able", " to", ""]
 
 
 def matched(stops: Sequence[str], pieces: Sequence[str], *, include_stop: bool = False) -> tuple[list[str], bool]:
     matcher = StopMatcher(stops, include_stop=include_stop)
     shown = []
     for piece in pieces:
-        shown.append(matcher.feed(piece))
+        shown.append(matcher.match_text(piece))
         if matcher.stopped:
             return shown, True
     return [*shown, matcher.flush()], False

@@ -13,11 +13,11 @@ import pytest
 from tessera.app.server.application import create_app
 from tessera.app.settings import AppSettings
 from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
+from tests.support.http_fixtures import as_engine_client, call, ids, settings_for, write_model_folder
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "hi"}
-PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
+PATHS: dict[str, dict[str, Any]] = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
 HELLO = play(ids("hello"), finish="length")
 LEAKS = re.compile(r"Traceback|site-packages|\.py\b|0x[0-9a-f]{6}|pydantic|/tmp/")
 
@@ -261,7 +261,7 @@ def test_the_templates_message_is_the_errors_message(tmp_path: Path) -> None:
 
 def test_too_many_prompts_in_preparation(tmp_path: Path) -> None:
     settings = settings_for(write_model_folder(tmp_path), max_text_jobs=1)
-    app = create_app(FakeClient(always(HELLO)), settings)
+    app = create_app(as_engine_client(FakeClient(always(HELLO))), settings)
     workers = app.state.model.workers
     assert workers._places.acquire(blocking=False)
     transport = httpx.ASGITransport(app)

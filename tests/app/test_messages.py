@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,8 @@ def test_tool_use(tmp_path: Path) -> None:
             pieces = [event.partial_json for event in stream if event.type == "input_json"]
             final = stream.get_final_message()
         assert len(pieces) > 2
-        assert [block.input for block in final.content[1:]] == [{"city": "Köln"}, {"city": "Bonn"}]
+        calls = [block.input for block in final.content if block.type == "tool_use"]
+        assert calls == [{"city": "Köln"}, {"city": "Bonn"}]
         assert final.stop_reason == "tool_use"
         single = api.messages.create(
             **ASK, tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True}
@@ -214,6 +215,19 @@ def test_stop_reasons(tmp_path: Path) -> None:
         assert message.content[0].input == {}
 
 
+def thinking_of(content: Sequence[Any]) -> anthropic.types.ThinkingBlock:
+    """The first block, which must be reasoning."""
+    assert isinstance(content[0], anthropic.types.ThinkingBlock)
+    return content[0]
+
+
+def error_of(error: anthropic.APIStatusError) -> dict[str, Any]:
+    """The error object of a response's body."""
+    assert isinstance(error.body, dict)
+    found: dict[str, Any] = error.body["error"]
+    return found
+
+
 def test_thinking(tmp_path: Path) -> None:
     with sdk(says("<think>\nhm, so\n</think>\n\nfine"), tool_settings(tmp_path)) as api:
         message = api.messages.create(**ASK)
@@ -223,7 +237,7 @@ def test_thinking(tmp_path: Path) -> None:
         with api.messages.stream(**ASK) as stream:
             final = stream.get_final_message()
         assert [block.type for block in final.content] == ["thinking", "text"]
-        assert final.content[0].thinking == "hm, so"
+        assert thinking_of(final.content).thinking == "hm, so"
 
 
 @pytest.mark.parametrize("kind", ["disabled", "enabled", "adaptive"])
@@ -251,8 +265,8 @@ def test_reasoning_survives_a_round_trip_through_the_sdk(tmp_path: Path) -> None
     with sdk(client, tool_settings(tmp_path)) as api:
         with api.messages.stream(**ASK) as stream:
             message = stream.get_final_message()
-        assert message.content[0].signature
-        assert message.content[0].signature == api.messages.create(**ASK).content[0].signature
+        assert thinking_of(message.content).signature
+        assert thinking_of(message.content).signature == thinking_of(api.messages.create(**ASK).content).signature
         history: Any = [*ASK["messages"], {"role": "assistant", "content": message.content}]
         api.messages.create(**{**ASK, "messages": [*history, {"role": "user", "content": "go on"}]})
     assert "<think>hm, so</think>fine" in prompt_of(client)
@@ -276,20 +290,20 @@ def test_keys_and_errors(tmp_path: Path) -> None:
             api.messages.create(**{**ASK, "model": "claude"})
         with pytest.raises(anthropic.BadRequestError) as wrong:
             api.messages.create(**ASK, extra_body={"temperature": 7})
-        assert wrong.value.body["error"]["type"] == "invalid_request_error"
-        assert wrong.value.request_id.startswith("req_")
+        assert error_of(wrong.value)["type"] == "invalid_request_error"
+        assert (wrong.value.request_id or "").startswith("req_")
         with pytest.raises(anthropic.RateLimitError) as full:
             api.messages.create(**ASK)
         assert full.value.body == {"type": "error", "error": {"type": "rate_limit_error", "message": "full"}}
         with pytest.raises(anthropic.AuthenticationError) as denied:
             api.with_options(api_key="wrong").messages.create(**ASK)
-        assert denied.value.body["error"]["type"] == "authentication_error"
+        assert error_of(denied.value)["type"] == "authentication_error"
 
 
 def test_a_failure_in_mid_stream(settings: AppSettings) -> None:
     outputs = [*play(ids("ab"), finish=None), EngineError("broken off")]
     with sdk(FakeClient(always(outputs)), settings) as api:
-        seen = []
+        seen: list[str] = []
         with (
             pytest.raises(anthropic.APIStatusError, match="broken off"),
             api.messages.create(**ASK, stream=True) as stream,
@@ -386,6 +400,8 @@ def test_a_tool_that_must_be_used_is_enforced(tmp_path: Path, choice: Any) -> No
         message = api.messages.create(**ASK, tools=[TOOL], tool_choice=choice)
         assert [block.type for block in message.content] == ["tool_use"]
         assert message.stop_reason == "tool_use"
-        assert "weather" in client.submissions[0].params.grammar.text
+        grammar = client.submissions[0].params.grammar
+        assert grammar is not None
+        assert "weather" in grammar.text
         api.messages.create(**ASK, tools=[TOOL])
         assert client.submissions[1].params.grammar is None

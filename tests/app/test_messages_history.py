@@ -38,7 +38,7 @@ def ask(client: FakeClient, settings: AppSettings, messages: Any, **fields: Any)
     body = {"model": "tiny", "max_tokens": 9, "messages": messages, **fields}
     response = call(client, settings, "POST", "/v1/messages", params={"beta": "true"}, json=body)
     assert response.status_code == 200, response.text
-    return response.json()  # type: ignore[no-any-return]
+    return response.json()
 
 
 def last_message(settings: AppSettings, content: Any) -> str:

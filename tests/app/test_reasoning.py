@@ -1,4 +1,4 @@
-"""Reasoning is told from the answer, however the text is cut, and models without think tags are left alone."""
+"""Reasoning is told from the content, however the text is cut, and models without think tags are left alone."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def answer_of(settings: AppSettings, text: str, *, finish: str = "stop", **field
     client = FakeClient(always(play([*ids(text), 0], finish=finish, stop_token_id=0)))
     response = call(client, settings, "POST", "/v1/chat/completions", json={**CHAT, **fields})
     assert response.status_code == 200, response.text
-    return response.json()  # type: ignore[no-any-return]
+    return response.json()
 
 
 def test_wire_16_reasoning_has_both_names_and_its_tokens_are_counted(settings: AppSettings) -> None:
@@ -223,7 +223,10 @@ def tagged_settings(folder: Path, template: str) -> tuple[AppSettings, int, int]
     tokenizer = byte_level_tokenizer()
     tokenizer.add_tokens([AddedToken("<think>"), AddedToken("</think>")])
     tokenizer.save(str(folder / "tokenizer.json"))
-    return settings_for(folder), tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
+    begin, end = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
+    assert begin is not None
+    assert end is not None
+    return settings_for(folder), begin, end
 
 
 HEADLESS = TEMPLATE + "{# <think></think> #}"  # a template that cannot turn reasoning off

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,8 @@ INFO = msgspec.structs.replace(ROOMY, embeddings=(EMBEDDINGS,))
 HELLO = [{"role": "user", "content": "hello"}]
 FUNCTION = {"name": "weather", "description": "Tells the weather", "parameters": WEATHER_PARAMETERS, "strict": False}
 SCHEMA = {"name": "city", "schema": WEATHER_PARAMETERS}
+UPLOADED = b"not a request"
+BATCH_OPERATIONS = ("createBatch", "retrieveBatch", "cancelBatch")
 THINKS_AND_CALLS = f"<think>hm</think>so {CALL}"
 FAILS = object()  # in the place of a text: the engine fails after some tokens
 
@@ -102,13 +105,14 @@ ITEMS = [
 
 @dataclass
 class Case:
-    """One request: its body, what the model writes, and whether it can be streamed as well."""
+    """One request: its body, or the file and purpose of an upload; what the model writes; if it can be streamed."""
 
     body: dict[str, Any] | None = None
     text: Any = "hello wörld"
     streams: bool = True
     whole: bool = True
     path: dict[str, str] = field(default_factory=dict)
+    upload: tuple[bytes, str] | None = None
 
 
 CASES: dict[str, list[Case]] = {
@@ -157,6 +161,15 @@ CASES: dict[str, list[Case]] = {
         Case({"model": "tiny", "input": ["hello", "world"]}),
         Case({"model": "tiny", "input": "hello", "encoding_format": "base64"}),
     ],
+    "createFile": [Case(upload=(UPLOADED, "batch"))],
+    "listFiles": [Case()],
+    "retrieveFile": [Case()],
+    "downloadFile": [Case()],
+    "deleteFile": [Case()],
+    "createBatch": [Case({"endpoint": "/v1/completions", "completion_window": "24h", "metadata": {"a": "b"}})],
+    "listBatches": [Case()],
+    "retrieveBatch": [Case()],
+    "cancelBatch": [Case()],
     "invoke": [Case(CHAT)],
     "listModels": [Case()],
     "retrieveModel": [Case(path={"name": "tiny"}), Case(path={"name": "another"})],
@@ -206,6 +219,17 @@ class Client(FakeClient):
         return np.full((len(inputs), EMBEDDINGS.dimension), 0.5, np.float32)
 
 
+def ended_batch(http: httpx.Client, file_id: str) -> str:
+    """The id of a batch that has failed, with an error."""
+    request = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch_id: str = http.post("/v1/batches", json=request).json()["id"]
+    for _ in range(1000):
+        if http.get(f"/v1/batches/{batch_id}").json()["status"] == "failed":
+            return batch_id
+        threading.Event().wait(0.01)
+    raise AssertionError("the batch did not end")
+
+
 class Fields:
     """The fields of described models that have occurred."""
 
@@ -243,13 +267,15 @@ def events_of(body: str) -> Iterator[str]:
 
 def check_whole(http: httpx.Client, operation: Operation, case: Case, fields: Fields) -> dict[str, Any] | None:
     """The response as JSON, checked against the model that the route declares for its status."""
-    body = {"json": case.body} if case.body is not None else {}
+    body: dict[str, Any] = {"json": case.body} if case.body is not None else {}
+    if case.upload is not None:
+        body = {"files": {"file": case.upload[0]}, "data": {"purpose": case.upload[1]}}
     response = http.request(operation.method, operation.path.format(**case.path), **body)
     model: type[BaseModel] | None = operation.description.returns if operation.description is not None else None
     if response.status_code != 200 and operation.id not in ("health", "ping", "ready"):
         model = error_model(operation.path)
     if model is None:
-        assert response.headers["content-type"].startswith("text/plain")
+        assert response.headers["content-type"].startswith(("text/plain", "application/octet-stream"))
         return None
     fields.note(model.model_validate_json(response.content))
     parsed: dict[str, Any] = response.json()
@@ -272,7 +298,7 @@ def test_every_response_and_event_fits_and_every_field_occurs(tmp_path: Path) ->
     assert CASES.keys() == {operation.id for operation in OPERATIONS}
     operations = {operation.id: operation for operation in OPERATIONS}
     with (
-        serve(client, tool_settings(tmp_path)) as url,  # type: ignore[arg-type]
+        serve(client, tool_settings(tmp_path)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE) as http,
     ):
         for name, cases in CASES.items():
@@ -283,6 +309,14 @@ def test_every_response_and_event_fits_and_every_field_occurs(tmp_path: Path) ->
                     stored = check_whole(http, operations["createResponse"], Case({**RESPONSE, "input": ITEMS}), fields)
                     assert stored is not None
                     case.path = {"response_id": stored["id"]}
+                if name in ("retrieveFile", "downloadFile", "deleteFile", *BATCH_OPERATIONS):
+                    made = check_whole(http, operations["createFile"], CASES["createFile"][0], fields)
+                    assert made is not None
+                    case.path = {"file_id": made["id"]}
+                    if name == "createBatch":
+                        case.body = {**(case.body or {}), "input_file_id": made["id"]}
+                    elif name in BATCH_OPERATIONS:
+                        case.path = {"batch_id": ended_batch(http, made["id"])}
                 if case.whole:
                     check_whole(http, operation, case, fields)
                 if case.streams and operation.description is not None and operation.description.events is not None:

@@ -1,6 +1,6 @@
 """schemathesis against /openapi.json: whatever is sent, no fault, and an answer of a shape that is described.
 
-The data is drawn from a fixed seed; more examples find more: TESSERA_FUZZ_EXAMPLES=1000.
+The data is drawn from a fixed seed; more examples find more: `make test-long`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tessera.app.schema.fields import MAX_NAME
 from tessera.app.server.application import create_app
 from tessera.engine.contract.messages import TokenLogprobs
 from tests.support.fake_client import FakeClient, Submission, play
-from tests.support.http_fixtures import ids
+from tests.support.http_fixtures import as_engine_client, ids
 from tests.support.operations import OPERATIONS
 from tests.support.server_fixture import Server
 from tests.support.surface_fixtures import CALL, ROOMY, tool_settings
@@ -60,7 +60,7 @@ def script(submission: Submission) -> Any:
 
 @pytest.fixture(scope="module")
 def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.BaseSchema]:
-    app = create_app(FakeClient(script, info=ROOMY), tool_settings(tmp_path_factory.mktemp("model")))
+    app = create_app(as_engine_client(FakeClient(script, info=ROOMY)), tool_settings(tmp_path_factory.mktemp("model")))
 
     async def without_lifespan(scope: Any, receive: Any, send: Any) -> None:
         """Schemathesis ends an app's life before it tests it."""
@@ -75,10 +75,11 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.Ba
     app.state.model.workers.close()
 
 
-def send(case: Case, checks: list[Any]) -> None:
+def send(case: Case[Any], checks: list[Any]) -> None:
     """With the model's name made right, because by chance it never is."""
-    if isinstance(case.body, dict) and isinstance(case.body.get("model"), str) and len(case.body["model"]) <= MAX_NAME:
-        case.body["model"] = "tiny"
+    body: Any = case.body
+    if isinstance(body, dict) and isinstance(body.get("model"), str) and len(body["model"]) <= MAX_NAME:
+        body["model"] = "tiny"
     response = case.call()
     if response.status_code == 413:  # a refusal as well, which the check of these does not know
         checks = [check for check in checks if check is not negative_data_rejection]
@@ -86,7 +87,7 @@ def send(case: Case, checks: list[Any]) -> None:
     assert "x-request-id" in response.headers
 
 
-def fits_after_all(case: Case, document: Any) -> bool:
+def fits_after_all(case: Case[Any], document: Any) -> bool:
     """Whether a body that was made to break the description does not: what one form forbids, another may allow."""
     described = case.operation.definition.raw["requestBody"]["content"]["application/json"]["schema"]
     validator = jsonschema.Draft202012Validator({**described, "components": document["components"]})
@@ -97,7 +98,7 @@ def fits_after_all(case: Case, document: Any) -> bool:
 def test_whatever_fits_the_description(schema: Any, operation: Any) -> None:
     @SETTINGS
     @given(case=schema.find_operation_by_id(operation.id).as_strategy(generation_mode=GenerationMode.POSITIVE))
-    def check(case: Case) -> None:
+    def check(case: Case[Any]) -> None:
         send(case, CHECKS)
 
     check()
@@ -109,7 +110,7 @@ def test_whatever_fits_the_description(schema: Any, operation: Any) -> None:
 def test_whatever_does_not_fit_the_description(schema: Any, operation: Any) -> None:
     @SETTINGS
     @given(case=schema.find_operation_by_id(operation.id).as_strategy(generation_mode=GenerationMode.NEGATIVE))
-    def check(case: Case) -> None:
+    def check(case: Case[Any]) -> None:
         fits = operation.bodies and fits_after_all(case, schema.raw_schema)
         send(case, CHECKS if fits else [*CHECKS, negative_data_rejection])
 
@@ -140,7 +141,7 @@ def test_the_engine_answers_rightly_after_all_of_it(schema: Any, builtin_server:
     pid = builtin_server.engine_pid()
     num_answers: Counter[int] = Counter()
 
-    def check(case: Case) -> None:
+    def check(case: Case[Any]) -> None:
         has_body = case.operation.definition.raw.get("requestBody") is not None
         body = for_a_real_engine(case.body, builtin_server.model)
         content = None if not has_body else body if isinstance(body, bytes) else json.dumps(body, default=str).encode()

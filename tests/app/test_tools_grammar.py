@@ -33,8 +33,11 @@ TEXTS = {"<function=", "</function>", "<parameter=", "</parameter>"}
 MARKERS = {text for form in FORMATS.values() for text in form.parser.markers}
 SPECIAL = tuple(sorted({"<think>", "</think>", *MARKERS} - TEXTS))
 MISTRAL_TEMPLATE = "{{ tools }}[TOOL_CALLS]f[ARGS]{}"
-ALL_FORMATS = {**FORMATS, "mistral_marked": choose_format("auto", [MISTRAL_TEMPLATE])}
-WEATHER = {
+ALL_FORMATS = {
+    **{str(name): form for name, form in FORMATS.items()},
+    "mistral_marked": choose_format("auto", [MISTRAL_TEMPLATE]),
+}
+WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {
         "city": {"type": "string", "enum": ["Paris", "Bad Kissingen"]},
@@ -111,7 +114,7 @@ def check_arguments(name: str, arguments: dict[str, Any]) -> None:
         assert arguments == {}
         return
     assert name == "weather"
-    assert {"city", "days"} <= set(arguments) <= set(WEATHER["properties"])  # type: ignore[arg-type]
+    assert {"city", "days"} <= set(arguments) <= set(WEATHER["properties"])
     assert arguments["city"] in ("Paris", "Bad Kissingen")
     assert type(arguments["days"]) is int
     assert 1 <= arguments["days"] <= 9
@@ -130,7 +133,7 @@ def test_forced_calls_cannot_fail(name: str, several: bool, reasoning: Reasoning
     grammar = calls_grammar(form.syntax, FUNCTIONS, markers.get, several=several, reasoning=reasoning)
     rng = Random(SEED)
     print("seed", SEED)
-    counts = set()
+    counts: set[int] = set()
     for attempt in range(64):
         if attempt >= 8 and (not several or max(counts) > 1):
             break

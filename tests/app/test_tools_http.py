@@ -98,7 +98,8 @@ def test_tools_reach_the_template_as_they_were_given(settings: AppSettings) -> N
 
 
 def test_without_tools_or_with_none_a_call_is_text(settings: AppSettings) -> None:
-    for fields in ({"tools": None}, {"tools": []}, {"tool_choice": "none"}):
+    without: list[dict[str, Any]] = [{"tools": None}, {"tools": []}, {"tool_choice": "none"}]
+    for fields in without:
         choice = post(saying(PARIS), settings, **fields)["choices"][0]
         assert choice["message"]["content"] == PARIS
         assert choice["finish_reason"] == "stop"

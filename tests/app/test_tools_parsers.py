@@ -198,7 +198,7 @@ def test_arguments_that_break_off_stay_a_call() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_arguments_come_in_pieces_and_names_once(name: str) -> None:
+def test_arguments_come_in_pieces_and_names_once(name: Any) -> None:
     text = next(text for form, text, _, calls in CASES if form == name and len(calls) == 1)
     reader = CompletionReader(None, FORMATS[name].parser(TOOLS))
     steps = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ READ_GB_S = 4300  # of memory, as measured
 Row = dict[str, Any]
 
 
-def measure(device: CudaDevice, calls: list[Callable[[], object]]) -> float:
+def measure(device: CudaDevice, calls: Sequence[Callable[[], object]]) -> float:
     """Microseconds a call takes when all of `calls` are replayed as one graph."""
     for call in calls[:2]:
         call()
@@ -74,7 +74,7 @@ def matmuls(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) 
                 continue
             x = _random(ops, m, k)
             out = empty((m, n), float32 if head else bfloat16, device)
-            calls = [lambda w=weights[i % copies], x=x, out=out: ops.matmul(x, w, out=out) for i in range(CALLS)]
+            calls = [partial(ops.matmul, x, weights[i % copies], out=out) for i in range(CALLS)]
             microseconds = measure(device, calls)
             moved = 2 * (k * n + m * k) + out.nbytes
             yield {
@@ -344,8 +344,8 @@ def small(ops: CudaOps, device: CudaDevice) -> Iterator[Row]:
             x, out = _random(ops, rows, hidden), _random(ops, rows, hidden)
             gate_up, act = _random(ops, rows, 6 * hidden), _random(ops, rows, 3 * hidden)
             calls: dict[str, tuple[Callable[[], object], int]] = {
-                "rmsnorm": (lambda x=x, w=weight, o=out: ops.rmsnorm(x, w, 1e-6, o), 2 * x.nbytes),
-                "silu_mul": (lambda g=gate_up, o=act: ops.silu_mul(g, o), gate_up.nbytes + act.nbytes),
+                "rmsnorm": (partial(ops.rmsnorm, x, weight, 1e-6, out), 2 * x.nbytes),
+                "silu_mul": (partial(ops.silu_mul, gate_up, act), gate_up.nbytes + act.nbytes),
             }
             for name, (call, moved) in calls.items():
                 microseconds = measure(device, [call] * CALLS)
@@ -404,7 +404,7 @@ class TorchReference:
                 return torch.mm(x, weight.t(), out_dtype=torch.float32)
             return torch.nn.functional.linear(x, weight)
 
-        return self._measure([lambda w=weights[i % copies]: product(w) for i in range(CALLS)])
+        return self._measure([partial(product, weights[i % copies]) for i in range(CALLS)])
 
     def attention(self, heads: int, kv_heads: int, rows: int, queries: int, context: int) -> float:
         q = self._random(rows, heads, queries, 128)

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.sampling_params import SamplingParams
@@ -26,7 +26,7 @@ from tessera.engine.runner.model_runner import ModelRunner
 from tests.bench.models import CONFIGS, write_model
 from tests.support.decoder_harness import Row, step_batch
 
-BLOCK_SIZE = 16
+BLOCK_SIZE: Final = 16
 STEPS = 60
 
 

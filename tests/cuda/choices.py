@@ -6,6 +6,7 @@ A line is a device, a problem, and its launches: kernel, grid, threads, dynamic 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -67,19 +68,17 @@ def linear_problems(ops: CudaOps, device: GridDevice) -> Iterator[tuple[str, Cal
             continue
         x, out, weight = (device.tensor(*shape, dtype=dtype) for shape in ((m, k), (m, n), (n, k)))
         name = f"{C_TYPE_NAMES[dtype]} {m}x{k}x{n}"
-        yield f"plain {name}", lambda x=x, weight=weight, out=out: ops.matmul(x, weight, out=out)
+        yield f"plain {name}", partial(ops.matmul, x, weight, out=out)
         if dtype == float32:
             continue
         logits = device.tensor(m, n, dtype=float32)
-        yield f"logits {name}", lambda x=x, weight=weight, out=logits: ops.matmul(x, weight, out=out)
+        yield f"logits {name}", partial(ops.matmul, x, weight, out=logits)
         both = LinearWeight.of(device.tensor(2 * n, k))
         norm = RMSNorm(device.tensor(k), 1e-5, device.tensor(m, k))
         gate = Activate("silu_mul", device.tensor(m, 2 * n))
         yield (
             f"normed gated {name}",
-            lambda x=x, both=both, norm=norm, gate=gate, out=out: ops.linear(
-                x, both, prologue=norm, epilogue=gate, out=out
-            ),
+            partial(ops.linear, x, both, prologue=norm, epilogue=gate, out=out),
         )
 
 
@@ -101,8 +100,13 @@ def attention_problems(ops: CudaOps, device: GridDevice) -> Iterator[tuple[str, 
         qkv = device.tensor(tokens, (heads + 2 * kv_heads) * head_dim)
         yield (
             f"attention {heads}/{kv_heads}x{head_dim} rows {rows} queries {max(queries)} context {max(contexts)}",
-            lambda qkv=qkv, cache=cache, metadata=metadata, heads=heads, out=out: ops.attention(
-                qkv, cache, cache, metadata, HeadTransform(), num_heads=heads, scale=0.1, queries=out, out=out
+            partial(
+                ops.attention,
+                *(qkv, cache, cache, metadata, HeadTransform()),
+                num_heads=heads,
+                scale=0.1,
+                queries=out,
+                out=out,
             ),
         )
 
@@ -124,6 +128,6 @@ if __name__ == "__main__":
     from tessera.engine.ops.cuda.attention import sm90_prefill
     from tessera.engine.ops.cuda.linear import sm90
 
-    sm90.box_map = lambda *_: bytes(128)
-    sm90_prefill.row_groups_map = lambda *_: bytes(128)
+    for module, name in ((sm90, "box_map"), (sm90_prefill, "row_groups_map")):
+        setattr(module, name, lambda *_: bytes(128))
     CHOICES.write_text("".join(choices()))

@@ -13,6 +13,7 @@ from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import ATTENTION, sm90_prefill
 from tessera.engine.ops.cuda.candidates import Candidate, CandidateTable, Chooser
 from tessera.engine.ops.cuda.linear import LINEAR, costs, sm90
+from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL
 from tessera.engine.ops.cuda.registry import all_specs
 from tests.cuda.choices import CHOICES, DEVICES, GridDevice, choices
 
@@ -77,7 +78,7 @@ def test_every_kernel_of_a_table_is_described() -> None:
 
 
 class TestTable:
-    SPEC: KernelSpec[Any] = sm90.SM90_MATMUL
+    SPEC: KernelSpec[Any] = SM90_MATMUL
 
     def candidate(self, name: str, order: int, cost: float, least: int = 0) -> Candidate[tuple[int], None]:
         return Candidate(

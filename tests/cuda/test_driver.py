@@ -12,7 +12,7 @@ import pytest
 from cuda.bindings import driver as bindings
 
 from tessera.engine.contract.errors import DeviceError, OutOfMemoryError
-from tessera.engine.cuda import driver, memory
+from tessera.engine.cuda import memory
 from tessera.engine.cuda.driver import check, find_device
 from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Kernel, KernelSpec
@@ -71,7 +71,8 @@ def arguments_of(kernel: Kernel, formats: list[str]) -> list[Any]:
 class TestArguments:
     def test_each_is_where_its_pointer_says(self) -> None:
         kernel = Kernel(MIXED, None)
-        for values in ([-1, 2**63, 0.5, 2**32 - 1, -(2**40), 2**64 - 1], [7, 0, -2.0, 0, 2**40, 1]):
+        cases: list[list[Any]] = [[-1, 2**63, 0.5, 2**32 - 1, -(2**40), 2**64 - 1], [7, 0, -2.0, 0, 2**40, 1]]
+        for values in cases:
             kernel.set_params(MixedParams(*values))
             assert arguments_of(kernel, FORMATS) == values
 
@@ -83,7 +84,7 @@ class TestArguments:
 
     def test_a_map_among_others(self) -> None:
         kernel = Kernel(KernelSpec("a.cu", "a_kernel", (), MapParams), None)
-        values = [5, bytes(range(128)), 1 << 40]
+        values: list[Any] = [5, bytes(range(128)), 1 << 40]
         kernel.set_params(MapParams(*values))
         assert arguments_of(kernel, ["i", "128s", "Q"]) == values
         with pytest.raises(DeviceError, match="TensorMap map cannot be b'short'"):
@@ -266,7 +267,7 @@ def answering(**answers: tuple[Any, ...]) -> Callable[[pytest.MonkeyPatch], None
                 return answer
 
             function.__name__ = name
-            monkeypatch.setattr(driver.driver, name, function)
+            monkeypatch.setattr(f"tessera.engine.cuda.driver.driver.{name}", function)
 
     return patch
 
@@ -328,7 +329,7 @@ class TestFindDevice:
         def missing(flags: int) -> tuple[Any, ...]:
             raise RuntimeError("libcuda is not there")
 
-        monkeypatch.setattr(driver.driver, "cuInit", missing)
+        monkeypatch.setattr("tessera.engine.cuda.driver.driver.cuInit", missing)
         assert find_device() == (False, "no NVIDIA driver is installed (libcuda was not found)")
 
 

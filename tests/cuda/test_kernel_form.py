@@ -1,4 +1,4 @@
-"""Kernels in scannable form: short bodies, a header comment in one order, PTX in headers alone."""
+"""Kernels can be scanned: a header comment in one form, bodies and files of bounded length, PTX in headers alone."""
 
 from __future__ import annotations
 
@@ -10,78 +10,79 @@ import pytest
 
 from tessera.engine.cuda.compiler import SOURCE_FOLDER
 
-FOLDERS = ("attention",)  # of cuda_src whose kernels have this form
-MOST_BODY_LINES = 150
+ROOMS = sorted(path for path in SOURCE_FOLDER.iterdir() if path.is_dir() and path.name != "include")
+FILES = [path for room in ROOMS for path in sorted(room.iterdir())]
+MAX_BODY_LINES = 150
 LONGER_BODIES = {"sm90_paged_attention_prefill_kernel": 190}  # one pipeline; its steps are structs
-MOST_FILE_LINES = 500
-SECTIONS = ("Inputs and outputs:", "Layout:", "Grid:", "Block:", "Shared memory:", "Unit of work:")
-TENSOR = re.compile(r"^  \w+(?:, \w+)* \[[^\]]+\] \w+", re.MULTILINE)
-NAME = re.compile(r"\b(\w+_kernel)\(")
+MAX_FILE_LINES = 500
+LABELS = ("  in:", "  out:", "Layout:", "Grid:", "Block:", "Shared memory:", "Unit of work:")
+MID_LINE = ("Block:", "Shared memory:")  # may follow another label on its line
+KERNEL = re.compile(r"__global__[^;{}]*?\b(\w+_kernel)\(", re.DOTALL)
+TENSOR = re.compile(r"\b\w+(?:, \w+)* \[[^\]]+\] \w+")  # name [dims] dtype
+INLINE_PTX = re.compile(r"\basm\b")
 
 
 class Kernel(NamedTuple):
-    """A kernel of a file: the comment above it without slashes, and the lines between its braces."""
+    """A kernel as its source has it; `comment` is without the slashes."""
 
+    file: Path
     name: str
     comment: str
-    body: list[str]
+    body_lines: int
 
 
-def files(*suffixes: str) -> list[Path]:
-    return sorted(path for folder in FOLDERS for path in (SOURCE_FOLDER / folder).iterdir() if path.suffix in suffixes)
+def kernels_of(file: Path) -> list[Kernel]:
+    text = file.read_text()
+    return [_kernel(file, text, match) for match in KERNEL.finditer(text)]
 
 
-def kernels_of(path: Path) -> list[Kernel]:
-    lines = path.read_text().splitlines()
-    found = []
-    for number, line in enumerate(lines):
-        if not line.startswith("__global__"):
-            continue
-        begin = number - 1 if lines[number - 1].startswith("template") else number
-        first = begin
-        while first > 0 and lines[first - 1].startswith("//"):
-            first -= 1
-        opening = next(i for i in range(number, len(lines)) if lines[i].endswith(") {"))
-        name = NAME.search(" ".join(lines[number : opening + 1]))
-        assert name is not None, f"{path.name}:{number + 1}: a kernel is called <op>_kernel"
-        comment = "\n".join(line.removeprefix("//").removeprefix(" ") for line in lines[first:begin])
-        found.append(Kernel(name[1], comment, lines[opening + 1 : lines.index("}", opening)]))
-    return found
+def _kernel(file: Path, text: str, match: re.Match[str]) -> Kernel:
+    before = text[: match.start()].rstrip().split("\n")
+    while before and before[-1].strip() and not before[-1].startswith("//"):
+        before.pop()  # the template's lines
+    comment: list[str] = []
+    while before and before[-1].startswith("//"):
+        comment.insert(0, before.pop().removeprefix("//").removeprefix(" "))
+    body = text[text.index("{\n", match.end()) : text.index("\n}\n", match.end())]
+    return Kernel(file, match[1], "\n".join(comment), body.count("\n"))
 
 
-KERNELS = [pytest.param(kernel, id=kernel.name) for path in files(".cu") for kernel in kernels_of(path)]
+KERNELS = [kernel for file in FILES for kernel in kernels_of(file)]
+kernels = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 
 
 def test_every_kernel_is_looked_at() -> None:
-    assert len(KERNELS) == sum(path.read_text().count("__global__") for path in files(".cu"))
-    assert len(KERNELS) >= len(FOLDERS)
+    assert {kernel.file.parent for kernel in KERNELS} == set(ROOMS)
+    assert len(KERNELS) == sum(path.read_text().count("__global__") for path in FILES)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_comment_has_all_sections_in_order(kernel: Kernel) -> None:
-    """A formula first, then the sections, each on a line of its own."""
-    places = [re.search(rf"^{re.escape(section)}", kernel.comment, re.MULTILINE) for section in SECTIONS]
-    missing = [section for section, place in zip(SECTIONS, places, strict=True) if place is None]
-    assert not missing
-    starts = [place.start() for place in places if place is not None]
-    assert starts == sorted(starts)
-    assert re.search(r"\w+ = ", kernel.comment[: starts[0]]), "no formula"
+@kernels
+def test_header_comment_has_the_form(kernel: Kernel) -> None:
+    """A formula, then every label once and in this order."""
+    assert kernel.comment
+    assert not kernel.comment.startswith(LABELS), "the comment begins with the formula"
+    places = []
+    for label in LABELS:
+        begin = r"(?:^|\. )" if label in MID_LINE else "^"
+        found = [match.start() for match in re.finditer(begin + label, kernel.comment, re.MULTILINE)]
+        assert len(found) == 1, f"{label.strip()} stands {len(found)} times above {kernel.name}"
+        places += found
+    assert places == sorted(places), f"the labels above {kernel.name} are in another order than {LABELS}"
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_comment_gives_tensors_as_name_dims_dtype(kernel: Kernel) -> None:
-    _, _, rest = kernel.comment.partition(SECTIONS[0])
-    tensors, _, _ = rest.partition(SECTIONS[1])
-    assert len(TENSOR.findall(tensors)) >= 2
+@kernels
+def test_outputs_are_given_as_name_dims_dtype(kernel: Kernel) -> None:
+    outputs = kernel.comment.partition("\n  out:")[2].partition("\nLayout:")[0]
+    assert TENSOR.search(outputs), outputs
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_body_is_short(kernel: Kernel) -> None:
-    assert len(kernel.body) <= LONGER_BODIES.get(kernel.name, MOST_BODY_LINES)
+@kernels
+def test_bodies_are_short(kernel: Kernel) -> None:
+    assert kernel.body_lines <= LONGER_BODIES.get(kernel.name, MAX_BODY_LINES)
 
 
-@pytest.mark.parametrize("path", files(".cu", ".cuh"), ids=lambda path: path.name)
-def test_file_is_short_and_has_no_ptx(path: Path) -> None:
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_files_are_short_and_have_no_ptx(path: Path) -> None:
     text = path.read_text()
-    assert text.count("\n") <= MOST_FILE_LINES
-    assert not re.search(r"\basm\b", text), "PTX stands in cuda_src/include alone"
+    assert text.count("\n") <= MAX_FILE_LINES
+    assert not INLINE_PTX.search(text), "PTX stands in cuda_src/include alone"

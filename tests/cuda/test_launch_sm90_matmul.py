@@ -16,11 +16,11 @@ from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, Linea
 from tessera.engine.ops.cuda.linear.sm90 import (
     LOGITS_SHARING_PLANS,
     SHARING_PLANS,
-    SM90_MATMUL_WIDE,
     WIDE_PLAN,
     Plan,
     choose_plan,
 )
+from tessera.engine.ops.cuda.linear.sm90_kernels import MAX_STAGES, SM90_MATMUL_WIDE, SPLITTABLE_N, TILE_K
 from tessera.engine.ops.cuda.types import ceil_div, cuda_type
 from tessera.engine.tensor import Buffer, Tensor, bfloat16, empty, float16, float32
 from tests.cuda.test_launch_attention import Launch, WritingDevice
@@ -83,9 +83,9 @@ def test_every_plan_can_run(clusters: tuple[int, ...], logits: bool) -> None:
         itemsize = 4 if logits else 2
         config = plan.config(num_rows, out_features, itemsize, clusters[plan.cluster - 1], SHARED_BYTES)
         stages = plan.stages(itemsize, SHARED_BYTES)
-        steps = ceil_div(in_features, sm90.TILE_K)
+        steps = ceil_div(in_features, TILE_K)
         assert (plan.spec, plan.template("__nv_bfloat16", out_dtype)) in compiled
-        assert 3 <= stages <= sm90.MAX_STAGES, "a slot in use, one to be used next and one to be filled"
+        assert 3 <= stages <= MAX_STAGES, "a slot in use, one to be used next and one to be filled"
         assert config.shared_bytes + sm90.BARRIER_BYTES <= SHARED_BYTES
         assert clusters[plan.cluster - 1] > 0
         assert config.cluster == plan.cluster
@@ -93,7 +93,7 @@ def test_every_plan_can_run(clusters: tuple[int, ...], logits: bool) -> None:
         count = plan.count(num_rows, out_features)
         running = count if plan.splits > 1 else min(count, clusters[plan.cluster - 1])
         assert config.grid == (running * plan.cluster, 1, 1)
-        assert plan.splits == 1 or (not logits and plan.tile.warpgroup_n <= sm90.SPLITTABLE_N)
+        assert plan.splits == 1 or (not logits and plan.tile.warpgroup_n <= SPLITTABLE_N)
         assert plan.splits == 1 or plan.splits * plan.share_bytes <= stages * plan.stage_bytes, "sums lie in the ring"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -93,7 +94,7 @@ def test_a_request_joins_while_another_decodes(tiny_server: Server) -> None:
     long = tiny_server.body([9, 8, 7], 300, cache_salt="long")
     short = tiny_server.body([70, 60, 50, 40], 10, temperature=1.0, seed=1, cache_salt="short")
     expected = [tiny_server.tokens([9, 8, 7], 300), tiny_server.tokens([70, 60, 50, 40], 10, temperature=1.0, seed=1)]
-    ended = []
+    ended: list[str] = []
 
     async def run() -> list[Answer]:
         begun = asyncio.Event()
@@ -222,7 +223,7 @@ def run_steps(core: EngineCore, requests: dict[str, tuple[list[int], SamplingPar
     while coming or core.has_work:
         if coming and (stagger == 0 or num_steps % stagger == 0):
             name, (token_ids, params) = coming.pop(0)
-            core.add_request(AddRequest(name, token_ids, params, time.monotonic()), CLIENT)
+            core.add_request(AddRequest(name, array("i", token_ids), params, time.monotonic()), CLIENT)
             if stagger == 0:
                 continue
         num_steps += 1
@@ -254,7 +255,7 @@ def test_fault_batch_dependence_no_way_of_scheduling_changes_a_token(folders: di
     """Small steps, few blocks, prefix cache or none: as many tokens, and the same, as each request alone."""
     folder, requests = folders[name], requests_of(seed=4)
     core = load_core(folder, num_kv_blocks=64, prefix_caching=False)
-    alone = {}
+    alone: dict[str, list[int]] = {}
     for request_id, request in requests.items():
         alone |= run_steps(core, {request_id: request}, stagger=0).token_ids
     assert {request_id: len(token_ids) for request_id, token_ids in alone.items()} == {
@@ -294,7 +295,7 @@ def test_one_step_ahead_changes_no_token(
         assert num_calls < 2000, "still not done"
         if coming and num_calls % 3 == 0:
             request_id, (token_ids, params) = coming.pop(0)
-            core.add_request(AddRequest(request_id, token_ids, params, time.monotonic()), CLIENT)
+            core.add_request(AddRequest(request_id, array("i", token_ids), params, time.monotonic()), CLIENT)
         for output in core.step().get(CLIENT, []):
             assert output.error is None
             found[output.request_id] += output.token_ids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from openai import OpenAI
@@ -43,17 +44,17 @@ def test_a_streamed_answer_is_the_same(client: OpenAI) -> None:
 
 
 def test_a_fact_is_found_far_back_in_the_context(client: OpenAI) -> None:
-    talk = []
+    talk: list[Any] = []
     for number in range(20):
         talk += [
             {"role": "user", "content": f"What is {number} + 1?"},
             {"role": "assistant", "content": f"{number} + 1 = {number + 1}"},
         ]
-    told = [
+    told: list[Any] = [
         {"role": "user", "content": "My name is Anna."},
         {"role": "assistant", "content": "Nice to meet you, Anna."},
     ]
-    question = {"role": "user", "content": "What is my name?"}
+    question: Any = {"role": "user", "content": "What is my name?"}
     answer = client.chat.completions.create(model="tessera-builtin", messages=[*told, *talk, question], temperature=0)
     assert answer.usage is not None
     assert answer.usage.prompt_tokens > 600

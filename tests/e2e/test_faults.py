@@ -82,7 +82,8 @@ async def _kill_while_serving(server: Server, pid: int) -> list[dict[str, Any]]:
         with pytest.raises(openai.APIError) as raised:
             await read()
         assert isinstance(raised.value.body, dict)
-        return raised.value.body
+        body: dict[str, Any] = raised.value.body
+        return body
 
     async def whole(client: httpx.AsyncClient) -> dict[str, Any]:
         response = await client.post("/v1/completions", json=server.body(PROMPT, ENDLESS))
@@ -102,7 +103,9 @@ async def _kill_while_serving(server: Server, pid: int) -> list[dict[str, Any]]:
         openai.AsyncOpenAI(base_url=base_url, api_key="unused", max_retries=0, timeout=DEADLINE) as sdk,
     ):
         requests = [*(streamed(client, index) for index in range(3)), whole(client), whole(client)]
-        *errors, _ = await asyncio.gather(*requests, through_the_sdk(sdk), kill())
+        killing = asyncio.create_task(kill())
+        errors = await asyncio.gather(*requests, through_the_sdk(sdk))
+        await killing
         return errors
 
 

@@ -22,7 +22,7 @@ TOKENS = [*SPECIAL, *LETTERS, "he", "ll", *(f"<unused{index}>" for index in rang
 TEMPLATE = "{% for message in messages %}<|user|>{{ message.content }}{% endfor %}<|assistant|>"
 
 
-def half_precision(name: str, values: np.ndarray) -> Stored:  # type: ignore[type-arg]
+def half_precision(name: str, values: np.ndarray) -> Stored:
     """Matrices in float16, vectors in float32."""
     stored = Stored.of(values)
     return stored if values.ndim == 1 else Stored("F16", values.shape, values.astype("<f2").tobytes())

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
 
 from tests.support.server_fixture import DEADLINE, Server
 
-MESSAGES = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Tell the time."}]
+MESSAGES: Any = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Tell the time."}]
 RENDERED = (
     "<|im_start|>developer\nBe brief.<|im_end|>\n<|im_start|>user\nTell the time.<|im_end|>\n<|im_start|>assistant\n"
 )
-FIELDS = {"max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
+FIELDS: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,8 @@ class EmulatedDevice(CpuDevice):
 
     @contextmanager
     def capture(self) -> Iterator[Callable[[], EmulatedGraph]]:
-        self._captured = launches = []
+        launches: list[tuple[Any, ...]] = []
+        self._captured = launches
         try:
             yield lambda: EmulatedGraph(self, launches)
         finally:
@@ -155,18 +156,32 @@ def library(
             for file, text in sources.items():
                 (work / file).parent.mkdir(parents=True, exist_ok=True)
                 (work / file).write_text(text)
-            command = [*options, architecture, f"-I{HERE}"]
-            expanded = run([*command, f"-I{work}", "-E", "-x", "c++", work / spec.file], kernel)
-            (work / MAIN).write_text(main_source((spec, template), expanded))
+            expand = [*options, architecture, f"-I{HERE}", f"-I{work}", "-E", "-x", "c++", work / spec.file]
+            (work / MAIN).write_text(main_source((spec, template), run(expand, kernel)))
             # Apart, because what watches must not be watched.
-            kernel_options = WATCHED_KERNEL if races else ()
-            run([*command, *kernel_options, "-c", work / MAIN, "-o", work / "kernel.o"], kernel)
+            kernel_options = (*options, *WATCHED_KERNEL) if races else options
+            headers = precompiled_headers(folder, kernel_options)
+            run([*kernel_options, f"-I{headers}", f"-I{HERE}", "-c", work / MAIN, "-o", work / "kernel.o"], kernel)
             emulation = compiled_emulation(folder, options, races=races)
-            run([*command, "-shared", work / "kernel.o", emulation, "-o", work / "kernel.so"], kernel)
+            run([*options, "-shared", work / "kernel.o", emulation, "-o", work / "kernel.so"], kernel)
             (work / "kernel.so").replace(found)
     loaded = ctypes.CDLL(str(found))
     loaded.launch.restype = ctypes.c_char_p
     return loaded
+
+
+def precompiled_headers(folder: Path, options: Sequence[str]) -> Path:
+    """A folder with what all kernels include; reading the C++ library's headers is most of a kernel's compilation."""
+    texts = [path.read_text() for path in sorted(HERE.glob("*.h"))]
+    found = folder / f"headers-{digest([*options, *texts])}"
+    if not found.is_dir():
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            made = Path(name) / "headers"
+            made.mkdir()
+            run([*options, "-x", "c++-header", HERE / "ptx.h", "-o", made / "ptx.h.gch"], "ptx.h")
+            with suppress(OSError):  # another process was first
+                made.replace(found)
+    return found
 
 
 def compiled_emulation(folder: Path, options: Sequence[str], *, races: bool) -> Path:

@@ -26,12 +26,20 @@ from tessera.engine.contract.errors import (
     QueueFullError,
     RequestError,
 )
-from tessera.engine.contract.messages import Heartbeat, LoadProgress, RequestOutput, SchedulerStats, TokenLogprobs
+from tessera.engine.contract.messages import (
+    Heartbeat,
+    LoadProgress,
+    RequestOutput,
+    SchedulerStats,
+    TokenLogprobs,
+    refused,
+)
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc.client import EngineClient, RequestStream, _merge, error_of
-from tessera.engine.ipc.process import refused
+from tessera.engine.ipc.heartbeat import HeartbeatReceiver
 from tessera.engine.ipc.supervisor import EngineStartError, EngineState, EngineSupervisor, make_run_dir
 from tests.support import stub_engine
+from tests.support.token_ids import token_ids
 
 DEADLINE = 20.0  # seconds; only a failing test waits this long
 HEALTH_DEADLINE = 5.0  # what users are promised
@@ -70,7 +78,7 @@ async def tokens_of(stream: RequestStream) -> list[int]:
 
 async def count(client: EngineClient, start: int, num_tokens: int) -> None:
     """A request whose answer shows that the engine serves and mixes nothing up."""
-    stream = client.submit([start], SamplingParams(max_tokens=num_tokens))
+    stream = client.submit(token_ids([start]), SamplingParams(max_tokens=num_tokens))
     assert await tokens_of(stream) == list(range(start + 1, start + 1 + num_tokens))
 
 
@@ -92,7 +100,7 @@ def test_streams_of_concurrent_requests() -> None:
         async with engine() as (supervisor, client):
             assert client.health() == (False, "the engine is starting")
             with pytest.raises(EngineUnavailableError, match="starting"):
-                client.submit([1], ENDLESS)
+                client.submit(token_ids([1]), ENDLESS)
             await until_well(client)
             await asyncio.gather(*(count(client, 100 * i, 20 + i) for i in range(20)))
             assert client.info == supervisor.info
@@ -155,7 +163,7 @@ def test_outputs_for_a_slow_consumer_are_merged_in_order() -> None:
     async def scenario() -> None:
         async with engine() as (_, client):
             await until_well(client)
-            stream = client.submit([0], SamplingParams(max_tokens=50))
+            stream = client.submit(token_ids([0]), SamplingParams(max_tokens=50))
             await until(lambda: not client._inboxes, "the end of the request")
             outputs = [output async for output in stream]
             assert len(outputs) == 1
@@ -170,7 +178,7 @@ def test_an_abandoned_request_is_aborted(how: str) -> None:
     async def scenario() -> None:
         async with engine() as (_, client):
             await until_well(client)
-            stream = client.submit([1], ENDLESS)
+            stream = client.submit(token_ids([1]), ENDLESS)
             await anext(stream)
             if how == "abort":
                 await stream.abort()
@@ -209,7 +217,7 @@ def test_a_failed_request_raises_and_hurts_no_other(first_token: int, expected: 
             await until_well(client)
             neighbour = asyncio.create_task(count(client, 10, 50))
             with pytest.raises(expected) as caught:
-                await tokens_of(client.submit([first_token], ENDLESS))
+                await tokens_of(client.submit(token_ids([first_token]), ENDLESS))
             assert type(caught.value) is expected
             if isinstance(caught.value, QueueFullError):
                 assert caught.value.retry_after == 7
@@ -239,7 +247,7 @@ def test_a_killed_engine_fails_its_requests_at_once_and_is_restarted() -> None:
     async def scenario() -> None:
         async with engine() as (supervisor, client):
             await until_well(client)
-            streams = [client.submit([1], ENDLESS) for _ in range(3)]
+            streams = [client.submit(token_ids([1]), ENDLESS) for _ in range(3)]
             for stream in streams:
                 await anext(stream)
             first_pid = supervisor.pid
@@ -251,7 +259,7 @@ def test_a_killed_engine_fails_its_requests_at_once_and_is_restarted() -> None:
                 assert (caught.value.status, caught.value.code) == (500, "engine_died")
             assert client.health() == (False, "the engine process ended and is being restarted")
             with pytest.raises(EngineUnavailableError):
-                client.submit([1], ENDLESS)
+                client.submit(token_ids([1]), ENDLESS)
             await until(lambda: supervisor.state is EngineState.RESTARTING, "the supervisor's notice", HEALTH_DEADLINE)
             assert "signal 9" in supervisor.reason
             await until_well(client)
@@ -270,11 +278,30 @@ def open_files() -> list[str]:
     return found
 
 
-def test_fault_descriptors_an_engine_that_dies_without_any_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def receivers(monkeypatch: pytest.MonkeyPatch) -> list[HeartbeatReceiver]:
+    """All that are made; one that has heard something is connected."""
+    made: list[HeartbeatReceiver] = []
+
+    class RecordedReceiver(HeartbeatReceiver):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    for module in ("client", "supervisor"):
+        monkeypatch.setattr(f"tessera.engine.ipc.{module}.HeartbeatReceiver", RecordedReceiver)
+    return made
+
+
+def test_fault_descriptors_an_engine_that_dies_without_any_comes_back(
+    receivers: list[HeartbeatReceiver], caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         async with engine() as (supervisor, client):
             await until_well(client)
+            assert len(receivers) == 2
+            await until(lambda: all(one.last is not None for one in receivers), "all connections")
             before = open_files()
             first_pid = supervisor.pid
             assert first_pid is not None
@@ -299,7 +326,7 @@ def test_a_fault_in_a_step_is_survived() -> None:
             for _ in range(2):
                 await until_well(client)
                 with pytest.raises(EngineError):
-                    await tokens_of(client.submit([stub_engine.FAILS], ENDLESS))
+                    await tokens_of(client.submit(token_ids([stub_engine.FAILS]), ENDLESS))
             await until_well(client)
             await count(client, 10, 10)
 
@@ -315,7 +342,7 @@ def test_fault_false_health_a_stopped_engine_is_not_healthy_and_recovers() -> No
             await until(lambda: not client.health()[0], "ill health", HEALTH_DEADLINE)
             assert "no sign of life" in client.health()[1]
             with pytest.raises(EngineUnavailableError):
-                client.submit([1], ENDLESS)
+                client.submit(token_ids([1]), ENDLESS)
             os.kill(supervisor.pid, signal.SIGCONT)
             await until_well(client)
             await count(client, 10, 10)
@@ -327,7 +354,7 @@ def test_a_silent_engine_is_replaced() -> None:
     async def scenario() -> None:
         async with engine(silence_timeout=2.0) as (supervisor, client):
             await until_well(client)
-            stream = client.submit([1], ENDLESS)
+            stream = client.submit(token_ids([1]), ENDLESS)
             await anext(stream)
             assert supervisor.pid is not None
             os.kill(supervisor.pid, signal.SIGSTOP)
@@ -343,7 +370,7 @@ def test_fault_false_health_a_hanging_step_is_noticed_and_the_engine_replaced() 
     async def scenario() -> None:
         async with engine(step_timeout=1.0) as (_, client):
             await until_well(client)
-            stream = client.submit([stub_engine.HANGS], ENDLESS)
+            stream = client.submit(token_ids([stub_engine.HANGS]), ENDLESS)
             with pytest.raises(EngineError):
                 await tokens_of(stream)
             await until_well(client)
@@ -358,7 +385,7 @@ def test_a_step_that_stands_still_is_not_healthy(monkeypatch: pytest.MonkeyPatch
     async def scenario() -> None:
         async with engine() as (supervisor, client):
             await until_well(client)
-            stream = client.submit([stub_engine.HANGS], ENDLESS)
+            stream = client.submit(token_ids([stub_engine.HANGS]), ENDLESS)
             await until(lambda: not client.health()[0], "ill health", HEALTH_DEADLINE)
             assert "one step" in client.health()[1]
             await stream.abort()
@@ -411,7 +438,7 @@ def test_stop_lets_running_requests_finish() -> None:
     async def scenario() -> None:
         async with engine() as (supervisor, client):
             await until_well(client)
-            stream = client.submit([0], SamplingParams(max_tokens=200))
+            stream = client.submit(token_ids([0]), SamplingParams(max_tokens=200))
             await anext(stream)
             stop = asyncio.create_task(supervisor.stop())
             tokens = await tokens_of(stream)
@@ -470,7 +497,7 @@ def test_fault_full_disk_no_room_for_the_run_dir_is_told(monkeypatch: pytest.Mon
 def test_merged_logprobs_stay_with_their_tokens() -> None:
     """And the first output keeps what only that has."""
     entries = [TokenLogprobs(token, -1.0, 1, [], []) for token in range(4)]
-    first = {"num_cached_tokens": 16, "queue_time": 0.5, "prompt_logprobs": [entries[3]]}
+    first: dict[str, Any] = {"num_cached_tokens": 16, "queue_time": 0.5, "prompt_logprobs": [entries[3]]}
     earlier = RequestOutput("id", [0], [entries[0]], **first)
     _merge(earlier, RequestOutput("id", [1, 2], entries[1:3], num_cached_tokens=16))
     _merge(earlier, RequestOutput("id", [7], entries[3:], "stop", 7, num_cached_tokens=16))
@@ -481,10 +508,10 @@ def test_a_request_is_accepted_before_its_first_token_or_refused() -> None:
     async def scenario() -> None:
         async with engine() as (_, client):
             await until_well(client)
-            stream = client.submit([1], SamplingParams(max_tokens=3))
+            stream = client.submit(token_ids([1]), SamplingParams(max_tokens=3))
             await asyncio.wait_for(stream.wait_accepted(), DEADLINE)
             assert await tokens_of(stream) == [2, 3, 4]
             with pytest.raises(QueueFullError):
-                await client.submit([stub_engine.IS_ONE_TOO_MANY], ENDLESS).wait_accepted()
+                await client.submit(token_ids([stub_engine.IS_ONE_TOO_MANY]), ENDLESS).wait_accepted()
 
     asyncio.run(scenario())

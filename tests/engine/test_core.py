@@ -14,6 +14,7 @@ from tessera.engine.contract.messages import AddRequest, RequestOutput
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.step_batch import StepBatch, StepResult
 from tests.support.fake_runner import CLIENT, NON_FINITE, VOCAB_SIZE, Harness, generate
+from tests.support.token_ids import token_ids
 
 
 def make_requests(seed: int, count: int = 32, longest: int = 40) -> dict[str, tuple[list[int], int, str]]:
@@ -133,7 +134,7 @@ def test_outputs_go_to_the_client_that_asked_even_under_equal_ids() -> None:
     engine = Harness()
     prompts = {b"one": [1, 2, 3], b"two": [4, 5, 6]}
     for client, prompt in prompts.items():
-        request = AddRequest("same", prompt, SamplingParams(max_tokens=1), 0.0)
+        request = AddRequest("same", token_ids(prompt), SamplingParams(max_tokens=1), 0.0)
         engine.core.add_request(request, client)
     outputs = engine.core.step()
     for client, prompt in prompts.items():

@@ -1,7 +1,7 @@
-"""Hundreds of small random worlds: whatever comes, every request ends once, and no block is lost.
+"""Many small random worlds: whatever comes, every request ends once, and no block is lost.
 
 Half of the worlds run one step ahead, as on a GPU. The test id is the seed, so a failure can be repeated
-with `pytest -k "[SEED]"`.
+with `pytest -k "[SEED]"`. `make test-long` has more of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def make_prompt(rng: random.Random, prefixes: list[list[int]]) -> list[int]:
     return prefix[: rng.randint(0, len(prefix))] + tail * rng.choice([1, 1, 1, 4])
 
 
-@pytest.mark.parametrize("seed", range(200))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    metafunc.parametrize("seed", range(metafunc.config.getoption("worlds")))
+
+
 def test_fault_liveness_every_request_ends_once_with_the_tokens_it_gives_alone(seed: int) -> None:
     rng = random.Random(seed)
     max_queue_len = rng.randint(1, 8)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from tessera.engine.tensor import CPU, Tensor
 from tests.support.decoder_harness import Row, scattered_blocks, step_batch
 from tests.support.tiny_models import TINY_MODELS, build, prompt
 
-BLOCK_SIZE = 8
+BLOCK_SIZE: Final = 8
 MAX_NUM_SEQS = 33
 
 
@@ -65,6 +65,10 @@ def make_runner(folder: Path) -> ModelRunner:
         model=str(folder), block_size=BLOCK_SIZE, max_num_seqs=MAX_NUM_SEQS, num_kv_blocks=8 * MAX_NUM_SEQS
     )
     return ModelRunner(config, load_config(folder), CPU, make_ops(CPU))
+
+
+def forward_nothing(inputs: StepInputs) -> Any:
+    return inputs
 
 
 def record(runner: ModelRunner) -> Recorder:
@@ -127,7 +131,7 @@ def test_a_step_with_prompts_never_takes_the_recording_of_decodes(max_num_seqs: 
     recorder = Recorder()
     recorder.forwarded = None, None
     assert steps.full_sizes == (), "nothing is filled where nothing is recorded"
-    steps.capture(recorder, make_inputs, lambda inputs: inputs)
+    steps.capture(recorder, make_inputs, forward_nothing)
     for num_seqs in range(1, max_num_seqs + 1):
         for num_tokens in range(num_seqs + 1, 2049, 1 if num_seqs < 40 else 7):
             batch: Any = SimpleNamespace(
@@ -150,7 +154,7 @@ def test_few_decodes_with_short_contexts_have_recordings_of_their_own() -> None:
     recorder = Recorder()
     recorder.forwarded = None, None
     steps = StepGraphs(40, max_num_tokens=64, max_model_len=8192, short_context=SHORT_CONTEXT)
-    decodes = steps.capture(recorder, make_inputs, lambda inputs: inputs)
+    decodes = steps.capture(recorder, make_inputs, forward_nothing)
     assert len({step.inputs.shape for step in decodes}) == len(decodes)
 
     def recorded_for(num_seqs: int, *context_lens: int) -> int:
@@ -161,7 +165,7 @@ def test_few_decodes_with_short_contexts_have_recordings_of_their_own() -> None:
         step = steps.find(batch)
         assert step is not None
         assert step.inputs.shape.num_seqs >= num_seqs
-        return int(step.inputs.max_context_len)
+        return int(vars(step.inputs)["max_context_len"])
 
     assert recorded_for(1, SHORT_CONTEXT) == recorded_for(11, 5, SHORT_CONTEXT) == SHORT_CONTEXT
     assert recorded_for(1, SHORT_CONTEXT + 1) == recorded_for(11, SHORT_CONTEXT + 1, 5) == 8192
@@ -169,7 +173,7 @@ def test_few_decodes_with_short_contexts_have_recordings_of_their_own() -> None:
 
     short_model = StepGraphs(40, max_num_tokens=64, max_model_len=SHORT_CONTEXT, short_context=SHORT_CONTEXT)
     before = len(recorder.replays)
-    short_model.capture(recorder, make_inputs, lambda inputs: inputs)
+    short_model.capture(recorder, make_inputs, forward_nothing)
     assert len(recorder.replays) - before == len(short_model.shapes()), "nothing twice where all contexts are short"
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -149,8 +150,9 @@ def test_what_is_not_finite_fails_its_request_alone(embedder: Embedder) -> None:
     embedder.add_request(AddEmbedding("bad", [[1], [BROKEN], [2]]), ME)
     embedder.add_request(AddEmbedding("good", [[1]]), ME)
     found = finish(embedder)
-    assert found[ME, "bad"].refusal is not None
-    assert found[ME, "bad"].refusal.error_status == 500
+    refusal = found[ME, "bad"].refusal
+    assert refusal is not None
+    assert refusal.error_status == 500
     assert vectors(found[ME, "good"]) == [[1, 1]]
     assert embedder.num_in_hand == 0
 
@@ -178,7 +180,7 @@ def test_metrics_count_what_was_answered(embedder: Embedder) -> None:
 
 def test_an_engine_without_generation_refuses_text() -> None:
     with pytest.raises(InvalidRequestError, match="/v1/embeddings"):
-        EmbeddingOnlyCore().add_request(AddRequest("a", [1], SamplingParams(max_tokens=1), 0.0), ME)
+        EmbeddingOnlyCore().add_request(AddRequest("a", array("i", [1]), SamplingParams(max_tokens=1), 0.0), ME)
 
 
 # -- through the process --------------------------------------------------------------------------
@@ -225,10 +227,11 @@ def test_an_encoder_is_served_and_errors_cross_whole(tmp_path: Path) -> None:
             )
             assert isinstance(results[0], InvalidRequestError)
             assert isinstance(results[1], ContextLengthError)
+            assert isinstance(results[2], np.ndarray)
             assert np.allclose(results[2], alone, atol=1e-6)
             assert isinstance(results[3], InvalidRequestError)
             with pytest.raises(InvalidRequestError, match="makes embeddings"):
-                await anext(client.submit([1], SamplingParams(max_tokens=1)))
+                await anext(client.submit(array("i", [1]), SamplingParams(max_tokens=1)))
             assert b'tessera:embedding_requests_total{model_name="tiny"} 7.0' in await client.metrics()
 
     asyncio.run(run())

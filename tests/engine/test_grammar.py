@@ -17,6 +17,7 @@ from tessera.engine.contract.messages import RequestOutput
 from tessera.engine.contract.sampling_params import Grammar, SamplingParams
 from tessera.engine.grammar.compiler import GrammarCompiler, GrammarProbe, GrammarTokenizer, load_tokenizer
 from tests.support.grammar_harness import CLIENT, EOS, MODEL, VOCAB_SIZE, GrammarHarness, decode, encode, schema
+from tests.support.token_ids import token_ids
 
 SEEDS = range(12)
 
@@ -497,7 +498,12 @@ def test_an_engine_without_grammars_refuses_them() -> None:
 def test_equal_grammars_are_compiled_once(monkeypatch: pytest.MonkeyPatch, compiler: GrammarCompiler) -> None:
     compiled: list[str] = []
     original: Callable[[GrammarProbe, Grammar], str] = GrammarProbe.source_of
-    monkeypatch.setattr(GrammarProbe, "source_of", lambda probe, g: (compiled.append(g.text), original(probe, g))[1])
+
+    def source_of(probe: GrammarProbe, grammar: Grammar) -> str:
+        compiled.append(grammar.text)
+        return original(probe, grammar)
+
+    monkeypatch.setattr(GrammarProbe, "source_of", source_of)
     engine = GrammarHarness(compiler)
     for index in range(6):
         engine.add(str(index), Grammar("regex", f"once{'x' if index % 2 else 'y'}"))
@@ -517,4 +523,4 @@ def test_a_refusal_is_an_output_like_any_other(engine: GrammarHarness) -> None:
 def _request(name: str, grammar: Grammar) -> Any:
     from tessera.engine.contract.messages import AddRequest
 
-    return AddRequest(name, encode("Hi"), SamplingParams(max_tokens=4, grammar=grammar), 0.0)
+    return AddRequest(name, token_ids(encode("Hi")), SamplingParams(max_tokens=4, grammar=grammar), 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ from tests.support.decoder_harness import (
 )
 from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, build, prompt
 
-BLOCK_SIZE = 8
+BLOCK_SIZE: Final = 8
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
 MakeRunner = Callable[..., ModelRunner]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tessera.engine.core.step_batch import StepBatch
@@ -15,7 +17,7 @@ MAX_TOKENS = 3
 class CountingHarness(Harness):
     """Counts the prompt tokens that are computed."""
 
-    def __init__(self, **settings: int) -> None:
+    def __init__(self, **settings: Any) -> None:
         super().__init__(num_blocks=512, block_size=BLOCK_SIZE, max_num_seqs=16, **settings)
         self.num_prompt_tokens = 0
         check = self.runner.inspect
@@ -26,7 +28,7 @@ class CountingHarness(Harness):
 
         self.runner.inspect = inspect
 
-    def ask(self, name: str, prompt: list[int] = PROMPT, priority: int = 0, **params: int) -> None:
+    def ask(self, name: str, prompt: list[int] = PROMPT, priority: int = 0, **params: Any) -> None:
         self.add(name, prompt, MAX_TOKENS, ignore_eos=True, priority=priority, **params)
 
 

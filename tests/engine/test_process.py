@@ -59,7 +59,7 @@ class Engine:
         socket = self._connect(zmq.SUB, heartbeat_address(self.run_dir))
         socket.subscribe(b"")
         while True:
-            assert socket.poll(DEADLINE * 1000), "no heartbeat"
+            assert socket.poll(int(DEADLINE * 1000)), "no heartbeat"
             yield msgspec.msgpack.decode(socket.recv(), type=Heartbeat)
 
     def _connect(self, kind: int, address: str) -> zmq.Socket[bytes]:
@@ -90,7 +90,7 @@ def send(socket: zmq.Socket[bytes], message: ClientMessage) -> None:
 
 def receive(socket: zmq.Socket[bytes]) -> EngineMessage:
     """The next message that is not an acceptance, which tells only that a request is in the queue."""
-    assert socket.poll(DEADLINE * 1000), "the engine did not answer in time"
+    assert socket.poll(int(DEADLINE * 1000)), "the engine did not answer in time"
     while isinstance(message := msgspec.msgpack.decode(socket.recv(), type=EngineMessage), Accepted):
         pass
     return message
@@ -109,7 +109,7 @@ def receive_outputs(socket: zmq.Socket[bytes], request_id: str) -> list[RequestO
                 return outputs
 
 
-def add(request_id: str, prompt: list[int], max_tokens: int = 5) -> AddRequest:
+def add(request_id: str, prompt: Any, max_tokens: int = 5) -> AddRequest:
     return AddRequest(request_id, prompt, SamplingParams(max_tokens=max_tokens), time.monotonic())
 
 
@@ -141,7 +141,8 @@ def start(tmp_path: Path) -> Iterator[Any]:
         engine.process.kill()
         engine.process.wait()
         for pipe in (engine.process.stdin, engine.process.stderr, engine.reports):
-            pipe.close()
+            if pipe is not None:
+                pipe.close()
     context.destroy(linger=0)
 
 

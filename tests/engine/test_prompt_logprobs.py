@@ -22,6 +22,7 @@ from tests.support.decoder_harness import DecoderHarness, int32
 from tests.support.fake_runner import Harness, score
 from tests.support.llama_reference import log_softmax
 from tests.support.tiny_models import TINY_MODELS, build, prompt
+from tests.support.token_ids import token_ids
 
 CLIENT = b"client"
 
@@ -69,8 +70,8 @@ def test_they_are_the_log_softmax_of_the_models_logits(
     core = make_core(folder, max_num_batched_tokens=budget)
     tokens = prompt()[:30]
     params = SamplingParams(max_tokens=3, temperature=0.0, logprobs=2, prompt_logprobs=3)
-    core.add_request(AddRequest("scored", tokens, params, 0.0), CLIENT)
-    core.add_request(AddRequest("other", tokens[::-1], SamplingParams(max_tokens=3), 0.0), CLIENT)
+    core.add_request(AddRequest("scored", token_ids(tokens), params, 0.0), CLIENT)
+    core.add_request(AddRequest("other", token_ids(tokens[::-1]), SamplingParams(max_tokens=3), 0.0), CLIENT)
     outputs = [output for output in outputs_of(core) if output.request_id == "scored"]
     assert [output.prompt_logprobs is not None for output in outputs] == [True, False, False]
     found: list[TokenLogprobs] = outputs[0].prompt_logprobs

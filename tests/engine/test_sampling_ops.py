@@ -305,9 +305,9 @@ def test_adjustment_against_a_plain_loop(ops: CpuOps, rng: np.random.Generator) 
         "slot": rng.permutation(rows),
         "num_output_tokens": rng.integers(0, 4, rows),
         "min_tokens": rng.integers(0, 4, rows),
-        "repetition_penalty": rng.choice(np.float32([1.0, 0.5, 1.7]), rows),
-        "presence_penalty": rng.choice(np.float32([0.0, -1.5, 2.0]), rows),
-        "frequency_penalty": rng.choice(np.float32([0.0, 0.25, -2.0]), rows),
+        "repetition_penalty": rng.choice(np.array([1.0, 0.5, 1.7], np.float32), rows),
+        "presence_penalty": rng.choice(np.array([0.0, -1.5, 2.0], np.float32), rows),
+        "frequency_penalty": rng.choice(np.array([0.0, 0.25, -2.0], np.float32), rows),
     }
     logits = rng.normal(0, 5, (rows, vocab_size)).astype(np.float32)
 

@@ -9,6 +9,7 @@ from tessera.engine.core.scheduler import Scheduler
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.core.slot_table import ScheduledStep
 from tessera.engine.core.step_batch import StepBatch
+from tests.support.token_ids import token_ids
 
 BLOCK_SIZE = 4
 
@@ -31,7 +32,7 @@ class Steps:
     def add(self, name: str, num_tokens: int, *, priority: int = 0, **params: float) -> Sequence:
         prompt = [self.num_arrivals + 2] * num_tokens
         sampling_params = SamplingParams(max_tokens=100, **params)  # type: ignore[arg-type]
-        request = AddRequest(name, prompt, sampling_params, 0.0, priority)
+        request = AddRequest(name, token_ids(prompt), sampling_params, 0.0, priority)
         sequence = Sequence.from_request(
             request, b"c", eos_token_ids=[0], max_context=1000, arrival_number=self.num_arrivals
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, float32
 from tests.support.decoder_harness import DecoderHarness, Row, relative_error, scattered_blocks, step_batch
 
-BLOCK_SIZE = 16
+BLOCK_SIZE: Final = 16
 
 pytestmark = pytest.mark.shared
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from tests.support.decoder_harness import Row, scattered_blocks, step_batch
 from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, build, prompt
 
 SEED = 20261121
-BLOCK_SIZE = 8
+BLOCK_SIZE: Final = 8
 
 
 @pytest.fixture(scope="module")

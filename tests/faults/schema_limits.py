@@ -84,8 +84,12 @@ class SchemaLimits:
                 return [self.sample(schema["items"])] * schema.get("minItems", 0)
             case "object":
                 return {name: self.sample(schema["properties"][name]) for name in schema.get("required", ())}
+            case "boolean":
+                return False
+            case "null":
+                return None
             case kind:
-                return {"boolean": False, "null": None}[kind]
+                raise ValueError(f"no sample of the type {kind}")
 
     def _resolved(self, schema: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = self.schemas[schema["$ref"].removeprefix(REF)] if "$ref" in schema else schema

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tessera.app.http import auth
 from tessera.app.http.auth import OPEN_PATHS
 from tessera.app.server.application import PAGE_ROUTES, ROUTES
 from tessera.app.settings import AppSettings
@@ -76,8 +76,13 @@ def test_fault_authentication_digests_of_all_keys_are_compared_in_constant_time(
 ) -> None:
     """Whichever key fits, and whether one does, as many comparisons are made of texts of the same length."""
     compared: list[tuple[bytes, bytes]] = []
-    original = auth.hmac.compare_digest
-    monkeypatch.setattr(auth.hmac, "compare_digest", lambda a, b: (compared.append((a, b)), original(a, b))[1])
+    original = hmac.compare_digest
+
+    def compare_digest(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return original(a, b)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare_digest)
     call(FakeClient(always(HELLO)), keyed(tmp_path), "GET", "/v1/models", headers={"authorization": f"Bearer {key}"})
     assert len(compared) == 2
     assert {len(side) for pair in compared for side in pair} == {32}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import os
@@ -16,7 +17,7 @@ import httpx
 import pytest
 
 from tessera.app.http.counts import HttpCounts
-from tessera.app.server.connection_limit import SPARE_PLACES, ConnectionLimit
+from tessera.app.server.connection_limit import SPARE_PLACES, Connection, ConnectionLimit
 from tessera.app.server.descriptors import connection_limit
 from tessera.app.settings import MOST_CONNECTIONS
 from tessera.engine.contract.errors import ConfigError
@@ -69,7 +70,9 @@ def test_fault_descriptors_health_is_answered_where_every_connection_is_busy(tmp
         assert not any(submission.aborted.is_set() for submission in client.submissions)
 
 
-class Caller:
+class Caller(Connection):
+    transport: asyncio.Transport  # none is made
+
     def __init__(self) -> None:
         self.dropped = False
 
@@ -128,8 +131,8 @@ def test_fault_descriptors_a_server_without_any_restarts_its_processes_later(tmp
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (NONE_FREE, limits[1]))
         for pid in (engine, worker):
             os.kill(pid, signal.SIGKILL)
-        for sentence in ("an app process could not be started", "could not be run", "cannot be connected to"):
-            server.until(lambda sentence=sentence: sentence in server.log, sentence)
+        sentences = ("an app process could not be started", "could not be run", "cannot be connected to")
+        server.until(lambda: all(sentence in server.log for sentence in sentences), "the failures of all")
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
         server.until(lambda: server.engine_pid() not in (None, engine), "the engine's return")
         server.until(lambda: server.children("tessera.app.server.worker") not in ([], [worker]), "the worker's return")

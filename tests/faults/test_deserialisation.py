@@ -1,6 +1,6 @@
 """Deserialisation: pickles that came in over sockets which nobody meant to open.
 
-That no module reads pickles, nor evaluates code, is `tests/test_rooms.py`'s to show.
+That no module reads pickles, nor evaluates code, is `tests/structure/test_rooms.py`'s to show.
 """
 
 from __future__ import annotations

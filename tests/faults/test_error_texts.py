@@ -182,9 +182,8 @@ def test_fault_error_texts_of_grammars() -> None:
         "\0",
     ]
     wrong = [Grammar(kind, text) for kind in ("json_schema", "regex", "lark", "gbnf") for text in texts]
-    wrong += [
-        Grammar("json_schema", json.dumps(definition)) for definition in ({"type": "x"}, {"$ref": "#/a"}, {"not": {}})
-    ]
+    definitions: list[dict[str, Any]] = [{"type": "x"}, {"$ref": "#/a"}, {"not": {}}]
+    wrong += [Grammar("json_schema", json.dumps(definition)) for definition in definitions]
     num_refused = 0
     for grammar in wrong:
         answer = engine.answer(grammar, max_tokens=4)

@@ -6,9 +6,6 @@ import contextlib
 import errno
 import os
 import sqlite3
-import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +14,13 @@ import pytest
 
 from tessera.app.http.counts import HttpCounts, make_shared_memory
 from tessera.app.openai.responses.store import ResponseStore, StoredResponse, StoreUnavailableError
+from tests.support.disks import small_disk
 from tests.support.http_fixtures import serve
 from tests.support.server_fixture import running_server
 from tests.support.surface_fixtures import PATIENCE, says, tool_settings
 
 ASK = {"model": "tiny", "input": "hi"}
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 STORED = StoredResponse({"id": "a", "background": False, "output": []}, ())
 
 
@@ -51,20 +50,6 @@ def test_fault_full_disk_without_shared_memory_each_process_counts_for_itself(
     assert caplog.text.count("No space left on device") == 2
 
 
-@contextlib.contextmanager
-def small_disk() -> Iterator[Path]:
-    """A file system of half a megabyte, where this user may mount one; its path is short enough for sockets."""
-    folder = Path(tempfile.mkdtemp(prefix="disk", dir="/tmp"))
-    options = ["-t", "tmpfs", "-o", "size=512k", "none", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(["mount", *options], capture_output=True).returncode != 0:
-        pytest.skip("mounting a small file system is for root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-        folder.rmdir()
-
-
 def test_fault_full_disk_a_server_of_two_processes_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with small_disk() as disk:
         monkeypatch.setenv("TMPDIR", str(disk))
@@ -83,6 +68,26 @@ def test_fault_full_disk_a_server_of_two_processes_goes_on(tmp_path: Path, monke
             assert "is not kept" in server.log
             assert "Traceback" not in server.log
             assert server.process.poll() is None
+
+
+def test_fault_full_disk_files_and_batches_are_refused_and_nothing_else(tmp_path: Path) -> None:
+    lines = b'{"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": {"model": "tiny", "input": "hi"}}'
+    batch = {"endpoint": "/v1/responses", "completion_window": "24h"}
+    purpose = {"purpose": "batch"}
+    with small_disk() as disk, serve(says("one"), tool_settings(tmp_path, data_dir=str(disk / "data"))) as url:
+        small = httpx.post(f"{url}/v1/files", files={"file": lines}, data=purpose).json()
+        large = httpx.post(f"{url}/v1/files", files={"file": b"x" * 2**20}, data=purpose)
+        assert (large.status_code, large.json()["error"]["code"]) == (507, "store_full")
+        assert large.json()["error"]["type"] == "server_error"
+        with contextlib.suppress(OSError), (disk / "filling").open("wb", buffering=0) as filling:
+            while filling.write(b"x" * 512):
+                pass
+        assert httpx.post(f"{url}/v1/files", files={"file": b"x" * 2**16}, data=purpose).status_code == 507
+        assert httpx.post(f"{url}/v1/chat/completions", json=CHAT).status_code == 200
+        assert httpx.get(f"{url}/v1/files/{small['id']}/content").content == lines
+        (disk / "filling").unlink()
+        created = httpx.post(f"{url}/v1/batches", json={**batch, "input_file_id": small["id"]})
+        assert created.status_code == 200, created.text
 
 
 def test_fault_full_disk_an_answer_that_cannot_be_kept_is_still_given(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_fault_http_layer_a_body_of_empty_lists_holds_up_nothing() -> None:
         assert time.process_time() - used < 0.5
     for text in ("[{" * MAX_JSON_CONTAINERS, '\\"[' * MAX_JSON_CONTAINERS):
         assert parse_json_object(orjson.dumps({"prompt": text})) == {"prompt": text}
-    within = {"prompt": [[]] * (MAX_JSON_CONTAINERS - 2)}
+    within: dict[str, list[list[Any]]] = {"prompt": [[]] * (MAX_JSON_CONTAINERS - 2)}
     assert parse_json_object(orjson.dumps(within)) == within
     with pytest.raises(InvalidRequestError, match="objects and lists"):
         parse_json_object(orjson.dumps({"prompt": [[]] * (MAX_JSON_CONTAINERS - 1)}))

@@ -96,7 +96,11 @@ def num_looked_at(name: str, text: str, piece: int) -> int:
 
     parser = FORMATS[name].parser(TOOLS)  # type: ignore[index]
     search = parser._find_opener
-    parser._find_opener = lambda found_in, start: Text(found_in).search_by(search, start)
+
+    def find_opener(found_in: str, start: int) -> re.Match[str] | None:
+        return Text(found_in).search_by(search, start)
+
+    setattr(parser, "_find_opener", find_opener)  # noqa: B010 (a method of another signature)
     for position in range(0, len(text), piece):
         parser.read_text(Text(text[position : position + piece]))
         parser.take_parts()
@@ -169,9 +173,15 @@ def test_fault_tool_parsers_take_twice_the_time_for_a_megabyte(name: str, prefix
     check_linear(lambda text: parse(name, text, 2**20), text, parts=2, largest_ratio=2.5)
 
 
-@pytest.mark.parametrize("prefix", ["", "</think>", "</think><response>", "</think><response></response>"])
+@pytest.mark.parametrize(
+    ("form", "prefix"),
+    [
+        *((THINK, prefix) for prefix in ("", "</think>")),
+        *((GRANITE_32, prefix) for prefix in ("", GRANITE_32.end)),
+        *((GRANITE_33, prefix) for prefix in ("", "</think>", "</think><response>", "</think><response></response>")),
+    ],
+)
 @pytest.mark.parametrize("repeated", ["</think", " \n", "<think>", "x", "</response", "</response>", "Here is my"])
-@pytest.mark.parametrize("form", [THINK, GRANITE_32, GRANITE_33], ids=["think", "granite 3.2", "granite 3.3"])
 def test_fault_tool_parsers_as_linear_is_telling_reasoning_apart(
     form: ReasoningFormat, prefix: str, repeated: str
 ) -> None:
@@ -189,7 +199,7 @@ def test_fault_tool_parsers_as_linear_is_looking_for_stop_strings(stop: str) -> 
     def read(text: str) -> None:
         matcher = StopMatcher([stop], include_stop=False)
         for position in range(0, len(text), 4):
-            matcher.feed(text[position : position + 4])
+            matcher.match_text(text[position : position + 4])
         matcher.flush()
 
     check_linear(read, "ab" * 2**15)

@@ -13,19 +13,20 @@ import httpx
 import msgspec
 import pytest
 
-from tessera.app.schema.request import parse_request
+from tessera.app.schema.request import RequestModel, parse_request
 from tessera.app.server.application import create_app
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.messages import EmbeddingInfo
 from tests.faults.schema_limits import REF, Limit, SchemaLimits
 from tests.support.fake_client import INFO, FakeClient, always
-from tests.support.http_fixtures import call
+from tests.support.http_fixtures import as_engine_client, call
 from tests.support.operations import OPERATIONS, Operation, document_for
 from tests.support.surface_fixtures import says, tool_settings
 
 IN_TIME = 0.05  # seconds of processor time, from the request's last byte to the refusal
 ATTEMPTS = 5  # the best of several, because other work on the machine only adds to a time
 WITH_BODIES = [operation for operation in OPERATIONS if operation.bodies]
+BODIES = sorted({model for operation in WITH_BODIES for model in operation.bodies}, key=lambda model: model.__name__)
 EMBEDDINGS = EmbeddingInfo(
     role="main", architecture="Fake", pooling="last", dimension=8, vocab_size=512, max_input_tokens=16
 )
@@ -39,17 +40,22 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> AppSettings:
 
 
 @pytest.fixture(scope="module")
-def schemas(settings: AppSettings) -> dict[str, Any]:
-    found: dict[str, Any] = document_for(settings)["components"]["schemas"]
+def document(settings: AppSettings) -> dict[str, Any]:
+    return document_for(settings)
+
+
+@pytest.fixture(scope="module")
+def schemas(document: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = document["components"]["schemas"]
     return found
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.id)
 def test_fault_unbounded_numbers_each_has_a_described_maximum(
-    settings: AppSettings, schemas: dict[str, Any], operation: Operation
+    document: dict[str, Any], schemas: dict[str, Any], operation: Operation
 ) -> None:
     limits = SchemaLimits(schemas)
-    described = document_for(settings)["paths"][operation.path][operation.method]
+    described = document["paths"][operation.path][operation.method]
     for parameter in described.get("parameters", ()):
         assert list(limits.unbounded(parameter["schema"], parameter["name"])) == []
     if operation.bodies:
@@ -58,16 +64,21 @@ def test_fault_unbounded_numbers_each_has_a_described_maximum(
         assert body["examples"]
 
 
+@pytest.mark.parametrize("model", BODIES, ids=lambda model: model.__name__)
+def test_fault_unbounded_numbers_at_a_maximum_are_taken(schemas: dict[str, Any], model: type[RequestModel]) -> None:
+    limits = list(SchemaLimits(schemas).of({"$ref": REF + model.__name__}))
+    assert limits
+    for limit in limits:
+        parse_request(model, json.loads(json.dumps(limit.within)))
+
+
 @pytest.mark.parametrize("operation", WITH_BODIES, ids=lambda operation: operation.id)
 def test_fault_unbounded_numbers_beyond_a_maximum_are_refused_at_once(
     settings: AppSettings, schemas: dict[str, Any], operation: Operation
 ) -> None:
-    """At the limit a body is taken; one step beyond it is refused for that field, before the engine is asked."""
+    """One step beyond the limit a body is refused for that field, before the engine is asked."""
     for model in operation.bodies:
         limits = list(SchemaLimits(schemas).of({"$ref": REF + model.__name__}))
-        assert limits
-        for limit in limits:
-            parse_request(model, json.loads(json.dumps(limit.within)))
         client = FakeClient(always([]), info=INFO_WITH_EMBEDDINGS)
         problems = asyncio.run(_send_all(client, settings, operation.path, limits))
         assert problems == []
@@ -75,7 +86,7 @@ def test_fault_unbounded_numbers_beyond_a_maximum_are_refused_at_once(
 
 
 async def _send_all(client: FakeClient, settings: AppSettings, path: str, limits: list[Limit]) -> list[str]:
-    app = create_app(client, settings)
+    app = create_app(as_engine_client(client), settings)
     problems = []
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tiny") as http:
         for limit in limits:
@@ -127,7 +138,7 @@ def test_fault_unbounded_numbers_prompts_times_choices(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "101"}, {"limit": "9" * 5000}, {"after": "x" * 257}])
 def test_fault_unbounded_numbers_of_a_query(settings: AppSettings, query: dict[str, str]) -> None:
-    app = create_app(says("ok"), settings)
+    app = create_app(as_engine_client(says("ok")), settings)
 
     async def run() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tiny") as http:

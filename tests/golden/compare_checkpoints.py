@@ -45,8 +45,8 @@ def computed(folder: Path, case: dict[str, Any]) -> Array:
         encoder, buffers = Encoder(config, weights, OPS), EncoderBuffers(config, float32, CPU, MAX_MODEL_LEN)
         count = len(prompt)
         arrays = (prompt, np.arange(count), np.zeros(count), [0, count])
-        inputs = [from_numpy(int32(array), CPU) for array in arrays]
-        return np.array(encoder.forward(*inputs, count, buffers).numpy())
+        token_ids, positions, types, cu_seqlens = (from_numpy(int32(array), CPU) for array in arrays)
+        return np.array(encoder.forward(token_ids, positions, types, cu_seqlens, count, buffers).numpy())
     assert weights.has_head is not case["headless"], f"has_head is {weights.has_head}"
     windows = {layer.attention.sliding_window for layer in config.layers}
     assert windows <= {case["window"], None}, f"windows {windows}, not {case['window']}"

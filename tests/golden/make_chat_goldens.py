@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import datetime
+from datetime import datetime, tzinfo
 from pathlib import Path
+from typing import Any
 
 NOW = datetime(2025, 3, 9, 14, 30)
 MODELS = ("qwen3", "smollm3", "phi-3", "minimind")
@@ -65,7 +66,7 @@ CASES = {
 }
 
 
-def render(tokenizer: object, case: dict) -> dict[str, object] | None:
+def render(tokenizer: Any, case: dict[str, Any]) -> dict[str, object] | None:
     """Text and token ids, or None where this template does not take these messages."""
     options = {key: value for key, value in case.items() if key not in ("messages", "extra")}
     try:
@@ -86,8 +87,8 @@ def main(folder: Path) -> None:
 
     class FixedDatetime(datetime):
         @classmethod
-        def now(cls, tz: object = None) -> datetime:
-            return NOW
+        def now(cls, tz: tzinfo | None = None) -> FixedDatetime:
+            return cls.fromtimestamp(NOW.timestamp())
 
     chat_template_utils.datetime = FixedDatetime
     rendered = {}

@@ -16,6 +16,7 @@ import hashlib
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -74,7 +75,7 @@ def main() -> None:
         rows.append(mean / np.linalg.norm(mean))
     found["minilm"] = np.array(rows, np.float32)
     print(np.round(found["minilm"] @ found["minilm"].T, 2))
-    np.savez_compressed(Path(__file__).with_name("golden_embeddings.npz"), **found)
+    np.savez_compressed(Path(__file__).with_name("golden_embeddings.npz"), **cast(Any, found))
 
 
 if __name__ == "__main__":

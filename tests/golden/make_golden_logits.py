@@ -15,6 +15,7 @@ import hashlib
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ def main() -> None:
             found[f"{model.name}/sha256"] = fingerprint(folder)
             top = np.sort(torch.softmax(torch.tensor(logits), -1).numpy(), axis=-1)[:, -1]
             print(f"{model.name:22} max |logit| {abs(logits).max():6.2f}, mean top probability {top.mean():.2f}")
-    np.savez_compressed(Path(__file__).with_name("golden_logits.npz"), **found)
+    np.savez_compressed(Path(__file__).with_name("golden_logits.npz"), **cast(Any, found))
 
 
 if __name__ == "__main__":

@@ -68,12 +68,12 @@ def product(index: int) -> Product:
     dtype, ops = HALVES[index % 2], CpuOps()
     x, weight = random_array(1, (m, k), dtype), random_array(2, (n, k), dtype, k**-0.5)
     bias, residual = random_array(3, (n,), dtype), random_array(4, (m, n), dtype)
-    inputs = [from_numpy(array, CPU) for array in (x, weight, bias)]
-    added = ops.matmul(*inputs, from_numpy(residual, CPU), accumulate=True).numpy()
+    cpu_x, cpu_weight, cpu_bias = (from_numpy(array, CPU) for array in (x, weight, bias))
+    added = ops.matmul(cpu_x, cpu_weight, cpu_bias, from_numpy(residual, CPU), accumulate=True).numpy()
     gated = None
     if n % 16 == 0:
-        gated = product_silu_mul(ops, *inputs[:2], gate_up=empty((m, n), dtype, CPU)).numpy()
-    return Product(x, weight, bias, residual, ops.matmul(*inputs).numpy(), added, gated)
+        gated = product_silu_mul(ops, cpu_x, cpu_weight, gate_up=empty((m, n), dtype, CPU)).numpy()
+    return Product(x, weight, bias, residual, ops.matmul(cpu_x, cpu_weight, cpu_bias).numpy(), added, gated)
 
 
 def check_product(case: Product, multiply: Multiply, device: CudaDevice, no_transfers: NoTransfers) -> None:
@@ -98,7 +98,7 @@ def check_logits(
     m, k, n = shape
     x, weight = random_array(5, (m, k), dtype), random_array(6, (n, k), dtype, k**-0.5)
     out, whole = guarded((m, n), float32, device)
-    multiply(*(from_numpy(array, device) for array in (x, weight)), None, out)
+    multiply(from_numpy(x, device), from_numpy(weight, device), None, out)
     expected = CpuOps().matmul(from_numpy(x, CPU), from_numpy(weight, CPU), out=empty((m, n), float32, CPU))
     assert_close(out.numpy(), expected.numpy(), float32, typical=4)
     check_guards(whole)

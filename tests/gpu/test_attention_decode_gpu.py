@@ -89,7 +89,7 @@ class DecodeInputs:
         caches, metadata = self.inputs.caches(device), self.inputs.metadata(device)
         qkv = from_numpy(self.qkv, device)
         cos_sin = None if self.cos_sin is None else from_numpy(self.cos_sin, device)
-        norms = {name: from_numpy(weight, device) for name, weight in self.norms.items()}
+        norms: dict[str, Any] = {name: from_numpy(weight, device) for name, weight in self.norms.items()}
         queries, out = (poisoned(self.inputs.q.shape, case.dtype, device) for _ in range(2))
         attend: dict[str, Any] = {"scale": case.scale, "sliding_window": case.sliding_window, "out": out}
         transform, heads = HeadTransform(cos_sin, **norms), case.num_heads

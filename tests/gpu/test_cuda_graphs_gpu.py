@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.gpu
 
 REPLAYS = 20
 PARTS = 4  # which processes may share
-BLOCK_SIZE = 16
+BLOCK_SIZE: Final = 16
 BLOCKS_PER_SEQ = 140
 MAX_NUM_SEQS = 40
 MODELS: dict[str, dict[str, Any]] = {

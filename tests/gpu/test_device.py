@@ -169,17 +169,17 @@ class TestCopies:
         self, cuda_device: CudaDevice, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As a collection of garbage does that happens to run there."""
-        from tessera.engine.cuda import device
+        from cuda.bindings import driver
 
         buffers = [cuda_device.pinned(64)]
-        set_current = device.driver.cuCtxSetCurrent
+        set_current = driver.cuCtxSetCurrent
 
         def collecting(context: Any) -> Any:
             buffers.clear()
             return set_current(context)
 
         errors: list[Any] = []
-        monkeypatch.setattr(device.driver, "cuCtxSetCurrent", collecting)
+        monkeypatch.setattr(driver, "cuCtxSetCurrent", collecting)
         monkeypatch.setattr(sys, "unraisablehook", errors.append)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(cuda_device.activate).result()

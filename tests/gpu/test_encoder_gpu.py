@@ -73,9 +73,9 @@ def test_segment_mean(
     expected = cpu_ops.segment_mean(*(from_numpy(array, CPU) for array in (x, begins, ends)))
     device = cuda_ops.device
     out = poisoned(expected.shape, float32, device)
-    arrays = [from_numpy(array, device) for array in (x, begins, ends)]
+    cuda_x, cuda_begins, cuda_ends = (from_numpy(array, device) for array in (x, begins, ends))
     with no_transfers():
-        cuda_ops.segment_mean(*arrays, out=out)
+        cuda_ops.segment_mean(cuda_x, cuda_begins, cuda_ends, out=out)
     assert np.allclose(out.numpy(), expected.numpy(), rtol=1e-5, atol=1e-5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def run(core: EngineCore, requests: Requests, stagger: int = 0) -> dict[str, lis
     while coming or core.has_work:
         if coming and (stagger == 0 or num_calls % stagger == 0):
             name, (token_ids, params) = coming.pop(0)
-            core.add_request(AddRequest(name, token_ids, params, time.monotonic()), CLIENT)
+            core.add_request(AddRequest(name, array("i", token_ids), params, time.monotonic()), CLIENT)
             if stagger == 0:
                 continue
         num_calls += 1
@@ -84,7 +85,7 @@ def run(core: EngineCore, requests: Requests, stagger: int = 0) -> dict[str, lis
 def test_a_request_gets_the_same_tokens_alone_and_among_sixteen(folders: dict[str, Path], name: str) -> None:
     requests = requests_of(seed=7)
     core = load_core(folders[name], prefix_caching=False)
-    alone = {}
+    alone: dict[str, list[int]] = {}
     for request_id, request in requests.items():
         alone |= run(core, {request_id: request})
     assert {key: len(tokens) for key, tokens in alone.items()} == {
@@ -119,7 +120,7 @@ def test_in_half_precision_a_batch_rarely_changes_a_token(folders: dict[str, Pat
         for index in range(8)
     }
     core = load_core(folders["qwen3"], dtype="bfloat16", prefix_caching=False)
-    alone = {}
+    alone: dict[str, list[int]] = {}
     for request_id, request in requests.items():
         alone |= run(core, {request_id: request})
     together = run(core, requests)

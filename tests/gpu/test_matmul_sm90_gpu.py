@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -16,11 +15,11 @@ from tessera.engine.ops.cuda.linear.sm90 import (
     LOGITS_SHARING_PLANS,
     PLANS,
     SHARING_PLANS,
-    SM90_MATMUL,
     WIDE_PLAN,
     Plan,
     launch,
 )
+from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL
 from tessera.engine.tensor import CPU, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
 from tests.gpu.products import (
@@ -55,7 +54,7 @@ def sm90(cuda_ops: CudaOps) -> CudaOps:
 
 
 @pytest.fixture
-def portable(cuda_ops: CudaOps) -> Iterator[CudaOps]:
+def portable(cuda_ops: CudaOps) -> CudaOps:
     """The same operations without the kernel of sm_90a."""
     ops = CudaOps(cuda_ops.device)
     ops.linear_kernels.restrict(without=("sm90", "sm90_wide"))

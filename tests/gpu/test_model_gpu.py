@@ -35,7 +35,12 @@ pytestmark = pytest.mark.gpu
 GOLDEN_FILE = GOLDEN / "golden_logits.npz"
 TOLERANCE = {float32: 1e-4, bfloat16: 2e-2, float16: 2e-2}
 BLOCK_SIZE = 16
-MODEST = {"block_size": BLOCK_SIZE, "max_num_seqs": 4, "max_num_batched_tokens": 256, "gpu_memory_utilization": 0.2}
+MODEST: dict[str, Any] = {
+    "block_size": BLOCK_SIZE,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 256,
+    "gpu_memory_utilization": 0.2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +95,8 @@ def test_dummy_weights_are_deterministic_and_those_of_the_cpu(tmp_path: Path, cu
     for first, second, third in zip(one.tensors(), same.tensors(), on_cpu.tensors(), strict=True):
         assert np.array_equal(first.numpy(), second.numpy())
         assert relative_error(first.numpy(), third.numpy().astype(np.float64)) < 1e-2
-    assert not np.array_equal(*(next(each.layers[0].attention.qkv.tensors()).numpy() for each in (one, other)))
+    weights = [next(each.layers[0].attention.qkv.tensors()).numpy() for each in (one, other)]
+    assert not np.array_equal(weights[0], weights[1])
 
 
 def make_runner(folder: Path, device: CudaDevice, ops: CudaOps, **settings: Any) -> ModelRunner:
@@ -161,7 +167,7 @@ def test_sampling_and_logprobs_agree_with_the_cpu(tmp_path: Path, cuda_device: C
     ]
     outputs = []
     for device, ops in ((cuda_device, cuda_ops), (CPU, make_ops(CPU))):
-        config = EngineConfig(model=str(folder), **{**MODEST, "dtype": "float32", "num_kv_blocks": 16})
+        config = EngineConfig(model=str(folder), **{**MODEST, "num_kv_blocks": 16}, dtype="float32")
         runner = ModelRunner(config, load_config(folder), device, ops)
         rows = [
             Row(slot=slot, blocks=scattered_blocks(4, first=4 * slot), prompt=prompt()[slot : slot + 9], params=params)

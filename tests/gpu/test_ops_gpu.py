@@ -202,10 +202,11 @@ def test_matmul_adds_to_the_residual_stream(
     for m in FUSED_ROWS:
         for kind in {dtype, float32}:
             expected, actual = (from_numpy(residual[:m].astype(kind), ops.device) for ops in (cpu_ops, cuda_ops))
-            cpu_ops.matmul(*(from_numpy(array, CPU) for array in (x[:m], weight, bias)), expected, accumulate=True)
-            arguments = [from_numpy(array, cuda_ops.device) for array in (x[:m], weight, bias)]
+            cpu_x, cpu_weight, cpu_bias = (from_numpy(array, CPU) for array in (x[:m], weight, bias))
+            cpu_ops.matmul(cpu_x, cpu_weight, cpu_bias, expected, accumulate=True)
+            cuda_x, cuda_weight, cuda_bias = (from_numpy(array, cuda_ops.device) for array in (x[:m], weight, bias))
             with no_transfers():
-                cuda_ops.matmul(*arguments, actual, accumulate=True)
+                cuda_ops.matmul(cuda_x, cuda_weight, cuda_bias, actual, accumulate=True)
             assert_close(actual.numpy(), expected.numpy(), kind)
 
 

@@ -29,7 +29,7 @@ def rope_and_store(
     device: Device = ops.device
     key_cache, value_cache = inputs.caches(device)
     out = poisoned(inputs.q.shape, inputs.q.dtype, device)
-    uploaded = {name: from_numpy(weight, device) for name, weight in norms.items()}
+    uploaded: dict[str, Any] = {name: from_numpy(weight, device) for name, weight in norms.items()}
     device_qkv, metadata = from_numpy(qkv, device), inputs.metadata(device)
     transform = HeadTransform(None if cos_sin is None else from_numpy(cos_sin, device), **uploaded)
     heads = inputs.case.num_heads

@@ -127,7 +127,7 @@ def test_samples_as_numpy(
     assert tokens.shape == (rows,)
     parameters = make_rows(CPU, rows, **settings)
     for i in np.flatnonzero(tokens != expected):
-        assert_sound_choice(int(tokens[i]), int(expected[i]), logits[i], parameters, i)
+        assert_sound_choice(int(tokens[i]), int(expected[i]), logits[i], parameters, int(i))
 
 
 def test_filters_of_a_large_flat_row(cuda_ops: CudaOps, cuda_device: CudaDevice, rng: np.random.Generator) -> None:
@@ -145,7 +145,7 @@ def test_filters_of_a_large_flat_row(cuda_ops: CudaOps, cuda_device: CudaDevice,
     tokens = sample(cuda_ops, logits, cuda_device, True, **settings)
     parameters = make_rows(CPU, rows, **settings)
     for i in np.flatnonzero(tokens != expected):
-        assert_sound_choice(int(tokens[i]), int(expected[i]), logits[i], parameters, i)
+        assert_sound_choice(int(tokens[i]), int(expected[i]), logits[i], parameters, int(i))
 
 
 def test_a_crowd_far_behind_is_filtered_within(
@@ -327,9 +327,9 @@ def test_state_and_adjustment_as_numpy(
         "slot": rng.permutation(num_slots)[:rows],
         "num_output_tokens": rng.integers(0, 4, rows),
         "min_tokens": rng.integers(0, 4, rows),
-        "repetition_penalty": rng.choice(np.float32([1.0, 0.5, 1.7]), rows),
-        "presence_penalty": rng.choice(np.float32([0.0, -1.5, 2.0]), rows),
-        "frequency_penalty": rng.choice(np.float32([0.0, 0.25, -2.0]), rows),
+        "repetition_penalty": rng.choice(np.array([1.0, 0.5, 1.7], np.float32), rows),
+        "presence_penalty": rng.choice(np.array([0.0, -1.5, 2.0], np.float32), rows),
+        "frequency_penalty": rng.choice(np.array([0.0, 0.25, -2.0], np.float32), rows),
     }
     logits = rng.normal(0, 5, (rows, vocab_size)).astype(np.float32)
     token_ids = rng.integers(-1, vocab_size, rows)

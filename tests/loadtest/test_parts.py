@@ -171,7 +171,7 @@ def test_a_sweep_may_find_nothing_or_everything() -> None:
 def test_comparison_knows_what_is_better() -> None:
     old = {"request_throughput": 10.0, "output_throughput": 100.0, "mean_ttft_ms": 50.0, "p99_itl_ms": 0.0}
     new = {"request_throughput": 12.0, "output_throughput": 100.5, "mean_ttft_ms": 75.0, "p99_itl_ms": 3.0}
-    rows = {name: (ratio, verdict) for name, _, _, ratio, verdict in compare(old, new)}
+    rows: dict[str, Any] = {name: (ratio, verdict) for name, _, _, ratio, verdict in compare(old, new)}
     assert rows == {
         "Request throughput (req/s)": (pytest.approx(1.2), "better"),
         "Output token throughput (tok/s)": (pytest.approx(1.005), "same"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 import pytest
@@ -133,7 +133,9 @@ def test_every_kind_of_option_from_every_source(source: str, config: Any) -> Non
     assert {name: given.value(name) for name in GIVEN} == GIVEN
     assert {given.source(name) for name in GIVEN} == {source}
     engine, app = given.make(Engine, folder="f"), given.make(App)
-    assert engine == Engine(folder="f", **{name: GIVEN[name] for name in ("level", "size", "share", "cache", "eager")})
+    assert engine == Engine(
+        folder="f", **cast(Any, {name: GIVEN[name] for name in ("level", "size", "share", "cache", "eager")})
+    )
     assert (app.level, app.names, app.extra) == ("high", ("1.10", "b"), GIVEN["extra"])
 
 

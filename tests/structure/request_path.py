@@ -76,6 +76,8 @@ async def app_files(client: Any, settings: AppSettings, body: dict[str, Any]) ->
         httpx.AsyncClient(transport=transport, base_url="http://tessera", timeout=TIMEOUT) as http,
     ):
 
+        await app.state.batch_runner.close()  # runs beside requests, not for them
+
         async def send() -> None:
             response = await http.post("/v1/chat/completions", json={**body, "stream": True})
             assert response.status_code == 200, response.text

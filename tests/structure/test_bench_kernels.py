@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import sm90_prefill
 from tessera.engine.ops.cuda.linear import sm90
@@ -25,7 +26,7 @@ def without_reference(rows: Callable[..., Any]) -> Callable[[CudaOps, Any], list
     return lambda ops, device: list(rows(ops, device, None))
 
 
-PARTS = {
+PARTS: dict[str, Callable[[Any, Any], list[kernels.Row]]] = {
     "matmuls": without_reference(kernels.matmuls),
     "layers": without_reference(kernels.layers),
     "attention": without_reference(kernels.attention),
@@ -39,7 +40,7 @@ PARTS = {
 def test_every_figure_launches_something(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[int] = []
 
-    def measure(device: BenchDevice, calls: list[Callable[[], object]]) -> float:
+    def measure(device: BenchDevice, calls: Sequence[Callable[[], object]]) -> float:
         before = len(device.launches)
         for call in calls[:2]:
             call()
@@ -50,7 +51,7 @@ def test_every_figure_launches_something(part: str, monkeypatch: pytest.MonkeyPa
     for module, name in ((sm90, "box_map"), (sm90_prefill, "row_groups_map")):
         monkeypatch.setattr(module, name, lambda *_: bytes(128))
     device = BenchDevice()
-    rows = PARTS[part](CudaOps(device), device)  # type: ignore[arg-type]
+    rows = PARTS[part](CudaOps(cast(CudaDevice, device)), device)
     assert len(rows) == len(launches) > 0
     assert min(launches) > 0
     assert all(row["us"] > 0 and row["shape"] for row in rows)

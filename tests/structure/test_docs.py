@@ -23,7 +23,7 @@ from docs.generate.request_path import STAGES
 from docs.generate.rooms import rooms_page
 from tessera.app.cli.reference import render_page
 from tessera.engine.models.registry import ARCHITECTURES
-from tests.structure.test_rooms import FLOORS
+from tests.structure.floors import FLOORS
 from tests.support.paths import ROOT
 from tests.support.server_fixture import Server
 

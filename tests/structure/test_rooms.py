@@ -4,72 +4,27 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.structure.floors import APP_SEES, EXCEPTIONS, FLOORS
 from tests.support.paths import ROOT
 
 SOURCES = sorted(path for room in ("app", "engine", "loadtest", "tessera") for path in (ROOT / room).rglob("*.py"))
 
-# Rooms from the top floor to the bottom. A room may import those on lower floors and nothing of its own floor.
-FLOORS: tuple[tuple[str, ...], ...] = (
-    ("tessera.__main__",),
-    ("app.cli",),
-    ("app.server",),
-    ("app.openapi",),
-    ("app.openai.invocations",),
-    (
-        *(f"app.openai.{room}" for room in ("chat", "completions", "responses", "embeddings", "models", "tokenize")),
-        "app.anthropic",
-        "app.ops",
-    ),
-    ("app.openai",),
-    ("app.generate",),
-    ("app.tools.formats",),
-    ("app.tools",),
-    ("app.reasoning", "app.text", "app.http"),
-    ("app.schema",),
-    ("app.settings",),
-    ("engine.ipc.process",),
-    ("engine.ipc",),
-    ("engine.runner",),
-    ("engine.core",),
-    ("engine.grammar",),
-    ("engine.models",),
-    ("engine.models.weights",),
-    ("engine.models.config",),
-    ("engine.models.layers",),
-    ("engine.models.gguf",),
-    ("engine.models.quantised", "engine.models.registry", "engine.models.rope", "engine.models.specs"),
-    ("engine.models.fields",),
-    ("engine.ops.make",),
-    ("engine.ops.cpu", "engine.ops.cuda"),
-    ("engine.ops",),
-    ("engine.formats",),
-    ("engine.cuda",),
-    ("engine.tensor",),
-    ("engine.tokens",),
-    ("engine.gguf",),
-    ("engine.contract",),
-    ("loadtest",),
-    ("loadtest.report",),
-    ("loadtest.run",),
-    ("loadtest.client",),
-    ("loadtest.workload",),
-    ("loadtest.metrics", "engine.builtin"),
-    ("tessera.options",),
-    ("tessera",),
-)
-# The app knows the engine by its client and its contract alone, wherever their floors are; and the files of tokenizers,
-# which may be those of weights.
-APP_SEES = ("engine.ipc.client", "engine.contract", "engine.gguf", "engine.tokens", "loadtest", "tessera")
-EXCEPTIONS = {"app.server.serve": ("engine.ipc.supervisor",), "app.cli.hub": ("engine",)}
 MAX_FILES = 15
+PACKAGES = ("app", "engine")  # which hold rooms and are none
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "torch", "cupy"}
 TRAINING_SCRIPT = "engine.builtin.training.train"  # made the built-in model; never imported when serving
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def module_name(path: Path) -> str:
@@ -90,7 +45,7 @@ def imports_of(tree: ast.Module) -> Iterator[str]:
 def project_imports(path: Path) -> list[str]:
     """Modules of the project that a file imports, without the common prefix."""
     found = []
-    for name in imports_of(ast.parse(path.read_text())):
+    for name in imports_of(parsed(path)):
         first, _, rest = name.partition(".")
         assert first not in ("app", "engine", "loadtest", "cuda_src"), f"{path}: import {name} by its tessera. name"
         if first == "tessera":
@@ -108,14 +63,14 @@ def room_of(module: str) -> tuple[int, str]:
     rooms = [
         (len(FLOORS) - number, room) for number, rooms in enumerate(FLOORS) for room in rooms if within(module, room)
     ]
-    assert rooms, f"{module} is in no room that this test knows: add it to FLOORS"
+    assert rooms, f"{module} is in no room that this test knows: add it to FLOORS in tests/structure/floors.py"
     return max(rooms, key=lambda found: len(found[1]))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)
 def test_imports_point_down(path: Path) -> None:
     module = module_name(path)
-    if module in ("app", "engine") or (path.name == "__init__.py" and module == "tessera"):
+    if module in PACKAGES or (path.name == "__init__.py" and module == "tessera"):
         assert not project_imports(path)
         return
     floor, room = room_of(module)
@@ -133,9 +88,11 @@ def test_imports_point_down(path: Path) -> None:
 @pytest.mark.parametrize("room", sorted({str(path.parent.relative_to(ROOT)) for path in SOURCES}))
 def test_rooms_are_small_and_say_what_they_are_for(room: str) -> None:
     folder = ROOT / room
+    name = room.replace("/", ".")
+    assert name in PACKAGES or any(name in rooms for rooms in FLOORS), f"{name} is not in FLOORS"
     files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
     assert len(files) <= MAX_FILES, f"{room} has {len(files)} files: make rooms of it"
-    assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{room}/__init__.py says nothing"
+    assert ast.get_docstring(parsed(folder / "__init__.py")), f"{room}/__init__.py says nothing"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)
@@ -169,7 +126,7 @@ DONE: set[str] = set()
 
 def top_level_imports(path: Path) -> list[str]:
     """Modules that are imported when a file is, not later in a function or for types alone."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     kept = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = imports_of(ast.Module(body=list(kept), type_ignores=[]))
     return [name.partition(".")[2] for name in names if name.startswith(("tessera.app", "tessera.engine"))]
@@ -177,14 +134,14 @@ def top_level_imports(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)
 def test_only_the_driver_layer_imports_cuda(path: Path) -> None:
-    names = imports_of(ast.parse(path.read_text()))
+    names = imports_of(parsed(path))
     if not within(module_name(path), "engine.cuda"):
         assert not [name for name in names if name.split(".")[0] == "cuda"]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)
 def test_fault_deserialisation_nothing_deserialises_code(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     forbidden = FORBIDDEN_MODULES - ({"torch"} if module_name(path) == TRAINING_SCRIPT else set())
     assert not {name.split(".")[0] for name in imports_of(tree)} & forbidden
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]

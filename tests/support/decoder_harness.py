@@ -24,6 +24,7 @@ from tessera.engine.ops.interface import AttentionMetadata, Ops
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.step_inputs import StepShape
 from tessera.engine.tensor import Tensor, from_numpy
+from tests.support.token_ids import token_ids
 
 Array = np.ndarray[Any, Any]
 
@@ -154,7 +155,7 @@ def step_batch(rows: list[Row], block_size: int, num_scheduled: list[int] | None
         ends.append(ends[-1] + count)
         row.num_computed += count
         if not row.entered:
-            inits.append(SlotInit(row.slot, row.params, row.prompt, list(row.output), row.suppressed))
+            inits.append(SlotInit(row.slot, row.params, token_ids(row.prompt), list(row.output), row.suppressed))
             row.entered = True
             new.append(row)
         if row.num_computed == len(row.tokens):

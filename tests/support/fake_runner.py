@@ -11,12 +11,12 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from tessera.engine.contract.config import EngineConfig
-from tessera.engine.contract.messages import AddRequest, RequestOutput, TokenLogprobs
+from tessera.engine.contract.messages import AddRequest, RequestOutput, TokenIds, TokenLogprobs
 from tessera.engine.contract.sampling_params import ROW_PARAMETERS, SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW
 from tessera.engine.core.core import EngineCore
@@ -237,7 +237,7 @@ class Harness:
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
                 max_queue_len=max_queue_len,
-                block_size=block_size,
+                block_size=cast(Any, block_size),  # smaller than a model may have
                 prefix_caching=prefix_caching,
             ),
             self.runner,
@@ -265,7 +265,11 @@ class Harness:
         **params: Any,
     ) -> None:
         sampling_params = SamplingParams(max_tokens=max_tokens, **params)
-        self.core.add_request(AddRequest(request_id, prompt, sampling_params, self.now, priority, cache_salt), client)
+        self.core.add_request(
+            # A list too, with ids that no array of the engine could hold.
+            AddRequest(request_id, cast(TokenIds, prompt), sampling_params, self.now, priority, cache_salt),
+            client,
+        )
         self.token_ids[request_id] = []
 
     def step(self, seconds: float = 0.01) -> dict[bytes, list[RequestOutput]]:

@@ -18,6 +18,7 @@ from tessera.engine.grammar.compiler import GrammarCompiler
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.tensor import CPU, from_numpy
 from tests.support.paths import BUILTIN
+from tests.support.token_ids import token_ids
 
 MODEL = BUILTIN
 VOCAB_SIZE = 2560
@@ -127,7 +128,7 @@ class GrammarHarness:
     def add(self, name: str, grammar: Grammar | None = None, prompt: str = "Hello there!", **params: Any) -> None:
         settings = SamplingParams(**{"max_tokens": 256, "grammar": grammar, **params})
         self.answers[name] = Answer()
-        self.core.add_request(AddRequest(name, encode(prompt), settings, 0.0), CLIENT)
+        self.core.add_request(AddRequest(name, token_ids(encode(prompt)), settings, 0.0), CLIENT)
 
     def step(self) -> None:
         for output in self.core.step().get(CLIENT, []):

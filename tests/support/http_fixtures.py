@@ -6,10 +6,11 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import patch
 
 import httpx
 import orjson
@@ -18,6 +19,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tessera.app.server.application import create_app
 from tessera.app.server.http_server import HttpServer
 from tessera.app.settings import AppSettings
+from tessera.app.text.chat_template import ChatTemplate, load_chat_template
+from tessera.engine.ipc.client import EngineClient
 from tests.support.fake_client import FakeClient
 
 END = "<|im_end|>"
@@ -41,6 +44,10 @@ def byte_level_tokenizer() -> Tokenizer:
 
 TOKENIZER = byte_level_tokenizer()
 
+# Starting a rendering process takes ten times as long as a request.
+MAX_TEMPLATES = 8
+_TEMPLATES: dict[tuple[tuple[tuple[str, str], ...], ...], ChatTemplate] = {}
+
 
 def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text).ids
@@ -62,11 +69,46 @@ def settings_for(folder: Path, **changes: Any) -> AppSettings:
     return AppSettings(**{"model_folder": str(folder), "served_model_names": ("tiny",), **changes})
 
 
+def as_engine_client(client: FakeClient) -> EngineClient:
+    """The application uses no more of one than a fake has."""
+    return cast(EngineClient, client)
+
+
+class SharedTemplate(ChatTemplate):
+    """Keeps its rendering processes when an application ends."""
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def shared_template(folder: Path, override: str | None, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """In the place of `load_chat_template`."""
+    template = load_chat_template(folder, override, special_tokens)
+    if template is None:
+        return None
+    made_from = tuple(template.sources.items()), tuple(special_tokens.items())
+    if made_from not in _TEMPLATES:
+        if len(_TEMPLATES) == MAX_TEMPLATES:
+            del _TEMPLATES[next(iter(_TEMPLATES))]
+        _TEMPLATES[made_from] = SharedTemplate(template.sources, special_tokens)
+    return _TEMPLATES[made_from]
+
+
+def sharing_templates() -> AbstractContextManager[object]:
+    """Applications made meanwhile share rendering processes with others of the same chat template."""
+    return patch("tessera.app.generate.served_model.load_chat_template", shared_template)
+
+
 def call(client: FakeClient, settings: AppSettings, method: str, path: str, **options: Any) -> httpx.Response:
     """One request without sockets. Streamed answers come whole: use `serve` to see them flow."""
 
     async def send() -> httpx.Response:
-        transport = httpx.ASGITransport(create_app(client, settings), raise_app_exceptions=False)
+        with sharing_templates():
+            app = create_app(as_engine_client(client), settings)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://tiny") as http:
             return await http.request(method, path, **options)
 
@@ -77,7 +119,8 @@ def call(client: FakeClient, settings: AppSettings, method: str, path: str, **op
 def serve(client: FakeClient, settings: AppSettings, *, drain_timeout: int = 5) -> Iterator[str]:
     """A real server on a free port of the loopback, in a thread; yields its base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(client, settings, drain_timeout=drain_timeout)
+    with sharing_templates():
+        server = HttpServer(as_engine_client(client), settings, drain_timeout=drain_timeout)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

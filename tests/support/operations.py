@@ -38,8 +38,9 @@ class Operation:
 
 
 def _operation(route: APIRoute) -> Operation:
-    (method,) = route.methods
+    assert route.methods is not None
     assert route.operation_id is not None
+    (method,) = route.methods
     bodies = route.openapi_extra.bodies if isinstance(route.openapi_extra, Description) else ()
     names = tuple(re.findall(r"{(\w+)", route.path))
     return Operation(route, route.operation_id, method.lower(), route.path_format, bodies, names)

@@ -242,6 +242,7 @@ def running_server(folder: Path | None, log_file: Path, *arguments: str) -> Iter
         "float32",
     ]
     environment = {name: value for name, value in os.environ.items() if name != "TESSERA_API_KEY"}
+    environment["TESSERA_DATA_DIR"] = "none"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             [*command, "--port", "0", *arguments], cwd=ROOT, stdout=log, stderr=log, env=environment

@@ -159,7 +159,8 @@ def test_custom_tools_of_chat(tool: Scripted) -> None:
     tool.says(f"so {NOTED}")
     answer = tool.openai.chat.completions.create(**CHAT, tools=[NOTE])
     assert "<tool>note: Takes notes</tool>" in tool.prompt
-    (called,) = answer.choices[0].message.tool_calls or ()
+    assert answer.choices[0].message.tool_calls is not None
+    (called,) = answer.choices[0].message.tool_calls
     assert called.type == "custom"
     assert (called.custom.name, called.custom.input) == ("note", NOTED_TEXT)
     assert answer.choices[0].finish_reason == "tool_calls"
@@ -185,14 +186,14 @@ def test_a_custom_tool_with_an_expression_is_enforced(tool: Scripted) -> None:
 
 
 def test_a_custom_tool_shows_its_lark_grammar(tool: Scripted) -> None:
-    lark = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "x"'}}
+    lark: Any = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "x"'}}
     tool.openai.chat.completions.create(**CHAT, tools=[{"type": "custom", "custom": {"name": "note", "format": lark}}])
     assert 'matches this grammar (lark):\nstart: "x"' in tool.prompt
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_allowed_tools(tool: Scripted, mode: str) -> None:
-    other = {"type": "function", "function": {**WEATHER, "name": "other"}}
+    other: Any = {"type": "function", "function": {**WEATHER, "name": "other"}}
     allowed: Any = {"mode": mode, "tools": [{"type": "function", "function": {"name": "weather"}}]}
     choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
     tool.openai.chat.completions.create(**CHAT, tools=[*TOOLS, other], tool_choice=choice)

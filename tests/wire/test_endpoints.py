@@ -62,7 +62,9 @@ def test_wire_endpoint_messages(builtin_server: Server) -> None:
     with anthropic.Anthropic(base_url=builtin_server.url, api_key="unused", max_retries=0) as client:
         message = client.messages.create(model=MODEL, messages=ADD, max_tokens=20, extra_body={"temperature": 0})
         counted = client.messages.count_tokens(model=MODEL, messages=ADD)
-    assert (message.content[0].text, message.stop_reason) == (SUM, "end_turn")
+    (text,) = message.content
+    assert text.type == "text"
+    assert (text.text, message.stop_reason) == (SUM, "end_turn")
     assert counted.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
 
 

@@ -232,7 +232,8 @@ def test_wire_11_top_logprobs_go_from_0_to_20(plain: Scripted) -> None:
         assert entry.top_logprobs == []
     plain.openai.chat.completions.create(**CHAT, logprobs=True, top_logprobs=20)
     assert plain.params.logprobs == 20
-    for fields in ({"logprobs": True, "top_logprobs": 21}, {"top_logprobs": 2}, {"logprobs": False, "top_logprobs": 2}):
+    wrong: list[dict[str, Any]] = [{"logprobs": True, "top_logprobs": 21}, {"top_logprobs": 2}]
+    for fields in (*wrong, {"logprobs": False, "top_logprobs": 2}):
         with pytest.raises(openai.BadRequestError) as refused:
             plain.openai.chat.completions.create(**CHAT, **fields)
         assert refused.value.param == "top_logprobs"

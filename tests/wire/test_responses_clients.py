@@ -198,7 +198,7 @@ def test_background_is_cancelled(slow: Scripted) -> None:
     assert cancelled.status == "cancelled"
     assert slow.engine.submissions[0].aborted.wait(PATIENCE)
     assert slow.openai.responses.cancel(begun.id).status == "cancelled"
-    kinds = [event.type for event in slow.openai.responses.retrieve(begun.id, stream=True)]
+    kinds = [str(event.type) for event in slow.openai.responses.retrieve(begun.id, stream=True)]
     assert kinds[-1] == "response.cancelled"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
@@ -143,6 +143,7 @@ def test_chat_stream_tells_two_calls_apart(tool: Scripted) -> None:
 @pytest.mark.parametrize("helper", ["parse", "stream"])
 def test_chat_helpers_raise_where_an_answer_was_cut(sdks: Sdks, helper: str) -> None:
     fields: Any = {**WHO, "response_format": Person, "max_completion_tokens": 2}
+    ask: Callable[[], object]
     with ExitStack() as stack:
         if helper == "stream":
             ask = stack.enter_context(sdks.openai.chat.completions.stream(**fields)).until_done
@@ -279,7 +280,7 @@ def test_async_helpers_many_at_once(sdks: Sdks) -> None:
             async def parsed() -> Any:
                 return type((await api.chat.completions.parse(**WHO, response_format=Person)).choices[0].message.parsed)
 
-            return await asyncio.gather(whole(), chunks(), chat(), responses(), messages(), parsed())
+            return [*await asyncio.gather(whole(), chunks(), chat(), responses(), messages(), parsed())]
 
     assert asyncio.run(run()) == [SUM] * 5 + [Person]
 

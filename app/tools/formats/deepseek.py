@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 
-from tessera.app.tools.call_object import CALLED_NAME, MAX_CALLED_NAME, NamedCall
+from tessera.app.tools.call import CALLED_NAME, MAX_CALLED_NAME
+from tessera.app.tools.call_object import NamedCall
 from tessera.app.tools.grammar import CallableFunction, CallSyntax, GrammarWriter, arguments_expression, literal
-from tessera.app.tools.parser import CallParser, ToolSchemas, skip_space
+from tessera.app.tools.json_value import skip_space
+from tessera.app.tools.parser import CallParser, ToolSchemas
 from tessera.app.tools.tool_format import ToolFormat
 
 CALLS_BEGIN = "<｜tool▁calls▁begin｜>"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from tessera.app.tools.call_object import NamedCall
 from tessera.app.tools.grammar import CallableFunction, CallSyntax, GrammarWriter, arguments_expression, literal
-from tessera.app.tools.parser import CallParser, ToolSchemas, skip_space
+from tessera.app.tools.json_value import skip_space
+from tessera.app.tools.parser import CallParser, ToolSchemas
 from tessera.app.tools.tool_format import ToolFormat
 
 AGAIN = "<|assistant|>"  # between calls

@@ -6,7 +6,8 @@ Source: the chat templates of NousResearch/Hermes-3 and Qwen/Qwen3-8B, which man
 from __future__ import annotations
 
 from tessera.app.tools.grammar import CallableFunction, CallSyntax, GrammarWriter, json_call
-from tessera.app.tools.parser import CallParser, skip_space
+from tessera.app.tools.json_value import skip_space
+from tessera.app.tools.parser import CallParser
 from tessera.app.tools.tool_format import ToolFormat
 
 BEGIN = "<tool_call>"

@@ -6,7 +6,8 @@ Source: the chat format of InternLM's repository, and the chat template of inter
 from __future__ import annotations
 
 from tessera.app.tools.grammar import CallableFunction, CallSyntax, GrammarWriter, json_call
-from tessera.app.tools.parser import CallParser, skip_space
+from tessera.app.tools.json_value import skip_space
+from tessera.app.tools.parser import CallParser
 from tessera.app.tools.tool_format import ToolFormat
 
 BEGIN = "<|action_start|>"
@@ -20,6 +21,7 @@ class InternlmParser(CallParser):
     openers = (BEGIN,)
     markers = (BEGIN, PLUGIN, END)
     end_marker = END
+    closers = (END,)
 
     def _open(self, opener: str) -> None:
         super()._open(opener)
@@ -39,13 +41,7 @@ class InternlmParser(CallParser):
         return end
 
     def _after(self, text: str, position: int) -> int:
-        position = skip_space(text, position)
-        if position == len(text):
-            return position
-        _, end = self._read_literal(text, position, (END,))
-        if not self._held:
-            self._state = self._content
-        return end
+        return self._closer(text, position)
 
     def _end(self, cut: bool) -> None:
         if self._state == self._plugin:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from tessera.app.tools.call_object import CallObject
 from tessera.app.tools.grammar import CallableFunction, CallSyntax, GrammarWriter, json_call
-from tessera.app.tools.parser import CallParser, skip_space
+from tessera.app.tools.json_value import skip_space
+from tessera.app.tools.parser import CallParser
 from tessera.app.tools.tool_format import ToolFormat
 
 PYTHON_TAG = "<|python_tag|>"

@@ -5,9 +5,10 @@ Source: the prompt formats of Llama 4 and Llama 3.2 in Meta's documentation, htt
 
 from __future__ import annotations
 
-from tessera.app.tools.call_object import Call
+from tessera.app.tools.call import Call
 from tessera.app.tools.grammar import CallSyntax
-from tessera.app.tools.parser import CallParser, skip_space
+from tessera.app.tools.json_value import skip_space
+from tessera.app.tools.parser import CallParser
 from tessera.app.tools.python_call import PythonCall, python_call_expression
 from tessera.app.tools.tool_format import ToolFormat
 
@@ -24,6 +25,7 @@ class Llama4Parser(CallParser):
     openers = (BEGIN,)
     markers = (BEGIN, END)
     end_marker = "]"
+    closers = (END,)
     reads_bare_calls = True
     bare_opener = "["
 
@@ -66,20 +68,9 @@ class Llama4Parser(CallParser):
         self._state = self._closer
         return position + (text[position] == "]")
 
-    def _closer(self, text: str, position: int) -> int:
-        position = skip_space(text, position)
-        if position == len(text):
-            return position
-        _, end = self._read_literal(text, position, (END,))
-        if not self._held:
-            self._state = self._content
-        return end
-
     def _end(self, cut: bool) -> None:
         if self._state in (self._start, self._name):
             self._give_up()
-        elif self._state == self._closer:
-            self._writer.write_content(self._held)
         super()._end(cut)
 
 

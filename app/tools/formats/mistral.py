@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 import secrets
 
+from tessera.app.tools.call import CALLED_NAME, MAX_CALLED_NAME
 from tessera.app.tools.call_list import CallListParser
-from tessera.app.tools.call_object import CALLED_NAME, MAX_CALLED_NAME, NamedCall
+from tessera.app.tools.call_object import NamedCall
 from tessera.app.tools.grammar import (
     CallableFunction,
     CallSyntax,

@@ -5,9 +5,10 @@ Source: the chat template of allenai/Olmo-3-7B-Instruct.
 
 from __future__ import annotations
 
-from tessera.app.tools.call_object import Call
+from tessera.app.tools.call import Call
 from tessera.app.tools.grammar import CallSyntax, GrammarWriter
-from tessera.app.tools.parser import CallParser, skip_space
+from tessera.app.tools.json_value import skip_space
+from tessera.app.tools.parser import CallParser
 from tessera.app.tools.python_call import PythonCall, python_call_expression
 from tessera.app.tools.tool_format import ToolFormat
 

@@ -5,9 +5,7 @@ Source: the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct.
 
 from __future__ import annotations
 
-from typing import Any
-
-from tessera.app.tools.call_object import CALLED_NAME, MAX_CALLED_NAME
+from tessera.app.tools.call import MAX_CALLED_NAME, MAX_KEY
 from tessera.app.tools.grammar import (
     CallableFunction,
     CallSyntax,
@@ -15,10 +13,11 @@ from tessera.app.tools.grammar import (
     literal,
     parameters_of,
 )
-from tessera.app.tools.parser import ToolParser, ToolSchemas, skip_space
-from tessera.app.tools.parts import new_call_id
+from tessera.app.tools.json_value import skip_space
+from tessera.app.tools.parser import State, ToolSchemas
+from tessera.app.tools.tagged_parser import TaggedParser
 from tessera.app.tools.tool_format import ToolFormat
-from tessera.app.tools.typed_arguments import TypedArguments, typed_value_expression
+from tessera.app.tools.typed_arguments import typed_value_expression
 
 BEGIN = "<tool_call>"
 END = "</tool_call>"
@@ -26,23 +25,28 @@ FUNCTION = "<function="
 FUNCTION_END = "</function>"
 PARAMETER = "<parameter="
 PARAMETER_END = "</parameter>"
-MAX_KEY = 256
 
 
-class QwenCoderParser(ToolParser):
+class QwenCoderParser(TaggedParser):
     """The tags around a function may be missing, as this model sometimes leaves the first one away."""
 
     openers = (BEGIN, FUNCTION)
     markers = (BEGIN, END, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END)
 
+    value_end = PARAMETER_END
+
     def __init__(self, tools: ToolSchemas, *, max_calls: int | None = None) -> None:
         super().__init__(tools, max_calls=max_calls)
-        self._source: list[str] = []
-        self._label: list[str] = []  # of the name or key that is being read
-        self._label_length = 0
-        self._arguments = TypedArguments(self._writer, {})
         self._at_start = False
         self._line_end = False  # a line end that may prove to be layout
+
+    @property
+    def _unnamed_states(self) -> tuple[State, ...]:
+        return self._wrapper, self._name
+
+    @property
+    def _closable_states(self) -> tuple[State, ...]:
+        return (self._body,)
 
     def _open(self, opener: str) -> None:
         self._source = [opener]
@@ -65,16 +69,10 @@ class QwenCoderParser(ToolParser):
         return end
 
     def _name(self, text: str, position: int) -> int:
-        end, name = self._read_label(text, position, MAX_CALLED_NAME)
+        end, name = self._read_tag(text, position, MAX_CALLED_NAME)
         self._source.append(text[position:end])
-        if name is None:
-            return end
-        if not CALLED_NAME.fullmatch(name):
-            self._give_up()
-            return end
-        self._arguments = TypedArguments(self._writer, self._tools.get(name, {}))
-        self._writer.begin_call(name, new_call_id())
-        self._state = self._body
+        if name is not None:
+            self._begin_call(name)
         return end
 
     def _body(self, text: str, position: int) -> int:
@@ -90,27 +88,16 @@ class QwenCoderParser(ToolParser):
         return end
 
     def _key(self, text: str, position: int) -> int:
-        end, key = self._read_label(text, position, MAX_KEY)
+        end, key = self._read_tag(text, position, MAX_KEY)
         if key is None:
             return end
         self._arguments.begin_value(key)
         self._at_start = True
         self._line_end = False
-        self._state = self._parameter
+        self._state = self._value
         return end
 
-    def _parameter(self, text: str, position: int) -> int:
-        found = text.find(PARAMETER_END, position)
-        if found < 0:
-            end = len(text) - self._hold_prefix(text, position, (PARAMETER_END,))
-            self._add_value(text[position:end])
-            return len(text)
-        self._add_value(text[position:found])
-        self._arguments.end_value()
-        self._state = self._body
-        return found + len(PARAMETER_END)
-
-    def _add_value(self, text: str) -> None:
+    def _write_value(self, text: str) -> None:
         """All of the value but one line end before and after it."""
         if not text:
             return
@@ -123,11 +110,7 @@ class QwenCoderParser(ToolParser):
         if text.endswith("\n"):
             self._line_end = True
             text = text[:-1]
-        self._arguments.write_value(text)
-
-    def _close(self) -> None:
-        self._arguments.close()
-        self._call_ended()
+        super()._write_value(text)
 
     def _after(self, text: str, position: int) -> int:
         position = skip_space(text, position)
@@ -140,42 +123,12 @@ class QwenCoderParser(ToolParser):
             self._state = self._content
         return end
 
-    def _begin_label(self, state: Any) -> None:
-        self._label = []
-        self._label_length = 0
-        self._state = state
-
-    def _read_label(self, text: str, position: int, limit: int) -> tuple[int, str | None]:
+    def _read_tag(self, text: str, position: int, limit: int) -> tuple[int, str | None]:
         """A name or key up to its `>`; None while it goes on. One that is too long ends at the limit."""
-        latest = position + limit - self._label_length
-        found = text.find(">", position, latest + 1)
-        end = min(latest, len(text)) if found < 0 else found
-        self._label.append(text[position:end])
-        self._label_length += end - position
-        if found >= 0:
+        end, at_mark = self._read_label(text, position, ">", limit)
+        if at_mark:
             return end + 1, "".join(self._label)
         return end, "".join(self._label) + ">" if end < len(text) else None
-
-    def _give_up(self) -> None:
-        """Turn what looked like a call into content."""
-        self._writer.write_content("".join(self._source))
-        self._source = []
-        self._state = self._content
-
-    def _end(self, cut: bool) -> None:
-        if self._state in (self._wrapper, self._name):
-            self._give_up()
-        if self._state == self._content:
-            self._writer.write_content(self._held)
-        elif self._state == self._parameter:
-            self._add_value(self._held)
-            if cut:
-                self._arguments.break_off()
-            else:
-                self._arguments.end_value()
-                self._close()
-        elif self._state == self._body and not cut:
-            self._close()
 
 
 def _call(writer: GrammarWriter, function: CallableFunction, part: str) -> str:

@@ -1,6 +1,6 @@
 """Mutated GGUF headers: one sentence or a right answer, quickly, and nothing allocated above what the file backs.
 
-`pytest --gguf-mutations 20000` tries more of them.
+`make test-long` tries more of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.engine.gguf.converter import convert
 from tests.engine.gguf.writer import Stored, gguf_bytes
 from tests.support.tiny_models import TINY_MODELS, make_tensors
 
-MAX_SECONDS = 0.1
+MAX_SECONDS = 0.1  # of processor time
 SPARE_BYTES = 64 * 2**20
 HOSTILE = (0, 1, 7, 8, 9, 0x7F, 0x80, 0xFF, *(2**bits - 1 for bits in (31, 32, 63, 64)), 2**16, 2**40, 2**61, 2**63)
 
@@ -106,14 +106,14 @@ def test_fault_gguf_mutated_headers(tmp_path: Path, pytestconfig: pytest.Config)
             path.write_bytes(raw)
             tracemalloc.reset_peak()
             before = tracemalloc.get_traced_memory()[0]
-            begun = time.perf_counter()
+            begun = time.process_time()
             try:
                 read_all(open_gguf(path))
                 read += 1
             except ModelError as error:
                 refused += 1
                 sentences.add(str(error))
-            seconds = time.perf_counter() - begun
+            seconds = time.process_time() - begun
             allocated = tracemalloc.get_traced_memory()[1] - before
             assert seconds < MAX_SECONDS, f"seed {seed}, file {number}: {seconds:.3f} s"
             assert allocated < len(raw) + SPARE_BYTES, f"seed {seed}, file {number}: {allocated} bytes"

@@ -35,7 +35,7 @@ def read(folder: Path, **keys: Any) -> GGUFTokenizer:
 def encode(tokenizer: GGUFTokenizer, text: str, *, special: bool = False) -> list[str]:
     """The tokens of a text by their names in the vocabulary."""
     token_ids = tokenizer.inner.encode(text, add_special_tokens=special).ids
-    return [tokenizer.inner.id_to_token(token_id) for token_id in token_ids]
+    return [str(tokenizer.inner.id_to_token(token_id)) for token_id in token_ids]
 
 
 # -- llama.cpp's vectors --------------------------------------------------------------------------

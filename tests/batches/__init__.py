@@ -1,0 +1,1 @@
+"""Proofs of batches at scale, by hand: `python -m tests.batches.million`."""
