@@ -6,9 +6,9 @@
 
 // out[m, n] = sum over k of y[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; gated and with a
 // norm as `matmul_decode_kernel` has it. The weight's elements are those of `dequantize_blocks_kernel` in T.
-//   in:  x [num_rows, in_features] T, num_rows <= TOKENS; norm [in_features] T or null; codes, headers as
-//   packed, of
-//        [out_features, in_features]; bias [out_features] T or null
+//   in:  x [num_rows, in_features] T, num_rows <= TOKENS; norm [in_features] T or null; bias [out_features] T
+//   or
+//        null; codes [out_features, any] unsigned and headers [out_features, any] unsigned, as packed
 //   out: out [num_rows, out_features, or half of it if `gated`] Out (T or float), rows `out_stride` apart;
 //   `gated`
 //        takes no bias and does not accumulate

@@ -49,9 +49,9 @@ __device__ __forceinline__ LaneCodes<F> packed_codes(const unsigned char* row, i
 
 // codes[r], headers[r] = the blocks of row r in the order of the kernels.
 //   in:  stored [rows, bytes of a row] unsigned char, as in a file
-//   out: codes [rows, steps * F::STEP_WORDS], headers [rows, spans * F::HEADER_WORDS], with steps of 128
-//   elements
-//        and spans of F::SPAN, the last one filled with zeros
+//   out: codes [rows, steps * F::STEP_WORDS] unsigned, with steps of 128 elements
+//        headers [rows, spans * F::HEADER_WORDS] unsigned, with spans of F::SPAN elements; zeros fill the
+//        last one
 // Layout: contiguous rows of whole blocks.
 // Grid: rows. Block: whole warps, up to 1024 threads. Shared memory: none.
 // Unit of work: one block per row; a thread takes a lane's part of a step, or a word of a header.
@@ -82,9 +82,8 @@ __global__ void pack_blocks_kernel(PACK_BLOCKS_PARAMS) {
 }
 
 // out[r] = the numbers that row s = stored_row(r) stands for, or zeros where there is none.
-//   in:  codes [num_stored, any], headers [num_stored, any] as packed; ids [rows] int32 or null, sampled
-//   [any] int32 or
-//        null
+//   in:  codes [num_stored, steps * F::STEP_WORDS] unsigned and headers [num_stored, spans * F::HEADER_WORDS]
+//        unsigned, as packed; ids [rows] int32 or null, sampled [any] int32 or null
 //   out: out [rows, columns] T
 // Layout: contiguous rows; 16-byte stores where addresses allow them.
 // Grid: rows. Block: whole warps, up to 1024 threads. Shared memory: none.

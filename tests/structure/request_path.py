@@ -75,7 +75,6 @@ async def app_files(client: Any, settings: AppSettings, body: dict[str, Any]) ->
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://tessera", timeout=TIMEOUT) as http,
     ):
-
         await app.state.batch_runner.close()  # runs beside requests, not for them
 
         async def send() -> None:

@@ -34,7 +34,12 @@ class DequantizeBlocksParams(NamedTuple):
 
 
 PACK_BLOCKS = KernelSpec(
-    file="linear/blocks.cu", name="pack_blocks_kernel", template=("F",), params=PackBlocksParams, writes_weights=True
+    file="linear/blocks.cu",
+    name="pack_blocks_kernel",
+    template=("F",),
+    params=PackBlocksParams,
+    writes_weights=True,
+    on_demand=True,
 )
 DEQUANTIZE_BLOCKS = KernelSpec(
     file="linear/blocks.cu",
@@ -42,6 +47,7 @@ DEQUANTIZE_BLOCKS = KernelSpec(
     template=("T", "F"),
     params=DequantizeBlocksParams,
     writes_weights=True,
+    on_demand=True,
 )
 LANE_ELEMENTS = 32  # of a thread
 SPECS = (PACK_BLOCKS, DEQUANTIZE_BLOCKS)

@@ -41,6 +41,7 @@ def _spec(format: type[WeightFormat]) -> KernelSpec[Any]:
         template=("T",),
         params=_params(format),
         writes_weights=True,
+        on_demand=True,
     )
 
 

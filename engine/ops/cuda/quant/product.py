@@ -41,6 +41,7 @@ BLOCK_MATMUL = KernelSpec(
     template=("T", "Out", "F", "TOKENS", "UNITS", "STAGES"),
     params=BlockMatmulParams,
     overlaps=True,
+    on_demand=True,
 )
 SPECS = (BLOCK_MATMUL,)
 declare_header("block_matmul", __name__, params=(BlockMatmulParams,))
