@@ -15,6 +15,127 @@ constexpr int VALUE_WARP = 2;
 // Where a tile of queries is that does not exist.
 constexpr int NONE = -1;
 
+// The barriers of the rings, and those by which the groups take turns to multiply.
+struct ConsumerBarriers {
+  Barrier* full_k;   // [STAGES]
+  Barrier* full_v;   // [STAGES]
+  Barrier* empty_k;  // [STAGES]
+  Barrier* empty_v;  // [STAGES]
+  int turn;
+  int next_turn;
+};
+
+// A warp group's rows of all tiles of queries of a block.
+template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
+__device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, STAGES>& own,
+                                       PrefillEpilogue<T, HEAD_DIM, CONSUMERS>& epilogue, TileQueue& queue,
+                                       const ConsumerBarriers& barriers, const QueryRows<HEAD_DIM>& rows,
+                                       const T* q, int sliding_window) {
+  Softmax softmax;
+  softmax.clear();
+  VisibleKeys visible;
+  visible.sliding_window = sliding_window;
+  visible.lane = epilogue.lane;
+  auto release = [&](Barrier* empty) {
+    if (epilogue.lane == 0) barrier_arrive(empty);
+  };
+
+  // While the last scores of a tile of queries are computed, its successor's queries are fetched.
+  int slot, next_slot, buffer = 0;
+  auto prepare_next = [&] {
+    next_slot = queue.take_slot();
+    if (uniform(queue.tiles[next_slot].kv_head) < 0) {
+      next_slot = NONE;
+    } else {
+      own.load_queries(q, queue.tiles[next_slot], rows, buffer ^ 1);
+    }
+  };
+
+  slot = queue.take_slot();
+  wait_for_earlier_kernels();
+  let_next_kernel_start();  // attention of rows with one query, which needs no more than this has waited for
+  if (uniform(queue.tiles[slot].kv_head) < 0) return;
+  own.load_queries(q, queue.tiles[slot], rows, buffer);
+  visible.begin_tile(queue.tiles[slot], rows, epilogue.lane_row0);
+  own.synchronize_group();
+  barrier_wait(&barriers.full_k[0], 0);
+  pin(own.scores);
+  wgmma_fence();
+  own.multiply_keys(buffer, 0);
+  visible.next_tile();
+  wgmma_wait<0>();
+  pin(own.scores);
+  release(&barriers.empty_k[0]);
+  if (visible.tiles_left == 0) prepare_next();
+  visible.mask(own.scores);
+  softmax.update(own.scores, epilogue.scale_log2);
+  own.round_weights();
+
+  // Each turn multiplies one tile's weights by its values and computes the weights of the next one, which may
+  // be the first of the next tile of queries.
+  int step = 0;
+  while (true) {
+    const int stage = step % STAGES, next_stage = (step + 1) % STAGES;
+    if (visible.num_values < TILE_KEYS) {
+      barrier_wait(&barriers.full_v[stage], step / STAGES % 2);
+      own.clear_values(stage, visible.num_values);
+      visible.num_values = TILE_KEYS;
+    }
+    const bool is_last = visible.tiles_left == 0;
+    if (is_last) {
+      if (next_slot == NONE) break;
+      own.synchronize_group();
+      buffer ^= 1;
+    }
+
+    barrier_wait(&barriers.full_k[next_stage], (step + 1) / STAGES % 2);
+    named_barrier_wait(barriers.turn, 2 * WARPGROUP_SIZE);
+    own.pin_registers();
+    wgmma_fence();
+    own.multiply_keys(buffer, next_stage);
+    barrier_wait(&barriers.full_v[stage], step / STAGES % 2);
+    wgmma_fence();
+    own.multiply_values(stage);
+    named_barrier_arrive(barriers.next_turn, 2 * WARPGROUP_SIZE);
+
+    const int finished_slot = slot;
+    if (is_last) {
+      slot = next_slot;
+      visible.begin_tile(queue.tiles[slot], rows, epilogue.lane_row0);
+      softmax.finish(epilogue.inverses);
+      softmax.clear();
+    }
+    visible.next_tile();
+    if (visible.tiles_left == 0) prepare_next();
+
+    wgmma_wait<1>();
+    pin(own.scores);
+    release(&barriers.empty_k[next_stage]);
+    visible.mask(own.scores);
+    softmax.update(own.scores, epilogue.scale_log2);
+    wgmma_wait<0>();
+    pin(own.outputs);
+    pin(own.weights);
+    release(&barriers.empty_v[stage]);
+    own.round_weights();
+    if (is_last) {
+      epilogue.store(queue.tiles[finished_slot], own.outputs);
+      queue.free_slot(finished_slot);
+    }
+    own.rescale_outputs(softmax, is_last);
+    ++step;
+  }
+
+  barrier_wait(&barriers.full_v[step % STAGES], step / STAGES % 2);
+  own.multiply_last_values(step % STAGES);
+  softmax.finish(epilogue.inverses);
+  if (uniform(queue.tiles[slot].num_splits) > 1 &&
+      !epilogue.merge_splits(queue.tiles[slot], own.outputs, softmax))
+    return;
+  epilogue.store(queue.tiles[slot], own.outputs);
+  queue.free_slot(slot);
+}
+
 // out = softmax over the visible keys of (q . k * scale), times v, for rows with two or more queries, in one
 // pass over the keys (FlashAttention-3, Shah et al. 2024). Weights are rounded to T before they meet v.
 //   in:  key_map, value_map: maps of groups of eight rows of
@@ -72,24 +193,14 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
   const int lane = threadIdx.x % WARP_SIZE;
   const int group = num_heads / num_kv_heads;
 
+  TileQueue queue{announced, freed, tiles};
   if (threadIdx.x == 0) {
     prefetch_map(key_map);
     prefetch_map(value_map);
-    for (int i = 0; i < STAGES; ++i) {
-      barrier_init(&full_k[i], 1);
-      barrier_init(&full_v[i], 1);
-      barrier_init(&empty_k[i], CONSUMERS * WARPS);
-      barrier_init(&empty_v[i], CONSUMERS * WARPS);
-    }
-    for (int i = 0; i < SLOTS; ++i) {
-      barrier_init(&announced[i], 1);
-      barrier_init(&freed[i], (CONSUMERS * WARPS + 2) * WARP_SIZE);
-    }
-    barrier_init_done();
+    init_barriers<CONSUMERS, STAGES>(full_k, full_v, empty_k, empty_v, queue);
   }
   __syncthreads();
 
-  TileQueue queue{announced, freed, tiles};
   if (warp < WARPS) {
     give_registers<PRODUCER_REGISTERS>();
 
@@ -103,18 +214,11 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     }
     if (warp == KEY_WARP || warp == VALUE_WARP) {
       const bool is_key = warp == KEY_WARP;
-      const KeyProducer<HEAD_DIM, CONSUMERS, STAGES> producer{is_key ? key_map : value_map,
-                                                              is_key ? tiles_k : tiles_v,
-                                                              is_key ? full_k : full_v,
-                                                              is_key ? empty_k : empty_v,
-                                                              block_tables,
-                                                              table_rows,
-                                                              block_table_width,
-                                                              num_kv_heads,
-                                                              block_size,
-                                                              piece};
+      const CachedRows cached{block_tables, table_rows, block_table_width, num_kv_heads, block_size, piece};
+      const KeyProducer<HEAD_DIM, CONSUMERS, STAGES> producer{
+          is_key ? key_map : value_map, is_key ? tiles_k : tiles_v, is_key ? full_k : full_v,
+          is_key ? empty_k : empty_v, cached};
       producer.run(queue, lane);
-      return;
     }
     return;
   }
@@ -123,121 +227,13 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
   const int consumer = warp / WARPS - 1;
   const int thread = threadIdx.x % WARPGROUP_SIZE;
   const int lane_row0 = consumer * GROUP_ROWS + warp % WARPS * 16 + lane / 4;  // the other row is 8 further
-  const int turn = TURN_BARRIER + consumer;
-  const int next_turn = TURN_BARRIER + (consumer + 1) % CONSUMERS;
   const QueryRows<HEAD_DIM> rows{num_heads, group};
   PrefillConsumer<T, HEAD_DIM, CONSUMERS, STAGES> own(consumer, tiles_q, tiles_k, tiles_v);
   PrefillEpilogue<T, HEAD_DIM, CONSUMERS> epilogue{
       rows,       out,      partial_out, partial_sums, arrivals, &merges[consumer],
       scale_log2, consumer, thread,      lane,         lane_row0};
-  Softmax softmax;
-  softmax.clear();
-  VisibleKeys visible;
-  visible.sliding_window = sliding_window;
-  visible.lane = lane;
-  auto release = [&](Barrier* empty) {
-    if (lane == 0) barrier_arrive(empty);
-  };
-
-  // While the last scores of a tile of queries are computed, its successor's queries are fetched.
-  int slot, next_slot, buffer = 0;
-  auto prepare_next = [&] {
-    next_slot = queue.take_slot();
-    if (uniform(tiles[next_slot].kv_head) < 0) {
-      next_slot = NONE;
-    } else {
-      own.load_queries(q, tiles[next_slot], rows, buffer ^ 1);
-    }
-  };
-
+  const ConsumerBarriers barriers{
+      full_k, full_v, empty_k, empty_v, TURN_BARRIER + consumer, TURN_BARRIER + (consumer + 1) % CONSUMERS};
   if (consumer == CONSUMERS - 1) named_barrier_arrive(TURN_BARRIER, 2 * WARPGROUP_SIZE);
-  slot = queue.take_slot();
-  wait_for_earlier_kernels();
-  let_next_kernel_start();  // attention of rows with one query, which needs no more than this has waited for
-  if (uniform(tiles[slot].kv_head) < 0) return;
-  own.load_queries(q, tiles[slot], rows, buffer);
-  visible.begin_tile(tiles[slot], rows, lane_row0);
-  own.synchronize_group();
-  barrier_wait(&full_k[0], 0);
-  pin(own.scores);
-  wgmma_fence();
-  own.multiply_keys(buffer, 0);
-  visible.next_tile();
-  wgmma_wait<0>();
-  pin(own.scores);
-  release(&empty_k[0]);
-  if (visible.tiles_left == 0) prepare_next();
-  visible.mask(own.scores);
-  softmax.update(own.scores, scale_log2);
-  own.round_weights();
-
-  // Each turn multiplies one tile's weights by its values and computes the weights of the next one, which may
-  // be the first of the next tile of queries.
-  int step = 0;
-  while (true) {
-    const int stage = step % STAGES, next_stage = (step + 1) % STAGES;
-    if (visible.num_values < TILE_KEYS) {
-      barrier_wait(&full_v[stage], step / STAGES % 2);
-      own.clear_values(stage, visible.num_values);
-      visible.num_values = TILE_KEYS;
-    }
-    const bool is_last = visible.tiles_left == 0;
-    if (is_last) {
-      if (next_slot == NONE) break;
-      own.synchronize_group();
-      buffer ^= 1;
-    }
-
-    barrier_wait(&full_k[next_stage], (step + 1) / STAGES % 2);
-    named_barrier_wait(turn, 2 * WARPGROUP_SIZE);
-    pin(own.scores);
-    pin(own.outputs);
-    pin(own.weights);
-    wgmma_fence();
-    own.multiply_keys(buffer, next_stage);
-    barrier_wait(&full_v[stage], step / STAGES % 2);
-    wgmma_fence();
-    own.multiply_values(stage);
-    named_barrier_arrive(next_turn, 2 * WARPGROUP_SIZE);
-
-    const int finished_slot = slot;
-    if (is_last) {
-      slot = next_slot;
-      visible.begin_tile(tiles[slot], rows, lane_row0);
-      softmax.finish(epilogue.inverses);
-      softmax.clear();
-    }
-    visible.next_tile();
-    if (visible.tiles_left == 0) prepare_next();
-
-    wgmma_wait<1>();
-    pin(own.scores);
-    release(&empty_k[next_stage]);
-    visible.mask(own.scores);
-    softmax.update(own.scores, scale_log2);
-    wgmma_wait<0>();
-    pin(own.outputs);
-    pin(own.weights);
-    release(&empty_v[stage]);
-    own.round_weights();
-    if (is_last) {
-      epilogue.store(tiles[finished_slot], own.outputs);
-      queue.free_slot(finished_slot);
-    }
-    own.rescale_outputs(softmax, is_last);
-    ++step;
-  }
-
-  barrier_wait(&full_v[step % STAGES], step / STAGES % 2);
-  pin(own.outputs);
-  pin(own.weights);
-  wgmma_fence();
-  own.multiply_values(step % STAGES);
-  wgmma_wait<0>();
-  pin(own.outputs);
-  softmax.finish(epilogue.inverses);
-  if (uniform(tiles[slot].num_splits) > 1 && !epilogue.merge_splits(tiles[slot], own.outputs, softmax))
-    return;
-  epilogue.store(tiles[slot], own.outputs);
-  queue.free_slot(slot);
+  attend<T, HEAD_DIM, CONSUMERS, STAGES>(own, epilogue, queue, barriers, rows, q, sliding_window);
 }

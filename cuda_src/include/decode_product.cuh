@@ -4,25 +4,11 @@
 
 #include "common.cuh"
 #include "generated/matmul_decode.cuh"
+#include "pairs.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/mma.cuh"
 
 constexpr int THREADS = WARPS * WARP_SIZE;
-
-template <typename T>
-struct pair_of {
-  using type = __half2;
-};
-template <>
-struct pair_of<__nv_bfloat16> {
-  using type = __nv_bfloat162;
-};
-
-template <typename Pair>
-__device__ __forceinline__ unsigned multiply_pair(unsigned a, unsigned b) {
-  const Pair product = __hmul2(reinterpret_cast<const Pair&>(a), reinterpret_cast<const Pair&>(b));
-  return reinterpret_cast<const unsigned&>(product);
-}
 
 // sum + the squares of eight elements.
 template <typename T>
@@ -351,7 +337,10 @@ class DecodeConsumer {
           }
         }
       }
-      multiply(stage + half * THREADS, tokens);
+#pragma unroll
+      for (int u = 0; u < V::UNITS; ++u) {
+        multiply_unit(u, stage[(u * V::HALVES + half) * THREADS], tokens);
+      }
     }
   }
   __device__ __forceinline__ void advance() { slot_ = slot_ + 1 == V::STAGES ? 0 : slot_ + 1; }
@@ -384,19 +373,16 @@ class DecodeConsumer {
     }
   }
 
- private:
-  __device__ __forceinline__ void multiply(const uint4* weights, const uint4 (&tokens)[V::GROUPS]) {
+ protected:
+  // Eight elements of this lane's row of a unit times those of the tokens.
+  __device__ __forceinline__ void multiply_unit(int u, const uint4& w, const uint4 (&tokens)[V::GROUPS]) {
 #pragma unroll
-    for (int u = 0; u < V::UNITS; ++u) {
-      const uint4 w = weights[u * V::HALVES * THREADS];
-#pragma unroll
-      for (int i = 0; i < V::MMAS_M; ++i) {
-        const uint4 low = tokens[i * 2];
-        const uint4 high =
-            i * 2 + 1 < V::GROUPS ? tokens[min(i * 2 + 1, V::GROUPS - 1)] : make_uint4(0, 0, 0, 0);
-        mma_m16n8k16<T>(sums_[0][u][i], {low.x, high.x, low.y, high.y}, {w.x, w.y});
-        mma_m16n8k16<T>(sums_[V::CHAINS - 1][u][i], {low.z, high.z, low.w, high.w}, {w.z, w.w});
-      }
+    for (int i = 0; i < V::MMAS_M; ++i) {
+      const uint4 low = tokens[i * 2];
+      const uint4 high =
+          i * 2 + 1 < V::GROUPS ? tokens[min(i * 2 + 1, V::GROUPS - 1)] : make_uint4(0, 0, 0, 0);
+      mma_m16n8k16<T>(sums_[0][u][i], {low.x, high.x, low.y, high.y}, {w.x, w.y});
+      mma_m16n8k16<T>(sums_[V::CHAINS - 1][u][i], {low.z, high.z, low.w, high.w}, {w.z, w.w});
     }
   }
 
@@ -414,8 +400,14 @@ class DecodeEpilogue {
 
  public:
   __device__ __forceinline__ DecodeEpilogue(const BlockUnits<V::UNITS>& units, const T* bias, Out* out,
-                                            int num_rows, int accumulate, int gated)
-      : units_(units), bias_(bias), out_(out), num_rows_(num_rows), accumulate_(accumulate), gated_(gated) {}
+                                            int out_stride, int num_rows, int accumulate, int gated)
+      : units_(units),
+        bias_(bias),
+        out_(out),
+        out_stride_(out_stride),
+        num_rows_(num_rows),
+        accumulate_(accumulate),
+        gated_(gated) {}
 
   // What the sums are added to, so that it is there when they are.
   __device__ __forceinline__ void fetch(int tile_unit) {
@@ -428,7 +420,7 @@ class DecodeEpilogue {
       if (bias_ != nullptr) offset_[i] = {bias_[item.column], bias_[item.column + 1]};
       if (accumulate_) {
         load_past_l1(reinterpret_cast<typename Vec<Out, 2>::Raw&>(before_[i]),
-                     out_ + item.token * units_.features + item.column);
+                     out_ + item.token * out_stride_ + item.column);
       }
     }
   }
@@ -455,7 +447,7 @@ class DecodeEpilogue {
         result.y += to_float(offset_[i][1]) + to_float(before_[i][1]);
       }
       const Vec<Out, 2> pair = {from_float<Out>(result.x), from_float<Out>(result.y)};
-      pair.store(out_ + item.token * units_.features + item.column);
+      pair.store(out_ + item.token * out_stride_ + item.column);
     }
   }
 
@@ -493,6 +485,7 @@ class DecodeEpilogue {
   const BlockUnits<V::UNITS>& units_;
   const T* const bias_;
   Out* const out_;
+  const int out_stride_;  // elements from row to row
   const int num_rows_;
   const int accumulate_;
   const int gated_;

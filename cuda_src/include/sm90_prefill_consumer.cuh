@@ -177,6 +177,23 @@ struct PrefillConsumer {
   }
 
   // What all threads of the group have written is there for its products.
+  // As multiply_values, and wait for it.
+  __device__ __forceinline__ void multiply_last_values(int stage) {
+    pin(outputs);
+    pin(weights);
+    wgmma_fence();
+    multiply_values(stage);
+    wgmma_wait<0>();
+    pin(outputs);
+  }
+
+  // The compiler keeps what products in flight read and write where it is.
+  __device__ __forceinline__ void pin_registers() {
+    pin(scores);
+    pin(outputs);
+    pin(weights);
+  }
+
   __device__ __forceinline__ void synchronize_group() const {
     copy_async_wait<0>();
     fence_shared_for_async();

@@ -51,6 +51,20 @@ struct TileScheduler {
   }
 };
 
+// Where the rows of sequences lie in the cache.
+struct CachedRows {
+  const int* block_tables;
+  const int* table_rows;
+  int block_table_width;
+  int num_kv_heads;
+  int block_size;
+  int piece;  // rows of a copy
+
+  __device__ __forceinline__ const int* block_table(int row) const {
+    return block_tables + static_cast<long long>(table_rows[row]) * block_table_width;
+  }
+};
+
 // Copies the keys, or the values, of all of a block's tiles of queries to a ring of STAGES tiles, from each
 // tile's last key to its first. All of a warp.
 template <int HEAD_DIM, int CONSUMERS, int STAGES>
@@ -61,14 +75,10 @@ struct KeyProducer {
   unsigned char* ring;
   Barrier* full;   // [STAGES]
   Barrier* empty;  // [STAGES]
-  const int* block_tables;
-  const int* table_rows;
-  int block_table_width;
-  int num_kv_heads;
-  int block_size;
-  int piece;  // rows of a copy
+  CachedRows cached;
 
   __device__ __forceinline__ void run(TileQueue queue, int lane) const {
+    const int piece = cached.piece;
     unsigned char* const to = ring + lane * piece / 8 * Layout::KEY_STEP;
     int step = 0;  // counts tiles of keys through all tiles of queries
     bool waited = false;
@@ -77,13 +87,13 @@ struct KeyProducer {
       const AnnouncedTile tile = queue.tiles[slot];
       queue.free_slot(slot);
       if (tile.kv_head < 0) return;
-      const int* const block_table =
-          block_tables + static_cast<long long>(table_rows[tile.row]) * block_table_width;
+      const int* const block_table = cached.block_table(tile.row);
       // The row of the cache where the lane's piece of a tile of keys begins, -1 if it has none.
       auto find_piece = [&](int key_tile) {
         const int key = tile.key_begin + key_tile * TILE_KEYS + lane * piece;
         const bool exists = key_tile >= 0 && lane < TILE_KEYS / piece && key < tile.context_len;
-        return exists ? cache_row(block_table, key, tile.kv_head, num_kv_heads, block_size) : -1;
+        return exists ? cache_row(block_table, key, tile.kv_head, cached.num_kv_heads, cached.block_size)
+                      : -1;
       };
       int row = find_piece(tile.key_tiles - 1);
       if (!waited) {

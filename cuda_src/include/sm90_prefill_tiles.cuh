@@ -41,3 +41,20 @@ struct TileQueue {
   }
   __device__ __forceinline__ void free_slot(int slot) const { barrier_arrive(&freed[slot]); }
 };
+
+// The barriers of the rings of keys and values and of the queue; by one thread, before the block meets.
+template <int CONSUMERS, int STAGES>
+__device__ __forceinline__ void init_barriers(Barrier* full_k, Barrier* full_v, Barrier* empty_k,
+                                              Barrier* empty_v, const TileQueue& queue) {
+  for (int i = 0; i < STAGES; ++i) {
+    barrier_init(&full_k[i], 1);
+    barrier_init(&full_v[i], 1);
+    barrier_init(&empty_k[i], CONSUMERS * WARPS);
+    barrier_init(&empty_v[i], CONSUMERS * WARPS);
+  }
+  for (int i = 0; i < SLOTS; ++i) {
+    barrier_init(&queue.announced[i], 1);
+    barrier_init(&queue.freed[i], (CONSUMERS * WARPS + 2) * WARP_SIZE);
+  }
+  barrier_init_done();
+}

@@ -1,16 +1,7 @@
 // Rows of quantised weights as elements that the dense products take: one kernel for each weight format.
 #include "common.cuh"
 #include "generated/dequantize.cuh"
-
-// The stored row that row `row` of the result is, or -1: `row` itself without `ids`, else ids[row], where a
-// negative id -1 - n stands for sampled[n] if `sampled` is given.
-__device__ __forceinline__ long long stored_row(const int* ids, const int* sampled, long long row,
-                                                int num_stored) {
-  if (ids == nullptr) return row;
-  int id = ids[row];
-  if (id < 0 && sampled != nullptr) id = sampled[-1 - id];
-  return 0 <= id && id < num_stored ? id : -1;
-}
+#include "stored_row.cuh"
 
 // out[r] = values[s] * scales[s] with s = stored_row(r), or zeros where there is none.
 //   in:  values [num_stored, columns] int8, scales [num_stored] float, ids [rows] int32 or null, sampled

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
 #pragma unroll 1
   for (int tile = 0; tile < units.num_tiles; ++tile) {
     const int tile_unit = units.begin + tile * units.a_tile;
-    DecodeEpilogue<V> epilogue(units, bias, out, num_rows, accumulate, gated);
+    DecodeEpilogue<V> epilogue(units, bias, out, units.features, num_rows, accumulate, gated);
     epilogue.fetch(tile_unit);
 
     consumer.clear();

@@ -11,14 +11,17 @@ from tessera.engine.formats.gguf_blocks import BLOCK_FORMATS
 from tessera.engine.formats.int8_rows import Int8RowsFormat
 from tessera.engine.formats.kv import KVFormat
 from tessera.engine.formats.linear_weight import LinearWeight, WeightPart
+from tessera.engine.formats.packed_blocks import PACKED_FORMATS, PackedFormat
 
 __all__ = [
     "BLOCK_FORMATS",
     "FORMATS",
+    "PACKED_FORMATS",
     "DenseFormat",
     "Int8RowsFormat",
     "KVFormat",
     "LinearWeight",
+    "PackedFormat",
     "WeightFormat",
     "WeightPart",
 ]

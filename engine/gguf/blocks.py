@@ -1,26 +1,20 @@
-"""Stored blocks to float32, and the types of 32 elements.
+"""Stored blocks to float32.
 
-Layouts as ggml defines them (ggml-common.h and the dequantising rows of ggml-quants.c). Every operation is one of
-float32 in the order written here, so that results equal the reference's bit for bit.
+A block holds integers of a few bits, q, and scales for groups of its elements: w = factor * value(q) + offset, where
+the value is q less a constant or chosen from a table. Every operation is one of float32 in that order, so that
+results equal those of ggml-quants.c bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from tessera.engine.gguf.block_parts import Array, Bytes, Float32Array, half_at, nibbles, scaled
-from tessera.engine.gguf.k_blocks import (
-    dequantize_q2_k,
-    dequantize_q3_k,
-    dequantize_q4_k,
-    dequantize_q5_k,
-    dequantize_q6_k,
-)
-from tessera.engine.gguf.table_blocks import dequantize_iq4_nl, dequantize_iq4_xs, dequantize_mxfp4
+from tessera.engine.gguf.block_parts import Array, Bytes, Float32Array
+from tessera.engine.gguf.headers import SCALES, header_of
+from tessera.engine.gguf.numbers import NUMBERS
 from tessera.engine.gguf.tensor_types import TensorType
 
 PLAIN: dict[str, np.dtype[Any]] = {
@@ -28,70 +22,44 @@ PLAIN: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+# What is subtracted from q; Q8_0 stores signed numbers.
+ZEROS = {"Q4_0": 8, "Q5_0": 16, "Q3_K": 4, "Q6_K": 32}
+# Values of IQ4_NL and IQ4_XS (ggml-common.h, kvalues_iq4nl).
+NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+# Twice the values of E2M1 (Open Compute Project, Microscaling Formats 1.0, table 5).
+TWICE_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+TABLES = {"IQ4_NL": NONLINEAR, "IQ4_XS": NONLINEAR, "MXFP4": TWICE_E2M1}
 
 
-@np.errstate(all="ignore")
 def dequantize(stored: Bytes, type: TensorType) -> Float32Array:
     """Rows as they are stored, [R, bytes of a row] uint8, in float32 [R, K]."""
     rows = len(stored)
     if type.name in PLAIN:
         return np.ascontiguousarray(stored).view(PLAIN[type.name]).astype(np.float32)
     blocks = stored.reshape(-1, type.block_bytes)
-    return BLOCKS[type.name](blocks).reshape(rows, -1)
+    return weights_of(NUMBERS[type.name](blocks), header_of(blocks, type.name), type.name).reshape(rows, -1)
+
+
+@np.errstate(all="ignore")
+def weights_of(numbers: Bytes, header: Bytes, name: str) -> Float32Array:
+    """What blocks of a type stand for: q [n, elements] and headers [n, bytes] -> [n, elements]."""
+    factors, offsets = SCALES[name](header)
+    result: Float32Array = _values(numbers, name).astype(np.float32)
+    groups = result.reshape(*factors.shape, -1)
+    groups *= factors[:, :, None]
+    if offsets is not None:
+        groups += offsets[:, :, None]
+    return result
+
+
+def _values(numbers: Bytes, name: str) -> Array:
+    if name in TABLES:
+        return np.array(TABLES[name], np.int8)[numbers]
+    if name == "Q8_0":
+        return numbers.view(np.int8)
+    return numbers.view(np.int8) - np.int8(ZEROS[name]) if name in ZEROS else numbers
 
 
 def plain_values(stored: Bytes, type: TensorType) -> Array:
     """Rows of F32, F16 or BF16 as they are, [R, K]; a view where the bytes lie one after the other."""
     return np.ascontiguousarray(stored).view(PLAIN[type.name])
-
-
-# -- blocks of 32: [n, bytes] uint8 -> [n, 32] ----------------------------------------------------
-
-
-def _dequantize_q4_0(blocks: Bytes) -> Float32Array:
-    """d f16, 16 bytes of two numbers: w = d (q - 8); low nibbles are the first 16."""
-    return scaled(nibbles(blocks[:, 2:]).view(np.int8) - np.int8(8), half_at(blocks, 0))
-
-
-def _dequantize_q4_1(blocks: Bytes) -> Float32Array:
-    """d f16, m f16, 16 bytes: w = d q + m."""
-    return scaled(nibbles(blocks[:, 4:]), half_at(blocks, 0)) + half_at(blocks, 2)
-
-
-def _dequantize_q5_0(blocks: Bytes) -> Float32Array:
-    """d f16, 32 fifth bits, 16 bytes: w = d (q - 16)."""
-    return scaled(_five_bits(blocks[:, 2:6], blocks[:, 6:]).view(np.int8) - np.int8(16), half_at(blocks, 0))
-
-
-def _dequantize_q5_1(blocks: Bytes) -> Float32Array:
-    """d f16, m f16, 32 fifth bits, 16 bytes: w = d q + m."""
-    return scaled(_five_bits(blocks[:, 4:8], blocks[:, 8:]), half_at(blocks, 0)) + half_at(blocks, 2)
-
-
-def _dequantize_q8_0(blocks: Bytes) -> Float32Array:
-    """d f16, 32 int8: w = d q."""
-    return scaled(blocks[:, 2:].view(np.int8), half_at(blocks, 0))
-
-
-def _five_bits(high: Bytes, low: Bytes) -> Bytes:
-    fifth = np.unpackbits(high, axis=1, bitorder="little")
-    result = nibbles(low)
-    result |= fifth << np.uint8(4)
-    return result
-
-
-BLOCKS: dict[str, Callable[[Bytes], Float32Array]] = {
-    "Q4_0": _dequantize_q4_0,
-    "Q4_1": _dequantize_q4_1,
-    "Q5_0": _dequantize_q5_0,
-    "Q5_1": _dequantize_q5_1,
-    "Q8_0": _dequantize_q8_0,
-    "Q2_K": dequantize_q2_k,
-    "Q3_K": dequantize_q3_k,
-    "Q4_K": dequantize_q4_k,
-    "Q5_K": dequantize_q5_k,
-    "Q6_K": dequantize_q6_k,
-    "IQ4_NL": dequantize_iq4_nl,
-    "IQ4_XS": dequantize_iq4_xs,
-    "MXFP4": dequantize_mxfp4,
-}

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from tessera.engine.formats import LinearWeight, WeightPart
+from tessera.engine.formats import LinearWeight, PackedFormat, WeightPart
 from tessera.engine.ops.attention_interface import AttentionMetadata, AttentionOps, HeadTransform
 from tessera.engine.ops.checks import require as _require
 from tessera.engine.ops.encoder_interface import EncoderOps
 from tessera.engine.ops.linear_interface import LinearOps
 from tessera.engine.ops.sampling_interface import SamplingOps
-from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32, int32
+from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32, int32, uint8
 
 __all__ = ["AttentionMetadata", "HeadTransform", "Ops"]
 
@@ -106,6 +106,16 @@ class Ops(LinearOps, AttentionOps, EncoderOps, SamplingOps):
             self._lookup(ids, part, sampled, out)
         return out
 
+    def pack_blocks(self, stored: Tensor, part: WeightPart, first: int) -> None:
+        """Rows as a GGUF file has them, [n, bytes of a row] uint8, to the rows of a packed part from `first` on."""
+        format, (rows, columns) = part.format, part.shape
+        assert isinstance(format, PackedFormat)
+        self._check(stored=stored, **part.tensors)
+        fits = stored.ndim == 2 and stored.dtype == uint8 and stored.shape[1] == format.type.row_bytes(columns)
+        _require(fits and first >= 0 and first + stored.shape[0] <= rows, "pack_blocks", stored, *part.tensors.values())
+        if stored.size:
+            self._pack_blocks(stored, part, first)
+
     def scatter(self, table: Tensor, rows: Tensor, columns: Tensor | None, values: Tensor) -> None:
         """table[rows[i], columns[i]] = values[i]; table [N, W], the others [U], all int32.
 
@@ -152,6 +162,8 @@ class Ops(LinearOps, AttentionOps, EncoderOps, SamplingOps):
     def _embedding(self, ids: Tensor, table: Tensor, sampled: Tensor | None, out: Tensor) -> None: ...
     @abstractmethod
     def _lookup(self, ids: Tensor, part: WeightPart, sampled: Tensor | None, out: Tensor) -> None: ...
+    @abstractmethod
+    def _pack_blocks(self, stored: Tensor, part: WeightPart, first: int) -> None: ...
     @abstractmethod
     def _scatter(self, table: Tensor, rows: Tensor, columns: Tensor | None, values: Tensor) -> None: ...
     @abstractmethod

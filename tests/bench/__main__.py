@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench import client, serve
+from tests.bench.gguf_models import GGUF_CONFIGS
 from tests.bench.models import CONFIGS
 
 PARTS = ("client", "kernels", "loads", "start", "interference")
@@ -77,7 +78,9 @@ def plain_table(title: str, rows: list[dict[str, Any]]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--only", choices=PARTS, help="a part of it (default: all)")
-    parser.add_argument("--model", action="append", choices=tuple(CONFIGS), help="of the loads (default: all)")
+    names = (*CONFIGS, *(name + serve.GGUF for name in GGUF_CONFIGS))
+    about = "of the loads (default: all with 16-bit weights); .gguf: in Q4_K_M's mix of blocks"
+    parser.add_argument("--model", action="append", choices=names, help=about)
     parser.add_argument("--sweep", action="store_true", help="of the loads: how cost grows with streams and lengths")
     parser.add_argument("--no-reference", action="store_true", help="do not time PyTorch beside")
     parser.add_argument("--output", type=Path, default=Path(".out"), help="folder for JSON and logs (%(default)s)")

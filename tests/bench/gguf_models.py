@@ -54,6 +54,17 @@ def write_gguf_model(path: Path, name: str, seed: int = 0) -> Path:
     return path
 
 
+def gguf_decode_bytes(name: str) -> int:
+    """Bytes of weights that one decode step must read: all but an untied embedding table."""
+    config = GGUF_CONFIGS[name]
+    read = [
+        _nbytes(type_name, shape)
+        for tensor, type_name, shape in _tensors(config)
+        if config["tie_word_embeddings"] or tensor != "token_embd.weight"
+    ]
+    return sum(read)
+
+
 def _tensors(config: dict[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """Name, type and shape, contiguous dimension last, in the order in which llama.cpp writes them."""
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]

@@ -21,10 +21,12 @@ import httpx
 from tessera.loadtest.run.load_run import run_load
 from tessera.loadtest.workload.arrival import Arrival
 from tessera.loadtest.workload.random_prompts import RandomWorkload
+from tests.bench.gguf_models import gguf_decode_bytes, write_gguf_model
 from tests.bench.models import decode_bytes, write_model
 
 READ_BANDWIDTH = 4.3e12  # bytes per second, measured on one H200; see docs/performance.md
 START_LIMIT = 300.0
+GGUF = ".gguf"
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,26 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, dea
     raise RuntimeError(f"the server was not ready in time:\n{log.read_text()[-4000:]}")
 
 
+def prepare(name: str, work: Path) -> tuple[Path, tuple[str, ...]]:
+    """The model as a folder with dummy weights, or with `.gguf` behind its name as a file; options to serve it with."""
+    if not name.endswith(GGUF):
+        return write_model(work, name), ("--load-format", "dummy")
+    path = work / name
+    return path if path.exists() else write_gguf_model(path, name.removesuffix(GGUF)), ("--served-model-name", name)
+
+
+def step_bytes(name: str) -> int:
+    """Of weights that one decode step must read."""
+    return gguf_decode_bytes(name.removesuffix(GGUF)) if name.endswith(GGUF) else decode_bytes(name)
+
+
 def measure(name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *arguments: str) -> list[dict[str, Any]]:
     """Serve benchmark model `name` with dummy weights and run each load after one short warm-up."""
     max_model_len = str(max(load.input_len + load.output_len for load in loads) + 64)
-    folder = write_model(work, name)
+    folder, options = prepare(name, work)
     rows = []
     log = log_folder / f"serve-{name}.log"
-    with server(folder, log, "--load-format", "dummy", "--max-model-len", max_model_len, *arguments) as (
+    with server(folder, log, *options, "--max-model-len", max_model_len, *arguments) as (
         url,
         ready_seconds,
     ):
@@ -120,7 +135,7 @@ def measure(name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *a
             run_load(url, name, warm_up, arrival, stream=load.stream)
             workload = RandomWorkload(load.num_prompts, load.input_len, load.output_len, 100_000, seed=seeds[1])
             summary = run_load(url, name, workload, arrival, stream=load.stream)
-            floor = decode_bytes(name) / READ_BANDWIDTH
+            floor = step_bytes(name) / READ_BANDWIDTH
             share = floor * 1e3 / summary["median_tpot_ms"] if summary["median_tpot_ms"] else 0.0
             rows.append(
                 {
@@ -139,14 +154,13 @@ def measure(name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *a
 
 def measure_start(name: str, work: Path, log_folder: Path) -> list[dict[str, Any]]:
     """Seconds from the command to readiness and to the first token, first with no kernel cached, then with all."""
-    folder = write_model(work, name)
+    folder, options = prepare(name, work)
     rows = []
     with tempfile.TemporaryDirectory() as cache:
         for cached in (False, True):
             log = log_folder / f"start-{name}.log"
-            options = ("--load-format", "dummy", "--max-model-len", "9000")
             start = time.perf_counter()
-            with server(folder, log, *options, cache_dir=cache) as (url, ready_seconds):
+            with server(folder, log, *options, "--max-model-len", "9000", cache_dir=cache) as (url, ready_seconds):
                 body = {"model": name, "prompt": [5] * 16, "max_tokens": 1, "ignore_eos": True}
                 httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status()
                 first_token = time.perf_counter() - start
@@ -157,16 +171,16 @@ def measure_start(name: str, work: Path, log_folder: Path) -> list[dict[str, Any
 def measure_interference(name: str, work: Path, log_folder: Path) -> dict[str, Any]:
     """What streams that decode notice of long prompts: their median and P99 inter-token latency in ms."""
     case = Interference()
-    folder = write_model(work, name)
+    folder, options = prepare(name, work)
     log = log_folder / f"interference-{name}.log"
     with (
-        server(folder, log, "--load-format", "dummy", "--max-model-len", "9000") as (url, _),
+        server(folder, log, *options, "--max-model-len", "9000") as (url, _),
         ThreadPoolExecutor(2) as threads,
     ):
         for lengths in ((case.streams, 128, 64), (2, case.prompt_len, 2)):  # all shapes, and the pace of prompts
             warm_up = RandomWorkload(*lengths, 100_000, seed=1)
             run_load(url, name, warm_up, Arrival(max_concurrency=case.streams), stream=True)
-        rounds = 8 if decode_bytes(name) < 4e9 else 2  # several seconds
+        rounds = 8 if step_bytes(name) < 4e9 else 2  # several seconds
         decodes = RandomWorkload(case.streams * rounds, 128, case.output_len, 100_000, seed=2)
         prompts = RandomWorkload(case.num_prompts, case.prompt_len, 2, 100_000, seed=3)
         held = Arrival(max_concurrency=case.streams)

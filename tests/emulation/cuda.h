@@ -61,6 +61,17 @@ inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
   return largest;
 }
 
+// Bytes of `a` (0 to 3) and `b` (4 to 7), by four nibbles whose highest bits are clear.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const std::uint64_t bytes = static_cast<std::uint64_t>(b) << 32 | a;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned nibble = selector >> i * 4 & 15;
+    if (nibble > 7) emulated::fail("a byte permutation that replicates a sign");
+    result |= static_cast<unsigned>(bytes >> nibble * 8 & 0xff) << i * 8;
+  }
+  return result;
+}
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<std::uint64_t>(a) * b >> 32; }

@@ -43,6 +43,7 @@ using Calls = std::array<const void*, 10>;  // the innermost, null after the las
 struct Copy {
   void* to;
   const void* from;  // null: zeros
+  int bytes;
 };
 
 struct Fiber {

@@ -11,12 +11,12 @@ inline void check_rank(int rank) {
   }
 }
 
-inline void copy_16(const Copy& copy) {
-  note_copy(copy.to, 16);
+inline void finish_copy(const Copy& copy) {
+  note_copy(copy.to, copy.bytes);
   if (copy.from == nullptr) {
-    std::memset(copy.to, 0, 16);
+    std::memset(copy.to, 0, copy.bytes);
   } else {
-    std::memcpy(copy.to, copy.from, 16);
+    std::memcpy(copy.to, copy.from, copy.bytes);
   }
 }
 
@@ -24,14 +24,14 @@ inline void check_policy(unsigned long long policy) {
   if (policy != 1 && policy != 2) fail("a copy with a policy that nobody made");
 }
 
-inline void start_copy(std::uint32_t to, const void* from, int bytes) {
-  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("a copy from a misaligned address");
-  const Copy copy{at(to, 16), bytes == 0 ? nullptr : from};
+inline void start_copy(std::uint32_t to, const void* from, int size, int bytes) {
+  if (reinterpret_cast<std::uintptr_t>(from) % size != 0) fail("a copy from a misaligned address");
+  const Copy copy{at(to, size), bytes == 0 ? nullptr : from, size};
   if (late_copies) {
-    note_copy(copy.to, 16);
+    note_copy(copy.to, size);
     self->copies.push_back(copy);
   } else {
-    copy_16(copy);
+    finish_copy(copy);
   }
 }
 
@@ -110,13 +110,20 @@ inline void ptx_createpolicy_fractional_L2__evict_first_b64(unsigned long long& 
 inline void ptx_createpolicy_fractional_L2__evict_unchanged_b64(unsigned long long& policy, double) {
   policy = 2;
 }
-inline void ptx_cp_async_cg_shared_global_L2__128B(std::uint32_t to, const void* from, int, int bytes) {
-  emulated::start_copy(to, from, bytes);
+inline void ptx_cp_async_cg_shared_global_L2__128B(std::uint32_t to, const void* from, int size, int bytes) {
+  emulated::start_copy(to, from, size, bytes);
 }
-inline void ptx_cp_async_cg_shared_global_L2__cache_hint_L2__128B(std::uint32_t to, const void* from, int,
-                                                                  int bytes, unsigned long long policy) {
+inline void ptx_cp_async_cg_shared_global_L2__cache_hint_L2__128B(std::uint32_t to, const void* from,
+                                                                  int size, int bytes,
+                                                                  unsigned long long policy) {
   emulated::check_policy(policy);
-  emulated::start_copy(to, from, bytes);
+  emulated::start_copy(to, from, size, bytes);
+}
+inline void ptx_cp_async_ca_shared_global_L2__cache_hint_L2__128B(std::uint32_t to, const void* from,
+                                                                  int size, int bytes,
+                                                                  unsigned long long policy) {
+  emulated::check_policy(policy);
+  emulated::start_copy(to, from, size, bytes);
 }
 inline void ptx_cp_async_commit_group() {
   emulated::self->groups.push_back(std::move(emulated::self->copies));
@@ -125,7 +132,7 @@ inline void ptx_cp_async_commit_group() {
 inline void ptx_cp_async_wait_group(int pending) {
   auto& groups = emulated::self->groups;
   for (; static_cast<int>(groups.size()) > pending; groups.pop_front()) {
-    for (const emulated::Copy& copy : groups.front()) emulated::copy_16(copy);
+    for (const emulated::Copy& copy : groups.front()) emulated::finish_copy(copy);
   }
 }
 

@@ -93,6 +93,23 @@ inline __half2 __hmul2(__half2 a, __half2 b) {
   return {__float2half_rn(__half2float(a.x) * __half2float(b.x)),
           __float2half_rn(__half2float(a.y) * __half2float(b.y))};
 }
+inline __half2 __hsub2(__half2 a, __half2 b) {
+  return {__float2half_rn(__half2float(a.x) - __half2float(b.x)),
+          __float2half_rn(__half2float(a.y) - __half2float(b.y))};
+}
+inline __nv_bfloat162 __hsub2(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return {__float2bfloat16_rn(__bfloat162float(a.x) - __bfloat162float(b.x)),
+          __float2bfloat16_rn(__bfloat162float(a.y) - __bfloat162float(b.y))};
+}
+// Sums that lie between two elements to within 2^-24 may be rounded the other way.
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+  return {__float2half_rn(std::fma(__half2float(a.x), __half2float(b.x), __half2float(c.x))),
+          __float2half_rn(std::fma(__half2float(a.y), __half2float(b.y), __half2float(c.y)))};
+}
+inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
+  return {__float2bfloat16_rn(std::fma(__bfloat162float(a.x), __bfloat162float(b.x), __bfloat162float(c.x))),
+          __float2bfloat16_rn(std::fma(__bfloat162float(a.y), __bfloat162float(b.y), __bfloat162float(c.y)))};
+}
 inline __nv_bfloat162 __hmul2(__nv_bfloat162 a, __nv_bfloat162 b) {
   return {__float2bfloat16_rn(__bfloat162float(a.x) * __bfloat162float(b.x)),
           __float2bfloat16_rn(__bfloat162float(a.y) * __bfloat162float(b.y))};

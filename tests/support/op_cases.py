@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from tessera.engine.formats import BLOCK_FORMATS, FORMATS, DenseFormat, Int8RowsFormat, LinearWeight, WeightPart
+from tessera.engine.formats import (
+    BLOCK_FORMATS,
+    FORMATS,
+    DenseFormat,
+    Int8RowsFormat,
+    LinearWeight,
+    PackedFormat,
+    WeightPart,
+)
 from tessera.engine.ops.interface import AttentionMetadata
 from tessera.engine.tensor import CpuDevice, Device, Tensor, bfloat16, empty, float16, float32, from_numpy
 from tests.support.gguf_blocks import random_blocks
@@ -46,12 +54,15 @@ def mixed_weight(
         if name.upper() in BLOCK_FORMATS:
             blocks = random_blocks(name.upper(), count * columns, np.random.default_rng(seed))
             arrays = {"blocks": blocks.reshape(count, -1)}
+        elif isinstance(format, PackedFormat):
+            blocks = random_blocks(format.type.name, count * columns, np.random.default_rng(seed))
+            arrays = format.pack(blocks.reshape(count, -1))
         else:
             values = random_array(seed, (count, columns), dtype, columns**-0.5)
             arrays = {"values": values} if name == "dense" else QUANTIZE[name](values)
         tensors = {name: from_numpy(array, device) for name, array in arrays.items()}
         parts.append(WeightPart(format, (count, columns), tensors))
-        numbers.append(format.dequantize(arrays, slice(None)))
+        numbers.append(format.dequantize(arrays, slice(None))[:, :columns])
     return LinearWeight(tuple(parts)), np.concatenate(numbers)
 
 

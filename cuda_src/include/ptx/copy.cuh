@@ -39,6 +39,25 @@ __device__ __forceinline__ void copy_async_16(unsigned shared, const void* globa
                : "memory");
 }
 
+// Start copying 4, 8 or 16 bytes, both addresses aligned to them; as above.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(unsigned shared, const void* global, bool valid,
+                                           unsigned long long policy) {
+  static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "there are copies of 4, 8 and 16 bytes");
+  const int bytes = valid ? BYTES : 0;
+  if constexpr (BYTES == 16) {
+    copy_async_16(shared, global, valid, policy);
+  } else if constexpr (BYTES == 8) {
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint.L2::128B [%0], [%1], 8, %2, %3;" ::"r"(shared),
+                 "l"(global), "r"(bytes), "l"(policy)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint.L2::128B [%0], [%1], 4, %2, %3;" ::"r"(shared),
+                 "l"(global), "r"(bytes), "l"(policy)
+                 : "memory");
+  }
+}
+
 // Close this thread's group of copies started since the last call.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

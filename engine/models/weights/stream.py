@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
@@ -29,7 +30,7 @@ class WeightStream:
         """`on_copied` is told the bytes of each chunk, in the thread that sends."""
         self._device = device
         self._on_copied = on_copied
-        self._futures: list[Future[int]] = []
+        self._pending: deque[Future[int] | Callable[[], None]] = deque()
         count = min(os.cpu_count() or 1, MOST_THREADS) if device.asynchronous else 0
         self._lanes: SimpleQueue[tuple[HostMemory, Mark]] = SimpleQueue()
         for _ in range(2 * count):
@@ -42,14 +43,22 @@ class WeightStream:
             target.upload(make())
             self._on_copied(target.nbytes)
             return
-        self._futures.append(self._threads.submit(self._copy, target, make))
-        while self._futures and self._futures[0].done():
-            self._on_copied(self._futures.pop(0).result())
+        self._pending.append(self._threads.submit(self._copy, target, make))
+        self._settle(wait=False)
+
+    def call_after(self, function: Callable[[], None]) -> None:
+        """Call it in a thread that sends, once the copies of all that was sent before are submitted to the device."""
+        self._pending.append(function)
+        self._settle(wait=False)
+
+    def wait_for(self, function: Callable[[], None]) -> None:
+        """Return when this function of `call_after` was called."""
+        while function in self._pending:
+            self._settle_first()
 
     def finish(self) -> None:
         """Return when all is on the device. Raises: what a `make` raised, or DeviceError."""
-        while self._futures:
-            self._on_copied(self._futures.pop(0).result())
+        self._settle(wait=True)
         self.close()
         self._device.synchronize()
 
@@ -57,6 +66,17 @@ class WeightStream:
         """Drop what has not begun."""
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
+
+    def _settle(self, *, wait: bool) -> None:
+        while self._pending and (wait or not isinstance(self._pending[0], Future) or self._pending[0].done()):
+            self._settle_first()
+
+    def _settle_first(self) -> None:
+        first = self._pending.popleft()
+        if isinstance(first, Future):
+            self._on_copied(first.result())
+        else:
+            first()
 
     def _copy(self, target: Tensor, make: Callable[[], Array]) -> int:
         memory, copied = self._lanes.get()

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tessera.engine.formats import WeightPart
+from tessera.engine.formats import PackedFormat, WeightPart
 from tessera.engine.ops.cpu.precision import store, widen
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import FLOAT_DTYPES, Tensor
@@ -49,6 +49,11 @@ class ElementwiseOps(Ops):
         chosen = part.format.dequantize(arrays, rows.clip(0, last))
         chosen[(rows < 0) | (rows > last)] = 0
         store(out, chosen)
+
+    def _pack_blocks(self, stored: Tensor, part: WeightPart, first: int) -> None:
+        assert isinstance(part.format, PackedFormat)
+        for name, array in part.format.pack(stored.numpy()).items():
+            part.tensors[name].numpy()[first : first + len(array)] = array
 
     def _scatter(self, table: Tensor, rows: Tensor, columns: Tensor | None, values: Tensor) -> None:
         kept = rows.numpy() >= 0

@@ -54,5 +54,5 @@ class CudaOps(
         Raises: CompileError.
         """
         pairs = all_instantiations((cuda_type(dtype),), encoder_only=encoder_only, head_dims=head_dims)
-        pairs = [pair for pair in pairs if not pair[0].writes_weights]
+        pairs = [pair for pair in pairs if not pair[0].on_demand]
         self.device.compile([pair for pair in pairs if pair[0].supports(self.device.arch)], progress)

@@ -17,11 +17,13 @@ from tessera.engine.ops.cuda import (
     sampling,
     softmax,
 )
-from tessera.engine.ops.cuda.quant import dequantize
+from tessera.engine.ops.cuda.quant import blocks, dequantize, product
 
 GROUPS = (
     linear,
     dequantize,
+    blocks,
+    product,
     attention,
     norm,
     activation,
@@ -31,7 +33,15 @@ GROUPS = (
     sampling,
     encoder,
 )
-ENCODER_GROUPS = (linear, dequantize, norm, activation, elementwise, encoder)  # all that a text encoder launches
+ENCODER_GROUPS = (
+    linear,
+    dequantize,
+    blocks,
+    norm,
+    activation,
+    elementwise,
+    encoder,
+)  # all that a text encoder launches
 
 
 def all_specs() -> tuple[KernelSpec[Any], ...]:

@@ -13,6 +13,7 @@ from tessera.engine.formats import LinearWeight
 from tessera.engine.ops.cuda.candidates import Chooser
 from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
 from tessera.engine.ops.cuda.quant.dequantize import DequantizeOps
+from tessera.engine.ops.cuda.quant.product import BlockOperands, launch_block_product
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, LayerNorm, Prologue
 from tessera.engine.tensor import Tensor
 
@@ -44,11 +45,18 @@ class LinearOps(DequantizeOps):
     def _fused(
         self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor
     ) -> bool:
-        """The norm before or the gated activation after a dense product in its kernel; False where none does that."""
+        """The product with the norm before it and what follows it in one kernel; False where none does that."""
         values, gated = weight.dense, isinstance(epilogue, Activate)
-        if values is None or isinstance(prologue, LayerNorm) or isinstance(epilogue, Accumulate):
+        if isinstance(prologue, LayerNorm):
             return False
         if isinstance(epilogue, Activate) and (epilogue.function != "silu_mul" or weight.bias is not None):
+            return False
+        if values is None:
+            norm, eps = (None, 0.0) if prologue is None else (prologue.weight, prologue.eps)
+            blocks = BlockOperands(x, weight, out, norm, eps)
+            accumulates = isinstance(epilogue, Accumulate)
+            return launch_block_product(self.device, blocks, gated=gated, accumulates=accumulates)
+        if isinstance(epilogue, Accumulate):
             return False
         if prologue is None:
             if not gated:

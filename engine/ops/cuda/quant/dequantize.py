@@ -12,8 +12,10 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import InInt, Int32, OutT, Pointer
-from tessera.engine.formats import FORMATS, DenseFormat, LinearWeight, WeightFormat, WeightPart
-from tessera.engine.ops.cuda.types import C_TYPE_NAMES, cuda_type, row_config
+from tessera.engine.formats import FORMATS, DenseFormat, LinearWeight, PackedFormat, WeightFormat, WeightPart
+from tessera.engine.ops.cuda.quant.blocks import DEQUANTIZE_BLOCKS, LANE_ELEMENTS, PACK_BLOCKS
+from tessera.engine.ops.cuda.quant.product import kernels_of, takes_any_rows
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, cuda_type, row_config
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor, empty, int8, uint8, uint32
 
@@ -39,10 +41,15 @@ def _spec(format: type[WeightFormat]) -> KernelSpec[Any]:
         template=("T",),
         params=_params(format),
         writes_weights=True,
+        on_demand=True,
     )
 
 
-DEQUANTIZE = {name: _spec(format) for name, format in FORMATS.items() if format.on_cuda and format is not DenseFormat}
+DEQUANTIZE = {
+    name: _spec(format)
+    for name, format in FORMATS.items()
+    if format.on_cuda and format is not DenseFormat and not issubclass(format, PackedFormat)
+}
 SPECS = tuple(DEQUANTIZE.values())
 declare_header("dequantize", __name__, params=[spec.params for spec in SPECS])
 
@@ -52,6 +59,12 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     return [(spec, (dtype,)) for spec in SPECS for dtype in dtypes]
 
 
+def _kernel(format: WeightFormat, dtype: np.dtype[Any]) -> Instantiation:
+    if isinstance(format, PackedFormat):
+        return DEQUANTIZE_BLOCKS, (cuda_type(dtype), format.type.name)
+    return DEQUANTIZE[format.name], (cuda_type(dtype),)
+
+
 class DequantizeOps(Ops):
     device: CudaDevice
     _scratch: Tensor | None = None
@@ -59,12 +72,16 @@ class DequantizeOps(Ops):
     def reserve_linear(self, weights: Iterable[LinearWeight], dtype: np.dtype[Any]) -> None:
         """Compile and allocate beforehand what products of these weights with `dtype` take."""
         stored = [weight for weight in weights if weight.dense is None]
-        names = {part.format.name for weight in stored for part in weight.parts} & DEQUANTIZE.keys()
-        self.device.compile([(DEQUANTIZE[name], (cuda_type(dtype),)) for name in sorted(names)])
-        if stored:
-            self._scratch_of(
-                max(rows * columns for rows, columns in (weight.shape for weight in stored)) * dtype.itemsize
-            )
+        formats = {
+            part.format for weight in stored for part in weight.parts if not isinstance(part.format, DenseFormat)
+        }
+        kernels = {_kernel(format, dtype) for format in formats}
+        for weight in stored:
+            kernels |= kernels_of(weight, cuda_type(dtype), self.device.max_shared_bytes)
+        self.device.compile(sorted(kernels, key=lambda kernel: (kernel[0].name, kernel[1])))
+        copied = [weight.shape for weight in stored if dtype.itemsize != HALF_BYTES or not takes_any_rows(weight)]
+        if copied:
+            self._scratch_of(max(rows * columns for rows, columns in copied) * dtype.itemsize)
 
     def _scratch_of(self, nbytes: int) -> Tensor:
         """At least this much memory, the same for every product: they run one after the other."""
@@ -94,7 +111,17 @@ class DequantizeOps(Ops):
     def _dequantize(self, part: WeightPart, ids: Tensor | None, sampled: Tensor | None, out: Tensor) -> None:
         stored, columns = part.shape
         config = row_config(out.shape[0], columns)
-        spec, template = DEQUANTIZE[part.format.name], (cuda_type(out.dtype),)
+        if isinstance(part.format, PackedFormat):
+            config = row_config(out.shape[0], columns, LANE_ELEMENTS)
+        spec, template = _kernel(part.format, out.dtype)
         tensors = {name: part.tensors[name] for name in part.format.tensor_names}
         params = spec.params(**tensors, ids=ids, sampled=sampled, out=out, num_stored=stored, columns=columns)
         self.device.launch(spec, template, config, params)
+
+    def _pack_blocks(self, stored: Tensor, part: WeightPart, first: int) -> None:
+        assert isinstance(part.format, PackedFormat)
+        rows, columns = stored.shape[0], part.shape[1]
+        codes, headers = (part.tensors[name][first : first + rows] for name in part.format.tensor_names)
+        params = PACK_BLOCKS.params(stored=stored, codes=codes, headers=headers, columns=columns)
+        config = row_config(rows, columns, LANE_ELEMENTS)
+        self.device.launch(PACK_BLOCKS, (part.format.type.name,), config, params)

@@ -1,0 +1,326 @@
+// The quantised blocks of GGUF files in the order of `engine/formats/packed_blocks.py`: where a lane's part
+// of a step lies, its scales, and its elements.
+//
+// A weight is factor * value + offset. The value is an integer of a few bits less ZERO, a signed byte, or the
+// entry of a table; factor and offset belong to 16 or 32 elements. In 16-bit types factor and offset are
+// rounded, then the whole once more: |error| <= 1.01 u (|factor * value| + |offset| + |w|) with u = 2^-8
+// (bfloat16) or 2^-11.
+#pragma once
+
+#include "common.cuh"
+#include "generated/block_formats.cuh"
+#include "pairs.cuh"
+#include "ptx/mma.cuh"
+
+constexpr int STEP = 128;          // elements of a row that four lanes take at a time
+constexpr int LANE_ELEMENTS = 32;  // of them of one lane
+constexpr int RECORD_WORDS = 4;    // of a header, at most, that a step needs: one for each lane
+
+// ---- scales -----------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float low_half(unsigned word) {
+  const unsigned short bits = word & 0xffff;
+  return __half2float(reinterpret_cast<const __half&>(bits));
+}
+__device__ __forceinline__ float high_half(unsigned word) { return low_half(word >> 16); }
+__device__ __forceinline__ unsigned byte_of(unsigned word, int i) { return word >> i * 8 & 0xff; }
+
+// d for each 32 elements.
+struct HalfScale {
+  static constexpr int HEADER_WORDS = 2, SPAN = STEP, GROUPS = 1;
+  static constexpr bool HAS_OFFSET = false;
+  static __device__ __forceinline__ void scales(const unsigned (&record)[RECORD_WORDS], int, int lane,
+                                                float (&factors)[1], float (&)[1]) {
+    const unsigned word = lane < 2 ? record[0] : record[1];
+    factors[0] = lane % 2 == 0 ? low_half(word) : high_half(word);
+  }
+};
+
+// d and m for each 32 elements.
+struct HalfScaleAndOffset {
+  static constexpr int HEADER_WORDS = 4, SPAN = STEP, GROUPS = 1;
+  static constexpr bool HAS_OFFSET = true;
+  static __device__ __forceinline__ void scales(const unsigned (&record)[RECORD_WORDS], int, int lane,
+                                                float (&factors)[1], float (&offsets)[1]) {
+    const unsigned word = lane < 2 ? (lane == 0 ? record[0] : record[1]) : lane == 2 ? record[2] : record[3];
+    factors[0] = low_half(word);
+    offsets[0] = high_half(word);
+  }
+};
+
+// d, dmin, and six bits of scale and minimum for each 32 elements: Q4_K, Q5_K.
+struct SixBitScaleAndMinimum {
+  static constexpr int HEADER_WORDS = 4, SPAN = 256, GROUPS = 1;
+  static constexpr bool HAS_OFFSET = true;
+  static __device__ __forceinline__ void scales(const unsigned (&record)[RECORD_WORDS], int half, int lane,
+                                                float (&factors)[1], float (&offsets)[1]) {
+    const unsigned first = byte_of(record[1], lane), second = byte_of(record[2], lane);
+    const unsigned last = byte_of(record[3], lane);
+    const unsigned scale = half == 0 ? first & 63 : (last & 15) | first >> 6 << 4;
+    const unsigned minimum = half == 0 ? second & 63 : last >> 4 | second >> 6 << 4;
+    factors[0] = low_half(record[0]) * scale;
+    offsets[0] = high_half(record[0]) * -static_cast<float>(minimum);
+  }
+};
+
+// Four bits of scale and minimum for each 16 elements, d, dmin.
+struct FourBitScaleAndMinimum {
+  static constexpr int HEADER_WORDS = 5, SPAN = 256, GROUPS = 2;
+  static constexpr bool HAS_OFFSET = true;
+  static __device__ __forceinline__ void scales(const unsigned (&record)[RECORD_WORDS], int, int lane,
+                                                float (&factors)[2], float (&offsets)[2]) {
+    const unsigned bytes = (lane < 2 ? record[0] : record[1]) >> lane % 2 * 16;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const unsigned both = byte_of(bytes, i);
+      factors[i] = low_half(record[2]) * (both & 15);
+      offsets[i] = high_half(record[2]) * -static_cast<float>(both >> 4);
+    }
+  }
+};
+
+// Six bits of scale, less 32, for each 16 elements, d: Q3_K.
+struct SixBitScale {
+  static constexpr int HEADER_WORDS = 4, SPAN = 256, GROUPS = 2;
+  static constexpr bool HAS_OFFSET = false;
+  static __device__ __forceinline__ void scales(const unsigned (&record)[RECORD_WORDS], int half, int lane,
+                                                float (&factors)[2], float (&)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int group = lane * 2 + i;  // of this half; those of the other one are 8 away
+      const unsigned low = byte_of(lane < 2 ? record[0] : record[1], group % 4) >> half * 4 & 15;
+      const unsigned high = byte_of(record[2], group % 4) >> (half * 2 + group / 4) * 2 & 3;
+      factors[i] = low_half(record[3]) * (static_cast<int>(low | high << 4) - 32);
+    }
+  }
+};
+
+// A signed byte for each 16 elements, d: Q6_K.
+struct ByteScale {
+  static constexpr int HEADER_WORDS = 5, SPAN = 256, GROUPS = 2;
+  static constexpr bool HAS_OFFSET = false;
+  static __device__ __forceinline__ void scales(const unsigned (&record)[RECORD_WORDS], int, int lane,
+                                                float (&factors)[2], float (&)[2]) {
+    const unsigned bytes = (lane < 2 ? record[0] : record[1]) >> lane % 2 * 16;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      factors[i] = low_half(record[2]) * static_cast<signed char>(byte_of(bytes, i));
+    }
+  }
+};
+
+// d, and six bits of scale, less 32, for each 32 elements: IQ4_XS.
+struct SplitSixBitScale {
+  static constexpr int HEADER_WORDS = 2, SPAN = 256, GROUPS = 1;
+  static constexpr bool HAS_OFFSET = false;
+  static __device__ __forceinline__ void scales(const unsigned (&record)[RECORD_WORDS], int half, int lane,
+                                                float (&factors)[1], float (&)[1]) {
+    const int group = half * 4 + lane;
+    const unsigned low = record[1] >> group * 4 & 15;
+    const unsigned high = record[0] >> (16 + group * 2) & 3;
+    factors[0] = low_half(record[0]) * (static_cast<int>(low | high << 4) - 32);
+  }
+};
+
+// 2^(e - 128) for each 32 elements; the two smallest are subnormal.
+struct ExponentScale {
+  static constexpr int HEADER_WORDS = 1, SPAN = STEP, GROUPS = 1;
+  static constexpr bool HAS_OFFSET = false;
+  static __device__ __forceinline__ void scales(const unsigned (&record)[RECORD_WORDS], int, int lane,
+                                                float (&factors)[1], float (&)[1]) {
+    const unsigned exponent = byte_of(record[0], lane);
+    factors[0] = __uint_as_float(exponent < 2 ? 0x200000u << exponent : exponent - 1 << 23);
+  }
+};
+
+// ---- types ------------------------------------------------------------------------------------------------
+
+// LOW and HIGH are the bits of an integer's planes, Values the table in which it is looked up.
+struct NoTable {
+  static constexpr bool LOOKS_UP = false;
+};
+template <typename Scale, int LOW_BITS, int HIGH_BITS, int ZERO_VALUE = 0, typename Values = NoTable>
+struct BlockFormat : Scale {
+  using Table = Values;
+  static constexpr int LOW = LOW_BITS, HIGH = HIGH_BITS, ZERO = ZERO_VALUE;
+  static constexpr bool SIGNED = LOW == 8 || Values::LOOKS_UP;  // a value is a signed byte
+  static constexpr int LANE_WORDS = LOW + HIGH;
+  static constexpr int STEP_WORDS = LANE_WORDS * 4;
+  static constexpr int STEPS_A_SPAN = Scale::SPAN / STEP;
+};
+
+struct Q4_0 : BlockFormat<HalfScale, 4, 0, 8> {};
+struct Q4_1 : BlockFormat<HalfScaleAndOffset, 4, 0> {};
+struct Q5_0 : BlockFormat<HalfScale, 4, 1, 16> {};
+struct Q5_1 : BlockFormat<HalfScaleAndOffset, 4, 1> {};
+struct Q8_0 : BlockFormat<HalfScale, 8, 0> {};
+struct Q2_K : BlockFormat<FourBitScaleAndMinimum, 2, 0> {};
+struct Q3_K : BlockFormat<SixBitScale, 2, 1, 4> {};
+struct Q4_K : BlockFormat<SixBitScaleAndMinimum, 4, 0> {};
+struct Q5_K : BlockFormat<SixBitScaleAndMinimum, 4, 1> {};
+struct Q6_K : BlockFormat<ByteScale, 4, 2, 32> {};
+struct IQ4_NL : BlockFormat<HalfScale, 4, 0, 0, NonlinearTable> {};
+struct IQ4_XS : BlockFormat<SplitSixBitScale, 4, 0, 0, NonlinearTable> {};
+struct MXFP4 : BlockFormat<ExponentScale, 4, 0, 0, TwiceE2M1Table> {};
+
+// The word of a span's header that lane `lane` brings into the record of its step; none where it is negative.
+template <typename F>
+__device__ __forceinline__ int header_word(int half, int lane) {
+  if (F::HEADER_WORDS == 5) return lane < 2 ? half * 2 + lane : lane == 2 ? 4 : -1;
+  return lane < F::HEADER_WORDS ? lane : -1;
+}
+
+// ---- elements ---------------------------------------------------------------------------------------------
+
+// A lane's words of a step, those of the low plane first.
+template <typename F>
+struct alignas(16) LaneCodes {
+  unsigned words[F::LANE_WORDS];
+};
+
+// A lane's words of a step lie in two pieces: 4 words at most of the low plane, and the rest if there is one.
+// A piece has those of the four lanes one after the other.
+template <typename F>
+constexpr int FIRST_WORDS = F::LOW == 8 ? 4 : F::LOW;
+template <typename F>
+constexpr int SECOND_WORDS = F::LANE_WORDS - FIRST_WORDS<F>;
+template <typename F>
+__device__ __forceinline__ int first_piece(int lane) {
+  return lane * FIRST_WORDS<F>;
+}
+template <typename F>
+__device__ __forceinline__ int second_piece(int lane) {
+  return 4 * FIRST_WORDS<F> + lane * SECOND_WORDS<F>;
+}
+
+template <int WORDS>
+__device__ __forceinline__ void copy_words(unsigned* to, const unsigned* from) {
+  Vec<unsigned, WORDS>::load(from).store(to);
+}
+template <typename F>
+__device__ __forceinline__ LaneCodes<F> load_lane_codes(const unsigned* step, int lane) {
+  LaneCodes<F> codes;
+  copy_words<FIRST_WORDS<F>>(codes.words, step + first_piece<F>(lane));
+  if constexpr (SECOND_WORDS<F> > 0) {
+    copy_words<SECOND_WORDS<F>>(codes.words + FIRST_WORDS<F>, step + second_piece<F>(lane));
+  }
+  return codes;
+}
+
+// Pair i (of 16) of a plane of BITS bits, at bit TO of both halves of a word.
+template <int BITS, int TO>
+__device__ __forceinline__ unsigned field_pair(const unsigned* words, int i) {
+  constexpr int A_WORD = 16 / BITS;
+  constexpr unsigned MASK = ((1u << BITS) - 1) * 0x00010001u << TO;
+  const int shift = i % A_WORD * BITS - TO;
+  const unsigned word = words[i / A_WORD];
+  return (shift >= 0 ? word >> shift : word << -shift) & MASK;
+}
+
+// Bytes of a table of 16, by the eight nibbles of a word: those of the lower half, then those of the upper
+// one.
+template <typename Table>
+__device__ __forceinline__ uint2 look_up(unsigned nibbles) {
+  unsigned bytes[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const unsigned four = nibbles >> i * 16;
+    const unsigned low = __byte_perm(Table::WORD_0, Table::WORD_1, four & 0x7777);
+    const unsigned high = __byte_perm(Table::WORD_2, Table::WORD_3, four & 0x7777);
+    bytes[i] = __byte_perm(low, high, 0x3210 | (four & 0x8888) >> 1);
+  }
+  return make_uint2(bytes[0], bytes[1]);
+}
+
+// The integers of a round, or the signed bytes that they stand for: pairs [4], even elements in the lower
+// halves.
+template <typename F>
+__device__ __forceinline__ void integers(const LaneCodes<F>& codes, int round, unsigned (&pairs)[4]) {
+  if constexpr (F::Table::LOOKS_UP) {
+    const uint2 bytes = look_up<typename F::Table>(codes.words[round]);
+#pragma unroll
+    for (int p = 0; p < 4; ++p) pairs[p] = byte_of(bytes.x, p) | byte_of(bytes.y, p) << 16;
+  } else {
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      pairs[p] = field_pair<F::LOW, 0>(codes.words, round * 4 + p);
+      if constexpr (F::HIGH > 0) {
+        pairs[p] |= field_pair<F::HIGH, F::LOW>(codes.words + F::LOW, round * 4 + p);
+      }
+    }
+  }
+}
+
+// Factors and offsets of a lane's elements as T takes them: in pairs of equal halves, or floats.
+template <typename T, typename F>
+struct LaneScales {
+  unsigned factors[F::GROUPS], offsets[F::GROUPS];
+
+  __device__ __forceinline__ LaneScales(const unsigned (&record)[RECORD_WORDS], int half, int lane) {
+    float wide_factors[F::GROUPS], wide_offsets[F::GROUPS] = {};
+    F::scales(record, half, lane, wide_factors, wide_offsets);
+#pragma unroll
+    for (int i = 0; i < F::GROUPS; ++i) {
+      factors[i] = pair_of_one(wide_factors[i]);
+      offsets[i] = pair_of_one(wide_offsets[i]);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ unsigned pair_of_one(float value) {
+    if constexpr (sizeof(T) == 4) {
+      return __float_as_uint(value);
+    } else {
+      return pack<T>(value, value);
+    }
+  }
+};
+
+// Which of a lane's eight elements in a row it takes in a round.
+__device__ __forceinline__ int vector_of_round(int round, int lane) { return (round + lane) % 4; }
+
+template <typename T>
+constexpr unsigned INTEGER_BASE = 0x64006400;  // 1024 in both halves: an integer below 128 is its last bits
+template <>
+constexpr unsigned INTEGER_BASE<__nv_bfloat16> = 0x43004300;  // 128
+
+// Eight elements of a 16-bit T: pairs of neighbours.
+template <typename T, typename F>
+__device__ __forceinline__ uint4 elements_of(const LaneCodes<F>& codes, int round, int lane,
+                                             const LaneScales<T, F>& scales) {
+  using Pair = typename pair_of<T>::type;
+  constexpr unsigned BASE = INTEGER_BASE<T>;
+  const bool second = F::GROUPS == 2 && vector_of_round(round, lane) >= 2;
+  const unsigned factor = second ? scales.factors[F::GROUPS - 1] : scales.factors[0];
+  const unsigned offset = second ? scales.offsets[F::GROUPS - 1] : scales.offsets[0];
+  unsigned pairs[4];
+  integers<F>(codes, round, pairs);
+#pragma unroll
+  for (int p = 0; p < 4; ++p) {
+    // Bit 7 of a signed byte counts -128: the difference of 128 and 256, or of 1024 and 1152.
+    const unsigned value =
+        F::SIGNED ? subtract_pair<Pair>((pairs[p] & 0x007f007f) | BASE, (pairs[p] & 0x00800080) | BASE)
+                  : subtract_pair<Pair>(pairs[p] | BASE, BASE + F::ZERO * 0x00010001u);
+    pairs[p] =
+        F::HAS_OFFSET ? multiply_add_pair<Pair>(value, factor, offset) : multiply_pair<Pair>(value, factor);
+  }
+  return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
+// The same as floats, in the arithmetic of ggml.
+template <typename F>
+__device__ __forceinline__ void float_elements_of(const LaneCodes<F>& codes, int round, int lane,
+                                                  const LaneScales<float, F>& scales, float (&elements)[8]) {
+  const bool second = F::GROUPS == 2 && vector_of_round(round, lane) >= 2;
+  const float factor = __uint_as_float(second ? scales.factors[F::GROUPS - 1] : scales.factors[0]);
+  const float offset = __uint_as_float(second ? scales.offsets[F::GROUPS - 1] : scales.offsets[0]);
+  unsigned pairs[4];
+  integers<F>(codes, round, pairs);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    const unsigned bits = pairs[e / 2] >> e % 2 * 16 & 0xffff;
+    const int value = F::SIGNED ? static_cast<signed char>(bits) : static_cast<int>(bits) - F::ZERO;
+    const float product = __fmul_rn(factor, value);
+    elements[e] = F::HAS_OFFSET ? product + offset : product;
+  }
+}

@@ -1,0 +1,233 @@
+"""The product of a few rows by a weight in quantised blocks: which variant of `block_matmul_kernel` runs.
+
+A row's result depends neither on the other rows nor on their number: every sum runs over the same eight interleaved
+parts of k in the same order. (With a norm before it, one row and several may differ in the last bit of the root.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import declare_header
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.params import Float32, InT, Int32, InUint, OutOut
+from tessera.engine.formats import PACKED_FORMATS, LinearWeight, PackedFormat, WeightPart
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARP_SIZE, ceil_div, cuda_type
+from tessera.engine.tensor import Tensor, bfloat16, float32
+
+
+class BlockMatmulParams(NamedTuple):
+    x: InT
+    norm: InT
+    codes: InUint
+    headers: InUint
+    bias: InT
+    out: OutOut
+    num_rows: Int32
+    out_features: Int32
+    in_features: Int32
+    out_stride: Int32
+    eps: Float32
+    accumulate: Int32
+    gated: Int32
+
+
+BLOCK_MATMUL = KernelSpec(
+    file="linear/block_matmul.cu",
+    name="block_matmul_kernel",
+    template=("T", "Out", "F", "TOKENS", "UNITS", "STAGES"),
+    params=BlockMatmulParams,
+    overlaps=True,
+    on_demand=True,
+)
+SPECS = (BLOCK_MATMUL,)
+declare_header("block_matmul", __name__, params=(BlockMatmulParams,))
+
+WARPS = 8  # of a block, as decode_product.cuh has them
+THREADS = WARPS * WARP_SIZE
+UNIT = 8  # rows of the weight that one tensor-core instruction takes
+STEP = 128  # elements of each row that a warp takes at a time
+VECTOR_BYTES = 16
+STEP_VECTORS = STEP * HALF_BYTES // VECTOR_BYTES
+MAX_RESIDENT_FEATURES = 32768  # of the one row that a block keeps in shared memory
+
+
+@dataclass(frozen=True)
+class BlockTile:
+    """A variant of the kernel: the most rows of x, units of 8 weight rows at a time, stages of the ring."""
+
+    tokens: int
+    units: int
+    stages: int
+
+    def template(self, dtype: str, out_dtype: str, format: PackedFormat) -> tuple[str, ...]:
+        return (dtype, out_dtype, format.type.name, str(self.tokens), str(self.units), str(self.stages))
+
+    def shared_bytes(self, format: PackedFormat, in_features: int, *, normed: bool) -> int:
+        """Dynamic shared memory of a block; a single row of x stays in it, and so does the norm of any."""
+        resident = self.tokens == 1
+        groups = ceil_div(self.tokens, 8)
+        of_tokens = 0 if resident else groups * STEP_VECTORS // 4 * VECTOR_BYTES
+        of_unit = (format.lane_words + 1) * 4
+        ring = self.stages * THREADS * (of_tokens + self.units * of_unit)
+        partial = WARPS * self.units * groups * WARP_SIZE * 8
+        row = ceil_div(in_features, STEP * WARPS) * WARPS * STEP * HALF_BYTES
+        return ring + partial + (2 if resident else int(normed)) * row
+
+    def fits(self, format: PackedFormat, in_features: int, limit: int, *, normed: bool) -> bool:
+        """Whether a block has this much shared memory, with the sums of squares of each warp's rows."""
+        needed = self.shared_bytes(format, in_features, normed=normed) + WARPS * self.tokens * float32.itemsize
+        return needed <= limit
+
+
+TILES: dict[int, tuple[BlockTile, ...]] = {
+    1: (BlockTile(1, 4, 4), BlockTile(1, 2, 2)),
+    8: (BlockTile(8, 4, 3), BlockTile(8, 2, 2)),
+    16: (BlockTile(16, 4, 3), BlockTile(16, 2, 2)),
+    32: (BlockTile(32, 4, 2), BlockTile(32, 2, 2)),
+}
+MAX_ROWS = 256  # by several launches; more are multiplied by dequantised weights
+MOST_DEQUANTISED = 1 << 28  # elements; of a larger weight, a table of embeddings, no dequantised copy is made
+
+
+class BlockProblem(NamedTuple):
+    """What the choice of a variant depends on; `dtype` is a C name."""
+
+    num_rows: int
+    in_features: int
+    dtype: str
+    normed: bool
+
+
+def choose_tile(problem: BlockProblem, format: PackedFormat, shared_limit: int) -> BlockTile | None:
+    """The variant that takes most rows at once, None where no variant fits.
+
+    Several rows are normalised in a dtype with the range of a float alone, as by `matmul_decode_kernel`.
+    """
+    if problem.normed and problem.num_rows > 1 and problem.dtype != C_TYPE_NAMES[bfloat16]:
+        return None
+    wanted = next((tokens for tokens in TILES if tokens >= problem.num_rows), max(TILES))
+    if wanted == 1 and problem.in_features > MAX_RESIDENT_FEATURES:
+        wanted = 8
+    for tokens in sorted((tokens for tokens in TILES if 1 < tokens <= wanted or tokens == wanted), reverse=True):
+        for tile in TILES[tokens]:
+            if tile.fits(format, problem.in_features, shared_limit, normed=problem.normed):
+                return tile
+    return None
+
+
+def takes_any_rows(weight: LinearWeight) -> bool:
+    """Whether products of many rows are made of products of few, too."""
+    packed = all(isinstance(part.format, PackedFormat) for part in weight.parts)
+    return packed and weight.shape[0] * weight.shape[1] > MOST_DEQUANTISED
+
+
+class BlockOperands(NamedTuple):
+    """As LinearOperands; `weight` has packed parts alone."""
+
+    x: Tensor
+    weight: LinearWeight
+    out: Tensor
+    norm: Tensor | None = None
+    eps: float = 0.0
+
+
+def launch_block_product(
+    device: CudaDevice, operands: BlockOperands, *, gated: bool = False, accumulates: bool = False
+) -> bool:
+    """Submit a product, perhaps with the norm before it and the gate after it; False, and nothing done, where none can.
+
+    Parts of several formats take a launch each, and so do rows beyond those of a variant.
+    """
+    x, weight, out, norm, _ = operands
+    num_rows, in_features = x.shape
+    problem = BlockProblem(num_rows, in_features, cuda_type(x.dtype), norm is not None)
+    formats = [part.format for part in weight.parts if isinstance(part.format, PackedFormat)]
+    if num_rows > MAX_ROWS and not takes_any_rows(weight):
+        return False
+    if x.dtype.itemsize != HALF_BYTES or len(formats) < len(weight.parts):
+        return False
+    if gated and (len(formats) > 1 or weight.bias is not None):
+        return False
+    addresses = x.pointer | (0 if norm is None else norm.pointer)
+    odd = any(part.shape[0] % (4 if gated else 2) for part in weight.parts)
+    if addresses % VECTOR_BYTES or out.pointer % (2 * out.dtype.itemsize) or odd:
+        return False
+    tiles = [choose_tile(problem, format, device.max_shared_bytes) for format in formats]
+    if None in tiles:
+        return False
+    starts = accumulate((part.shape[0] for part in weight.parts), initial=0)
+    for part, tile, start in zip(weight.parts, tiles, starts, strict=False):
+        assert tile is not None
+        for first in range(0, num_rows, tile.tokens):
+            _launch(device, operands, part, tile, start, slice(first, min(first + tile.tokens, num_rows)),
+                    gated=gated, accumulates=accumulates)  # fmt: skip
+    return True
+
+
+def _launch(
+    device: CudaDevice,
+    operands: BlockOperands,
+    part: WeightPart,
+    tile: BlockTile,
+    start: int,
+    rows: slice,
+    *,
+    gated: bool,
+    accumulates: bool,
+) -> None:
+    """Some rows times the features of a part, which begin at `start`."""
+    x, weight, out, norm, eps = operands
+    assert isinstance(part.format, PackedFormat)
+    features, in_features = part.shape
+    place = out.pointer + (rows.start * out.shape[1] + start) * out.dtype.itemsize
+    bias = None if weight.bias is None else weight.bias[start : start + features]
+    units = ceil_div(features // 2 if gated else features, UNIT)
+    shared_bytes = tile.shared_bytes(part.format, in_features, normed=norm is not None)
+    config = LaunchConfig((min(device.multiprocessors, units), 1, 1), (THREADS, 1, 1), shared_bytes)
+    params = BlockMatmulParams(
+        x=x[rows],
+        norm=norm,
+        codes=part.tensors["codes"],
+        headers=part.tensors["headers"],
+        bias=bias,
+        out=place,
+        num_rows=rows.stop - rows.start,
+        out_features=features,
+        in_features=in_features,
+        out_stride=out.shape[1],
+        eps=eps,
+        accumulate=accumulates,
+        gated=gated,
+    )
+    device.launch(BLOCK_MATMUL, tile.template(cuda_type(x.dtype), cuda_type(out.dtype), part.format), config, params)
+
+
+def kernels_of(weight: LinearWeight, dtype: str, shared_limit: int) -> set[Instantiation]:
+    """All that products by a weight launch for elements of this C type."""
+    outs = (dtype, C_TYPE_NAMES[float32])
+    problems = [BlockProblem(rows, weight.shape[1], dtype, normed) for rows in TILES for normed in (False, True)]
+    return {
+        (BLOCK_MATMUL, tile.template(dtype, out, part.format))
+        for part in weight.parts
+        if isinstance(part.format, PackedFormat) and dtype != C_TYPE_NAMES[float32]
+        for problem in problems
+        if (tile := choose_tile(problem, part.format, shared_limit)) is not None
+        for out in outs
+    }
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that is launched for elements of these C types."""
+    halves = [dtype for dtype in dtypes if dtype != C_TYPE_NAMES[float32]]
+    tiles = [tile for tiles in TILES.values() for tile in tiles]
+    return [
+        (BLOCK_MATMUL, tile.template(dtype, out, format))
+        for dtype in halves
+        for format in PACKED_FORMATS.values()
+        for tile in tiles
+        for out in (dtype, C_TYPE_NAMES[float32])
+    ]

@@ -1,0 +1,80 @@
+"""Microseconds of products by GGUF's blocks: `python -m tests.bench.block_kernels [TYPE ...]`.
+
+Each figure with its share of the time in which the blocks alone could be read, and beside it dense products of the
+same shape; with --tiles every variant of the kernel that the rows fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.formats import PACKED_FORMATS, LinearWeight, PackedFormat, WeightPart
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.quant import product
+from tessera.engine.tensor import Tensor, bfloat16, empty
+from tests.bench.kernels import CALLS, COLD_BYTES, READ_GB_S, measure
+
+TYPES = ("Q4_K", "Q6_K", "Q8_0", "Q5_K")
+SHAPES = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256), (1024, 4096), (3072, 1024))
+ROWS = (1, 4, 8, 16, 32, 64, 256)
+
+
+def random_part(ops: CudaOps, format: PackedFormat, features: int, in_features: int, bits: Any) -> WeightPart:
+    part = WeightPart.empty(format, features, in_features, ops.device)
+    for tensor in part.tensors.values():
+        repeated = np.resize(bits, tensor.size).reshape(tensor.shape)
+        tensor.upload(repeated)
+    return part
+
+
+def measure_shape(
+    ops: CudaOps, device: CudaDevice, format: PackedFormat, shape: tuple[int, int], *, tiles: bool, bits: Any
+) -> None:
+    k, n = shape
+    nbytes = format.nbytes(n, k)
+    copies = max(1, min(CALLS, COLD_BYTES // nbytes))
+    weights = [LinearWeight((random_part(ops, format, n, k, bits),)) for _ in range(copies)]
+    ops.reserve_linear(weights, np.dtype(bfloat16))
+    for m in ROWS:
+        x, out = _random(ops, m, k), empty((m, n), bfloat16, device)
+        calls = [partial(ops.linear, x, weights[i % copies], out=out) for i in range(CALLS)]
+        chosen = measure(device, calls)
+        cells = [f"{chosen:8.1f} us {nbytes / chosen / 1e3 / READ_GB_S:5.0%}"]
+        if tiles:
+            for tile in (tile for of_tokens in product.TILES.values() for tile in of_tokens):
+                if tile.fits(format, k, device.max_shared_bytes, normed=False) and (tile.tokens > 1 or m == 1):
+                    saved, product.TILES = product.TILES, {tile.tokens: (tile,)}
+                    try:
+                        cells.append(f"{tile.tokens}/{tile.units}/{tile.stages} {measure(device, calls):.1f}")
+                    finally:
+                        product.TILES = saved
+        print(f"{format.type.name:7}{m:>4} x {k:>6} x {n:>6} " + "  ".join(cells), flush=True)
+
+
+def _random(ops: CudaOps, *shape: int) -> Tensor:
+    return ops.fill_normal(empty(shape, bfloat16, ops.device), std=0.05, seed=sum(shape))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.block_kernels", description=__doc__)
+    parser.add_argument("types", nargs="*", default=TYPES, help="(default: %(default)s)")
+    parser.add_argument("--tiles", action="store_true")
+    options = parser.parse_args()
+    if unknown := set(options.types) - PACKED_FORMATS.keys():
+        sys.exit(f"no such type: {', '.join(sorted(unknown))}; there are {', '.join(PACKED_FORMATS)}")
+    device = CudaDevice(0)
+    ops = CudaOps(device)
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 22, dtype=np.uint32)
+    for name in options.types:
+        for shape in SHAPES:
+            measure_shape(ops, device, PACKED_FORMATS[name], shape, tiles=options.tiles, bits=bits)
+
+
+if __name__ == "__main__":
+    main()

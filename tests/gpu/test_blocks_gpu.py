@@ -1,0 +1,178 @@
+"""The quantised blocks of GGUF files on a CUDA device: packed, dequantised, looked up and multiplied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.engine.formats import PACKED_FORMATS, LinearWeight, PackedFormat, WeightPart
+from tessera.engine.gguf.blocks import dequantize, weights_of
+from tessera.engine.gguf.headers import SCALES, header_of
+from tessera.engine.gguf.numbers import NUMBERS
+from tessera.engine.models.config import load_config
+from tessera.engine.models.weights import gguf_source
+from tessera.engine.models.weights.loader import load_weights
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
+from tessera.engine.ops.make import make_ops
+from tessera.engine.tensor import CPU, Device, bfloat16, float16, float32, from_numpy
+from tests.gpu.conftest import NoTransfers
+from tests.support import reference
+from tests.support.gguf_blocks import extreme_blocks, random_blocks
+from tests.support.op_cases import DTYPES, mixed_weight, poisoned, random_array
+from tests.support.reference import assert_close
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = pytest.mark.gpu
+types = pytest.mark.parametrize("name", list(PACKED_FORMATS))
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def columns_of(format: PackedFormat) -> tuple[int, ...]:
+    """Widths with whole steps, and for blocks of 32 such as end within one."""
+    return (256, 1280) if format.type.block_size == 256 else (32, 224, 1056)
+
+
+def stored_rows(name: str, rows: int, columns: int) -> Array:
+    """Random rows and, last, one of the extreme blocks."""
+    type = PACKED_FORMATS[name].type
+    random = random_blocks(name, (rows - 1) * columns, np.random.default_rng(rows + columns))
+    extreme = np.resize(extreme_blocks(name), (columns // type.block_size, type.block_bytes))
+    return np.concatenate((random, extreme)).reshape(rows, -1)
+
+
+@np.errstate(all="ignore")
+def bounds(name: str, stored: Array, dtype: np.dtype[Any]) -> Array:
+    """Of the error of each element, as block_formats.cuh states it."""
+    blocks = stored.reshape(-1, PACKED_FORMATS[name].type.block_bytes)
+    factors, offsets = SCALES[name](header_of(blocks, name))
+    weights = weights_of(NUMBERS[name](blocks), header_of(blocks, name), name).astype(np.float64)
+    groups = weights.reshape(*factors.shape, -1)
+    offset = np.zeros_like(factors) if offsets is None else offsets
+    unit = 1.01 * (2.0**-8 if dtype == bfloat16 else 2.0**-11)
+    subnormal = 0 if dtype == bfloat16 else 2.0**-25 * 300  # half a step of float16 for factor, offset and sum
+    of_group = np.abs(groups - offset[:, :, None]) + np.abs(offset)[:, :, None] + np.abs(groups)
+    return (unit * of_group + subnormal).reshape(len(stored), -1)
+
+
+def part_of(format: PackedFormat, stored: Array, columns: int, device: Device) -> WeightPart:
+    tensors = {name: from_numpy(array, device) for name, array in format.pack(stored).items()}
+    return WeightPart(format, (len(stored), columns), tensors)
+
+
+@types
+def test_packing_equals_numpy(name: str, cuda_ops: CudaOps) -> None:
+    format = PACKED_FORMATS[name]
+    for columns in columns_of(format):
+        stored = stored_rows(name, 7, columns)
+        part = WeightPart.empty(format, 9, columns, cuda_ops.device)
+        for tensor in part.tensors.values():
+            tensor.upload(np.full(tensor.shape, 0xDEADBEEF, tensor.dtype))
+        cuda_ops.pack_blocks(from_numpy(stored, cuda_ops.device), part, 2)
+        for tensor, expected in zip(part.tensors.values(), format.pack(stored).values(), strict=True):
+            np.testing.assert_array_equal(tensor.numpy()[2:], expected)
+            assert (tensor.numpy()[:2] == 0xDEADBEEF).all()
+
+
+@types
+@dtypes
+def test_rows_of_packed_blocks(name: str, dtype: np.dtype[Any], cuda_ops: CudaOps) -> None:
+    """Float32 as ggml has it, bit for bit; 16-bit types within their bound."""
+    format = PACKED_FORMATS[name]
+    for columns in columns_of(format):
+        stored = stored_rows(name, 9, columns)
+        table = LinearWeight((part_of(format, stored, columns, cuda_ops.device),))
+        rows = np.array([7, 0, -1, 9, 3, 3], np.int32)
+        out = poisoned((6, columns), dtype, cuda_ops.device)
+        cuda_ops.lookup(from_numpy(rows, cuda_ops.device), table, out=out)
+        actual, known = out.numpy().astype(np.float64), (rows >= 0) & (rows < 9)
+        assert not actual[~known].any()
+        expected = dequantize(stored, format.type)[rows[known]]
+        if dtype == float32:
+            np.testing.assert_array_equal(actual[known], expected)
+        else:
+            assert (np.abs(actual[known] - expected) <= bounds(name, stored, dtype)[rows[known]]).all()
+        cuda_ops.lookup(from_numpy(np.array([8], np.int32), cuda_ops.device), table, out=out[:1])
+        if dtype == float32:
+            np.testing.assert_array_equal(out[:1].numpy(), dequantize(stored[8:], format.type))
+
+
+@types
+@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
+@pytest.mark.parametrize(("m", "rows", "columns"), [(1, 40, 1280), (3, 24, 1024), (13, 48, 2304), (35, 16, 512)])
+def test_products_by_packed_blocks(
+    name: str, dtype: np.dtype[Any], m: int, rows: int, columns: int, cuda_ops: CudaOps, no_transfers: NoTransfers
+) -> None:
+    """Products of the elements that the dequantising kernel gives, with all that can stand around them."""
+    weight, _ = mixed_weight(cuda_ops.device, dtype, [PACKED_FORMATS[name].name], [rows], columns)
+    numbers = dequantized(cuda_ops, weight, dtype)
+    x, bias = random_array(20, (m, columns), dtype, 1 / 64), random_array(21, (rows,), dtype)
+    norm = random_array(22, (columns,), dtype, 1 / 64)
+    biased = LinearWeight(weight.parts, from_numpy(bias, cuda_ops.device))
+    device_x, device_norm = (from_numpy(array, cuda_ops.device) for array in (x, norm))
+    out, logits = (poisoned((m, rows), kind, cuda_ops.device) for kind in (dtype, float32))
+    scratch, gated = (poisoned(shape, dtype, cuda_ops.device) for shape in ((m, rows), (m, rows // 2)))
+    normed = poisoned(x.shape, dtype, cuda_ops.device)
+    expected = reference.matmul(x, numbers, bias)
+    with no_transfers():
+        cuda_ops.linear(device_x, biased, out=out)
+        cuda_ops.linear(device_x, biased, out=logits)
+        cuda_ops.linear(device_x, weight, epilogue=Activate("silu_mul", scratch), out=gated)
+    assert_close(out.numpy(), expected, dtype)
+    assert_close(logits.numpy(), expected, float32, typical=1)
+    assert_close(gated.numpy(), reference.silu_mul(reference.matmul(x, numbers)), dtype, roundings=2)
+    with no_transfers():
+        cuda_ops.linear(device_x, biased, epilogue=Accumulate(), out=out)
+    assert_close(out.numpy(), 2 * expected, dtype, roundings=2)
+    with no_transfers():
+        cuda_ops.linear(device_x, biased, prologue=RMSNorm(device_norm, 1e-5, normed), out=out)
+    after_norm = reference.rmsnorm(x, norm, 1e-5).astype(dtype)
+    assert_close(out.numpy(), reference.matmul(after_norm, numbers, bias), dtype, roundings=2)
+
+
+def test_products_by_parts_of_several_formats(cuda_ops: CudaOps) -> None:
+    for m in (1, 5):
+        names = ["packed_q4_k", "packed_q6_k", "packed_q8_0"]
+        weight, _ = mixed_weight(cuda_ops.device, bfloat16, names, [24, 8, 50], 512)
+        x = random_array(3, (m, 512), bfloat16)
+        numbers = dequantized(cuda_ops, weight, bfloat16)
+        out = poisoned((m, 82), bfloat16, cuda_ops.device)
+        cuda_ops.linear(from_numpy(x, cuda_ops.device), weight, out=out)
+        assert_close(out.numpy(), reference.matmul(x, numbers), bfloat16)
+
+
+def dequantized(ops: CudaOps, weight: LinearWeight, dtype: np.dtype[Any]) -> Array:
+    made = []
+    for part in weight.parts:
+        out = poisoned(part.shape, dtype, ops.device)
+        rows = from_numpy(np.arange(part.shape[0], dtype=np.int32), ops.device)
+        made.append(ops.lookup(rows, LinearWeight((part,)), out=out).numpy())
+    return np.concatenate(made)
+
+
+def test_a_file_loads_into_packed_parts(tmp_path: Path, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through staging memory that is used again; matrices of several types, and rows in another order."""
+    pytest.importorskip("gguf")
+    from tests.engine.gguf.test_gguf_models import quantized
+
+    monkeypatch.setattr(PackedFormat, "on_cuda", True)
+    monkeypatch.setattr(gguf_source, "STAGED_BYTES", 5000)
+    path, folder = quantized(tmp_path, "Q4_K", "Q6_K", "Q8_0", "F32", "MXFP4")
+    packed = load_weights(path, load_config(path), bfloat16, cuda_ops)
+    exact = load_weights(folder, load_config(folder), float32, make_ops(CPU))
+    formats = set()
+    for one, other in zip(packed.linear_weights(), exact.linear_weights(), strict=True):
+        start = 0
+        for part in one.parts:
+            assert other.dense is not None
+            expected = other.dense.numpy()[start : start + part.shape[0]]
+            arrays = {name: tensor.numpy() for name, tensor in part.tensors.items()}
+            found = part.format.dequantize(arrays, slice(None))
+            np.testing.assert_array_equal(found, expected if part.format.name != "dense" else expected.astype(bfloat16))
+            formats.add(part.format.name)
+            start += part.shape[0]
+    assert formats == {"packed_q4_k", "packed_q6_k", "packed_q8_0", "packed_mxfp4", "dense"}
