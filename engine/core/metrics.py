@@ -25,8 +25,8 @@ from tessera.engine.contract.histogram import (
     TOKENS_PER_REQUEST,
     TOKENS_PER_STEP,
 )
+from tessera.engine.contract.histogram_counts import Histogram
 from tessera.engine.contract.messages import EngineTotals, FinishReason, SchedulerStats
-from tessera.engine.core.histogram import Histogram
 from tessera.engine.core.sequence import Sequence
 
 

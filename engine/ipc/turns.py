@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 
 from tessera.engine.contract.histogram import SECONDS_OF_DELAY
+from tessera.engine.contract.histogram_counts import Histogram
 from tessera.engine.contract.stalls import StallWatch
 from tessera.engine.core.core import Runner, Running
-from tessera.engine.core.histogram import Histogram
 from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
 
 

@@ -23,6 +23,7 @@ from tessera.engine.models.quantised import quantisation_in_config, quantisation
 from tessera.engine.models.registry import ARCHITECTURES, Architecture, architecture_name
 from tessera.engine.models.rope import MAX_POSITIONS, RopeConfig, longest_context, parse_rope
 from tessera.engine.models.specs import ClassifierSpec, LayerSpec, NormSpec
+from tessera.engine.models.text_part import text_part
 from tessera.engine.tensor import bfloat16, float16, float32
 
 MAX_VOCAB = 2**22
@@ -68,6 +69,7 @@ class ModelConfig:
         num_token_types: rows of the table of token types; 0 where there is none.
         classifier: head for sequence classification, which then is the only one.
         matryoshka_dimensions: lengths to which the model's embeddings may be cut; None if to none.
+        is_text_part: it is the language model in a folder of a multimodal one.
         notes: what of the files was left out, a sentence each.
     """
 
@@ -92,6 +94,7 @@ class ModelConfig:
     num_token_types: int = 0
     classifier: ClassifierSpec | None = None
     matryoshka_dimensions: tuple[int, ...] | None = None
+    is_text_part: bool = False
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -148,8 +151,13 @@ def read_model_config(folder: Path) -> ModelConfig:
         raise ModelError(f"{folder} is quantised ({named}), which is not supported; use an unquantised model or a GGUF")
     generation_path = folder / "generation_config.json"
     generation = read_json_object(generation_path, notes) if generation_path.is_file() else {}
-    config = parse_config(values, generation, str(path), str(generation_path))
-    return replace(config, notes=(*notes, *config.notes))
+    text = text_part(values)
+    if text is None:
+        config = parse_config(values, generation, str(path), str(generation_path))
+    else:
+        config = parse_config(text, generation, str(path), str(generation_path))
+        notes.append(f"{folder} is a {values['architectures'][0]}: its language model is served, for text alone")
+    return replace(config, is_text_part=text is not None, notes=(*notes, *config.notes))
 
 
 def _with_activation(folder: Path, values: dict[str, Any]) -> dict[str, Any]:

@@ -203,7 +203,7 @@ WRONG: dict[str, list[Any]] = {
     "stop_token_ids": [[-1], [VOCAB_SIZE], [2**31], [2**63], "5"],
     "ignore_eos": ["true"],
     "truncate_prompt_tokens": [0, -2],
-    "prompt_logprobs": [-1, 21, True],
+    "prompt_logprobs": [-2, 21, True],
     "cache_salt": ["", 5],
     "priority": [2**31],
 }

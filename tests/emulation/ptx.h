@@ -11,13 +11,21 @@ inline void check_rank(int rank) {
   }
 }
 
+// Of a size that the compiler knows, so that the stores are watched.
+template <int BYTES>
+void copy_bytes(const Copy& copy) {
+  if (copy.from == nullptr) {
+    std::memset(copy.to, 0, BYTES);
+  } else {
+    std::memcpy(copy.to, copy.from, BYTES);
+  }
+}
+
 inline void finish_copy(const Copy& copy) {
   note_copy(copy.to, copy.bytes);
-  if (copy.from == nullptr) {
-    std::memset(copy.to, 0, copy.bytes);
-  } else {
-    std::memcpy(copy.to, copy.from, copy.bytes);
-  }
+  if (copy.bytes == 16) copy_bytes<16>(copy);
+  if (copy.bytes == 8) copy_bytes<8>(copy);
+  if (copy.bytes == 4) copy_bytes<4>(copy);
 }
 
 inline void check_policy(unsigned long long policy) {

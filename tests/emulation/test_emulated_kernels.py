@@ -247,7 +247,7 @@ BROKEN = {  # a piece of linear/matmul.cu and what stands there instead
     "no barrier": (f"{WAIT}\n        __syncthreads();", WAIT),
     "a tile too far": ("T* const to = stages + tile_k % STAGES", "T* const to = stages + (tile_k % STAGES + 1)"),
     "an element too far": ("if (row >= num_rows ||", "if (row > num_rows ||"),
-    "who meets no one": ("let_next_kernel_start();", "if (lane == 0) __syncwarp();"),
+    "a lane that meets no other": ("let_next_kernel_start();", "if (threadIdx.x == 0) __syncwarp();"),
 }
 
 
@@ -310,9 +310,11 @@ def attend_to(case: AttentionCase, ops: CudaOps) -> None:
 
 WAIT_FOR_STAGE = "barrier_wait(&full[at.stage], at.parity);"
 SYNCHRONIZE = "fence_shared_for_async();\n    named_barrier_wait(GROUP_BARRIER + consumer, WARPGROUP_SIZE);"
-RELEASE_KEYS, NEXT_KEYS = "release(&empty_k[next_stage]);", "own.multiply_keys(buffer, next_stage);"
-RELEASE_VALUES = "wgmma_wait<0>();\n    pin(own.outputs);\n    pin(own.weights);\n    release(&empty_v[stage]);"
-RELEASED_EARLY = "release(&empty_v[stage]);\n    wgmma_wait<0>();"
+RELEASE_KEYS, NEXT_KEYS = "release(&barriers.empty_k[next_stage]);", "own.multiply_keys(buffer, next_stage);"
+RELEASE_VALUES = (
+    "wgmma_wait<0>();\n    pin(own.outputs);\n    pin(own.weights);\n    release(&barriers.empty_v[stage]);"
+)
+RELEASED_EARLY = "release(&barriers.empty_v[stage]);\n    wgmma_wait<0>();"
 SEVERAL, SPLIT = partial(multiply, "several tiles"), partial(multiply, "a split sum")
 SHARED, THREE_GROUPS = partial(multiply, "blocks that share"), partial(multiply, "wide tiles")
 ATTEND = partial(attend_to, PROMPTS)

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.engine.contract.histogram import quantile
+from tessera.engine.contract.histogram_counts import Histogram
 from tessera.engine.contract.messages import SchedulerStats
-from tessera.engine.core.histogram import Histogram
 from tessera.engine.core.metrics import EngineMetrics
 from tessera.engine.cuda.nvml import Usage, UsageMonitor
 from tests.support.fake_runner import CLIENT, NON_FINITE, Harness

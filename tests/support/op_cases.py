@@ -67,8 +67,10 @@ def mixed_weight(
 
 
 def columns_of(name: str, wanted: int) -> int:
-    """The width next to `wanted` that a weight format can have."""
+    """The width next to `wanted` that a weight format can have; of packed blocks, without a part of a span."""
     block = BLOCK_FORMATS[name.upper()].type.block_size if name.upper() in BLOCK_FORMATS else 1
+    if name != "dense" and issubclass(FORMATS[name], PackedFormat):
+        block = FORMATS[name]().span
     return -(-wanted // block) * block
 
 

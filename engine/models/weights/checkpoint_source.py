@@ -28,6 +28,7 @@ from tessera.engine.models.weights.build import (
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint, GGUFTensor
 from tessera.engine.models.weights.safetensors import Array, Checkpoint
 from tessera.engine.models.weights.stream import CHUNK_BYTES, WeightStream
+from tessera.engine.models.weights.text_part import TextPart
 from tessera.engine.models.weights.weights import NormWeights
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor, empty, float16
@@ -60,7 +61,7 @@ class CheckpointSource(WeightSource):
 
     def __init__(
         self,
-        checkpoint: Checkpoint | GGUFCheckpoint,
+        checkpoint: Checkpoint | TextPart | GGUFCheckpoint,
         config: ModelConfig,
         dtype: np.dtype[Any],
         ops: Ops,

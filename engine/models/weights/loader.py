@@ -15,6 +15,7 @@ from tessera.engine.models.weights.checkpoint_source import CheckpointSource
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint
 from tessera.engine.models.weights.gguf_source import GGUFSource
 from tessera.engine.models.weights.safetensors import Checkpoint
+from tessera.engine.models.weights.text_part import TextPart
 from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.interface import Ops
 
@@ -38,6 +39,8 @@ def load_weights(
     if is_gguf(path):
         source: CheckpointSource = GGUFSource(GGUFCheckpoint(path), config, dtype, ops, progress)
     else:
-        source = CheckpointSource(Checkpoint(path), config, dtype, ops, progress)
+        checkpoint = Checkpoint(path)
+        stored = TextPart(checkpoint) if config.is_text_part else checkpoint
+        source = CheckpointSource(stored, config, dtype, ops, progress)
     with source:
         return replace(build_weights(source.config, source), has_head=source.has_head)

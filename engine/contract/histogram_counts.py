@@ -1,4 +1,4 @@
-"""Counts of values by bucket."""
+"""Counts of values by bucket; apart from the bounds, which the app has without NumPy."""
 
 from __future__ import annotations
 

@@ -1,0 +1,56 @@
+"""The language model inside of a multimodal one: what of its configuration the text needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+SECTIONS = ("text_config", "llm_config", "language_config")
+OUTER_KEYS = ("tie_word_embeddings", "torch_dtype", "dtype", "bos_token_id", "eos_token_id", "vocab_size")
+CLASS_ENDING = "ForConditionalGeneration"
+# Of models that see, by the layers of the language model in them. Their rotary embedding has three positions for an
+# image's patch, which are equal for a token of text: that is the usual one.
+TEXT_TYPES = {
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_text": "qwen3",
+}
+ROPE_KEYS = ("rope_scaling", "rope_parameters")
+MROPE_KEYS = ("mrope_section", "mrope_interleaved")
+
+
+def text_part(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """config.json of the language model in a model of `...ForConditionalGeneration`; None for all others.
+
+    It stands in a section of its own or, as older savers have it, beside the keys of the part that sees.
+    """
+    listed = values.get("architectures")
+    if not isinstance(listed, list) or not listed or not str(listed[0]).endswith(CLASS_ENDING):
+        return None
+    section = next((values[key] for key in SECTIONS if isinstance(values.get(key), dict)), None)
+    if section is None and values.get("model_type") not in TEXT_TYPES:
+        return None
+    if section is None:
+        found = {key: value for key, value in values.items() if key not in ("architectures", "vision_config")}
+    else:
+        found = {key: values[key] for key in OUTER_KEYS if key in values}
+        found |= {key: value for key, value in section.items() if value is not None}
+    model_type = found.get("model_type")
+    if isinstance(model_type, str) and model_type in TEXT_TYPES:
+        found |= {"model_type": TEXT_TYPES[model_type], "architectures": None}
+    for key in ROPE_KEYS:
+        if isinstance(found.get(key), dict):
+            found[key] = _for_text(found[key])
+    return found
+
+
+def _for_text(rope: Mapping[str, Any]) -> dict[str, Any] | None:
+    """RoPE's keys without those of images."""
+    kept = {key: value for key, value in rope.items() if key not in MROPE_KEYS}
+    for key in ("type", "rope_type"):
+        if kept.get(key) == "mrope":
+            kept[key] = "default"
+    return kept or None
