@@ -10,6 +10,7 @@ import numpy as np
 from tessera.engine.formats import (
     BLOCK_FORMATS,
     FORMATS,
+    PACKED_FORMATS,
     DenseFormat,
     Int8RowsFormat,
     LinearWeight,
@@ -69,8 +70,8 @@ def mixed_weight(
 def columns_of(name: str, wanted: int) -> int:
     """The width next to `wanted` that a weight format can have; of packed blocks, without a part of a span."""
     block = BLOCK_FORMATS[name.upper()].type.block_size if name.upper() in BLOCK_FORMATS else 1
-    if name != "dense" and issubclass(FORMATS[name], PackedFormat):
-        block = FORMATS[name]().span
+    packed = {format.name: format.span for format in PACKED_FORMATS.values()}
+    block = packed.get(name, block)
     return -(-wanted // block) * block
 
 
