@@ -38,7 +38,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.models.config",),
     ("engine.models.classifier", "engine.models.layers"),
     ("engine.models.gguf",),
-    ("engine.models.quantised", "engine.models.registry", "engine.models.rope"),
+    ("engine.models.quantised", "engine.models.text_part", "engine.models.registry", "engine.models.rope"),
     ("engine.models.specs",),
     ("engine.models.fields",),
     ("engine.ops.make",),
