@@ -62,6 +62,14 @@ def model(shared: Model) -> Model:
 # Conversations.
 
 
+@pytest.mark.parametrize("kind", [[[]], {}, 7, True])
+def test_an_item_of_a_type_that_is_no_text_is_named(model: Model, kind: Any) -> None:
+    made = model.mine.conversations.create()
+    response = model.http.post(f"/conversations/{made.id}/items", json={"items": [{"type": kind, "id": "x"}]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("items[0]")
+
+
 def test_a_conversation_is_made_changed_and_deleted(model: Model) -> None:
     api = model.mine.conversations
     made = api.create(metadata={"topic": "x"}, items=HELLO)

@@ -20,7 +20,7 @@ from rich.console import Console
 import tests.support.single_blas_thread  # noqa: F401 (it must come before NumPy)
 from tests.attack.campaign import PARTS, Plan, run
 from tests.attack.report import show
-from tests.attack.target import running, serve_command
+from tests.attack.target import TRACEBACK, running, serve_command
 from tests.support.server_fixture import write_tiny_model
 
 STALL_LIMIT = 0.020  # seconds
@@ -81,7 +81,11 @@ def main() -> int:
             findings = uvloop.run(run(target, model_name, plan, console.print))
         all_kept = show(findings, given.stall_limit, console)
         if not all_kept:
-            console.print(target.log()[-3000:], markup=False, highlight=False)
+            log = target.log()
+            first = log.find(TRACEBACK)
+            if first >= 0:
+                console.print(log[max(first - 300, 0) : first + 4000], markup=False, highlight=False)
+            console.print(log[-3000:], markup=False, highlight=False)
     return 0 if all_kept else 1
 
 

@@ -15,7 +15,7 @@ from tests.attack import amplification, disconnects, faults, fuzz, overload, raw
 from tests.attack.canaries import Canaries
 from tests.attack.context import Attack
 from tests.attack.findings import Findings
-from tests.attack.target import ENGINE, Target
+from tests.attack.target import ENGINE, TRACEBACK, Target
 from tests.attack.wire import NoAnswerError, Wire
 
 PARTS: dict[str, Callable[[Attack], Awaitable[None]]] = {
@@ -93,7 +93,7 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
         with contextlib.suppress(NoAnswerError, OSError):
             findings.after = await target.usage(plan.quiet_seconds)
     findings.stalls = target.stalls()
-    findings.tracebacks = target.log().count("Traceback (most recent call last)")
+    findings.tracebacks = target.log().count(TRACEBACK)
     return findings
 
 

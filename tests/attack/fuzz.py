@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from copy import deepcopy
 from typing import Any
 from urllib.parse import quote
 
@@ -106,11 +107,11 @@ class Fuzzer:
             if rng.random() < 0.15:
                 place.pop(name, None)
             elif rng.random() < 0.1:
-                place[f"{name}\u00e9" if rng.random() < 0.5 else "unknown_field"] = rng.choice(ODD_VALUES)
+                place[f"{name}\u00e9" if rng.random() < 0.5 else "unknown_field"] = deepcopy(rng.choice(ODD_VALUES))
             elif place is body and rng.random() < 0.4:
                 place[name] = self._edge(properties.get(name, {}))
             else:
-                place[name] = rng.choice(ODD_VALUES)
+                place[name] = deepcopy(rng.choice(ODD_VALUES))
 
     def _properties(self, schema: dict[str, Any]) -> dict[str, Any]:
         schema = self._resolve(schema)

@@ -24,6 +24,7 @@ NUM_DESCRIPTORS = 1024  # few enough that an attack can take them all
 ATTACKER, CANARY = "sk-attacker", "sk-canary"
 ENGINE = "tessera.engine.ipc.process"
 WORKER = "tessera.app.server.worker"
+TRACEBACK = "Traceback (most recent call last)"
 STALL = re.compile(r".*was held up for (\d+) ms.*\((\d+) ms of its own\).*")
 
 

@@ -201,7 +201,9 @@ def _item_type(item: Any) -> str | None:
         kind = getattr(item, "type", None)
     else:
         kind = item.get("type") or ("message" if "role" in item or "id" not in item else "item_reference")
-    return "other" if kind in OTHER_TYPES else kind if type(kind) is str else None
+    if type(kind) is not str:
+        return None
+    return "other" if kind in OTHER_TYPES else kind
 
 
 InputItem = Annotated[
