@@ -6,8 +6,10 @@ The harness is tested with it: each of its checks must be able to fail. It needs
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import zlib
@@ -42,6 +44,11 @@ DOCUMENT = {
 ENGINE = "tessera.engine.ipc.process"
 LATER = 40  # attacker's requests after which a fault begins, so that it is not there before the attack
 DELAY = 2.0  # seconds
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class BrokenServer:
@@ -52,7 +59,7 @@ class BrokenServer:
         self._engine = self._start_engine()
 
     def _start_engine(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([ENGINE, "1000"], executable="/bin/sleep")
+        return subprocess.Popen([ENGINE, "1000"], executable="/bin/sleep", preexec_fn=_end_with_parent)
 
     @property
     def _is_broken(self) -> bool:
