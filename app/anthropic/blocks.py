@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
@@ -29,14 +29,14 @@ class OtherBlock(Block):
     type: str = Field(max_length=MAX_NAME)
 
 
-def _type_of(value: Any) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return kind if type(kind) is str else None
+def type_or_other(known: Collection[str]) -> Discriminator:
+    """The tag of a union's member: a value's `type` if it is known, else `other`; none where that is no string."""
 
+    def tag(value: Any) -> str | None:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return None if type(kind) is not str else kind if kind in known else "other"
 
-def _part_type(part: Any) -> str | None:
-    kind = _type_of(part)
-    return kind if kind in ("text", None) else "other"
+    return Discriminator(tag)
 
 
 class PlainTextSource(Block):
@@ -53,7 +53,7 @@ class ContentSource(Block):
         | Annotated[
             list[
                 Annotated[
-                    Annotated[TextPart, Tag("text")] | Annotated[OtherBlock, Tag("other")], Discriminator(_part_type)
+                    Annotated[TextPart, Tag("text")] | Annotated[OtherBlock, Tag("other")], type_or_other({"text"})
                 ]
             ],
             Field(max_length=MAX_PARTS),
@@ -73,11 +73,6 @@ class OtherSource(Block):
     type: str = Field(max_length=MAX_NAME)
 
 
-def _source_type(source: Any) -> str | None:
-    kind = _type_of(source)
-    return kind if kind in ("text", "content", None) else "other"
-
-
 class DocumentBlock(Block):
     """A document; its plain text is read."""
 
@@ -86,7 +81,7 @@ class DocumentBlock(Block):
         Annotated[PlainTextSource, Tag("text")]
         | Annotated[ContentSource, Tag("content")]
         | Annotated[OtherSource, Tag("other")],
-        Discriminator(_source_type),
+        type_or_other({"text", "content"}),
     ]
     title: Label | None = None
     context: Text | None = None
@@ -117,11 +112,6 @@ def _as_blocks(value: Any) -> Any:
 _RESULT_TYPES = frozenset({"text", "image", "document", "search_result", "tool_reference"})
 
 
-def _result_type(block: Any) -> str | None:
-    kind = _type_of(block)
-    return kind if kind in _RESULT_TYPES or kind is None else "other"
-
-
 ResultBlock = Annotated[
     Annotated[TextPart, Tag("text")]
     | Annotated[ImageBlock, Tag("image")]
@@ -129,7 +119,7 @@ ResultBlock = Annotated[
     | Annotated[SearchResultBlock, Tag("search_result")]
     | Annotated[ToolReferenceBlock, Tag("tool_reference")]
     | Annotated[OtherBlock, Tag("other")],
-    Discriminator(_result_type),
+    type_or_other(_RESULT_TYPES),
 ]
 ResultBlocks = Annotated[list[ResultBlock], Field(max_length=MAX_PARTS)]
 
@@ -182,11 +172,6 @@ class CompactionBlock(Block):
 _MESSAGE_TYPES = _RESULT_TYPES | {"tool_use", "tool_result", "thinking", "redacted_thinking", "compaction"}
 
 
-def _block_type(block: Any) -> str | None:
-    kind = _type_of(block)
-    return kind if kind in _MESSAGE_TYPES or kind is None else "other"
-
-
 ContentBlock = Annotated[
     Annotated[TextPart, Tag("text")]
     | Annotated[ImageBlock, Tag("image")]
@@ -199,7 +184,7 @@ ContentBlock = Annotated[
     | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
     | Annotated[CompactionBlock, Tag("compaction")]
     | Annotated[OtherBlock, Tag("other")],
-    Discriminator(_block_type),
+    type_or_other(_MESSAGE_TYPES),
 ]
 Blocks = Annotated[list[ContentBlock], Field(max_length=MAX_PARTS)]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from tessera.app.anthropic.blocks import Block, Message, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from tessera.app.anthropic.blocks import Block, Message, ThinkingBlock, ToolResultBlock, ToolUseBlock, type_or_other
 from tessera.app.schema.fields import MAX_INT32, MAX_NAME, TextPart
 from tessera.app.schema.request import log_once
 
@@ -125,17 +125,11 @@ class OtherEdit(Block):
 
 _EDIT_TYPES = frozenset({"clear_tool_uses_20250919", "clear_thinking_20251015"})
 
-
-def _edit_type(edit: Any) -> str | None:
-    kind = edit.get("type") if isinstance(edit, dict) else getattr(edit, "type", None)
-    return None if type(kind) is not str else kind if kind in _EDIT_TYPES else "other"
-
-
 Edit = Annotated[
     Annotated[ClearToolUses, Tag("clear_tool_uses_20250919")]
     | Annotated[ClearThinking, Tag("clear_thinking_20251015")]
     | Annotated[OtherEdit, Tag("other")],
-    Discriminator(_edit_type),
+    type_or_other(_EDIT_TYPES),
 ]
 
 

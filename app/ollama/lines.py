@@ -25,7 +25,7 @@ SECOND = 10**9  # nanoseconds
 
 @dataclass(slots=True)
 class AnswerHead:
-    """What all lines of an answer are made with.
+    """Shared by all lines of a response.
 
     Attributes:
         model: its name as the request has it.
@@ -42,7 +42,7 @@ class AnswerHead:
 
 @dataclass(slots=True)
 class Shown:
-    """What a line brings."""
+    """The content of a line."""
 
     content: str = ""
     thinking: str = ""
@@ -108,7 +108,7 @@ class AnswerLines(ABC):
         """The fields of a line that have its text."""
 
     def closing_fields(self) -> dict[str, Any]:
-        """What only the last line has, beside counts and times."""
+        """Fields of the last line alone, beside counts and times."""
         return {}
 
     @property

@@ -24,7 +24,7 @@ class OllamaCallObject(ApiObject):
 
 
 class OllamaMessageObject(ApiObject):
-    """What is empty is left out, but for `content`."""
+    """Empty fields are left out, but for `content`."""
 
     role: Literal["assistant"]
     content: str

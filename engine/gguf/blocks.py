@@ -42,7 +42,7 @@ def dequantize(stored: Bytes, type: TensorType) -> Float32Array:
 
 @np.errstate(all="ignore")
 def weights_of(numbers: Bytes, header: Bytes, name: str) -> Float32Array:
-    """What blocks of a type stand for: q [n, elements] and headers [n, bytes] -> [n, elements]."""
+    """The weights of blocks: q [n, elements] and headers [n, bytes] -> [n, elements]."""
     factors, offsets = SCALES[name](header)
     result: Float32Array = _values(numbers, name).astype(np.float32)
     groups = result.reshape(*factors.shape, -1)

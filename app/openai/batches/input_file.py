@@ -24,7 +24,7 @@ class InputLine:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What is in a file: its number of requests and their model, or the errors."""
+    """The number of requests in a file and their model, or the errors."""
 
     num_requests: int
     model: str | None

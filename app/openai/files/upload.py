@@ -129,7 +129,7 @@ def _write(content: IncomingContent, data: bytes, _: Contents) -> None:
 
 
 class _Form:
-    """What the parser calls back with."""
+    """Callbacks of the multipart parser."""
 
     def __init__(self, max_bytes: int) -> None:
         self.is_whole = False
