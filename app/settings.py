@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Literal
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from tessera.app.keys.api_key import AcceptedKeys, ApiKey
 from tessera.engine.contract.config import EngineConfig, ProcessSettings
 from tessera.options.declaration import Option
+from tessera.options.errors import OptionError
 
 ToolParserName = Literal[
     "auto",
@@ -31,6 +33,28 @@ ToolParserName = Literal[
 ReasoningParserName = Literal["auto", "think", "deepseek_r1", "granite_3.2", "granite_3.3", "none"]
 
 MOST_CONNECTIONS = 2**14  # of one app process, unless the user asks for more
+
+
+def parse_proxy(text: str) -> str:
+    """An address, a network in CIDR form, or `unix`. Raises OptionError."""
+    if text == "unix":
+        return text
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        hint = " (bits are set beyond the network's)" if "host bits" in str(error) else ""
+        raise OptionError(f"must be an address, a network such as 10.0.0.0/8, or unix, not {text!r}{hint}") from None
+
+
+def parse_mode(text: str) -> int:
+    """Permissions in octal. Raises OptionError."""
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= 0o777:
+        raise OptionError(f"must be permissions in octal, from 0 to 777, such as 660, not {text!r}")
+    return mode
 
 
 class AppSettings(ProcessSettings, frozen=True, kw_only=True):
@@ -125,6 +149,75 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
             default="none",
         ),
     ] = ()
+    root_path: Annotated[
+        str,
+        Option(
+            "path below which a proxy shows this server, such as /llm; whether the proxy takes it off is all one",
+            group="HTTP",
+            metavar="PATH",
+            pattern=r"((/[A-Za-z0-9._~-]+)+)?",
+            form="a path such as /llm, without a slash at the end",
+            default="none",
+        ),
+    ] = ""
+    forwarded_allow_ips: Annotated[
+        tuple[str, ...],
+        Option(
+            "proxies whose X-Forwarded-For, -Proto, -Host and -Prefix count: addresses, networks in CIDR form, or unix "
+            "for all that connect by --uds, separated by commas",
+            group="HTTP",
+            metavar="PROXIES",
+            repetition="commas",
+            parse=parse_proxy,
+            form="addresses, networks such as `10.0.0.0/8`, `unix`",
+            default="none",
+        ),
+    ] = ()
+    ssl_certfile: Annotated[
+        str | None,
+        Option(
+            "PEM file with the certificate and those between it and the authority's; the server speaks HTTPS then, on "
+            "the admin port as well; SIGHUP reads all --ssl files again",
+            group="TLS",
+            metavar="FILE",
+            default="none, plain HTTP",
+        ),
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None,
+        Option("PEM file with the certificate's key", group="TLS", metavar="FILE", default="in --ssl-certfile"),
+    ] = None
+    ssl_keyfile_password: Annotated[
+        str | None,
+        Option(
+            "password of an encrypted key; other users of this machine may see it on the command line, so better set "
+            "TESSERA_SSL_KEYFILE_PASSWORD",
+            group="TLS",
+            metavar="PASSWORD",
+            secret=True,
+            default="none",
+        ),
+    ] = None
+    ssl_ca_certs: Annotated[
+        str | None,
+        Option(
+            "PEM file with authorities; clients must show a certificate that one of them has signed, except on the "
+            "admin port",
+            group="TLS",
+            metavar="FILE",
+            default="none; clients need no certificate",
+        ),
+    ] = None
+    timeout_keep_alive: Annotated[
+        float,
+        Option(
+            "how long a connection without a request is kept; a proxy must give its idle connections up sooner",
+            group="HTTP",
+            metavar="SECONDS",
+            low=1,
+            high=86400,
+        ),
+    ] = 75.0
     keepalive: Annotated[
         float,
         Option(
@@ -251,6 +344,26 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[
         int, Option("port to listen on; 0 takes a free one", group="HTTP", metavar="PORT", low=0, high=65535)
     ] = 8000
+    uds: Annotated[
+        str | None,
+        Option(
+            "Unix socket to listen on, in the place of --host and --port",
+            group="HTTP",
+            metavar="PATH",
+            default="none",
+        ),
+    ] = None
+    uds_mode: Annotated[
+        int,
+        Option(
+            "permissions of the Unix socket's file, in octal: 660 lets the user and the group connect",
+            group="HTTP",
+            metavar="MODE",
+            parse=parse_mode,
+            form="octal, from 0 to 777",
+            default="660",
+        ),
+    ] = 0o660
     admin_port: Annotated[
         int | None,
         Option(

@@ -30,8 +30,10 @@ def server_options(given: GivenOptions) -> ServerOptions:
         ConfigError: an option, a file or a model cannot be used.
     """
     from tessera.app.cli.hub import builtin_model, find_model
+    from tessera.app.server.tls import make_context
 
     given.make(EngineConfig, model="").verify()  # before the model is looked for: a download takes long
+    make_context(given.make(AppSettings, model_folder="", served_model_names=()))
     models = given.make(ModelOptions)
     chat_template = _existing_file("--chat-template", given.value("chat_template"))
     keys = _accepted_keys(given)

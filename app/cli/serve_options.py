@@ -100,5 +100,5 @@ SERVE_OPTIONS = CommandOptions(
     PREFIX,
     (ModelOptions, EngineConfig, ServerOptions, KeyOptions, AppSettings),
     other_variables=OTHER_VARIABLES,
-    groups=("model", "embeddings", "device and memory", "scheduling", "HTTP", "storage", "log", "configuration"),
+    groups=("model", "embeddings", "device and memory", "scheduling", "HTTP", "TLS", "storage", "log", "configuration"),
 )

@@ -19,7 +19,7 @@ HEADERS = {
     "cache-control": "no-cache",
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
     ),
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
@@ -42,14 +42,17 @@ def _content(name: str) -> bytes:
     return (FOLDER / name).read_bytes()
 
 
-def page_file(path: str) -> Response:
-    """One of the page's files."""
+def page_file(path: str, root_path: str = "") -> Response:
+    """One of the page's files; its links are relative to `root_path`, below which the browser sees the server."""
     name, media_type = FILES[path]
-    return Response(_content(name), 200, HEADERS, media_type)
+    content = _content(name)
+    if path == PAGE and root_path:
+        content = content.replace(b"<head>", f'<head>\n<base href="{root_path}/">'.encode(), 1)
+    return Response(content, 200, HEADERS, media_type)
 
 
 async def show_file(http_request: Request) -> Response:
-    return page_file(http_request.url.path)
+    return page_file(http_request.scope["path"])
 
 
 for path in FILES.keys() - {PAGE}:

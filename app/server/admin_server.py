@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from tessera.app.http.error_handlers import install_error_handlers
 from tessera.app.ops.health import METRICS_MEDIA_TYPE, Countable, health_response, readiness_response, render_metrics
 from tessera.app.ops.metrics_page import EngineText
 from tessera.app.server.http_server import BoundedServer
+from tessera.app.server.tls import make_context
 from tessera.app.settings import AppSettings
 from tessera.engine.ipc.client import EngineClient
 
@@ -96,11 +98,22 @@ class AdminServer:
         own_counts = HttpCounts(())
         self._app.add_middleware(RequestIdMiddleware, counts=own_counts)
         bounds = AppSettings(model_folder="", served_model_names=(), body_timeout=HEAD_TIMEOUT)
-        self._server = BoundedServer(self._app, bounds, own_counts, max_connections=MAX_CONNECTIONS, drain_timeout=0)
+        self._server = BoundedServer(
+            self._app,
+            bounds,
+            own_counts,
+            max_connections=MAX_CONNECTIONS,
+            drain_timeout=0,
+            tls=make_context(settings, asks_clients=False),
+        )
         self._thread = threading.Thread(target=self._run, name="admin", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def replace_tls(self, context: ssl.SSLContext) -> None:
+        """Use these certificates for new connections."""
+        self._server.replace_tls(context)
 
     def begin_drain(self) -> None:
         """Show that the server takes no more requests."""

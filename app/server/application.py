@@ -22,8 +22,9 @@ from tessera.app.http.access_log import RequestIdMiddleware
 from tessera.app.http.auth import AuthMiddleware, OriginMiddleware
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
+from tessera.app.http.forwarded import ForwardedMiddleware, TrustedProxies
 from tessera.app.http.limits import LimitsMiddleware
-from tessera.app.http.paths import PathMiddleware
+from tessera.app.http.paths import PathMiddleware, check_root_path
 from tessera.app.keys.key_ring import KeyRing
 from tessera.app.limits.key_metrics import KeyMetrics
 from tessera.app.limits.key_use import KeyUse
@@ -172,8 +173,12 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
             expose_headers=("x-request-id", "request-id", "retry-after", *RATE_LIMIT_HEADERS),
         )
     app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC, OLLAMA))
-    # Added last, so it is outermost.
-    app.add_middleware(PathMiddleware, routes=[route.path for route in app.state.api_routes])
+    paths = [route.path for route in app.state.api_routes]
+    check_root_path(settings.root_path, paths)
+    app.add_middleware(PathMiddleware, routes=paths)
+    proxies = TrustedProxies(settings.forwarded_allow_ips)
+    if proxies or settings.root_path:
+        app.add_middleware(ForwardedMiddleware, proxies=proxies, root_path=settings.root_path)  # outermost
     return app
 
 

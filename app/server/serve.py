@@ -25,6 +25,8 @@ from tessera.app.limits.shared_memory import make_shared_memory
 from tessera.app.server.descriptors import connection_limit, raise_descriptor_limit
 from tessera.app.server.listener import listen
 from tessera.app.server.logs import configure_logging
+from tessera.app.server.tls import make_context
+from tessera.app.server.unix_socket import SocketFile, listen_unix
 from tessera.app.settings import ServerOptions
 from tessera.app.store.folder import RUN_FOLDER, data_folder
 from tessera.engine.contract.errors import ConfigError
@@ -51,10 +53,10 @@ def run_server(options: ServerOptions, read_keys: Callable[[], AcceptedKeys]) ->
     Raises:
         ConfigError: an option or the model is at fault.
     """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the keys can be read again
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until keys and certificates can be read again
     configure_logging(options.app)
     max_connections = connection_limit(raise_descriptor_limit(), options.max_connections)
-    listener = listen(options.host, options.port)
+    listener = _listen(options)
     admin_listener = None if options.admin_port is None else listen(options.host, options.admin_port, "--admin-port")
     app = msgspec.structs.replace(
         options.app,
@@ -80,7 +82,8 @@ class Server:
         self._listener = listener
         self._admin_listener = admin_listener
         self._admin: AdminServer | None = None
-        self._url = _url(options.host, listener)
+        self._socket_file = SocketFile(listener) if listener.family == socket.AF_UNIX else None
+        self._url = _url(options, listener)
         self._report: StartReport
         self._stopping = False
 
@@ -131,6 +134,8 @@ class Server:
             self._report.close()
             self._workers.terminate()
             await self._workers.join()
+            if self._socket_file is not None:
+                self._socket_file.remove()
             if self._admin is not None:
                 self._admin.stop()
             await client.close()
@@ -141,10 +146,10 @@ class Server:
         keys_file = self._options.keys_file
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal, signum)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         self._report.show_listening(self._url)
         if self._admin_listener is not None:
-            admin_url = _url(self._options.host, self._admin_listener)
+            admin_url = _url(self._options, self._admin_listener)
             self._report.show(f"Health and metrics for operators are on {admin_url}, without a key")
         self._workers.start()
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
@@ -200,6 +205,27 @@ class Server:
         )
         self._stop()
 
+    def _on_hangup(self) -> None:
+        self._reload_keys()
+        self._reload_certificates()
+
+    def _reload_certificates(self) -> None:
+        """Read the files for TLS again; connections that are open keep what they began with."""
+        app = self._options.app
+        try:
+            context = make_context(app)
+            of_admin = make_context(app, asks_clients=False)
+        except ConfigError as error:
+            logger.error("the certificate stays as it was: %s", error)
+            return
+        if context is None or of_admin is None:
+            return
+        self._http.replace_tls(context)
+        self._workers.reload_certificates()
+        if self._admin is not None:
+            self._admin.replace_tls(of_admin)
+        logger.info("new connections get the certificate in %s", app.ssl_certfile)
+
     def _reload_keys(self) -> None:
         """Read the API keys again, as SIGHUP asks; a server that was started without keys stays open."""
         if not self._options.app.accepted_keys:
@@ -235,6 +261,8 @@ class Server:
 
 def _default_hosts(options: ServerOptions, listener: socket.socket) -> tuple[str, ...]:
     """Any, but for an open server that only this machine's users can reach, and so the pages in their browsers."""
+    if listener.family == socket.AF_UNIX:
+        return ("*",)  # no browser reaches it
     address = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
     return ("*",) if options.app.accepted_keys or not address.is_loopback else (options.host,)
 
@@ -248,7 +276,16 @@ def _fingerprint(path: Path) -> tuple[int, ...] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _url(host: str, listener: socket.socket) -> str:
-    host = ANY_ADDRESS.get(host, host)
+def _listen(options: ServerOptions) -> socket.socket:
+    if options.uds is not None:
+        return listen_unix(os.path.abspath(options.uds), options.uds_mode)
+    return listen(options.host, options.port)
+
+
+def _url(options: ServerOptions, listener: socket.socket) -> str:
+    scheme = "http" if options.app.ssl_certfile is None else "https"
+    if listener.family == socket.AF_UNIX:
+        return f"{scheme}+unix:{listener.getsockname()}"
+    host = ANY_ADDRESS.get(options.host, options.host)
     port = listener.getsockname()[1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

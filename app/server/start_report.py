@@ -117,7 +117,13 @@ def curl_line(settings: AppSettings, url: str, *, has_template: bool, text: str 
 
 def _curl(settings: AppSettings, url: str, fields: dict[str, object]) -> str:
     body = {"model": settings.served_model_names[0], **fields}
-    words = ["curl", shlex.quote(url), "-H", shlex.quote("Content-Type: application/json")]
+    scheme, is_unix, path = url.partition("+unix:")
+    words = ["curl"]
+    if is_unix:  # as `serve` shows a Unix socket: its path, then the request's
+        socket_path, _, rest = path.partition("/v1/")
+        words += ["--unix-socket", shlex.quote(socket_path)]
+        url = f"{scheme}://localhost/v1/{rest}"
+    words += [shlex.quote(url), "-H", shlex.quote("Content-Type: application/json")]
     if settings.accepted_keys:
         words += ["-H", '"Authorization: Bearer $TESSERA_API_KEY"']
     return " ".join([*words, "-d", shlex.quote(json.dumps(body))])

@@ -68,7 +68,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_nothing_inline() -> None:
         assert not re.findall(r"(?:https?:)?//[\w-]+\.\w+", text.replace("http://www.w3.org/2000/svg", "")), name
     page = sources["index.html"]
     named = re.findall(r'(?:src|href)="([^"]+)"', page)
-    assert set(named) <= set(FILES)
+    assert {f"/{name}" for name in named} <= set(FILES), "relative, so that they work below a prefix"
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page)
     assert "innerHTML" not in "".join(sources.values()), "what a model writes is text"
     written = set(re.findall(r'(?:show|at)\("([\w-]+)"', sources["status.js"]))

@@ -17,7 +17,8 @@ export function headers() {
 export async function fetchWithKey(path, options = {}) {
   for (;;) {
     const sent = headers();
-    const response = await fetch(path, { ...options, headers: { ...options.headers, ...sent } });
+    const below = path.replace(/^\//, ""); // the server may be below a prefix, which the page's base has
+    const response = await fetch(below, { ...options, headers: { ...options.headers, ...sent } });
     if (response.status !== 401) {
       forget.hidden = !sent.authorization;
       return response;
