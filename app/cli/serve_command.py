@@ -30,7 +30,7 @@ def server_options(given: GivenOptions) -> ServerOptions:
         ConfigError: an option, a file or a model cannot be used.
     """
     from tessera.app.cli.hub import builtin_model, find_model
-    from tessera.app.server.tls import make_context
+    from tessera.app.sockets.tls import make_context
 
     given.make(EngineConfig, model="").verify()  # before the model is looked for: a download takes long
     make_context(given.make(AppSettings, model_folder="", served_model_names=()))

@@ -22,8 +22,8 @@ from tessera.app.http.error_handlers import install_error_handlers
 from tessera.app.ops.health import METRICS_MEDIA_TYPE, Countable, health_response, readiness_response, render_metrics
 from tessera.app.ops.metrics_page import EngineText
 from tessera.app.server.http_server import BoundedServer
-from tessera.app.server.tls import make_context
 from tessera.app.settings import AppSettings
+from tessera.app.sockets.tls import make_context
 from tessera.engine.ipc.client import EngineClient
 
 logger = logging.getLogger("tessera.serve")

@@ -22,10 +22,10 @@ from tessera.app.ops.health import Countable
 from tessera.app.server.application import create_app
 from tessera.app.server.connection import BoundedConnection
 from tessera.app.server.connection_limit import SPARE_PLACES, ConnectionLimit
-from tessera.app.server.listener import BACKLOG
 from tessera.app.server.loop_lag import LoopLag
-from tessera.app.server.tls import HANDSHAKE_TIMEOUT, TlsContext, make_context
 from tessera.app.settings import AppSettings
+from tessera.app.sockets.listener import BACKLOG
+from tessera.app.sockets.tls import HANDSHAKE_TIMEOUT, TlsContext, make_context
 from tessera.app.text.tokenizer import IdTokenizer
 from tessera.engine.ipc.client import EngineClient
 

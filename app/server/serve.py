@@ -22,12 +22,12 @@ import uvloop
 from tessera.app.keys.api_key import AcceptedKeys
 from tessera.app.keys.keys_file import with_slots
 from tessera.app.limits.shared_memory import make_shared_memory
-from tessera.app.server.descriptors import connection_limit, raise_descriptor_limit
-from tessera.app.server.listener import listen
 from tessera.app.server.logs import configure_logging
-from tessera.app.server.tls import make_context
-from tessera.app.server.unix_socket import SocketFile, listen_unix
 from tessera.app.settings import ServerOptions
+from tessera.app.sockets.descriptors import connection_limit, raise_descriptor_limit
+from tessera.app.sockets.listener import listen
+from tessera.app.sockets.tls import make_context
+from tessera.app.sockets.unix_socket import SocketFile, listen_unix
 from tessera.app.store.folder import RUN_FOLDER, data_folder
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.messages import EngineInfo, LoadProgress

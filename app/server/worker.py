@@ -17,9 +17,9 @@ import uvloop
 
 from tessera.app.server.http_server import HttpServer, freeze_what_is_loaded
 from tessera.app.server.logs import configure_logging
-from tessera.app.server.tls import make_context
 from tessera.app.server.worker_pool import HEARTBEAT_INTERVAL, Reload, WorkerLaunch
 from tessera.app.settings import AppSettings
+from tessera.app.sockets.tls import make_context
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.ipc.client import EngineClient
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera.app.server.tls import make_context
 from tessera.app.settings import AppSettings
+from tessera.app.sockets.tls import make_context
 from tessera.engine.contract.errors import ConfigError
 from tests.support.certificates import PASSWORD, Authority, Certificate
 

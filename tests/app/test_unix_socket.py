@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.app.server.unix_socket import SocketFile, listen_unix
+from tessera.app.sockets.unix_socket import SocketFile, listen_unix
 from tessera.engine.contract.errors import ConfigError
 
 

@@ -10,6 +10,7 @@ import ssl
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -70,7 +71,8 @@ def served_name(url: str, context: ssl.SSLContext) -> str:
     ):
         found = secured.getpeercert()
     assert found is not None
-    return str(dict(pair for (pair,) in found["subject"])["commonName"])  # type: ignore[misc, unused-ignore]
+    subject: Any = found["subject"]
+    return str(dict(pair for (pair,) in subject)["commonName"])
 
 
 def test_clients_need_a_certificate_except_on_the_admin_port(server: Server, files: Files) -> None:

@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("app.openai.conversations",),
     ("app.openai",),
-    ("app.generate", "app.store"),
+    ("app.generate", "app.store", "app.sockets"),
     ("app.tools.formats",),
     ("app.tools",),
     ("app.reasoning", "app.text", "app.http"),

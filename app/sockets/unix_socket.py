@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from tessera.app.server.listener import BACKLOG
+from tessera.app.sockets.listener import BACKLOG
 from tessera.engine.contract.errors import ConfigError
 
 MAX_PATH = 107  # bytes, the kernel's limit
