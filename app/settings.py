@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from tessera.app.engines import keep_alive
+from tessera.app.engines.messages import EngineLaunch
 from tessera.app.keys.api_key import AcceptedKeys, ApiKey
-from tessera.engine.contract.config import EngineConfig, ProcessSettings
+from tessera.engine.contract.config import ProcessSettings
 from tessera.options.declaration import Option
 from tessera.options.errors import OptionError
 
@@ -57,60 +59,32 @@ def parse_mode(text: str) -> int:
     return mode
 
 
-class AppSettings(ProcessSettings, frozen=True, kw_only=True):
-    """Settings of one app process, which speaks HTTP; crosses the process boundary as JSON. Times are seconds.
+def parse_keep_alive(text: str) -> float:
+    """Seconds, infinite for ever. Raises OptionError."""
+    try:
+        return keep_alive.seconds_of(text)
+    except ValueError as error:
+        raise OptionError(f"must be {error}, not {text!r}") from None
 
-    The fields without an Option:
+
+class ModelSettings(ProcessSettings, frozen=True, kw_only=True):
+    """Settings of one model. The fields without an Option:
 
     Attributes:
         model_folder: local folder with tokenizer.json, tokenizer_config.json, generation_config.json.
         served_model_names: names that requests may use; a completion carries the name that was asked for.
-        api_keys: accepted bearer keys from options; without these and `keys` every route is open.
-        keys: entries of the keys file.
-        key_use_fd: descriptor of the memory that several app processes count the use of keys in; None: each for itself.
         embedding_folder: local folder of the encoder that makes embeddings beside the model, or None.
         embedding_model_names: names of that encoder.
         reranker_folder: local folder of the cross-encoder that scores pairs beside the model, or None.
         reranker_model_names: names of that cross-encoder.
-        max_body_bytes: larger request bodies are refused with 413.
-        body_timeout: a request whose head or body takes longer to arrive is refused with 408.
-        stall_timeout: a client that reads nothing for this long loses its stream.
-        template_timeout: most CPU seconds for rendering one chat template.
-        text_threads: threads that render templates and encode long texts.
-        max_text_jobs: most renderings and encodings waiting for those threads; beyond it 429.
-        max_choices: most sequences of one request, prompts times n.
-        max_stored_objects: most responses that are stored per API key, and as many conversations and chat
-            completions; 0 stores none.
-        max_stored_bytes: most bytes of each of them.
-        num_app_processes: of this server; `app_process` is the number of this one, from 0.
-        count_fd: descriptor of the memory that several app processes count HTTP requests in; None: each for itself.
-        max_connections: most open connections of one app process, and a few more for health checks.
-        share_prefix_cache: whether holders of different API keys share cached prompt prefixes.
     """
 
     model_folder: str
     served_model_names: tuple[str, ...]
-    api_keys: tuple[str, ...] = ()
-    keys: tuple[ApiKey, ...] = ()
-    key_use_fd: int | None = None
     embedding_folder: str | None = None
     embedding_model_names: tuple[str, ...] = ()
     reranker_folder: str | None = None
     reranker_model_names: tuple[str, ...] = ()
-    max_body_bytes: int = 16 * 2**20
-    body_timeout: float = 60.0
-    stall_timeout: float = 60.0
-    template_timeout: float = 5.0
-    text_threads: int = 2
-    max_text_jobs: int = 512
-    max_choices: int = 1024
-    max_stored_objects: int = 2**16
-    max_stored_bytes: int = 2**30
-    num_app_processes: int = 1
-    app_process: int = 0
-    count_fd: int | None = None
-    max_connections: int = 1024
-    share_prefix_cache: bool = False
     chat_template: Annotated[
         str | None,
         Option(
@@ -136,6 +110,65 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
             group="model",
         ),
     ] = "auto"
+
+
+class AppSettings(ModelSettings, frozen=True, kw_only=True):
+    """Settings of one app process, which speaks HTTP; crosses the process boundary as JSON. Times are seconds.
+
+    Those of a model are the first model's. The fields without an Option:
+
+    Attributes:
+        api_keys: accepted bearer keys from options; without these and `keys` every route is open.
+        keys: entries of the keys file.
+        key_use_fd: descriptor of the memory that several app processes count the use of keys in; None: each for itself.
+        max_body_bytes: larger request bodies are refused with 413.
+        body_timeout: a request whose head or body takes longer to arrive is refused with 408.
+        stall_timeout: a client that reads nothing for this long loses its stream.
+        template_timeout: most CPU seconds for rendering one chat template.
+        text_threads: threads that render templates and encode long texts.
+        max_text_jobs: most renderings and encodings waiting for those threads; beyond it 429.
+        max_choices: most sequences of one request, prompts times n.
+        max_stored_objects: most responses that are stored per API key, and as many conversations and chat
+            completions; 0 stores none.
+        max_stored_bytes: most bytes of each of them.
+        num_app_processes: of this server; `app_process` is the number of this one, from 0.
+        count_fd: descriptor of the memory that several app processes count HTTP requests in; None: each for itself.
+        max_connections: most open connections of one app process, and a few more for health checks.
+        other_models: the models after the first.
+        is_static: the one model is loaded at the start and stays.
+        share_prefix_cache: whether holders of different API keys share cached prompt prefixes.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    keys: tuple[ApiKey, ...] = ()
+    key_use_fd: int | None = None
+    max_body_bytes: int = 16 * 2**20
+    body_timeout: float = 60.0
+    stall_timeout: float = 60.0
+    template_timeout: float = 5.0
+    text_threads: int = 2
+    max_text_jobs: int = 512
+    max_choices: int = 1024
+    max_stored_objects: int = 2**16
+    max_stored_bytes: int = 2**30
+    num_app_processes: int = 1
+    app_process: int = 0
+    count_fd: int | None = None
+    max_connections: int = 1024
+    share_prefix_cache: bool = False
+    other_models: tuple[ModelSettings, ...] = ()
+    is_static: bool = True
+    model_load_timeout: Annotated[
+        float,
+        Option(
+            "longest time for which a request waits until its model is loaded, and for others to become idle where "
+            "there is no room",
+            group="models",
+            metavar="SECONDS",
+            low=1,
+            high=86400,
+        ),
+    ] = 120.0
     cors_origins: Annotated[
         tuple[str, ...],
         Option(
@@ -329,17 +362,30 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     ] = False
 
     @property
+    def models(self) -> tuple[AppSettings, ...]:
+        """The settings of each model, with all that they have in common."""
+        others = ({field: getattr(model, field) for field in model.__struct_fields__} for model in self.other_models)
+        return (self, *(msgspec.structs.replace(self, **fields) for fields in others))
+
+    @property
     def accepted_keys(self) -> AcceptedKeys:
         return AcceptedKeys(self.api_keys, self.keys)
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the process that starts the others. Times are seconds."""
+    """Settings of the process that starts the others. Times are seconds. The fields without an Option:
 
-    engine: EngineConfig
+    Attributes:
+        engines: of the models, in the order of `app.models`.
+        device_share: most of the device that the loaded models may take together.
+        keys_file: read again when it changes.
+    """
+
+    engines: tuple[EngineLaunch, ...]
     app: AppSettings
     engine_module: str = "tessera.engine.ipc.process"
-    keys_file: str | None = None  # which is read again when it changes
+    keys_file: str | None = None
+    device_share: float = 1.0
     host: Annotated[str, Option("address to listen on", group="HTTP", metavar="HOST")] = "127.0.0.1"
     port: Annotated[
         int, Option("port to listen on; 0 takes a free one", group="HTTP", metavar="PORT", low=0, high=65535)

@@ -19,7 +19,8 @@ from tessera.app.generate.prompt import ChatPrompt, checked_prompt
 from tessera.app.generate.reader import CompletionReader, completion_reader
 from tessera.app.generate.reasoning_budget import reasoning_budget
 from tessera.app.generate.sampling import bad_word_ids, check_all_logprobs, sampling_params
-from tessera.app.generate.served_model import ServedModel, model_of
+from tessera.app.generate.served_model import ServedModel
+from tessera.app.generate.served_models import model_for, model_of
 from tessera.app.http.access_log import trace_of
 from tessera.app.http.body import read_json_object, run_in_turn
 from tessera.app.http.limits import account_of, lease_of
@@ -58,7 +59,7 @@ async def admit(http_request: Request, schema: type[R]) -> Admission[R]:
         RequestError: also where the model is not served.
     """
     request = await receive(http_request, schema)
-    model = model_of(http_request)
+    model = await model_for(http_request, request.requested_model)
     if not request.requested_model:
         request = request.model_copy(update={"model": model.default_name})
     model.check_name(request.requested_model or "")

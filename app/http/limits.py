@@ -18,7 +18,7 @@ from tessera.app.limits.memory_watermark import MemoryWatermark
 from tessera.engine.contract.errors import RequestError
 from tessera.engine.contract.messages import NO_ACCOUNT, AccountRef
 
-ADMINISTRATIVE_PATHS = frozenset({"/reset_prefix_cache"})  # they act on all keys' requests
+ADMINISTRATIVE_PATHS = frozenset({"/reset_prefix_cache", "/sleep", "/wake_up"})  # they act on all keys' requests
 IPV6_NETWORK = 64  # bits; a client has all addresses of one
 
 

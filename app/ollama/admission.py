@@ -7,7 +7,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from tessera.app.generate.admission import Admission, receive
-from tessera.app.generate.served_model import model_of
+from tessera.app.generate.served_models import model_for, model_of, models_of
 from tessera.app.http.body import keep_for_reading, read_json_object
 from tessera.app.ollama.names import served_name
 from tessera.app.ollama.schema import OllamaRequest
@@ -37,9 +37,10 @@ async def admit_ollama(http_request: Request, schema: type[G]) -> tuple[Admissio
         RequestError: the body cannot be read, a field is wrong, or the model is not served.
     """
     request = await receive_any(http_request, schema)
-    model = model_of(http_request)
+    models = models_of(http_request)
     if not request.model:
-        request = request.model_copy(update={"model": model.default_name})
-    name = served_name(request.model, model.settings)
-    model.check_name(name)
+        request = request.model_copy(update={"model": models.default.default_name})
+    name = served_name(request.model, models.names)
+    models.check_name(name)
+    model = await model_for(http_request, name)
     return Admission(request, model, http_request), name

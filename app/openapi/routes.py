@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tessera.app.anthropic.errors import ANTHROPIC
-from tessera.app.generate.served_model import model_of
+from tessera.app.generate.served_models import model_of
 from tessera.app.http.body import json_response
 from tessera.app.http.forwarded import root_path_of
 from tessera.app.ollama.errors import OLLAMA

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
-from tessera.app.generate.served_model import model_of
+from tessera.app.generate.served_models import model_of
 from tessera.app.http.forwarded import root_path_of
 from tessera.app.ops.status_routes import PAGE, page_file
 

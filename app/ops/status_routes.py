@@ -8,7 +8,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.generate.served_model import model_of
+from tessera.app.generate.served_models import models_of
 from tessera.app.http.body import json_response
 from tessera.app.ops.status import status_object
 
@@ -61,6 +61,8 @@ for path in FILES.keys() - {PAGE}:
 
 @router.get("/status.json")
 async def show_status(http_request: Request) -> Response:
-    response = json_response(status_object(model_of(http_request)))
+    models = models_of(http_request)
+    model = models.find(http_request.query_params.get("model", "")) or models.default
+    response = json_response(status_object(model, models))
     response.headers["cache-control"] = "no-store"
     return response

@@ -16,8 +16,9 @@ from starlette.middleware.cors import CORSMiddleware
 from tessera import __version__
 from tessera.app.anthropic import routes as messages
 from tessera.app.anthropic.errors import ANTHROPIC
+from tessera.app.engines.engines import Engines
 from tessera.app.generate.sealing import Seal
-from tessera.app.generate.served_model import ServedModel
+from tessera.app.generate.served_models import HoldMiddleware, ServedModels
 from tessera.app.http.access_log import RequestIdMiddleware
 from tessera.app.http.auth import AuthMiddleware, OriginMiddleware
 from tessera.app.http.counts import HttpCounts
@@ -59,14 +60,15 @@ from tessera.app.openai.responses.store import RESPONSES, ResponseStore
 from tessera.app.openai.tokenize import routes as tokenize
 from tessera.app.openapi import routes as description
 from tessera.app.ops import health
+from tessera.app.ops import residence_routes as residence
 from tessera.app.ops import root_routes as root
 from tessera.app.ops import status_routes as status
-from tessera.app.ops.metrics_page import EngineText, MetricsPage
+from tessera.app.ops.metrics_page import MetricsPage
+from tessera.app.ops.metrics_text import EngineTexts, render_metrics
 from tessera.app.server.seal_key import SERVER_KEYS, new_seal_key, stored_seal_key
 from tessera.app.settings import AppSettings
 from tessera.app.store.schema import Schema
 from tessera.app.store.store import Store
-from tessera.engine.ipc.client import EngineClient
 
 OLLAMA_ROUTES = (ollama, ollama_embed, ollama_models)
 ROUTES = (
@@ -81,6 +83,7 @@ ROUTES = (
     invocations,
     models,
     tokenize,
+    residence,
     files,
     batches,
     *OLLAMA_ROUTES,
@@ -93,18 +96,19 @@ METRICS_PATIENCE = 4.0  # seconds, below a scrape's usual timeout of 10
 PAGE_ROUTES = (status,)  # left out with --no-ui
 
 
-def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
-    """All routes over one engine. The caller starts and closes `client`.
+def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
+    """All routes over the engines of `settings.models`. The caller starts and closes `engines`.
 
     Raises:
-        ConfigError: the model's tokenizer, chat template or sampling defaults cannot be used.
+        ConfigError: a model's tokenizer, chat template or sampling defaults cannot be used.
     """
-    model = ServedModel(client, settings)
+    models = ServedModels(engines, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        if model.template is not None:
-            model.template.start()
+        for model in models:
+            if model.template is not None:
+                model.template.start()
         app.state.store.start()
         app.state.batch_runner.start()
         app.state.seal = Seal(await stored_seal_key(app.state.store))
@@ -112,9 +116,10 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         await app.state.batch_runner.close()
         await app.state.background.close()
         await app.state.store.close()
-        model.workers.close()
-        if model.template is not None:
-            model.template.close()
+        for model in models:
+            model.workers.close()
+            if model.template is not None:
+                model.template.close()
 
     app = FastAPI(
         title="Tessera",
@@ -125,7 +130,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    app.state.model = model
+    app.state.models = models
     app.state.store = Store(Path(settings.data_dir) if settings.data_dir is not None else None, SCHEMAS)
     app.state.responses = ResponseStore(app.state.store, settings)
     app.state.conversations = ConversationStore(app.state.store, settings)
@@ -133,11 +138,11 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     app.state.job_owner = JobOwner(app.state.store)
     app.state.files = Files(app.state.store, settings)
     app.state.batches = Batches(app.state.store, app.state.files, settings)
-    app.state.batch_runner = BatchRunner(app, model, app.state.batches)
+    app.state.batch_runner = BatchRunner(app, models, app.state.batches)
     app.state.background = BackgroundJobs()
     app.state.seal = Seal(new_seal_key())  # until the store has been read
-    app.state.embeddings = Embeddings(model)
-    app.state.scorers = Scorers(model, app.state.embeddings)
+    app.state.embeddings = {model: Embeddings(model) for model in models}
+    app.state.scorers = {model: Scorers(model, app.state.embeddings[model]) for model in models}
     served = ROUTES + (PAGE_ROUTES if settings.ui else ())
     for routes in served:
         app.include_router(routes.router)
@@ -153,11 +158,13 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     app.state.counts = (counts, KeyMetrics(ring, use))
     app.state.draining = False
     app.state.openapi_lock = asyncio.Lock()
-    engine_text = EngineText(client.metrics, METRICS_PATIENCE)
+    texts = EngineTexts(engines, METRICS_PATIENCE)
     app.state.metrics_page = MetricsPage(
-        partial(health.render_metrics, client, app.state.counts, settings.metrics_prefix, engine_text)
+        partial(render_metrics, engines, app.state.counts, settings.metrics_prefix, texts)
     )
     install_error_handlers(app)
+    if not settings.is_static:
+        app.add_middleware(HoldMiddleware, models=models)
     app.add_middleware(LimitsMiddleware, use=use, watermark=MemoryWatermark(settings.min_free_memory * 2**20))
     if ring is not None:
         app.add_middleware(AuthMiddleware, ring=ring)

@@ -10,15 +10,17 @@ import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
 
+from tessera.app.engines.engines import Engines
 from tessera.app.http.counts import HttpCounts
 from tessera.app.keys.api_key import AcceptedKeys
 from tessera.app.keys.key_ring import KeyRing
-from tessera.app.ops.health import Countable
+from tessera.app.ops.metrics_text import Countable
 from tessera.app.server.application import create_app
 from tessera.app.server.connection import BoundedConnection
 from tessera.app.server.connection_limit import SPARE_PLACES, ConnectionLimit
@@ -27,7 +29,6 @@ from tessera.app.settings import AppSettings
 from tessera.app.sockets.listener import BACKLOG
 from tessera.app.sockets.tls import HANDSHAKE_TIMEOUT, TlsContext, make_context
 from tessera.app.text.tokenizer import IdTokenizer
-from tessera.engine.ipc.client import EngineClient
 
 logger = logging.getLogger("tessera.serve")
 
@@ -42,6 +43,12 @@ def freeze_what_is_loaded() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def engines_of(run_dir: str | Path, settings: AppSettings) -> Engines:
+    """The engines of a server's models, whose pool is in `run_dir`."""
+    names = [model.served_model_names[0] for model in settings.models]
+    return Engines.of_run_dir(run_dir, names, is_static=settings.is_static)
 
 
 class BoundedServer(uvicorn.Server):
@@ -164,13 +171,13 @@ class BoundedServer(uvicorn.Server):
 
 
 class HttpServer(BoundedServer):
-    """All of the API over one engine."""
+    """All of the API."""
 
-    def __init__(self, client: EngineClient, settings: AppSettings, drain_timeout: int) -> None:
+    def __init__(self, engines: Engines, settings: AppSettings, drain_timeout: int) -> None:
         """Raises ConfigError if the model's tokenizer or templates, or the files for TLS, cannot be used."""
-        app = create_app(client, settings)
-        self.has_tokenizer = not isinstance(app.state.model.tokenizer, IdTokenizer)
-        self.has_template = app.state.model.template is not None
+        app = create_app(engines, settings)
+        self.has_tokenizer = not isinstance(app.state.models.default.tokenizer, IdTokenizer)
+        self.has_template = app.state.models.default.template is not None
         self.counts: Sequence[Countable] = app.state.counts
         self._http_counts: HttpCounts = app.state.http_counts
         self._key_ring: KeyRing | None = app.state.key_ring

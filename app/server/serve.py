@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvloop
 
+from tessera.app.engines.pool import EnginePool
 from tessera.app.keys.api_key import AcceptedKeys
 from tessera.app.keys.keys_file import with_slots
 from tessera.app.limits.shared_memory import make_shared_memory
@@ -31,7 +32,7 @@ from tessera.app.sockets.unix_socket import SocketFile, listen_unix
 from tessera.app.store.folder import RUN_FOLDER, data_folder
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.messages import EngineInfo, LoadProgress
-from tessera.engine.ipc.supervisor import EngineStartError, EngineSupervisor, make_run_dir
+from tessera.engine.ipc.supervisor import EngineStartError, make_run_dir
 
 if TYPE_CHECKING:
     from tessera.app.server.admin_server import AdminServer
@@ -86,6 +87,7 @@ class Server:
         self._url = _url(options, listener)
         self._report: StartReport
         self._stopping = False
+        self._has_started = False
 
     async def run(self) -> int:
         options = self._options
@@ -99,30 +101,32 @@ class Server:
                 count_fd=make_shared_memory("http requests"),
                 key_use_fd=make_shared_memory("uses of keys"),
             )
-        self._supervisor = EngineSupervisor(
-            options.engine,
+        self._pool = EnginePool(
             run_dir,
+            options.engines,
+            budget=options.device_share,
+            patience=options.app.model_load_timeout,
             module=options.engine_module,
-            on_progress=self._show_progress,
             step_timeout=options.step_timeout,
+            on_progress=self._show_progress,
         )
-        self._supervisor.start()
+        self._pool.start()
         await asyncio.sleep(0)  # the engine process starts
+        await self._pool.listen()
         from tessera.app.server.start_report import StartReport
         from tessera.app.server.worker_pool import WorkerLaunch, WorkerPool
-        from tessera.engine.ipc.client import EngineClient
 
         self._report = StartReport(as_log=options.app.log_format == "json")
         self._workers = WorkerPool(
             options.api_workers - 1,
             WorkerLaunch(str(run_dir), self._listener.fileno(), options.drain_timeout, app),
         )
-        client = self._client = EngineClient(run_dir)
-        await client.start()
-        try:
-            from tessera.app.server.http_server import HttpServer, freeze_what_is_loaded
+        from tessera.app.server.http_server import HttpServer, engines_of, freeze_what_is_loaded
 
-            self._http = HttpServer(client, app, options.drain_timeout)
+        engines = self._engines = engines_of(run_dir, app)
+        await engines.start()
+        try:
+            self._http = HttpServer(engines, app, options.drain_timeout)
             if self._admin_listener is not None:
                 from tessera.app.server.admin_server import AdminServer
 
@@ -138,8 +142,8 @@ class Server:
                 self._socket_file.remove()
             if self._admin is not None:
                 self._admin.stop()
-            await client.close()
-            await self._supervisor.stop(ENGINE_STOP_TIMEOUT)
+            await engines.close()
+            await self._pool.stop(ENGINE_STOP_TIMEOUT)
 
     async def _serve(self) -> int:
         loop = asyncio.get_running_loop()
@@ -162,15 +166,16 @@ class Server:
             starting.cancel()
         else:
             try:
-                info = starting.result()
+                infos = starting.result()
             except ConfigError as error:
                 failure = error
             except EngineStartError as error:
                 logger.critical("%s; the server ends", error)
                 exit_code = 1
             else:
+                self._has_started = True
                 self._report.show_ready(
-                    info,
+                    infos,
                     self._options.app,
                     self._url,
                     has_template=self._http.has_template,
@@ -185,14 +190,16 @@ class Server:
             raise failure
         return exit_code
 
-    async def _wait_ready(self) -> EngineInfo:
-        """Wait until requests can be served; raises as `wait_started` does."""
-        info = await self._supervisor.wait_started()
-        await self._client.wait_first_ready()
-        return info
+    async def _wait_ready(self) -> dict[str, EngineInfo]:
+        """Wait until requests can be served; raises as `wait_started` does. -> facts by model."""
+        infos = await self._pool.wait_started()
+        for engine in self._engines:
+            if engine.name in infos:
+                await engine.client.wait_first_ready()
+        return infos
 
     def _show_progress(self, progress: LoadProgress) -> None:
-        if self._supervisor.info is None:
+        if not self._has_started:
             self._report.show_progress(progress)
 
     def _on_signal(self, signum: int) -> None:

@@ -15,13 +15,12 @@ import socket
 import msgspec
 import uvloop
 
-from tessera.app.server.http_server import HttpServer, freeze_what_is_loaded
+from tessera.app.server.http_server import HttpServer, engines_of, freeze_what_is_loaded
 from tessera.app.server.logs import configure_logging
 from tessera.app.server.worker_pool import HEARTBEAT_INTERVAL, Reload, WorkerLaunch
 from tessera.app.settings import AppSettings
 from tessera.app.sockets.tls import make_context
 from tessera.engine.contract.errors import ConfigError
-from tessera.engine.ipc.client import EngineClient
 
 logger = logging.getLogger("tessera.worker")
 
@@ -32,9 +31,9 @@ READ_BYTES = 1 << 16
 async def run_worker(launch: WorkerLaunch) -> None:
     """Serve until SIGTERM, or until the first app process ends."""
     loop = asyncio.get_running_loop()
-    client = EngineClient(launch.run_dir)
-    await client.start()
-    server = HttpServer(client, launch.settings, launch.drain_timeout)
+    engines = engines_of(launch.run_dir, launch.settings)
+    await engines.start()
+    server = HttpServer(engines, launch.settings, launch.drain_timeout)
     freeze_what_is_loaded()
     os.set_blocking(STDOUT_FD, False)
     _show_life()
@@ -42,7 +41,7 @@ async def run_worker(launch: WorkerLaunch) -> None:
     loop.add_signal_handler(signal.SIGTERM, server.stop)
     loop.add_reader(STDIN_FD, ParentLines(server, launch.settings).read)
     await server.serve(sockets=[socket.socket(fileno=launch.socket_fd)])
-    await client.close()
+    await engines.close()
     heartbeat.cancel()
 
 

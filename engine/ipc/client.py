@@ -200,11 +200,13 @@ class EngineClient:
 
     Attributes:
         info: what the engine said of itself when it was last ready.
+        is_dismissed: the engine is ended on purpose, so its end is no fault.
         history: (time, stats) of this engine's heartbeats in the last two minutes, the newest last.
     """
 
     def __init__(self, run_dir: str | Path) -> None:
         self.info: EngineInfo | None = None
+        self.is_dismissed = False
         self.history: deque[tuple[float, SchedulerStats]] = deque(maxlen=HISTORY_LENGTH)
         self._run_dir = run_dir
         self._epoch: str | None = None
@@ -484,7 +486,8 @@ class EngineClient:
             except zmq.Again:
                 break
         if self._epoch is not None:
-            logger.warning("the engine process ended with %d requests in flight", len(self._inboxes))
+            level = logging.DEBUG if self.is_dismissed and not self._inboxes else logging.WARNING
+            logger.log(level, "the engine process ended with %d requests in flight", len(self._inboxes))
             self._lost = "the engine process ended and is being restarted"
         self._epoch = None
         self.history.clear()

@@ -110,6 +110,13 @@ class EngineSupervisor:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[EngineInfo] | None = None
+        self._heartbeats: HeartbeatReceiver | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the engine had requests half a second ago."""
+        last = self._heartbeats.last if self._heartbeats is not None else None
+        return last is not None and last.has_work
 
     def start(self) -> None:
         """Begin; returns at once. See `wait_started`."""
@@ -191,7 +198,7 @@ class EngineSupervisor:
 
     async def _run_once(self) -> int:
         """One engine process, from its start to its end; -> its exit code, negative for a signal."""
-        heartbeats = HeartbeatReceiver(self._context, self._run_dir)
+        heartbeats = self._heartbeats = HeartbeatReceiver(self._context, self._run_dir)
         try:
             process, report_reader = self._launch()
         except BaseException:

@@ -45,6 +45,10 @@ class GivenOptions:
     def source(self, field: str) -> Source:
         return self._sources[field]
 
+    def with_entry(self, entry: Mapping[str, Any]) -> GivenOptions:
+        """These with the values of one of a list's entries, by field, in their place."""
+        return GivenOptions({**self._values, **entry}, {**self._sources, **dict.fromkeys(entry, "file")})
+
     def rank(self, field: str) -> int:
         """Place of the option's source among SOURCES; lower wins."""
         return SOURCES.index(self._sources[field])
@@ -67,6 +71,8 @@ class CommandOptions:
         structs: settings of the command; a field that several inherit is one option.
         other_variables: variables with the prefix that are no options, see `read_environment`.
         groups: order of the groups in --help; others follow.
+        lists: keys of the file alone, each a list of mappings, and the structs with the options of these. The value is
+            a tuple with a dict by field for each mapping.
     """
 
     def __init__(
@@ -76,6 +82,7 @@ class CommandOptions:
         *,
         other_variables: Sequence[str] = (),
         groups: Sequence[str] = (),
+        lists: Mapping[str, Sequence[type[msgspec.Struct]]] | None = None,
     ) -> None:
         self.prefix = prefix
         self._other_variables = other_variables
@@ -85,6 +92,10 @@ class CommandOptions:
                 if by_field.setdefault(declared.field, declared) != declared:
                     raise TypeError(f"the option {declared.name} is declared twice")
         self.options = list(by_field.values())
+        self.lists = {
+            key: [declared for struct in each for declared in declared_options(struct)]
+            for key, each in (lists or {}).items()
+        }
         found = dict.fromkeys((*groups, *(declared.option.group for declared in self.options)))
         self.groups = {
             group: [declared for declared in self.options if declared.option.group == group] for group in found
@@ -115,8 +126,8 @@ class CommandOptions:
         variables = read_environment(self.prefix, environment, self.options, self._other_variables)
         path = (variables | line).get("config")
         in_file = [declared for declared in self.options if declared.field != "config"]
-        file = read_config_file(path, in_file) if path is not None else {}
-        default = {declared.field: declared.default for declared in self.options}
+        file = read_config_file(path, in_file, self.lists) if path is not None else {}
+        default = {declared.field: declared.default for declared in self.options} | dict.fromkeys(self.lists, ())
         values: dict[str, Any] = {}
         sources: dict[str, Source] = {}
         for source, given in reversed(tuple(zip(SOURCES, (line, variables, file, default), strict=True))):

@@ -37,7 +37,9 @@ def _row(command: CommandOptions, declared: DeclaredOption) -> str:
 
 def _accepted(declared: DeclaredOption) -> str:
     option, rule = declared.option, declared.rule
-    if rule.kind == "switch":
+    if option.parse is not None and rule.form:
+        text = rule.form
+    elif rule.kind == "switch":
         text = "true, false"
     elif rule.kind == "choice":
         text = ", ".join(f"`{choice}`" for choice in rule.choices)

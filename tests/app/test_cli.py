@@ -285,13 +285,16 @@ def parsed(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Server
 
 def test_options_reach_the_engine_and_the_app(parsed: Callable[..., ServerOptions], model: Path) -> None:
     plain = parsed()
-    assert (plain.engine.model, plain.app.model_folder) == (str(model), str(model))
+    assert (plain.engines[0].config.model, plain.app.model_folder) == (str(model), str(model))
     assert plain.app.served_model_names == ("tiny",)
     assert (plain.host, plain.port, plain.api_workers, plain.drain_timeout) == ("127.0.0.1", 8000, 1, 30)
-    assert (plain.engine.max_num_seqs, plain.engine.max_num_batched_tokens) == (0, 0)
-    assert plain.engine.prefix_caching
+    assert (plain.engines[0].config.max_num_seqs, plain.engines[0].config.max_num_batched_tokens) == (0, 0)
+    assert plain.engines[0].config.prefix_caching
     assert plain.app.api_keys == ()
-    cpu, cuda = plain.engine.with_device_defaults("cpu"), plain.engine.with_device_defaults("cuda")
+    cpu, cuda = (
+        plain.engines[0].config.with_device_defaults("cpu"),
+        plain.engines[0].config.with_device_defaults("cuda"),
+    )
     assert (cpu.max_num_seqs, cpu.max_num_batched_tokens) == (64, 1024)
     assert (cuda.max_num_seqs, cuda.max_num_batched_tokens) == (256, 8192)
 
@@ -305,7 +308,7 @@ def test_options_reach_the_engine_and_the_app(parsed: Callable[..., ServerOption
         *("--request-timeout", "8", "--tool-call-parser", "mistral", "--reasoning-parser", "think", "--seed", "5"),
         *("--log-format", "json", "--log-level", "warning", "--log-prompts", "--no-ui"),
     )
-    engine, app = full.engine, full.app
+    engine, app = full.engines[0].config, full.app
     assert (engine.device, engine.dtype, engine.load_format, engine.prefix_caching) == (
         "cpu",
         "bfloat16",
@@ -321,7 +324,7 @@ def test_options_reach_the_engine_and_the_app(parsed: Callable[..., ServerOption
     for side in (engine, app):
         assert (side.log_format, side.log_level) == ("json", "warning")
     assert (app.log_prompts, app.ui, plain.app.log_prompts, plain.app.ui) == (True, False, False, True)
-    assert (engine.seed, app.seed, plain.engine.seed, plain.app.seed) == (5, 5, None, None)
+    assert (engine.seed, app.seed, plain.engines[0].config.seed, plain.app.seed) == (5, 5, None, None)
     assert (plain.app.tool_call_parser, plain.app.reasoning_parser) == ("auto", "auto")
     assert (full.host, full.port, full.api_workers, full.drain_timeout, full.step_timeout) == ("::1", 1234, 4, 6, 5.0)
 
@@ -412,8 +415,8 @@ def test_models_beside_have_names_of_their_own(
     encoder, judge = str(tmp_path / "encoder"), str(tmp_path / "judge")
     options = parsed("--embedding-model", encoder, "--reranker-model", judge)
     assert (options.app.embedding_model_names, options.app.reranker_model_names) == (("encoder",), ("judge",))
-    assert (options.engine.embedding_name, options.engine.reranker_name) == ("encoder", "judge")
-    assert (options.engine.embedding_model, options.engine.reranker_model) == (encoder, judge)
+    assert (options.engines[0].config.embedding_name, options.engines[0].config.reranker_name) == ("encoder", "judge")
+    assert (options.engines[0].config.embedding_model, options.engines[0].config.reranker_model) == (encoder, judge)
     for wrong in (("--embedding-model", judge), ("--served-model-name", "judge")):
         assert main(["serve", str(model), *wrong, "--reranker-model", judge]) == 2
         assert "--reranker-model and another model are both called judge" in capsys.readouterr().err
@@ -501,7 +504,7 @@ def test_a_drain_is_bounded_and_a_second_signal_ends_at_once(serve: Any) -> None
 
     served = serve("--drain-timeout", "600")
     served.until_ready()
-    engine = served.children()["tessera.engine.ipc.process"]
+    engine = served.children()["tessera.engines[0].config.ipc.process"]
     with streaming(served, max_tokens=16000) as stream:
         served.process.send_signal(signal.SIGTERM)
         served.until(lambda: "Stopping" in served.log)
@@ -515,7 +518,7 @@ def test_a_drain_is_bounded_and_a_second_signal_ends_at_once(serve: Any) -> None
 def test_a_killed_engine_ends_requests_with_an_error_and_comes_back(serve: Any) -> None:
     served = serve()
     served.until_ready()
-    engine = served.children()["tessera.engine.ipc.process"]
+    engine = served.children()["tessera.engines[0].config.ipc.process"]
     with streaming(served, max_tokens=16000) as stream:
         os.kill(engine, signal.SIGKILL)
         *_, last = (line for line in stream if line != "[DONE]")
@@ -526,7 +529,7 @@ def test_a_killed_engine_ends_requests_with_an_error_and_comes_back(serve: Any) 
     served.until(lambda: served.status("/health") == 200)
     answer = httpx.post(served.url + "/v1/completions", json=completion(max_tokens=5), timeout=DEADLINE)
     assert answer.json()["usage"]["completion_tokens"] == 5
-    assert served.children()["tessera.engine.ipc.process"] != engine
+    assert served.children()["tessera.engines[0].config.ipc.process"] != engine
 
 
 def test_app_processes_are_replaced_and_none_outlives_the_server(serve: Any, short_path: Path) -> None:
@@ -540,7 +543,7 @@ def test_app_processes_are_replaced_and_none_outlives_the_server(serve: Any, sho
         answer = httpx.post(served.url + "/v1/completions", json=body, timeout=DEADLINE)
         assert answer.status_code in (200, 503), "a replaced process connects to the engine first"
     children = served.children()
-    assert set(children) == {"tessera.engine.ipc.process", "tessera.app.server.worker"}
+    assert set(children) == {"tessera.engines[0].config.ipc.process", "tessera.app.server.worker"}
     served.process.kill()
     served.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children.values()))
     assert not list(short_path.glob("tessera-*"))

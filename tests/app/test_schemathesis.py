@@ -30,7 +30,7 @@ from tessera.app.schema.fields import MAX_NAME
 from tessera.app.server.application import create_app
 from tessera.engine.contract.messages import TokenLogprobs
 from tests.support.fake_client import FakeClient, Submission, play
-from tests.support.http_fixtures import as_engine_client, ids
+from tests.support.http_fixtures import as_engines, ids
 from tests.support.operations import OPERATIONS
 from tests.support.server_fixture import Server
 from tests.support.surface_fixtures import CALL, ROOMY, tool_settings
@@ -60,7 +60,7 @@ def script(submission: Submission) -> Any:
 
 @pytest.fixture(scope="module")
 def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.BaseSchema]:
-    app = create_app(as_engine_client(FakeClient(script, info=ROOMY)), tool_settings(tmp_path_factory.mktemp("model")))
+    app = create_app(as_engines(FakeClient(script, info=ROOMY)), tool_settings(tmp_path_factory.mktemp("model")))
 
     async def without_lifespan(scope: Any, receive: Any, send: Any) -> None:
         """Schemathesis ends an app's life before it tests it."""
@@ -72,7 +72,7 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.Ba
             await send({"type": f"lifespan.{phase}.complete"})
 
     yield schemathesis.openapi.from_asgi("/openapi.json", without_lifespan)
-    app.state.model.workers.close()
+    app.state.models.default.workers.close()
 
 
 def send(case: Case[Any], checks: list[Any]) -> None:

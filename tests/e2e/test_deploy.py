@@ -25,7 +25,7 @@ from tessera.engine.core.metrics import EngineMetrics
 from tests.image_steps import Image, ignored, instructions
 from tests.supply_chain import is_allowed, licences_of, sbom, unhashed
 from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import as_engine_client, call, ids, settings_for, write_model_folder
+from tests.support.http_fixtures import as_engines, call, ids, settings_for, write_model_folder
 from tests.support.paths import ROOT
 from tests.support.server_fixture import Server
 
@@ -53,7 +53,7 @@ def served(folder: Path) -> dict[str, set[str]]:
     settings = settings_for(write_model_folder(folder))
     text = call(client, settings, "GET", "/metrics").text
     engine = EngineMetrics("tiny").render(SchedulerStats(0, 0, 1, 0, 0)).decode()
-    counts = create_app(as_engine_client(client), settings).state.http_counts
+    counts = create_app(as_engines(client), settings).state.http_counts
     counts.count_response("/health", 503)
     samples = [s for f in text_string_to_metric_families(text + engine) for s in f.samples]
     samples += [s for f in counts.collect("tessera") for s in f.samples]

@@ -26,6 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.reasoning", "app.text", "app.http"),
     ("app.schema",),
     ("app.settings",),
+    ("app.engines",),
     ("app.limits",),
     ("app.keys",),
     ("engine.ipc.process",),
@@ -66,4 +67,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 # The app knows the engine by its client and its contract alone, wherever their floors are; and the files of tokenizers,
 # which may be those of weights.
 APP_SEES = ("engine.ipc.client", "engine.contract", "engine.gguf", "engine.tokens", "loadtest", "tessera")
-EXCEPTIONS = {"app.server.serve": ("engine.ipc.supervisor",), "app.cli.hub": ("engine",)}
+EXCEPTIONS = {
+    "app.server.serve": ("engine.ipc.supervisor",),
+    "app.engines.pool": ("engine.ipc.supervisor",),
+    "app.cli.hub": ("engine",),
+}
