@@ -58,7 +58,7 @@ def server_options(given: GivenOptions) -> ServerOptions:
     launches = tuple(
         EngineLaunch(
             config=models.engine(one, beside_others=len(entries) > 1),
-            keep_alive=_keep_alive(one, DEFAULT_KEEP_ALIVE if entries else math.inf),
+            keep_alive=_keep_alive(one, DEFAULT_KEEP_ALIVE if entries else None),
             preload=entry.get("preload", False) if entries else True,
         )
         for models, one, entry in zip(found, each, entries or ({},), strict=True)
@@ -149,9 +149,10 @@ def _check_names(names: Sequence[str]) -> None:
         raise ConfigError(f"models: two are called {twice}: give each a served-model-name of its own")
 
 
-def _keep_alive(given: GivenOptions, default: float) -> float:
+def _keep_alive(given: GivenOptions, default: float | None) -> float | None:
+    """As `EngineLaunch` has it."""
     asked = given.make(ResidenceOptions).model_keep_alive
-    return default if asked is None else asked
+    return default if asked is None else None if asked == math.inf else asked
 
 
 def _check_shares(given: GivenOptions, launches: Sequence[EngineLaunch]) -> float:

@@ -25,6 +25,7 @@ from tessera.app.engines.messages import (
     Statuses,
     ToPool,
     Wake,
+    Yield,
     engine_dir,
     pool_address,
 )
@@ -56,6 +57,7 @@ class Engine:
         self._num_uses = 0
         self._num_waiting = 0
         self._is_held = False
+        self._unused_since = 0.0
         self._answer: asyncio.Future[None] | None = None
 
     @property
@@ -186,10 +188,14 @@ class Engines:
         engine = self._engines[index]
         engine._num_uses -= 1
         if engine._num_uses == 0 and not self.is_static:
-            asyncio.get_running_loop().call_later(LINGER, self._release_unused, engine)
+            loop = asyncio.get_running_loop()
+            engine._unused_since = loop.time()
+            loop.call_later(LINGER, self._release_lingering, engine)
 
     def keep(self, index: int, seconds: float) -> None:
         """Keep the model for `seconds` after its last request from now on; infinite: for ever."""
+        if self.is_static:
+            return
         self._send(KeepAlive(index, None if seconds == math.inf else seconds))
 
     async def sleep(self, index: int) -> None:
@@ -237,10 +243,14 @@ class Engines:
         finally:
             del self._orders[token]
 
+    def _release_lingering(self, engine: Engine) -> None:
+        if asyncio.get_running_loop().time() - engine._unused_since >= 0.9 * LINGER:  # timers may be early
+            self._release_unused(engine)
+
     def _release_unused(self, engine: Engine) -> None:
         if engine._num_uses == 0 and engine._is_held:
             engine._is_held = False
-            self._send(Release(engine.index))
+            self._send(Release(engine.index, asyncio.get_running_loop().time() - engine._unused_since))
 
     # -- link -----------------------------------------------------------------------------------
 
@@ -272,6 +282,9 @@ class Engines:
                 self._settle(self._engines[model], None)
             case Refused(model, reason, code):
                 self._settle(self._engines[model], EngineUnavailableError(reason, code=code, param="model"))
+            case Yield():
+                for engine in self._engines:
+                    self._release_unused(engine)
             case Done(token, reason):
                 done = self._orders.get(token)
                 if done is not None and not done.done():

@@ -28,12 +28,12 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         config: `gpu_memory_utilization` is its share of the device.
-        keep_alive: seconds without a request after which it is unloaded; infinite: never for that.
+        keep_alive: seconds without a request after which it is unloaded; None: never for that.
         preload: load it when the server starts.
     """
 
     config: EngineConfig
-    keep_alive: float = math.inf
+    keep_alive: float | None = None
     preload: bool = True
 
 
@@ -57,9 +57,10 @@ class Hold(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """No request of this app process uses the model any more."""
+    """No request of this app process uses the model any more, for `unused` seconds now."""
 
     model: int
+    unused: float
 
 
 class KeepAlive(msgspec.Struct, frozen=True, tag=True):
@@ -107,6 +108,10 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     code: str
 
 
+class Yield(msgspec.Struct, frozen=True, tag=True):
+    """Room is needed: release what no request uses."""
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """`Sleep` or `Wake` has been carried out, or has failed for a reason."""
 
@@ -115,4 +120,4 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 ToPool: TypeAlias = Hold | Release | KeepAlive | Sleep | Wake
-FromPool: TypeAlias = Statuses | Granted | Refused | Done
+FromPool: TypeAlias = Statuses | Granted | Refused | Yield | Done

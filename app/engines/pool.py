@@ -30,6 +30,7 @@ from tessera.app.engines.messages import (
     Statuses,
     ToPool,
     Wake,
+    Yield,
     engine_dir,
     pool_address,
 )
@@ -42,6 +43,7 @@ logger = logging.getLogger("tessera.models")
 LOOK_INTERVAL = 0.5  # seconds between two looks for idle models
 STOP_TIMEOUT = 5.0  # seconds, of an engine without requests
 RETRY_DELAY = 30.0  # seconds after a failed load in which requests are refused at once
+YIELD_TIME = 0.05  # seconds for the app processes to release what they do not use
 MAX_LINE = 2**16
 SHARE_MARGIN = 1e-6  # sums of shares are sums of floats
 LOADED: tuple[State, ...] = ("loading", "loaded", "unloading")  # states that take room on the device
@@ -127,7 +129,10 @@ class EnginePool:
         on_progress: Callable[[LoadProgress], None] | None = None,
     ) -> None:
         self._run_dir = run_dir
-        self._models = [PooledModel(index, launch, launch.keep_alive) for index, launch in enumerate(launches)]
+        self._models = [
+            PooledModel(index, launch, math.inf if launch.keep_alive is None else launch.keep_alive)
+            for index, launch in enumerate(launches)
+        ]
         self._budget = budget
         self._patience = patience
         self._module = module
@@ -203,7 +208,7 @@ class EnginePool:
             case Hold():
                 self._spawn(self._grant(link, model))
             case Release():
-                self._release(link, model)
+                self._release(link, model, message.unused)
             case KeepAlive():
                 model.keep_alive = message.limit
                 self._tell()
@@ -229,13 +234,12 @@ class EnginePool:
         if link in self._links:
             model.holds.add(link)
             model.idle_since = None
-            model.used_at = time.monotonic()
             link.send(Granted(model.index))
 
-    def _release(self, link: Link, model: PooledModel) -> None:
+    def _release(self, link: Link, model: PooledModel, unused: float = 0.0) -> None:
         if link in model.holds:
             model.holds.discard(link)
-            model.used_at = time.monotonic()
+            model.used_at = max(model.used_at, time.monotonic() - unused)
             self._notify()
 
     async def _sleep(self, link: Link, model: PooledModel, token: int) -> None:
@@ -360,6 +364,9 @@ class EnginePool:
         """
         deadline = time.monotonic() + self._patience
         while not self._fits(model):
+            for link in self._links:
+                link.send(Yield())
+            await asyncio.sleep(YIELD_TIME)
             idle = [other for other in self._models if other.is_idle]
             if idle:
                 await self._unload(min(idle, key=lambda other: other.used_at), f"makes room for {model.name}")

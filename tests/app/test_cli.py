@@ -504,7 +504,7 @@ def test_a_drain_is_bounded_and_a_second_signal_ends_at_once(serve: Any) -> None
 
     served = serve("--drain-timeout", "600")
     served.until_ready()
-    engine = served.children()["tessera.engines[0].config.ipc.process"]
+    engine = served.children()["tessera.engine.ipc.process"]
     with streaming(served, max_tokens=16000) as stream:
         served.process.send_signal(signal.SIGTERM)
         served.until(lambda: "Stopping" in served.log)
@@ -518,7 +518,7 @@ def test_a_drain_is_bounded_and_a_second_signal_ends_at_once(serve: Any) -> None
 def test_a_killed_engine_ends_requests_with_an_error_and_comes_back(serve: Any) -> None:
     served = serve()
     served.until_ready()
-    engine = served.children()["tessera.engines[0].config.ipc.process"]
+    engine = served.children()["tessera.engine.ipc.process"]
     with streaming(served, max_tokens=16000) as stream:
         os.kill(engine, signal.SIGKILL)
         *_, last = (line for line in stream if line != "[DONE]")
@@ -529,7 +529,7 @@ def test_a_killed_engine_ends_requests_with_an_error_and_comes_back(serve: Any) 
     served.until(lambda: served.status("/health") == 200)
     answer = httpx.post(served.url + "/v1/completions", json=completion(max_tokens=5), timeout=DEADLINE)
     assert answer.json()["usage"]["completion_tokens"] == 5
-    assert served.children()["tessera.engines[0].config.ipc.process"] != engine
+    assert served.children()["tessera.engine.ipc.process"] != engine
 
 
 def test_app_processes_are_replaced_and_none_outlives_the_server(serve: Any, short_path: Path) -> None:
@@ -543,7 +543,7 @@ def test_app_processes_are_replaced_and_none_outlives_the_server(serve: Any, sho
         answer = httpx.post(served.url + "/v1/completions", json=body, timeout=DEADLINE)
         assert answer.status_code in (200, 503), "a replaced process connects to the engine first"
     children = served.children()
-    assert set(children) == {"tessera.engines[0].config.ipc.process", "tessera.app.server.worker"}
+    assert set(children) == {"tessera.engine.ipc.process", "tessera.app.server.worker"}
     served.process.kill()
     served.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children.values()))
     assert not list(short_path.glob("tessera-*"))
