@@ -71,6 +71,10 @@ def test_a_request_that_gives_up_waiting_leaves_no_hold(tmp_path: Path) -> None:
         released = await asyncio.wait_for(seen.get(), 10)
         assert isinstance(released, Release)
         await engines.close()
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
         server.close()
+        await server.wait_closed()
 
     asyncio.run(run())

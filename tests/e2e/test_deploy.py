@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from tessera.app.cli.serve_options import SERVE_OPTIONS
 from tessera.app.server.application import create_app
 from tessera.engine.contract.messages import GpuUsage, SchedulerStats
 from tessera.engine.core.metrics import EngineMetrics
@@ -302,3 +304,24 @@ def test_a_real_prometheus_scrapes_the_server_and_answers_every_query(
     assert [target["health"] for target in targets] == ["up"]
     rules = prometheus.get("/api/v1/rules").json()["data"]["groups"]
     assert len(rules[0]["rules"]) == len(ALERTS["groups"][0]["rules"])
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_services_options_are_ones_that_the_server_has(tmp_path: Path, several: bool) -> None:
+    """Also the list of models, which is a comment."""
+    text = (DEPLOY / "tessera.yaml").read_text()
+    if several:
+        text = re.sub(r"^# (?=gpu-memory|models|  )", "", text, flags=re.MULTILINE).replace("\nmodel: ", "\n# model: ")
+    path = tmp_path / "tessera.yaml"
+    path.write_text(text)
+    given = SERVE_OPTIONS.read(argparse.Namespace(config=path), {})
+    assert (given.value("admin_port"), given.source("api_keys_file")) == (8001, "file")
+    assert [entry["served_model_name"] for entry in given.value("models")] == [("small",), ("large",)] * several
+    unit = (DEPLOY / "tessera.service").read_text()
+    assert "ExecReload=/bin/kill -HUP $MAINPID" in unit
+    assert int(re.findall(r"TimeoutStopSec=(\d+)", unit)[0]) > given.value("drain_timeout")
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_nginx_takes_its_configuration() -> None:
+    subprocess.run(["nginx", "-t", "-q", "-p", ROOT, "-c", DEPLOY / "proxies/nginx.conf"], check=True)

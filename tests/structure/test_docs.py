@@ -38,6 +38,10 @@ FENCE = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 REPOSITORY_PATH = re.compile(r"`((?:app|engine|cuda_src|loadtest|tests|docs|deploy|tessera|\.ci)/[\w./*-]+)")
 MAKE_TARGET = re.compile(r"`make ([a-z-]+)|^\s*make ([a-z-]+)", re.MULTILINE)
+OTHER_PROGRAMS = (  # curl, openssl, certbot, useradd, systemctl, kubectl, pip
+    *("--cacert", "--cert", "--key", "--unix-socket", "--deploy-hook", "--system", "--home-dir", "--shell", "--now"),
+    *("--property", "--value", "--from-file", "--no-compile"),
+)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
 
@@ -137,7 +141,7 @@ def test_make_targets_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [README, *sorted((ROOT / "docs" / "operating").glob("*.md"))], ids=name_of)
 def test_options_exist(path: Path) -> None:
-    others = {"--profile", "--only"}  # of Docker and of `python -m tests.bench`
+    others = {"--profile", "--only", *OTHER_PROGRAMS}  # of Docker and of `python -m tests.bench`
     assert set(OPTION.findall(path.read_text())) <= set(OPTION.findall(render_page())) | others
 
 
