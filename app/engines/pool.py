@@ -336,6 +336,7 @@ class EnginePool:
         supervisor = model.supervisor = EngineSupervisor(
             model.launch.config,
             folder,
+            owner_dir=self._run_dir,
             module=self._module,
             on_progress=self._on_progress,
             step_timeout=self._step_timeout,

@@ -10,15 +10,17 @@ from tessera.app.generate.served_models import models_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description
 from tessera.app.ops.objects import SleepingObject
+from tessera.app.schema.fields import MAX_NAME
 from tessera.engine.contract.errors import InvalidRequestError
 
 router = APIRouter(tags=["Operation"])
 
-QUERY = {"model": {"type": "string", "description": "The model; all of them where it is left out."}}
+QUERY = {
+    "model": {"type": "string", "maxLength": MAX_NAME, "description": "The model; all of them where it is left out."}
+}
 LEVEL = {
     "level": {"type": "integer", "minimum": 1, "maximum": 2, "description": "Of no effect: the engine always ends."}
 }
-TAGS = {"tags": {"type": "string", "description": "Of no effect: weights and KV cache come back together."}}
 
 
 @router.post(
@@ -40,7 +42,7 @@ async def sleep(http_request: Request) -> Response:
     "/wake_up",
     operation_id="wakeUp",
     summary="Load a model again",
-    openapi_extra=Description(returns=SleepingObject, query={**QUERY, **TAGS}),
+    openapi_extra=Description(returns=SleepingObject, query=QUERY),
 )
 async def wake_up(http_request: Request) -> Response:
     """Returns once the model is loaded. Without a name all that sleep are."""
@@ -67,6 +69,8 @@ def _engines(http_request: Request) -> list[Engine]:
     name = http_request.query_params.get("model")
     if name is None:
         return [model.engine for model in models]
+    if len(name) > MAX_NAME:
+        raise InvalidRequestError(f"model may have at most {MAX_NAME} characters.", param="model")
     found = models.find(name)
     if found is None:
         raise models.unknown(name)

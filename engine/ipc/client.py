@@ -452,6 +452,7 @@ class EngineClient:
                     embedding_waiter.set_result(message.vectors)
         elif type(message) is Ready:
             self._epoch, self.info, self._lost = message.epoch, message.info, None
+            self._heartbeats.note_life()
             self._first_ready.set()
         elif type(message) is Metrics:
             waiter = self._metrics_waiters.get(message.token)

@@ -76,7 +76,8 @@ class EngineSupervisor:
     """Keeps one engine process running.
 
     Args:
-        run_dir: from `make_run_dir`; removed by `stop`.
+        run_dir: from `make_run_dir`, or a folder in one; removed by `stop`.
+        owner_dir: removed by the engine if this process dies before; None takes `run_dir`.
         module: what to run; anything that calls `tessera.engine.ipc.process.serve`.
         on_progress: called with every `LoadProgress` of a start; may be set later.
         step_timeout: seconds after which an unfinished step counts as hung; None takes the device's.
@@ -92,6 +93,7 @@ class EngineSupervisor:
         on_progress: Callable[[LoadProgress], None] | None = None,
         step_timeout: float | None = None,
         silence_timeout: float = SILENCE_WHILE_READY,
+        owner_dir: Path | None = None,
     ) -> None:
         self.state = EngineState.STARTING
         self.reason = "the engine is starting"
@@ -99,6 +101,7 @@ class EngineSupervisor:
         self.pid: int | None = None
         self._config = config
         self._run_dir = run_dir
+        self._owner_dir = owner_dir if owner_dir is not None else run_dir
         self._module = module
         self.on_progress = on_progress
         self._step_timeout = step_timeout
@@ -229,7 +232,7 @@ class EngineSupervisor:
     def _launch(self) -> tuple[subprocess.Popen[bytes], int]:
         """A new engine process, and the descriptor that its reports are read from."""
         report_reader, report_writer = os.pipe()
-        command = [sys.executable, "-m", self._module, str(self._run_dir), str(report_writer)]
+        command = [sys.executable, "-m", self._module, str(self._run_dir), str(report_writer), str(self._owner_dir)]
         try:
             # The working folder decides what `-m` finds; a session of its own keeps Ctrl-C for the server.
             process = subprocess.Popen(

@@ -26,7 +26,7 @@ from tessera.engine.contract.errors import EngineError
 from tessera.engine.contract.messages import EmbeddingInfo, ScorerInfo, TokenLogprobs
 from tests.support.fake_client import FakeClient, Submission, play
 from tests.support.http_fixtures import ids, serve
-from tests.support.operations import OPERATIONS, Operation
+from tests.support.operations import OPERATIONS, POOLED, Operation
 from tests.support.surface_fixtures import CALL, PATIENCE, ROOMY, WEATHER_PARAMETERS, tool_settings
 
 EMBEDDINGS = EmbeddingInfo(
@@ -148,7 +148,6 @@ class Case:
     upload: tuple[bytes, str] | None = None
 
 
-POOLED = {"sleep", "wakeUp"}  # of engines that come and go, which these are not; see tests/e2e/test_several_models.py
 CASES: dict[str, list[Case]] = {
     "createChatCompletion": [
         Case({**CHAT, "n": 2}),

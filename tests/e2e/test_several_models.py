@@ -6,7 +6,6 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ FIRST, THIRD = 0, 2  # their places in the list
 CONFIG = """
 api-key: {key}
 gpu-memory-utilization: 0.9
-model-load-timeout: 5
 max-model-len: 512
 models:
   - model: {folder}
@@ -58,6 +56,12 @@ def ask(server: Server, model: str, max_tokens: int = 2, **fields: Any) -> httpx
     )
 
 
+def served_name(answer: httpx.Response) -> str:
+    """The name of the model in an answer, which must be one."""
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["model"])
+
+
 def loaded(server: Server) -> set[str]:
     models = server.http.get("/api/ps").json()["models"]
     return {name["name"].removesuffix(":latest") for name in models}
@@ -71,15 +75,10 @@ def test_models_are_loaded_on_demand_and_the_longest_unused_makes_room(server: S
     assert loaded(server) == {"first", "also-first"}
     named = [model["id"] for model in server.http.get("/v1/models").json()["data"]]
     assert named == ["first", "also-first", "second", "third", "broken"]
-    answers = [ask(server, name) for name in ("second", "also-first", "second", "first")]
-    assert [(a.status_code, a.json()["model"]) for a in answers] == [
-        (200, "second"),
-        (200, "also-first"),
-        (200, "second"),
-        (200, "first"),
-    ]
+    for name in ("second", "also-first", "second", "first"):
+        assert served_name(ask(server, name)) == name
     assert loaded(server) == {"first", "also-first", "second"}
-    assert ask(server, "third").status_code == 200, "second was used before first, so it makes room"
+    assert served_name(ask(server, "third")) == "third"
     assert "the model second is unloaded: it makes room for third" in server.log
     assert (loaded(server), len(engines(server))) == ({"first", "also-first", "third"}, 2)
     assert ask(server, "nobody").json()["error"]["code"] == "model_not_found"
@@ -101,27 +100,6 @@ def test_one_metrics_page_has_all_models_by_label(server: Server) -> None:
         assert 'tessera:model_loaded{model_name="first"} 1.0' in text
         families = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
         assert len(families) == len(set(families)), "each family stands once"
-
-
-def test_without_room_a_request_is_refused_after_a_wait(server: Server) -> None:
-    """The models that are at work stay: here their engines are held up, and go on later."""
-    assert ask(server, "first").status_code == ask(server, "third").status_code == 200
-    stopped = [engine_of(server, index) for index in (FIRST, THIRD)]
-    with ThreadPoolExecutor(2) as pool:
-        busy = [pool.submit(ask, server, name, 300) for name in ("first", "third")]
-        server.until(lambda: server.http.get("/load").json()["server_load"] == 2, "both at work")
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            refused = ask(server, "second")
-        finally:
-            for pid in stopped:
-                os.kill(pid, signal.SIGCONT)
-        assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (503, True)
-        assert refused.json()["error"]["code"] in ("no_room_for_model", "model_loading")
-        for one in busy:
-            assert one.result().json()["usage"]["completion_tokens"] == 300, "what runs is left alone"
-    assert ask(server, "second").status_code == 200
 
 
 def test_one_engines_crash_touches_no_other(server: Server) -> None:
