@@ -57,8 +57,7 @@ class BlockProducer {
         num_rows_(num_rows),
         in_features_(in_features),
         gated_(gated),
-        ring_(shared_address(ring)),
-        policy_(evict_first_policy()) {}
+        ring_(shared_address(ring)) {}
 
   __device__ __forceinline__ void fill_weights() {
 #pragma unroll 1
@@ -106,14 +105,14 @@ class BlockProducer {
       const unsigned* const from = codes_ + (row * row_.count + step) * F::STEP_WORDS;
       const unsigned to = ring_ + slot_ * V::STAGE_BYTES + V::TOKEN_BYTES + u * V::UNIT_BYTES;
       constexpr int FIRST = FIRST_WORDS<F>, SECOND = SECOND_WORDS<F>;
-      copy_async<FIRST * 4>(to + threadIdx.x * FIRST * 4, from + first_piece<F>(lane), valid, policy_);
+      copy_async<FIRST * 4>(to + threadIdx.x * FIRST * 4, from + first_piece<F>(lane), valid);
       if constexpr (SECOND > 0) {
         copy_async<SECOND * 4>(to + THREADS * FIRST * 4 + threadIdx.x * SECOND * 4,
-                               from + second_piece<F>(lane), valid, policy_);
+                               from + second_piece<F>(lane), valid);
       }
       const unsigned* const header =
           headers_ + (row * row_.spans + step / F::STEPS_A_SPAN) * F::HEADER_WORDS + max(word, 0);
-      copy_async<4>(to + THREADS * F::LANE_WORDS * 4 + threadIdx.x * 4, header, valid && word >= 0, policy_);
+      copy_async<4>(to + THREADS * F::LANE_WORDS * 4 + threadIdx.x * 4, header, valid && word >= 0);
     }
   }
 
@@ -151,7 +150,6 @@ class BlockProducer {
   int tile_ = 0;
   int step_ = 0;
   int slot_ = 0;
-  const unsigned long long policy_;
 };
 
 // Consumer: as DecodeConsumer, with its sums.

@@ -127,10 +127,7 @@ inline void ptx_cp_async_cg_shared_global_L2__cache_hint_L2__128B(std::uint32_t 
   emulated::check_policy(policy);
   emulated::start_copy(to, from, size, bytes);
 }
-inline void ptx_cp_async_ca_shared_global_L2__cache_hint_L2__128B(std::uint32_t to, const void* from,
-                                                                  int size, int bytes,
-                                                                  unsigned long long policy) {
-  emulated::check_policy(policy);
+inline void ptx_cp_async_ca_shared_global_L2__128B(std::uint32_t to, const void* from, int size, int bytes) {
   emulated::start_copy(to, from, size, bytes);
 }
 inline void ptx_cp_async_commit_group() {
