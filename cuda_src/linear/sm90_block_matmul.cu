@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(threads_with(teams_beside(WARPGROUP_N)), 1)
   if (splits > 1) cluster_arrive();  // others may send from here on, and wait before they do
 
   if (threadIdx.x >= CONSUMERS) {
-    give_registers<TEAMS == 1 ? 88 : 72>();  // as many as the others take, from 128 or 80 each
+    give_registers<TEAMS == 1 ? 88 : 64>();  // as many as the others take, from 128 or 80 each
     const int team = (threadIdx.x - CONSUMERS) / TEAM;
     const bool copies_x = threadIdx.x % TEAM == 0;
     using Producer = Dequantizer<V, F, TEAMS>;
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(threads_with(teams_beside(WARPGROUP_N)), 1)
     return;
   }
 
-  take_registers<TEAMS == 1 ? 168 : 96>();
+  take_registers<TEAMS == 1 ? 168 : 112>();
   multiply_tiles<V>(work, shared_memory, full, empty, &received, stages, split, splits, num_rows,
                     out_features, bias, out, out_stride, accumulate, silu_mul);
 }
