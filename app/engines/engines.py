@@ -47,12 +47,14 @@ class Engine:
     Attributes:
         name: of the model, for errors.
         client: of its engine process, whether that runs or not.
+        on_demand: it comes and goes, so that it is not at fault while it is being loaded.
     """
 
-    def __init__(self, index: int, name: str, client: EngineClient) -> None:
+    def __init__(self, index: int, name: str, client: EngineClient, *, on_demand: bool = False) -> None:
         self.index = index
         self.name = name
         self.client = client
+        self.on_demand = on_demand
         self.status = ModelStatus("loaded")
         self._num_uses = 0
         self._num_waiting = 0
@@ -63,13 +65,13 @@ class Engine:
     @property
     def is_resident(self) -> bool:
         """It should be up: one that is loaded on demand, or sleeps, need not be."""
-        return self.status.state not in UNUSED
+        return self.status.state not in UNUSED and not (self.on_demand and self.status.state == "loading")
 
     def health(self) -> tuple[bool, str]:
         """As the client's; an engine that need not be up is well."""
         state = self.status.state
-        if state in UNUSED:
-            return True, f"the model is {state}"
+        if not self.is_resident:
+            return True, f"the model is {'being loaded' if state == 'loading' else state}"
         if state == "failed":
             return False, "the model could not be loaded"
         return self.client.health()
@@ -95,7 +97,10 @@ class Engines:
     @classmethod
     def of_run_dir(cls, run_dir: str | Path, names: Sequence[str], *, is_static: bool) -> Engines:
         """Those of a pool in `run_dir`."""
-        made = [Engine(index, name, EngineClient(engine_dir(run_dir, index))) for index, name in enumerate(names)]
+        made = [
+            Engine(index, name, EngineClient(engine_dir(run_dir, index)), on_demand=not is_static)
+            for index, name in enumerate(names)
+        ]
         for engine in made:
             engine.status = ModelStatus("loading" if is_static else "unloaded")
         return cls(made, run_dir, is_static=is_static)

@@ -206,6 +206,7 @@ class EnginePool:
         model = self._models[message.model]
         match message:
             case Hold():
+                model.num_asking += 1
                 self._spawn(self._grant(link, model))
             case Release():
                 self._release(link, model, message.unused)
@@ -223,7 +224,6 @@ class EnginePool:
         task.add_done_callback(self._tasks.discard)
 
     async def _grant(self, link: Link, model: PooledModel) -> None:
-        model.num_asking += 1
         try:
             await self._ensure_loaded(model)
         except LoadError as error:
@@ -370,7 +370,9 @@ class EnginePool:
             await asyncio.sleep(YIELD_TIME)
             idle = [other for other in self._models if other.is_idle]
             if idle:
-                await self._unload(min(idle, key=lambda other: other.used_at), f"makes room for {model.name}")
+                unused = min(idle, key=lambda other: other.used_at)
+                self._begin_unload(unused, f"makes room for {model.name}")
+                await self._end(unused, STOP_TIMEOUT, "unloaded")
                 continue
             if time.monotonic() >= deadline:
                 used = ", ".join(other.name for other in self._models if other.state in LOADED)
@@ -389,10 +391,10 @@ class EnginePool:
         taken += sum(other.share for other in self._models if other.state == "asleep" and other.supervisor is not None)
         return taken + model.share <= self._budget + SHARE_MARGIN
 
-    async def _unload(self, model: PooledModel, why: str) -> None:
+    def _begin_unload(self, model: PooledModel, why: str) -> None:
+        """At once, so that no request takes the model meanwhile."""
         logger.info("the model %s is unloaded: it %s", model.name, why)
         self._set_state(model, "unloading")
-        await self._end(model, STOP_TIMEOUT, "unloaded")
 
     async def _end(self, model: PooledModel, timeout: float, state: State) -> None:
         supervisor = model.supervisor
@@ -414,4 +416,5 @@ class EnginePool:
                     model.idle_since = now
                     self._tell()
                 elif now - model.idle_since >= model.keep_alive:
-                    await self._unload(model, f"was idle for {now - model.idle_since:.0f} s")
+                    self._begin_unload(model, f"was idle for {now - model.idle_since:.0f} s")
+                    self._spawn(self._end(model, STOP_TIMEOUT, "unloaded"))
