@@ -1,4 +1,4 @@
-"""X-Forwarded-*: believed from the proxies that the operator names, and from nobody else; prefixes of paths."""
+"""X-Forwarded-*: believed from the proxies that the operator names alone; prefixes of paths."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_trusted_proxy_is_believed(peer: tuple[str, int] | None) -> None:
 
 
 @pytest.mark.parametrize("peer", [("203.0.113.9", 5), ("127.0.0.1", 5)])
-def test_nobody_else_is_believed(peer: tuple[str, int]) -> None:
+def test_others_are_not_believed(peer: tuple[str, int]) -> None:
     scope = passed(peer, **ALL)
     assert (scope["client"], scope["scheme"]) == (peer, "http")
     assert [value for name, value in scope["headers"] if name == b"host"] == [b"inside:8000"]
