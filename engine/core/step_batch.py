@@ -1,7 +1,7 @@
 """One step's inputs and results as arrays: made by the scheduler, consumed by the model runner.
 
 Plain host memory; the runner decides how it reaches the device. Letters in shapes: T tokens and
-R sequences of the step, S rows of logits to sample (at most one a sequence).
+R rows of sequences, S rows of logits to sample (at most one a sequence).
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class PromptRows:
 
 @dataclass
 class StepBatch:
-    """One step's work. Sequences are rows; a row's tokens are consecutive in the token arrays."""
+    """One step's work. A row's tokens are consecutive in the token arrays. A sequence is a row, or several in turn where
+    its `prefill_end` says so; a row sees the keys of rows before it."""
 
     input_ids: Int32Array  # [T]; -1 - s: what was last sampled in slot s, which the host may not know yet
     positions: Int32Array  # [T] row of the position tables: index in its sequence, from the sequence's rope_row on

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
-from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, OutT
 from tessera.engine.ops.cuda.types import CHUNK, aligned, cuda_type, row_config
 from tessera.engine.ops.interface import Ops
@@ -57,6 +57,10 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     return whole + [(LAYERNORM, (dtype,)) for dtype in dtypes]
 
 
+def rmsnorm_config(rows: int, hidden: int) -> LaunchConfig:
+    return row_config(rows, hidden, CHUNK * ROW_CHUNKS, MAX_THREADS)
+
+
 class NormOps(Ops):
     device: CudaDevice
 
@@ -64,7 +68,7 @@ class NormOps(Ops):
         rows, hidden = x.shape
         whole = hidden % CHUNK == 0 and aligned(16, x, weight, out)
         template = (cuda_type(x.dtype), "true" if whole else "false")
-        config = row_config(rows, hidden, CHUNK * ROW_CHUNKS, MAX_THREADS)
+        config = rmsnorm_config(rows, hidden)
         params = RmsnormParams(x=x, weight=weight, out=out, hidden=hidden, eps=eps)
         self.device.launch(RMSNORM, template, config, params)
 

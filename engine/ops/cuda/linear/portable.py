@@ -1,7 +1,8 @@
 """The product of 16-bit elements on tensor cores of every architecture, with tiles of many sizes and split-K.
 
 A row's result may differ in its last bits between the tiles that share a sum among warps (`warps_k` > 1) or blocks
-(split-K) and the others, because they add in different orders; otherwise it does not depend on the other rows.
+(split-K) and the others, because they add in different orders; otherwise it does not depend on the other rows. Products
+in order take neither.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ FLAT_NARROW = Tile(32, 32, 128, warps_m=1, warps_n=1, warps_k=4, stages=4)
 TILES = (LARGE, MEDIUM, SMALL, WIDE, NARROW, FLAT_WIDE, FLAT_NARROW)
 LOGITS_TILES = (MEDIUM, SMALL, WIDE, NARROW, FLAT_WIDE)  # for float32 results of 16-bit inputs: few rows
 UNALIGNED_TILE = SMALL
+TILES_IN_ORDER = tuple(tile for tile in TILES if tile.warps_k == 1)
+LOGITS_TILES_IN_ORDER = tuple(tile for tile in LOGITS_TILES if tile.warps_k == 1)
 SPLITS = {NARROW: (2, 4), WIDE: (2, 4), FLAT_NARROW: (2, 4, 8)}  # blocks that may share a tile
 SPLIT_CHOICES = tuple((tile, splits) for tile, choices in SPLITS.items() for splits in choices)
 
@@ -154,7 +157,7 @@ def _few_rows_choice(problem: LinearProblem, device: CudaDevice) -> tuple[Tile, 
     """Where blocks may share a tile: on devices with clusters (sm_90 and later)."""
     costs = costs_of(device).portable
     may_split = problem.in_segments and problem.num_rows <= costs.few_rows and not problem.logits
-    if not may_split or device.compute_capability < (9, 0):
+    if not may_split or problem.in_order or device.compute_capability < (9, 0):
         return None
     return choose_split_tile(problem.num_rows, problem.features, device.multiprocessors, costs)
 
@@ -167,7 +170,10 @@ def _accepts(problem: LinearProblem, device: CudaDevice) -> Tile | None:
         return choice[0]
     if not problem.in_segments:
         return UNALIGNED_TILE
-    tiles = LOGITS_TILES if problem.logits else TILES
+    if problem.in_order:
+        tiles = LOGITS_TILES_IN_ORDER if problem.logits else TILES_IN_ORDER
+    else:
+        tiles = LOGITS_TILES if problem.logits else TILES
     costs = costs_of(device).portable
     return choose_tile(problem.num_rows, problem.features, device.multiprocessors, tiles, costs)
 
