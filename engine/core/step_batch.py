@@ -20,6 +20,10 @@ UInt32Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
 
 NO_ROWS = np.empty(0, np.int32)
 
+# With --batch-invariant a step has at most so many rows for each sequence that there may be: one for its prompt and one
+# for the token behind it; and as many rows again, of all sequences, recompute what was sampled before a preemption.
+BATCH_INVARIANT_ROWS = 3
+
 
 @dataclass
 class SlotInit:

@@ -14,7 +14,15 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, OutOfMemoryError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
-from tessera.engine.core.step_batch import PromptRows, SamplingBatch, StepBatch, StepResult, TableUpdates, TokenMask
+from tessera.engine.core.step_batch import (
+    BATCH_INVARIANT_ROWS,
+    PromptRows,
+    SamplingBatch,
+    StepBatch,
+    StepResult,
+    TableUpdates,
+    TokenMask,
+)
 from tessera.engine.formats import KVFormat
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import DTYPES, ModelConfig
@@ -44,9 +52,6 @@ Progress = Callable[[str, int, int], None]  # stage, done, total
 GIB = 2**30
 MAX_CACHED_BLOCKS = 1 << 20  # the host tracks each; 16 million tokens in blocks of 16
 MAX_TABLE_UPDATES = 1 << 14  # entries of the block tables in one copy
-# With --batch-invariant a sequence may take a row for its prompt and one for the token behind it, and as many rows as
-# there may be sequences recompute what was sampled before a preemption.
-BATCH_INVARIANT_ROWS = 3  # for each sequence
 MIN_DERIVED_LEN = 256  # least context to shorten to if memory is short
 
 
