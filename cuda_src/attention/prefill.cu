@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(32 * WARPS)
       rows.mask(scores, key0, first_position, tile_row0 + warp_row0, group, sliding_window);
     }
 
-    rows.weigh<IN_ORDER>(scores, scale_log2);
+    rows.template weigh<IN_ORDER>(scores, scale_log2);
 
     buffer ^= 1;
     if (threadIdx.x < TILE_KEYS) key_rows[buffer * TILE_KEYS + threadIdx.x] = next_row;

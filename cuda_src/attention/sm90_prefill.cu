@@ -168,8 +168,8 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
 // result depends on its own row alone, and not on how its prompt was cut into chunks. Splits change its last
 // bits, as sums are added up in another order: with a row's length, what else is in the step and the number
 // of blocks, but not from one run to the next. Rows (or windows) of less than 2 * MIN_SPLIT_TILES * TILE_KEYS
-// keys are never split. IN_ORDER: no keys are split, and tiles of keys outside of a query's window, which depend
-// on the queries beside it, change nothing.
+// keys are never split. IN_ORDER: no keys are split, and tiles of keys outside of a query's window, which
+// depend on the queries beside it, change nothing.
 template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES, bool IN_ORDER>
 __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     sm90_paged_attention_prefill_kernel(SM90_PAGED_ATTENTION_PREFILL_PARAMS(T)) {

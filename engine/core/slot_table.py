@@ -47,9 +47,7 @@ class SlotTable:
     `prefill_end` are rows of at least two, and the others rows of one.
     """
 
-    def __init__(
-        self, num_slots: int, max_num_blocks: int, block_size: int, *, batch_invariant: bool = False
-    ) -> None:
+    def __init__(self, num_slots: int, max_num_blocks: int, block_size: int, *, batch_invariant: bool = False) -> None:
         self._batch_invariant = batch_invariant
         self._block_size = block_size
         self._free_slots = list(range(num_slots - 1, -1, -1))

@@ -125,8 +125,10 @@ class PromptRows:
 
 @dataclass
 class StepBatch:
-    """One step's work. A row's tokens are consecutive in the token arrays. A sequence is a row, or several in turn where
-    its `prefill_end` says so; a row sees the keys of rows before it."""
+    """One step's work. A row's tokens are consecutive in the token arrays.
+
+    A sequence is a row, or with a `prefill_end` several in turn, each of which sees the keys of those before it.
+    """
 
     input_ids: Int32Array  # [T]; -1 - s: what was last sampled in slot s, which the host may not know yet
     positions: Int32Array  # [T] row of the position tables: index in its sequence, from the sequence's rope_row on

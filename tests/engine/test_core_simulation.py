@@ -1,7 +1,7 @@
 """Many small random worlds: whatever comes, every request ends once, and no block is lost.
 
-Half of the worlds run one step ahead, as on a GPU; a third keep every token's kind of row, whatever the batch. The test id is the seed, so a failure can be repeated
-with `pytest -k "[SEED]"`. `make test-long` has more of them.
+Half of the worlds run one step ahead, as on a GPU; a third keep every token's kind of row, whatever the batch. The
+test id is the seed, so a failure can be repeated with `pytest -k "[SEED]"`. `make test-long` has more of them.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ from tessera.engine.cuda.params import Float32, InT, Int32, OutOut
 from tessera.engine.ops.cuda.candidates import Candidate
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
-from tessera.engine.ops.cuda.norm import rmsnorm_config
-from tessera.engine.ops.cuda.types import HALF_BYTES, SEGMENT, WARP_SIZE, ceil_div
+from tessera.engine.ops.cuda.types import HALF_BYTES, SEGMENT, WARP_SIZE, ceil_div, rmsnorm_config
 from tessera.engine.tensor import float32
 
 
@@ -105,7 +104,7 @@ class OrderedPlan(NamedTuple):
 
 TOKENS = (8, 16, 32)
 SIZES = ((1, 4, 16), (1, 8, 12), (2, 4, 8), (2, 8, 6))  # units, warps and stages
-LOGITS_SIZES = (SIZES[1], SIZES[3])
+LOGITS_SIZES = (SIZES[3],)
 MANY_UNITS = 16  # for each multiprocessor, beyond which warps take two at a time: x is read half as often
 MAX_NORMED_ROWS = 4  # more are normalised faster by a kernel of their own, once instead of by every block
 
@@ -120,7 +119,9 @@ def choose_ordered_tile(
     needed = ceil_div(ceil_div(features, UNIT), multiprocessors)  # units of a block
     units = 2 if gated or needed > MANY_UNITS else 1
     groups = needed if gated else ceil_div(needed, units)
-    sizes = [size for size in (LOGITS_SIZES if logits else SIZES) if size[0] == units]
+    if logits:
+        return OrderedTile(tokens, *LOGITS_SIZES[0])
+    sizes = [size for size in SIZES if size[0] == units]
     return OrderedTile(tokens, *next((size for size in sizes if size[1] >= groups), sizes[-1]))
 
 
@@ -159,9 +160,7 @@ def _accepts(problem: LinearProblem, device: CudaDevice) -> OrderedPlan | None:
 
 def _launch(device: CudaDevice, problem: LinearProblem, plan: OrderedPlan, operands: LinearOperands) -> None:
     num_rows, in_features = problem.num_rows, problem.in_features
-    config = plan.tile.config(
-        problem.features, num_rows, plan.x_buffers, device.multiprocessors, gated=problem.gated
-    )
+    config = plan.tile.config(problem.features, num_rows, plan.x_buffers, device.multiprocessors, gated=problem.gated)
     params = OrderedMatmulParams(
         x=operands.x,
         norm=operands.norm,

@@ -279,9 +279,7 @@ def _accepts(problem: LinearProblem, device: CudaDevice) -> Plan | None:
         return None
     clusters = count_clusters_at_once(device, problem.dtype)
     sizes = (problem.num_rows, problem.weight_rows, problem.in_features)
-    return choose_plan(
-        *sizes, clusters, logits=problem.logits, in_order=problem.in_order, costs=costs_of(device).sm90
-    )
+    return choose_plan(*sizes, clusters, logits=problem.logits, in_order=problem.in_order, costs=costs_of(device).sm90)
 
 
 def _accepts_wide(problem: LinearProblem, device: CudaDevice) -> Plan | None:
