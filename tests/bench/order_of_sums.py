@@ -20,6 +20,8 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.linear import ordered, portable, sm90
+from tessera.engine.ops.cuda.linear.problem import LinearOperands, LinearProblem
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import bfloat16, empty, float32
 from tests.bench import kernels, serve, steps
@@ -31,20 +33,21 @@ LAYER_ROWS = (1, 4, 16, 32, 64, 128, 256)
 HEADS = {"0.6B": (1024, 151936), "8B": (4096, 128256)}
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 STEP_CONTEXT = 640
-PARTS = ("products", "attention", "steps", "canaries", "loads")
+KERNEL_ROWS = (1, 4, 8, 16, 17, 24, 32, 48, 64, 128)
+PARTS = ("products", "kernels", "attention", "steps", "canaries", "loads")
 CANARIES = ("qwen3-0.6b", "llama-8b", "window")
 
 Row = tuple[str, str, float, float]  # what, size, without and with
 
 
-def products(apart: CudaOps, ordered: CudaOps, device: CudaDevice) -> Iterator[Row]:
+def products(apart: CudaOps, in_order: CudaOps, device: CudaDevice) -> Iterator[Row]:
     """Microseconds of each product of a layer as the decoder calls it, of all of a layer in a chain, and of logits."""
     for model, (hidden, q_size, qkv_size, inter, chained) in kernels.LAYERS.items():
         shapes = ((qkv_size, hidden), (hidden, q_size), (2 * inter, hidden), (hidden, inter))
         copies = max(chained, *(min(kernels.CALLS, kernels.COLD_BYTES // (2 * n * k)) for n, k in shapes))
         weights = [[kernels._random(apart, *shape) for shape in shapes] for _ in range(copies)]
         for m in ROWS:
-            both = [kernels._layer_calls(ops, m, hidden, q_size, qkv_size, inter) for ops in (apart, ordered)]
+            both = [kernels._layer_calls(ops, m, hidden, q_size, qkv_size, inter) for ops in (apart, in_order)]
             for i, form in enumerate(both[0]):
                 times = [
                     kernels.measure(
@@ -69,23 +72,64 @@ def products(apart: CudaOps, ordered: CudaOps, device: CudaDevice) -> Iterator[R
         for m in ROWS:
             x, out = kernels._random(apart, m, k), empty((m, n), float32, device)
             times = [
-                kernels.measure(device, [partial(ops.matmul, x, heads[0], out=out)] * 5) for ops in (apart, ordered)
+                kernels.measure(device, [partial(ops.matmul, x, heads[0], out=out)] * 5) for ops in (apart, in_order)
             ]
             yield f"{model} logits", f"{m} rows", *times  # type: ignore[misc]
         del heads
 
 
-def attention(apart: CudaOps, ordered: CudaOps, device: CudaDevice) -> Iterator[Row]:
-    for ops in (apart, ordered):
+def kernel_choices(in_order: CudaOps, device: CudaDevice) -> Iterator[tuple[str, str, str]]:
+    """Microseconds of every kernel that gives a product in order, the fastest first, the chosen one with a star."""
+    for k, n in kernels.SHAPES:
+        copies = max(1, min(kernels.CALLS, kernels.COLD_BYTES // (2 * k * n)))
+        weights = [kernels._random(in_order, n, k) for _ in range(copies)]
+        for m in KERNEL_ROWS:
+            x, out = kernels._random(in_order, m, k), kernels._random(in_order, m, n)
+            operands = [LinearOperands(x, weight, None, out) for weight in weights]
+            problem = LinearProblem.of(operands[0], in_order=True)
+            plans = _plans(problem, device)
+            chosen = in_order.linear_kernels.choose(problem)
+            times = {}
+            for name, (launch, plan) in plans.items():
+                calls = [partial(launch, device, problem, plan, each) for each in operands]
+                star = "*" if chosen is not None and (launch, plan) == (chosen.candidate.launch, chosen.plan) else ""
+                times[name + star] = kernels.measure(device, (calls * kernels.CALLS)[: kernels.CALLS])
+            best = sorted(times.items(), key=lambda item: item[1])
+            shown = best[:6] + [item for item in best[6:] if item[0].endswith("*")]
+            yield f"{k} x {n}", f"{m} rows", "  ".join(f"{name} {us:.1f}" for name, us in shown)
+        del weights
+
+
+def _plans(problem: LinearProblem, device: CudaDevice) -> dict[str, tuple[Any, Any]]:
+    plans: dict[str, tuple[Any, Any]] = {}
+    tokens = next((tokens for tokens in ordered.TOKENS if tokens >= problem.num_rows), None)
+    if tokens is not None:
+        for units, warps, stages in ordered.SIZES:
+            tile = ordered.OrderedTile(tokens, units, warps, stages)
+            buffers = tile.x_buffers(problem.num_rows, problem.in_features, device.max_shared_bytes)
+            if buffers:
+                plans[f"ordered({units},{warps},{stages})"] = ordered._launch, ordered.OrderedPlan(tile, buffers)
+    for slim in portable.SLIM_TILES:
+        if problem.num_rows <= 2 * slim.m:
+            plans[f"slim({slim.m},{slim.n})"] = portable._launch_slim, slim
+    for tile_sm90 in sm90.TILES[3:]:
+        if problem.num_rows > tile_sm90.m - 64:
+            name = f"sm90({tile_sm90.warpgroups_m},{tile_sm90.warpgroup_n})"
+            plans[name] = sm90._launch, sm90.Plan(tile_sm90)
+    return plans
+
+
+def attention(apart: CudaOps, in_order: CudaOps, device: CudaDevice) -> Iterator[Row]:
+    for ops in (apart, in_order):
         ops.reserve_attention(256, 32, 128)
     for heads in ((16, 8), (32, 8)):
         for rows, context in ((1, 384), (1, 2048), (1, 8192), (16, 640), (64, 640), (64, 2048), (256, 640)):
-            found = [kernels._attention(ops, device, *heads, rows, 1, context, None) for ops in (apart, ordered)]
+            found = [kernels._attention(ops, device, *heads, rows, 1, context, None) for ops in (apart, in_order)]
             yield found[0]["kernel"], found[0]["shape"], found[0]["us"], found[1]["us"]
         for prompt in (512, 8192):
-            found = [kernels._attention(ops, device, *heads, 1, prompt, prompt, None) for ops in (apart, ordered)]
+            found = [kernels._attention(ops, device, *heads, 1, prompt, prompt, None) for ops in (apart, in_order)]
             yield found[0]["kernel"], found[0]["shape"], found[0]["us"], found[1]["us"]
-    both = [list(kernels.prefill_steps(ops, device, None)) for ops in (apart, ordered)]
+    both = [list(kernels.prefill_steps(ops, device, None)) for ops in (apart, in_order)]
     for before, after in zip(*both, strict=True):
         yield before["kernel"], before["shape"], before["us"], after["us"]
 
@@ -168,13 +212,18 @@ def main() -> None:
         if set(wanted) == {"loads"}:
             return
         device = CudaDevice(0)
-        apart, ordered = CudaOps(device), CudaOps(device, batch_invariant=True)
-        for ops in (apart, ordered):
+        apart, in_order = CudaOps(device), CudaOps(device, batch_invariant=True)
+        for ops in (apart, in_order):
             ops.compile(bfloat16)
         if "products" in wanted:
-            show(console, "Products, microseconds", products(apart, ordered, device))
+            show(console, "Products, microseconds", products(apart, in_order, device))
+        if "kernels" in wanted:
+            table = Table("", "", "microseconds", title="Kernels of products in order")
+            for row in kernel_choices(in_order, device):
+                table.add_row(*row)
+            console.print(table)
         if "attention" in wanted:
-            show(console, "Attention, microseconds", attention(apart, ordered, device))
+            show(console, "Attention, microseconds", attention(apart, in_order, device))
         if "steps" in wanted:
             for model in options.model or CONFIGS:
                 show(console, "Decode steps, microseconds", decode_steps(model, device, work))

@@ -112,7 +112,11 @@ BLOCK_TOKENS = {"80": {"16"}, "90a": {"1", "32"}}
 
 
 # Of the kernels of one order of sums, which for prompts are others but for a flag, one each.
-OF_ONE_ORDER = {"ordered_matmul_kernel": ("16", "2", "8", "6"), "paged_attention_prefill_kernel": ("128", "2", "64")}
+OF_ONE_ORDER = {
+    "ordered_matmul_kernel": ("16", "2", "8", "6"),
+    "matmul_kernel": ("64", "16", "128", "5"),
+    "paged_attention_prefill_kernel": ("128", "2", "64"),
+}
 
 
 def is_compiled_here(pair: Instantiation, arch: str) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tessera.engine.contract.config import EngineConfig
@@ -189,10 +190,11 @@ def companies(
     core: EngineCore, canaries: Canaries, *, longest: int, vocab_size: int, num_others: int
 ) -> Iterator[tuple[str, Answers]]:
     """The canaries' answers in companies of several kinds, each after the prefix cache was emptied but one."""
-    others = {
-        name.replace("canary", "other"): canary
-        for name, canary in make_canaries(77, num_others, longest, 8, vocab_size).items()
-    }
+    others: Canaries = {}
+    for index, canary in enumerate(make_canaries(77, num_others, longest, 8, vocab_size).values()):
+        scored = 1 if index % 4 == 0 else None  # makes a step compute all tokens to the end
+        params = msgspec.structs.replace(canary.params, prompt_logprobs=scored)
+        others[f"other{index}"] = Canary(canary.prompt, params)
     core.reset_prefix_cache()
     yield "together", ask(core, canaries)
     yield "from the prefix cache", ask(core, canaries)

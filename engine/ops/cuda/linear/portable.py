@@ -7,7 +7,7 @@ in order take neither.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
@@ -57,7 +57,9 @@ MATMUL_SPLIT = KernelSpec(
     min_arch=90,
     overlaps=True,
 )
-SPECS = (MATMUL, MATMUL_SPLIT)
+# The same function, with tiles that only products in order take.
+MATMUL_SLIM = replace(MATMUL, batch_invariant=True)
+SPECS = (MATMUL, MATMUL_SPLIT, MATMUL_SLIM)
 declare_header("matmul", __name__, params=(MatmulParams,))
 
 
@@ -107,6 +109,11 @@ FLAT_NARROW = Tile(32, 32, 128, warps_m=1, warps_n=1, warps_k=4, stages=4)
 TILES = (LARGE, MEDIUM, SMALL, WIDE, NARROW, FLAT_WIDE, FLAT_NARROW)
 LOGITS_TILES = (MEDIUM, SMALL, WIDE, NARROW, FLAT_WIDE)  # for float32 results of 16-bit inputs: few rows
 UNALIGNED_TILE = SMALL
+# In order, for results of few features: blocks have so few of them that no sum has to be shared to occupy the device.
+SLIM_TILES = (
+    Tile(32, 16, 128, warps_m=2, warps_n=1, warps_k=1, stages=6),
+    Tile(64, 16, 128, warps_m=4, warps_n=1, warps_k=1, stages=5),
+)
 TILES_IN_ORDER = tuple(tile for tile in TILES if tile.warps_k == 1)
 LOGITS_TILES_IN_ORDER = tuple(tile for tile in LOGITS_TILES if tile.warps_k == 1)
 SPLITS = {NARROW: (2, 4), WIDE: (2, 4), FLAT_NARROW: (2, 4, 8)}  # blocks that may share a tile
@@ -121,6 +128,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
             pairs += [(MATMUL, tile.template(dtype, out_dtype, aligned=True)) for tile in tiles]
             pairs.append((MATMUL, UNALIGNED_TILE.template(dtype, out_dtype, aligned=False)))
         pairs += [(MATMUL_SPLIT, tile.split_template(dtype, splits)) for tile, splits in SPLIT_CHOICES]
+        pairs += [(MATMUL_SLIM, tile.template(dtype, dtype, aligned=True)) for tile in SLIM_TILES]
     return pairs
 
 
@@ -185,6 +193,24 @@ def _accepts_split(problem: LinearProblem, device: CudaDevice) -> tuple[Tile, in
     return None if choice is None or choice[1] == 1 else choice
 
 
+def _accepts_slim(problem: LinearProblem, device: CudaDevice) -> Tile | None:
+    """Few features for every multiprocessor, and more rows than those that read the weight by warps of their own."""
+    if not problem.in_order or not problem.is_half or problem.normed or problem.gated or problem.logits:
+        return None
+    costs = costs_of(device).portable
+    if not problem.in_segments or problem.features > costs.slim_features * device.multiprocessors:
+        return None
+    if not costs.slim_rows[0] <= problem.num_rows <= costs.slim_rows[1]:
+        return None
+    return next((tile for tile in SLIM_TILES if tile.m >= problem.num_rows), None)
+
+
+def _launch_slim(device: CudaDevice, problem: LinearProblem, tile: Tile, operands: LinearOperands) -> None:
+    template = tile.template(problem.dtype, problem.out_dtype, aligned=True)
+    config = tile.config(problem.num_rows, problem.features)
+    device.launch(MATMUL_SLIM, template, config, _params(problem, operands))
+
+
 def _params(problem: LinearProblem, operands: LinearOperands) -> MatmulParams:
     return MatmulParams(
         x=operands.x,
@@ -211,5 +237,6 @@ def _launch_split(
     device.launch(MATMUL_SPLIT, tile.split_template(problem.dtype, splits), config, _params(problem, operands))
 
 
+LINEAR.register(Candidate("slim", (MATMUL_SLIM,), _accepts_slim, _launch_slim, order=0))
 LINEAR.register(Candidate("split_k", (MATMUL_SPLIT,), _accepts_split, _launch_split, order=3))
 LINEAR.register(Candidate("portable", (MATMUL,), _accepts, _launch, order=4))
