@@ -52,16 +52,21 @@ UNIT = 8  # rows of the weight that one tensor-core instruction takes
 STEP = 128  # elements of each row that a warp takes at a time
 VECTOR_BYTES = 16
 STEP_VECTORS = STEP * HALF_BYTES // VECTOR_BYTES
+BLOCK_RESERVED_BYTES = 1024  # of a multiprocessor's shared memory, by the driver, for each block
 MAX_RESIDENT_FEATURES = 32768  # of the one row that a block keeps in shared memory
 
 
 @dataclass(frozen=True)
 class BlockTile:
-    """A variant of the kernel: the most rows of x, units of 8 weight rows at a time, stages of the ring."""
+    """A variant of the kernel: the most rows of x, units of 8 weight rows at a time, stages of the ring.
+
+    `blocks` share a multiprocessor, where its shared memory has room for them.
+    """
 
     tokens: int
     units: int
     stages: int
+    blocks: int = 1
 
     def template(self, dtype: str, out_dtype: str, format: PackedFormat) -> tuple[str, ...]:
         return (dtype, out_dtype, format.type.name, str(self.tokens), str(self.units), str(self.stages))
@@ -80,16 +85,16 @@ class BlockTile:
     def fits(self, format: PackedFormat, in_features: int, limit: int, *, normed: bool) -> bool:
         """Whether a block has this much shared memory, with the sums of squares of each warp's rows."""
         needed = self.shared_bytes(format, in_features, normed=normed) + WARPS * self.tokens * float32.itemsize
-        return needed <= limit
+        return self.blocks * (needed + BLOCK_RESERVED_BYTES) <= limit + BLOCK_RESERVED_BYTES
 
 
 TILES: dict[int, tuple[BlockTile, ...]] = {
-    1: (BlockTile(1, 4, 4), BlockTile(1, 2, 2)),
-    8: (BlockTile(8, 4, 3), BlockTile(8, 2, 2)),
-    16: (BlockTile(16, 4, 3), BlockTile(16, 2, 2)),
+    1: (BlockTile(1, 4, 3, 2), BlockTile(1, 4, 4), BlockTile(1, 2, 4, 2), BlockTile(1, 2, 2)),
+    8: (BlockTile(8, 4, 3, 2), BlockTile(8, 4, 3), BlockTile(8, 2, 4, 2), BlockTile(8, 2, 2)),
+    16: (BlockTile(16, 4, 2, 2), BlockTile(16, 4, 3), BlockTile(16, 2, 3, 2), BlockTile(16, 2, 2)),
     32: (BlockTile(32, 4, 2), BlockTile(32, 2, 2)),
 }
-MAX_ROWS = 256  # by several launches; more are multiplied by dequantised weights
+MAX_ROWS = 64  # by several launches; more are multiplied by dequantised weights
 MOST_DEQUANTISED = 1 << 28  # elements; of a larger weight, a table of embeddings, no dequantised copy is made
 
 
@@ -187,7 +192,7 @@ def _launch(
     bias = None if weight.bias is None else weight.bias[start : start + features]
     units = ceil_div(features // 2 if gated else features, UNIT)
     shared_bytes = tile.shared_bytes(part.format, in_features, normed=norm is not None)
-    config = LaunchConfig((min(device.multiprocessors, units), 1, 1), (THREADS, 1, 1), shared_bytes)
+    config = LaunchConfig((min(device.multiprocessors * tile.blocks, units), 1, 1), (THREADS, 1, 1), shared_bytes)
     params = BlockMatmulParams(
         x=x[rows],
         norm=norm,
