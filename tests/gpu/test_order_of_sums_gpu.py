@@ -271,7 +271,6 @@ FULL = Serving(
         {},  # a restart
         {"max_num_batched_tokens": 64, "max_num_seqs": 48, "enforce_eager": True},
         {"max_num_batched_tokens": 512},
-        {"num_kv_blocks": 260, "enforce_eager": True},  # preempts
         {"prefix_caching": False, "max_num_seqs": 16, "enforce_eager": True},
     ),
 )
@@ -281,7 +280,7 @@ SMALL = Serving(
     4,
     6,
     {"max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64},
-    ({"max_num_batched_tokens": 8}, {"num_kv_blocks": 8, "max_num_seqs": 4}),
+    ({"max_num_batched_tokens": 8},),
     vocab_size=200,
 )
 
@@ -303,5 +302,25 @@ def test_canaries_answer_with_the_same_bits_in_every_company(
     for change in serving.changes:
         core = make_core(folder, ops, dtype=dtype, **{**serving.settings, **change})
         assert differing(ask(core, canaries), expected) == [], change
-        assert core.metrics.num_preemptions > 0 or "num_kv_blocks" not in change, "nothing was preempted"
         del core
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("model", ["small", "qwen3-0.6b", "window"])
+def test_preempted_canaries_compute_their_own_tokens_to_the_same_bits(
+    model: str, prefix_caching: bool, ops: CudaOps, tmp_path: Path
+) -> None:
+    small = model == "small"
+    folder = write_config(tmp_path, model)
+    canaries = make_canaries(4, *((4, 20, 30, 200) if small else (64, 300, 150, 2048)))
+    settings = {"max_model_len": 1024, "max_num_seqs": 64, "block_size": 8, "enforce_eager": True}
+    settings |= {"prefix_caching": prefix_caching}
+    core = make_core(folder, ops, **settings, num_kv_blocks=6000)
+    expected = ask(core, canaries)
+    assert core.metrics.num_preemptions == 0
+    del core
+    core = make_core(
+        folder, ops, **{**settings, "max_model_len": 512 if not small else 64}, num_kv_blocks=14 if small else 700
+    )
+    assert differing(ask(core, canaries), expected) == []
+    assert core.metrics.num_preemptions > 0
