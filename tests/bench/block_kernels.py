@@ -64,6 +64,9 @@ def measure_shape(
                         )
                     finally:
                         product.TILES = saved
+            least, product.MIN_ROWS_SM90 = product.MIN_ROWS_SM90, 1 if m < product.MIN_ROWS_SM90 else 1 << 30
+            cells.append(f"{'wgmma' if m < least else 'without wgmma'} {measure(device, calls):.1f}")
+            product.MIN_ROWS_SM90 = least
         print(f"{format.type.name:7}{m:>4} x {k:>6} x {n:>6} " + "  ".join(cells), flush=True)
 
 

@@ -78,7 +78,7 @@ class DequantizeOps(Ops):
         }
         kernels = {_kernel(format, dtype) for format in formats}
         for weight in stored:
-            kernels |= kernels_of(weight, cuda_type(dtype), self.device.max_shared_bytes)
+            kernels |= kernels_of(weight, cuda_type(dtype), self.device)
         self.device.compile(sorted(kernels, key=lambda kernel: (kernel[0].name, kernel[1])))
         always = self.batch_invariant or dtype.itemsize != HALF_BYTES
         copied = [weight.shape for weight in stored if always or not takes_any_rows(weight)]
