@@ -275,10 +275,10 @@ FULL = Serving(
     ),
 )
 SMALL = Serving(
-    4,
-    40,
-    4,
-    6,
+    3,
+    30,
+    3,
+    5,
     {"max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64},
     ({"max_num_batched_tokens": 8},),
     vocab_size=200,
@@ -312,7 +312,7 @@ def test_preempted_canaries_compute_their_own_tokens_to_the_same_bits(
 ) -> None:
     small = model == "small"
     folder = write_config(tmp_path, model)
-    canaries = make_canaries(4, *((4, 20, 30, 200) if small else (64, 300, 150, 2048)))
+    canaries = make_canaries(4, *((4, 20, 20, 200) if small else (64, 300, 150, 2048)))
     settings = {"max_model_len": 1024, "max_num_seqs": 64, "block_size": 8, "enforce_eager": True}
     settings |= {"prefix_caching": prefix_caching}
     core = make_core(folder, ops, **settings, num_kv_blocks=6000)

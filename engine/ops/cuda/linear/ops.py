@@ -40,7 +40,9 @@ class LinearOps(DequantizeOps):
     def _product(self, x: Tensor, weight: LinearWeight, out: Tensor, accumulate: bool) -> None:
         values = weight.dense
         if values is None:
-            if launch_block_product(self.device, BlockOperands(x, weight, out), accumulates=accumulate):
+            blocks = BlockOperands(x, weight, out)
+            # In order, since that of blocks' products depends on the rows, and that of dequantised weights does not.
+            if not self.batch_invariant and launch_block_product(self.device, blocks, accumulates=accumulate):
                 return
             values = self._dequantized(weight, x.dtype)
         self._matmul(x, values, weight.bias, out, accumulate)
@@ -56,7 +58,7 @@ class LinearOps(DequantizeOps):
             return False
         if values is None:
             if self.batch_invariant:
-                return False  # the order of blocks' products depends on the rows; those of dequantised weights do not
+                return False
             norm, eps = (None, 0.0) if prologue is None else (prologue.weight, prologue.eps)
             blocks = BlockOperands(x, weight, out, norm, eps)
             accumulates = isinstance(epilogue, Accumulate)
