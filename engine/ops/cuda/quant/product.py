@@ -228,8 +228,10 @@ def _launch(
     place = out.pointer + (rows.start * out.shape[1] + start) * out.dtype.itemsize
     bias = None if weight.bias is None else weight.bias[start : start + features]
     units = ceil_div(features // 2 if gated else features, UNIT)
+    # A second block of each multiprocessor pays where all have tiles to do.
+    blocks = tile.blocks if units >= 0.7 * tile.blocks * device.multiprocessors * tile.units else 1
     shared_bytes = tile.shared_bytes(part.format, in_features, normed=norm is not None)
-    config = LaunchConfig((min(device.multiprocessors * tile.blocks, units), 1, 1), (THREADS, 1, 1), shared_bytes)
+    config = LaunchConfig((min(device.multiprocessors * blocks, units), 1, 1), (THREADS, 1, 1), shared_bytes)
     params = BlockMatmulParams(
         x=x[rows],
         norm=norm,
