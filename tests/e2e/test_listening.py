@@ -114,7 +114,7 @@ def test_wrong_files_end_the_start_before_the_model_is_loaded(files: Files, tmp_
 def test_a_unix_socket_serves_and_drains(tmp_path: Path) -> None:
     """Through the socket, with a proxy's headers believed; a second server is refused, and the file goes at the end."""
     path = tmp_path / "socket"
-    options = ("--uds", str(path), "--uds-mode", "600", "--forwarded-allow-ips", "unix", "--api-workers", "2")
+    options = ("--uds", str(path), "--uds-mode", "600", "--forwarded-allow-ips", "unix")
     with running_server(None, tmp_path / "log", *options) as server:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         with (
