@@ -14,7 +14,8 @@ from tessera.app.cli.serve_options import KeyOptions, ModelOptions, ResidenceOpt
 from tessera.app.engines.messages import EngineLaunch
 from tessera.app.keys.api_key import AcceptedKeys
 from tessera.app.keys.keys_file import read_keys_file, with_slots
-from tessera.app.settings import AppSettings, ModelSettings, ServerOptions
+from tessera.app.model_settings import ModelSettings
+from tessera.app.settings import AppSettings, ServerOptions
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
 from tessera.options.command_options import GivenOptions

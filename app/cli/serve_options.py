@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 
 from tessera.app.engines import keep_alive
-from tessera.app.settings import AppSettings, ModelSettings, ServerOptions, parse_keep_alive
+from tessera.app.model_settings import ModelSettings
+from tessera.app.settings import AppSettings, ServerOptions, parse_keep_alive
 from tessera.engine.contract.config import EngineConfig
 from tessera.options.command_options import CommandOptions
 from tessera.options.declaration import Option

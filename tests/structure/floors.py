@@ -26,6 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.reasoning", "app.text", "app.http"),
     ("app.schema",),
     ("app.settings",),
+    ("app.model_settings",),
     ("app.engines",),
     ("app.limits",),
     ("app.keys",),
@@ -70,5 +71,6 @@ APP_SEES = ("engine.ipc.client", "engine.contract", "engine.gguf", "engine.token
 EXCEPTIONS = {
     "app.server.serve": ("engine.ipc.supervisor",),
     "app.engines.pool": ("engine.ipc.supervisor",),
+    "app.engines.pooled_model": ("engine.ipc.supervisor",),
     "app.cli.hub": ("engine",),
 }
