@@ -29,6 +29,7 @@ from tessera.engine.contract.errors import (
     QueueFullError,
     RequestError,
 )
+from tessera.engine.contract.logs import request_context
 from tessera.engine.contract.messages import (
     NO_ACCOUNT,
     AbortRequests,
@@ -57,7 +58,6 @@ from tessera.engine.contract.messages import (
     request_address,
 )
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.contract.logs import request_context
 from tessera.engine.ipc.heartbeat import HeartbeatReceiver
 
 logger = logging.getLogger("tessera.client")
@@ -546,3 +546,4 @@ def _merge(earlier: RequestOutput, later: RequestOutput) -> None:
         earlier.logprobs += later.logprobs
     earlier.finish_reason = later.finish_reason
     earlier.stop_token_id = later.stop_token_id
+    earlier.decode_time = later.decode_time

@@ -149,6 +149,8 @@ def test_http_requests_are_counted_by_endpoint_and_status() -> None:
     restarted.count_response("/b", 429)
     first.set_open_connections(3)
     restarted.set_open_connections(4)
+    first.count_spans(sent=1, dropped=5)
+    restarted.count_spans(sent=2)
     for counts in (first, restarted):
         samples: dict[tuple[str, ...], float] = {
             (s.name, *s.labels.values()): s.value
@@ -160,6 +162,8 @@ def test_http_requests_are_counted_by_endpoint_and_status() -> None:
         assert samples == {
             ("x:http_connections",): 7,
             ("x:http_connections_dropped_total",): 0,
+            ("x:trace_spans_sent_total",): 3,
+            ("x:trace_spans_dropped_total",): 5,
         } | {("x:http_requests_total", *labels): value for labels, value in requests.items()}
 
 

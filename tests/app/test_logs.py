@@ -57,7 +57,7 @@ def as_objects(text: io.StringIO) -> list[dict[str, Any]]:
 
 def test_a_fault_names_the_request_its_caller_and_its_trace(tmp_path: Path) -> None:
     settings = settings_for(write_model_folder(tmp_path), api_keys=(KEY,))
-    broken = FakeClient(always([RuntimeError(f"no tokens for {KEY}")]))  # type: ignore[list-item]
+    broken = FakeClient(always([RuntimeError(f"no tokens for {KEY}")]))
     with written(JsonFormatter()) as text:
         response = call(broken, settings, "POST", "/v1/completions", json=BODY, headers=HEADERS)
     assert response.status_code == 500
