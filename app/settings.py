@@ -161,7 +161,8 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     metrics_prefix: Annotated[
         str,
         Option(
-            "prefix of the names on /metrics, without the colon; vllm suits existing dashboards",
+            "prefix of the names on /metrics, without the colon; vllm and sglang also add the names that those "
+            "servers' dashboards read",
             group="HTTP",
             metavar="NAME",
             pattern=r"[A-Za-z_][A-Za-z0-9_]*",

@@ -1,0 +1,80 @@
+"""Metrics under the names that other servers have for them, so that their dashboards find all that they read.
+
+With `--metrics-prefix vllm` or `sglang` they come beside Tessera's own names, which are mostly vLLM's anyway. Sources:
+vLLM's examples/observability (before 0.11: examples/online_serving/prometheus_grafana) and vllm/v1/metrics/loggers.py;
+SGLang's examples/monitoring and docs/references/production_metrics.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
+from tessera.engine.ipc.client import EngineClient
+
+SGLANG = "sglang"
+# Prefix -> the other server's name -> the engine's, both without prefix and, for counters, without _total.
+ALIASES: Mapping[str, Mapping[str, str]] = {
+    "vllm": {  # its names until 0.10
+        "gpu_cache_usage_perc": "kv_cache_usage_perc",
+        "gpu_prefix_cache_queries": "prefix_cache_queries",
+        "gpu_prefix_cache_hits": "prefix_cache_hits",
+        "time_per_output_token_seconds": "inter_token_latency_seconds",
+    },
+    SGLANG: {
+        "num_running_reqs": "num_requests_running",
+        "num_queue_reqs": "num_requests_waiting",
+        "token_usage": "kv_cache_usage_perc",
+        "cached_tokens": "prompt_tokens_cached",
+        "num_requests": "request_success",
+        "queue_time_seconds": "request_queue_time_seconds",
+        "time_per_output_token_seconds": "inter_token_latency_seconds",
+    },
+}
+FAMILY = re.compile(rb"^# HELP tessera:(\w+?)(?:_total)? .*\n(?:(?!# HELP ).*\n)*", re.MULTILINE)
+THROUGHPUT_SECONDS = 2.0  # that the current throughput is taken from
+
+
+def with_aliases(text: bytes, prefix: str) -> bytes:
+    """The engine's metrics, followed by those that have another name with this prefix; all have the engine's prefix."""
+    names: dict[bytes, list[bytes]] = {}
+    for alias, name in ALIASES.get(prefix, {}).items():
+        names.setdefault(name.encode(), []).append(alias.encode())
+    copies = [
+        re.sub(rb"tessera:%b\b|tessera:%b(?=_)" % (family[1], family[1]), b"tessera:" + alias, family[0])
+        for family in FAMILY.finditer(text)
+        for alias in names.get(family[1], ())
+    ]
+    return b"".join([text, *copies])
+
+
+class SGLangGauges:
+    """What SGLang computes itself and vLLM leaves to the reader; nothing with other prefixes."""
+
+    def __init__(self, client: EngineClient, model_name: str) -> None:
+        self._client = client
+        self._model_name = model_name
+
+    def collect(self, prefix: str) -> Iterator[Metric]:
+        history, info = self._client.history, self._client.info
+        if prefix != SGLANG or not history or info is None or history[-1][1].totals is None:
+            return
+        now, stats = history[-1]
+        totals = stats.totals
+        before = next((each for each in history if each[0] >= now - THROUGHPUT_SECONDS), history[-1])
+        num_new = totals.num_generation_tokens - (before[1].totals or totals).num_generation_tokens
+        values = {
+            "gen_throughput": ("Tokens generated a second.", num_new / (now - before[0]) if now > before[0] else 0.0),
+            "cache_hit_rate": (
+                "Share of prompt tokens that the prefix cache had.",
+                totals.num_prefix_hits / max(totals.num_prefix_queries, 1),
+            ),
+            "num_used_tokens": ("Tokens in KV blocks in use.", stats.num_used_blocks * info.block_size),
+            "max_total_num_tokens": ("Tokens in all KV blocks.", info.num_kv_blocks * info.block_size),
+        }
+        for name, (documentation, value) in values.items():
+            family = GaugeMetricFamily(f"{prefix}:{name}", documentation, labels=["model_name"])
+            family.add_metric([self._model_name], value)
+            yield family
