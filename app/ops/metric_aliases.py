@@ -59,14 +59,15 @@ class SGLangGauges:
 
     def collect(self, prefix: str) -> Iterator[Metric]:
         history, info = self._client.history, self._client.info
-        if prefix != SGLANG or not history or info is None or history[-1][1].totals is None:
+        if prefix != SGLANG or not history or info is None:
             return
         now, stats = history[-1]
-        totals = stats.totals
-        before = next((each for each in history if each[0] >= now - THROUGHPUT_SECONDS), history[-1])
-        num_new = totals.num_generation_tokens - (before[1].totals or totals).num_generation_tokens
+        then, before = next(each for each in history if each[0] >= now - THROUGHPUT_SECONDS)
+        if stats.totals is None or before.totals is None:
+            return
+        totals, num_new = stats.totals, stats.totals.num_generation_tokens - before.totals.num_generation_tokens
         values = {
-            "gen_throughput": ("Tokens generated a second.", num_new / (now - before[0]) if now > before[0] else 0.0),
+            "gen_throughput": ("Tokens generated a second.", num_new / (now - then) if now > then else 0.0),
             "cache_hit_rate": (
                 "Share of prompt tokens that the prefix cache had.",
                 totals.num_prefix_hits / max(totals.num_prefix_queries, 1),
