@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
+from tessera.engine.contract.messages import EngineInfo
 from tessera.engine.ipc.client import EngineClient
 
-SGLANG = "sglang"
+VLLM, SGLANG = "vllm", "sglang"
 # Prefix -> the other server's name -> the engine's, both without prefix and, for counters, without _total.
 ALIASES: Mapping[str, Mapping[str, str]] = {
-    "vllm": {  # its names until 0.10
+    VLLM: {  # its names until 0.10
         "gpu_cache_usage_perc": "kv_cache_usage_perc",
         "gpu_prefix_cache_queries": "prefix_cache_queries",
         "gpu_prefix_cache_hits": "prefix_cache_hits",
@@ -50,17 +51,37 @@ def with_aliases(text: bytes, prefix: str) -> bytes:
     return b"".join([text, *copies])
 
 
-class SGLangGauges:
-    """What SGLang computes itself and vLLM leaves to the reader; nothing with other prefixes."""
+class DerivedGauges:
+    """What another server computes itself and Tessera leaves to the reader; nothing with Tessera's own prefix."""
 
     def __init__(self, client: EngineClient, model_name: str) -> None:
         self._client = client
         self._model_name = model_name
 
     def collect(self, prefix: str) -> Iterator[Metric]:
-        history, info = self._client.history, self._client.info
-        if prefix != SGLANG or not history or info is None:
+        if self._client.info is None or not self._client.history:
             return
+        if prefix == VLLM:
+            yield from self._vllm()
+        elif prefix == SGLANG:
+            yield from self._sglang(self._client.info)
+
+    def _vllm(self) -> Iterator[Metric]:
+        """One engine, which never sleeps and defers nothing."""
+        num_waiting = self._client.history[-1][1].num_waiting
+        states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+        yield self._family(f"{VLLM}:engine_sleep_state", "1 for the engine's state.", "sleep_state", states)
+        reasons = {"capacity": num_waiting, "deferred": 0}
+        yield self._family(f"{VLLM}:num_requests_waiting_by_reason", "Requests in the queue.", "reason", reasons)
+
+    def _family(self, name: str, documentation: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = GaugeMetricFamily(name, documentation, labels=["model_name", label])
+        for value, number in values.items():
+            family.add_metric([self._model_name, value], number)
+        return family
+
+    def _sglang(self, info: EngineInfo) -> Iterator[Metric]:
+        history = self._client.history
         now, stats = history[-1]
         then, before = next(each for each in history if each[0] >= now - THROUGHPUT_SECONDS)
         if stats.totals is None or before.totals is None:
@@ -76,6 +97,6 @@ class SGLangGauges:
             "max_total_num_tokens": ("Tokens in all KV blocks.", info.num_kv_blocks * info.block_size),
         }
         for name, (documentation, value) in values.items():
-            family = GaugeMetricFamily(f"{prefix}:{name}", documentation, labels=["model_name"])
+            family = GaugeMetricFamily(f"{SGLANG}:{name}", documentation, labels=["model_name"])
             family.add_metric([self._model_name], value)
             yield family

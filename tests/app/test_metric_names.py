@@ -53,7 +53,7 @@ def test_every_metric_of_the_other_servers_dashboards_is_found(tmp_path: Path, p
     assert len(wanted) > 5
     assert wanted | {f"{prefix}:{name}" for name in OTHER_NAMES[prefix]} <= samples.keys()
     for query in queries:
-        for name, label in re.findall(rf"({prefix}:\w+)\{{(\w+)=", query):
+        for name, label in re.findall(rf"({prefix}:\w+)\{{(model_name)=", query):
             assert samples[name].labels[label] == "tiny"
 
 
@@ -67,6 +67,14 @@ def test_aliases_and_derived_gauges_have_the_values_of_what_they_stand_for(tmp_p
     info = FakeClient(always([])).info
     assert info is not None
     assert samples["sglang:num_used_tokens"].value == 4 * info.block_size
+
+
+def test_to_vllms_dashboards_the_engine_is_awake_and_its_queue_waits_for_room(tmp_path: Path) -> None:
+    client = ClientWithMetrics(always(play(ids("hello"))))
+    client.history.append((1.0, stats(0)))
+    text = call(client, settings_for(write_model_folder(tmp_path), metrics_prefix="vllm"), "GET", "/metrics").text
+    assert '\nvllm:engine_sleep_state{model_name="tiny",sleep_state="awake"} 1.0\n' in text
+    assert '\nvllm:num_requests_waiting_by_reason{model_name="tiny",reason="capacity"} 2.0\n' in text
 
 
 def test_with_its_own_prefix_tessera_has_its_own_names_alone(tmp_path: Path) -> None:

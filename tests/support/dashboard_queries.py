@@ -1,8 +1,9 @@
 """The queries of other servers' Grafana dashboards, with Grafana's variables filled in by `prepared`.
 
 Typed from vLLM's examples/observability/prometheus_grafana/grafana.json and examples/observability/dashboards/grafana/
-{performance_statistics,query_statistics}.json, and from SGLang's examples/monitoring/grafana/dashboards/json/
-sglang-dashboard.json, as of November 2026. Queries that several panels share are here once.
+{performance_statistics,query_statistics,vllm_overview,vllm_service_status,vllm_kv_cache}.json (without connectors and
+speculative decoding), and from SGLang's examples/monitoring/grafana/dashboards/json/sglang-dashboard.json, as of
+November 2026. Queries that several panels share are here once.
 """
 
 from __future__ import annotations
@@ -36,8 +37,22 @@ def _vllm() -> list[str]:
     for share in ("0.50", "0.90", "0.99"):
         prompts = f"rate(vllm:request_prompt_tokens_bucket{deployment}[$__rate_interval])"
         found.append(f"histogram_quantile({share}, sum by(le, model_name) ({prompts}))")
+    where = 'job=~"$job", model_name=~"$model_name", instance=~"$instance", engine=~"$engine"'
+    success = f"vllm:request_success_total{{{where}"
+    reported = f"count(vllm:num_requests_running{{{where}}})"
     return [
         *found,
+        f'(1 - (sum(rate({success}, finished_reason="error"}}[5m])) / (sum(rate({success}}}[5m])) > 0))) '
+        f"and on () {reported}",
+        f"(60 * sum(rate({success}}}[5m]))) and on () {reported}",
+        f"sum(rate(vllm:prefix_cache_hits_total{{{where}}}[$__rate_interval])) "
+        f"/ (sum(rate(vllm:prefix_cache_queries_total{{{where}}}[$__rate_interval])) > 0)",
+        f"sum(rate(vllm:prompt_tokens_cached_total{{{where}}}[$__rate_interval])) "
+        f"/ (sum(rate(vllm:prompt_tokens_total{{{where}}}[$__rate_interval])) > 0)",
+        f"sum(rate(vllm:num_preemptions_total{{{where}}}[$__rate_interval]))",
+        f"max by (instance, engine) (vllm:kv_cache_usage_perc{{{where}}})",
+        f'sum(rate(vllm:time_to_first_token_seconds_bucket{{{where}, le="1.0"}}[$__rate_interval])) '
+        f"/ (sum(rate(vllm:time_to_first_token_seconds_count{{{where}}}[$__rate_interval])) > 0)",
         f"sum by(finished_reason) (increase(vllm:request_success_total{model}[$__rate_interval]))",
         f"rate(vllm:request_max_num_generation_tokens_sum{model}[$__rate_interval])",
         "rate(vllm:iteration_tokens_total_count[$__rate_interval])",
@@ -63,12 +78,13 @@ def _sglang() -> list[str]:
 
 VLLM_QUERIES = _vllm()
 SGLANG_QUERIES = _sglang()
-# Read by no dashboard of theirs today: vLLM's older names, and what SGLang's documentation lists for alerts.
+# What comes with the other server's prefix alone, vLLM's older names, and what SGLang's documentation lists.
 OTHER_NAMES = {
     "vllm": (
         *("gpu_cache_usage_perc", "time_per_output_token_seconds_bucket", "gpu_prefix_cache_hits_total"),
         *("request_inference_time_seconds_bucket", "num_preemptions_total", "request_params_n_bucket"),
-        *("cache_config_info", "prefix_cache_queries_total", "request_time_per_output_token_seconds_sum"),
+        *("engine_sleep_state", "num_requests_waiting_by_reason", "cache_config_info"),
+        *("prefix_cache_queries_total", "request_time_per_output_token_seconds_sum"),
     ),
     "sglang": (
         *("token_usage", "num_used_tokens", "max_total_num_tokens", "num_requests_total", "cached_tokens_total"),
@@ -80,7 +96,8 @@ OTHER_NAMES = {
 
 def prepared(query: str, model: str) -> str:
     """As Prometheus gets it."""
-    variables = {"$__rate_interval": "1m", "$__range": "1m", "$model_name": model, "$Deployment_id": ".*"}
+    anything = dict.fromkeys(("$job", "$instance", "$engine", "$Deployment_id"), ".*")
+    variables = {"$__rate_interval": "1m", "$__range": "1m", "$model_name": model, **anything}
     for name, value in variables.items():
         query = query.replace(name, value)
     return query
