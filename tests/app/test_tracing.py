@@ -8,14 +8,24 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import msgspec
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
@@ -103,6 +113,24 @@ def test_a_request_becomes_spans_with_the_names_of_the_conventions(
         assert [span.attributes["tessera.choice.index"] for span in by_name[name]] == [0, 1]
     for span in spans:
         assert server.start <= span.start <= span.end <= server.end
+
+
+def test_spans_are_sent_over_grpc_too(tmp_path: Path) -> None:
+    collector = Collector("")
+
+    class Service(TraceServiceServicer):
+        def Export(self, request: ExportTraceServiceRequest, context: object) -> ExportTraceServiceResponse:
+            collector.receive(request.SerializeToString(), {})
+            return ExportTraceServiceResponse()
+
+    with ThreadPoolExecutor(1) as threads:
+        listening = grpc.server(threads)
+        add_TraceServiceServicer_to_server(Service(), listening)  # type: ignore[no-untyped-call]
+        collector.url = f"grpc://127.0.0.1:{listening.add_insecure_port('127.0.0.1:0')}"
+        listening.start()
+        traced(collector, tmp_path, "/v1/completions", json=BODY, headers={"traceparent": SAMPLED})
+        assert len(collector.of_trace(TRACE_ID, 8)) == 8
+        listening.stop(None).wait()
 
 
 def test_a_request_that_fails_is_a_span_with_an_error_and_polls_are_none(tmp_path: Path) -> None:

@@ -227,7 +227,9 @@ def test_a_call_of_the_sdk_through_a_proxy_is_one_trace_down_to_the_engine(
     assert spans.keys() == {"ask", *parents}
     for name, parent in parents.items():
         assert spans[name].parent_id == spans[parent].span_id, name
-        assert spans[parent].start <= spans[name].start <= spans[name].end <= spans[parent].end, name
+        # A server may end its span after its client has read all of the response.
+        late = 0 if spans[name].service == spans[parent].service else 1e9
+        assert spans[parent].start <= spans[name].start <= spans[name].end <= spans[parent].end + late, name
     assert [spans[name].service for name in ("ask", "proxy", request, "decode")] == [
         *("application", "proxy", "tessera", "tessera"),
     ]
