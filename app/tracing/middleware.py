@@ -18,9 +18,6 @@ TRACE_RESPONSE = b"traceresponse"  # of W3C Trace Context, level 2
 MAX_HEADER_LENGTH = 512  # the longest tracestate
 SHOWN = "tessera.original"  # key of the request's own scope in the one that OpenTelemetry sees
 
-# The stable names of HTTP attributes rather than those of before 2023.
-os.environ.setdefault("OTEL_SEMCONV_STABILITY_OPT_IN", "http")
-
 
 class TracingMiddleware:
     """Goes around RequestIdMiddleware, whose log line has the trace's id. What is polled is not traced."""
@@ -28,6 +25,7 @@ class TracingMiddleware:
     def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
         self._app = app
         self._tracer = tracing.provider.get_tracer("tessera", __version__)
+        os.environ.setdefault("OTEL_SEMCONV_STABILITY_OPT_IN", "http")  # names of attributes as they are since 2023
         self._traced = OpenTelemetryMiddleware(
             self._run,
             default_span_details=lambda scope: (str(scope["method"]), {}),

@@ -18,7 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tessera.app.cli.command import main
+from tessera.app.server import serve as serve_module
 from tessera.app.server.connection import BoundedConnection
+from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.logs import JsonFormatter, TextFormatter, request_context, request_fields
 from tessera.engine.contract.stalls import Stall, log_stall
 from tessera.engine.ipc.client import EngineClient
@@ -160,3 +163,14 @@ def test_exceptions_that_nothing_catches_are_lines_like_others() -> None:
     for line, error in zip(lines[1:], ("ZeroDivisionError", "KeyError", "RuntimeError: the end"), strict=True):
         assert error in line["exception"]
         assert line["process"] == "app-1"
+
+
+def test_a_server_that_cannot_start_says_so_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> int:
+        raise ConfigError("the model is at fault")
+
+    monkeypatch.setattr(serve_module, "run_server", refuse)
+    with written(JsonFormatter()) as text:
+        assert main(["serve", "--log-format", "json"]) == 2
+    (line,) = as_objects(text)
+    assert (line["level"], line["message"]) == ("critical", "the model is at fault")
