@@ -39,6 +39,8 @@ class LinearOps(DequantizeOps):
     def _product(self, x: Tensor, weight: LinearWeight, out: Tensor, accumulate: bool) -> None:
         values = weight.dense
         if values is None:
+            if launch_block_product(self.device, BlockOperands(x, weight, out), accumulates=accumulate):
+                return
             values = self._dequantized(weight, x.dtype)
         self._matmul(x, values, weight.bias, out, accumulate)
 

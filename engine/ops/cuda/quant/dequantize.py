@@ -77,7 +77,7 @@ class DequantizeOps(Ops):
         }
         kernels = {_kernel(format, dtype) for format in formats}
         for weight in stored:
-            kernels |= kernels_of(weight, cuda_type(dtype), self.device.max_shared_bytes)
+            kernels |= kernels_of(weight, cuda_type(dtype), self.device)
         self.device.compile(sorted(kernels, key=lambda kernel: (kernel[0].name, kernel[1])))
         copied = [weight.shape for weight in stored if dtype.itemsize != HALF_BYTES or not takes_any_rows(weight)]
         if copied:
