@@ -95,7 +95,7 @@ TILES: dict[int, tuple[BlockTile, ...]] = {
     16: (BlockTile(16, 4, 2, 2), BlockTile(16, 4, 3), BlockTile(16, 2, 3, 2), BlockTile(16, 2, 2)),
     32: (BlockTile(32, 4, 2), BlockTile(32, 2, 2)),
 }
-MIN_ROWS_SM90 = 17  # from here on sm_90a multiplies by wgmma
+MIN_ROWS_SM90 = 33  # from here on sm_90a multiplies by wgmma
 MAX_ROWS_SM90 = 512  # more take longer than a dequantised copy of the weight
 MAX_ROWS = 64  # by several launches; more are multiplied by dequantised weights
 MOST_DEQUANTISED = 1 << 28  # elements; of a larger weight, a table of embeddings, no dequantised copy is made
@@ -228,8 +228,10 @@ def _launch(
     place = out.pointer + (rows.start * out.shape[1] + start) * out.dtype.itemsize
     bias = None if weight.bias is None else weight.bias[start : start + features]
     units = ceil_div(features // 2 if gated else features, UNIT)
+    # A second block of each multiprocessor pays where all have tiles to do.
+    blocks = tile.blocks if units >= 0.7 * tile.blocks * device.multiprocessors * tile.units else 1
     shared_bytes = tile.shared_bytes(part.format, in_features, normed=norm is not None)
-    config = LaunchConfig((min(device.multiprocessors * tile.blocks, units), 1, 1), (THREADS, 1, 1), shared_bytes)
+    config = LaunchConfig((min(device.multiprocessors * blocks, units), 1, 1), (THREADS, 1, 1), shared_bytes)
     params = BlockMatmulParams(
         x=x[rows],
         norm=norm,
@@ -271,11 +273,12 @@ def kernels_of(weight: LinearWeight, dtype: str, device: CudaDevice) -> set[Inst
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     halves = [dtype for dtype in dtypes if dtype != C_TYPE_NAMES[float32]]
-    tiles = [tile for tiles in TILES.values() for tile in tiles]
-    return [
-        (BLOCK_MATMUL, tile.template(dtype, out, format))
+    kernels: dict[Instantiation, None] = {
+        (BLOCK_MATMUL, tile.template(dtype, out, format)): None  # tiles may differ in their number of blocks alone
         for dtype in halves
         for format in PACKED_FORMATS.values()
+        for tiles in TILES.values()
         for tile in tiles
         for out in (dtype, C_TYPE_NAMES[float32])
-    ]
+    }
+    return list(kernels)

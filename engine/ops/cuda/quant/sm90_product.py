@@ -59,28 +59,21 @@ SM90_BLOCK_MATMUL = KernelSpec(
 )
 SPECS = (SM90_BLOCK_MATMUL,)
 
-PRODUCER_WARPGROUPS = Constant(2)
-AHEAD = Constant(4, "steps whose codes are on their way")
-PRODUCER_REGISTERS = Constant(88, "of a thread; with those of the consumers 65,536 in all")
-CONSUMER_REGISTERS = Constant(168)
+TEAM_WARPGROUPS = Constant(2, "that dequantise together")
+AHEAD = Constant(3, "steps of a team whose codes are on their way")
 declare_header(
     "sm90_block_matmul",
     __name__,
-    {
-        "PRODUCER_WARPGROUPS": PRODUCER_WARPGROUPS,
-        "AHEAD": AHEAD,
-        "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
-        "CONSUMER_REGISTERS": CONSUMER_REGISTERS,
-    },
+    {"TEAM_WARPGROUPS": TEAM_WARPGROUPS, "AHEAD": AHEAD},
     (Sm90BlockMatmulParams,),
 )
 
-PRODUCERS = PRODUCER_WARPGROUPS * WARPGROUP_SIZE
-BLOCK_THREADS = 2 * WARPGROUP_SIZE + PRODUCERS
+TEAM = TEAM_WARPGROUPS * WARPGROUP_SIZE
 STEP = 128  # elements along k that are dequantised at a time
 MIN_STAGES = 4
 TILES = (Tile(1, 64), Tile(2, 64), Tile(2, 128))
-ELEMENTS_PER_US = 35_000  # that a multiprocessor dequantises
+ELEMENTS_PER_US = {1: 17_000, 2: 28_000}  # that a multiprocessor dequantises, by its teams
+X_BYTES_PER_US = 42_000  # that a multiprocessor gets from L2
 JOIN_US = 2.0  # of the sums of a cluster's blocks
 TILE_US = 1.0  # from one tile to the next
 
@@ -91,13 +84,22 @@ class BlockPlan:
 
     plan: Plan
 
+    @property
+    def teams(self) -> int:
+        """That dequantise, as in the kernel."""
+        return 2 if self.plan.tile.warpgroup_n <= 64 else 1
+
+    @property
+    def threads(self) -> int:
+        return 2 * WARPGROUP_SIZE + self.teams * TEAM
+
     def template(self, dtype: str, out_dtype: str, format: PackedFormat) -> tuple[str, ...]:
         tile = self.plan.tile
         return (dtype, out_dtype, format.type.name, str(tile.warpgroups_m), str(tile.warpgroup_n))
 
     def slots_bytes(self, format: PackedFormat) -> int:
         """Of codes and headers on their way."""
-        return AHEAD * self.plan.tile.n * 4 * (format.lane_words + 1) * 4
+        return self.teams * AHEAD * self.plan.tile.n * 4 * (format.lane_words + 1) * 4
 
     def stages(self, format: PackedFormat, out_itemsize: int, max_shared_bytes: int) -> int:
         """Of the ring: as many as fit."""
@@ -108,7 +110,8 @@ class BlockPlan:
         """Microseconds beyond what every plan takes, where `at_once` clusters run at a time."""
         rounds = ceil_div(self.plan.count(num_rows, out_features), at_once)
         steps = ceil_div(ceil_div(in_features, STEP), self.plan.splits)
-        step = self.plan.tile.n * STEP / ELEMENTS_PER_US
+        tile = self.plan.tile
+        step = max(tile.n / ELEMENTS_PER_US[self.teams], tile.m * HALF_BYTES / X_BYTES_PER_US) * STEP
         return rounds * (steps * step + TILE_US) + (JOIN_US if self.plan.splits > 1 else 0.0)
 
 
@@ -183,7 +186,7 @@ def launch(device: CudaDevice, operands: Sm90Operands, chosen: BlockPlan, *, gat
     groups = count if plan.splits > 1 else min(count, clusters[plan.splits - 1])
     slots_offset = stages * plan.stage_bytes + plan.bytes_beside_ring(out_itemsize)
     shared_bytes = slots_offset + chosen.slots_bytes(part.format)
-    config = LaunchConfig((groups * plan.splits, 1, 1), (BLOCK_THREADS, 1, 1), shared_bytes, plan.splits)
+    config = LaunchConfig((groups * plan.splits, 1, 1), (chosen.threads, 1, 1), shared_bytes, plan.splits)
     params = Sm90BlockMatmulParams(
         x_map=box_map(x, plan.tile.m),
         x_tail_map=box_map(x, num_rows % plan.tile.m or plan.tile.m),
