@@ -20,7 +20,7 @@ SHOWN = "tessera.original"  # key of the request's own scope in the one that Ope
 
 
 class TracingMiddleware:
-    """Goes around RequestIdMiddleware, whose log line has the trace's id. What is polled is not traced."""
+    """Wraps RequestIdMiddleware, so that its log line has the trace's id. Paths that are polled are not traced."""
 
     def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
         self._app = app

@@ -45,7 +45,7 @@ class SpanQueue(BatchSpanProcessor):
 
 
 class CountingExporter(SpanExporter):
-    """Counts what it was given and what became of it."""
+    """Counts the spans that wait, were sent and were dropped."""
 
     def __init__(self, exporter: SpanExporter, endpoint: str, counts: HttpCounts) -> None:
         self._exporter = exporter

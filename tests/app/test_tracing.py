@@ -1,4 +1,4 @@
-"""Traces: what a request becomes, and that a collector that is away costs nothing but its spans."""
+"""The spans of requests, and collectors that are slow or away, which cost their spans alone."""
 
 from __future__ import annotations
 
