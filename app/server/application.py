@@ -63,6 +63,7 @@ from tessera.app.ops import root_routes as root
 from tessera.app.ops import status_routes as status
 from tessera.app.ops.metric_aliases import DerivedGauges
 from tessera.app.ops.metrics_page import EngineText, MetricsPage
+from tessera.app.ops.server_process import ServerProcess
 from tessera.app.server.seal_key import SERVER_KEYS, new_seal_key, stored_seal_key
 from tessera.app.settings import AppSettings
 from tessera.app.store.schema import Schema
@@ -158,7 +159,12 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     )
     use = KeyUse(settings.key_use_fd, settings.num_app_processes, settings.app_process)
     ring = app.state.key_ring = KeyRing(settings.accepted_keys) if settings.accepted_keys else None
-    app.state.counts = (counts, KeyMetrics(ring, use), DerivedGauges(client, model.default_name))
+    app.state.counts = (
+        counts,
+        KeyMetrics(ring, use),
+        DerivedGauges(client, model.default_name),
+        ServerProcess(settings.app_process),
+    )
     app.state.draining = False
     app.state.openapi_lock = asyncio.Lock()
     engine_text = EngineText(client.metrics, METRICS_PATIENCE)

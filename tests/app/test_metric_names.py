@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -75,6 +76,18 @@ def test_to_vllms_dashboards_the_engine_is_awake_and_its_queue_waits_for_room(tm
     text = call(client, settings_for(write_model_folder(tmp_path), metrics_prefix="vllm"), "GET", "/metrics").text
     assert '\nvllm:engine_sleep_state{model_name="tiny",sleep_state="awake"} 1.0\n' in text
     assert '\nvllm:num_requests_waiting_by_reason{model_name="tiny",reason="capacity"} 2.0\n' in text
+
+
+def test_every_app_process_describes_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_of(**settings: int) -> float:
+        client = ClientWithMetrics(always(play(ids("hello"))))
+        text = call(client, settings_for(write_model_folder(tmp_path), **settings), "GET", "/metrics").text
+        (sample,) = re.findall(r"^process_start_time_seconds (\S+)$", text, re.MULTILINE)
+        return float(sample)
+
+    first = start_of()
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert start_of(app_process=1, num_app_processes=2) < first
 
 
 def test_with_its_own_prefix_tessera_has_its_own_names_alone(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """The queries of other servers' Grafana dashboards, with Grafana's variables filled in by `prepared`.
 
 Typed from vLLM's examples/observability/prometheus_grafana/grafana.json and examples/observability/dashboards/grafana/
-{performance_statistics,query_statistics,vllm_overview,vllm_service_status,vllm_kv_cache}.json (without connectors and
-speculative decoding), and from SGLang's examples/monitoring/grafana/dashboards/json/sglang-dashboard.json, as of
-November 2026. Queries that several panels share are here once.
+{performance_statistics,query_statistics,vllm_overview,vllm_instances,vllm_service_status,vllm_kv_cache}.json (without
+KV connectors and block residency), and from SGLang's examples/monitoring/grafana/dashboards/json/sglang-dashboard.json,
+as of November 2026. Queries that differ in their labels alone are here once.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ def _vllm() -> list[str]:
         f"max by (instance, engine) (vllm:kv_cache_usage_perc{{{where}}})",
         f'sum(rate(vllm:time_to_first_token_seconds_bucket{{{where}, le="1.0"}}[$__rate_interval])) '
         f"/ (sum(rate(vllm:time_to_first_token_seconds_count{{{where}}}[$__rate_interval])) > 0)",
+        f'max by (model_name, instance) ((time() - process_start_time_seconds{{job=~"$job", instance=~"$instance"}}) '
+        f"* on (job, instance) group_left (model_name) "
+        f"group by (job, instance, model_name) (vllm:num_requests_running{{{where}}}))",
         f"sum by(finished_reason) (increase(vllm:request_success_total{model}[$__rate_interval]))",
         f"rate(vllm:request_max_num_generation_tokens_sum{model}[$__rate_interval])",
         "rate(vllm:iteration_tokens_total_count[$__rate_interval])",
