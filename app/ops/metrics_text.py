@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tessera.app.engines.engines import Engines
+from tessera.app.ops.metric_aliases import with_aliases
 from tessera.app.ops.metrics_page import EngineText
 
 _ENGINE_PREFIX = re.compile(rb"^((?:# (?:HELP|TYPE) )?)tessera:", re.MULTILINE)
@@ -67,7 +68,8 @@ def _labelled(line: bytes, model: str) -> bytes:
 
 async def render_metrics(engines: Engines, counts: Sequence[Countable], prefix: str, texts: EngineTexts) -> bytes:
     """The engines' metrics and the app's own, which remain while an engine is down."""
-    text = _ENGINE_PREFIX.sub(rb"\g<1>" + prefix.encode() + b":", await texts.latest())
+    text = with_aliases(await texts.latest(), prefix)
+    text = _ENGINE_PREFIX.sub(rb"\g<1>" + prefix.encode() + b":", text)
     return text + generate_latest(_Families(_own_metrics(engines, counts, prefix)))
 
 
