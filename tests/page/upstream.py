@@ -57,7 +57,7 @@ class Upstream:
     end: threading.Event = field(default_factory=threading.Event)
 
     async def show_file(self, request: Request) -> Response:
-        return page_file(request.url.path.removeprefix(PREFIX))
+        return page_file(request.url.path.removeprefix(PREFIX), request.headers.get("if-none-match"))
 
     async def show_status(self, request: Request) -> Response:
         return JSONResponse(status_of_a_busy_server())

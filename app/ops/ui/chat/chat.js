@@ -316,8 +316,8 @@ export class Chat {
         run.removed = true;
         run.stop();
       }
-      await this.database.remove(id);
       if (id === this.current.id) this.show(newConversation(storedSettings()));
+      await this.database.remove(id);
       await this.list.show();
       showToast(`“${titleOf(conversation)}” deleted.`, async () => {
         for (const message of conversation.messages) if (message.state === "running") message.state = "stopped";
@@ -332,8 +332,9 @@ export class Chat {
       run.removed = true;
       run.stop();
     }
-    await this.database.removeAll();
     this.show(newConversation(storedSettings()));
+    await this.database.removeAll();
+    await this.list.show();
     showToast("All conversations deleted.");
   }
 }

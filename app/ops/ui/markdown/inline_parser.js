@@ -125,7 +125,7 @@ class InlineParser {
     const { source, position } = this;
     const length = runLength(source, position, "`");
     this.backticks ??= backtickRuns(source);
-    const places = this.backticks.get(length);
+    const places = this.backticks.get(length) ?? { at: [], next: 0 }; // none where a backslash took a part of the run
     while (places.next < places.at.length && places.at[places.next] <= position) places.next += 1;
     const end = places.at[places.next];
     if (end === undefined) return this.literal(length);
@@ -249,11 +249,10 @@ class InlineParser {
           break;
         }
         const opener = openers[found];
-        openers.length = found + 1;
-        for (const [name, value] of floors) floors.set(name, Math.min(value, openers.length));
         const used = closer.sign === "~" ? closer.length : opener.length >= 2 && closer.length >= 2 ? 2 : 1;
         wrap(opener, closer, used, first, wrapped);
-        if (opener.length === 0) openers.pop();
+        openers.length = opener.length === 0 ? found : found + 1;
+        for (const [name, value] of floors) floors.set(name, Math.min(value, openers.length));
       }
       if (closer.opens && closer.length > 0) openers.push(closer);
     }
