@@ -1,6 +1,6 @@
 // The chat: conversations, the answers that run, and what the reader does with them.
 
-import { make } from "../markdown/element.js";
+import { make } from "../dom/element.js";
 import { announce } from "../shell/announcer.js";
 import { copyText } from "../shell/clipboard.js";
 import { fileName, saveFile } from "../shell/files.js";

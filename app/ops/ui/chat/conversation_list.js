@@ -1,6 +1,6 @@
 // The list of conversations: search, choose, and a menu for each.
 
-import { make } from "../markdown/element.js";
+import { make } from "../dom/element.js";
 import { iconButton } from "./message_view.js";
 
 const SEARCH_DELAY = 150; // milliseconds without a key

@@ -1,6 +1,6 @@
 // One message on the page. It reads its message and shows what is new; an answer's finished blocks are never touched.
 
-import { make } from "../markdown/element.js";
+import { make } from "../dom/element.js";
 import { StreamedMarkdown } from "../markdown/streamed_markdown.js";
 import { costOf } from "./run.js";
 

@@ -1,6 +1,6 @@
 // The messages of the shown conversation. Drawn at most once a frame; scrolls along only while the reader is at the end.
 
-import { make } from "../markdown/element.js";
+import { make } from "../dom/element.js";
 import { viewOf } from "./message_view.js";
 
 const NEAR = 40; // pixels from the end that still count as the end

@@ -1,6 +1,6 @@
 // Charts of the last hour: one line each, with its highest value, and the figure under the pointer.
 
-import { make } from "../markdown/element.js";
+import { make } from "../dom/element.js";
 import { percent, rate, seconds, whole } from "./numbers.js";
 
 const WIDTH = 240;

@@ -1,6 +1,6 @@
 // The figures of this moment, from /status.json.
 
-import { make } from "../markdown/element.js";
+import { make } from "../dom/element.js";
 import { bytes, percent, rate, seconds, short, whole } from "./numbers.js";
 
 const MOST_SQUARES = 480;

@@ -1,6 +1,6 @@
 // Use by model and by key since the start, over all app processes.
 
-import { make } from "../markdown/element.js";
+import { make } from "../dom/element.js";
 import { replaceRows } from "./figures.js";
 import { whole } from "./numbers.js";
 

@@ -1,8 +1,8 @@
 // Blocks as elements. A view shows its block as far as it is known; what is final is never touched again.
 
 import { CodeView } from "./code_view.js";
-import { make } from "./element.js";
-import { formula } from "./formula.js";
+import { make } from "../dom/element.js";
+import { formula } from "../maths/formula.js";
 import { InlineView } from "./inline_view.js";
 import { TableView } from "./table_view.js";
 

@@ -1,7 +1,7 @@
 // A block of code: its language, a button that copies it, and its lines, each highlighted once.
 
-import { make } from "./element.js";
-import { Highlighter } from "./highlighter.js";
+import { make } from "../dom/element.js";
+import { Highlighter } from "../code/highlighter.js";
 
 export class CodeView {
   constructor(block) {

@@ -1,8 +1,8 @@
 // The nodes of a paragraph as elements. What has not changed since the last time stays as it is.
 
-import { make } from "./element.js";
+import { make } from "../dom/element.js";
 import { parseInlines } from "./inline_parser.js";
-import { formula } from "./formula.js";
+import { formula } from "../maths/formula.js";
 
 const MAX_EAGER = 4096; // characters; a longer text that still grows is shown when it has grown by a quarter
 

@@ -1,6 +1,6 @@
 // A table that scrolls by itself where it is too wide.
 
-import { make } from "./element.js";
+import { make } from "../dom/element.js";
 import { inlineFragment } from "./inline_view.js";
 import { parseInlines } from "./inline_parser.js";
 import { cells } from "./table_row.js";

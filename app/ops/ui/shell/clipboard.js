@@ -1,6 +1,6 @@
 // Copying a text.
 
-import { make } from "../markdown/element.js";
+import { make } from "../dom/element.js";
 
 export async function copyText(text) {
   try {

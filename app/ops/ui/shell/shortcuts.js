@@ -1,6 +1,6 @@
 // Keyboard shortcuts, and the dialog that lists them.
 
-import { make } from "../markdown/element.js";
+import { make } from "../dom/element.js";
 import { showView } from "./views.js";
 
 const help = document.getElementById("shortcuts");

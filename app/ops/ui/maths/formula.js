@@ -1,6 +1,6 @@
 // Maths: the part of LaTeX that models write, as MathML. What is not known is shown as its source.
 
-import { make } from "./element.js";
+import { make } from "../dom/element.js";
 import { ACCENTS, ALPHABETS, FUNCTIONS, INTEGRALS, LARGE, LETTERS, LIMITS, OPERATORS, SPACES } from "./tex_symbols.js";
 
 const NAMESPACE = "http://www.w3.org/1998/Math/MathML";

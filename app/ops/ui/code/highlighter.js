@@ -1,6 +1,6 @@
 // Highlighting, line by line: what a line means depends on the lines before only by an open comment or string.
 
-import { make } from "./element.js";
+import { make } from "../dom/element.js";
 import { constants, languageNamed } from "./languages.js";
 
 const MAX_LINE = 2000; // characters; longer lines stay plain
