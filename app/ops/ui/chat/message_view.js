@@ -123,7 +123,7 @@ class AnswerView {
     const name = make("b");
     const code = make("code");
     const summary = make("summary", {}, "Calls ", name);
-    this.calls.element.append(make("details", { class: "call", open: true }, summary, make("pre", { tabindex: "0" }, code)));
+    this.calls.element.append(make("details", { class: "call", open: true }, summary, make("pre", { tabindex: "0", role: "group", "aria-label": "Arguments" }, code)));
     return { name, code };
   }
 }

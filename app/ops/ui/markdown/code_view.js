@@ -9,7 +9,7 @@ export class CodeView {
     this.code = make("code");
     this.label = make("span", { class: "language" });
     this.button = make("button", { type: "button", class: "copy", "data-copy": "code" }, "Copy");
-    const pre = make("pre", { tabindex: "0" }, this.code);
+    const pre = make("pre", { tabindex: "0", role: "group" }, this.code);
     this.element = make("figure", { class: "code" }, make("figcaption", {}, this.label, this.button), pre);
     this.block = block;
     this.info = null;
