@@ -23,7 +23,9 @@ request_logger = logging.getLogger("tessera.request")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that left before the response began
 MAX_PATH_LENGTH = 200
 MAX_CLIENT_ID_LENGTH = 512
-QUIET_PATHS = frozenset({"/", "/health", "/ready", "/version", "/metrics", "/status.json", "/status/history.json"})  # polled
+QUIET_PATHS = frozenset(
+    {"/", "/health", "/ready", "/version", "/metrics", "/status.json", "/status/history.json"}
+)  # polled
 QUIET_PREFIX = "/ui/"
 
 

@@ -29,7 +29,7 @@ ANY = "*"
 class AuthMiddleware:
     """Refuses requests without a known key with 401; puts the key's holder and tenant into the request's state.
 
-    `page_paths` need no key either: the page is the same everywhere, asks for the key and sends it with its own requests.
+    `page_paths` need no key either: the page is the same everywhere, and sends the key with its own requests.
     """
 
     def __init__(self, app: ASGIApp, ring: KeyRing, page_paths: Collection[str] = ()) -> None:

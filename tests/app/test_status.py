@@ -82,9 +82,13 @@ def test_the_page_names_its_files_relative_to_itself_and_nothing_elsewhere(tmp_p
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page)
     for path in FOLDER.rglob("*.*"):
         text = path.read_text()
-        outside = re.findall(r"(?:https?:)?//[\w-]+\.\w+", re.sub(r"https?://(www\.w3\.org|spec\.commonmark\.org)", "", text))
+        outside = re.findall(
+            r"(?:https?:)?//[\w-]+\.\w+", re.sub(r"https?://(www\.w3\.org|spec\.commonmark\.org)", "", text)
+        )
         assert not outside, path
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), path
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
+            path
+        )
         for name in re.findall(r'(?:from|import) "(\.[^"]+)"', text):
             assert (path.parent / name).is_file(), f"{path} imports {name}"
 

@@ -23,6 +23,7 @@ globalThis.canonical = function (root, isOwn) {
       return isTight ? inside().trim() : `[p ${inside().trim()}]`;
     }
     if (name === "s") return `[del ${inside()}]`;
+    if (name === "code") return `[code ${inside().trim()}]`;
     const number = name === "ol" ? node.getAttribute("start") ?? "" : "";
     const isBlock = ["ul", "ol", "li", "blockquote", "table", "thead", "tbody", "tr", "td", "th"].includes(name);
     return `[${name}${number} ${isBlock ? inside().trim() : inside()}]`;

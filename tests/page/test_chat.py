@@ -237,7 +237,9 @@ def test_settings_and_the_model_go_with_the_request(page: Page, upstream: Upstre
 def test_reasoning_is_folded_and_tools_are_called_with_their_arguments(page: Page, upstream: Upstream) -> None:
     call = {"index": 0, "id": "c1", "function": {"name": "weather", "arguments": '{"city": '}}
     more = {"index": 0, "function": {"arguments": '"Bonn"}'}}
-    upstream.replies["weather?"] = Reply([{"reasoning": "Let me **see**"}, {"tool_calls": [call]}, {"tool_calls": [more]}])
+    upstream.replies["weather?"] = Reply(
+        [{"reasoning": "Let me **see**"}, {"tool_calls": [call]}, {"tool_calls": [more]}]
+    )
     ask(page, "weather?")
     page.until("!document.querySelector('#results').hidden")
     assert page.evaluate("document.querySelector('.reasoning').open") is False

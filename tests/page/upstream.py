@@ -46,8 +46,12 @@ class Reply:
 
 @dataclass
 class Upstream:
-    """Attributes: url; replies by the last message's text, else it is repeated; bodies: of the requests; closed: streams
-    that their reader left.
+    """The server's state.
+
+    Attributes:
+        replies: by the last message's text, which is repeated where there is none.
+        bodies: of the requests.
+        closed: texts of requests that the page left before their end.
     """
 
     url: str = ""
@@ -84,7 +88,9 @@ class Upstream:
                         await asyncio.sleep(0.005)
                 if reply.per_second is not None:
                     await asyncio.sleep(max(0.0, begin + number / reply.per_second - time.monotonic()))
-                yield _event({"choices": [{"index": 0, "delta": {"content": delta} if isinstance(delta, str) else delta}]})
+                yield _event(
+                    {"choices": [{"index": 0, "delta": {"content": delta} if isinstance(delta, str) else delta}]}
+                )
             if reply.failure is not None:
                 yield _event({"error": {"message": reply.failure}})
             usage = {"prompt_tokens": 12, "completion_tokens": len(reply.deltas)}
@@ -170,7 +176,12 @@ def status_of_a_busy_server() -> dict[str, Any]:
         "gpu": {"memory_used": 128_849_018_880, "memory_total": 150_754_820_096, "utilization": 0.93},
         "use": {
             "models": [
-                {"name": name, "requests": 40000 // n, "prompt_tokens": 60_000_000 // n, "generation_tokens": 18_000_000 // n}
+                {
+                    "name": name,
+                    "requests": 40000 // n,
+                    "prompt_tokens": 60_000_000 // n,
+                    "generation_tokens": 18_000_000 // n,
+                }
                 for n, name in enumerate([*MODELS, "bge-small"], 1)
             ],
             "keys": [

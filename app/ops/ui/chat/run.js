@@ -86,7 +86,7 @@ function messageOf(error) {
 /** Words on an answer's cost, from the server's own count of tokens. */
 export function costOf({ usage, times, finish, state }) {
   const words = [];
-  if (usage) words.push(`${usage.completion.toLocaleString("en")} tokens`);
+  if (usage) words.push(usage.completion === 1 ? "1 token" : `${usage.completion.toLocaleString("en")} tokens`);
   if (usage && times && usage.completion > 1 && times.rest > 0) {
     const rate = (1000 * (usage.completion - 1)) / times.rest;
     words.push(`${rate >= 99.5 ? Math.round(rate).toLocaleString("en") : rate.toFixed(1)} tokens/s`);
