@@ -93,6 +93,35 @@ def test_the_page_names_its_files_relative_to_itself_and_nothing_elsewhere(tmp_p
             assert (path.parent / name).is_file(), f"{path} imports {name}"
 
 
+def test_text_and_marks_stand_out_in_both_themes() -> None:
+    """WCAG's contrast: 4.5 for text, 3 for edges of controls and marks."""
+    theme = (FOLDER / "style/theme.css").read_text()
+    found = dict(re.findall(r"--([\w-]+): light-dark\((#\w{6}), #\w{6}\);", theme))
+    dark = dict(re.findall(r"--([\w-]+): light-dark\(#\w{6}, (#\w{6})\);", theme))
+    assert found.keys() == dark.keys()
+
+    def contrast(one: str, other: str) -> float:
+        lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+        return (lighter + 0.05) / (darker + 0.05)
+
+    texts = {"ink", "quiet", "accent", *(name for name in found if name.startswith("hl-"))}
+    pairs = {(text, ground, 4.5) for text in texts for ground in ("page", "side", "card", "raised")}
+    pairs |= {("control", ground, 3.0) for ground in ("page", "side", "card", "raised")}
+    pairs |= {("accent-soft", "card", 3.0), ("accent-ink", "accent", 4.5), ("ink", "mark", 4.5), ("page", "ink", 4.5)}
+    pairs |= {("good", "good-soft", 4.5), ("bad", "bad-soft", 4.5), ("bad", "card", 4.5), ("page", "bad", 4.5)}
+    for colors in (found, dark):
+        assert [pair for pair in sorted(pairs) if contrast(colors[pair[0]], colors[pair[1]]) < pair[2]] == []
+
+
+def luminance(color: str) -> float:
+    """WCAG's relative luminance of #rrggbb."""
+    red, green, blue = (
+        value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+        for value in (int(color[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
 @pytest.mark.parametrize("folder", sorted({path.parent for path in FOLDER.rglob("*.js")}), ids=lambda path: path.name)
 def test_the_pages_modules_are_small_and_imports_point_down(folder: Path) -> None:
     floors = ["ui", "chat", "dashboard", "shell", "markdown", "code", "maths", "dom"]

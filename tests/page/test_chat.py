@@ -210,6 +210,8 @@ def test_a_message_is_edited_and_an_answer_made_again(page: Page, upstream: Upst
     page.click(".assistant [data-action=regenerate]")
     page.until(f"{TEXTS}.join() === 'changed,another' && {DONE}")
     assert upstream.bodies[-1]["messages"] == [{"role": "user", "content": "changed"}]
+    page.click("#toast-undo")
+    page.until(f"{TEXTS}.join() === 'changed,changed' && {DONE}")
 
 
 def test_settings_and_the_model_go_with_the_request(page: Page, upstream: Upstream) -> None:
@@ -291,6 +293,18 @@ def test_everything_can_be_done_with_the_keyboard(page: Page) -> None:
     page.until("document.querySelector('#shortcuts').open")
     assert len(page.evaluate("[...document.querySelectorAll('#shortcut-list dt')].map((e) => e.textContent)")) >= 10
     page.press("Escape")
+
+
+def test_all_that_can_be_used_has_a_name(page: Page, upstream: Upstream) -> None:
+    upstream.replies["all"] = Reply(["- [ ] task\n\n```py\nx\n```\n\n| a |\n|---|\n| b |\n"])
+    ask_and_wait(page, "all")
+    roles = {"button", "textbox", "searchbox", "combobox", "tab", "checkbox", "link", "region", "navigation", "group"}
+    for view, least in (("#tab-chat", 18), ("#tab-dashboard", 6), ("#help", 1)):
+        page.click(view)
+        nodes = page.command("Accessibility.getFullAXTree")["nodes"]
+        used = [node for node in nodes if not node["ignored"] and node["role"]["value"] in roles]
+        assert len(used) >= least
+        assert [node for node in used if not node["name"]["value"]] == []
 
 
 def test_a_phone_shows_the_chat_and_the_rest_on_request(page: Page, upstream: Upstream) -> None:

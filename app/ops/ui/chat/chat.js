@@ -134,7 +134,11 @@ export class Chat {
 
   /** Returns whether the text was taken. */
   send(text) {
-    if (this.runs.has(this.current.id) || !this.model) return false;
+    if (this.runs.has(this.current.id)) return false;
+    if (!this.model) {
+      showToast("The server has not answered yet: the text stays here.");
+      return false;
+    }
     this.current.messages.push({ role: "user", content: text });
     this.transcript.scrollToEnd();
     this.answer();
@@ -226,8 +230,9 @@ export class Chat {
     this.transcript.edit(index, (text) => {
       this.composer.focus();
       if (text === null || conversation !== this.current || this.runs.has(conversation.id)) return;
-      conversation.messages.length = index;
+      const removed = conversation.messages.splice(index);
       this.send(text);
+      this.offerUndo(conversation, index, removed);
     });
   }
 
@@ -237,10 +242,20 @@ export class Chat {
   }
 
   regenerate(index) {
-    if (this.runs.has(this.current.id)) return;
-    this.current.messages.length = index;
-    this.transcript.draw();
+    if (this.runs.has(this.current.id) || !this.model) return;
+    const removed = this.current.messages.splice(index);
     this.answer();
+    if (removed.some((message) => message.content)) this.offerUndo(this.current, index, removed);
+  }
+
+  /** Let the reader have the messages back that were replaced from an index on. */
+  offerUndo(conversation, index, removed) {
+    showToast(removed.length > 1 ? "It and what came after it were replaced." : "It was replaced.", () => {
+      this.runs.get(conversation.id)?.stop();
+      conversation.messages.splice(index, Infinity, ...removed);
+      if (this.current === conversation) this.transcript.draw();
+      this.save(conversation);
+    });
   }
 
   regenerateLast() {

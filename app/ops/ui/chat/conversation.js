@@ -13,7 +13,7 @@ export const NO_SETTINGS = {
 export function newConversation(settings) {
   const now = Date.now();
   const id = crypto.randomUUID?.() ?? `${now}-${Math.random().toString(36).slice(2)}`; // absent on plain HTTP
-  return { id, title: "", named: false, created: now, updated: now, settings: { ...NO_SETTINGS, ...settings }, messages: [] };
+  return { id, title: "", created: now, updated: now, settings: { ...NO_SETTINGS, ...settings }, messages: [] };
 }
 
 export function newAnswer(model) {

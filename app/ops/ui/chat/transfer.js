@@ -60,7 +60,6 @@ function readConversation(found) {
   }
   const conversation = newConversation(settings);
   conversation.title = string(found.title);
-  conversation.named = found.named === true;
   conversation.created = time(found.created) ?? conversation.created;
   conversation.updated = time(found.updated) ?? conversation.updated;
   conversation.messages = found.messages.map(readMessage);
