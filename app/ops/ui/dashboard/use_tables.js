@@ -7,7 +7,7 @@ import { whole } from "./numbers.js";
 const MODEL_COLUMNS = [["model", "name"], ["requests", "requests"], ["tokens in", "prompt_tokens"], ["tokens out", "generation_tokens"]];
 const KEY_COLUMNS = [
   ["key", "name"], ["requests", "requests"], ["now", "requests_under_way"], ["refused", "refused"],
-  ["tokens in", "prompt_tokens"], ["tokens out", "generation_tokens"], ["tokens, last minute", "tokens_last_minute"],
+  ["tokens in", "prompt_tokens"], ["tokens out", "generation_tokens"], ["tokens/min", "tokens_last_minute"],
 ];
 
 function showTable(id, columns, entries) {
