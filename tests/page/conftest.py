@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.page.opening import open_page
 from tests.page.upstream import Upstream, running_upstream
 from tests.support.browser import Page, browser_page, find_browser
 
@@ -48,8 +49,3 @@ RESET = """
   document.querySelector("#remove-all").click();
   document.querySelector("#sure [value=yes]").click();
 """
-
-
-def open_page(page: Page, url: str) -> None:
-    page.open(url)
-    page.until("document.querySelector('#model-choice')?.value")

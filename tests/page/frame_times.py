@@ -19,7 +19,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
-from tests.page.conftest import open_page
+from tests.page.opening import open_page
 from tests.page.upstream import Reply, running_upstream
 from tests.support.browser import Page, browser_page
 

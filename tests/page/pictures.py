@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from tests.page.conftest import open_page
+from tests.page.opening import open_page
 from tests.page.upstream import Reply, running_upstream
 from tests.support.browser import Page, browser_page
 from tests.support.paths import ROOT

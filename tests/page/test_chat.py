@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 
-from tests.page.conftest import open_page
+from tests.page.opening import open_page
 from tests.page.upstream import MODELS, PREFIX, Reply, Upstream
 from tests.support.browser import Page
 
@@ -177,6 +177,24 @@ def test_conversations_are_searched_renamed_exported_imported_and_deleted(page: 
     page.until("document.querySelector('#toast-text').textContent.includes('deleted')")
     open_page(page, upstream.url)
     assert titles(page) == []
+
+
+def test_what_is_kept_is_bounded_and_the_oldest_go(page: Page) -> None:
+    found = page.evaluate(
+        "Promise.all([import('/ui/chat/database.js'), import('/ui/chat/conversation.js')]).then(async ([a, b]) => {"
+        "  const database = new a.Database(null);"
+        "  let gone = 0;"
+        "  for (let number = 0; number < 503; number += 1) {"
+        "    const conversation = { ...b.newConversation({}), id: String(number), updated: number };"
+        "    gone += await database.write(conversation);"
+        "  }"
+        "  const left = database.list();"
+        "  const messages = [{ role: 'user', content: 'x'.repeat(50e6) }];"
+        "  await database.write({ ...b.newConversation({}), id: 'large', updated: 1000, messages });"
+        "  return [gone, left.length, left.at(-1).id, database.list().map(({ id }) => id)];"
+        "})"
+    )
+    assert found == [3, 500, "3", ["large"]]
 
 
 FAULTS_OF_FILES = {

@@ -17,6 +17,7 @@ export class ConversationList {
     this.current = null;
     this.running = () => false;
     this.menuFor = null;
+    this.shown = "";
     let timer = null;
     this.search.addEventListener("input", () => {
       clearTimeout(timer);
@@ -34,6 +35,10 @@ export class ConversationList {
     const query = this.search.value.trim();
     const found = query ? await this.database.search(query) : this.database.list();
     if (query !== this.search.value.trim()) return; // a later search has its own results
+    const shown = found.map(({ id, title, updated }) => [id, title, groupOf(updated), this.running(id)]);
+    const key = JSON.stringify([query, this.current, shown]);
+    if (key === this.shown) return;
+    this.shown = key;
     const rows = [];
     let group = "";
     for (const summary of found) {
