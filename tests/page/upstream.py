@@ -119,7 +119,7 @@ def running_upstream() -> Iterator[Upstream]:
     ]
     app = Starlette(routes=[Mount(PREFIX, routes=routes), *routes])
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     upstream.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -250,7 +250,7 @@ export class Chat {
 
   /** Let the reader have the messages back that were replaced from an index on. */
   offerUndo(conversation, index, removed) {
-    showToast(removed.length > 1 ? "It and what came after it were replaced." : "It was replaced.", () => {
+    showToast(removed.length > 1 ? `${removed.length} messages were replaced.` : "The answer was replaced.", () => {
       this.runs.get(conversation.id)?.stop();
       conversation.messages.splice(index, Infinity, ...removed);
       if (this.current === conversation) this.transcript.draw();

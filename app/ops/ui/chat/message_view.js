@@ -105,12 +105,13 @@ class AnswerView {
   showCalls() {
     const { calls } = this.message;
     const length = calls.reduce((sum, call) => sum + (call?.name.length ?? 0) + (call?.arguments.length ?? 0), 0);
-    if (length === this.calls?.length) return false;
+    const key = `${length} ${this.message.state}`;
+    if (key === this.calls?.key) return false;
     if (this.calls === null) {
       this.calls = { element: make("div", { class: "calls" }), parts: [] };
       this.element.insertBefore(this.calls.element, this.footer);
     }
-    this.calls.length = length;
+    this.calls.key = key;
     calls.forEach((call, index) => {
       const part = (this.calls.parts[index] ??= this.addCall());
       part.name.textContent = call.name;

@@ -84,10 +84,11 @@ function messageOf(error) {
 }
 
 /** Words on an answer's cost, from the server's own count of tokens. */
-export function costOf({ usage, times, finish, state }) {
+export function costOf({ usage, times, finish, state, calls }) {
   const words = [];
   if (usage) words.push(usage.completion === 1 ? "1 token" : `${usage.completion.toLocaleString("en")} tokens`);
-  if (usage && times && usage.completion > 1 && times.rest > 0) {
+  const streamed = times && times.rest > 0 && !calls.length; // calls come in few pieces, long after their first token
+  if (usage?.completion > 1 && streamed) {
     const rate = (1000 * (usage.completion - 1)) / times.rest;
     words.push(`${rate >= 99.5 ? Math.round(rate).toLocaleString("en") : rate.toFixed(1)} tokens/s`);
   }
