@@ -1,4 +1,4 @@
-"""The status page's data: the heartbeats of the last two minutes as rates, latencies and a short history."""
+"""The page's figures: the heartbeats of the last two minutes as rates, latencies and a short history."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ def status_object(model: ServedModel, models: ServedModels) -> dict[str, Any]:
     well, reason = model.engine.health()
     history = list(client.history)
     gpu = client.gpu
+    ordered = [model, *(other for other in models if other is not model)]
     return {
         "version": __version__,
         "state": {"ready": well, "reason": reason},
-        "models": [
-            *model.names,
-            *(name for other in models if other is not model for name in other.names),
-        ],
+        "models": [name for each in ordered for name in each.names],
+        "generating_models": [name for each in ordered for name in each.settings.served_model_names],
         "chat": model.template is not None,
         "engine": _engine(client.info) if client.info is not None else None,
         "now": _now(history[-1][1]) if history else None,

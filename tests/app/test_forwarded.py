@@ -107,7 +107,7 @@ def test_page_and_description_work_below_a_prefix(tmp_path: Path) -> None:
         assert '<base href="/a/llm/">' in page.text
         assert '="/' not in page.text.replace('<base href="/', ""), "all links of the page are relative"
         assert "base-uri 'self'" in page.headers["content-security-policy"]
-    assert call(client, settings, "GET", "/a/llm/ui/key.js").status_code == 200
+    assert call(client, settings, "GET", "/a/llm/ui/shell/key.js").status_code == 200
     assert call(client, settings, "GET", "/a/llm/openapi.json").json()["servers"] == [{"url": "/a/llm"}]
     assert call(client, settings, "GET", "/a/llm/models").json()["data"][0]["id"] == "tiny"
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}

@@ -8,17 +8,16 @@ const forget = document.getElementById("forget-key");
 
 let asking = null;
 
-export function headers() {
+function headers() {
   const key = sessionStorage.getItem(STORED);
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
-/** Like `fetch`, with the key; asks for one, and again, until the server takes it. */
+/** Like `fetch` of a path below the page's own address, with the key; asks for one until the server takes it. */
 export async function fetchWithKey(path, options = {}) {
   for (;;) {
     const sent = headers();
-    const below = path.replace(/^\//, ""); // the server may be below a prefix, which the page's base has
-    const response = await fetch(below, { ...options, headers: { ...options.headers, ...sent } });
+    const response = await fetch(path, { ...options, headers: { ...options.headers, ...sent } });
     if (response.status !== 401) {
       forget.hidden = !sent.authorization;
       return response;
