@@ -63,7 +63,7 @@ class CommandOptions:
     """The options that a command's structs declare.
 
     Args:
-        prefix: of the environment variables.
+        prefix: of the environment variables; None: the command line alone counts, without variables and a file.
         structs: settings of the command; a field that several inherit is one option.
         other_variables: variables with the prefix that are no options, see `read_environment`.
         groups: order of the groups in --help; others follow.
@@ -71,7 +71,7 @@ class CommandOptions:
 
     def __init__(
         self,
-        prefix: str,
+        prefix: str | None,
         structs: Sequence[type[msgspec.Struct]],
         *,
         other_variables: Sequence[str] = (),
@@ -80,7 +80,7 @@ class CommandOptions:
         self.prefix = prefix
         self._other_variables = other_variables
         by_field: dict[str, DeclaredOption] = {}
-        for struct in (*structs, FileOption):
+        for struct in structs if prefix is None else (*structs, FileOption):
             for declared in declared_options(struct):
                 if by_field.setdefault(declared.field, declared) != declared:
                     raise TypeError(f"the option {declared.name} is declared twice")
@@ -91,7 +91,8 @@ class CommandOptions:
         }
 
     def variable(self, declared: DeclaredOption) -> str:
-        return variable(self.prefix, declared.name)
+        """Empty where the command line alone counts."""
+        return variable(self.prefix, declared.name) if self.prefix is not None else ""
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """Declare the options to argparse. What is not given is absent from the namespace."""
@@ -112,7 +113,9 @@ class CommandOptions:
             for field, value in vars(namespace).items()
             if field in fields
         }
-        variables = read_environment(self.prefix, environment, self.options, self._other_variables)
+        variables: dict[str, Any] = {}
+        if self.prefix is not None:
+            variables = read_environment(self.prefix, environment, self.options, self._other_variables)
         path = (variables | line).get("config")
         in_file = [declared for declared in self.options if declared.field != "config"]
         file = read_config_file(path, in_file) if path is not None else {}
@@ -169,7 +172,8 @@ def _add_argument(group: argparse._ArgumentGroup, declared: DeclaredOption) -> N
     if option.bare is not None:
         settings |= {"nargs": "?", "const": option.bare}
     if option.positional:
-        group.add_argument(declared.field, nargs="?", **settings)
+        settings.pop("action", None)
+        group.add_argument(declared.field, nargs="*" if declared.many else "?", **settings)
     else:
         group.add_argument(*flags, dest=declared.field, **settings)
 

@@ -112,7 +112,7 @@ def test_random_prompts_share_their_prefixes_and_spread_their_lengths() -> None:
     workload = RandomWorkload(60, 100, 40, 500, seed=5, range_ratio=0.5, prefix_len=30, num_prefixes=2)
     found = bodies(workload, RequestTemplate("m"))
     assert found == bodies(workload, RequestTemplate("m"))
-    assert found != bodies(workload.resized(60, 6), RequestTemplate("m"))
+    assert found != bodies(workload.part(60, 60), RequestTemplate("m"))
     assert {tuple(body["prompt"][:30]) for body in found[::2]} != {tuple(body["prompt"][:30]) for body in found[1::2]}
     assert len({tuple(body["prompt"][:30]) for body in found}) == 2
     lengths = [len(body["prompt"]) - 30 for body in found]
