@@ -18,7 +18,7 @@ from tessera.options.errors import OptionError
 
 DEFAULT_NUM_PROMPTS = 100
 DEFAULT_VOCAB_SIZE = 500
-MOST_PER_SECOND = 50  # requests, for a run that only --max-seconds ends
+MOST_PER_SECOND = 200  # requests, for a run that only --max-seconds ends
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def default_num_prompts(arrival: ArrivalOptions) -> int:
     if arrival.max_seconds is None:
         return DEFAULT_NUM_PROMPTS
     rate = max(arrival.request_rate, 0) if math.isfinite(arrival.request_rate) else arrival.ramp_up_end_rps
-    return max(DEFAULT_NUM_PROMPTS, math.ceil(arrival.max_seconds * (rate or MOST_PER_SECOND) * 1.1))
+    return max(DEFAULT_NUM_PROMPTS, math.ceil(arrival.max_seconds * (rate or MOST_PER_SECOND)))
 
 
 def _trace(

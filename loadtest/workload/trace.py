@@ -108,7 +108,7 @@ def read_trace(path: Path) -> tuple[TraceRow, ...]:
         if line.strip():
             try:
                 rows.append(_row(orjson.loads(line)))
-            except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
                 raise OptionError(
                     f"--dataset-path: {path} line {number} must be an object with timestamp, input_length and "
                     f"output_length: {type(error).__name__} {error}"
