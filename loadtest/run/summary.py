@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +116,8 @@ def _steady_rate(times: npt.NDArray[np.float64]) -> float:
 
 
 def _falls_behind(completions: float, arrivals: float, num_requests: int) -> bool:
-    return completions < (1 - max(SHORTFALL, NOISE / max(num_requests, 1) ** 0.5)) * arrivals
+    tolerated = max(SHORTFALL, NOISE / math.sqrt(max(num_requests, 1)))
+    return completions < (1 - tolerated) * arrivals
 
 
 def _peak_tokens(records: Records) -> float:

@@ -192,6 +192,8 @@ def _metavar(declared: DeclaredOption) -> str:
 
 def _argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     def convert(text: str) -> Any:
+        if text is argparse.SUPPRESS:  # of a positional that is not given
+            return text
         try:
             return parse(text)
         except OptionError as error:

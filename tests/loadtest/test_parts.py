@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ import pytest
 
 from tessera.app.cli.command import main
 from tessera.loadtest import bench
-from tessera.loadtest.client.records import Recorder, Records
 from tessera.loadtest.client.timed_completion import TimedCompletion
 from tessera.loadtest.report.comparison import compare
-from tessera.loadtest.run.load_run import Outcome
 from tessera.loadtest.run.summary import summarize
 from tessera.loadtest.workload.arrival import Arrival
 from tessera.loadtest.workload.dialogue_file import FileWorkload, read_dialogues

@@ -126,7 +126,9 @@ def test_a_sweep_of_requests_under_way_is_reported(
 ) -> None:
     seen: list[tuple[int, int, int]] = []
 
-    def drive(_url: str, _template: RequestTemplate, workload: RandomWorkload, arrival: Arrival, **_: object) -> Outcome:
+    def drive(
+        _url: str, _template: RequestTemplate, workload: RandomWorkload, arrival: Arrival, **_: object
+    ) -> Outcome:
         seen.append((arrival.max_concurrency or 0, workload.first, workload.num_prompts))
         rate = 10.0 * min(arrival.max_concurrency or 4, 4)
         return outcome(

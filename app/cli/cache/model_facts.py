@@ -104,8 +104,9 @@ def _dtype(config: ModelConfig, name: str) -> np.dtype[Any]:
     if name != "auto":
         return DTYPES[name]
     own = config.torch_dtype
-    chosen: np.dtype[Any] = bfloat16 if own is None or own == float32 else own
-    return chosen
+    if own is None or own == float32:
+        return bfloat16
+    return own
 
 
 def _num_parameters(config: ModelConfig) -> int:

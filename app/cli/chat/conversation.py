@@ -48,7 +48,7 @@ class Conversation:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
     def load(self, path: Path) -> None:
-        """Become the conversation that `save` wrote, or a JSON list of messages; its settings are added to the own ones.
+        """Become the conversation that `save` wrote, or a JSON list of messages; its settings are added to its own.
 
         Raises: ConfigError where the file cannot be read or has something else.
         """

@@ -64,12 +64,13 @@ class OwnServer:
             start_new_session=True,  # Ctrl-C ends an answer, not the server
             preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
+        self._reader = threading.Thread(target=self._keep_reading, daemon=True)
         try:
             self._wait_until_ready()
         except BaseException:
             self.__exit__()
             raise
-        threading.Thread(target=self._keep_reading, daemon=True).start()
+        self._reader.start()
         return self
 
     def _wait_until_ready(self) -> None:
@@ -88,12 +89,7 @@ class OwnServer:
     def _keep_reading(self) -> None:
         """A pipe that nothing reads would stop the server at its next line."""
         assert self._process.stderr is not None
-        with suppress(ValueError):  # closed at the end
-            self._lines.extend(line.rstrip() for line in self._process.stderr)
-
-    def last_line(self) -> str:
-        """Of the log, for errors."""
-        return self._lines[-1] if self._lines else ""
+        self._lines.extend(line.rstrip() for line in self._process.stderr)
 
     def __exit__(self, *_: object) -> None:
         with suppress(ProcessLookupError):
@@ -103,6 +99,10 @@ class OwnServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._reader.is_alive():
+            self._reader.join(STOP_SECONDS)
+        if self._process.stderr is not None:
+            self._process.stderr.close()
 
 
 def _end_with_parent() -> None:

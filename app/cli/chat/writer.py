@@ -29,6 +29,7 @@ class StreamWriter:
         self._word = ""
         self._space = ""
         self._line = ""
+        self._long_word = False
         self._in_code = False
         self._dim = False
 
@@ -76,11 +77,13 @@ class StreamWriter:
             return
         assert self._width is not None
         needed = cell_len(self._space) + cell_len(self._word)
-        if self._column and not self._in_code and self._column + needed > self._width:
+        begun = self._long_word and not self._space  # a word longer than a line is left to the terminal
+        if self._column and not self._in_code and not begun and self._column + needed > self._width:
             self._stream.write("\n")
             self._column, self._space = 0, ""
         self._stream.write(self._space + self._word)
         self._column += cell_len(self._space) + cell_len(self._word)
+        self._long_word = begun or len(self._word) >= self._width
         self._line += self._space + self._word
         self._space = self._word = ""
 
