@@ -183,7 +183,8 @@ class Bench:
 
         self._levels.extend(sweep_concurrency(measure, given, DEFAULT_TARGET))
         place = saturation(self._levels)
-        shown = place or max(self._levels, key=lambda level: level.throughput)
+        within = most_within(self._levels) if self._goodput else None
+        shown = within or place or max(self._levels, key=lambda level: level.throughput)
         self._outcome = outcomes[shown.concurrency or 0]
         return {
             **shown.summary,
@@ -191,7 +192,9 @@ class Bench:
             "sweep_kind": "concurrency",
             "saturation_concurrency": place.concurrency if place else None,
             "saturation_throughput": place.throughput if place else None,
-            "goodput_concurrency": most_within(self._levels) if self._goodput else None,
+            "sweep_target": DEFAULT_TARGET if self._goodput else None,
+            "sweep_best_concurrency": within.concurrency if within else None,
+            "sweep_best_throughput": within.throughput if within else None,
             **self._sweep_levels(),
         }
 

@@ -61,11 +61,12 @@ def _sweeps(summary: Mapping[str, Any]) -> list[Finding]:
         asked = summary["sweep_best_request_rate"]
         return [Finding(f"Highest rate with {target}: {best:.3g} requests/s reached, {asked:.3g} asked for.", "good")]
     if summary.get("sweep_kind") == "concurrency":
-        place, within = summary["saturation_concurrency"], summary["goodput_concurrency"]
+        place, within = summary["saturation_concurrency"], summary["sweep_best_concurrency"]
         found: list[Finding] = []
-        if within is not None:
+        if summary["goodput"]:
             text = f"Up to {within} requests under way" if within else "No number of requests under way"
-            found = [Finding(f"{text} had 95% within the limits.", "good" if within else "bad")]
+            share = f"{summary['sweep_target']:.0%} of the requests"
+            found = [Finding(f"{text}: {share} within the limits.", "good" if within else "bad")]
         if place is None:
             return [
                 *found,

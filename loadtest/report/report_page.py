@@ -170,8 +170,12 @@ def _cards(summary: dict[str, Any]) -> list[str]:
     cards = []  # value, unit, words below, class
     best = summary.get("sweep_best_throughput")
     if best:
-        asked = f"reached within the limits; {summary['sweep_best_request_rate']:.3g} asked for"
-        cards.append((f"{best:.2f}", "req/s", asked, "good"))
+        at = (
+            f"{summary['sweep_best_request_rate']:.3g} asked for"
+            if summary["sweep_kind"] == "rate"
+            else f"{summary['sweep_best_concurrency']} under way"
+        )
+        cards.append((f"{best:.2f}", "req/s", f"reached within the limits; {at}", "good"))
     if summary.get("saturation_concurrency"):
         cards.append((f"{summary['saturation_concurrency']}", "under way", "saturate the server", "good"))
     if summary["total_output_tokens"]:

@@ -111,11 +111,11 @@ def saturation(levels: Sequence[Level]) -> Level | None:
     return found if found is not None and found is not ordered[-1] else None
 
 
-def most_within(levels: Sequence[Level]) -> int:
-    """The most requests under way of which enough, as of all fewer, kept to the limits; 0: none."""
-    within = 0
+def most_within(levels: Sequence[Level]) -> Level | None:
+    """The most requests under way of which enough, as of all fewer, kept to the limits."""
+    within = None
     for level in sorted(levels, key=lambda level: level.concurrency or 0):
         if not level.met:
             break
-        within = level.concurrency or 0
+        within = level
     return within

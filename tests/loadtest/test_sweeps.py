@@ -73,7 +73,9 @@ def test_a_sweep_of_requests_under_way_ends_where_the_throughput_does() -> None:
     place = saturation(levels)
     assert place is not None
     assert (place.concurrency, place.throughput) == (16, 120.0)
-    assert most_within(levels) == 8
+    within = most_within(levels)
+    assert within is not None
+    assert (within.concurrency, within.throughput) == (8, 80.0)
     tried.clear()
     assert saturation(list(sweep_concurrency(measure, (4, 8), 0.95))) is None  # it still grows
     assert tried == [4, 8]

@@ -101,12 +101,10 @@ def read_facts(path: Path, dtype: str = "auto", *, weights_present: bool = True)
 
 
 def _dtype(config: ModelConfig, name: str) -> np.dtype[Any]:
-    if name != "auto":
-        return DTYPES[name]
-    own = config.torch_dtype
-    if own is None or own == float32:
-        return bfloat16
-    return own
+    own = config.torch_dtype if name == "auto" else DTYPES[name]
+    if name == "auto" and (own is None or own == float32):
+        own = bfloat16
+    return np.dtype(own)
 
 
 def _num_parameters(config: ModelConfig) -> int:

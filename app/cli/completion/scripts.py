@@ -136,8 +136,11 @@ _tessera() {{
   local -a commands
   commands=({described})
   if (( CURRENT == 2 )); then
-    _describe command commands
-    _arguments '--help[show help]' '--version[show the version]'
+    if [[ $words[2] == -* ]]; then
+      _arguments '--help[show help]' '--version[show the version]'
+    else
+      _describe command commands
+    fi
     return
   fi
   local command=$words[2]
@@ -190,11 +193,9 @@ def _metavar(declared: DeclaredOption) -> str:
 
 
 def _fish(commands: Sequence[CompletedCommand]) -> str:
-    names = " ".join(command.name for command in commands)
     lines = [
         "# fish completion of tessera",
         "complete -c tessera -f",
-        f"set -l tessera_commands {names}",
         "complete -c tessera -n __fish_use_subcommand -l version -d 'show the version'",
         "complete -c tessera -l help -d 'show help'",
     ]
