@@ -119,6 +119,7 @@ struct WarpRows {
   }
 
   // Turns scores into weights relative to the rows' new maxima, and what was summed before with them.
+  template <bool EXACT>
   __device__ __forceinline__ void weigh(Scores& scores, float scale_log2) {
 #pragma unroll
     for (int i = 0; i < ROW_TILES; ++i) {
@@ -130,7 +131,7 @@ struct WarpRows {
         for (int j = 0; j < TILE_KEYS / 8; ++j) {
           maximum = fmaxf(maximum, fmaxf(scores[i][j][h * 2], scores[i][j][h * 2 + 1]));
         }
-        const float offset = row.renew(maximum, scale_log2);
+        const float offset = row.template renew<EXACT>(maximum, scale_log2);
         float sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < TILE_KEYS / 8; ++j) {
@@ -214,8 +215,9 @@ struct WarpRows {
 // Block: 128 threads.
 // Shared memory: (64 * ROW_TILES + 2 * TILE_KEYS) * (HEAD_DIM + 8) * sizeof(T) + 8 * TILE_KEYS bytes.
 // Unit of work: a block a tile of queries, a warp 16 * ROW_TILES rows of it. Key tiles begin at multiples of
-// TILE_KEYS, so a query's result depends on its own row alone, and not on how its prompt was cut into chunks.
-template <typename T, int HEAD_DIM, int ROW_TILES, int TILE_KEYS>
+// TILE_KEYS, so a query's result depends on its own row alone, and not on how its prompt was cut into chunks;
+// IN_ORDER to the last bit, also where tiles of keys that it does not see differ with the queries beside it.
+template <typename T, int HEAD_DIM, int ROW_TILES, int TILE_KEYS, bool IN_ORDER>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_prefill_kernel(PAGED_ATTENTION_PREFILL_PARAMS(T)) {
   constexpr int THREADS = WARP_SIZE * WARPS;
@@ -285,7 +287,7 @@ __global__ void __launch_bounds__(32 * WARPS)
       rows.mask(scores, key0, first_position, tile_row0 + warp_row0, group, sliding_window);
     }
 
-    rows.weigh(scores, scale_log2);
+    rows.template weigh<IN_ORDER>(scores, scale_log2);
 
     buffer ^= 1;
     if (threadIdx.x < TILE_KEYS) key_rows[buffer * TILE_KEYS + threadIdx.x] = next_row;

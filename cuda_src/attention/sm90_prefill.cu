@@ -26,7 +26,7 @@ struct ConsumerBarriers {
 };
 
 // A warp group's rows of all tiles of queries of a block.
-template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
+template <bool IN_ORDER, typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
 __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, STAGES>& own,
                                        PrefillEpilogue<T, HEAD_DIM, CONSUMERS>& epilogue, TileQueue& queue,
                                        const ConsumerBarriers& barriers, const QueryRows<HEAD_DIM>& rows,
@@ -68,7 +68,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
   release(&barriers.empty_k[0]);
   if (visible.tiles_left == 0) prepare_next();
   visible.mask(own.scores);
-  softmax.update(own.scores, epilogue.scale_log2);
+  softmax.update<IN_ORDER>(own.scores, epilogue.scale_log2);
   own.round_weights();
 
   // Each turn multiplies one tile's weights by its values and computes the weights of the next one, which may
@@ -112,7 +112,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
     pin(own.scores);
     release(&barriers.empty_k[next_stage]);
     visible.mask(own.scores);
-    softmax.update(own.scores, epilogue.scale_log2);
+    softmax.update<IN_ORDER>(own.scores, epilogue.scale_log2);
     wgmma_wait<0>();
     pin(own.outputs);
     pin(own.weights);
@@ -168,8 +168,9 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
 // result depends on its own row alone, and not on how its prompt was cut into chunks. Splits change its last
 // bits, as sums are added up in another order: with a row's length, what else is in the step and the number
 // of blocks, but not from one run to the next. Rows (or windows) of less than 2 * MIN_SPLIT_TILES * TILE_KEYS
-// keys are never split.
-template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
+// keys are never split. IN_ORDER: no keys are split, and tiles of keys outside of a query's window, which
+// depend on the queries beside it, change nothing.
+template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES, bool IN_ORDER>
 __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     sm90_paged_attention_prefill_kernel(SM90_PAGED_ATTENTION_PREFILL_PARAMS(T)) {
   using Layout = PrefillLayout<HEAD_DIM, CONSUMERS, STAGES>;
@@ -209,7 +210,7 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
           {cu_seqlens_q, context_lens, num_seqs, group, Layout::TILE_ROWS, sliding_window},
           num_kv_heads,
           heads_at_once};
-      scheduler.run(queue, lane);
+      scheduler.run<IN_ORDER>(queue, lane);
       return;
     }
     if (warp == KEY_WARP || warp == VALUE_WARP) {
@@ -235,5 +236,5 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
   const ConsumerBarriers barriers{
       full_k, full_v, empty_k, empty_v, TURN_BARRIER + consumer, TURN_BARRIER + (consumer + 1) % CONSUMERS};
   if (consumer == CONSUMERS - 1) named_barrier_arrive(TURN_BARRIER, 2 * WARPGROUP_SIZE);
-  attend<T, HEAD_DIM, CONSUMERS, STAGES>(own, epilogue, queue, barriers, rows, q, sliding_window);
+  attend<IN_ORDER>(own, epilogue, queue, barriers, rows, q, sliding_window);
 }

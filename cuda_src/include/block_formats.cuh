@@ -207,14 +207,14 @@ __device__ __forceinline__ LaneCodes<F> load_lane_codes(const unsigned* step, in
   return codes;
 }
 
-// Pair i (of 16) of a plane of BITS bits, at bit TO of both halves of a word.
+// Pair i (of 16) of a plane of BITS bits, at bit TO of both halves of a word; `base` has the other bits.
 template <int BITS, int TO>
-__device__ __forceinline__ unsigned field_pair(const unsigned* words, int i) {
+__device__ __forceinline__ unsigned field_pair(const unsigned* words, int i, unsigned base) {
   constexpr int A_WORD = 16 / BITS;
   constexpr unsigned MASK = ((1u << BITS) - 1) * 0x00010001u << TO;
   const int shift = i % A_WORD * BITS - TO;
   const unsigned word = words[i / A_WORD];
-  return (shift >= 0 ? word >> shift : word << -shift) & MASK;
+  return mask_into(shift >= 0 ? word >> shift : word << -shift, MASK, base);
 }
 
 // Bytes of a table of 16, by the eight nibbles of a word: those of the lower half, then those of the upper
@@ -232,20 +232,24 @@ __device__ __forceinline__ uint2 look_up(unsigned nibbles) {
   return make_uint2(bytes[0], bytes[1]);
 }
 
-// The integers of a round, or the signed bytes that they stand for: pairs [4], even elements in the lower
-// halves.
+// The integers of a round in the last bits of `base`, or the signed bytes that they stand for with anything
+// above them: pairs [4], even elements in the lower halves.
 template <typename F>
-__device__ __forceinline__ void integers(const LaneCodes<F>& codes, int round, unsigned (&pairs)[4]) {
+__device__ __forceinline__ void integers(const LaneCodes<F>& codes, int round, unsigned base,
+                                         unsigned (&pairs)[4]) {
   if constexpr (F::Table::LOOKS_UP) {
     const uint2 bytes = look_up<typename F::Table>(codes.words[round]);
 #pragma unroll
     for (int p = 0; p < 4; ++p) pairs[p] = byte_of(bytes.x, p) | byte_of(bytes.y, p) << 16;
+  } else if constexpr (F::LOW == 8) {
+#pragma unroll
+    for (int p = 0; p < 4; ++p) pairs[p] = codes.words[(round * 4 + p) / 2] >> p % 2 * 8;
   } else {
 #pragma unroll
     for (int p = 0; p < 4; ++p) {
-      pairs[p] = field_pair<F::LOW, 0>(codes.words, round * 4 + p);
+      pairs[p] = field_pair<F::LOW, 0>(codes.words, round * 4 + p, base);
       if constexpr (F::HIGH > 0) {
-        pairs[p] |= field_pair<F::HIGH, F::LOW>(codes.words + F::LOW, round * 4 + p);
+        pairs[p] = field_pair<F::HIGH, F::LOW>(codes.words + F::LOW, round * 4 + p, pairs[p]);
       }
     }
   }
@@ -256,6 +260,7 @@ template <typename T, typename F>
 struct LaneScales {
   unsigned factors[F::GROUPS], offsets[F::GROUPS];
 
+  __device__ __forceinline__ LaneScales() {}
   __device__ __forceinline__ LaneScales(const unsigned (&record)[RECORD_WORDS], int half, int lane) {
     float wide_factors[F::GROUPS], wide_offsets[F::GROUPS] = {};
     F::scales(record, half, lane, wide_factors, wide_offsets);
@@ -294,13 +299,13 @@ __device__ __forceinline__ uint4 elements_of(const LaneCodes<F>& codes, int roun
   const unsigned factor = second ? scales.factors[F::GROUPS - 1] : scales.factors[0];
   const unsigned offset = second ? scales.offsets[F::GROUPS - 1] : scales.offsets[0];
   unsigned pairs[4];
-  integers<F>(codes, round, pairs);
+  integers<F>(codes, round, F::SIGNED ? 0 : BASE, pairs);
 #pragma unroll
   for (int p = 0; p < 4; ++p) {
     // Bit 7 of a signed byte counts -128: the difference of 128 and 256, or of 1024 and 1152.
-    const unsigned value =
-        F::SIGNED ? subtract_pair<Pair>((pairs[p] & 0x007f007f) | BASE, (pairs[p] & 0x00800080) | BASE)
-                  : subtract_pair<Pair>(pairs[p] | BASE, BASE + F::ZERO * 0x00010001u);
+    const unsigned value = F::SIGNED ? subtract_pair<Pair>(mask_into(pairs[p], 0x007f007f, BASE),
+                                                           mask_into(pairs[p], 0x00800080, BASE))
+                                     : subtract_pair<Pair>(pairs[p], BASE + F::ZERO * 0x00010001u);
     pairs[p] =
         F::HAS_OFFSET ? multiply_add_pair<Pair>(value, factor, offset) : multiply_pair<Pair>(value, factor);
   }
@@ -315,7 +320,7 @@ __device__ __forceinline__ void float_elements_of(const LaneCodes<F>& codes, int
   const float factor = __uint_as_float(second ? scales.factors[F::GROUPS - 1] : scales.factors[0]);
   const float offset = __uint_as_float(second ? scales.offsets[F::GROUPS - 1] : scales.offsets[0]);
   unsigned pairs[4];
-  integers<F>(codes, round, pairs);
+  integers<F>(codes, round, 0, pairs);
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
     const unsigned bits = pairs[e / 2] >> e % 2 * 16 & 0xffff;

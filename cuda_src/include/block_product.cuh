@@ -58,7 +58,14 @@ class BlockProducer {
         in_features_(in_features),
         gated_(gated),
         ring_(shared_address(ring)),
-        policy_(evict_first_policy()) {}
+        unit_codes_(UNIT * row.count * F::STEP_WORDS),
+        unit_headers_(UNIT * row.spans * F::HEADER_WORDS),
+        codes_from_(codes),
+        headers_from_(headers) {
+    const long long rows = gated ? units.features - (V::UNITS / 2 - 1) * UNIT : UNIT;
+    middle_codes_ = rows * row.count * F::STEP_WORDS;
+    middle_headers_ = rows * row.spans * F::HEADER_WORDS;
+  }
 
   __device__ __forceinline__ void fill_weights() {
 #pragma unroll 1
@@ -90,30 +97,40 @@ class BlockProducer {
   }
 
  private:
-  __device__ __forceinline__ void load_weight() const {
-    const int first_unit = units_.begin + tile_ * units_.a_tile;
-    const int units = min(units_.end - first_unit, units_.a_tile);
+  __device__ __forceinline__ void load_weight() {
     const int lane = lane_of_thread() % 4;
-    const int step = BlockSteps<V>::of_warp(step_);
     const int word = header_word<F>(BlockSteps<V>::half(), lane);
+    if (step_ == 0) {
+      const int unit = units_.begin + tile_ * units_.a_tile;
+      const int row = unit * UNIT + row_of_lane();
+      const int warp = warp_of_thread();
+      codes_from_ = codes_ + (static_cast<long long>(row) * row_.count + warp) * F::STEP_WORDS;
+      headers_from_ = headers_ +
+                      (static_cast<long long>(row) * row_.spans + warp / F::STEPS_A_SPAN) * F::HEADER_WORDS +
+                      max(word, 0);
+      tile_units_ = min(min(units_.end - unit, units_.a_tile), ceil_div(units_.features - row, UNIT));
+    }
+    const unsigned* codes = codes_from_ + step_ * (WARPS * F::STEP_WORDS);
+    const unsigned* header = headers_from_ + step_ * (WARPS / F::STEPS_A_SPAN * F::HEADER_WORDS);
+    const bool in_row = BlockSteps<V>::of_warp(step_) < row_.count;
+    const int low_units = in_row ? tile_units_ : 0;
+    const int high_units = in_row ? tile_units_ + (gated_ ? V::UNITS / 2 : 0) : 0;
+    const unsigned stage = ring_ + slot_ * V::STAGE_BYTES + V::TOKEN_BYTES;
 #pragma unroll
     for (int u = 0; u < V::UNITS; ++u) {
-      const bool up = gated_ && u >= V::UNITS / 2;
-      const int unit = up ? u - V::UNITS / 2 : u;
-      const int feature = (first_unit + unit) * UNIT + row_of_lane();
-      const bool valid = unit < units && feature < units_.features && step < row_.count;
-      const long long row = up ? feature + units_.features : feature;
-      const unsigned* const from = codes_ + (row * row_.count + step) * F::STEP_WORDS;
-      const unsigned to = ring_ + slot_ * V::STAGE_BYTES + V::TOKEN_BYTES + u * V::UNIT_BYTES;
+      if (u > 0) {
+        codes += u == V::UNITS / 2 ? middle_codes_ : unit_codes_;
+        header += u == V::UNITS / 2 ? middle_headers_ : unit_headers_;
+      }
+      const bool valid = u < (u < V::UNITS / 2 ? low_units : high_units);
+      const unsigned to = stage + u * V::UNIT_BYTES;
       constexpr int FIRST = FIRST_WORDS<F>, SECOND = SECOND_WORDS<F>;
-      copy_async<FIRST * 4>(to + threadIdx.x * FIRST * 4, from + first_piece<F>(lane), valid, policy_);
+      copy_async<FIRST * 4>(to + threadIdx.x * FIRST * 4, codes + first_piece<F>(lane), valid);
       if constexpr (SECOND > 0) {
         copy_async<SECOND * 4>(to + THREADS * FIRST * 4 + threadIdx.x * SECOND * 4,
-                               from + second_piece<F>(lane), valid, policy_);
+                               codes + second_piece<F>(lane), valid);
       }
-      const unsigned* const header =
-          headers_ + (row * row_.spans + step / F::STEPS_A_SPAN) * F::HEADER_WORDS + max(word, 0);
-      copy_async<4>(to + THREADS * F::LANE_WORDS * 4 + threadIdx.x * 4, header, valid && word >= 0, policy_);
+      copy_async<4>(to + THREADS * F::LANE_WORDS * 4 + threadIdx.x * 4, header, valid && word >= 0);
     }
   }
 
@@ -151,46 +168,115 @@ class BlockProducer {
   int tile_ = 0;
   int step_ = 0;
   int slot_ = 0;
-  const unsigned long long policy_;
+  const int unit_codes_, unit_headers_;  // words from a unit to the next,
+  long long middle_codes_,
+      middle_headers_;            // and to that in the middle of a tile: gated, the first of the ups
+  const unsigned* codes_from_;    // of this lane's row of the tile's first unit, at this warp's first step
+  const unsigned* headers_from_;  // the word that this lane copies
+  int tile_units_ = 0;            // units of the tile in which this lane has a row
 };
 
-// Consumer: as DecodeConsumer, with its sums.
+// Consumer: this warp's sums of a tile over its steps of k. Two units are the 16 rows of an mma, eight tokens
+// its columns.
 template <typename V>
-class BlockConsumer : public DecodeConsumer<V> {
+class BlockConsumer {
   using T = typename V::T;
   using F = typename V::F;
+  static constexpr int PAIRS = V::UNITS / 2;  // of units
+  static_assert(V::UNITS % 2 == 0, "an mma has 16 rows of the weight");
 
  public:
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < PAIRS * V::GROUPS * 4; ++i) (&sums_[0][0][0])[i] = 0.0f;
+  }
+  __device__ __forceinline__ void advance() { slot_ = slot_ + 1 == V::STAGES ? 0 : slot_ + 1; }
+
   __device__ __forceinline__ void take_step(const unsigned char* ring, const uint4* y,
                                             const NormPrologue<V>& prologue, int step, bool is_first_tile) {
     copy_async_wait<V::STAGES - 1>();
     __syncwarp();
-    const unsigned char* const stage = ring + this->slot_ * V::STAGE_BYTES;
-    uint4 tokens[V::ROUNDS][V::GROUPS];
+    const unsigned char* const stage = ring + slot_ * V::STAGE_BYTES;
+    const unsigned char* const units = stage + V::TOKEN_BYTES;
+    UnitPair pairs[PAIRS];
+#pragma unroll
+    for (int p = 0; p < PAIRS; ++p) pairs[p].load(units + 2 * p * V::UNIT_BYTES);
 #pragma unroll
     for (int round = 0; round < V::ROUNDS; ++round) {
+      uint4 tokens[V::GROUPS];
 #pragma unroll
       for (int i = 0; i < V::GROUPS; ++i) {
-        tokens[round][i] = V::RESIDENT ? y[vector(step, round)] : staged_tokens(stage, round, i);
+        tokens[i] = V::RESIDENT ? y[vector(step, round)] : staged_tokens(stage, round, i);
         if (!V::RESIDENT && V::SCALES_SUMS && prologue.norm != nullptr) {
-          if (is_first_tile) this->squares_[i] = add_squares<T>(this->squares_[i], tokens[round][i]);
-          tokens[round][i] = multiply_elements<T>(tokens[round][i], prologue.gains[vector(step, round)]);
+          if (is_first_tile) squares_[i] = add_squares<T>(squares_[i], tokens[i]);
+          tokens[i] = multiply_elements<T>(tokens[i], prologue.gains[vector(step, round)]);
+        }
+      }
+#pragma unroll
+      for (int p = 0; p < PAIRS; ++p) {
+        const uint4 low = pairs[p].elements(0, round), high = pairs[p].elements(1, round);
+#pragma unroll
+        for (int i = 0; i < V::GROUPS; ++i) {
+          mma_m16n8k16<T>(sums_[p][i], {low.x, high.x, low.y, high.y}, {tokens[i].x, tokens[i].y});
+          mma_m16n8k16<T>(sums_[p][i], {low.z, high.z, low.w, high.w}, {tokens[i].z, tokens[i].w});
         }
       }
     }
+  }
+
+  // This warp's part of its tokens' sums of squares, after the first tile.
+  __device__ __forceinline__ void share_squares(float (&sums_of_squares)[WARPS][V::TOKENS]) {
 #pragma unroll
-    for (int u = 0; u < V::UNITS; ++u) {
-      const unsigned char* const unit = stage + V::TOKEN_BYTES + u * V::UNIT_BYTES;
-      const LaneScales<T, F> scales = unit_scales(unit);
-      const LaneCodes<F> codes = unit_codes(unit);
+    for (int i = 0; i < V::GROUPS; ++i) {
+      squares_[i] += __shfl_xor_sync(FULL_WARP, squares_[i], 1);
+      squares_[i] += __shfl_xor_sync(FULL_WARP, squares_[i], 2);
+      if (lane() == 0) sums_of_squares[warp_of_thread()][i * 8 + row_of_lane()] = squares_[i];
+    }
+  }
+
+  // partial [WARPS][UNITS][GROUPS][8 tokens][UNIT rows].
+  __device__ __forceinline__ void share_sums(float* partial, int num_rows) const {
 #pragma unroll
-      for (int round = 0; round < V::ROUNDS; ++round) {
-        this->multiply_unit(u, elements_of<T, F>(codes, round, lane(), scales), tokens[round]);
+    for (int p = 0; p < PAIRS; ++p) {
+#pragma unroll
+      for (int i = 0; i < V::GROUPS; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int token = lane() * 2 + e % 2;
+          const int unit = warp_of_thread() * V::UNITS + p * 2 + e / 2;
+          if (i * 8 + token < num_rows) {
+            partial[((unit * V::GROUPS + i) * 8 + token) * UNIT + row_of_lane()] = sums_[p][i][e];
+          }
+        }
       }
     }
   }
 
  private:
+  // This lane's codes and scales of its rows of two units.
+  struct UnitPair {
+    LaneCodes<F> codes[2];
+    LaneScales<T, F> scales[2];
+
+    __device__ __forceinline__ void load(const unsigned char* unit) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const unsigned* const words = reinterpret_cast<const unsigned*>(unit + i * V::UNIT_BYTES);
+        constexpr int FIRST = FIRST_WORDS<F>, SECOND = SECOND_WORDS<F>;
+        copy_words<FIRST>(codes[i].words, words + threadIdx.x * FIRST);
+        if constexpr (SECOND > 0) {
+          copy_words<SECOND>(codes[i].words + FIRST, words + THREADS * FIRST + threadIdx.x * SECOND);
+        }
+        alignas(16) unsigned record[RECORD_WORDS];
+        copy_words<RECORD_WORDS>(record, words + THREADS * F::LANE_WORDS + threadIdx.x - lane());
+        scales[i] = LaneScales<T, F>(record, BlockSteps<V>::half(), lane());
+      }
+    }
+    __device__ __forceinline__ uint4 elements(int i, int round) const {
+      return elements_of<T, F>(codes[i], round, lane(), scales[i]);
+    }
+  };
+
   static __device__ __forceinline__ int lane() { return lane_of_thread() % 4; }
 
   // The vector of a row of x, of this warp's, that this lane takes in a round.
@@ -201,20 +287,8 @@ class BlockConsumer : public DecodeConsumer<V> {
     const int thread = threadIdx.x - lane() + vector_of_round(round, lane());  // which copied it
     return reinterpret_cast<const uint4*>(stage)[(group * V::HALVES + lane()) * THREADS + thread];
   }
-  static __device__ __forceinline__ LaneScales<T, F> unit_scales(const unsigned char* unit) {
-    const unsigned* const words = reinterpret_cast<const unsigned*>(unit + THREADS * F::LANE_WORDS * 4);
-    alignas(16) unsigned record[RECORD_WORDS];
-    copy_words<RECORD_WORDS>(record, words + threadIdx.x - lane());
-    return LaneScales<T, F>(record, BlockSteps<V>::half(), lane());
-  }
-  static __device__ __forceinline__ LaneCodes<F> unit_codes(const unsigned char* unit) {
-    constexpr int FIRST = FIRST_WORDS<F>, SECOND = SECOND_WORDS<F>;
-    const unsigned* const words = reinterpret_cast<const unsigned*>(unit);
-    LaneCodes<F> codes;
-    copy_words<FIRST>(codes.words, words + threadIdx.x * FIRST);
-    if constexpr (SECOND > 0) {
-      copy_words<SECOND>(codes.words + FIRST, words + THREADS * FIRST + threadIdx.x * SECOND);
-    }
-    return codes;
-  }
+
+  float sums_[PAIRS][V::GROUPS][4];
+  int slot_ = 0;
+  float squares_[V::GROUPS] = {};  // of this lane's elements of x, taken from the first tile's steps
 };

@@ -13,11 +13,14 @@ struct RowSoftmax {
   float factor;                    // takes what was summed before the last `renew` to the new maximum
 
   // `lane_maximum`: of this lane's new scores, and `maximum` itself. Returns the new offset of `weight`.
+  // EXACT: `factor` is 1 where the maximum stays as it is, so that tiles without a visible key change
+  // nothing.
+  template <bool EXACT = false>
   __device__ __forceinline__ float renew(float lane_maximum, float scale_log2) {
     lane_maximum = fmaxf(lane_maximum, __shfl_xor_sync(FULL_WARP, lane_maximum, 1));
     lane_maximum = fmaxf(lane_maximum, __shfl_xor_sync(FULL_WARP, lane_maximum, 2));
     const float offset = lane_maximum == MINUS_INFINITY ? 0.0f : lane_maximum * scale_log2;
-    factor = exp2_fast(maximum * scale_log2 - offset);
+    factor = exp2_fast(EXACT ? __fmul_rn(maximum, scale_log2) - offset : maximum * scale_log2 - offset);
     maximum = lane_maximum;
     return offset;
   }

@@ -29,3 +29,10 @@ __device__ __forceinline__ unsigned multiply_add_pair(unsigned a, unsigned b, un
                            reinterpret_cast<const Pair&>(c));
   return reinterpret_cast<const unsigned&>(sum);
 }
+
+// (word & mask) | base in one instruction, for which the compiler takes two where both are constants.
+__device__ __forceinline__ unsigned mask_into(unsigned word, unsigned mask, unsigned base) {
+  unsigned result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(word), "r"(mask), "r"(base));
+  return result;
+}

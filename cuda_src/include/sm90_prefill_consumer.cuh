@@ -54,6 +54,7 @@ struct Softmax {
   }
 
   // Turns scores into weights relative to the rows' new maxima.
+  template <bool EXACT>
   __device__ __forceinline__ void update(float (&scores)[TILE_KEYS / 2], float scale_log2) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -64,7 +65,7 @@ struct Softmax {
         maximum = fmaxf(maximum, scores[j * 4 + h * 2]);
         other = fmaxf(other, scores[j * 4 + h * 2 + 1]);
       }
-      const float offset = rows[h].renew(fmaxf(maximum, other), scale_log2);
+      const float offset = rows[h].template renew<EXACT>(fmaxf(maximum, other), scale_log2);
       float sum[2] = {};
 #pragma unroll
       for (int j = 0; j < TILE_KEYS / 8; ++j) {

@@ -14,8 +14,9 @@ struct TileScheduler {
   int num_kv_heads;
   int heads_at_once;
 
+  template <bool IN_ORDER>
   __device__ __forceinline__ void run(TileQueue queue, int lane) {
-    units.divide(num_kv_heads, gridDim.x);
+    units.divide(num_kv_heads, IN_ORDER ? 0 : gridDim.x);
     const unsigned num_units = static_cast<unsigned>(units.per_head) * num_kv_heads;
     unsigned number = blockIdx.x;
     for (;; ++queue.announcement) {

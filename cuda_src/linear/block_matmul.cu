@@ -18,7 +18,7 @@
 // Unit of work: as in `matmul_decode_kernel`; a warp's step is 128 elements, of which a lane has 32 of each
 // row in a row. The order of a row's sums depends on in_features alone.
 template <typename T, typename Out, typename F, int TOKENS, int UNITS, int STAGES>
-__global__ void __launch_bounds__(THREADS, TOKENS == 1 ? 2 : 1)
+__global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
     block_matmul_kernel(BLOCK_MATMUL_PARAMS(T, Out)) {
   using V = BlockVariant<T, Out, F, TOKENS, UNITS, STAGES>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS == 1 ? 2 : 1)
     if constexpr (!V::RESIDENT && V::SCALES_SUMS) {
       if (norm != nullptr && tile == 0) consumer.share_squares(sums_of_squares);
     }
-    consumer.share_sums(partial, num_rows);
+    consumer.share_sums(reinterpret_cast<float*>(partial), num_rows);
     __syncthreads();
     epilogue.store(tile_unit, partial, prologue);
   }

@@ -53,14 +53,14 @@ __global__ void __launch_bounds__(MAX_THREADS) rmsnorm_kernel(RMSNORM_PARAMS(T))
 #pragma unroll
   for (int c = 0; c < ROW_CHUNKS; ++c) {
 #pragma unroll
-    for (int j = 0; j < CHUNK; ++j) sum_of_squares += values[c][j] * values[c][j];
+    for (int j = 0; j < CHUNK; ++j) sum_of_squares = fmaf(values[c][j], values[c][j], sum_of_squares);
   }
 #pragma unroll 1
   for (int i = first + ROW_CHUNKS * stride; i < hidden; i += stride) {
     float others[CHUNK];
     load(i, others);
 #pragma unroll
-    for (int j = 0; j < CHUNK; ++j) sum_of_squares += others[j] * others[j];
+    for (int j = 0; j < CHUNK; ++j) sum_of_squares = fmaf(others[j], others[j], sum_of_squares);
   }
   const float inverse_rms = rsqrtf(block_sum(sum_of_squares) / hidden + eps);
 #pragma unroll

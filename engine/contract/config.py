@@ -179,6 +179,14 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         bool,
         Option("launch decode steps kernel by kernel, without CUDA graphs (slower; for debugging)", group="scheduling"),
     ] = False
+    batch_invariant: Annotated[
+        bool,
+        Option(
+            "a request's tokens and log-probabilities do not depend, to the last bit, on what else is computed, on the "
+            "chunks of its prompt, on the prefix cache or on preemption (CUDA)",
+            group="scheduling",
+        ),
+    ] = False
     prefix_caching: Annotated[
         bool, Option("reuse the KV blocks of equal beginnings of prompts", group="scheduling")
     ] = True

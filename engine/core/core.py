@@ -111,7 +111,9 @@ class EngineCore:
             max_context=self._max_context,
             full_sizes=runner.full_sizes,
             accounts=self.accounts,
+            batch_invariant=config.batch_invariant,
         )
+        self._batch_invariant = config.batch_invariant
         self._runner = runner
         self._in_flight: deque[tuple[ScheduledStep, Running, float]] = deque()  # with the times of submission
         self._last_finished = 0.0  # when the newest result came
@@ -172,6 +174,7 @@ class EngineCore:
             short_rope_len=self._short_rope_len,
             arrival_number=self._num_arrivals,
             token_tables=TokenTables(params, self._vocab_size) if has_tables else None,
+            batch_invariant=self._batch_invariant,
         )
         pending: list[PendingGrammar] = []
         if params.grammar is not None and self._grammars is not None:

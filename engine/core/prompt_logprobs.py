@@ -16,9 +16,11 @@ from tessera.engine.core.step_batch import Int32Array, PromptRows
 
 
 def gather_prompt_rows(
-    rows: Rows[int], sequences: Rows[Sequence], num_scheduled: Rows[int], cu_seqlens_q: Int32Array
+    rows: Rows[int], sequences: Rows[Sequence], num_scheduled: Rows[int], first_tokens: Int32Array
 ) -> tuple[PromptRows | None, list[tuple[Sequence, int]]]:
     """Prompt rows to score in a step, for the sequences at `rows`, which are still within their prompts.
+
+    first_tokens [R]: where each sequence's scheduled tokens begin.
 
     -> the prompt rows, None if there are none; and their sequences in order, with their number of rows. Marks the
     rows as requested (`num_prompt_logprobs`).
@@ -34,7 +36,7 @@ def gather_prompt_rows(
         first = max(start, sequence.num_prompt_logprobs)
         stop = min(start + num_scheduled[row], sequence.num_prompt_tokens - 1)
         if first < stop:
-            offset = int(cu_seqlens_q[row]) - start
+            offset = int(first_tokens[row]) - start
             token_indices.append(np.arange(first + offset, stop + offset, dtype=np.int32))
             next_token_ids.append(np.array(sequence.token_ids[first + 1 : stop + 1], np.int32))
             askers.append((sequence, stop - first))

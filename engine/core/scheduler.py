@@ -53,15 +53,21 @@ class Scheduler:
         max_context: int,
         full_sizes: tuple[int, ...] = (),
         accounts: Accounts | None = None,
+        batch_invariant: bool = False,
     ) -> None:
-        """`full_sizes`: see `PrefillBudget`. `accounts`: those of the engine, where others charge them too."""
+        """`full_sizes`: see `PrefillBudget`. `accounts`: those of the engine, where others charge them too.
+
+        `batch_invariant`: sequences have a `prefill_end`.
+        """
         self.block_manager = block_manager
         self.accounts = accounts if accounts is not None else Accounts()
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting = FairQueue()
         self.running: list[Sequence] = []
-        self._slots = SlotTable(max_num_seqs, block_manager.num_blocks_for(max_context), block_manager.block_size)
+        num_blocks = block_manager.num_blocks_for(max_context)
+        self._slots = SlotTable(max_num_seqs, num_blocks, block_manager.block_size, batch_invariant=batch_invariant)
+        self._recomputed_rows = 0  # that the step has room for
         self._prefixes = PrefixesInProgress(block_manager)
         self._admission_is_blocked = False
         self._was_shared = False
@@ -121,6 +127,7 @@ class Scheduler:
         counts: list[int] = []
         preempted: list[Sequence] = []
         is_shared = self.accounts.is_shared
+        self._recomputed_rows = self.max_num_seqs
         if is_shared:
             self._make_way(preempted)
         if is_shared or self._was_shared:
@@ -194,6 +201,7 @@ class Scheduler:
                     count = min(count, prompt_budget - reserved)
                 if count < 1:
                     continue
+                count = self._limit_rows(sequence, count)
                 prompt_budget -= count
             num_tokens = num_computed + count
             fits = num_tokens <= len(sequence.block_table) * block_size
@@ -324,7 +332,7 @@ class Scheduler:
                 again = max(sequence.num_charged_tokens - sequence.num_computed_tokens, 0)
                 self.accounts.charge_late(sequence.displaced_by, again)
                 sequence.displaced_by = None
-            count = min(sequence.num_uncomputed_tokens, budget)
+            count = self._limit_rows(sequence, min(sequence.num_uncomputed_tokens, budget))
             enough = blocks.allocate(sequence, sequence.num_computed_tokens + count)
             assert enough, "a sequence that fits has its blocks"
             sequence.status = SequenceStatus.RUNNING
@@ -338,6 +346,19 @@ class Scheduler:
             if is_shared:
                 _charge(sequence, count)
         return admitted
+
+    def _limit_rows(self, sequence: Sequence, count: int) -> int:
+        """As many of a sequence's next `count` tokens as the step has rows for, at least 1.
+
+        Tokens from `prefill_end` on are a row each. After a preemption there may be many.
+        """
+        if sequence.prefill_end is None:
+            return count
+        num_computed = sequence.num_computed_tokens
+        before = max(sequence.prefill_end - num_computed, 0)
+        extra = min(max(count - before - 1, 0), self._recomputed_rows)
+        self._recomputed_rows -= extra
+        return min(count, before + 1 + extra)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Move a running sequence back to the queue; its tokens stay, and its blocks may still be cached."""

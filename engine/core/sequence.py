@@ -43,6 +43,9 @@ class Sequence:
         max_num_tokens: the sequence ends at this length: prompt and `max_tokens`, or the whole context.
         rope_row: of position 0 in the RoPE tables.
         prefix_salt: keeps apart what the prefix cache must not share: the request's salts, the rows of RoPE tables.
+        prefill_end: where results must not depend on the batch, tokens before this one are computed in rows of
+            several, by the kernels for prompts, and this one and those behind it in rows of one, by those for decodes,
+            however they are scheduled; else None.
         stop_token_ids: ids that end the sequence: the model's own (unless ignored) and the request's.
         arrival_number: position in the order of arrival; breaks ties of equal priority.
         num_computed_tokens: tokens whose keys and values are in the cache, or will be after the steps
@@ -74,6 +77,7 @@ class Sequence:
     rank: int = 0
     rope_row: int = 0
     prefix_salt: bytes = b""
+    prefill_end: int | None = None
 
     lane: Lane = field(init=False)
     sampled_cost: float = SAMPLED_COST
@@ -110,6 +114,7 @@ class Sequence:
         short_rope_len: int = 0,
         arrival_number: int,
         token_tables: TokenTables | None = None,
+        batch_invariant: bool = False,
     ) -> list[Sequence]:
         """The waiting sequences of a request whose fields have been verified; `arrival_number` is the first one's."""
         shared = request.sampling_params
@@ -136,6 +141,7 @@ class Sequence:
                 rank=rank,
                 rope_row=rope_row,
                 prefix_salt=b"%d:%b" % (rope_row, cache_salt),
+                prefill_end=len(prompt) - 1 if batch_invariant else None,
                 token_tables=token_tables,
                 prompt_logprobs=None if params.prompt_logprobs is None else [],
             )
@@ -201,10 +207,18 @@ class Sequence:
         return None
 
     def block_bytes(self, start: int, stop: int, block_size: int) -> Iterator[bytes]:
-        """The token ids of each of the full blocks start..stop - 1, as the prefix cache hashes and compares them."""
+        """The token ids of each of the full blocks start..stop - 1, as the prefix cache hashes and compares them.
+
+        With a `prefill_end`, a block that reaches behind it says where: the bits of its keys depend on that.
+        """
         data = self.token_ids[start * block_size : stop * block_size].tobytes()
         size = block_size * self.token_ids.itemsize
-        return (data[offset : offset + size] for offset in range(0, len(data), size))
+        end = self.prefill_end
+        for number in range(len(data) // size):
+            block = data[number * size : (number + 1) * size]
+            if end is not None and (within := end - (start + number) * block_size) < block_size:
+                block += max(within, 0).to_bytes(2, "little")
+            yield block
 
 
 def _each(request: AddRequest) -> Iterator[tuple[str, TokenIds, SamplingParams]]:

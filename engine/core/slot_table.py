@@ -42,9 +42,13 @@ class SlotTable:
     """Running sequences' state as arrays over slots, from which a step's batch is gathered.
 
     A step of 256 decodes costs a few indexing operations instead of 256 visits to each parameter.
+
+    `batch_invariant`: a row's number of tokens says by which kernels they are computed, so tokens before a sequence's
+    `prefill_end` are rows of at least two, and the others rows of one.
     """
 
-    def __init__(self, num_slots: int, max_num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_slots: int, max_num_blocks: int, block_size: int, *, batch_invariant: bool = False) -> None:
+        self._batch_invariant = batch_invariant
         self._block_size = block_size
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._block_tables = np.zeros((num_slots, max_num_blocks), np.int32)
@@ -116,11 +120,18 @@ class SlotTable:
         """A step with chunks of prompts, any number of tokens a sequence."""
         counts = np.array(num_scheduled, np.int32)
         context_lens = starts + counts
+        repeats = np.zeros(len(sequences), bool)
+        if self._batch_invariant:
+            # One token before prefill_end takes the token in front of it along, which is not stored again. Position 0
+            # has none, and needs none: it sees one key, whose value it gets from any kernel.
+            prefill_ends = self._rows["num_prompt_tokens"][slots] - 1
+            repeats = (np.minimum(context_lens, prefill_ends) - starts == 1) & (starts > 0)
+            starts = starts - repeats
+            counts = counts + repeats
         cu_seqlens_q = np.zeros(len(sequences) + 1, np.int32)
         np.cumsum(counts, out=cu_seqlens_q[1:])
         has_caught_up = context_lens == num_tokens
         sampled_rows = np.flatnonzero(has_caught_up)
-
         positions = np.arange(cu_seqlens_q[-1], dtype=np.int32) + np.repeat(starts - cu_seqlens_q[:-1], counts)
         # As one index into the flat table, which takes half as long as two.
         first_places = slots * np.int32(self._block_tables.shape[1])
@@ -136,16 +147,28 @@ class SlotTable:
         sampling = self._gather_sampling(slots[sampled_rows], context_lens[sampled_rows])
         constrained_rows = sampling.rows_with(RowFlag.CONSTRAINED).tolist()
         in_prompt = np.flatnonzero(starts < self._rows["num_prompt_tokens"][slots] - 1).tolist()
-        prompt_rows, askers = gather_prompt_rows(in_prompt, sequences, num_scheduled, cu_seqlens_q)
+        prompt_rows, askers = gather_prompt_rows(in_prompt, sequences, num_scheduled, cu_seqlens_q[:-1] + repeats)
         filled_rows = np.flatnonzero(context_lens // self._block_size > starts // self._block_size)
+        filled = [(sequences[row], int(context_lens[row])) for row in filled_rows.tolist()]
+        slot_mapping = blocks * np.int32(self._block_size) + positions % self._block_size
+        slot_mapping[cu_seqlens_q[:-1][repeats]] = -1
+        logits_indices = cu_seqlens_q[1:][sampled_rows] - 1
+        table_rows = slots
+        if self._batch_invariant:
+            begins = positions >= np.repeat(prefill_ends, counts)
+            begins[cu_seqlens_q[:-1]] = True
+            first_tokens = np.flatnonzero(begins).astype(np.int32)
+            table_rows = np.repeat(slots, counts)[first_tokens]
+            cu_seqlens_q = np.append(first_tokens, np.int32(len(positions)))
+            context_lens = positions[cu_seqlens_q[1:] - 1] + 1
         batch = StepBatch(
             input_ids=input_ids,
             positions=positions + np.repeat(self._rope_rows[slots], counts) if self._has_rope_rows else positions,
-            slot_mapping=blocks * np.int32(self._block_size) + positions % self._block_size,
-            table_rows=slots,
+            slot_mapping=slot_mapping,
+            table_rows=table_rows,
             cu_seqlens_q=cu_seqlens_q,
             context_lens=context_lens,
-            logits_indices=cu_seqlens_q[1:][sampled_rows] - 1,
+            logits_indices=logits_indices,
             sampling=sampling,
             table_updates=self._take_updates(sequences),
             is_constrained=bool(constrained_rows),
@@ -156,7 +179,7 @@ class SlotTable:
             sequences=sequences,
             num_scheduled_tokens=num_scheduled,
             sampled=sampled,
-            filled=[(sequences[row], int(context_lens[row])) for row in filled_rows.tolist()],
+            filled=filled,
             constrained=[(row, sampled[row]) for row in constrained_rows],
             prompt_rows=askers,
         )

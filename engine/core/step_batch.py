@@ -1,7 +1,7 @@
 """One step's inputs and results as arrays: made by the scheduler, consumed by the model runner.
 
 Plain host memory; the runner decides how it reaches the device. Letters in shapes: T tokens and
-R sequences of the step, S rows of logits to sample (at most one a sequence).
+R rows of sequences, S rows of logits to sample (at most one a sequence).
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ Int32Array: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
 UInt32Array: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
 
 NO_ROWS = np.empty(0, np.int32)
+
+# With --batch-invariant a step has at most so many rows for each sequence that there may be: one for its prompt and one
+# for the token behind it; and as many rows again, of all sequences, recompute what was sampled before a preemption.
+BATCH_INVARIANT_ROWS = 3
 
 
 @dataclass
@@ -121,7 +125,10 @@ class PromptRows:
 
 @dataclass
 class StepBatch:
-    """One step's work. Sequences are rows; a row's tokens are consecutive in the token arrays."""
+    """One step's work. A row's tokens are consecutive in the token arrays.
+
+    A sequence is a row, or with a `prefill_end` several in turn, each of which sees the keys of those before it.
+    """
 
     input_ids: Int32Array  # [T]; -1 - s: what was last sampled in slot s, which the host may not know yet
     positions: Int32Array  # [T] row of the position tables: index in its sequence, from the sequence's rope_row on

@@ -39,6 +39,7 @@ class KernelSpec(Generic[P]):
             write, so in a graph it may start while they end (programmatic dependent launch, sm_90 on).
         writes_weights: it writes what the next kernel takes for weights and may read before it waits, so that
             one never starts early.
+        batch_invariant: only engines whose results must not depend on the batch launch it.
         on_demand: only models with weights of certain formats launch it; `Ops.reserve_linear` compiles it for them.
     """
 
@@ -50,6 +51,7 @@ class KernelSpec(Generic[P]):
     arch_specific: bool = False
     overlaps: bool = False
     writes_weights: bool = False
+    batch_invariant: bool = False
     on_demand: bool = False
 
     @cached_property

@@ -45,7 +45,6 @@ class PackedFormat(WeightFormat, abstract=True):
     type: ClassVar[TensorType]
     planes: ClassVar[tuple[int, ...]]
     tensor_names = ("codes", "headers")
-    on_cuda = False  # until its kernels have run on a GPU; models load their blocks as dense weights
 
     def __init_subclass__(cls, *, type: str, planes: tuple[int, ...]) -> None:
         cls.name = f"packed_{type.lower()}"

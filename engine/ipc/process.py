@@ -388,7 +388,9 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     device, device_reason = select_device(config.device)
     config = config.with_device_defaults("cpu" if device.name == "cpu" else "cuda")
     config.verify()
-    ops = make_ops(device)
+    if config.batch_invariant and device.name == "cpu":
+        raise ConfigError("--batch-invariant is for CUDA devices; on the CPU sums depend on the batch")
+    ops = make_ops(device, batch_invariant=config.batch_invariant)
     accounts = Accounts()
     embedding = EmbeddingEngine(config, accounts)
     if model.is_encoder:

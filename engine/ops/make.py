@@ -7,8 +7,8 @@ from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import CpuDevice, Device
 
 
-def make_ops(device: Device) -> Ops:
-    """`CpuOps` for the CPU, `CudaOps` for a CUDA device."""
+def make_ops(device: Device, *, batch_invariant: bool = False) -> Ops:
+    """`CpuOps` for the CPU, `CudaOps` for a CUDA device, which alone can be `batch_invariant`."""
     if isinstance(device, CpuDevice):
         return CpuOps(device)
     # Imported only here, so that a machine without the driver never loads its bindings.
@@ -16,4 +16,4 @@ def make_ops(device: Device) -> Ops:
     from tessera.engine.ops.cuda import CudaOps
 
     assert isinstance(device, CudaDevice), f"no operations for {device}"
-    return CudaOps(device)
+    return CudaOps(device, batch_invariant=batch_invariant)

@@ -39,12 +39,21 @@ class StepGraphs:
     most `short_context` have graphs of their own.
     """
 
-    def __init__(self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, short_context: int) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_num_tokens: int,
+        max_model_len: int,
+        short_context: int,
+        max_rows: int | None = None,
+    ) -> None:
+        """`max_rows`: of a step with prompts, if sequences may have several rows."""
         self._max_model_len = max_model_len
         self._short_context = short_context
         self._decode_sizes = decode_sizes(max_num_seqs)
         self._prompt_tokens = [size for size in PROMPT_TOKENS if size <= max_num_tokens]
-        self._prompt_seqs = [*(size for size in PROMPT_SEQS if size <= max_num_seqs), max_num_seqs + 1]
+        largest = {max_num_seqs + 1, (max_rows or max_num_seqs) + 1}
+        self._prompt_seqs = [*(size for size in PROMPT_SEQS if size <= max_num_seqs), *sorted(largest)]
         self._max_num_seqs = max_num_seqs
         self._steps: dict[StepShape, StepGraph] = {}
         self._short_steps: dict[StepShape, StepGraph] = {}

@@ -14,7 +14,15 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, OutOfMemoryError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
-from tessera.engine.core.step_batch import PromptRows, SamplingBatch, StepBatch, StepResult, TableUpdates, TokenMask
+from tessera.engine.core.step_batch import (
+    BATCH_INVARIANT_ROWS,
+    PromptRows,
+    SamplingBatch,
+    StepBatch,
+    StepResult,
+    TableUpdates,
+    TokenMask,
+)
 from tessera.engine.formats import KVFormat
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import DTYPES, ModelConfig
@@ -79,6 +87,9 @@ class ModelRunner:
         self.dtype: str = self._dtype.name
         self.max_model_len = resolve_max_model_len(config, model)
         self.max_num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * self.max_model_len)
+        self._max_rows = config.max_num_seqs * (BATCH_INVARIANT_ROWS if config.batch_invariant else 1)
+        # Each sequence may take along a token that has been computed before.
+        self._buffer_tokens = self.max_num_tokens + (config.max_num_seqs if config.batch_invariant else 0)
         self.block_size = config.block_size
         try:
             self._make(progress)
@@ -101,14 +112,14 @@ class ModelRunner:
         self.num_parameters = weights.num_parameters
         rope_tables = make_tables(model.ropes, self.max_model_len, device)
         rows = config.max_num_seqs
-        self._buffers = StepBuffers(model, self._dtype, device, max_tokens=self.max_num_tokens, max_logits=rows)
+        self._buffers = StepBuffers(model, self._dtype, device, max_tokens=self._buffer_tokens, max_logits=rows)
         self._sampler = StepSampler(self.ops, rows, model.vocab_size, self.max_model_len)
-        self._upload = StepUpload(device, inputs_bytes(StepShape(self.max_num_tokens, rows + 1, rows)))
-        side_arrays = max(MAX_TABLE_UPDATES, self.max_num_tokens)
+        self._upload = StepUpload(device, inputs_bytes(StepShape(self._buffer_tokens, self._max_rows + 1, rows)))
+        side_arrays = max(MAX_TABLE_UPDATES, self._buffer_tokens)
         self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
         self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
         self._numbers = from_numpy(np.arange(rows + 1, dtype=np.int32), device)
-        self._graphs = StepGraphs(rows, self.max_num_tokens, self.max_model_len, SHORT_CONTEXT)
+        self._graphs = StepGraphs(rows, self._buffer_tokens, self.max_model_len, SHORT_CONTEXT, self._max_rows)
         self.num_kv_blocks = config.num_kv_blocks or self._num_blocks_that_fit()
         kv_cache = KVCache(model, self.num_kv_blocks, self.block_size, self._kv_format, device)
         self.kv_cache_bytes = kv_cache.nbytes
@@ -155,11 +166,11 @@ class ModelRunner:
             self._submit(inputs, batch)
             graph.launch()
         else:
-            inputs = self._inputs(
-                StepShape.of(batch),
-                int(np.diff(batch.cu_seqlens_q).max(initial=0)),
-                int(batch.context_lens.max(initial=0)),
-            )
+            shape = StepShape.of(batch)
+            most = int(np.diff(batch.cu_seqlens_q).max(initial=0))
+            if self.config.batch_invariant and not shape.is_decode:
+                most = max(most, 2)  # rows of a sequence see each other's keys, which must be stored before
+            inputs = self._inputs(shape, most, int(batch.context_lens.max(initial=0)))
             self._submit(inputs, batch)
             logits = self._forward(inputs, every_token=batch.prompt_rows is not None)
         running = RunningStep(batch, inputs, logits)
@@ -252,7 +263,7 @@ class ModelRunner:
                 progress("kernels", done, total)
 
         self._cuda_ops.compile(self._dtype, report, head_dims=self.model.head_dims)
-        rows = self.config.max_num_seqs + 1  # a CUDA graph has one more row, for padded tokens
+        rows = self._max_rows + 1  # a CUDA graph has one more row, for padded tokens
         self._cuda_ops.reserve_attention(rows, self.model.num_heads, max(self.model.head_dims))
 
     def warm_up(self) -> None:

@@ -235,7 +235,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "{model}", "--host", "192.0.2.1"], "this machine does not have that address"),
         (["serve", "/no/such/folder"], "there is no folder /no/such/folder"),
         (["serve", "{model}/.."], "it has no config.json"),
-        (["serve", "{model}/config.json"], "is a file"),
+        (["serve", "{model}/config.json"], "is one file of a model: give its folder"),
     ],
 )
 def test_wrong_use_is_one_sentence(

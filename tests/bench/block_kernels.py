@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -34,14 +35,21 @@ def random_part(ops: CudaOps, format: PackedFormat, features: int, in_features: 
 
 
 def measure_shape(
-    ops: CudaOps, device: CudaDevice, format: PackedFormat, shape: tuple[int, int], *, tiles: bool, bits: Any
+    ops: CudaOps,
+    device: CudaDevice,
+    format: PackedFormat,
+    shape: tuple[int, int],
+    *,
+    tiles: bool,
+    rows: Sequence[int],
+    bits: Any,
 ) -> None:
     k, n = shape
     nbytes = format.nbytes(n, k)
     copies = max(1, min(CALLS, COLD_BYTES // nbytes))
     weights = [LinearWeight((random_part(ops, format, n, k, bits),)) for _ in range(copies)]
     ops.reserve_linear(weights, np.dtype(bfloat16))
-    for m in ROWS:
+    for m in rows:
         x, out = _random(ops, m, k), empty((m, n), bfloat16, device)
         calls = [partial(ops.linear, x, weights[i % copies], out=out) for i in range(CALLS)]
         chosen = measure(device, calls)
@@ -51,9 +59,14 @@ def measure_shape(
                 if tile.fits(format, k, device.max_shared_bytes, normed=False) and (tile.tokens > 1 or m == 1):
                     saved, product.TILES = product.TILES, {tile.tokens: (tile,)}
                     try:
-                        cells.append(f"{tile.tokens}/{tile.units}/{tile.stages} {measure(device, calls):.1f}")
+                        cells.append(
+                            f"{tile.tokens}/{tile.units}/{tile.stages}/{tile.blocks} {measure(device, calls):.1f}"
+                        )
                     finally:
                         product.TILES = saved
+            least, product.MIN_ROWS_SM90 = product.MIN_ROWS_SM90, 1 if m < product.MIN_ROWS_SM90 else 1 << 30
+            cells.append(f"{'wgmma' if m < least else 'without wgmma'} {measure(device, calls):.1f}")
+            product.MIN_ROWS_SM90 = least
         print(f"{format.type.name:7}{m:>4} x {k:>6} x {n:>6} " + "  ".join(cells), flush=True)
 
 
@@ -65,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.block_kernels", description=__doc__)
     parser.add_argument("types", nargs="*", default=TYPES, help="(default: %(default)s)")
     parser.add_argument("--tiles", action="store_true")
+    parser.add_argument("--rows", type=int, nargs="*", default=ROWS, help="(default: %(default)s)")
     options = parser.parse_args()
     if unknown := set(options.types) - PACKED_FORMATS.keys():
         sys.exit(f"no such type: {', '.join(sorted(unknown))}; there are {', '.join(PACKED_FORMATS)}")
@@ -73,7 +87,7 @@ def main() -> None:
     bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 22, dtype=np.uint32)
     for name in options.types:
         for shape in SHAPES:
-            measure_shape(ops, device, PACKED_FORMATS[name], shape, tiles=options.tiles, bits=bits)
+            measure_shape(ops, device, PACKED_FORMATS[name], shape, tiles=options.tiles, rows=options.rows, bits=bits)
 
 
 if __name__ == "__main__":

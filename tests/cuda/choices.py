@@ -29,6 +29,7 @@ DEVICES = {
     "l4": ("89", 58, 99 << 10),
     "b200": ("100a", 148, 227 << 10),
 }
+BATCH_INVARIANT = ("h200", "a100")
 FEATURES = [(6144, 4096), (14336, 4096), (4096, 14336), (1024, 3072), (3072, 1024), (100, 72)]  # of result and x
 ROWS = [1, 3, 8, 16, 17, 32, 33, 64, 65, 200, 1000, 1024, 1280, 8192]
 STEPS = [([1], [3000]), ([1] * 8, [2048] * 8), ([1] * 40, [2049] * 40), ([300, 1], [300, 9]), ([2000], [9000])]
@@ -113,15 +114,17 @@ def attention_problems(ops: CudaOps, device: GridDevice) -> Iterator[tuple[str, 
 
 def choices() -> Iterator[str]:
     """Lines of CHOICES. Tensor maps must be made without a driver."""
-    for name, facts in DEVICES.items():
-        device = GridDevice(*facts)
-        ops = CudaOps(device)  # type: ignore[arg-type]
+    kinds = [(name, False) for name in DEVICES] + [(name, True) for name in BATCH_INVARIANT]
+    for name, batch_invariant in kinds:
+        device = GridDevice(*DEVICES[name])
+        ops = CudaOps(device, batch_invariant=batch_invariant)  # type: ignore[arg-type]
         ops.reserve_attention(64, 32, 128)
         for problems in (linear_problems, attention_problems):
             for problem, run in problems(ops, device):
                 device.launches.clear()
                 run()
-                yield f"{name} {problem}: {'; '.join(device.launches)}\n"
+                kind = f"{name} batch-invariant" if batch_invariant else name
+                yield f"{kind} {problem}: {'; '.join(device.launches)}\n"
 
 
 if __name__ == "__main__":

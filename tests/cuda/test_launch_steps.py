@@ -150,12 +150,13 @@ def int8_weights(config: ModelConfig, dtype: Any, ops: Any, **settings: Any) -> 
     return replace(dense, layers=layers, embedding=table, lm_head=table)
 
 
-@pytest.fixture(scope="module", params=["qwen3-0.6b", "llama-8b", "builtin", "builtin-int8"])
+@pytest.fixture(scope="module", params=["qwen3-0.6b", "llama-8b", "llama-8b in order", "builtin", "builtin-int8"])
 def runner(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, maps_without_a_driver: None
 ) -> ModelRunner:
     built = request.param.startswith("builtin")
-    folder = BUILTIN if built else write_model(tmp_path_factory.mktemp("models"), request.param)
+    name, _, in_order = request.param.partition(" ")
+    folder = BUILTIN if built else write_model(tmp_path_factory.mktemp("models"), name)
     config = EngineConfig(
         model=str(folder),
         load_format="dummy",
@@ -163,12 +164,13 @@ def runner(
         max_num_seqs=MAX_NUM_SEQS,
         num_kv_blocks=MAX_NUM_SEQS * BLOCKS_PER_SEQ,
         dtype="bfloat16",
+        batch_invariant=bool(in_order),
     )
     device: Any = StepDevice()
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "builtin-int8":
             patch.setattr("tessera.engine.runner.model_runner.dummy_weights", int8_weights)
-        made = ModelRunner(config, load_config(folder), device, CudaOps(device))
+        made = ModelRunner(config, load_config(folder), device, CudaOps(device, batch_invariant=bool(in_order)))
     device.is_serving = True
     return made
 

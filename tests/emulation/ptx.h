@@ -104,6 +104,17 @@ void ldmatrix(std::uint32_t& r0, std::uint32_t& r1, std::uint32_t& r2, std::uint
 
 }  // namespace emulated
 
+// Bit i of the result is bit `table` of the index that the operands' bits i make, the first being the
+// highest.
+inline void ptx_lop3_b32(std::uint32_t& result, std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                         int table) {
+  result = 0;
+  for (int i = 0; i < 32; ++i) {
+    const int index = (a >> i & 1) * 4 + (b >> i & 1) * 2 + (c >> i & 1);
+    result |= static_cast<std::uint32_t>(table >> index & 1) << i;
+  }
+}
+
 inline void ptx_ex2_approx_ftz_f32(float& y, float x) {
   y = std::exp2(x);
   if (y < 1.17549435e-38f) y = 0;
@@ -127,10 +138,7 @@ inline void ptx_cp_async_cg_shared_global_L2__cache_hint_L2__128B(std::uint32_t 
   emulated::check_policy(policy);
   emulated::start_copy(to, from, size, bytes);
 }
-inline void ptx_cp_async_ca_shared_global_L2__cache_hint_L2__128B(std::uint32_t to, const void* from,
-                                                                  int size, int bytes,
-                                                                  unsigned long long policy) {
-  emulated::check_policy(policy);
+inline void ptx_cp_async_ca_shared_global_L2__128B(std::uint32_t to, const void* from, int size, int bytes) {
   emulated::start_copy(to, from, size, bytes);
 }
 inline void ptx_cp_async_commit_group() {

@@ -1,7 +1,7 @@
 """Many small random worlds: whatever comes, every request ends once, and no block is lost.
 
-Half of the worlds run one step ahead, as on a GPU. The test id is the seed, so a failure can be repeated
-with `pytest -k "[SEED]"`. `make test-long` has more of them.
+Half of the worlds run one step ahead, as on a GPU; a third keep every token's kind of row, whatever the batch. The
+test id is the seed, so a failure can be repeated with `pytest -k "[SEED]"`. `make test-long` has more of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.fake_runner import CLIENT, EOS, NON_FINITE, Harness, generate
 MAX_MODEL_LEN = 48
 
 
-def make_engine(rng: random.Random, max_queue_len: int, *, asynchronous: bool) -> Harness:
+def make_engine(rng: random.Random, max_queue_len: int, *, asynchronous: bool, batch_invariant: bool) -> Harness:
     max_num_seqs = rng.randint(1, 6)
     return Harness(
         num_blocks=rng.randint(3, 30),
@@ -29,6 +29,7 @@ def make_engine(rng: random.Random, max_queue_len: int, *, asynchronous: bool) -
         max_model_len=MAX_MODEL_LEN,
         prefix_caching=rng.random() < 0.8,
         asynchronous=asynchronous,
+        batch_invariant=batch_invariant,
         short_rope_len=rng.choice([0, 0, 20, 30]),
     )
 
@@ -55,7 +56,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_fault_liveness_every_request_ends_once_with_the_tokens_it_gives_alone(seed: int) -> None:
     rng = random.Random(seed)
     max_queue_len = rng.randint(1, 8)
-    engine = make_engine(rng, max_queue_len, asynchronous=seed % 2 == 1)
+    engine = make_engine(rng, max_queue_len, asynchronous=seed % 2 == 1, batch_invariant=seed % 3 == 2)
     prefixes = [[rng.randrange(1, NON_FINITE) for _ in range(20)] for _ in range(3)]
     accounts = [AccountRef()] if rng.random() < 0.3 else make_accounts(rng)
     context = min(MAX_MODEL_LEN, engine.core.block_manager.num_blocks * engine.core.block_manager.block_size)

@@ -101,9 +101,22 @@ def test_rows_of_packed_blocks(name: str, dtype: np.dtype[Any], cuda_ops: CudaOp
             np.testing.assert_array_equal(out[:1].numpy(), dequantize(stored[8:], format.type))
 
 
+# Rows of x and the weight's shape: by mma, by wgmma with 64 and 128 rows a tile, k in slices, tiles cut off, dense.
+ROWS_BY_SHAPE = [
+    (1, 40, 1280),
+    (3, 24, 1024),
+    (13, 48, 2304),
+    (35, 16, 512),
+    (64, 304, 1280),
+    (100, 528, 768),
+    (300, 400, 256),
+    (530, 48, 512),
+]
+
+
 @types
 @pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
-@pytest.mark.parametrize(("m", "rows", "columns"), [(1, 40, 1280), (3, 24, 1024), (13, 48, 2304), (35, 16, 512)])
+@pytest.mark.parametrize(("m", "rows", "columns"), ROWS_BY_SHAPE)
 def test_products_by_packed_blocks(
     name: str, dtype: np.dtype[Any], m: int, rows: int, columns: int, cuda_ops: CudaOps, no_transfers: NoTransfers
 ) -> None:
@@ -159,7 +172,6 @@ def test_a_file_loads_into_packed_parts(tmp_path: Path, cuda_ops: CudaOps, monke
     pytest.importorskip("gguf")
     from tests.engine.gguf.test_gguf_models import quantized
 
-    monkeypatch.setattr(PackedFormat, "on_cuda", True)
     monkeypatch.setattr(gguf_source, "STAGED_BYTES", 5000)
     path, folder = quantized(tmp_path, "Q4_K", "Q6_K", "Q8_0", "F32", "MXFP4")
     packed = load_weights(path, load_config(path), bfloat16, cuda_ops)

@@ -12,7 +12,7 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import sm90_prefill
 from tessera.engine.ops.cuda.linear import sm90
-from tests.bench import kernels
+from tests.bench import kernels, order_of_sums
 from tests.bench.__main__ import kernel_table
 from tests.cuda.test_launch_sm90_matmul import Sm90Device
 
@@ -20,6 +20,11 @@ from tests.cuda.test_launch_sm90_matmul import Sm90Device
 class BenchDevice(Sm90Device):
     def upload(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
         pass
+
+
+def without_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((sm90, "box_map"), (sm90_prefill, "row_groups_map")):
+        monkeypatch.setattr(module, name, lambda *_: bytes(128))
 
 
 def without_reference(rows: Callable[..., Any]) -> Callable[[CudaOps, Any], list[kernels.Row]]:
@@ -36,6 +41,25 @@ PARTS: dict[str, Callable[[Any, Any], list[kernels.Row]]] = {
 }
 
 
+@pytest.mark.parametrize("part", [order_of_sums.products, order_of_sums.attention])
+def test_one_order_of_sums_is_compared_with_many(part: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "measure", lambda device, calls: [call() for call in calls[:2]] and 1.0)
+    without_maps(monkeypatch)
+    device: Any = BenchDevice()
+    rows = list(part(CudaOps(device), CudaOps(device, batch_invariant=True), device))
+    assert len(rows) > 20
+    assert all(before > 0 and after > 0 for _, _, before, after in rows)
+
+
+def test_every_kernel_in_order_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "measure", lambda device, calls: calls[0]() or 1.0)
+    without_maps(monkeypatch)
+    device: Any = BenchDevice()
+    rows = list(order_of_sums.kernel_choices(CudaOps(device, batch_invariant=True), device))
+    assert len(rows) == len(kernels.SHAPES) * len(order_of_sums.KERNEL_ROWS)
+    assert all(times.count("*") == 1 for _, rows_of, times in rows if rows_of != "128 rows"), rows
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_every_figure_launches_something(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[int] = []
@@ -48,8 +72,7 @@ def test_every_figure_launches_something(part: str, monkeypatch: pytest.MonkeyPa
         return 1.0
 
     monkeypatch.setattr(kernels, "measure", measure)
-    for module, name in ((sm90, "box_map"), (sm90_prefill, "row_groups_map")):
-        monkeypatch.setattr(module, name, lambda *_: bytes(128))
+    without_maps(monkeypatch)
     device = BenchDevice()
     rows = PARTS[part](CudaOps(cast(CudaDevice, device)), device)
     assert len(rows) == len(launches) > 0

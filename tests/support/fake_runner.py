@@ -28,7 +28,7 @@ from tessera.engine.contract.messages import (
 from tessera.engine.contract.sampling_params import ROW_PARAMETERS, SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW
 from tessera.engine.core.core import EngineCore
-from tessera.engine.core.step_batch import SlotInit, StepBatch, StepResult, TokenMask
+from tessera.engine.core.step_batch import BATCH_INVARIANT_ROWS, SlotInit, StepBatch, StepResult, TokenMask
 
 VOCAB_SIZE = 100
 EOS = 0
@@ -81,22 +81,32 @@ class FakeRunner:
     """Executes steps as described above; `inspect` sees each batch before it is executed.
 
     An asynchronous one is given steps before the results of those before are known, as a GPU is. Where
-    `short_rope_len` is not 0, each context is either all of the short form's rows or all of the long form's.
+    `short_rope_len` is not 0, each context is either all of the short form's rows or all of the long form's. Where it
+    is `batch_invariant`, it notices every token computed in the wrong kind of row: of several tokens before the last of
+    the prompt, of one from there on.
     """
 
     full_sizes: tuple[int, ...] = ()
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, asynchronous: bool = False, short_rope_len: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        asynchronous: bool = False,
+        short_rope_len: int = 0,
+        batch_invariant: bool = False,
     ) -> None:
         self.block_size = block_size
         self.short_rope_len = short_rope_len
         self.asynchronous = asynchronous
+        self.batch_invariant = batch_invariant
         self._tables: dict[int, dict[int, int]] = defaultdict(dict)
         self.inspect: Callable[[StepBatch], None] = lambda batch: None
         self.last_batch: StepBatch | None = None
         self._token_ids = np.full(num_blocks * block_size, POISON, np.int32)
         self._positions = np.full(num_blocks * block_size, POISON, np.int32)
+        self._in_long_rows = np.zeros(num_blocks * block_size, bool)
         self._slots: dict[int, tuple[SlotInit, list[int]]] = {}
 
     def poison(self, blocks: Iterable[int]) -> None:
@@ -111,7 +121,7 @@ class FakeRunner:
         raise AssertionError("the fake knows no constraints")
 
     def execute(self, batch: StepBatch) -> StepResult:
-        check_batch(batch, self.short_rope_len)
+        check_batch(batch, self.short_rope_len, batch_invariant=self.batch_invariant)
         if batch.table_updates is not None:
             updates = batch.table_updates
             places = list(zip(updates.rows.tolist(), updates.columns.tolist(), strict=True))
@@ -123,8 +133,13 @@ class FakeRunner:
         for init in batch.slot_inits:
             self._slots[init.slot] = (init, [*init.prompt_token_ids, *init.output_token_ids])
         newest = [self._slots[-1 - token_id][1][-1] if token_id < 0 else token_id for token_id in batch.input_ids]
-        self._token_ids[batch.slot_mapping] = newest
-        self._positions[batch.slot_mapping] = batch.positions
+        stored = batch.slot_mapping >= 0
+        slots = batch.slot_mapping[stored]
+        assert (self._token_ids[self._slots_of_repeated(batch)] == np.array(newest)[~stored]).all()
+        counts = np.diff(batch.cu_seqlens_q)
+        self._token_ids[slots] = np.array(newest)[stored]
+        self._positions[slots] = batch.positions[stored]
+        self._in_long_rows[slots] = np.repeat(counts > 1, counts)[stored]
         contexts = [self._read_context(batch, row) for row in range(batch.num_seqs)]
         sampled_rows = np.searchsorted(batch.cu_seqlens_q, batch.logits_indices, side="right") - 1
         token_ids = [self._sample(batch, index, contexts[row]) for index, row in enumerate(sampled_rows)]
@@ -136,6 +151,18 @@ class FakeRunner:
                 for token_id, num in zip(token_ids, num_logprobs.tolist(), strict=True)
             ]
         return StepResult(np.array(token_ids, np.int32), logprobs, self._score_prompts(batch, contexts))
+
+    def _slots_of_repeated(self, batch: StepBatch) -> np.ndarray[Any, Any]:
+        """Where the tokens have been stored that a batch computes again beside another one."""
+        (repeated,) = np.nonzero(batch.slot_mapping < 0)
+        assert (np.diff(batch.cu_seqlens_q)[np.searchsorted(batch.cu_seqlens_q, repeated, side="right") - 1] == 2).all()
+        rows = np.searchsorted(batch.cu_seqlens_q, repeated, side="right") - 1
+        places = batch.context_lens[rows] - 2
+        blocks = [
+            self._tables[int(table)][int(place) // self.block_size]
+            for table, place in zip(batch.table_rows[rows], places, strict=True)
+        ]
+        return np.array(blocks, np.int64) * self.block_size + places % self.block_size
 
     def _score_prompts(self, batch: StepBatch, contexts: list[np.ndarray[Any, Any]]) -> list[TokenLogprobs]:
         rows = batch.prompt_rows
@@ -158,6 +185,10 @@ class FakeRunner:
         positions = np.arange(length) + batch.positions[batch.cu_seqlens_q[row + 1] - 1] - (length - 1)
         assert np.array_equal(self._positions[where], positions), "the cache holds other positions"
         token_ids: np.ndarray[Any, Any] = self._token_ids[where]
+        if self.batch_invariant:
+            init, _ = self._slots[int(batch.table_rows[row])]
+            place = np.arange(1, length)  # the first sees one key, and needs no order
+            assert np.array_equal(self._in_long_rows[where[1:]], place < len(init.prompt_token_ids) - 1)
         return token_ids
 
     def _sample(self, batch: StepBatch, index: int, context: np.ndarray[Any, Any]) -> int:
@@ -173,7 +204,7 @@ class FakeRunner:
         return token_id
 
 
-def check_batch(batch: StepBatch, short_rope_len: int = 0) -> None:
+def check_batch(batch: StepBatch, short_rope_len: int = 0, *, batch_invariant: bool = False) -> None:
     """Shapes, types and order are what engine/core/step_batch.py promises."""
     num_rows, num_tokens, num_sampled = batch.num_seqs, batch.num_tokens, batch.num_sampled
     lengths = {
@@ -189,7 +220,13 @@ def check_batch(batch: StepBatch, short_rope_len: int = 0) -> None:
         array = getattr(batch, name)
         assert array.shape == (length,), name
         assert array.dtype == np.int32, name
-    assert len(set(batch.table_rows.tolist())) == num_rows, "two rows share a block table"
+    if batch_invariant:
+        together = batch.table_rows[1:] == batch.table_rows[:-1]
+        assert len(set(batch.table_rows.tolist())) == num_rows - together.sum(), "a sequence's rows are apart"
+        assert (np.diff(batch.context_lens)[together] == np.diff(batch.cu_seqlens_q)[1:][together]).all()
+    else:
+        assert len(set(batch.table_rows.tolist())) == num_rows, "two rows share a block table"
+        assert batch.slot_mapping.min() >= 0
     counts = np.diff(batch.cu_seqlens_q)
     assert num_tokens == batch.cu_seqlens_q[-1]
     assert counts.min() >= 1
@@ -199,7 +236,8 @@ def check_batch(batch: StepBatch, short_rope_len: int = 0) -> None:
     if short_rope_len:
         assert (batch.context_lens[first_rows == 0] <= short_rope_len).all(), "beyond the short form's rows"
     assert set(batch.logits_indices.tolist()) <= set(last.tolist())
-    assert len(np.unique(batch.slot_mapping)) == num_tokens, "two tokens are stored in one place"
+    stored = batch.slot_mapping[batch.slot_mapping >= 0]
+    assert len(np.unique(stored)) == len(stored), "two tokens are stored in one place"
     assert batch.sampling.rows.shape == (num_sampled,)
     assert batch.sampling.rows.dtype == SAMPLING_ROW
 
@@ -245,9 +283,16 @@ class Harness:
         eos_token_ids: Iterable[int] = (EOS,),
         asynchronous: bool = False,
         short_rope_len: int = 0,
+        batch_invariant: bool = False,
     ) -> None:
         self.now = 100.0
-        self.runner = FakeRunner(num_blocks, block_size, asynchronous=asynchronous, short_rope_len=short_rope_len)
+        self.runner = FakeRunner(
+            num_blocks,
+            block_size,
+            asynchronous=asynchronous,
+            short_rope_len=short_rope_len,
+            batch_invariant=batch_invariant,
+        )
         self.runner.inspect = self._check_writes
         self.core = EngineCore(
             EngineConfig(
@@ -257,6 +302,7 @@ class Harness:
                 max_queue_len=max_queue_len,
                 block_size=cast(Any, block_size),  # smaller than a model may have
                 prefix_caching=prefix_caching,
+                batch_invariant=batch_invariant,
             ),
             self.runner,
             vocab_size=VOCAB_SIZE,
@@ -335,8 +381,13 @@ class Harness:
         check_blocks(self.core)
 
     def _check_writes(self, batch: StepBatch) -> None:
-        """A step stores only to blocks that one sequence owns and nobody else can find."""
-        blocks = self.core.block_manager
-        for block in set((batch.slot_mapping // blocks.block_size).tolist()):
+        """A step stores only to blocks that one sequence owns and no other can find; it is as large as it may be."""
+        blocks, scheduler = self.core.block_manager, self.core.scheduler
+        num_repeated = (batch.slot_mapping < 0).sum()
+        assert batch.num_tokens - num_repeated <= scheduler.max_num_batched_tokens
+        assert num_repeated <= scheduler.max_num_seqs
+        rows_of_sequence = BATCH_INVARIANT_ROWS if self.runner.batch_invariant else 1
+        assert batch.num_seqs <= rows_of_sequence * scheduler.max_num_seqs
+        for block in set((batch.slot_mapping[batch.slot_mapping >= 0] // blocks.block_size).tolist()):
             assert blocks.reference_counts[block] == 1
             assert not blocks.is_published(block)

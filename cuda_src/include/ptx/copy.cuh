@@ -39,21 +39,22 @@ __device__ __forceinline__ void copy_async_16(unsigned shared, const void* globa
                : "memory");
 }
 
-// Start copying 4, 8 or 16 bytes, both addresses aligned to them; as above.
+// Start copying 4, 8 or 16 bytes, both addresses aligned to them; as above. Not with a policy: where its
+// number is known and a part of the address is uniform, ptxas 13.0 emits LDGSTS with uniform registers that
+// nothing has set, and the GPU stops at an illegal instruction (13.5 sets them).
 template <int BYTES>
-__device__ __forceinline__ void copy_async(unsigned shared, const void* global, bool valid,
-                                           unsigned long long policy) {
+__device__ __forceinline__ void copy_async(unsigned shared, const void* global, bool valid) {
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "there are copies of 4, 8 and 16 bytes");
   const int bytes = valid ? BYTES : 0;
   if constexpr (BYTES == 16) {
-    copy_async_16(shared, global, valid, policy);
+    copy_async_16(shared, global, valid);
   } else if constexpr (BYTES == 8) {
-    asm volatile("cp.async.ca.shared.global.L2::cache_hint.L2::128B [%0], [%1], 8, %2, %3;" ::"r"(shared),
-                 "l"(global), "r"(bytes), "l"(policy)
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 8, %2;" ::"r"(shared), "l"(global),
+                 "r"(bytes)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global.L2::cache_hint.L2::128B [%0], [%1], 4, %2, %3;" ::"r"(shared),
-                 "l"(global), "r"(bytes), "l"(policy)
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], 4, %2;" ::"r"(shared), "l"(global),
+                 "r"(bytes)
                  : "memory");
   }
 }

@@ -32,12 +32,14 @@ __device__ __forceinline__ void mma_m16n8k16<__half>(float (&c)[4], const unsign
 
 // Four 8x8 matrices of 2-byte elements from shared memory. Lane l passes the 16-byte aligned address of row
 // l % 8 of matrix l / 8 and gets of every matrix the elements (g, 2t) and (g, 2t+1).
-__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], unsigned row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
+               : "r"(row)
                : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row) {
+  ldmatrix_x4(r, static_cast<unsigned>(__cvta_generic_to_shared(row)));
 }
 
 // The same with every matrix transposed: a lane gets the elements (2t, g) and (2t+1, g).

@@ -34,8 +34,10 @@ class CudaOps(
 ):
     """All operations on one CUDA device; see `tessera.engine.ops.interface.Ops`."""
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: CudaDevice, *, batch_invariant: bool = False) -> None:
+        """`batch_invariant`: a row's bits depend on nothing but the row; see docs/kernels/order-of-sums.md."""
         self.device = device
+        self.batch_invariant = batch_invariant
 
     def compile(
         self,
@@ -54,5 +56,9 @@ class CudaOps(
         Raises: CompileError.
         """
         pairs = all_instantiations((cuda_type(dtype),), encoder_only=encoder_only, head_dims=head_dims)
-        pairs = [pair for pair in pairs if not pair[0].on_demand]
+        pairs = [
+            (spec, template)
+            for spec, template in pairs
+            if not spec.on_demand and (self.batch_invariant or not spec.batch_invariant)
+        ]
         self.device.compile([pair for pair in pairs if pair[0].supports(self.device.arch)], progress)

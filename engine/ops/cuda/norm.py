@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
-from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import Float32, InT, Int32, OutT
-from tessera.engine.ops.cuda.types import CHUNK, aligned, cuda_type, row_config
+from tessera.engine.ops.cuda.types import (
+    CHUNK,
+    NORM_CHUNKS,
+    NORM_THREADS,
+    aligned,
+    cuda_type,
+    rmsnorm_config,
+    row_config,
+)
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor
 
@@ -45,9 +53,7 @@ LAYERNORM = KernelSpec(
 )
 SPECS = (RMSNORM, LAYERNORM)
 
-MAX_THREADS = Constant(512, "of a row")
-ROW_CHUNKS = Constant(4, "of a row, that a thread keeps")
-declare_header("rmsnorm", __name__, {"MAX_THREADS": MAX_THREADS, "ROW_CHUNKS": ROW_CHUNKS}, (RmsnormParams,))
+declare_header("rmsnorm", __name__, {"MAX_THREADS": NORM_THREADS, "ROW_CHUNKS": NORM_CHUNKS}, (RmsnormParams,))
 declare_header("layernorm", __name__, params=(LayernormParams,))
 
 
@@ -64,7 +70,7 @@ class NormOps(Ops):
         rows, hidden = x.shape
         whole = hidden % CHUNK == 0 and aligned(16, x, weight, out)
         template = (cuda_type(x.dtype), "true" if whole else "false")
-        config = row_config(rows, hidden, CHUNK * ROW_CHUNKS, MAX_THREADS)
+        config = rmsnorm_config(rows, hidden)
         params = RmsnormParams(x=x, weight=weight, out=out, hidden=hidden, eps=eps)
         self.device.launch(RMSNORM, template, config, params)
 

@@ -17,13 +17,14 @@ from tessera.engine.ops.cuda import (
     sampling,
     softmax,
 )
-from tessera.engine.ops.cuda.quant import blocks, dequantize, product
+from tessera.engine.ops.cuda.quant import blocks, dequantize, product, sm90_product
 
 GROUPS = (
     linear,
     dequantize,
     blocks,
     product,
+    sm90_product,
     attention,
     norm,
     activation,

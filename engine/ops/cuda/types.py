@@ -18,6 +18,8 @@ WARP_SIZE = Constant(32)
 CHUNK = Constant(8, "elements that a thread of an elementwise or row kernel handles at a time")
 SEGMENT = Constant(8, "2-byte elements of 16 bytes: what a lane copies, and a row of an 8x8 matrix")
 WARPGROUP_SIZE = Constant(128, "threads")
+NORM_THREADS = Constant(512, "of a row of an RMSNorm, at most")
+NORM_CHUNKS = Constant(4, "of a row of an RMSNorm, that a thread keeps")
 HALF_BYTES = 2
 declare_header("common", __name__, {"WARP_SIZE": WARP_SIZE, "CHUNK": CHUNK})
 declare_header("tensor_cores", __name__, {"SEGMENT": SEGMENT, "WARPGROUP_SIZE": WARPGROUP_SIZE})
@@ -47,6 +49,11 @@ def row_config(rows: int, width: int, per_thread: int = CHUNK, max_threads: int 
     """One block a row; its size depends on the width alone, so that a row's sums never depend on the batch."""
     warps = ceil_div(ceil_div(width, per_thread), WARP_SIZE)
     return LaunchConfig((rows, 1, 1), (min(warps * WARP_SIZE, max_threads), 1, 1))
+
+
+def rmsnorm_config(rows: int, hidden: int) -> LaunchConfig:
+    """A norm inside of another kernel that adds in the same order asks for it, too."""
+    return row_config(rows, hidden, CHUNK * NORM_CHUNKS, NORM_THREADS)
 
 
 def aligned(nbytes: int, *tensors: Tensor | None) -> bool:

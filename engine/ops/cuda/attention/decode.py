@@ -3,7 +3,7 @@
 A context is divided by its own length alone, and how many blocks share the parts decides which block computes them, not
 what. There are exceptions, in which the last bits depend on what else is in the step: a row that is a step by itself is
 divided into smaller parts (sm_90 and later), and 33 rows or more of 8 key/value heads of size 128 are computed by
-narrower blocks.
+narrower blocks. Attention in order makes none of them, nor does the number of parts depend on the memory that there is.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ ONE_ROW_BLOCKS = MAX_CLUSTER
 ONE_ROW_SPLIT_KEYS = 64  # a tile for each warp of a block
 PAIRED_ROW_GROUPS = (65, 128)  # rows times groups of heads that clusters of two blocks are for
 MANY_ROW_GROUPS = 257
+IN_ORDER_SPLITS = 16  # of any row in order
 
 
 @dataclass(frozen=True)
@@ -168,11 +169,18 @@ def head_groups(num_heads: int, num_kv_heads: int) -> int:
     return num_kv_heads * ceil_div(num_heads // num_kv_heads, GROUP_ROWS)
 
 
-def divide(num_seqs: int, groups: int, max_context_len: int, max_splits: int, *, clusters: bool) -> Division:
-    """For `num_seqs` rows of up to `max_context_len` keys and `groups` of heads."""
+def divide(
+    num_seqs: int, groups: int, max_context_len: int, max_splits: int, *, clusters: bool, in_order: bool = False
+) -> Division:
+    """For `num_seqs` rows of up to `max_context_len` keys and `groups` of heads.
+
+    `in_order`: only the number of blocks depends on the rows.
+    """
     block_splits = splits_per_block(num_seqs, groups)
     if clusters and max_context_len <= SHORT_CONTEXT:  # longer rows need more blocks than a cluster has
         if num_seqs == 1:
+            if in_order:
+                return Division(ONE_ROW_BLOCKS, MIN_SPLIT_KEYS, max_splits, block_splits)
             return Division(ONE_ROW_BLOCKS, ONE_ROW_SPLIT_KEYS, ONE_ROW_BLOCKS, block_splits)
         if PAIRED_ROW_GROUPS[0] <= num_seqs * groups <= PAIRED_ROW_GROUPS[1]:
             return Division(2, MIN_SPLIT_KEYS, max_splits, block_splits)
@@ -218,13 +226,14 @@ def plan_decode(
     *,
     fused: bool,
     clusters: bool,
+    in_order: bool = False,
 ) -> DecodePlan:
     """For rows of up to `max_context_len` keys, `max_splits` of which fit into memory."""
     groups = head_groups(num_heads, num_kv_heads)
-    division = divide(num_seqs, groups, max_context_len, max_splits, clusters=fused and clusters)
+    division = divide(num_seqs, groups, max_context_len, max_splits, clusters=fused and clusters, in_order=in_order)
     splits = decode_splits(max_context_len, window, division)
     shape = DECODE_SHAPES[head_dim]
-    if num_seqs * groups >= MANY_ROW_GROUPS:
+    if num_seqs * groups >= MANY_ROW_GROUPS and not in_order:  # other warps add other keys
         shape = MANY_ROWS_SHAPES.get(head_dim, shape)
     clustered = division.cluster > 1
     return DecodePlan(
@@ -254,9 +263,10 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         num_seqs,
         metadata.max_context_len,
         operands.window,
-        memory.max_splits,
+        IN_ORDER_SPLITS if problem.in_order else memory.max_splits,
         fused=operands.transform is not None,
         clusters=device.compute_capability >= (9, 0),
+        in_order=problem.in_order,
     )
     cos_sin, q_norm, k_norm, eps = operands.transform or HeadTransform()
     partial_out, partial_sums, arrivals = memory.decode_pointers(num_seqs, num_heads, head_dim)

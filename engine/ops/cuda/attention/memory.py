@@ -64,9 +64,12 @@ class AttentionMemory:
         self._device = device
         self._prefill_splits: PrefillSplits | None = None
 
-    def reserve_decodes(self, max_num_seqs: int, num_heads: int, head_dim: int) -> None:
-        """Allocate what steps of up to `max_num_seqs` rows need. Raises: OutOfMemoryError."""
-        self.max_splits = reserved_splits(max_num_seqs, num_heads, head_dim)
+    def reserve_decodes(self, max_num_seqs: int, num_heads: int, head_dim: int, max_splits: int | None = None) -> None:
+        """Allocate what steps of up to `max_num_seqs` rows need, by default for as many splits as memory is spent on.
+
+        Raises: OutOfMemoryError.
+        """
+        self.max_splits = max_splits or reserved_splits(max_num_seqs, num_heads, head_dim)
         self.decode_pointers(max_num_seqs, num_heads, head_dim)
 
     def decode_pointers(self, num_seqs: int, num_heads: int, head_dim: int) -> tuple[int, int, int]:

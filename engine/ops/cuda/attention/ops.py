@@ -1,6 +1,7 @@
 """Attention over the paged cache: rows with two or more queries and rows with one by a kernel each, or all by one.
 
-A row's result depends on nothing but the row, except as the files of the kernels say.
+A row's result depends on nothing but the row, except as the files of the kernels say; with `batch_invariant` on nothing
+else at all. Rows with one query and those with more still differ in their last bits.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from functools import cached_property
 
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.ops.cuda.attention import sm90_prefill
-from tessera.engine.ops.cuda.attention.decode import DECODE_SHAPES
+from tessera.engine.ops.cuda.attention.decode import DECODE_SHAPES, IN_ORDER_SPLITS
 from tessera.engine.ops.cuda.attention.memory import AttentionMemory
 from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem, Rows
 from tessera.engine.ops.cuda.attention.rope import RopeOps, check_head_dim, rotates_pairs
@@ -23,6 +24,8 @@ NO_WINDOW = 1 << 30
 
 
 class AttentionOps(RopeOps):
+    batch_invariant = False  # see `CudaOps`
+
     @cached_property
     def attention_kernels(self) -> Chooser[AttentionProblem, AttentionOperands]:
         """Chooses the kernels of attention; tests and benchmarks restrict it."""
@@ -39,7 +42,8 @@ class AttentionOps(RopeOps):
         first step. Raises: OutOfMemoryError.
         """
         if head_dim in DECODE_SHAPES:
-            self.attention_memory.reserve_decodes(max_num_seqs, num_heads, head_dim)
+            splits = IN_ORDER_SPLITS if self.batch_invariant else None
+            self.attention_memory.reserve_decodes(max_num_seqs, num_heads, head_dim, splits)
         if sm90_prefill.runs(self.device, head_dim):
             sm90_prefill.splits_of(self.attention_memory)
 
@@ -66,7 +70,7 @@ class AttentionOps(RopeOps):
             out,
             self.attention_memory,
         )
-        problem = _problem("decodes", operands)
+        problem = self._problem("decodes", operands)
         decodes = self.attention_kernels.choose(problem)
         if metadata.max_seqlen_q > 1 and decodes is not None:
             of_prompts = problem._replace(rows="prompts")
@@ -110,16 +114,17 @@ class AttentionOps(RopeOps):
             )
             cos_sin, q_norm, k_norm, _ = transform
             in_pairs = rotates_pairs(key_cache.shape[3], cos_sin, q_norm, k_norm)
-            if self.attention_kernels.launch(_problem("fused_decodes", operands, in_pairs=in_pairs), operands):
+            problem = self._problem("fused_decodes", operands, in_pairs=in_pairs)
+            if self.attention_kernels.launch(problem, operands):
                 return
         inputs = (qkv, key_cache, value_cache, metadata, transform)
         super()._attention(*inputs, num_heads, scale, sliding_window, queries, out)
 
-
-def _problem(rows: Rows, operands: AttentionOperands, *, in_pairs: bool = True) -> AttentionProblem:
-    q, keys, values = operands.q, operands.key_cache, operands.value_cache
-    is_aligned = aligned(16, q, keys, values, operands.out)
-    return AttentionProblem(rows, cuda_type(q.dtype), keys.shape[3], keys.shape[2], is_aligned, in_pairs)
+    def _problem(self, rows: Rows, operands: AttentionOperands, *, in_pairs: bool = True) -> AttentionProblem:
+        q, keys, values = operands.q, operands.key_cache, operands.value_cache
+        is_aligned = aligned(16, q, keys, values, operands.out)
+        sizes = keys.shape[3], keys.shape[2]
+        return AttentionProblem(rows, cuda_type(q.dtype), *sizes, is_aligned, self.batch_invariant, in_pairs)
 
 
 def _kernel_scale(scale: float) -> float:

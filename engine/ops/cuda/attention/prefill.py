@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
@@ -35,10 +35,12 @@ class PagedAttentionPrefillParams(NamedTuple):
 PAGED_ATTENTION_PREFILL = KernelSpec(
     file="attention/prefill.cu",
     name="paged_attention_prefill_kernel",
-    template=("T", "HEAD_DIM", "ROW_TILES", "TILE_KEYS"),
+    template=("T", "HEAD_DIM", "ROW_TILES", "TILE_KEYS", "IN_ORDER"),
     params=PagedAttentionPrefillParams,
 )
-SPECS = (PAGED_ATTENTION_PREFILL,)
+# The same function, with IN_ORDER.
+PREFILL_IN_ORDER = replace(PAGED_ATTENTION_PREFILL, batch_invariant=True)
+SPECS = (PAGED_ATTENTION_PREFILL, PREFILL_IN_ORDER)
 
 WARPS = Constant(4, "of a block")
 declare_header("prefill", __name__, {"WARPS": WARPS}, (PagedAttentionPrefillParams,))
@@ -56,9 +58,8 @@ class HeadShape:
     def tile_rows(self) -> int:
         return 64 * self.row_tiles
 
-    @property
-    def prefill_template(self) -> tuple[str, ...]:
-        return (str(self.head_dim), str(self.row_tiles), str(self.tile_keys))
+    def prefill_template(self, *, in_order: bool) -> tuple[str, ...]:
+        return (str(self.head_dim), str(self.row_tiles), str(self.tile_keys), "true" if in_order else "false")
 
 
 HEAD_SHAPES = {
@@ -75,8 +76,12 @@ HEAD_SHAPES = {
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     halves = [dtype for dtype in dtypes if dtype != "float"]
-    templates = [shape.prefill_template for shape in HEAD_SHAPES.values()]
-    return [(PAGED_ATTENTION_PREFILL, (dtype, *template)) for dtype in halves for template in templates]
+    return [
+        (spec, (dtype, *shape.prefill_template(in_order=spec.batch_invariant)))
+        for spec in SPECS
+        for dtype in halves
+        for shape in HEAD_SHAPES.values()
+    ]
 
 
 def prefill_config(shape: HeadShape, num_tokens: int, num_seqs: int, num_heads: int, num_kv_heads: int) -> LaunchConfig:
@@ -115,7 +120,9 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: HeadShape, ope
         scale_log2=operands.scale_log2,
     )
     config = prefill_config(shape, q.shape[0], num_seqs, operands.num_heads, num_kv_heads)
-    device.launch(PAGED_ATTENTION_PREFILL, (problem.dtype, *shape.prefill_template), config, params)
+    spec = PREFILL_IN_ORDER if problem.in_order else PAGED_ATTENTION_PREFILL
+    template = shape.prefill_template(in_order=problem.in_order)
+    device.launch(spec, (problem.dtype, *template), config, params)
 
 
 ATTENTION.register(Candidate("prefill", SPECS, _accepts, _launch, order=2))

@@ -22,6 +22,7 @@ class AttentionProblem(NamedTuple):
         dtype: C name of the elements.
         head_dim, block_size: of the cache.
         is_aligned: queries, caches and result begin at multiples of 16 bytes.
+        in_order: a query's keys are added in an order of its own, whatever else is in the step.
         in_pairs: norms and rotation may take two elements at a time; of `fused_decodes`.
     """
 
@@ -30,6 +31,7 @@ class AttentionProblem(NamedTuple):
     head_dim: int
     block_size: int
     is_aligned: bool
+    in_order: bool = False
     in_pairs: bool = True
 
 

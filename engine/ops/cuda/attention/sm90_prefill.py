@@ -2,13 +2,13 @@
 
 Where a step has few tiles of queries for the device's multiprocessors, the keys of rows with 1024 or more in sight are
 split, into as many parts as there is room for: the last bits of such a row depend on what else is in the step, and on
-how its prompt is cut into chunks. The same step gives the same bits every time.
+how its prompt is cut into chunks. The same step gives the same bits every time. Attention in order splits no keys.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
@@ -49,13 +49,15 @@ class Sm90PagedAttentionPrefillParams(NamedTuple):
 SM90_PREFILL = KernelSpec(
     file="attention/sm90_prefill.cu",
     name="sm90_paged_attention_prefill_kernel",
-    template=("T", "HEAD_DIM", "CONSUMERS", "STAGES"),
+    template=("T", "HEAD_DIM", "CONSUMERS", "STAGES", "IN_ORDER"),
     params=Sm90PagedAttentionPrefillParams,
     min_arch=90,
     arch_specific=True,
     overlaps=True,
 )
-SPECS = (SM90_PREFILL,)
+# The same function, with IN_ORDER.
+SM90_PREFILL_IN_ORDER = replace(SM90_PREFILL, batch_invariant=True)
+SPECS = (SM90_PREFILL, SM90_PREFILL_IN_ORDER)
 
 GROUP_ROWS = Constant(64, "of queries that a warp group holds")
 TILE_KEYS = Constant(128)
@@ -89,9 +91,8 @@ class Sm90Shape:
     def tile_rows(self) -> int:
         return GROUP_ROWS * self.consumers
 
-    @property
-    def template(self) -> tuple[str, ...]:
-        return (str(self.head_dim), str(self.consumers), str(self.stages))
+    def template(self, *, in_order: bool) -> tuple[str, ...]:
+        return (str(self.head_dim), str(self.consumers), str(self.stages), "true" if in_order else "false")
 
 
 SHAPES = {
@@ -102,7 +103,11 @@ SHAPES = {
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     return [
-        (SM90_PREFILL, (dtype, *shape.template)) for dtype in dtypes if dtype != "float" for shape in SHAPES.values()
+        (spec, (dtype, *shape.template(in_order=spec.batch_invariant)))
+        for spec in SPECS
+        for dtype in dtypes
+        if dtype != "float"
+        for shape in SHAPES.values()
     ]
 
 
@@ -166,7 +171,9 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, ope
     piece = math.gcd(block_size, TILE_KEYS)
     rows = num_blocks * num_kv_heads * block_size
     num_keys = min(metadata.max_context_len, metadata.max_seqlen_q + operands.window)
-    num_units = most_tiles(shape, q.shape[0], num_seqs, num_heads, num_kv_heads) * most_splits(num_keys)
+    num_units = most_tiles(shape, q.shape[0], num_seqs, num_heads, num_kv_heads)
+    if not problem.in_order:
+        num_units *= most_splits(num_keys)
     config = prefill_config(shape, num_units, device.multiprocessors)
     partial_out, partial_sums, arrivals = split_pointers(splits_of(operands.memory), shape, config.grid[0])
     params = Sm90PagedAttentionPrefillParams(
@@ -191,7 +198,8 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, ope
         heads_at_once=heads_at_once(num_keys, num_kv_heads, head_dim),
         scale_log2=operands.scale_log2,
     )
-    device.launch(SM90_PREFILL, (problem.dtype, *shape.template), config, params)
+    spec = SM90_PREFILL_IN_ORDER if problem.in_order else SM90_PREFILL
+    device.launch(spec, (problem.dtype, *shape.template(in_order=problem.in_order)), config, params)
 
 
 ATTENTION.register(Candidate("sm90_prefill", SPECS, _accepts, _launch, order=1))

@@ -54,6 +54,8 @@ class PortableCosts:
         wide_features: for each multiprocessor, beyond which a wider tile is taken: up to 32 rows, and beyond.
         blocks_sharing: for each multiprocessor, up to which more blocks share a tile: up to 32 rows, and beyond.
         gemv_warps: for each multiprocessor, beyond which more warps an output bring nothing.
+        slim_features: for each multiprocessor, up to which products in order take slim tiles, of `slim_rows`, from and
+            to.
     """
 
     tile_speeds: Mapping[TileSize, float]
@@ -61,6 +63,8 @@ class PortableCosts:
     wide_features: tuple[int, int]
     blocks_sharing: tuple[int, int]
     gemv_warps: int
+    slim_features: int
+    slim_rows: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +116,8 @@ H200 = LinearCosts(
         wide_features=(120, 40),
         blocks_sharing=(3, 2),
         gemv_warps=32,
+        slim_features=8,
+        slim_rows=(33, 64),
     ),
 )
 DEFAULT = H200

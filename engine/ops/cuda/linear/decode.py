@@ -158,7 +158,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 
 def _accepts(problem: LinearProblem, device: CudaDevice) -> DecodeTile | None:
-    if not problem.is_half or not problem.in_segments:
+    if not problem.is_half or not problem.in_segments or problem.in_order:
         return None
     return choose_decode_tile(
         problem.num_rows,

@@ -71,7 +71,7 @@ def matvec_config(out_features: int, warps_per_output: int) -> LaunchConfig:
 
 def _accepts(problem: LinearProblem, device: CudaDevice) -> int | None:
     """Warps an output."""
-    if problem.num_rows > MATVEC_ROWS[-1] or problem.normed or problem.gated:
+    if problem.num_rows > MATVEC_ROWS[-1] or problem.normed or problem.gated or problem.in_order:
         return None
     itemsize = HALF_BYTES if problem.is_half else float32.itemsize
     most_warps = costs_of(device).portable.gemv_warps * device.multiprocessors

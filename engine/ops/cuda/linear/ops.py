@@ -1,7 +1,8 @@
 """Matrix products: the table's best kernel for each, and compositions of what no kernel does at once.
 
 A row's result may differ in its last bits between kernels, because they add in different orders; inside each of them
-it does not depend on the other rows, except as their files say.
+it does not depend on the other rows, except as their files say. With `batch_invariant` all products of 16-bit elements
+add in one order, and a row's result has the same bits whatever kernel is chosen.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class LinearOps(DequantizeOps):
 
     def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None:
         operands = LinearOperands(x, weight, bias, out)
-        problem = LinearProblem.of(operands, accumulates=accumulate)
+        problem = LinearProblem.of(operands, accumulates=accumulate, in_order=self.batch_invariant)
         if not self.linear_kernels.launch(problem, operands):
             raise TesseraError(f"no kernel that may be chosen does {problem}")
 
@@ -39,6 +40,10 @@ class LinearOps(DequantizeOps):
     def _product(self, x: Tensor, weight: LinearWeight, out: Tensor, accumulate: bool) -> None:
         values = weight.dense
         if values is None:
+            blocks = BlockOperands(x, weight, out)
+            # In order, since that of blocks' products depends on the rows, and that of dequantised weights does not.
+            if not self.batch_invariant and launch_block_product(self.device, blocks, accumulates=accumulate):
+                return
             values = self._dequantized(weight, x.dtype)
         self._matmul(x, values, weight.bias, out, accumulate)
 
@@ -52,6 +57,8 @@ class LinearOps(DequantizeOps):
         if isinstance(epilogue, Activate) and (epilogue.function != "silu_mul" or weight.bias is not None):
             return False
         if values is None:
+            if self.batch_invariant:
+                return False
             norm, eps = (None, 0.0) if prologue is None else (prologue.weight, prologue.eps)
             blocks = BlockOperands(x, weight, out, norm, eps)
             accumulates = isinstance(epilogue, Accumulate)
@@ -64,4 +71,5 @@ class LinearOps(DequantizeOps):
             operands = LinearOperands(x, values, None, out)
         else:
             operands = LinearOperands(x, values, weight.bias, out, prologue.weight, prologue.eps)
-        return self.linear_kernels.launch(LinearProblem.of(operands, gated=gated), operands)
+        problem = LinearProblem.of(operands, gated=gated, in_order=self.batch_invariant)
+        return self.linear_kernels.launch(problem, operands)

@@ -1,12 +1,13 @@
 """The product of 16-bit elements on tensor cores of every architecture, with tiles of many sizes and split-K.
 
 A row's result may differ in its last bits between the tiles that share a sum among warps (`warps_k` > 1) or blocks
-(split-K) and the others, because they add in different orders; otherwise it does not depend on the other rows.
+(split-K) and the others, because they add in different orders; otherwise it does not depend on the other rows. Products
+in order take neither.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
@@ -56,7 +57,9 @@ MATMUL_SPLIT = KernelSpec(
     min_arch=90,
     overlaps=True,
 )
-SPECS = (MATMUL, MATMUL_SPLIT)
+# The same function, with tiles that only products in order take.
+MATMUL_SLIM = replace(MATMUL, batch_invariant=True)
+SPECS = (MATMUL, MATMUL_SPLIT, MATMUL_SLIM)
 declare_header("matmul", __name__, params=(MatmulParams,))
 
 
@@ -106,6 +109,13 @@ FLAT_NARROW = Tile(32, 32, 128, warps_m=1, warps_n=1, warps_k=4, stages=4)
 TILES = (LARGE, MEDIUM, SMALL, WIDE, NARROW, FLAT_WIDE, FLAT_NARROW)
 LOGITS_TILES = (MEDIUM, SMALL, WIDE, NARROW, FLAT_WIDE)  # for float32 results of 16-bit inputs: few rows
 UNALIGNED_TILE = SMALL
+# In order, for results of few features: blocks have so few of them that no sum has to be shared to occupy the device.
+SLIM_TILES = (
+    Tile(32, 16, 128, warps_m=2, warps_n=1, warps_k=1, stages=6),
+    Tile(64, 16, 128, warps_m=4, warps_n=1, warps_k=1, stages=5),
+)
+TILES_IN_ORDER = tuple(tile for tile in TILES if tile.warps_k == 1)
+LOGITS_TILES_IN_ORDER = tuple(tile for tile in LOGITS_TILES if tile.warps_k == 1)
 SPLITS = {NARROW: (2, 4), WIDE: (2, 4), FLAT_NARROW: (2, 4, 8)}  # blocks that may share a tile
 SPLIT_CHOICES = tuple((tile, splits) for tile, choices in SPLITS.items() for splits in choices)
 
@@ -118,6 +128,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
             pairs += [(MATMUL, tile.template(dtype, out_dtype, aligned=True)) for tile in tiles]
             pairs.append((MATMUL, UNALIGNED_TILE.template(dtype, out_dtype, aligned=False)))
         pairs += [(MATMUL_SPLIT, tile.split_template(dtype, splits)) for tile, splits in SPLIT_CHOICES]
+        pairs += [(MATMUL_SLIM, tile.template(dtype, dtype, aligned=True)) for tile in SLIM_TILES]
     return pairs
 
 
@@ -154,7 +165,7 @@ def _few_rows_choice(problem: LinearProblem, device: CudaDevice) -> tuple[Tile, 
     """Where blocks may share a tile: on devices with clusters (sm_90 and later)."""
     costs = costs_of(device).portable
     may_split = problem.in_segments and problem.num_rows <= costs.few_rows and not problem.logits
-    if not may_split or device.compute_capability < (9, 0):
+    if not may_split or problem.in_order or device.compute_capability < (9, 0):
         return None
     return choose_split_tile(problem.num_rows, problem.features, device.multiprocessors, costs)
 
@@ -167,7 +178,10 @@ def _accepts(problem: LinearProblem, device: CudaDevice) -> Tile | None:
         return choice[0]
     if not problem.in_segments:
         return UNALIGNED_TILE
-    tiles = LOGITS_TILES if problem.logits else TILES
+    if problem.in_order:
+        tiles = LOGITS_TILES_IN_ORDER if problem.logits else TILES_IN_ORDER
+    else:
+        tiles = LOGITS_TILES if problem.logits else TILES
     costs = costs_of(device).portable
     return choose_tile(problem.num_rows, problem.features, device.multiprocessors, tiles, costs)
 
@@ -177,6 +191,24 @@ def _accepts_split(problem: LinearProblem, device: CudaDevice) -> tuple[Tile, in
         return None
     choice = _few_rows_choice(problem, device)
     return None if choice is None or choice[1] == 1 else choice
+
+
+def _accepts_slim(problem: LinearProblem, device: CudaDevice) -> Tile | None:
+    """Few features for every multiprocessor, and more rows than those that read the weight by warps of their own."""
+    if not problem.in_order or not problem.is_half or problem.normed or problem.gated or problem.logits:
+        return None
+    costs = costs_of(device).portable
+    if not problem.in_segments or problem.features > costs.slim_features * device.multiprocessors:
+        return None
+    if not costs.slim_rows[0] <= problem.num_rows <= costs.slim_rows[1]:
+        return None
+    return next((tile for tile in SLIM_TILES if tile.m >= problem.num_rows), None)
+
+
+def _launch_slim(device: CudaDevice, problem: LinearProblem, tile: Tile, operands: LinearOperands) -> None:
+    template = tile.template(problem.dtype, problem.out_dtype, aligned=True)
+    config = tile.config(problem.num_rows, problem.features)
+    device.launch(MATMUL_SLIM, template, config, _params(problem, operands))
 
 
 def _params(problem: LinearProblem, operands: LinearOperands) -> MatmulParams:
@@ -205,5 +237,6 @@ def _launch_split(
     device.launch(MATMUL_SPLIT, tile.split_template(problem.dtype, splits), config, _params(problem, operands))
 
 
+LINEAR.register(Candidate("slim", (MATMUL_SLIM,), _accepts_slim, _launch_slim, order=0))
 LINEAR.register(Candidate("split_k", (MATMUL_SPLIT,), _accepts_split, _launch_split, order=3))
 LINEAR.register(Candidate("portable", (MATMUL,), _accepts, _launch, order=4))

@@ -32,6 +32,7 @@ class LinearProblem(NamedTuple):
         inputs_aligned: x, weight and norm begin at multiples of 16 bytes.
         out_aligned: so does the result; out_in_pairs: at a multiple of two elements.
         bias_in_pairs: the bias begins at a multiple of 4 bytes.
+        in_order: sums in ascending groups of 16 elements of k in one chain, whatever the number of rows.
     """
 
     num_rows: int
@@ -47,9 +48,12 @@ class LinearProblem(NamedTuple):
     out_aligned: bool
     out_in_pairs: bool
     bias_in_pairs: bool
+    in_order: bool
 
     @classmethod
-    def of(cls, operands: LinearOperands, *, gated: bool = False, accumulates: bool = False) -> LinearProblem:
+    def of(
+        cls, operands: LinearOperands, *, gated: bool = False, accumulates: bool = False, in_order: bool = False
+    ) -> LinearProblem:
         x, weight, bias, out, norm, _ = operands
         num_rows, in_features = x.shape
         addresses = x.pointer | weight.pointer | (0 if norm is None else norm.pointer)
@@ -68,6 +72,7 @@ class LinearProblem(NamedTuple):
             out_aligned,
             out_aligned or out.pointer % (2 * out.dtype.itemsize) == 0,
             bias is None or bias.pointer % (2 * HALF_BYTES) == 0,
+            in_order,
         )
 
     @property

@@ -1,7 +1,7 @@
 """The product of many rows with TMA and wgmma of sm_90a.
 
 A row's result may differ in its last bits with the number of slices of in_features that a plan sums
-separately; it does not depend on the other rows otherwise.
+separately; it does not depend on the other rows otherwise. Products in order are not sliced.
 """
 
 from __future__ import annotations
@@ -191,9 +191,12 @@ def choose_plan(
     clusters_at_once: tuple[int, ...],
     *,
     logits: bool = False,
+    in_order: bool = False,
     costs: Sm90Costs = DEFAULT.sm90,
 ) -> Plan:
     """The narrow plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time.
+
+    `in_order` allows no slices.
 
     From `costs.min_sharing_rows` rows on blocks share what they read if they can; the cost knows of their pairs, not of
     what that brings.
@@ -202,6 +205,8 @@ def choose_plan(
 
     def runs(plan: Plan) -> bool:
         if num_rows <= plan.tile.m - WGMMA_M:  # a warp group's rows would be none
+            return False
+        if in_order and plan.splits > 1:
             return False
         return plan.splits == 1 or (plan.splits * MIN_SPLIT_STEPS <= steps and clusters_at_once[plan.splits - 1] > 0)
 
@@ -241,19 +246,32 @@ def min_rows(features: int, multiprocessors: int, costs: Sm90Costs, *, silu_mul:
     return costs.min_rows_where_ahead if ahead else costs.min_rows
 
 
-def _is_for(problem: LinearProblem, device: CudaDevice) -> bool:
-    """Whether these kernels can do the product and are not slower than the portable ones."""
-    costs, logits = costs_of(device).sm90, problem.logits
-    if problem.normed or not problem.is_half or not SM90_MATMUL.supports(device.arch):
+def can_do(problem: LinearProblem, device: CudaDevice) -> bool:
+    """Whether these kernels can do the product, whatever its rows, after a norm by another kernel."""
+    logits = problem.logits
+    if not problem.is_half or not SM90_MATMUL.supports(device.arch):
         return False
     if logits and (problem.accumulates or problem.biased):
         return False
     if problem.in_features % MULTIPLE or problem.features % MULTIPLE:
         return False
-    if not (problem.inputs_aligned and problem.out_aligned and problem.bias_in_pairs):
+    return problem.inputs_aligned and problem.out_aligned and problem.bias_in_pairs
+
+
+def least_rows(problem: LinearProblem, device: CudaDevice) -> int:
+    """From which number of rows on these kernels are ahead of those for few rows."""
+    sizes = (problem.features, device.multiprocessors, costs_of(device).sm90)
+    return min_rows(*sizes, silu_mul=problem.gated, logits=problem.logits)
+
+
+def _is_for(problem: LinearProblem, device: CudaDevice) -> bool:
+    """Whether these kernels can do the product and are not slower than the portable ones.
+
+    In order, portable ones would do a gated product in two steps that round twice, so these take all that they can do.
+    """
+    if problem.normed or not can_do(problem, device):
         return False
-    least = min_rows(problem.features, device.multiprocessors, costs, silu_mul=problem.gated, logits=logits)
-    return problem.num_rows >= least
+    return problem.in_order or problem.num_rows >= least_rows(problem, device)
 
 
 def _accepts(problem: LinearProblem, device: CudaDevice) -> Plan | None:
@@ -261,7 +279,7 @@ def _accepts(problem: LinearProblem, device: CudaDevice) -> Plan | None:
         return None
     clusters = count_clusters_at_once(device, problem.dtype)
     sizes = (problem.num_rows, problem.weight_rows, problem.in_features)
-    return choose_plan(*sizes, clusters, logits=problem.logits, costs=costs_of(device).sm90)
+    return choose_plan(*sizes, clusters, logits=problem.logits, in_order=problem.in_order, costs=costs_of(device).sm90)
 
 
 def _accepts_wide(problem: LinearProblem, device: CudaDevice) -> Plan | None:

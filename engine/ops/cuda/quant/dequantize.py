@@ -67,6 +67,7 @@ def _kernel(format: WeightFormat, dtype: np.dtype[Any]) -> Instantiation:
 
 class DequantizeOps(Ops):
     device: CudaDevice
+    batch_invariant = False  # see `CudaOps`
     _scratch: Tensor | None = None
 
     def reserve_linear(self, weights: Iterable[LinearWeight], dtype: np.dtype[Any]) -> None:
@@ -77,9 +78,10 @@ class DequantizeOps(Ops):
         }
         kernels = {_kernel(format, dtype) for format in formats}
         for weight in stored:
-            kernels |= kernels_of(weight, cuda_type(dtype), self.device.max_shared_bytes)
+            kernels |= kernels_of(weight, cuda_type(dtype), self.device)
         self.device.compile(sorted(kernels, key=lambda kernel: (kernel[0].name, kernel[1])))
-        copied = [weight.shape for weight in stored if dtype.itemsize != HALF_BYTES or not takes_any_rows(weight)]
+        always = self.batch_invariant or dtype.itemsize != HALF_BYTES
+        copied = [weight.shape for weight in stored if always or not takes_any_rows(weight)]
         if copied:
             self._scratch_of(max(rows * columns for rows, columns in copied) * dtype.itemsize)
 

@@ -15,6 +15,7 @@ from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, InUint, OutOut
 from tessera.engine.formats import PACKED_FORMATS, LinearWeight, PackedFormat, WeightPart
+from tessera.engine.ops.cuda.quant import sm90_product
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARP_SIZE, ceil_div, cuda_type
 from tessera.engine.tensor import Tensor, bfloat16, float32
 
@@ -52,16 +53,21 @@ UNIT = 8  # rows of the weight that one tensor-core instruction takes
 STEP = 128  # elements of each row that a warp takes at a time
 VECTOR_BYTES = 16
 STEP_VECTORS = STEP * HALF_BYTES // VECTOR_BYTES
+BLOCK_RESERVED_BYTES = 1024  # of a multiprocessor's shared memory, by the driver, for each block
 MAX_RESIDENT_FEATURES = 32768  # of the one row that a block keeps in shared memory
 
 
 @dataclass(frozen=True)
 class BlockTile:
-    """A variant of the kernel: the most rows of x, units of 8 weight rows at a time, stages of the ring."""
+    """A variant of the kernel: the most rows of x, units of 8 weight rows at a time, stages of the ring.
+
+    `blocks` share a multiprocessor, where its shared memory has room for them.
+    """
 
     tokens: int
     units: int
     stages: int
+    blocks: int = 1
 
     def template(self, dtype: str, out_dtype: str, format: PackedFormat) -> tuple[str, ...]:
         return (dtype, out_dtype, format.type.name, str(self.tokens), str(self.units), str(self.stages))
@@ -80,16 +86,18 @@ class BlockTile:
     def fits(self, format: PackedFormat, in_features: int, limit: int, *, normed: bool) -> bool:
         """Whether a block has this much shared memory, with the sums of squares of each warp's rows."""
         needed = self.shared_bytes(format, in_features, normed=normed) + WARPS * self.tokens * float32.itemsize
-        return needed <= limit
+        return self.blocks * (needed + BLOCK_RESERVED_BYTES) <= limit + BLOCK_RESERVED_BYTES
 
 
 TILES: dict[int, tuple[BlockTile, ...]] = {
-    1: (BlockTile(1, 4, 4), BlockTile(1, 2, 2)),
-    8: (BlockTile(8, 4, 3), BlockTile(8, 2, 2)),
-    16: (BlockTile(16, 4, 3), BlockTile(16, 2, 2)),
+    1: (BlockTile(1, 4, 3, 2), BlockTile(1, 4, 4), BlockTile(1, 2, 4, 2), BlockTile(1, 2, 2)),
+    8: (BlockTile(8, 4, 3, 2), BlockTile(8, 4, 3), BlockTile(8, 2, 4, 2), BlockTile(8, 2, 2)),
+    16: (BlockTile(16, 4, 2, 2), BlockTile(16, 4, 3), BlockTile(16, 2, 3, 2), BlockTile(16, 2, 2)),
     32: (BlockTile(32, 4, 2), BlockTile(32, 2, 2)),
 }
-MAX_ROWS = 256  # by several launches; more are multiplied by dequantised weights
+MIN_ROWS_SM90 = 33  # from here on sm_90a multiplies by wgmma
+MAX_ROWS_SM90 = 512  # more take longer than a dequantised copy of the weight
+MAX_ROWS = 64  # by several launches; more are multiplied by dequantised weights
 MOST_DEQUANTISED = 1 << 28  # elements; of a larger weight, a table of embeddings, no dequantised copy is made
 
 
@@ -144,9 +152,13 @@ def launch_block_product(
     """
     x, weight, out, norm, _ = operands
     num_rows, in_features = x.shape
+    if norm is None and _launch_many_rows(device, operands, gated=gated, accumulates=accumulates):
+        return True
     problem = BlockProblem(num_rows, in_features, cuda_type(x.dtype), norm is not None)
     formats = [part.format for part in weight.parts if isinstance(part.format, PackedFormat)]
     if num_rows > MAX_ROWS and not takes_any_rows(weight):
+        return False
+    if norm is not None and num_rows >= MIN_ROWS_SM90 and sm90_product.SM90_BLOCK_MATMUL.supports(device.arch):
         return False
     if x.dtype.itemsize != HALF_BYTES or len(formats) < len(weight.parts):
         return False
@@ -168,6 +180,36 @@ def launch_block_product(
     return True
 
 
+def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: bool, accumulates: bool) -> bool:
+    """The same by wgmma, part by part; False, and nothing done, where it cannot or would be slower."""
+    x, weight, out, _, _ = operands
+    num_rows = x.shape[0]
+    if num_rows < MIN_ROWS_SM90 or (num_rows > MAX_ROWS_SM90 and not takes_any_rows(weight)):
+        return False
+    if x.dtype.itemsize != HALF_BYTES or (gated and (len(weight.parts) > 1 or weight.bias is not None)):
+        return False
+    starts = list(accumulate((part.shape[0] for part in weight.parts), initial=0))[:-1]
+    products = [
+        sm90_product.Sm90Operands(
+            x=x,
+            part=part,
+            bias=None if weight.bias is None else weight.bias[start : start + part.shape[0]],
+            out=out.pointer + start * out.dtype.itemsize,
+            out_dtype=cuda_type(out.dtype),
+            out_itemsize=out.dtype.itemsize,
+            out_stride=out.shape[1],
+        )
+        for part, start in zip(weight.parts, starts, strict=True)
+    ]
+    plans = [sm90_product.plan_of(device, product, gated=gated, accumulates=accumulates) for product in products]
+    if None in plans:
+        return False
+    for product, plan in zip(products, plans, strict=True):
+        assert plan is not None
+        sm90_product.launch(device, product, plan, gated=gated, accumulates=accumulates)
+    return True
+
+
 def _launch(
     device: CudaDevice,
     operands: BlockOperands,
@@ -186,8 +228,10 @@ def _launch(
     place = out.pointer + (rows.start * out.shape[1] + start) * out.dtype.itemsize
     bias = None if weight.bias is None else weight.bias[start : start + features]
     units = ceil_div(features // 2 if gated else features, UNIT)
+    # A second block of each multiprocessor pays where all have tiles to do.
+    blocks = tile.blocks if units >= 0.7 * tile.blocks * device.multiprocessors * tile.units else 1
     shared_bytes = tile.shared_bytes(part.format, in_features, normed=norm is not None)
-    config = LaunchConfig((min(device.multiprocessors, units), 1, 1), (THREADS, 1, 1), shared_bytes)
+    config = LaunchConfig((min(device.multiprocessors * blocks, units), 1, 1), (THREADS, 1, 1), shared_bytes)
     params = BlockMatmulParams(
         x=x[rows],
         norm=norm,
@@ -206,18 +250,24 @@ def _launch(
     device.launch(BLOCK_MATMUL, tile.template(cuda_type(x.dtype), cuda_type(out.dtype), part.format), config, params)
 
 
-def kernels_of(weight: LinearWeight, dtype: str, shared_limit: int) -> set[Instantiation]:
+def kernels_of(weight: LinearWeight, dtype: str, device: CudaDevice) -> set[Instantiation]:
     """All that products by a weight launch for elements of this C type."""
+    if dtype == C_TYPE_NAMES[float32]:
+        return set()
     outs = (dtype, C_TYPE_NAMES[float32])
     problems = [BlockProblem(rows, weight.shape[1], dtype, normed) for rows in TILES for normed in (False, True)]
-    return {
-        (BLOCK_MATMUL, tile.template(dtype, out, part.format))
-        for part in weight.parts
-        if isinstance(part.format, PackedFormat) and dtype != C_TYPE_NAMES[float32]
+    formats = {part.format for part in weight.parts if isinstance(part.format, PackedFormat)}
+    kernels: set[Instantiation] = {
+        (BLOCK_MATMUL, tile.template(dtype, out, format))
+        for format in formats
         for problem in problems
-        if (tile := choose_tile(problem, part.format, shared_limit)) is not None
+        if (tile := choose_tile(problem, format, device.max_shared_bytes)) is not None
         for out in outs
     }
+    if sm90_product.SM90_BLOCK_MATMUL.supports(device.arch):
+        for format in formats:
+            kernels |= sm90_product.kernels_of(format, dtype)
+    return kernels
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:

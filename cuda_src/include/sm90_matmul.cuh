@@ -1,0 +1,283 @@
+// Products of many rows by two warp groups that multiply from a ring in shared memory: their
+// variants, the producer of x, the consumers and their epilogue.
+#pragma once
+
+#include "generated/sm90_matmul.cuh"
+#include "sm90_product.cuh"
+
+constexpr int CONSUMER_WARPS = CONSUMER_WARPGROUPS * WARPGROUP_SIZE / WARP_SIZE;
+constexpr int CONSUMERS = CONSUMER_WARPGROUPS * WARPGROUP_SIZE;
+constexpr int CHUNK_STRIDE = chunk_stride(CHUNK_COLUMNS);
+constexpr int SLOT_BYTES = CONSUMERS * 4 * sizeof(float);  // sums of all consumers in 8 columns
+
+// Fill the ring step after step: copy(tile, column, stage) announces how much arrives in this block and
+// starts its copies. Returns where the next step would go.
+template <int SHARING, typename Copy>
+__device__ __forceinline__ RingPosition produce(const Work<SHARING>& work, Barrier* empty, const Copy& copy) {
+  RingPosition at;
+#pragma unroll 1
+  for (int index = work.first; index < work.tiles_m * work.tiles_n; index += work.stride) {
+    const int2 tile = work.tile(index);
+#pragma unroll 1
+    for (int step = 0; step < work.num_steps; ++step) {
+      barrier_wait(&empty[at.stage], at.parity ^ 1);
+      copy(tile, (work.first_step + step) * TILE_K, at.stage);
+      at.advance(work.stages);
+    }
+  }
+  return at;
+}
+
+// A warp no longer needs the stage of this barrier: all blocks that copy into it hear of it.
+template <int SHARING>
+__device__ __forceinline__ void release_stage(Barrier* empty, int lane) {
+  if constexpr (SHARING > 1) {
+    if (lane < SHARING) barrier_arrive_in_block(empty, lane);
+  } else {
+    if (lane == 0) barrier_arrive(empty);
+  }
+}
+
+// A barrier of the two warp groups that multiply.
+__device__ __forceinline__ void consumers_sync() { named_barrier_wait<1, CONSUMERS>(); }
+
+template <typename T, typename Out>
+using Result = WarpTile<T, Out, CHUNK_COLUMNS>;
+
+// Of a tile whose k is split among the blocks of a cluster, finish this block's share of the columns of each
+// half of a warp group's columns. All consumers call it with their `sums` of their slice of k.
+//   ring:     free, room for [splits][2][per_share] slots of SLOT_BYTES: each block's share, sent as one
+//   piece incoming: [splits - 1][2][per_share] slots, the others' in order
+template <typename T, typename Out, int WARPGROUP_N>
+__device__ __forceinline__ void finish_share(const float (&sums)[WARPGROUP_N / 2],
+                                             const Result<T, Out>& result, int split, int splits,
+                                             Barrier* received, unsigned char* ring, unsigned char* incoming,
+                                             T* staging, bool silu_mul) {
+  constexpr int HALF_N = WARPGROUP_N / 2;
+  constexpr int HALF_BLOCKS = HALF_N / 8;
+  constexpr int MAX_SHARE = ceil_div(HALF_BLOCKS, 4) * 2;  // whole stmatrix_x4 of a half by two
+  const int per_share = small_ceil_div(HALF_BLOCKS, splits);
+  const int piece = 2 * per_share * SLOT_BYTES;
+  const int first = split * per_share;
+  const int count = min(per_share, HALF_BLOCKS - first);
+
+  uint4 residuals[2][Result<T, Out>::SEGMENTS];
+  Result<T, Out> shares[2] = {result, result};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    shares[half].columns = min(result.columns, half * HALF_N + (first + count) * 8);
+    if (result.accumulate) shares[half].load_chunk(residuals[half], half * HALF_N + first * 8);
+  }
+
+  consumers_sync();  // no product of this block uses the ring any more
+  float4* const mine = reinterpret_cast<float4*>(ring) + threadIdx.x;
+#pragma unroll
+  for (int j = 0; j < HALF_BLOCKS; ++j) {
+    const int owner = small_div(j, per_share);
+    float4* const slot = mine + (owner * 2 * per_share + j - owner * per_share) * CONSUMERS;
+    const float* half = sums + HALF_BLOCKS * 4;
+    slot[0] = make_float4(sums[j * 4], sums[j * 4 + 1], sums[j * 4 + 2], sums[j * 4 + 3]);
+    slot[per_share * CONSUMERS] = make_float4(half[j * 4], half[j * 4 + 1], half[j * 4 + 2], half[j * 4 + 3]);
+  }
+  fence_shared_for_async();
+  cluster_wait();  // the others have begun
+  consumers_sync();
+  if (threadIdx.x == 0) {
+    barrier_arrive_expecting(received, (splits - 1) * piece);
+#pragma unroll 1
+    for (int i = 1; i < splits; ++i) {
+      const int owner = split + i < splits ? split + i : split + i - splits;
+      const int place = split < owner ? split : split - 1;
+      copy_to_block(incoming + place * piece, ring + owner * piece, piece, received, owner);
+    }
+  }
+
+  float totals[2][MAX_SHARE * 4] = {};
+  barrier_wait(received, 0);
+  cluster_arrive();
+#pragma unroll 1
+  for (int other = 0; other < splits; ++other) {
+    const unsigned char* const from =
+        other == split ? ring + split * piece : incoming + (other < split ? other : other - 1) * piece;
+    const float4* const parts = reinterpret_cast<const float4*>(from) + threadIdx.x;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int j = 0; j < MAX_SHARE; ++j) {
+        if (j < count) {
+          const float4 part = parts[(half * per_share + j) * CONSUMERS];
+          totals[half][j * 4] += part.x;
+          totals[half][j * 4 + 1] += part.y;
+          totals[half][j * 4 + 2] += part.z;
+          totals[half][j * 4 + 3] += part.w;
+        }
+      }
+    }
+  }
+  if (silu_mul) {
+#pragma unroll
+    for (int j = 0; j < MAX_SHARE; ++j) silu_mul_into(totals[0] + j * 4, totals[1] + j * 4);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (half == 0 || !silu_mul) {
+      shares[half].template store_chunk<MAX_SHARE * 8>(totals[half], half * HALF_N + first * 8, staging,
+                                                       residuals[half]);
+    }
+  }
+  cluster_wait();  // the others have what this block sent
+}
+
+// Constants of a variant.
+template <typename Element, typename Result, int GROUPS_M, int GROUP_N, int BLOCKS>
+struct Variant {
+  using T = Element;
+  using Out = Result;
+  static constexpr int WARPGROUPS_M = GROUPS_M;
+  static constexpr int WARPGROUP_N = GROUP_N;
+  static constexpr int SHARING = BLOCKS;
+  static_assert(sizeof(T) == 2, "the product is of 16-bit elements");
+  static_assert(WARPGROUPS_M == 1 || WARPGROUPS_M == 2, "two warp groups lie in a row or in a column");
+  static_assert(WARPGROUP_N % 32 == 0 && WARPGROUP_N <= 256,
+                "halves of a warp group's columns are whole pairs of 8");
+  static_assert(SHARING == 1 || (SHARING == 2 && WARPGROUPS_M == 2),
+                "two blocks copy half of one warp group's columns each");
+  static constexpr int WARPGROUPS_N = CONSUMER_WARPGROUPS / WARPGROUPS_M;
+  static constexpr int TILE_M = WGMMA_M * WARPGROUPS_M;
+  static constexpr int TILE_N = WARPGROUP_N * WARPGROUPS_N;
+  static constexpr int HALF_N = WARPGROUP_N / 2;
+  static constexpr int X_ELEMENTS = TILE_M * TILE_K;
+  static constexpr int WEIGHT_ELEMENTS = TILE_N * TILE_K;
+  static constexpr int STAGE_ELEMENTS = X_ELEMENTS + WEIGHT_ELEMENTS;
+  static_assert(HALF_N * TILE_K * sizeof(T) % SWIZZLE_REPEAT == 0, "boxes end where the swizzle repeats");
+  static constexpr bool THROUGH_SHARED = sizeof(Out) == 2;
+  static constexpr int UNROLL = THROUGH_SHARED && WARPGROUP_N == 256 ? 4 : 1;  // 1 % where x has many rows
+  static constexpr bool SPLITTABLE = THROUGH_SHARED && WARPGROUP_N <= SPLITTABLE_N && SHARING == 1;
+};
+
+// Producer of x: one step's part of a tile's rows.
+template <typename V>
+struct RowCopies {
+  typename V::T* ring;
+  Barrier* full;
+  const TensorMap& map;
+  const TensorMap& tail_map;
+  int num_rows;
+
+  __device__ __forceinline__ void operator()(int2 tile, int column, int stage) const {
+    const int row = tile.x * V::TILE_M;
+    const int rows = min(num_rows - row, V::TILE_M);
+    const TensorMap& from = rows == V::TILE_M ? map : tail_map;
+    barrier_arrive_expecting(&full[stage], max(rows, 0) * TILE_K * sizeof(typename V::T));
+    if (rows > 0) copy_box(ring + stage * V::STAGE_ELEMENTS, from, row, column, &full[stage]);
+  }
+};
+
+// Epilogue of a whole tile: a warp's sums, with what `result` says is added, to their place; 16-bit results
+// pass through `staging`.
+template <typename V>
+__device__ __forceinline__ void store_tile(
+    float (&sums)[V::WARPGROUP_N / 2], const Result<typename V::T, typename V::Out>& result,
+    typename V::T* staging, uint4 (&residual)[Result<typename V::T, typename V::Out>::SEGMENTS]) {
+  using Out = typename V::Out;
+  constexpr int WARPGROUP_N = V::WARPGROUP_N;
+  if constexpr (V::THROUGH_SHARED) {
+#pragma unroll
+    for (int first = 0; first < WARPGROUP_N; first += CHUNK_COLUMNS) {
+      constexpr int REST = WARPGROUP_N % CHUNK_COLUMNS;
+      constexpr int WHOLE = WARPGROUP_N - REST;
+      if (first >= result.columns) break;
+      if (first < WHOLE) {
+        result.template store_chunk<CHUNK_COLUMNS>(sums + first / 2, first, staging, residual);
+      } else {
+        result.template store_chunk<REST>(sums + first / 2, first, staging, residual);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int j = 0; j < WARPGROUP_N / 8; ++j) {
+        const Vec<Out, 2> pair = {from_float<Out>(sums[j * 4 + i * 2]),
+                                  from_float<Out>(sums[j * 4 + i * 2 + 1])};
+        if (result.has_pair(i, j * 8)) pair.store(result.pair_at(i, j * 8));
+      }
+    }
+  }
+}
+
+// A warp group that multiplies: the tiles of `work` one after another, from the ring to their places.
+template <typename V>
+__device__ __forceinline__ void multiply_tiles(const Work<V::SHARING>& work, unsigned char* shared_memory,
+                                               Barrier* full, Barrier* empty, Barrier* received, int stages,
+                                               int split, int splits, int num_rows, int out_features,
+                                               const typename V::T* bias, typename V::Out* out,
+                                               int out_stride, int accumulate, int silu_mul) {
+  using T = typename V::T;
+  using Out = typename V::Out;
+  constexpr int WARPGROUPS_M = V::WARPGROUPS_M, WARPGROUP_N = V::WARPGROUP_N, SHARING = V::SHARING;
+  T* const ring = reinterpret_cast<T*>(shared_memory);
+  const int lane = threadIdx.x % WARP_SIZE;
+  const int warp = threadIdx.x / WARP_SIZE;
+  const int warpgroup_m = WARPGROUPS_M == 2 ? warp / 4 : 0;
+  const int warpgroup_n = WARPGROUPS_M == 2 ? 0 : warp / 4;
+  const int out_columns = silu_mul ? out_features / 2 : out_features;
+  const int warpgroup_columns = silu_mul ? V::HALF_N : WARPGROUP_N;
+  const unsigned long long x_descriptor = operand_descriptor(ring + warpgroup_m * WGMMA_M * TILE_K);
+  const unsigned long long weight_descriptor =
+      operand_descriptor(ring + V::X_ELEMENTS + warpgroup_n * WARPGROUP_N * TILE_K);
+  T* const staging = ring + stages * V::STAGE_ELEMENTS + warp * WARP_ROWS * CHUNK_STRIDE;
+
+  wait_for_earlier_kernels();
+  RingPosition at;
+#pragma unroll 1
+  for (int index = work.first; index < work.tiles_m * work.tiles_n; index += work.stride) {
+    const int2 tile = work.tile(index);
+    const int row0 = tile.x * V::TILE_M + warpgroup_m * WGMMA_M + warp % 4 * WARP_ROWS;
+    const int column0 = (tile.y * V::WARPGROUPS_N + warpgroup_n) * warpgroup_columns;
+    Result<T, Out> result = {bias == nullptr ? nullptr : bias + column0,
+                             out + static_cast<long long>(row0) * out_stride + column0,
+                             num_rows - row0,
+                             min(warpgroup_columns, out_columns - column0),
+                             out_stride,
+                             accumulate != 0,
+                             lane};
+
+    float sums[WARPGROUP_N / 2];
+    int previous = 0;
+#pragma unroll V::UNROLL
+    for (int step = 0; step < work.num_steps; ++step) {
+      barrier_wait(&full[at.stage], at.parity);
+      const unsigned long long offset = at.stage * (V::STAGE_ELEMENTS * sizeof(T) >> 4);
+      multiply_stage<T, WARPGROUP_N>(sums, x_descriptor, weight_descriptor, offset, step > 0);
+      wgmma_wait<1>();
+      if (step > 0) release_stage<SHARING>(&empty[previous], lane);
+      previous = at.stage;
+      at.advance(stages);
+    }
+    // What is to be added comes while the last products run.
+    uint4 residual[Result<T, Out>::SEGMENTS];
+    if constexpr (V::THROUGH_SHARED) {
+      if (accumulate && splits == 1) result.load_chunk(residual, 0);
+    }
+    wgmma_wait<0>();
+    release_stage<SHARING>(&empty[previous], lane);
+
+    if constexpr (V::SPLITTABLE) {
+      if (splits > 1) {
+        finish_share<T, Out, WARPGROUP_N>(
+            sums, result, split, splits, received, shared_memory,
+            reinterpret_cast<unsigned char*>(ring + stages * V::STAGE_ELEMENTS) +
+                CONSUMER_WARPS * WARP_ROWS * CHUNK_STRIDE * sizeof(T),
+            staging, silu_mul != 0);
+        return;
+      }
+    }
+
+    if (silu_mul) {
+#pragma unroll
+      for (int j = 0; j < V::HALF_N / 8; ++j) silu_mul_into(sums + j * 4, sums + (j + V::HALF_N / 8) * 4);
+    }
+    store_tile<V>(sums, result, staging, residual);
+  }
+}

@@ -1,0 +1,326 @@
+"""With `batch_invariant` a row's bits depend on nothing but the row: of products, of attention, of whole answers.
+
+The shapes called "small" also run on the CPU (`tests/emulation`), whose wgmma adds as its mma does. That the real ones
+do is measured by `python -m tests.bench.tensor_core_sums`, and tested here on a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.formats import LinearWeight
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
+from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
+from tessera.engine.tensor import Tensor, bfloat16, empty, float16, float32, from_numpy
+from tests.support.canaries import ask, ask_each_alone, companies, differing, make_canaries, make_core, write_config
+from tests.support.op_cases import random_angles, random_array
+
+pytestmark = pytest.mark.gpu
+
+Array = np.ndarray[Any, Any]
+DTYPES = {"bfloat16": bfloat16, "float16": float16}
+
+
+@pytest.fixture(scope="module")
+def ops(cuda_device: CudaDevice) -> CudaOps:
+    made = CudaOps(cuda_device, batch_invariant=True)
+    for dtype in DTYPES.values():
+        made.compile(dtype)
+    return made
+
+
+def bits(array: Array) -> Array:
+    return array.view(np.uint32 if array.dtype == np.float32 else np.uint16)
+
+
+# -- products -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Product:
+    """x [rows, k] times a weight [n, k]; counts of rows that must give equal bits."""
+
+    k: int
+    n: int
+    counts: tuple[int, ...]
+
+
+COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 127, 128, 200, 300)
+PRODUCTS = {
+    "small": Product(600, 48, (1, 2, 4, 5, 8, 9, 16, 17, 33, 64, 70)),
+    "k of whole steps": Product(4096, 6144, COUNTS),
+    "long k": Product(14336, 4096, COUNTS),
+    "few features": Product(3072, 1024, (*COUNTS, 1300)),
+    "odd sizes": Product(1000, 1048, COUNTS),
+}
+FORMS = ("plain", "bias and residual", "logits", "norm", "norm and gate", "gate")
+
+
+def compute(ops: CudaOps, form: str, arrays: dict[str, Array], count: int) -> Array:
+    tensors = {name: from_numpy(array, ops.device) for name, array in arrays.items() if name not in ("x", "residual")}
+    x = from_numpy(arrays["x"][:count].copy(), ops.device)
+    rows, features = count, arrays["weight"].shape[0]
+    around: dict[str, Any] = {}
+    out = empty((rows, features), x.dtype, ops.device)
+    bias: Tensor | None = None
+    if form == "bias and residual":
+        bias, around["epilogue"] = tensors["bias"], Accumulate()
+        out = from_numpy(arrays["residual"][:count].copy(), ops.device)
+    if form == "logits":
+        out = empty((rows, features), float32, ops.device)
+    if "norm" in form:
+        around["prologue"] = RMSNorm(tensors["norm"], 1e-5, empty(x.shape, x.dtype, ops.device))
+    if "gate" in form:
+        around["epilogue"] = Activate("silu_mul", empty((rows, features), x.dtype, ops.device))
+        out = empty((rows, features // 2), x.dtype, ops.device)
+    return ops.linear(x, LinearWeight.of(tensors["weight"], bias), out=out, **around).numpy()
+
+
+def product_arrays(product: Product, dtype: Any) -> dict[str, Array]:
+    rows = max(product.counts)
+    return {
+        "x": random_array(1, (rows, product.k), dtype),
+        "weight": random_array(2, (product.n, product.k), dtype, 0.05),
+        "bias": random_array(3, (product.n,), dtype),
+        "residual": random_array(4, (rows, product.n), dtype),
+        "norm": random_array(5, (product.k,), dtype),
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_rows_product_is_the_same_among_any_number_of_rows(name: str, dtype: str, ops: CudaOps) -> None:
+    product = PRODUCTS[name]
+    arrays = product_arrays(product, DTYPES[dtype])
+    for form in FORMS:
+        expected = compute(ops, form, arrays, max(product.counts))
+        assert np.isfinite(expected.astype(np.float32)).all()
+        for count in product.counts:
+            found = compute(ops, form, arrays, count)
+            assert (bits(found) == bits(expected[:count])).all(), f"{form}, {count} rows"
+
+
+@pytest.mark.parametrize("name", ["small", "few features"])
+def test_kernels_of_all_kinds_give_the_same_product(name: str, ops: CudaOps) -> None:
+    product = PRODUCTS[name]
+    arrays = product_arrays(product, bfloat16)
+    kinds = [["ordered"], ["portable"]] + ([["sm90"]] if ops.device.arch == "90a" else [])
+    try:
+        for form in ("plain", "bias and residual", "logits"):
+            results = []
+            for kind in kinds:
+                ops.linear_kernels.restrict(only=kind)
+                results.append(bits(compute(ops, form, arrays, 16)))
+            assert all((result == results[0]).all() for result in results[1:]), form
+    finally:
+        ops.linear_kernels.restrict()
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+class Sequences:
+    """Cached keys of sequences, and projections of their tokens."""
+
+    BLOCK_SIZE = 16
+
+    def __init__(self, lengths: list[int], heads: tuple[int, int, int], dtype: Any, ops: CudaOps) -> None:
+        num_heads, num_kv_heads, head_dim = heads
+        rng = np.random.default_rng(11)
+        blocks = [-(-length // self.BLOCK_SIZE) for length in lengths]
+        order = rng.permutation(sum(blocks)).astype(np.int32)
+        self.tables = np.zeros((len(lengths), max(blocks)), np.int32)
+        for row, (count, start) in enumerate(zip(blocks, np.cumsum([0, *blocks]), strict=False)):
+            self.tables[row, :count] = order[start : start + count]
+        shape = (sum(blocks), num_kv_heads, self.BLOCK_SIZE, head_dim)
+        self.ops, self.heads, self.lengths, self.dtype = ops, heads, lengths, dtype
+        self.keys, self.values = (from_numpy(random_array(seed, shape, dtype), ops.device) for seed in (1, 2))
+        self.qkv = [
+            random_array(20 + row, (length, (num_heads + 2 * num_kv_heads) * head_dim), dtype)
+            for row, length in enumerate(lengths)
+        ]
+        q_norm, k_norm = (from_numpy(random_array(seed, (head_dim,), dtype), ops.device) for seed in (3, 4))
+        self.transform = HeadTransform(from_numpy(random_angles(max(lengths), head_dim), ops.device), q_norm, k_norm)
+
+    def attend(
+        self, pieces: list[tuple[int, int, int]], window: int | None, *, fused: bool = True
+    ) -> dict[tuple[int, int], bytes]:
+        """By sequence and position the bits of what tokens see; pieces are (sequence, first token, tokens), each a row
+        of the step, and their keys are stored by the way."""
+        num_heads, _, head_dim = self.heads
+        positions = np.concatenate([np.arange(first, first + count, dtype=np.int32) for _, first, count in pieces])
+        rows = np.repeat([row for row, _, _ in pieces], [count for _, _, count in pieces])
+        slots = self.tables[rows, positions // self.BLOCK_SIZE] * self.BLOCK_SIZE + positions % self.BLOCK_SIZE
+        counts = [count for _, _, count in pieces]
+        ends = np.array([first + count for _, first, count in pieces], np.int32)
+        device = self.ops.device
+        qkv = np.concatenate([self.qkv[row][first : first + count] for row, first, count in pieces])
+        metadata = AttentionMetadata(
+            positions=from_numpy(positions, device),
+            slot_mapping=from_numpy(slots.astype(np.int32), device),
+            block_tables=from_numpy(self.tables, device),
+            table_rows=from_numpy(np.array([row for row, _, _ in pieces], np.int32), device),
+            cu_seqlens_q=from_numpy(np.cumsum([0, *counts]).astype(np.int32), device),
+            context_lens=from_numpy(ends, device),
+            max_seqlen_q=max(max(counts), 1 if fused else 2),
+            max_context_len=int(ends.max()),
+        )
+        scratch, out = (empty((len(positions), num_heads * head_dim), self.dtype, device) for _ in range(2))
+        self.ops.attention(
+            from_numpy(qkv, device),
+            self.keys,
+            self.values,
+            metadata,
+            self.transform,
+            num_heads=num_heads,
+            scale=head_dim**-0.5,
+            sliding_window=window,
+            queries=scratch,
+            out=out,
+        )
+        found = out.numpy()
+        return {(int(r), int(p)): found[i].tobytes() for i, (r, p) in enumerate(zip(rows, positions, strict=True))}
+
+
+@dataclass(frozen=True)
+class Attention:
+    lengths: tuple[int, ...]
+    heads: tuple[int, int, int]  # query heads, key/value heads, size
+    window: int | None
+    chunks: tuple[int, ...]
+    dtype: str = "bfloat16"
+
+
+ATTENTION = {
+    "small": Attention((70, 9, 33), (4, 2, 64), 24, (7, 32)),
+    "small, all keys": Attention((150, 9, 33), (4, 2, 64), None, (37,), "float16"),
+    "8B": Attention((3000, 17, 900, 128, 2049, *range(2, 60)), (32, 8, 128), None, (64, 130, 512, 2000)),
+    "8B in float16": Attention((2500, 300), (32, 8, 128), None, (100, 1111), "float16"),
+    "window": Attention((3000, 700, 150), (12, 3, 64), 200, (64, 130, 512), "float16"),
+    "window and group": Attention((3000, 700), (16, 8, 128), 333, (64, 250, 999)),
+    "heads of 256": Attention((700, 300), (8, 2, 256), 100, (64, 101, 256)),
+    "odd heads": Attention((300, 90), (6, 2, 80), 100, (64, 101)),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_a_prompts_tokens_see_the_same_in_any_chunks_and_company(name: str, ops: CudaOps) -> None:
+    case = ATTENTION[name]
+    sequences = Sequences(list(case.lengths), case.heads, DTYPES[case.dtype], ops)
+    expected = sequences.attend([(row, 0, length) for row, length in enumerate(case.lengths)], case.window)
+    longest = case.lengths[0]
+    alone = sequences.attend([(0, 0, longest)], case.window)
+    assert alone == {place: expected[place] for place in alone}
+    for chunk in case.chunks:
+        for first in range(0, longest, chunk):
+            # The last rows decode beside the chunk.
+            pieces = [(row, case.lengths[row] - 1, 1) for row in range(1, len(case.lengths)) if case.lengths[row] > 2]
+            count = min(chunk, longest - first)
+            if count < 2:
+                continue
+            found = sequences.attend([(0, first, count), *pieces], case.window)
+            for position in range(first, first + count):
+                assert found[0, position] == expected[0, position], f"token {position} in chunks of {chunk}"
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_a_decoded_token_sees_the_same_in_any_company(name: str, ops: CudaOps) -> None:
+    case = ATTENTION[name]
+    sequences = Sequences(list(case.lengths), case.heads, DTYPES[case.dtype], ops)
+    sequences.attend([(row, 0, length) for row, length in enumerate(case.lengths)], case.window)  # stores all keys
+    pieces = [(row, length - 1, 1) for row, length in enumerate(case.lengths)]
+    expected = sequences.attend(pieces, case.window)
+    for some in (pieces[:1], pieces[1:2], pieces[:2], pieces[::-1]):
+        for fused in (True, False):
+            found = sequences.attend(some, case.window, fused=fused)
+            assert found == {place: expected[place] for place in found}, f"{len(some)} rows, fused: {fused}"
+    # Several tokens of a sequence in one step, each a row.
+    first = max(case.lengths[0] - 5, 0)
+    found = sequences.attend([(0, position, 1) for position in range(first, case.lengths[0])], case.window, fused=False)
+    assert found[0, case.lengths[0] - 1] == expected[0, case.lengths[0] - 1]
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Serving:
+    canaries: int
+    longest: int  # prompt
+    max_tokens: int
+    others: int
+    settings: dict[str, Any]
+    changes: tuple[dict[str, Any], ...]  # of settings; each a start of its own
+    vocab_size: int = 2048
+
+
+FULL = Serving(
+    64,
+    1500,
+    12,
+    96,
+    {"max_model_len": 2048, "num_kv_blocks": 6000, "max_num_seqs": 128, "max_num_batched_tokens": 8192},
+    (
+        {},  # a restart
+        {"max_num_batched_tokens": 64, "max_num_seqs": 48, "enforce_eager": True},
+        {"max_num_batched_tokens": 512},
+        {"prefix_caching": False, "max_num_seqs": 16, "enforce_eager": True},
+    ),
+)
+SMALL = Serving(
+    3,
+    30,
+    3,
+    5,
+    {"max_model_len": 128, "num_kv_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64},
+    ({"max_num_batched_tokens": 8},),
+    vocab_size=200,
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model", ["small", "qwen3-0.6b", "llama-8b", "window"])
+def test_canaries_answer_with_the_same_bits_in_every_company(
+    model: str, dtype: str, ops: CudaOps, tmp_path: Path
+) -> None:
+    serving = SMALL if model == "small" else FULL
+    folder = write_config(tmp_path, model)
+    canaries = make_canaries(3, serving.canaries, serving.longest, serving.max_tokens, serving.vocab_size)
+    sizes = {"longest": serving.longest, "vocab_size": serving.vocab_size, "num_others": serving.others}
+    core = make_core(folder, ops, dtype=dtype, **serving.settings)
+    expected = ask_each_alone(core, canaries)
+    for company, answers in companies(core, canaries, **sizes):
+        assert differing(answers, expected) == [], company
+    del core
+    for change in serving.changes:
+        core = make_core(folder, ops, dtype=dtype, **{**serving.settings, **change})
+        assert differing(ask(core, canaries), expected) == [], change
+        del core
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("model", ["small", "qwen3-0.6b", "window"])
+def test_preempted_canaries_compute_their_own_tokens_to_the_same_bits(
+    model: str, prefix_caching: bool, ops: CudaOps, tmp_path: Path
+) -> None:
+    small = model == "small"
+    folder = write_config(tmp_path, model)
+    canaries = make_canaries(4, *((4, 20, 20, 200) if small else (64, 300, 150, 2048)))
+    settings = {"max_model_len": 1024, "max_num_seqs": 64, "block_size": 8, "enforce_eager": True}
+    settings |= {"prefix_caching": prefix_caching}
+    core = make_core(folder, ops, **settings, num_kv_blocks=6000)
+    expected = ask(core, canaries)
+    assert core.metrics.num_preemptions == 0
+    del core
+    core = make_core(
+        folder, ops, **{**settings, "max_model_len": 512 if not small else 64}, num_kv_blocks=14 if small else 700
+    )
+    assert differing(ask(core, canaries), expected) == []
+    assert core.metrics.num_preemptions > 0
