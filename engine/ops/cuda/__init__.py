@@ -20,7 +20,7 @@ from tessera.engine.ops.cuda.activation import ActivationOps
 from tessera.engine.ops.cuda.attention import AttentionOps
 from tessera.engine.ops.cuda.elementwise import ElementwiseOps
 from tessera.engine.ops.cuda.encoder import EncoderOps
-from tessera.engine.ops.cuda.linear import LinearOps
+from tessera.engine.ops.cuda.linear_ops import LinearOps
 from tessera.engine.ops.cuda.norm import NormOps
 from tessera.engine.ops.cuda.random import RandomOps
 from tessera.engine.ops.cuda.registry import all_instantiations

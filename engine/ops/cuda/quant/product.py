@@ -273,11 +273,12 @@ def kernels_of(weight: LinearWeight, dtype: str, device: CudaDevice) -> set[Inst
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     halves = [dtype for dtype in dtypes if dtype != C_TYPE_NAMES[float32]]
-    tiles = [tile for tiles in TILES.values() for tile in tiles]
-    return [
-        (BLOCK_MATMUL, tile.template(dtype, out, format))
+    kernels: dict[Instantiation, None] = {
+        (BLOCK_MATMUL, tile.template(dtype, out, format)): None  # tiles may differ in their number of blocks alone
         for dtype in halves
         for format in PACKED_FORMATS.values()
+        for tiles in TILES.values()
         for tile in tiles
         for out in (dtype, C_TYPE_NAMES[float32])
-    ]
+    }
+    return list(kernels)
