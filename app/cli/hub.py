@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import tessera.engine
-from tessera.app.cli.gguf_files import choose_gguf, gguf_files_in
+from tessera.app.cli.gguf_files import choose_gguf, gguf_files_in, tag_of
 from tessera.engine.contract.errors import ConfigError, ModelError
 from tessera.engine.contract.lfs import POINTER_ERROR, is_lfs_pointer
 from tessera.engine.gguf.names import is_gguf, model_stem
@@ -151,6 +151,11 @@ def _download(model_id: str, revision: str | None, tag: str | None, weights: boo
         if tag is not None or (gguf_names and not safetensors):
             chosen = choose_gguf(gguf_names, tag, f"the hub model {model_id}")
             patterns = [glob.escape(name) for name in chosen]
+            if not weights and not _in_cache(model_id, revision, chosen):
+                raise ModelError(
+                    f"the file {chosen[0]} of {model_id} is not in the cache, and a GGUF file is described by itself: "
+                    f"`tessera pull {model_id}:{tag_of(model_stem(Path(chosen[0])))}` downloads it"
+                )
             return Path(snapshot_download(model_id, revision=revision, allow_patterns=patterns)) / chosen[0]
         if not weights:
             return folder
@@ -188,6 +193,12 @@ def _download(model_id: str, revision: str | None, tag: str | None, weights: boo
     except Exception as error:  # the client passes on errors of its HTTP library and of the disk
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ConfigError(f"the model {model_id} could not be downloaded from {hub}: {reason}") from error
+
+
+def _in_cache(model_id: str, revision: str | None, names: Iterable[str]) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return all(isinstance(try_to_load_from_cache(model_id, name, revision=revision), str) for name in names)
 
 
 def _check_config(folder: Path, where: str, names: Iterable[str]) -> None:

@@ -78,7 +78,14 @@ class ServerUnderTest(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     header: Annotated[
         tuple[tuple[str, str], ...],
-        Option("of each request; repeatable", group=SERVER, metavar="NAME=VALUE", parse=parse_header, secret=True),
+        Option(
+            "of each request",
+            group=SERVER,
+            metavar="NAME=VALUE",
+            parse=parse_header,
+            repetition="words",
+            secret=True,
+        ),
     ] = ()
     request_id_prefix: Annotated[
         str | None,

@@ -102,5 +102,6 @@ def _cache(summary: Mapping[str, Any]) -> list[Finding]:
     share = cached / max(total, 1)
     expected = summary.get("shares_prefixes") or not summary.get("fresh_prompts", True)
     if share > MAX_STRAY_CACHE and not expected:
-        return [Finding(f"{share:.1%} of the prompt tokens came from the prefix cache, which flatters.", "bad")]
+        text = f"{share:.1%} of the prompt tokens came from the prefix cache: prompts begin alike, or were sent before."
+        return [Finding(text, "bad")]
     return [Finding(f"{share:.1%} of the prompt tokens came from the prefix cache.", "note")] if cached else []

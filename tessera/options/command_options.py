@@ -168,7 +168,7 @@ def _add_argument(group: argparse._ArgumentGroup, declared: DeclaredOption) -> N
     else:
         settings["type"] = _argument_type(declared.parse_item)
         if declared.many:
-            settings |= {"nargs": "+"} if option.repetition == "words" else {"action": "append"}
+            settings |= {"nargs": "+", "action": "extend"} if option.repetition == "words" else {"action": "append"}
     if option.bare is not None:
         settings |= {"nargs": "?", "const": option.bare}
     if option.positional:

@@ -39,6 +39,7 @@ def test_a_model_is_pulled_listed_and_removed(tmp_path: Path) -> None:
         "list",
         "pull tiny/mamba",
         "show tiny/fp8",
+        "show tiny/one",
     ]
     with running_hub() as hub:
         done = subprocess.run(
@@ -51,11 +52,11 @@ def test_a_model_is_pulled_listed_and_removed(tmp_path: Path) -> None:
             timeout=60,
         )
     outputs = done.stdout.split("exit ")
-    pulled, listed, as_json, removed, names, unasked, gone, empty, refused, shown, _ = [
+    pulled, listed, as_json, removed, names, unasked, gone, empty, refused, shown, _, _ = [
         output.partition("\n")[2] if index else output for index, output in enumerate([*outputs])
     ]
     codes = [output.partition("\n")[0] for output in outputs[1:]]
-    assert codes == ["0", "0", "0", "0", "0", "2", "0", "0", "2", "1"], done.stderr
+    assert codes == ["0", "0", "0", "0", "0", "2", "0", "0", "2", "1", "2"], done.stderr
     assert [line.partition(": ")[0] for line in pulled.splitlines()] == [
         "tiny/gguf:Q8_0",
         "tiny/gguf:BF16",
@@ -79,6 +80,8 @@ def test_a_model_is_pulled_listed_and_removed(tmp_path: Path) -> None:
     assert refused == ""
     assert 'the architecture "MambaForCausalLM" is not supported' in done.stderr
     assert "can be served  no: " in shown
+    assert "only.gguf of tiny/one is not in the cache" in done.stderr
+    assert "`tessera pull tiny/one:only` downloads it" in done.stderr
     assert 'quantised (quantization_config "fp8")' in " ".join(shown.split())
 
 

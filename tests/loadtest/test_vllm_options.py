@@ -32,14 +32,16 @@ def test_a_command_line_of_vllm_is_taken(tmp_path: Path, capsys: pytest.CaptureF
     sampling = ("--top-p", "0.9", "--top-k", "40", "--min-p", "0.1", "--temperature", "0.7", "--logprobs", "2")
     unused = ("--trust-remote-code", "--tokenizer-mode", "hf", "--skip-tokenizer-init")
     check = ("--ready-check-timeout-sec", "20", "--request-id-prefix", "bench-", "--served-model-name", "served")
+    headers = ("--header", "x-a=1", "x-b=2", "--header", "x-c=3")
     named = ("--model", "org/name", "--metadata", "gpu=H100", "commit=abc", "--percentile-metrics", "ttft,e2el")
     with StubServer() as server:
         server.cached_tokens = 3
-        assert bench(server, *SMALL, *saved, *sampling, *unused, *check, *named) == 0
+        assert bench(server, *SMALL, *saved, *sampling, *unused, *check, *headers, *named) == 0
     assert len(server.exchanges) == 5  # the first is the ready check
     for exchange in server.exchanges:
         expected = {"top_p": 0.9, "top_k": 40, "min_p": 0.1, "temperature": 0.7, "logprobs": 2, "model": "served"}
         assert exchange.body | expected == exchange.body
+        assert [exchange.headers[name] for name in ("x-a", "x-b", "x-c")] == ["1", "2", "3"]
     ids = [exchange.headers.get("x-request-id") for exchange in server.exchanges]
     assert sorted(ids[1:], key=str) == [f"bench-0-{number}" for number in range(4)]
     (file,) = results.iterdir()
@@ -51,7 +53,7 @@ def test_a_command_line_of_vllm_is_taken(tmp_path: Path, capsys: pytest.CaptureF
     assert len(summary["itls"]) == 4
     printed = capsys.readouterr().out
     assert "12 (60.0%)" in printed
-    assert "60.0% of the prompt tokens came from the prefix cache, which flatters." in printed.replace("\n", " ")
+    assert "60.0% of the prompt tokens came from the prefix cache: prompts begin alike" in printed.replace("\n", " ")
     assert "TPOT" not in printed
 
 
