@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tessera.engine
 from tessera.app.cli.gguf_files import choose_gguf, gguf_files_in, tag_of
@@ -133,15 +133,22 @@ def _download(model_id: str, revision: str | None, tag: str | None, weights: boo
         RevisionNotFoundError,
     )
 
+    from tessera.app.cli.download_bar import HubBar, download_bar
     from tessera.engine.models.config import read_model_config
     from tessera.engine.models.weights.files import why_no_weights
 
     hub = constants.ENDPOINT
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its hints would stand between the lines of the start
+    silent: Any = HubBar.silent()
     try:
         if tag is None:
             folder = Path(
                 snapshot_download(
-                    model_id, revision=revision, allow_patterns=SMALL_FILES, ignore_patterns=UNWANTED_FILES
+                    model_id,
+                    revision=revision,
+                    allow_patterns=SMALL_FILES,
+                    ignore_patterns=UNWANTED_FILES,
+                    tqdm_class=silent,
                 )
             )
         names = _files_of(model_id, revision)
@@ -156,7 +163,9 @@ def _download(model_id: str, revision: str | None, tag: str | None, weights: boo
                     f"the file {chosen[0]} of {model_id} is not in the cache, and a GGUF file is described by itself: "
                     f"`tessera pull {model_id}:{tag_of(model_stem(Path(chosen[0])))}` downloads it"
                 )
-            return Path(snapshot_download(model_id, revision=revision, allow_patterns=patterns)) / chosen[0]
+            with download_bar(model_id) as bar:
+                folder = Path(snapshot_download(model_id, revision=revision, allow_patterns=patterns, tqdm_class=bar))
+            return folder / chosen[0]
         if not weights:
             return folder
         # The weights take long, so what can be refused is refused before.
@@ -164,9 +173,16 @@ def _download(model_id: str, revision: str | None, tag: str | None, weights: boo
         read_model_config(folder)
         if not safetensors:
             raise ModelError(why_no_weights(f"the hub model {model_id}", outer))
-        return Path(
-            snapshot_download(model_id, revision=revision, allow_patterns=WANTED_FILES, ignore_patterns=UNWANTED_FILES)
-        )
+        with download_bar(model_id) as bar:
+            return Path(
+                snapshot_download(
+                    model_id,
+                    revision=revision,
+                    allow_patterns=WANTED_FILES,
+                    ignore_patterns=UNWANTED_FILES,
+                    tqdm_class=bar,
+                )
+            )
     except ModelError:
         raise
     except GatedRepoError:

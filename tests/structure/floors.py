@@ -9,7 +9,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.cli.chat", "app.cli.doctor"),
     ("app.cli.cache", "app.cli.completion"),
     ("app.cli.hub",),
-    ("app.cli.gguf_files",),
+    ("app.cli.gguf_files", "app.cli.download_bar"),
     ("app.server",),
     ("app.openapi",),
     ("app.openai.invocations", "app.openai.batches", "app.ollama"),

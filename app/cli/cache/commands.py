@@ -29,10 +29,6 @@ def pull_command(given: GivenOptions) -> int:
     options = given.make(PullOptions)
     if not options.models:
         raise ConfigError("pull: name a model, such as Qwen/Qwen3-0.6B")
-    if options.json or not sys.stderr.isatty():
-        from huggingface_hub.utils.tqdm import disable_progress_bars
-
-        disable_progress_bars()
     pulled = []
     for model in options.models:
         begin = time.monotonic()
@@ -138,10 +134,6 @@ def show_command(given: GivenOptions) -> int:
     from tessera.app.cli.cache.model_facts import read_facts
 
     options = given.make(ShowOptions)
-    if options.json or not sys.stderr.isatty():
-        from huggingface_hub.utils.tqdm import disable_progress_bars
-
-        disable_progress_bars()
     model = find_model(options.model, weights=False) if options.model else builtin_model()
     present = _has_weights(model.path)
     facts = read_facts(model.path, options.dtype, weights_present=present)
