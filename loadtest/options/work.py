@@ -41,8 +41,10 @@ class WorkOptions(msgspec.Struct, frozen=True, kw_only=True):
     dataset_name: Annotated[
         DatasetName,
         Option(
-            "random, prefix_repetition: tokens for completions, words for chat; the others need --dataset-path",
+            "random, prefix_repetition: tokens for completions, words for chat; sharegpt, custom, sonnet, burstgpt, "
+            "timed_trace: from --dataset-path",
             group=WORK,
+            metavar="NAME",
         ),
     ] = "random"
     dataset_path: Annotated[

@@ -175,7 +175,9 @@ def _add_argument(group: argparse._ArgumentGroup, declared: DeclaredOption) -> N
         settings.pop("action", None)
         group.add_argument(declared.field, nargs="*" if declared.many else "?", **settings)
     else:
-        group.add_argument(*flags, dest=declared.field, **settings)
+        group.add_argument(flags[0], dest=declared.field, **settings)
+        for flag in flags[1:]:  # the reference lists them; --help has one name for each option
+            group.add_argument(flag, dest=declared.field, **(settings | {"help": argparse.SUPPRESS}))
 
 
 def help_of(declared: DeclaredOption) -> str:
