@@ -28,8 +28,15 @@ EXIT_FAILURE = 1
 
 def chat_command(given: GivenOptions) -> int:
     """-> exit code: 0, or 1 where the server failed. Raises ConfigError: an option or the model cannot be used."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return _chat(given)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _chat(given: GivenOptions) -> int:
     begin = given.make(ConversationOptions)
     conversation = Conversation(begin.system, settings=dict(begin.set))
     if begin.load is not None:

@@ -48,7 +48,7 @@ class OwnServer:
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         own = ["--host", "127.0.0.1", "--port", "0", "--drain-timeout", "1", "--data-dir", "none", "--no-ui"]
         command = [sys.executable, "-m", "tessera", "serve", str(model.path), "--served-model-name", model.name]
-        self._command = [*command, *own, "--log-level", "warning", *words]
+        self._command = [*command, *own, "--log-level", "warning", "--log-format", "text", *words]
 
     def __enter__(self) -> OwnServer:
         """Start it and wait until it is ready. Raises ConfigError with its last words where it ends before."""

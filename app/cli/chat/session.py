@@ -13,6 +13,7 @@ from tessera.app.cli.chat.conversation import Conversation
 from tessera.app.cli.chat.settings import setting
 from tessera.app.cli.chat.style import Style
 from tessera.app.cli.chat.terminal import Input
+from tessera.app.cli.chat.writer import CONTROL
 from tessera.engine.contract.errors import ConfigError
 from tessera.options.errors import OptionError
 from tessera.options.suggestions import did_you_mean
@@ -139,7 +140,7 @@ class ChatSession:
         models = self._server.models()
         if not name:
             for model in models:
-                print(f"{'*' if model == self._model else ' '} {model}")
+                print(f"{'*' if model == self._model else ' '} {CONTROL.sub('', model)}")
             return
         if name not in models:
             raise OptionError(f"the server has no model {name}{did_you_mean(name, models)}; /model lists them")
