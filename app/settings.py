@@ -161,7 +161,8 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     metrics_prefix: Annotated[
         str,
         Option(
-            "prefix of the names on /metrics, without the colon; vllm suits existing dashboards",
+            "prefix of the names on /metrics, without the colon; vllm and sglang also add the names that those "
+            "servers' dashboards read",
             group="HTTP",
             metavar="NAME",
             pattern=r"[A-Za-z_][A-Za-z0-9_]*",
@@ -230,6 +231,18 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
             high=36500,
         ),
     ] = 30.0
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Option(
+            "collector that OpenTelemetry traces of requests are sent to: http://HOST:4318 or https://... for "
+            "OTLP over HTTP, grpc://HOST:4317 or grpcs://... for gRPC; needs the extra `otel`",
+            group="log",
+            metavar="URL",
+            pattern=r"(https?|grpcs?)://[^\s@/?#]+(/[^\s?#]*)?",
+            form="a URL such as http://127.0.0.1:4318 or grpc://127.0.0.1:4317, without a user",
+            default="none",
+        ),
+    ] = None
     log_prompts: Annotated[
         bool,
         Option("write each request's prompt into its log line; otherwise no content is logged", group="log"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 
@@ -13,14 +14,28 @@ from tessera.app.settings import AppSettings, ServerOptions
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
 from tessera.options.command_options import GivenOptions
+from tessera.options.parser import EXIT_WRONG_USE
+
+logger = logging.getLogger("tessera.serve")
 
 
 def serve_command(given: GivenOptions) -> int:
-    """Serve until a signal; -> exit code. Raises ConfigError: an option or the model cannot be used."""
+    """Serve until a signal; -> exit code.
+
+    Raises:
+        ConfigError: an option or the model cannot be used. With `--log-format json` the server itself logs it instead.
+    """
     # Imported late, so that --help and wrong options are answered at once.
     from tessera.app.server.serve import run_server
 
-    return run_server(server_options(given), read_keys=partial(_accepted_keys, given))
+    options = server_options(given)
+    try:
+        return run_server(options, read_keys=partial(_accepted_keys, given))
+    except ConfigError as error:
+        if options.app.log_format != "json":
+            raise
+        logger.critical("%s", error)
+        return EXIT_WRONG_USE
 
 
 def server_options(given: GivenOptions) -> ServerOptions:

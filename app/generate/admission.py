@@ -6,6 +6,7 @@ Every generating route begins with `admit` and goes on with `Admission.start` or
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -151,6 +152,7 @@ class Admission(Generic[R]):
         lease = lease_of(self.http_request.scope)
         num_prompt_tokens = sum(map(len, prompts))
         hold = lease.hold_sequences(len(choices), num_prompt_tokens) if lease is not None else None
+        submitted = time.monotonic()
         streams = model.client.submit_all(
             [(token_ids, each) for token_ids, row in zip(checked, params, strict=True) for each in row],
             priority=(request.priority or 0) + _priority_offset(self.http_request),
@@ -158,7 +160,7 @@ class Admission(Generic[R]):
             num_choices=request.num_choices,
             account=account_of(self.http_request.scope),
         )
-        generation = Generation(choices, streams, num_prompt_tokens, request.num_choices, hold)
+        generation = Generation(choices, streams, num_prompt_tokens, request.num_choices, hold, params[0][0], submitted)
         self._trace(request, prompts, generation)
         return generation
 

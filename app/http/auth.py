@@ -44,7 +44,7 @@ class AuthMiddleware:
                 trace.error = error
                 await error_response(error, trace.dialect)(scope, receive, send)
                 return
-            trace.key = holder.name
+            trace.context["key"] = holder.name
             scope.setdefault("state", {}).update(holder=holder, tenant=holder.tenant)
         await self._app(scope, receive, send)
 

@@ -1,4 +1,4 @@
-"""Counts over all app processes: HTTP requests by endpoint and status, open connections, the event loops' lag."""
+"""Counts over all app processes: HTTP requests by endpoint and status, connections, event loops' lag, spans."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tessera.engine.contract.histogram import SECONDS_OF_DELAY
 STATUSES = (200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 499, 500, 503, 504, 507)
 OTHER = "other"
 NUM_CONNECTION_CELLS = 2  # open, dropped
+NUM_SPAN_CELLS = 2  # sent, dropped
 NUM_LAG_CELLS = len(SECONDS_OF_DELAY) + 2  # buckets, the last without a bound, and the sum in nanoseconds
 
 
@@ -28,7 +29,8 @@ class HttpCounts:
         self._endpoints = {name: index for index, name in enumerate(dict.fromkeys([*endpoints, OTHER]))}
         self._statuses = {name: index for index, name in enumerate([*map(str, STATUSES), OTHER])}
         self._connections = len(self._endpoints) * len(self._statuses)  # index of their first cell in a row
-        self._lags = self._connections + NUM_CONNECTION_CELLS
+        self._spans = self._connections + NUM_CONNECTION_CELLS
+        self._lags = self._spans + NUM_SPAN_CELLS
         self._row_length = self._lags + NUM_LAG_CELLS
         self._begin = row * self._row_length
         self._counts = map_counts(fd, num_rows * self._row_length)
@@ -46,6 +48,11 @@ class HttpCounts:
         """Count a connection that was closed or refused for lack of room."""
         self._counts[self._begin + self._connections + 1] += 1
 
+    def count_spans(self, *, sent: int = 0, dropped: int = 0) -> None:
+        """Count spans of traces; the caller sees to it that one thread at a time does."""
+        self._counts[self._begin + self._spans] += sent
+        self._counts[self._begin + self._spans + 1] += dropped
+
     def observe_lag(self, seconds: float) -> None:
         """Count a lag of this process's event loop; called by one thread alone."""
         first = self._begin + self._lags
@@ -59,6 +66,11 @@ class HttpCounts:
         yield GaugeMetricFamily(f"{prefix}:http_connections", "Open HTTP connections.", num_open)
         yield CounterMetricFamily(
             f"{prefix}:http_connections_dropped", "HTTP connections closed or refused for want of room.", num_dropped
+        )
+        num_sent, num_spans_dropped = (self._sum(self._spans + cell) for cell in range(NUM_SPAN_CELLS))
+        yield CounterMetricFamily(f"{prefix}:trace_spans_sent", "Spans that the traces' collector took.", num_sent)
+        yield CounterMetricFamily(
+            f"{prefix}:trace_spans_dropped", "Spans that no collector took in time.", num_spans_dropped
         )
         *buckets, nanoseconds = (self._sum(self._lags + cell) for cell in range(NUM_LAG_CELLS))
         bounds = [*(repr(float(bound)) for bound in SECONDS_OF_DELAY), "+Inf"]

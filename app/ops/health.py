@@ -18,6 +18,7 @@ from tessera import __version__
 from tessera.app.generate.served_model import model_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description
+from tessera.app.ops.metric_aliases import with_aliases
 from tessera.app.ops.metrics_page import EngineText, MetricsPage
 from tessera.app.ops.objects import HealthObject, LoadObject, ReadinessObject, ResetObject, VersionObject
 from tessera.engine.ipc.client import EngineClient
@@ -119,7 +120,8 @@ async def render_metrics(
     client: EngineClient, counts: Sequence[Countable], prefix: str, engine_text: EngineText
 ) -> bytes:
     """The engine's metrics and the app's own, which remain while the engine is down."""
-    text = _ENGINE_PREFIX.sub(rb"\g<1>" + prefix.encode() + b":", await engine_text.latest())
+    text = with_aliases(await engine_text.latest(), prefix)
+    text = _ENGINE_PREFIX.sub(rb"\g<1>" + prefix.encode() + b":", text)
     return text + generate_latest(_Families(_own_metrics(client, counts, prefix)))
 
 

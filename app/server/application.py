@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -60,12 +61,18 @@ from tessera.app.openapi import routes as description
 from tessera.app.ops import health
 from tessera.app.ops import root_routes as root
 from tessera.app.ops import status_routes as status
+from tessera.app.ops.metric_aliases import DerivedGauges
 from tessera.app.ops.metrics_page import EngineText, MetricsPage
+from tessera.app.ops.server_process import ServerProcess
 from tessera.app.server.seal_key import SERVER_KEYS, new_seal_key, stored_seal_key
 from tessera.app.settings import AppSettings
 from tessera.app.store.schema import Schema
 from tessera.app.store.store import Store
+from tessera.app.tracing.packages import check_packages
 from tessera.engine.ipc.client import EngineClient
+
+if TYPE_CHECKING:
+    from tessera.app.tracing.tracing import Tracing
 
 OLLAMA_ROUTES = (ollama, ollama_embed, ollama_models)
 ROUTES = (
@@ -99,6 +106,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         ConfigError: the model's tokenizer, chat template or sampling defaults cannot be used.
     """
     model = ServedModel(client, settings)
+    tracing: Tracing | None = None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -111,6 +119,8 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         await app.state.batch_runner.close()
         await app.state.background.close()
         await app.state.store.close()
+        if tracing is not None:
+            await tracing.close()
         model.workers.close()
         if model.template is not None:
             model.template.close()
@@ -149,7 +159,12 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     )
     use = KeyUse(settings.key_use_fd, settings.num_app_processes, settings.app_process)
     ring = app.state.key_ring = KeyRing(settings.accepted_keys) if settings.accepted_keys else None
-    app.state.counts = (counts, KeyMetrics(ring, use))
+    app.state.counts = (
+        counts,
+        KeyMetrics(ring, use),
+        DerivedGauges(client, model.default_name),
+        ServerProcess(settings.app_process),
+    )
     app.state.draining = False
     app.state.openapi_lock = asyncio.Lock()
     engine_text = EngineText(client.metrics, METRICS_PATIENCE)
@@ -169,9 +184,16 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
             allow_origins=settings.cors_origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "request-id", "retry-after", *RATE_LIMIT_HEADERS),
+            expose_headers=("x-request-id", "request-id", "retry-after", "traceresponse", *RATE_LIMIT_HEADERS),
         )
     app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC, OLLAMA))
+    if settings.otlp_traces_endpoint is not None:
+        check_packages()
+        from tessera.app.tracing.middleware import TracingMiddleware
+        from tessera.app.tracing.tracing import start_tracing
+
+        tracing = start_tracing(settings.otlp_traces_endpoint, counts)
+        app.add_middleware(TracingMiddleware, tracing=tracing)
     # Added last, so it is outermost.
     app.add_middleware(PathMiddleware, routes=[route.path for route in app.state.api_routes])
     return app

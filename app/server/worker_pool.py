@@ -104,7 +104,7 @@ class WorkerPool:
             cwd=PACKAGE_ROOT,
             stdin=PIPE,
             stdout=PIPE,
-            env=environment_without_secrets(),
+            env=environment_without_secrets(sends_traces=True),
             pass_fds=(self._launch.socket_fd, *shared),
             start_new_session=True,
         )

@@ -29,6 +29,7 @@ from tessera.engine.contract.errors import (
     QueueFullError,
     RequestError,
 )
+from tessera.engine.contract.logs import request_context
 from tessera.engine.contract.messages import (
     NO_ACCOUNT,
     AbortRequests,
@@ -287,7 +288,7 @@ class EngineClient:
         well, reason = self.health()
         if not well:
             raise EngineUnavailableError(f"{reason}; please try again later")
-        request_ids = [f"{self._id_prefix}-{next(self._counter)}" for _ in sequences]
+        request_ids = [self._new_id() for _ in sequences]
         (first_prompt, shared), *others = sequences
         siblings = []
         before = first_prompt
@@ -335,7 +336,7 @@ class EngineClient:
         well, reason = self.health()
         if not well:
             raise EngineUnavailableError(f"{reason}; please try again later")
-        request_id = f"{self._id_prefix}-{next(self._counter)}"
+        request_id = self._new_id()
         waiter = self._embedding_waiters[request_id] = self._loop.create_future()
         self._send(AddEmbedding(request_id, inputs, role, list(first_lengths), account))
         try:
@@ -374,6 +375,11 @@ class EngineClient:
             raise EngineUnavailableError("the engine did not answer in time") from None
         finally:
             del self._metrics_waiters[token]
+
+    def _new_id(self) -> str:
+        """Begins with the HTTP request's id, which the engine's log lines show."""
+        context = request_context.get() or {}
+        return f"{context.get('id', self._id_prefix)}-{next(self._counter)}"
 
     def _connect(self) -> None:
         loop = self._loop
@@ -540,3 +546,4 @@ def _merge(earlier: RequestOutput, later: RequestOutput) -> None:
         earlier.logprobs += later.logprobs
     earlier.finish_reason = later.finish_reason
     earlier.stop_token_id = later.stop_token_id
+    earlier.decode_time = later.decode_time

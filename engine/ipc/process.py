@@ -33,7 +33,7 @@ from tessera.engine.contract.errors import (
     InvalidRequestError,
     RequestError,
 )
-from tessera.engine.contract.logs import configure_logging
+from tessera.engine.contract.logs import configure_logging, request_fields
 from tessera.engine.contract.messages import (
     AbortRequests,
     Accepted,
@@ -267,7 +267,7 @@ class EngineProcess:
         except RequestError as error:
             refusal = error
         except Exception:
-            logger.exception("request %s was refused by a fault", request.request_id)
+            logger.exception("a request was refused by a fault", extra={"fields": request_fields(request.request_id)})
             refusal = EngineError("the engine failed to take this request")
         else:
             if request.sampling_params.grammar is None:
@@ -288,7 +288,7 @@ class EngineProcess:
         except RequestError as error:
             refusal = error
         except Exception:
-            logger.exception("request %s was refused by a fault", request.request_id)
+            logger.exception("a request was refused by a fault", extra={"fields": request_fields(request.request_id)})
             refusal = EngineError("the engine failed to take this request")
         else:
             return
@@ -333,7 +333,7 @@ def serve(load: Loader) -> int:
     run_dir, report_fd = sys.argv[1], int(sys.argv[2])
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it is the server's to handle
     config = msgspec.json.decode(_read_line(STDIN_FD), type=EngineConfig)
-    configure_logging(config.log_format, config.log_level)
+    configure_logging(config.log_format, config.log_level, process="engine")
 
     def report(message: EngineReport) -> None:
         os.write(report_fd, msgspec.json.encode(message) + b"\n")

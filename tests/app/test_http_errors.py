@@ -12,6 +12,7 @@ import pytest
 
 from tessera.app.server.application import create_app
 from tessera.app.settings import AppSettings
+from tessera.engine.contract.logs import TextFormatter
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import as_engine_client, call, ids, settings_for, write_model_folder
 
@@ -297,6 +298,7 @@ def test_a_fault_of_the_server_shows_nothing_of_it(settings: AppSettings, caplog
     def broken(submission: Any) -> Any:
         raise ZeroDivisionError("secret path /srv/x.py")
 
+    caplog.handler.setFormatter(TextFormatter())
     response = call(FakeClient(broken), settings, "POST", "/v1/completions", json=TEXT)
     assert response.status_code == 500
     assert error_of(response)["code"] == "internal_error"

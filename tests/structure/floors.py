@@ -24,6 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("app.openai.conversations",),
     ("app.openai",),
+    ("app.tracing",),
     ("app.generate", "app.store"),
     ("app.tools.formats",),
     ("app.tools",),
