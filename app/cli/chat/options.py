@@ -62,7 +62,7 @@ class ChatServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConversationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the conversation begins."""
+    """The beginning of the conversation."""
 
     prompt: Annotated[
         str | None,
@@ -84,7 +84,7 @@ class ConversationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatOutputOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the terminal shows."""
+    """Parts of answers that the terminal shows."""
 
     reasoning: Annotated[bool, Option("show the model's reasoning, on a terminal", group=OUTPUT)] = True
     stats: Annotated[bool, Option("show tokens and their rate after each answer, on a terminal", group=OUTPUT)] = True

@@ -32,7 +32,9 @@ class OwnServer:
     """
 
     def __init__(self, model: ModelFolder, arguments: str, on_line: Callable[[str], None]) -> None:
-        """Args:
+        """A server of this model; entering the context starts it.
+
+        Args:
             arguments: further options of `tessera serve`.
             on_line: gets the lines that it prints until it is ready.
 

@@ -11,9 +11,11 @@ RED = "\x1b[31m"
 
 
 class Style:
-    """Attributes:
-    on_terminal: answers go to a terminal.
-    colours: escape sequences may be written there (https://no-color.org).
+    """Lines of the chat besides answers.
+
+    Attributes:
+        on_terminal: answers go to a terminal.
+        colours: escape sequences may be written there (https://no-color.org).
     """
 
     def __init__(self) -> None:

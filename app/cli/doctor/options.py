@@ -11,7 +11,7 @@ from tessera.options.declaration import Option
 
 
 class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to check."""
+    """Checks to make."""
 
     host: Annotated[str, Option("address that the server would listen on", group="checks", metavar="HOST")] = (
         "127.0.0.1"
