@@ -179,7 +179,7 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
             high=2**30,
         ),
     ] = 64
-    ui: Annotated[bool, Option("have a status page at /", group="HTTP")] = True
+    ui: Annotated[bool, Option("have a page with a chat and a dashboard at /", group="HTTP")] = True
     data_dir: Annotated[
         str | None,
         Option(

@@ -25,7 +25,9 @@ request_logger = logging.getLogger("tessera.request")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that left before the response began
 MAX_PATH_LENGTH = 200
 MAX_CLIENT_ID_LENGTH = 512
-QUIET_PATHS = frozenset({"/", "/health", "/ready", "/version", "/metrics", "/status.json"})  # polled
+QUIET_PATHS = frozenset(
+    {"/", "/health", "/ready", "/version", "/metrics", "/status.json", "/status/history.json"}
+)  # polled
 QUIET_PREFIX = "/ui/"
 TRACE_PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 
@@ -116,7 +118,15 @@ class RequestIdMiddleware:
             await error_response(trace.error, trace.dialect)(scope, receive, send_with_id)
         finally:
             self._counts.count_response(_endpoint(scope), CLIENT_CLOSED_REQUEST if status is None else status)
+            self._count_use(trace)
             log_request(scope, client_id[0][1].decode() if client_id else None, status)
+
+    def _count_use(self, trace: RequestTrace) -> None:
+        if trace.model is None:
+            return
+        cost = trace.generation.account(trace.arrival) if trace.generation is not None else {}
+        prompt = cost.get("prompt_tokens", trace.num_prompt_tokens)
+        self._counts.count_use(trace.model, prompt or 0, cost.get("output_tokens", 0))
 
 
 def log_request(scope: MutableMapping[str, Any], client_id: str | None, status: int | None) -> None:

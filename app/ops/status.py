@@ -1,4 +1,4 @@
-"""The status page's data: the heartbeats of the last two minutes as rates, latencies and a short history."""
+"""The page's figures: the heartbeats of the last two minutes as rates, latencies and a short history."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def status_object(model: ServedModel) -> dict[str, Any]:
             *model.settings.embedding_model_names,
             *model.settings.reranker_model_names,
         ],
+        "generating_models": list(model.settings.served_model_names),
         "chat": model.template is not None,
         "engine": _engine(client.info) if client.info is not None else None,
         "now": _now(history[-1][1]) if history else None,

@@ -61,8 +61,10 @@ from tessera.app.openapi import routes as description
 from tessera.app.ops import health
 from tessera.app.ops import root_routes as root
 from tessera.app.ops import status_routes as status
+from tessera.app.ops.hour_history import HourHistory
 from tessera.app.ops.metric_aliases import DerivedGauges
 from tessera.app.ops.metrics_page import EngineText, MetricsPage
+from tessera.app.ops.page_files import PAGE_PATHS
 from tessera.app.ops.server_process import ServerProcess
 from tessera.app.server.seal_key import SERVER_KEYS, new_seal_key, stored_seal_key
 from tessera.app.settings import AppSettings
@@ -114,8 +116,10 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
             model.template.start()
         app.state.store.start()
         app.state.batch_runner.start()
+        app.state.hour_history.start()
         app.state.seal = Seal(await stored_seal_key(app.state.store))
         yield
+        app.state.hour_history.close()
         await app.state.batch_runner.close()
         await app.state.background.close()
         await app.state.store.close()
@@ -153,11 +157,12 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     app.state.api_routes = api_routes(served)
     counts = app.state.http_counts = HttpCounts(
         [route.path for route in app.state.api_routes],
+        models=(*settings.served_model_names, *settings.embedding_model_names, *settings.reranker_model_names),
         fd=settings.count_fd,
         num_rows=settings.num_app_processes,
         row=settings.app_process,
     )
-    use = KeyUse(settings.key_use_fd, settings.num_app_processes, settings.app_process)
+    use = app.state.key_use = KeyUse(settings.key_use_fd, settings.num_app_processes, settings.app_process)
     ring = app.state.key_ring = KeyRing(settings.accepted_keys) if settings.accepted_keys else None
     app.state.counts = (
         counts,
@@ -165,6 +170,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         DerivedGauges(client, model.default_name),
         ServerProcess(settings.app_process),
     )
+    app.state.hour_history = HourHistory(client)
     app.state.draining = False
     app.state.openapi_lock = asyncio.Lock()
     engine_text = EngineText(client.metrics, METRICS_PATIENCE)
@@ -174,7 +180,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     install_error_handlers(app)
     app.add_middleware(LimitsMiddleware, use=use, watermark=MemoryWatermark(settings.min_free_memory * 2**20))
     if ring is not None:
-        app.add_middleware(AuthMiddleware, ring=ring)
+        app.add_middleware(AuthMiddleware, ring=ring, page_paths=PAGE_PATHS if settings.ui else ())
     app.add_middleware(
         OriginMiddleware, allowed_hosts=settings.allowed_hosts or ("*",), cors_origins=settings.cors_origins
     )

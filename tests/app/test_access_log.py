@@ -111,7 +111,7 @@ def test_a_failure_on_the_way_is_told_from_a_whole_answer(tmp_path: Path, caplog
 
 def test_what_asks_again_and_again_leaves_no_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = settings_for(write_model_folder(tmp_path))
-    for path in ("/health", "/ready", "/metrics", "/version", "/", "/status.json", "/ui/status.css"):
+    for path in ("/health", "/ready", "/metrics", "/version", "/", "/status.json", "/ui/style/theme.css"):
         call(FakeClient(always(HELLO)), settings, "GET", path)
     assert not lines(caplog)
 

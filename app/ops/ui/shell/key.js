@@ -8,12 +8,12 @@ const forget = document.getElementById("forget-key");
 
 let asking = null;
 
-export function headers() {
+function headers() {
   const key = sessionStorage.getItem(STORED);
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
-/** Like `fetch`, with the key; asks for one, and again, until the server takes it. */
+/** Like `fetch` of a path below the page's own address, with the key; asks for one until the server takes it. */
 export async function fetchWithKey(path, options = {}) {
   for (;;) {
     const sent = headers();
