@@ -67,7 +67,7 @@ class CommandOptions:
     """The options that a command's structs declare.
 
     Args:
-        prefix: of the environment variables.
+        prefix: of the environment variables; None: the command line alone counts, without variables and a file.
         structs: settings of the command; a field that several inherit is one option.
         other_variables: variables with the prefix that are no options, see `read_environment`.
         groups: order of the groups in --help; others follow.
@@ -77,7 +77,7 @@ class CommandOptions:
 
     def __init__(
         self,
-        prefix: str,
+        prefix: str | None,
         structs: Sequence[type[msgspec.Struct]],
         *,
         other_variables: Sequence[str] = (),
@@ -87,7 +87,7 @@ class CommandOptions:
         self.prefix = prefix
         self._other_variables = other_variables
         by_field: dict[str, DeclaredOption] = {}
-        for struct in (*structs, FileOption):
+        for struct in structs if prefix is None else (*structs, FileOption):
             for declared in declared_options(struct):
                 if by_field.setdefault(declared.field, declared) != declared:
                     raise TypeError(f"the option {declared.name} is declared twice")
@@ -102,7 +102,8 @@ class CommandOptions:
         }
 
     def variable(self, declared: DeclaredOption) -> str:
-        return variable(self.prefix, declared.name)
+        """Empty where the command line alone counts."""
+        return variable(self.prefix, declared.name) if self.prefix is not None else ""
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """Declare the options to argparse. What is not given is absent from the namespace."""
@@ -123,7 +124,9 @@ class CommandOptions:
             for field, value in vars(namespace).items()
             if field in fields
         }
-        variables = read_environment(self.prefix, environment, self.options, self._other_variables)
+        variables: dict[str, Any] = {}
+        if self.prefix is not None:
+            variables = read_environment(self.prefix, environment, self.options, self._other_variables)
         path = (variables | line).get("config")
         in_file = [declared for declared in self.options if declared.field != "config"]
         file = read_config_file(path, in_file, self.lists) if path is not None else {}
@@ -176,13 +179,16 @@ def _add_argument(group: argparse._ArgumentGroup, declared: DeclaredOption) -> N
     else:
         settings["type"] = _argument_type(declared.parse_item)
         if declared.many:
-            settings |= {"nargs": "+"} if option.repetition == "words" else {"action": "append"}
+            settings |= {"nargs": "+", "action": "extend"} if option.repetition == "words" else {"action": "append"}
     if option.bare is not None:
         settings |= {"nargs": "?", "const": option.bare}
     if option.positional:
-        group.add_argument(declared.field, nargs="?", **settings)
+        settings.pop("action", None)
+        group.add_argument(declared.field, nargs="*" if declared.many else "?", **settings)
     else:
-        group.add_argument(*flags, dest=declared.field, **settings)
+        group.add_argument(flags[0], dest=declared.field, **settings)
+        for flag in flags[1:]:  # the reference lists them; --help has one name for each option
+            group.add_argument(flag, dest=declared.field, **(settings | {"help": argparse.SUPPRESS}))
 
 
 def help_of(declared: DeclaredOption) -> str:
@@ -199,6 +205,8 @@ def _metavar(declared: DeclaredOption) -> str:
 
 def _argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     def convert(text: str) -> Any:
+        if text is argparse.SUPPRESS:  # of a positional that is not given
+            return text
         try:
             return parse(text)
         except OptionError as error:

@@ -27,7 +27,7 @@ def _row(command: CommandOptions, declared: DeclaredOption) -> str:
         names.append(f"`--no-{declared.name}`")
     cells = (
         ", ".join(names),
-        f"`{command.variable(declared)}`",
+        f"`{command.variable(declared)}`" if command.prefix is not None else "",
         _accepted(declared),
         _default(declared),
         _sentence(declared.option.help),

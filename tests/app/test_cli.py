@@ -212,7 +212,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["train"], "invalid choice: 'train' (choose from serve, bench, keys)"),
+        (["train"], "invalid choice: 'train' (choose from serve, chat, pull, list, show, rm, bench, "),
         (["srve"], "did you mean serve?"),
         (["serve", "{model}", "--prot", "1"], "unrecognized arguments: --prot 1; did you mean --port?"),
         (["serve", "{model}", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
@@ -235,7 +235,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "{model}", "--host", "192.0.2.1"], "this machine does not have that address"),
         (["serve", "/no/such/folder"], "there is no folder /no/such/folder"),
         (["serve", "{model}/.."], "it has no config.json"),
-        (["serve", "{model}/config.json"], "is a file"),
+        (["serve", "{model}/config.json"], "is one file of a model: give its folder"),
     ],
 )
 def test_wrong_use_is_one_sentence(

@@ -6,6 +6,10 @@ from __future__ import annotations
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("tessera.__main__",),
     ("app.cli",),
+    ("app.cli.chat", "app.cli.doctor"),
+    ("app.cli.cache", "app.cli.completion"),
+    ("app.cli.hub",),
+    ("app.cli.gguf_files", "app.cli.download_bar"),
     ("app.server",),
     ("app.openapi",),
     ("app.openai.invocations", "app.openai.batches", "app.ollama"),
@@ -61,6 +65,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("loadtest.run",),
     ("loadtest.client",),
     ("loadtest.workload",),
+    ("loadtest.options",),
     ("loadtest.metrics", "engine.builtin.training"),
     ("engine.builtin",),
     ("tessera.options",),
@@ -74,4 +79,6 @@ EXCEPTIONS = {
     "app.engines.pool": ("engine.ipc.supervisor",),
     "app.engines.pooled_model": ("engine.ipc.supervisor",),
     "app.cli.hub": ("engine",),
+    "app.cli.cache.model_facts": ("engine",),
+    "app.cli.doctor.gpu": ("engine.cuda.cache",),
 }
