@@ -39,18 +39,18 @@ HOSTILE = "a\x1b[2J\r\n2026-01-01T00:00:00.000Z INFO tessera.x: forged\x00\u2028
 
 @contextlib.contextmanager
 def written(formatter: logging.Formatter) -> Iterator[io.StringIO]:
-    """Captures the lines that a process with this formatter writes."""
+    """Captures the lines that a process with this formatter writes, alone: pytest's report could not hold surrogates."""
     text = io.StringIO()
     handler = logging.StreamHandler(text)
     handler.setFormatter(formatter)
     root = logging.getLogger()
-    level = root.level
-    root.addHandler(handler)
+    level, handlers = root.level, root.handlers
+    root.handlers = [handler]
     root.setLevel(logging.INFO)
     try:
         yield text
     finally:
-        root.removeHandler(handler)
+        root.handlers = handlers
         root.setLevel(level)
 
 
