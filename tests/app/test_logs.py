@@ -39,7 +39,7 @@ HOSTILE = "a\x1b[2J\r\n2026-01-01T00:00:00.000Z INFO tessera.x: forged\x00\u2028
 
 @contextlib.contextmanager
 def written(formatter: logging.Formatter) -> Iterator[io.StringIO]:
-    """Captures the lines that a process with this formatter writes; pytest gets none, which cannot report surrogates."""
+    """Captures what a process with this formatter writes; pytest gets nothing, whose reports hold no surrogates."""
     text = io.StringIO()
     handler = logging.StreamHandler(text)
     handler.setFormatter(formatter)
