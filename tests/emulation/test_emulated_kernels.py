@@ -319,7 +319,7 @@ SEVERAL, SPLIT = partial(multiply, "several tiles"), partial(multiply, "a split 
 SHARED, THREE_GROUPS = partial(multiply, "blocks that share"), partial(multiply, "wide tiles")
 ATTEND = partial(attend_to, PROMPTS)
 PRODUCT_AND_COPY = "a race of a product of .* and a copy to"
-HUNG = r"never come; .* 256 of block 0 from thread 0 on at sm90\.cuh:\d+, called at sm90_matmul\.cu:\d+"
+HUNG = r"never come; .* 256 of block 0 from thread 0 on at sm90\.cuh:\d+, called at sm90_matmul\.cuh:\d+"
 HOPPER_FAULTS: dict[str, tuple[Callable[[CudaOps], None], str, str, str]] = {
     "no wait for a stage": (SEVERAL, WAIT_FOR_STAGE, "", "a race|more arrivals"),
     "another parity": (SEVERAL, WAIT_FOR_STAGE, f"{WAIT_FOR_STAGE[:-2]} ^ 1);", "a race|more arrivals"),
