@@ -328,7 +328,8 @@ class Generation:
             self.hold.release(sum(choice.num_tokens for choice in self.choices))
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         for choice, stream in zip(self.choices, self.streams, strict=True):
             if choice.finish_reason is None:
                 await stream.abort()

@@ -47,6 +47,9 @@ class LimitsMiddleware:
                 message = {**message, "headers": [*message.get("headers", ()), *lease.headers()]}
             await send(message)
 
+        # Each event of a stream would pass through it.
+        limited_send = send_with_limits if lease is not None else send
+
         try:
             self._watermark.check()
             _check_permission(scope["path"], holder)
@@ -55,11 +58,11 @@ class LimitsMiddleware:
         except RequestError as error:
             trace = trace_of(scope)
             trace.error = error
-            await error_response(error, trace.dialect)(scope, receive, send_with_limits)
+            await error_response(error, trace.dialect)(scope, receive, limited_send)
             return
         scope.setdefault("state", {})["lease"] = lease
         try:
-            await self._app(scope, receive, send_with_limits)
+            await self._app(scope, receive, limited_send)
         finally:
             if lease is not None:
                 lease.end()
