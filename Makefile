@@ -135,5 +135,5 @@ clean:
 # Versions and hashes of everything that is installed, for all Pythons and platforms; needs uv.
 LOCK := uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.10
 lock:
-	$(LOCK) pyproject.toml --output-file requirements.lock
-	$(LOCK) pyproject.toml --group dev --output-file requirements-dev.lock
+	$(LOCK) pyproject.toml --extra cuda --output-file requirements.lock
+	$(LOCK) pyproject.toml --extra cuda --group dev --output-file requirements-dev.lock

@@ -2,52 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import ipaddress
+from typing import Annotated
 
 import msgspec
 
+from tessera.app.engines import keep_alive
+from tessera.app.engines.messages import EngineLaunch
 from tessera.app.keys.api_key import AcceptedKeys, ApiKey
-from tessera.engine.contract.config import EngineConfig, ProcessSettings
+from tessera.app.model_settings import ModelSettings
 from tessera.options.declaration import Option
-
-ToolParserName = Literal[
-    "auto",
-    "hermes",
-    "qwen3_coder",
-    "llama3_json",
-    "llama4_pythonic",
-    "mistral",
-    "deepseek_v3",
-    "deepseek_v31",
-    "glm4",
-    "glm45",
-    "granite",
-    "internlm",
-    "olmo3",
-    "phi4_mini",
-    "xlam",
-    "none",
-]
-ReasoningParserName = Literal["auto", "think", "deepseek_r1", "granite_3.2", "granite_3.3", "none"]
+from tessera.options.errors import OptionError
 
 MOST_CONNECTIONS = 2**14  # of one app process, unless the user asks for more
 
 
-class AppSettings(ProcessSettings, frozen=True, kw_only=True):
+def parse_proxy(text: str) -> str:
+    """An address, a network in CIDR form, or `unix`. Raises OptionError."""
+    if text == "unix":
+        return text
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        hint = " (bits are set beyond the network's)" if "host bits" in str(error) else ""
+        raise OptionError(f"must be an address, a network such as 10.0.0.0/8, or unix, not {text!r}{hint}") from None
+
+
+def parse_mode(text: str) -> int:
+    """Permissions in octal. Raises OptionError."""
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= 0o777:
+        raise OptionError(f"must be permissions in octal, from 0 to 777, such as 660, not {text!r}")
+    return mode
+
+
+def parse_keep_alive(text: str) -> float:
+    """Seconds, infinite for ever. Raises OptionError."""
+    try:
+        return keep_alive.seconds_of(text)
+    except ValueError as error:
+        raise OptionError(f"must be {error}, not {text!r}") from None
+
+
+class AppSettings(ModelSettings, frozen=True, kw_only=True):
     """Settings of one app process, which speaks HTTP; crosses the process boundary as JSON. Times are seconds.
 
-    The fields without an Option:
+    Those of a model are the first model's. The fields without an Option:
 
     Attributes:
-        model_folder: local folder with tokenizer.json, tokenizer_config.json, generation_config.json.
-        served_model_names: names that requests may use; a completion carries the name that was asked for.
         api_keys: accepted bearer keys from options; without these and `keys` every route is open.
         keys: entries of the keys file.
         key_use_fd: descriptor of the memory that several app processes count the use of keys in; None: each for itself.
-        embedding_folder: local folder of the encoder that makes embeddings beside the model, or None.
-        embedding_model_names: names of that encoder.
-        reranker_folder: local folder of the cross-encoder that scores pairs beside the model, or None.
-        reranker_model_names: names of that cross-encoder.
         max_body_bytes: larger request bodies are refused with 413.
         body_timeout: a request whose head or body takes longer to arrive is refused with 408.
         stall_timeout: a client that reads nothing for this long loses its stream.
@@ -61,18 +69,14 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
         num_app_processes: of this server; `app_process` is the number of this one, from 0.
         count_fd: descriptor of the memory that several app processes count HTTP requests in; None: each for itself.
         max_connections: most open connections of one app process, and a few more for health checks.
+        other_models: the models after the first.
+        is_static: the one model is loaded at the start and stays.
         share_prefix_cache: whether holders of different API keys share cached prompt prefixes.
     """
 
-    model_folder: str
-    served_model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
     keys: tuple[ApiKey, ...] = ()
     key_use_fd: int | None = None
-    embedding_folder: str | None = None
-    embedding_model_names: tuple[str, ...] = ()
-    reranker_folder: str | None = None
-    reranker_model_names: tuple[str, ...] = ()
     max_body_bytes: int = 16 * 2**20
     body_timeout: float = 60.0
     stall_timeout: float = 60.0
@@ -87,31 +91,19 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     count_fd: int | None = None
     max_connections: int = 1024
     share_prefix_cache: bool = False
-    chat_template: Annotated[
-        str | None,
+    other_models: tuple[ModelSettings, ...] = ()
+    is_static: bool = True
+    model_load_timeout: Annotated[
+        float,
         Option(
-            "Jinja file that replaces the model's own chat template",
-            group="model",
-            metavar="FILE",
-            default="the model's own",
+            "longest time for which a request waits until its model is loaded, and for others to become idle where "
+            "there is no room",
+            group="models",
+            metavar="SECONDS",
+            low=1,
+            high=86400,
         ),
-    ] = None
-    trust_request_chat_template: Annotated[
-        bool,
-        Option("take a chat template that a request brings, and render it in the sandbox", group="model"),
-    ] = False
-    tool_call_parser: Annotated[
-        ToolParserName,
-        Option("format of the model's tool calls; auto: as its chat template shows", group="model"),
-    ] = "auto"
-    reasoning_parser: Annotated[
-        ReasoningParserName,
-        Option(
-            "how reasoning is told from the content; think: by <think>...</think>; deepseek_r1: the same, begun before "
-            "the completion; auto: as the chat template shows",
-            group="model",
-        ),
-    ] = "auto"
+    ] = 120.0
     cors_origins: Annotated[
         tuple[str, ...],
         Option(
@@ -125,6 +117,75 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
             default="none",
         ),
     ] = ()
+    root_path: Annotated[
+        str,
+        Option(
+            "path below which a proxy shows this server, such as /llm; whether the proxy takes it off is all one",
+            group="HTTP",
+            metavar="PATH",
+            pattern=r"((/[A-Za-z0-9._~-]+)+)?",
+            form="a path such as /llm, without a slash at the end",
+            default="none",
+        ),
+    ] = ""
+    forwarded_allow_ips: Annotated[
+        tuple[str, ...],
+        Option(
+            "proxies whose X-Forwarded-For, -Proto, -Host and -Prefix count: addresses, networks in CIDR form, or unix "
+            "for all that connect by --uds, separated by commas",
+            group="HTTP",
+            metavar="PROXIES",
+            repetition="commas",
+            parse=parse_proxy,
+            form="addresses, networks such as `10.0.0.0/8`, `unix`",
+            default="none",
+        ),
+    ] = ()
+    ssl_certfile: Annotated[
+        str | None,
+        Option(
+            "PEM file with the certificate and those between it and the authority's; the server speaks HTTPS then, on "
+            "the admin port as well; SIGHUP reads all --ssl files again",
+            group="TLS",
+            metavar="FILE",
+            default="none, plain HTTP",
+        ),
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None,
+        Option("PEM file with the certificate's key", group="TLS", metavar="FILE", default="in --ssl-certfile"),
+    ] = None
+    ssl_keyfile_password: Annotated[
+        str | None,
+        Option(
+            "password of an encrypted key; other users of this machine may see it on the command line, so better set "
+            "TESSERA_SSL_KEYFILE_PASSWORD",
+            group="TLS",
+            metavar="PASSWORD",
+            secret=True,
+            default="none",
+        ),
+    ] = None
+    ssl_ca_certs: Annotated[
+        str | None,
+        Option(
+            "PEM file with authorities; clients must show a certificate that one of them has signed, except on the "
+            "admin port",
+            group="TLS",
+            metavar="FILE",
+            default="none; clients need no certificate",
+        ),
+    ] = None
+    timeout_keep_alive: Annotated[
+        float,
+        Option(
+            "how long a connection without a request is kept; a proxy must give its idle connections up sooner",
+            group="HTTP",
+            metavar="SECONDS",
+            low=1,
+            high=86400,
+        ),
+    ] = 75.0
     keepalive: Annotated[
         float,
         Option(
@@ -161,7 +222,8 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
     metrics_prefix: Annotated[
         str,
         Option(
-            "prefix of the names on /metrics, without the colon; vllm suits existing dashboards",
+            "prefix of the names on /metrics, without the colon; vllm and sglang also add the names that those "
+            "servers' dashboards read",
             group="HTTP",
             metavar="NAME",
             pattern=r"[A-Za-z_][A-Za-z0-9_]*",
@@ -178,7 +240,7 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
             high=2**30,
         ),
     ] = 64
-    ui: Annotated[bool, Option("have a status page at /", group="HTTP")] = True
+    ui: Annotated[bool, Option("have a page with a chat and a dashboard at /", group="HTTP")] = True
     data_dir: Annotated[
         str | None,
         Option(
@@ -230,10 +292,28 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
             high=36500,
         ),
     ] = 30.0
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Option(
+            "collector that OpenTelemetry traces of requests are sent to: http://HOST:4318 or https://... for "
+            "OTLP over HTTP, grpc://HOST:4317 or grpcs://... for gRPC; needs the extra `otel`",
+            group="log",
+            metavar="URL",
+            pattern=r"(https?|grpcs?)://[^\s@/?#]+(/[^\s?#]*)?",
+            form="a URL such as http://127.0.0.1:4318 or grpc://127.0.0.1:4317, without a user",
+            default="none",
+        ),
+    ] = None
     log_prompts: Annotated[
         bool,
         Option("write each request's prompt into its log line; otherwise no content is logged", group="log"),
     ] = False
+
+    @property
+    def models(self) -> tuple[AppSettings, ...]:
+        """The settings of each model, with all that they have in common."""
+        others = ({field: getattr(model, field) for field in model.__struct_fields__} for model in self.other_models)
+        return (self, *(msgspec.structs.replace(self, **fields) for fields in others))
 
     @property
     def accepted_keys(self) -> AcceptedKeys:
@@ -241,16 +321,43 @@ class AppSettings(ProcessSettings, frozen=True, kw_only=True):
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the process that starts the others. Times are seconds."""
+    """Settings of the process that starts the others. Times are seconds. The fields without an Option:
 
-    engine: EngineConfig
+    Attributes:
+        engines: of the models, in the order of `app.models`.
+        device_share: most of the device that the loaded models may take together.
+        keys_file: read again when it changes.
+    """
+
+    engines: tuple[EngineLaunch, ...]
     app: AppSettings
     engine_module: str = "tessera.engine.ipc.process"
-    keys_file: str | None = None  # which is read again when it changes
+    keys_file: str | None = None
+    device_share: float = 1.0
     host: Annotated[str, Option("address to listen on", group="HTTP", metavar="HOST")] = "127.0.0.1"
     port: Annotated[
         int, Option("port to listen on; 0 takes a free one", group="HTTP", metavar="PORT", low=0, high=65535)
     ] = 8000
+    uds: Annotated[
+        str | None,
+        Option(
+            "Unix socket to listen on, in the place of --host and --port",
+            group="HTTP",
+            metavar="PATH",
+            default="none",
+        ),
+    ] = None
+    uds_mode: Annotated[
+        int,
+        Option(
+            "permissions of the Unix socket's file, in octal: 660 lets the user and the group connect",
+            group="HTTP",
+            metavar="MODE",
+            parse=parse_mode,
+            form="octal, from 0 to 777",
+            default="660",
+        ),
+    ] = 0o660
     admin_port: Annotated[
         int | None,
         Option(

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import sys
 import time
 from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
-import orjson
 from rich.console import Console
 
-from tessera.loadtest.bench_options import (
-    ENDPOINTS,
-    ArrivalOptions,
-    ReportOptions,
-    ServerUnderTest,
-    WorkOptions,
-)
-from tessera.loadtest.report.comparison import comparison_table, read_summary
+from tessera.loadtest.options.arrival import DEFAULT_TARGET, ArrivalOptions
+from tessera.loadtest.options.report import ReportOptions
+from tessera.loadtest.options.server import SamplingOptions, ServerUnderTest
+from tessera.loadtest.options.work import WorkOptions
+from tessera.loadtest.report.comparison import comparison_table, differences, read_summary
+from tessera.loadtest.report.findings import findings
 from tessera.loadtest.report.report_page import write_page
+from tessera.loadtest.report.result_file import check_places, write_results
 from tessera.loadtest.report.result_table import summary_table, sweep_table
 from tessera.loadtest.run.load_run import ClientProcessError, Outcome, drive
 from tessera.loadtest.run.progress import LiveProgress
-from tessera.loadtest.run.summary import BUSY_CLIENT, summarize
-from tessera.loadtest.run.sweep import Level, best, search
+from tessera.loadtest.run.server_check import first_model, wait_until_ready
+from tessera.loadtest.run.summary import BUSY_CLIENT, details, summarize
+from tessera.loadtest.run.sweep import Level, best, most_within, saturation, search, sweep_concurrency
 from tessera.loadtest.workload.arrival import Arrival
-from tessera.loadtest.workload.dialogue_file import FileWorkload, read_dialogues
-from tessera.loadtest.workload.random_prompts import RandomWorkload
+from tessera.loadtest.workload.choose import choose_workload
 from tessera.loadtest.workload.request_template import RequestTemplate
 from tessera.loadtest.workload.workload import Workload
 from tessera.options.command_options import GivenOptions
@@ -38,7 +37,9 @@ from tessera.options.errors import OptionError
 EXIT_FAILURE = 1
 EXIT_WRONG_USE = 2
 EXIT_INTERRUPTED = 130
-DEFAULT_RANDOM_OUTPUT_LEN = 128
+FIXED_SEED = 0  # of runs whose prompts shall not be fresh
+MAX_SEED = 2**31
+LEVEL_PROMPTS = 4  # for each request under way, at least, in a sweep over these
 
 
 @dataclass(frozen=True)
@@ -46,24 +47,21 @@ class Options:
     """The command's options, in the groups that declare them."""
 
     server: ServerUnderTest
+    sampling: SamplingOptions
     work: WorkOptions
     arrival: ArrivalOptions
     report: ReportOptions
 
-    @property
-    def endpoint(self) -> str:
-        return self.server.endpoint or ENDPOINTS[self.server.backend]
-
 
 def run_bench(given: GivenOptions) -> int:
     """-> exit code: 0 if every request succeeded, 1 if some failed, 2 for wrong options, 130 after Ctrl-C."""
-    options = Options(
-        given.make(ServerUnderTest), given.make(WorkOptions), given.make(ArrivalOptions), given.make(ReportOptions)
-    )
+    structs = (ServerUnderTest, SamplingOptions, WorkOptions, ArrivalOptions, ReportOptions)
+    options = Options(*(given.make(struct) for struct in structs))  # type: ignore[arg-type]
     try:
         earlier = read_summary(options.report.compare) if options.report.compare else None
+        check_places(options.report)
         bench = Bench(options)
-        bench.find_model()
+        bench.find_server()
         bench.warm_up()
         summary = bench.measure()
         bench.report(summary, earlier)
@@ -71,7 +69,7 @@ def run_bench(given: GivenOptions) -> int:
         print(f"tessera bench: {error}", file=sys.stderr)
         return EXIT_WRONG_USE
     except (httpx.HTTPError, ClientProcessError) as error:
-        print(f"tessera bench: {options.server.base_url}: {error}", file=sys.stderr)
+        print(f"tessera bench: {options.server.url}: {error}", file=sys.stderr)
         return EXIT_FAILURE
     except KeyboardInterrupt:  # while there is nothing to report yet
         return EXIT_INTERRUPTED
@@ -89,134 +87,215 @@ class Bench:
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        server, sampling, work = options.server, options.sampling, options.work
         self._goodput = dict(options.report.goodput)
-        self._workload = _workload(options)
+        fresh = secrets.randbelow(MAX_SEED) if work.fresh_prompts else FIXED_SEED
+        self._seed = fresh if work.seed is None else work.seed
+        chosen = choose_workload(work, options.arrival, server.path, self._seed)
+        self._workload = chosen.workload
         self._arrival = _arrival(options.arrival)
-        if options.arrival.sweep is not None:
-            _check_sweep(options.arrival, self._goodput)
-        server, work = options.server, options.work
+        _check_sweeps(options.arrival, self._goodput)
         key = server.api_key or os.environ.get("OPENAI_API_KEY")
         self._headers = ({"authorization": f"Bearer {key}"} if key else {}) | dict(server.header)
+        chat = server.path.endswith("chat/completions")
         self._template = RequestTemplate(
-            server.model or "",
-            options.endpoint,
+            server.served_model_name or server.model or "",
+            server.path,
             stream=server.stream,
-            ignore_eos=work.dataset_name == "random" if work.ignore_eos is None else work.ignore_eos,
-            temperature=work.temperature,
-            extra=server.extra_body,
+            ignore_eos=chosen.random_tokens if sampling.ignore_eos is None else sampling.ignore_eos,
+            temperature=sampling.temperature if sampling.temperature >= 0 else None,
+            extra=sampling.fields(chat=chat),
         )
+        self._num_taken = 0  # prompts of the workload so far
         self._outcome: Outcome | None = None
         self._levels: list[Level] = []
 
-    def find_model(self) -> None:
-        """Without --model: the first that the server lists.
+    def find_server(self) -> None:
+        """The model without --model, and whether the server is ready, where that is asked for.
 
         Raises:
             httpx.HTTPError: the server cannot be reached, or refuses.
         """
         server = self._options.server
-        if server.model:
-            return
-        url = f"{server.base_url}/v1/models"
-        response = httpx.get(url, headers=self._headers, timeout=30)
-        response.raise_for_status()
-        try:
-            name = str(response.json()["data"][0]["id"])
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise OptionError(f"{url} lists no model: name one with --model") from error
-        self._template = replace(self._template, model=name)
+        seconds = server.ready_check_timeout_sec
+        if not self._template.model:
+            if seconds:
+                models = f"{server.url}/v1/models"
+                wait_until_ready(models, self._headers, None, seconds, insecure=server.insecure)
+            name = first_model(server.url, self._headers, insecure=server.insecure)
+            self._template = replace(self._template, model=name)
+        if seconds:
+            job = next(iter(self._next(1).jobs(replace(self._template, stream=False))))
+            url = server.url + self._template.endpoint
+            wait_until_ready(url, self._headers, job, seconds, insecure=server.insecure)
 
     def warm_up(self) -> None:
         number = self._options.arrival.num_warmups
-        if number:
-            others = self._workload.resized(number, self._options.work.seed + 1)
-            if self._drive("warm-up", others, self._arrival).interrupted:
-                raise KeyboardInterrupt
+        if number and self._drive("warm-up", self._next(number), self._arrival).interrupted:
+            raise KeyboardInterrupt
 
     def measure(self) -> dict[str, Any]:
-        """Run the load, or the sweep; -> the summary, of a sweep that of its best level, with the settings."""
-        target = self._options.arrival.sweep
-        if target is None:
-            summary = self._measure("requests", self._arrival)
+        """Run the load, or a sweep; -> the summary, of a sweep that of its best level, with the settings."""
+        arrival = self._options.arrival
+        if arrival.sweep is not None:
+            summary = self._sweep_rates(arrival.sweep)
+        elif arrival.sweep_concurrency is not None:
+            summary = self._sweep_concurrency(arrival.sweep_concurrency)
         else:
-            summary = self._sweep(target)
-        return self._settings() | summary
+            summary = self._measure("requests", self._arrival, self._workload.num_prompts)
+        return {**dict(self._options.report.metadata), **self._settings(), **summary}
 
-    def _sweep(self, target: float) -> dict[str, Any]:
+    def _sweep_rates(self, target: float) -> dict[str, Any]:
         outcomes: dict[float, Outcome] = {}
 
         def measure(rate: float) -> dict[str, Any]:
             title = "all at once" if math.isinf(rate) else f"{rate:.2f} req/s"
-            summary = self._measure(title, replace(self._arrival, request_rate=rate))
+            arrival = replace(self._arrival, request_rate=rate)
+            summary = self._measure(title, arrival, self._workload.num_prompts)
             assert self._outcome is not None
             outcomes[rate] = self._outcome
             return summary
 
-        for level in search(measure, target):
-            self._levels.append(level)
+        self._levels.extend(search(measure, target))
         chosen = best(self._levels)
         shown = chosen or self._levels[-1]
         self._outcome = outcomes[shown.request_rate]
-        levels = [
-            {"request_rate": _json_rate(level.request_rate), "met": level.met, **level.summary}
-            for level in self._levels
-        ]
         return {
             **shown.summary,
             "request_rate": _json_rate(shown.request_rate),
+            "sweep_kind": "rate",
             "sweep_target": target,
             "sweep_best_request_rate": chosen.request_rate if chosen else None,
-            "interrupted": any(level.summary["interrupted"] for level in self._levels),
-            "sweep": levels,
+            "sweep_best_throughput": chosen.throughput if chosen else None,
+            **self._sweep_levels(),
         }
 
-    def _measure(self, title: str, arrival: Arrival) -> dict[str, Any]:
-        self._outcome = self._drive(title, self._workload, arrival)
+    def _sweep_concurrency(self, given: tuple[int, ...]) -> dict[str, Any]:
+        outcomes: dict[int, Outcome] = {}
+
+        def measure(concurrency: int) -> dict[str, Any]:
+            arrival = replace(self._arrival, max_concurrency=concurrency)
+            number = max(self._workload.num_prompts, LEVEL_PROMPTS * concurrency)
+            summary = self._measure(f"{concurrency} under way", arrival, number)
+            assert self._outcome is not None
+            outcomes[concurrency] = self._outcome
+            return summary
+
+        self._levels.extend(sweep_concurrency(measure, given, DEFAULT_TARGET))
+        place = saturation(self._levels)
+        within = most_within(self._levels) if self._goodput else None
+        shown = within or place or max(self._levels, key=lambda level: level.throughput)
+        self._outcome = outcomes[shown.concurrency or 0]
+        return {
+            **shown.summary,
+            "max_concurrency": shown.concurrency,
+            "sweep_kind": "concurrency",
+            "saturation_concurrency": place.concurrency if place else None,
+            "saturation_throughput": place.throughput if place else None,
+            "sweep_target": DEFAULT_TARGET if self._goodput else None,
+            "sweep_best_concurrency": within.concurrency if within else None,
+            "sweep_best_throughput": within.throughput if within else None,
+            **self._sweep_levels(),
+        }
+
+    def _sweep_levels(self) -> dict[str, Any]:
+        levels = [
+            {
+                "request_rate": _json_rate(level.request_rate),
+                "max_concurrency": level.concurrency or self._arrival.max_concurrency,
+                "met": level.met,
+                **level.summary,
+            }
+            for level in self._levels
+        ]
+        return {"interrupted": any(level.summary["interrupted"] for level in self._levels), "sweep": levels}
+
+    def _measure(self, title: str, arrival: Arrival, num_prompts: int) -> dict[str, Any]:
+        self._outcome = self._drive(title, self._next(num_prompts), arrival)
         return summarize(self._outcome, self._goodput, self._options.report.metric_percentiles)
 
+    def _next(self, num_prompts: int) -> Workload:
+        """Prompts that have not been sent yet; always the same without --fresh-prompts."""
+        part = self._workload.part(self._num_taken, num_prompts)
+        if self._options.work.fresh_prompts:
+            self._num_taken += part.num_prompts
+        return part
+
     def _drive(self, title: str, workload: Workload, arrival: Arrival) -> Outcome:
-        options = self._options
-        with LiveProgress(title, workload.num_requests, disable=not options.report.progress) as live:
+        server, report = self._options.server, self._options.report
+        shown = report.progress and not report.disable_tqdm
+        with LiveProgress(title, workload.num_requests, disable=not shown) as live:
             return drive(
-                options.server.base_url,
+                server.url,
                 self._template,
                 workload,
                 arrival,
                 headers=self._headers,
-                timeout=options.server.request_timeout,
-                processes=options.arrival.processes,
-                seed=options.work.seed,
+                timeout=server.request_timeout,
+                processes=self._options.arrival.processes,
+                seed=self._seed,
                 on_progress=live.show,
+                request_id=server.request_id_prefix,
+                insecure=server.insecure,
             )
 
     def _settings(self) -> dict[str, Any]:
         server, work, arrival = self._options.server, self._options.work, self._options.arrival
+        workload = self._workload
         return {
             "date": time.strftime("%Y%m%d-%H%M%S"),
-            "base_url": server.base_url,
+            "label": self._options.report.label or server.backend,
+            "backend": server.backend,
+            "base_url": server.url,
             "endpoint": self._template.endpoint,
             "model_id": self._template.model,
-            "stream": self._template.stream,
+            "tokenizer_id": work.tokenizer,
+            "stream": self._template.stream and not self._template.embeds,
+            "sampling": {"temperature": self._template.temperature, **self._template.extra},
+            "ignore_eos": self._template.ignore_eos,
             "dataset_name": work.dataset_name,
-            "num_prompts": work.num_prompts,
-            "input_len": work.input_len if work.dataset_name == "random" else None,
-            "output_len": getattr(self._workload, "output_len", None),
+            "dataset_path": str(work.dataset_path) if work.dataset_path else None,
+            "num_prompts": workload.num_prompts,
+            "input_len": getattr(workload, "input_len", None),
+            "output_len": getattr(workload, "output_len", None),
+            "range_ratio": getattr(workload, "range_ratio", None),
+            "prefix_len": getattr(workload, "prefix_len", None),
+            "num_prefixes": getattr(workload, "num_prefixes", None),
+            "num_turns": work.num_turns,
+            "batch_size": work.random_batch_size if self._template.embeds else None,
+            "self_timed": workload.due_times() is not None,
+            "trace_speed": work.trace_speed,
             "request_rate": _json_rate(arrival.request_rate),
             "burstiness": _json_rate(arrival.burstiness),
+            "ramp_up_strategy": arrival.ramp_up_strategy,
+            "ramp_up_start_rps": arrival.ramp_up_start_rps,
+            "ramp_up_end_rps": arrival.ramp_up_end_rps,
             "max_concurrency": arrival.max_concurrency,
+            "max_seconds": arrival.max_seconds,
             "goodput": self._goodput,
-            "seed": work.seed,
+            "fresh_prompts": work.fresh_prompts,
+            "shares_prefixes": bool(getattr(workload, "prefix_len", 0)) or work.num_turns > 1 or _is_trace(work),
+            "seed": self._seed,
         }
 
     def report(self, summary: dict[str, Any], earlier: dict[str, Any] | None) -> None:
         """Tables on standard output, warnings on standard error, files where asked for."""
         options = self._options.report
-        console = Console()
+        assert self._outcome is not None
+        written = write_results(options, summary, details(self._outcome))
+        if options.html:
+            write_page(options.html, summary, self._outcome, self._levels, earlier, options.metric_percentiles)
+            written.append(options.html)
+        console = Console(highlight=False)
         if self._levels:
-            self._print_sweep(console, summary)
+            console.print(sweep_table(self._levels))
         console.print(summary_table(summary, options.percentile_metrics, options.metric_percentiles))
+        for finding in findings(summary):
+            console.print(finding.text, style={"good": "green", "bad": "yellow", "note": ""}[finding.kind])
         if earlier is not None:
             console.print(comparison_table(earlier, summary))
+            for difference in differences(earlier, summary):
+                print(f"tessera bench: not the same load: {difference}", file=sys.stderr)
         for kind, count in summary["errors"].items():
             print(f"{count} x {kind}: {summary['error_examples'][kind]}", file=sys.stderr)
         if summary["client_cpu_share"] > BUSY_CLIENT:
@@ -225,48 +304,17 @@ class Bench:
                 "may be too long; more --processes would help",
                 file=sys.stderr,
             )
-        if options.output:
-            options.output.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
-        if options.html:
-            assert self._outcome is not None
-            write_page(options.html, summary, self._outcome, self._levels, earlier, options.metric_percentiles)
+        if written:
+            console.print(f"Written: {', '.join(map(str, written))}", style="dim", soft_wrap=True)
 
-    def _print_sweep(self, console: Console, summary: dict[str, Any]) -> None:
-        console.print(sweep_table(self._levels))
-        target, found = summary["sweep_target"], summary["sweep_best_request_rate"]
-        if found is None:
-            console.print(f"No rate kept {target:.1%} of the requests within the limits.")
-        else:
-            console.print(f"Highest rate with {target:.1%} within the limits: {found:.2f} requests/s.")
+
+def _is_trace(work: WorkOptions) -> bool:
+    return work.dataset_name == "timed_trace"
 
 
 def _json_rate(rate: float) -> float | str:
     """As `vllm bench serve` writes it: JSON has no infinity."""
     return rate if math.isfinite(rate) else "inf"
-
-
-def _workload(options: Options) -> Workload:
-    work = options.work
-    if work.dataset_name != "random":
-        if work.dataset_path is None:
-            raise OptionError(f"--dataset-name {work.dataset_name} needs --dataset-path")
-        dialogues = read_dialogues(work.dataset_path)
-        return FileWorkload(dialogues, work.num_prompts, work.output_len, work.num_turns, work.seed)
-    if work.dataset_path is not None:
-        raise OptionError("--dataset-path needs --dataset-name sharegpt or custom")
-    if work.num_turns > 1 and not options.endpoint.endswith("chat/completions"):
-        raise OptionError("--num-turns above 1 needs a chat endpoint (--backend openai-chat)")
-    return RandomWorkload(
-        work.num_prompts,
-        work.input_len,
-        work.output_len or DEFAULT_RANDOM_OUTPUT_LEN,
-        work.vocab_size,
-        work.seed,
-        work.random_range_ratio,
-        work.random_prefix_len,
-        work.num_prefixes,
-        work.num_turns,
-    )
 
 
 def _arrival(options: ArrivalOptions) -> Arrival:
@@ -282,11 +330,17 @@ def _arrival(options: ArrivalOptions) -> Arrival:
         options.ramp_up_strategy,
         options.ramp_up_start_rps or 0.0,
         options.ramp_up_end_rps or 0.0,
+        options.max_seconds,
     )
 
 
-def _check_sweep(options: ArrivalOptions, goodput: dict[str, float]) -> None:
-    if not goodput:
+def _check_sweeps(options: ArrivalOptions, goodput: dict[str, float]) -> None:
+    if options.sweep is not None and not goodput:
         raise OptionError("--sweep needs --goodput: the latencies that requests shall keep to")
-    if options.ramp_up_strategy or math.isfinite(options.request_rate):
+    if options.sweep is not None and (options.ramp_up_strategy or math.isfinite(options.request_rate)):
         raise OptionError("--sweep chooses the request rates itself: leave out --request-rate and the ramp")
+    if options.sweep_concurrency is not None:
+        if options.sweep is not None:
+            raise OptionError("--sweep and --sweep-concurrency exclude each other")
+        if options.max_concurrency is not None:
+            raise OptionError("--sweep-concurrency chooses the requests under way: leave out --max-concurrency")

@@ -32,7 +32,14 @@ def pytest_configure(config: pytest.Config) -> None:
 # Modules and rooms that start servers, compile for the CPU or try thousands of inputs; not in `make test-fast`.
 SLOW = (
     *("attack/", "mutation/", "e2e/", "emulation/", "faults/", "loadtest/test_command"),
-    *("app/test_cli", "app/test_schemathesis", "app/test_hub", "app/test_responses_store", "wire/test_sdk_helpers"),
+    *(
+        "app/test_cli",
+        "app/test_schemathesis",
+        "app/test_hub",
+        "app/test_model_commands",
+        "app/test_responses_store",
+        "wire/test_sdk_helpers",
+    ),
     *("app/test_batches", "app/test_store"),
     *("engine/test_client", "engine/test_process", "engine/test_cuda_graphs", "engine/test_embeddings_engine"),
     *("cuda/test_compile", "structure/test_install", "structure/test_docs_examples"),

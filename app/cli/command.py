@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
 
-from tessera.app.cli.keys_options import KEYS_OPTIONS
-from tessera.app.cli.serve_command import serve_command
-from tessera.app.cli.serve_options import SERVE_OPTIONS
+from tessera.app.cli.commands import COMMANDS, Command
 from tessera.engine.contract.errors import ConfigError
-from tessera.loadtest.bench_options import BENCH_OPTIONS
-from tessera.options.command_options import CommandOptions, GivenOptions
 from tessera.options.parser import EXIT_WRONG_USE, Parser
 from tessera.options.suggestions import did_you_mean
 
@@ -20,29 +18,73 @@ EXIT_INTERRUPTED = 130
 EPILOG = """Each option is also an environment variable (--{option}: {variable}) and a key of the --config FILE (the \
 line {option}: {value}). The command line overrides the environment, the environment the file.
 
-Example: {example}"""
+"""
+HELP = "help"
+OWN_FLAGS = ("-h", "--help", "--version")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """-> the process's exit code: 0 after an orderly end, 1 after a fault, 2 for what the user can mend."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parser, commands = build_parser()
+    parser, parsers = build_parser()
+    if words and words[0] == HELP:
+        words = [*words[1:2], "--help"]
     if not words:
         parser.print_help()
         return 0
-    name = next((word for word in words if not word.startswith("-")), None)
-    if name is not None and name not in commands:
-        parser.error(f"invalid choice: {name!r} (choose from {', '.join(commands)}){did_you_mean(name, commands)}")
+    if words[0] not in parsers and words[0] not in OWN_FLAGS:
+        _refuse(parser, words)
     namespace, unknown = parser.parse_known_args(words)
-    command = namespace.command
-    given = _OPTIONS[command].read_or_exit(commands[command], namespace, unknown, os.environ)
+    command: str = namespace.command
+    if unknown:
+        parsers[command].refuse(unknown, _other_flags(command))
+    given = COMMANDS[command].options.read_or_exit(parsers[command], namespace, unknown, os.environ)
     try:
-        return _RUN[command](given)
+        return COMMANDS[command].run(given)
     except ConfigError as error:
         print(f"tessera: {error}", file=sys.stderr)
         return EXIT_WRONG_USE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _refuse(parser: Parser, words: Sequence[str]) -> NoReturn:
+    """End with the error for words that do not begin with a command."""
+    word = words[0]
+    if word.startswith("-"):
+        others = [command for command, flags in _flags().items() if word.partition("=")[0] in flags]
+        if others:
+            parser.error(f"{word} is an option of {_listed(others)}, and goes after the command")
+        command = next((later for later in words if later in COMMANDS), None)
+        parser.error(f"a command goes before its options{'' if command is None else f': tessera {command} {word}'}")
+    if "/" in word or Path(word).exists():
+        parser.error(f"{word!r} is no command; to serve a model: tessera serve {word}")
+    parser.error(f"invalid choice: {word!r} (choose from {', '.join(COMMANDS)}){did_you_mean(word, COMMANDS)}")
+
+
+def _flags() -> dict[str, set[str]]:
+    """The flags of each command."""
+    return {
+        command.name: {f"--{name}" for declared in command.options.options for name in declared.names}
+        for command in COMMANDS.values()
+    }
+
+
+def _other_flags(command: str) -> dict[str, str]:
+    """Flags that another command has and this one lacks -> in words, which commands have them."""
+    flags = _flags()
+    own = flags.pop(command)
+    return {
+        flag: _listed([name for name, theirs in flags.items() if flag in theirs])
+        for flag in set().union(*flags.values()) - own
+    }
+
+
+def _listed(commands: Sequence[str]) -> str:
+    return " and ".join(f"tessera {command}" for command in commands)
 
 
 class ShowVersion(argparse.Action):
@@ -64,68 +106,27 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         epilog="`tessera COMMAND --help` explains a command's options.",
     )
     parser.add_argument("--version", action=ShowVersion, help="show the version and exit")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
-    serve = commands.add_parser(
-        "serve",
-        help="serve a model over HTTP",
-        description="Serve a model over HTTP, in the way of the OpenAI API.",
-        usage="tessera serve [MODEL] [options]",
-        epilog=EPILOG.format(
-            option="max-num-seqs",
-            variable="TESSERA_MAX_NUM_SEQS",
-            value=64,
-            example="tessera serve Qwen/Qwen3-0.6B --port 8123",
-        ),
-    )
-    bench = commands.add_parser(
-        "bench",
-        help="load a server and measure it",
-        description="Load an OpenAI-compatible server and report throughput and latencies. The options bear the "
-        "names that `vllm bench serve` gives them.",
-        usage="tessera bench [options]",
-        epilog=EPILOG.format(
-            option="num-prompts",
-            variable="TESSERA_BENCH_NUM_PROMPTS",
-            value=200,
-            example="tessera bench --num-prompts 200 --max-concurrency 32 --input-len 512 --output-len 128",
-        ),
-    )
-    keys = commands.add_parser(
-        "keys",
-        help="make, list and revoke API keys",
-        description="Make, list and revoke the API keys of a keys file, which `tessera serve --api-keys-file` reads.",
-        usage="tessera keys {add,list,revoke} [NAME] [options]",
-        epilog=EPILOG.format(
-            option="api-keys-file",
-            variable="TESSERA_KEYS_API_KEYS_FILE",
-            value="keys.yaml",
-            example="tessera keys add alice --api-keys-file keys.yaml --tokens-per-minute 100000",
-        ),
-    )
-    parsers = {"serve": serve, "bench": bench, "keys": keys}
-    for name, options in _OPTIONS.items():
-        options.add_to(parsers[name])
+    added = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
+    parsers: dict[str, Parser] = {}
+    for command in COMMANDS.values():
+        parsers[command.name] = added.add_parser(
+            command.name,
+            help=command.help,
+            description=command.description,
+            usage=f"tessera {command.name} {command.usage}",
+            epilog=_epilog(command),
+        )
+        command.options.add_to(parsers[command.name])
     return parser, parsers
 
 
-def bench_command(given: GivenOptions) -> int:
-    from tessera.loadtest.bench import run_bench  # imported late, so that --help is answered at once
-
-    return run_bench(given)
-
-
-def keys_command(given: GivenOptions) -> int:
-    from tessera.app.cli.keys_command import keys_command as run  # imported late, so that --help is answered at once
-
-    return run(given)
-
-
-_OPTIONS: dict[str, CommandOptions] = {"serve": SERVE_OPTIONS, "bench": BENCH_OPTIONS, "keys": KEYS_OPTIONS}
-_RUN: dict[str, Callable[[GivenOptions], int]] = {
-    "serve": serve_command,
-    "bench": bench_command,
-    "keys": keys_command,
-}
+def _epilog(command: Command) -> str:
+    example = f"Example: {command.example}"
+    if command.setting is None or command.options.prefix is None:
+        return example
+    option, value = command.setting
+    variable = command.options.prefix + option.replace("-", "_").upper()
+    return EPILOG.format(option=option, variable=variable, value=value) + example
 
 
 if __name__ == "__main__":

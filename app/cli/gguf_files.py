@@ -20,20 +20,26 @@ def gguf_files_in(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in found if is_gguf(path) and path.is_file())
 
 
-def choose_gguf(names: Iterable[str], tag: str | None, where: str) -> list[str]:
-    """Names of the files of one model, the first first: that of which `tag` is the quantisation or the name.
-
-    Raises: ModelError listing what there is, where none or several fit.
-    """
+def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
+    """The models among the names of files: path without number and ending -> names of its files, the first first."""
     models: dict[str, list[str]] = {}
     for name in sorted(names):
         path = PurePosixPath(name)
         if is_gguf(path) and not OTHER_FILES.search(model_stem(path)):
             models.setdefault(str(path.with_name(model_stem(path))), []).append(name)
+    return models
+
+
+def choose_gguf(names: Iterable[str], tag: str | None, where: str) -> list[str]:
+    """Names of the files of one model, the first first: that of which `tag` is the quantisation or the name.
+
+    Raises: ModelError listing what there is, where none or several fit.
+    """
+    models = gguf_models(names)
     fitting = [model for model in models if tag is None or _fits(model, tag)]
     if len(fitting) == 1:
         return models[fitting[0]]
-    listed = sorted(map(_tag_of, fitting or models))
+    listed = sorted(map(tag_of, fitting or models))
     shown = ", ".join(listed[:MAX_LISTED]) + (", ..." if len(listed) > MAX_LISTED else "")
     if not models:
         raise ModelError(f"{where} has no GGUF file of a language model")
@@ -48,8 +54,8 @@ def _fits(model: str, tag: str) -> bool:
     return ends or folder == wanted or f"{stem}.gguf" == wanted
 
 
-def _tag_of(model: str) -> str:
-    """The quantisation in its name, else the name."""
+def tag_of(model: str) -> str:
+    """The quantisation in a model's name, else the name."""
     name = PurePosixPath(model).name
     found = QUANTISATION.search(name)
     return found[1] if found is not None else name

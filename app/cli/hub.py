@@ -8,11 +8,12 @@ import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tessera.engine
-from tessera.app.cli.gguf_files import choose_gguf, gguf_files_in
+from tessera.app.cli.gguf_files import choose_gguf, gguf_files_in, tag_of
 from tessera.engine.contract.errors import ConfigError, ModelError
+from tessera.engine.contract.lfs import POINTER_ERROR, is_lfs_pointer
 from tessera.engine.gguf.names import is_gguf, model_stem
 
 logger = logging.getLogger("tessera.serve")
@@ -22,6 +23,9 @@ SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"
 WANTED_FILES = ["*.safetensors", *SMALL_FILES]  # nothing that runs code: no .bin, .pt, .py
 BUILTIN_MODEL = "tessera-builtin"
 MAX_LISTED_FOLDERS = 5
+HEAD_BYTES = 64
+GGUF_MAGIC = b"GGUF"
+DIFFUSERS_INDEX = "model_index.json"
 # Second copies of the weights. Folders that begin with a digit, such as 1_Pooling, belong to an embedding model.
 UNWANTED_FILES = ["*/*.safetensors", "[!0-9]*/*.json", "consolidated*.safetensors"]
 
@@ -38,10 +42,13 @@ def builtin_model() -> ModelFolder:
     return ModelFolder(Path(tessera.engine.__file__).parent / "builtin", BUILTIN_MODEL)
 
 
-def find_model(model: str) -> ModelFolder:
+def find_model(model: str, *, weights: bool = True) -> ModelFolder:
     """Resolve `model`: a folder, a GGUF file, or a hub id `organisation/name[@revision]`.
 
     `:Q4_K_M` after a folder or a hub id's name chooses among several GGUF files, by quantisation or name.
+
+    Args:
+        weights: False: of a hub model in safetensors only the small files are downloaded, and nothing is refused.
 
     Raises:
         ModelError: there is no such folder, file or hub model, or it holds no model.
@@ -52,8 +59,8 @@ def find_model(model: str) -> ModelFolder:
         return _in_folder(path.resolve(), None)
     if path.is_file() and is_gguf(path):
         return ModelFolder(path.resolve(), model_stem(path))
-    if path.exists():
-        raise ModelError(f"{model} is a file; give a GGUF file, or the folder that holds config.json and the weights")
+    if path.is_file():
+        raise ModelError(_why_no_model_file(path))
     stem, colon, tag = model.rpartition(":")
     if colon and tag and Path(stem).expanduser().is_dir():
         return _in_folder(Path(stem).expanduser().resolve(), tag)
@@ -63,7 +70,7 @@ def find_model(model: str) -> ModelFolder:
         raise ModelError(f"there is no folder {model}{beside}, and it is not a hub id like organisation/name")
     name = hub_id["id"] if hub_id["tag"] is None else f"{hub_id['id']}:{hub_id['tag']}"
     try:
-        return ModelFolder(_download(hub_id["id"], hub_id["revision"], hub_id["tag"]), name)
+        return ModelFolder(_download(hub_id["id"], hub_id["revision"], hub_id["tag"], weights), name)
     except ConfigError as error:
         beside, start = _folders_beside(path), f"there is no folder {hub_id['id']}"
         if not beside:
@@ -71,6 +78,26 @@ def find_model(model: str) -> ModelFolder:
         if str(error).startswith(start):
             raise ModelError(f"{start}{beside}{str(error).removeprefix(start)}") from None
         raise type(error)(f"{start}{beside}; and as a hub id: {error}") from None
+
+
+def _why_no_model_file(path: Path) -> str:
+    """A sentence about a file that has no name of a GGUF file."""
+    from tessera.engine.models.weights.files import PICKLE_SUFFIXES  # imports NumPy
+
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    if is_lfs_pointer(head):
+        return f"{path} {POINTER_ERROR}"
+    if head.startswith(GGUF_MAGIC):
+        return f"{path} is a GGUF file by its content, but not by its name: rename it to {path.name}.gguf"
+    if path.suffix == ".safetensors" or path.name == "config.json":
+        return f"{path} is one file of a model: give its folder, {path.parent}"
+    if path.suffix in PICKLE_SUFFIXES:
+        return f"{path} is a pickle, which could run code when opened; get the model in safetensors or GGUF"
+    return f"{path} is a file; give a GGUF file, or the folder that holds config.json and the weights"
 
 
 def _folders_beside(path: Path) -> str:
@@ -96,7 +123,7 @@ def _in_folder(folder: Path, tag: str | None) -> ModelFolder:
     return ModelFolder(folder / chosen[0], model_stem(Path(chosen[0])))
 
 
-def _download(model_id: str, revision: str | None, tag: str | None) -> Path:
+def _download(model_id: str, revision: str | None, tag: str | None, weights: bool) -> Path:
     # Imported only here: it takes a third of a second, and reads HF_ENDPOINT and HF_HOME as it is imported.
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
@@ -106,15 +133,22 @@ def _download(model_id: str, revision: str | None, tag: str | None) -> Path:
         RevisionNotFoundError,
     )
 
+    from tessera.app.cli.download_bar import HubBar, download_bar
     from tessera.engine.models.config import read_model_config
     from tessera.engine.models.weights.files import why_no_weights
 
     hub = constants.ENDPOINT
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its hints would stand between the lines of the start
+    silent: Any = HubBar.silent()
     try:
         if tag is None:
             folder = Path(
                 snapshot_download(
-                    model_id, revision=revision, allow_patterns=SMALL_FILES, ignore_patterns=UNWANTED_FILES
+                    model_id,
+                    revision=revision,
+                    allow_patterns=SMALL_FILES,
+                    ignore_patterns=UNWANTED_FILES,
+                    tqdm_class=silent,
                 )
             )
         names = _files_of(model_id, revision)
@@ -124,15 +158,31 @@ def _download(model_id: str, revision: str | None, tag: str | None) -> Path:
         if tag is not None or (gguf_names and not safetensors):
             chosen = choose_gguf(gguf_names, tag, f"the hub model {model_id}")
             patterns = [glob.escape(name) for name in chosen]
-            return Path(snapshot_download(model_id, revision=revision, allow_patterns=patterns)) / chosen[0]
+            if not weights and not _in_cache(model_id, revision, chosen):
+                raise ModelError(
+                    f"the file {chosen[0]} of {model_id} is not in the cache, and a GGUF file is described by itself: "
+                    f"`tessera pull {model_id}:{tag_of(model_stem(Path(chosen[0])))}` downloads it"
+                )
+            with download_bar(model_id) as bar:
+                folder = Path(snapshot_download(model_id, revision=revision, allow_patterns=patterns, tqdm_class=bar))
+            return folder / chosen[0]
+        if not weights:
+            return folder
         # The weights take long, so what can be refused is refused before.
         _check_config(folder, f"the hub model {model_id}", outer)
         read_model_config(folder)
         if not safetensors:
             raise ModelError(why_no_weights(f"the hub model {model_id}", outer))
-        return Path(
-            snapshot_download(model_id, revision=revision, allow_patterns=WANTED_FILES, ignore_patterns=UNWANTED_FILES)
-        )
+        with download_bar(model_id) as bar:
+            return Path(
+                snapshot_download(
+                    model_id,
+                    revision=revision,
+                    allow_patterns=WANTED_FILES,
+                    ignore_patterns=UNWANTED_FILES,
+                    tqdm_class=bar,
+                )
+            )
     except ModelError:
         raise
     except GatedRepoError:
@@ -161,6 +211,12 @@ def _download(model_id: str, revision: str | None, tag: str | None) -> Path:
         raise ConfigError(f"the model {model_id} could not be downloaded from {hub}: {reason}") from error
 
 
+def _in_cache(model_id: str, revision: str | None, names: Iterable[str]) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return all(isinstance(try_to_load_from_cache(model_id, name, revision=revision), str) for name in names)
+
+
 def _check_config(folder: Path, where: str, names: Iterable[str]) -> None:
     """Raises: ModelError that says what a folder without config.json is; `names` are all of its files."""
     if (folder / "config.json").is_file():
@@ -173,6 +229,10 @@ def _check_config(folder: Path, where: str, names: Iterable[str]) -> None:
         raise ModelError(
             adapter_sentence(where, read_json_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path"))
         )
+    if (folder / DIFFUSERS_INDEX).is_file():
+        kind = read_json_object(folder / DIFFUSERS_INDEX).get("_class_name")
+        named = f" ({kind})" if isinstance(kind, str) else ""
+        raise ModelError(f"{where} is a diffusers pipeline{named}, which makes images; language models are served")
     if "params.json" in present:
         raise ModelError(f"{where} is in its maker's own format (params.json); get its version with config.json")
     raise ModelError(f"{where} is not a model: it has no config.json")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.app.cli.keys_options import KEYS_OPTIONS
-from tessera.app.cli.serve_options import SERVE_OPTIONS
-from tessera.loadtest.bench_options import BENCH_OPTIONS
+from tessera.app.cli.commands import COMMANDS, Command
 from tessera.options.reference import render_reference
 
 INTRODUCTION = """\
@@ -22,9 +20,9 @@ place counts.
 - **Command line.** Switches have an opposite: `--log-prompts` and `--no-log-prompts`, `--no-ui` and `--ui`.
 - **Environment.** A switch is `true` or `false`; several values are separated by commas; an empty variable counts as
   unset. So do values such as `tcp://10.0.0.1:8000`, which Kubernetes sets beside a service named `tessera`
-  (`TESSERA_PORT`). Variables of `tessera bench` begin with `TESSERA_BENCH_`, those of
-  `tessera keys` with `TESSERA_KEYS_`. A variable that looks like a mistyped
-  option is an error.
+  (`TESSERA_PORT`). Variables of `tessera bench` begin with `TESSERA_BENCH_`, those of `tessera chat` with
+  `TESSERA_CHAT_`, those of `tessera keys` with `TESSERA_KEYS_`; the other commands take the command line alone. A
+  variable that looks like a mistyped option is an error.
 - **File.** YAML with one option a line, named as on the command line without the dashes. A switch is `true` or
   `false`, several values are a list, `null` means the default. An unknown key is an error. Paths are relative to the
   folder in which the command runs.
@@ -55,7 +53,8 @@ OTHER_VARIABLES = """\
 | `HF_TOKEN` | token for private and gated models |
 | `HF_ENDPOINT` | address of the model hub |
 | `HF_HUB_OFFLINE` | 1: never ask the hub, take what is downloaded |
-| `OPENAI_API_KEY` | key that `tessera bench` sends where it has no `--api-key` |
+| `OPENAI_API_KEY` | key that `tessera bench` and `tessera chat` send without `--api-key` |
+| `NO_COLOR` | no colours on the terminal |
 """
 
 
@@ -64,16 +63,19 @@ def render_page() -> str:
     return "\n".join(
         [
             INTRODUCTION,
-            "## tessera serve\n",
-            render_reference(SERVE_OPTIONS),
-            "\n## tessera bench\n",
-            render_reference(BENCH_OPTIONS),
-            "\n## tessera keys\n",
-            render_reference(KEYS_OPTIONS),
-            "",
+            *map(_command, COMMANDS.values()),
             OTHER_VARIABLES,
         ]
     ).rstrip("\n")
+
+
+def _command(command: Command) -> str:
+    usage = f"```sh\ntessera {command.name} {command.usage}\n```"
+    example = f"Example: `{command.example}`"
+    return (
+        f"## tessera {command.name}\n\n{command.description}\n\n{usage}\n\n{example}\n\n"
+        f"{render_reference(command.options)}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -2,25 +2,52 @@
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tessera.app.cli.api_keys import gather_api_keys
-from tessera.app.cli.serve_options import KeyOptions, ModelOptions
+from tessera.app.cli.serve_options import KeyOptions, ModelOptions, ResidenceOptions
+from tessera.app.engines.messages import EngineLaunch
 from tessera.app.keys.api_key import AcceptedKeys
 from tessera.app.keys.keys_file import read_keys_file, with_slots
+from tessera.app.model_settings import ModelSettings
 from tessera.app.settings import AppSettings, ServerOptions
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
 from tessera.options.command_options import GivenOptions
+from tessera.options.parser import EXIT_WRONG_USE
+
+logger = logging.getLogger("tessera.serve")
+
+if TYPE_CHECKING:
+    from tessera.app.cli.hub import ModelFolder
+
+DEFAULT_KEEP_ALIVE = 300.0  # seconds, of one of several models
+SHARE_MARGIN = 1e-6  # sums of shares are sums of floats
 
 
 def serve_command(given: GivenOptions) -> int:
-    """Serve until a signal; -> exit code. Raises ConfigError: an option or the model cannot be used."""
+    """Serve until a signal; -> exit code.
+
+    Raises:
+        ConfigError: an option or the model cannot be used. With `--log-format json` the server itself logs it instead.
+    """
     # Imported late, so that --help and wrong options are answered at once.
     from tessera.app.server.serve import run_server
 
-    return run_server(server_options(given), read_keys=partial(_accepted_keys, given))
+    options = server_options(given)
+    try:
+        return run_server(options, read_keys=partial(_accepted_keys, given))
+    except ConfigError as error:
+        if options.app.log_format != "json":
+            raise
+        logger.critical("%s", error)
+        return EXIT_WRONG_USE
 
 
 def server_options(given: GivenOptions) -> ServerOptions:
@@ -29,50 +56,138 @@ def server_options(given: GivenOptions) -> ServerOptions:
     Raises:
         ConfigError: an option, a file or a model cannot be used.
     """
+    from tessera.app.sockets.tls import make_context
+
+    entries: tuple[dict[str, Any], ...] = given.value("models")
+    if entries and given.source("model") != "default":
+        raise ConfigError("a MODEL and the list `models` of the --config file were given: leave one of them out")
+    each = [given.with_entry(entry) for entry in entries] or [given]
+    for one in each:  # before a model is looked for: a download takes long
+        one.make(EngineConfig, model="").verify()
+        _existing_file("--chat-template", one.value("chat_template"))
+    make_context(given.make(AppSettings, model_folder="", served_model_names=()))
+    keys = _accepted_keys(given)
+    found = [_find_models(one) for one in each]
+    _check_names([name for models in found for name in models.names])
+    keep_alive: float | None = given.make(ResidenceOptions).model_keep_alive
+    settings = [models.settings(one) for models, one in zip(found, each, strict=True)]
+    launches = tuple(
+        EngineLaunch(
+            config=models.engine(one, beside_others=len(entries) > 1),
+            keep_alive=_keep_alive(one, DEFAULT_KEEP_ALIVE if entries else None),
+            preload=entry.get("preload", False) if entries else True,
+        )
+        for models, one, entry in zip(found, each, entries or ({},), strict=True)
+    )
+    share = _check_shares(given, launches) if entries else 1.0
+    first = {field: getattr(settings[0], field) for field in ModelSettings.__struct_fields__}
+    return given.make(
+        ServerOptions,
+        keys_file=_keys_file(given),
+        engines=launches,
+        device_share=share,
+        app=given.make(
+            AppSettings,
+            **first,
+            api_keys=keys.plain,
+            keys=keys.named,
+            other_models=tuple(settings[1:]),
+            is_static=not entries and keep_alive is None,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class FoundModels:
+    """A model and what is served beside it, as folders or files of this machine."""
+
+    model: ModelFolder
+    embedding: ModelFolder | None
+    reranker: ModelFolder | None
+    served_names: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.served_names, *(beside.name for beside in (self.embedding, self.reranker) if beside is not None))
+
+    def engine(self, given: GivenOptions, *, beside_others: bool) -> EngineConfig:
+        return given.make(
+            EngineConfig,
+            model=str(self.model.path),
+            served_name=self.served_names[0],
+            embedding_model=_path(self.embedding) or "",
+            embedding_name="".join(_names(self.embedding)),
+            reranker_model=_path(self.reranker) or "",
+            reranker_name="".join(_names(self.reranker)),
+            beside_others=beside_others,
+        )
+
+    def settings(self, given: GivenOptions) -> ModelSettings:
+        return given.make(
+            ModelSettings,
+            model_folder=str(self.model.path),
+            served_model_names=self.served_names,
+            chat_template=_existing_file("--chat-template", given.value("chat_template")),
+            embedding_folder=_path(self.embedding),
+            embedding_model_names=_names(self.embedding),
+            reranker_folder=_path(self.reranker),
+            reranker_model_names=_names(self.reranker),
+        )
+
+
+def _find_models(given: GivenOptions) -> FoundModels:
     from tessera.app.cli.hub import builtin_model, find_model
 
-    given.make(EngineConfig, model="").verify()  # before the model is looked for: a download takes long
     models = given.make(ModelOptions)
-    chat_template = _existing_file("--chat-template", given.value("chat_template"))
-    keys = _accepted_keys(given)
     model = find_model(models.model) if models.model else builtin_model()
-    names = models.served_model_name or (model.name,)
     embedding = find_model(models.embedding_model) if models.embedding_model else None
     reranker = find_model(models.reranker_model) if models.reranker_model else None
+    names = models.served_model_name or (model.name,)
     taken = names
     for option, beside in (("--embedding-model", embedding), ("--reranker-model", reranker)):
         if beside is not None and beside.name in taken:
             raise ConfigError(f"{option} and another model are both called {beside.name}: see --served-model-name")
         taken += (beside.name,) if beside is not None else ()
-    embedding_folder, reranker_folder = (
-        str(beside.path) if beside is not None else None for beside in (embedding, reranker)
-    )
-    embedding_names, reranker_names = ((beside.name,) if beside is not None else () for beside in (embedding, reranker))
-    return given.make(
-        ServerOptions,
-        keys_file=_keys_file(given),
-        engine=given.make(
-            EngineConfig,
-            model=str(model.path),
-            served_name=names[0],
-            embedding_model=embedding_folder or "",
-            embedding_name="".join(embedding_names),
-            reranker_model=reranker_folder or "",
-            reranker_name="".join(reranker_names),
-        ),
-        app=given.make(
-            AppSettings,
-            model_folder=str(model.path),
-            served_model_names=names,
-            api_keys=keys.plain,
-            keys=keys.named,
-            chat_template=chat_template,
-            embedding_folder=embedding_folder,
-            embedding_model_names=embedding_names,
-            reranker_folder=reranker_folder,
-            reranker_model_names=reranker_names,
-        ),
-    )
+    return FoundModels(model, embedding, reranker, names)
+
+
+def _path(found: ModelFolder | None) -> str | None:
+    return str(found.path) if found is not None else None
+
+
+def _names(found: ModelFolder | None) -> tuple[str, ...]:
+    return (found.name,) if found is not None else ()
+
+
+def _check_names(names: Sequence[str]) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"models: two are called {twice}: give each a served-model-name of its own")
+
+
+def _keep_alive(given: GivenOptions, default: float | None) -> float | None:
+    """As `EngineLaunch` has it."""
+    asked = given.make(ResidenceOptions).model_keep_alive
+    return default if asked is None else None if asked == math.inf else asked
+
+
+def _check_shares(given: GivenOptions, launches: Sequence[EngineLaunch]) -> float:
+    """-> what the loaded models may take together. Raises ConfigError where one, or those at the start, take more."""
+    budget: float = given.value("gpu_memory_utilization")
+    for launch in launches:
+        share = launch.config.gpu_memory_utilization
+        if share > budget:
+            raise ConfigError(
+                f"models: {launch.config.served_name} has a gpu-memory-utilization of {share:g}, more than the "
+                f"{budget:g} of all models together"
+            )
+    preloaded = sum(launch.config.gpu_memory_utilization for launch in launches if launch.preload)
+    if preloaded > budget + SHARE_MARGIN:
+        raise ConfigError(
+            f"models: those with preload have a gpu-memory-utilization of {preloaded:g} together, more than the "
+            f"{budget:g} of all models: give each a smaller one"
+        )
+    return budget
 
 
 KEY_FIELDS = ("api_key", "api_key_file", "api_keys_file")

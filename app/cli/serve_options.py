@@ -6,13 +6,15 @@ from typing import Annotated
 
 import msgspec
 
-from tessera.app.settings import AppSettings, ServerOptions
+from tessera.app.engines import keep_alive
+from tessera.app.model_settings import ModelSettings
+from tessera.app.settings import AppSettings, ServerOptions, parse_keep_alive
 from tessera.engine.contract.config import EngineConfig
 from tessera.options.command_options import CommandOptions
 from tessera.options.declaration import Option
 
 PREFIX = "TESSERA_"
-OTHER_VARIABLES = ("TESSERA_CACHE_DIR", "TESSERA_BENCH_", "TESSERA_KEYS_")  # kernels; other commands
+OTHER_VARIABLES = ("TESSERA_CACHE_DIR", "TESSERA_BENCH_", "TESSERA_CHAT_", "TESSERA_KEYS_")  # kernels; other commands
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +63,30 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class ResidenceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """When a model is unloaded."""
+
+    model_keep_alive: Annotated[
+        float | None,
+        Option(
+            "how long a model stays loaded after its last request; it is loaded again for the next",
+            group="models",
+            metavar="DURATION",
+            parse=parse_keep_alive,
+            form=keep_alive.FORM,
+            default="for ever; with a list of models 5m",
+        ),
+    ] = None
+
+
+class EntryOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of the entries of `models` alone."""
+
+    preload: Annotated[
+        bool, Option("load the model when the server starts, rather than for its first request", group="models")
+    ] = False
+
+
 class KeyOptions(msgspec.Struct, frozen=True, kw_only=True):
     """API keys as the user gives them, before the file is read."""
 
@@ -98,7 +124,19 @@ class KeyOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 SERVE_OPTIONS = CommandOptions(
     PREFIX,
-    (ModelOptions, EngineConfig, ServerOptions, KeyOptions, AppSettings),
+    (ModelOptions, EngineConfig, ServerOptions, ResidenceOptions, KeyOptions, AppSettings),
     other_variables=OTHER_VARIABLES,
-    groups=("model", "embeddings", "device and memory", "scheduling", "HTTP", "storage", "log", "configuration"),
+    lists={"models": (ModelOptions, EntryOptions, ResidenceOptions, EngineConfig, ModelSettings)},
+    groups=(
+        "model",
+        "embeddings",
+        "models",
+        "device and memory",
+        "scheduling",
+        "HTTP",
+        "TLS",
+        "storage",
+        "log",
+        "configuration",
+    ),
 )

@@ -6,6 +6,7 @@ Every generating route begins with `admit` and goes on with `Admission.start` or
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,8 @@ from tessera.app.generate.prompt import ChatPrompt, checked_prompt
 from tessera.app.generate.reader import CompletionReader, completion_reader
 from tessera.app.generate.reasoning_budget import reasoning_budget
 from tessera.app.generate.sampling import bad_word_ids, check_all_logprobs, sampling_params
-from tessera.app.generate.served_model import ServedModel, model_of
+from tessera.app.generate.served_model import ServedModel
+from tessera.app.generate.served_models import model_for, model_of
 from tessera.app.http.access_log import trace_of
 from tessera.app.http.body import read_json_object, run_in_turn
 from tessera.app.http.limits import account_of, lease_of
@@ -58,7 +60,7 @@ async def admit(http_request: Request, schema: type[R]) -> Admission[R]:
         RequestError: also where the model is not served.
     """
     request = await receive(http_request, schema)
-    model = model_of(http_request)
+    model = await model_for(http_request, request.requested_model)
     if not request.requested_model:
         request = request.model_copy(update={"model": model.default_name})
     model.check_name(request.requested_model or "")
@@ -151,6 +153,7 @@ class Admission(Generic[R]):
         lease = lease_of(self.http_request.scope)
         num_prompt_tokens = sum(map(len, prompts))
         hold = lease.hold_sequences(len(choices), num_prompt_tokens) if lease is not None else None
+        submitted = time.monotonic()
         streams = model.client.submit_all(
             [(token_ids, each) for token_ids, row in zip(checked, params, strict=True) for each in row],
             priority=(request.priority or 0) + _priority_offset(self.http_request),
@@ -158,7 +161,7 @@ class Admission(Generic[R]):
             num_choices=request.num_choices,
             account=account_of(self.http_request.scope),
         )
-        generation = Generation(choices, streams, num_prompt_tokens, request.num_choices, hold)
+        generation = Generation(choices, streams, num_prompt_tokens, request.num_choices, hold, params[0][0], submitted)
         self._trace(request, prompts, generation)
         return generation
 

@@ -18,6 +18,7 @@ from tessera.app.text.stop_strings import StopMatcher
 from tessera.app.tools.parts import Content, Part
 from tessera.engine.contract.errors import EngineUnavailableError
 from tessera.engine.contract.messages import RequestOutput, TokenLogprobs
+from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc.client import RequestStream
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -97,6 +98,8 @@ class Choice:
         finish_reason: set once the text is complete, by the engine or by a stop string.
         prompt_logprobs: of the prompt's tokens but the first, if asked for; set by the first output.
         queue_time: seconds from arrival at the engine to the first step; set by the first output.
+        prefill_time: seconds from there to the first token; set by the first output.
+        decode_time: seconds from there to the last token; set by the engine's last output.
         first_token_at, last_token_at: `time.monotonic()` of the first and of the newest output.
     """
 
@@ -116,6 +119,8 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.queue_time: float | None = None
+        self.prefill_time: float | None = None
+        self.decode_time: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at = 0.0
         self._detokenizer = detokenizer
@@ -172,7 +177,9 @@ class Choice:
     def _note_output(self, output: RequestOutput) -> None:
         self.last_token_at = time.monotonic()
         if self.first_token_at is None:
-            self.first_token_at, self.queue_time = self.last_token_at, output.queue_time
+            self.first_token_at = self.last_token_at
+            self.queue_time, self.prefill_time = output.queue_time, output.prefill_time
+        self.decode_time = output.decode_time
         if output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:
@@ -253,8 +260,11 @@ class Choice:
 class Generation:
     """All sequences of one request. `choices[i]` reads `streams[i]`.
 
-    `num_prompt_tokens` counts each prompt once, however many choices it has. `hold` is on the limits of the request's
-    key.
+    Attributes:
+        num_prompt_tokens: counts each prompt once, however many choices it has.
+        hold: on the limits of the request's key.
+        params: of the first sequence.
+        submitted: `time.monotonic()` of its way to the engine.
     """
 
     choices: Sequence[Choice]
@@ -262,6 +272,8 @@ class Generation:
     num_prompt_tokens: int
     choices_per_prompt: int = 1
     hold: SequenceHold | None = None
+    params: SamplingParams | None = None
+    submitted: float = 0.0
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def usage(self) -> Usage:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
-from fastapi import Request
-
+from tessera.app.engines.engines import Engine
 from tessera.app.generate.sampling import load_sampling_defaults
 from tessera.app.reasoning.families import choose_reasoning
 from tessera.app.settings import AppSettings
@@ -18,13 +16,13 @@ from tessera.app.text.workers import TextWorkers
 from tessera.app.tools.formats.registry import choose_format
 from tessera.engine.contract.errors import EngineUnavailableError, InvalidRequestError, NotFoundError
 from tessera.engine.contract.messages import EngineInfo
-from tessera.engine.ipc.client import EngineClient
 
 
 class ServedModel:
     """One model behind one engine.
 
     Attributes:
+        engine: whose process may come and go.
         template: None where the model has no chat template.
         tool_format: the format of its tool calls; None where none is known.
         reasoning: the format of its reasoning; None where completions have none.
@@ -32,14 +30,15 @@ class ServedModel:
         created: Unix time of the model's files.
     """
 
-    def __init__(self, client: EngineClient, settings: AppSettings) -> None:
+    def __init__(self, engine: Engine, settings: AppSettings) -> None:
         """Read the model's tokenizer, chat template and sampling defaults.
 
         Raises:
             ConfigError: one of them cannot be used.
         """
         folder = Path(settings.model_folder)
-        self.client = client
+        self.engine = engine
+        self.client = engine.client
         self.settings = settings
         self.tokenizer = load_tokenizer(folder)
         self.template = load_chat_template(folder, settings.chat_template, self.tokenizer.special_tokens)
@@ -59,6 +58,12 @@ class ServedModel:
         if info is None:
             raise EngineUnavailableError("The model is still being loaded; please try again later.")
         return info
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its own, and those of the models beside it."""
+        settings = self.settings
+        return (*settings.served_model_names, *settings.embedding_model_names, *settings.reranker_model_names)
 
     @property
     def default_name(self) -> str:
@@ -92,9 +97,3 @@ class ServedModel:
         """The id of the token that spells all of a text; None where it takes several."""
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return next((token_id for token_id in token_ids if self.tokenizer.token_string(token_id) == text), None)
-
-
-def model_of(request: Request) -> ServedModel:
-    model: Any = request.app.state.model
-    assert isinstance(model, ServedModel)
-    return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from collections.abc import MutableMapping, Sequence
@@ -16,6 +17,7 @@ from tessera.app.http.counts import OTHER, HttpCounts
 from tessera.app.http.dialect import OPENAI, Dialect
 from tessera.app.http.errors import InternalError, ShutdownError, error_response
 from tessera.engine.contract.errors import RequestError
+from tessera.engine.contract.logs import request_context
 
 logger = logging.getLogger("tessera.app")
 request_logger = logging.getLogger("tessera.request")
@@ -23,8 +25,11 @@ request_logger = logging.getLogger("tessera.request")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that left before the response began
 MAX_PATH_LENGTH = 200
 MAX_CLIENT_ID_LENGTH = 512
-QUIET_PATHS = frozenset({"/", "/health", "/ready", "/version", "/metrics", "/status.json"})  # polled
+QUIET_PATHS = frozenset(
+    {"/", "/health", "/ready", "/version", "/metrics", "/status.json", "/status/history.json"}
+)  # polled
 QUIET_PREFIX = "/ui/"
+TRACE_PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 
 
 class Accounted(Protocol):
@@ -41,7 +46,7 @@ class RequestTrace:
     Attributes:
         arrival: `time.monotonic()` of its first byte.
         dialect: of the API that its path belongs to.
-        key: the name of the key that it bore.
+        context: fields of all log lines that are written while it is handled: `id`, `client`, `key`, `trace_id`.
         model: the name that it asked for, once checked.
         prompts: its prompts as the model reads them; only with `--log-prompts`.
         error: why it failed.
@@ -49,7 +54,7 @@ class RequestTrace:
 
     arrival: float = field(default_factory=time.monotonic)
     dialect: Dialect = OPENAI
-    key: str | None = None
+    context: dict[str, str] = field(default_factory=dict)
     model: str | None = None
     stream: bool | None = None
     num_prompt_tokens: int | None = None
@@ -82,6 +87,8 @@ class RequestIdMiddleware:
         request_id = f"req_{secrets.token_hex(16)}"
         trace = trace_of(scope)
         path = scope["path"]
+        trace.context = {"id": request_id, **_caller(scope), **trace.context}
+        request_context.set(trace.context)  # to the end of the request's task: uvicorn may have something to add
         trace.dialect = next((dialect for dialect in self._dialects if dialect.paths.match(path)), OPENAI)
         client_id = _echoed_client_id(scope)
         headers = [(b"x-request-id", request_id.encode()), *client_id]
@@ -104,17 +111,25 @@ class RequestIdMiddleware:
                 raise
             await error_response(trace.error, trace.dialect)(scope, receive, send_with_id)
         except Exception:
-            logger.exception("%s: %s %s failed", request_id, scope["method"], path)
+            logger.exception("%s %s failed", scope["method"], path[:MAX_PATH_LENGTH])
             trace.error = InternalError()
             if status is not None:
                 raise
             await error_response(trace.error, trace.dialect)(scope, receive, send_with_id)
         finally:
             self._counts.count_response(_endpoint(scope), CLIENT_CLOSED_REQUEST if status is None else status)
-            log_request(scope, request_id, client_id[0][1].decode() if client_id else None, status)
+            self._count_use(trace)
+            log_request(scope, client_id[0][1].decode() if client_id else None, status)
+
+    def _count_use(self, trace: RequestTrace) -> None:
+        if trace.model is None:
+            return
+        cost = trace.generation.account(trace.arrival) if trace.generation is not None else {}
+        prompt = cost.get("prompt_tokens", trace.num_prompt_tokens)
+        self._counts.count_use(trace.model, prompt or 0, cost.get("output_tokens", 0))
 
 
-def log_request(scope: MutableMapping[str, Any], request_id: str, client_id: str | None, status: int | None) -> None:
+def log_request(scope: MutableMapping[str, Any], client_id: str | None, status: int | None) -> None:
     """Write the line of a finished request. `status` is None if the client left before the response began."""
     path = scope["path"]
     quiet = path in QUIET_PATHS or path.startswith(QUIET_PREFIX)
@@ -125,12 +140,11 @@ def log_request(scope: MutableMapping[str, Any], request_id: str, client_id: str
         return
     trace = trace_of(scope)
     fields: dict[str, Any] = {
-        "id": request_id,
+        **trace.context,
         "client_id": client_id,
         "method": scope["method"],
         "endpoint": path[:MAX_PATH_LENGTH],
         "status": status,
-        "key": trace.key,
         "model": trace.model,
         "stream": trace.stream,
         "prompt_tokens": trace.num_prompt_tokens,
@@ -154,6 +168,15 @@ def _endpoint(scope: Scope) -> str:
     """The route's path with its parameters as names, so that there are only so many."""
     route = scope.get("route")  # set once the request has been routed
     return getattr(route, "path", OTHER)
+
+
+def _caller(scope: Scope) -> dict[str, str]:
+    """The client's address, and the trace that its `traceparent` names (W3C Trace Context, 3.2)."""
+    found = {"client": str(scope["client"][0])} if scope.get("client") else {}
+    parents = [value for name, value in scope["headers"] if name == b"traceparent"]
+    if len(parents) == 1 and (parent := TRACE_PARENT.fullmatch(parents[0])):
+        found["trace_id"] = parent[1].decode()
+    return found
 
 
 def _echoed_client_id(scope: Scope) -> list[tuple[bytes, bytes]]:

@@ -7,7 +7,7 @@ done. By DNS rebinding, a name of the page's own site leads to the server's addr
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -18,10 +18,8 @@ from tessera.app.http.errors import ForeignPageError, HostError, error_response
 from tessera.app.keys.key_ring import KeyHolder, KeyRing
 from tessera.engine.contract.errors import AuthenticationError, RequestError
 
-# The only paths that need no key, compared whole. The status page's files are the same everywhere: the page asks for
-# the key and sends it with its own requests.
-PAGE_PATHS = ("/", "/ui/status.css", "/ui/status.js", "/ui/chat.js", "/ui/key.js", "/ui/icon.svg")
-OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/version", "/metrics", *PAGE_PATHS})
+# The only paths that need no key, beside those of the page's files; compared whole.
+OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/version", "/metrics"})
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -31,14 +29,18 @@ KNOWN_HOSTS = 64  # of the Host field, remembered with the decision about each
 
 
 class AuthMiddleware:
-    """Refuses requests without a known key with 401; puts the key's holder and tenant into the request's state."""
+    """Refuses requests without a known key with 401; puts the key's holder and tenant into the request's state.
 
-    def __init__(self, app: ASGIApp, ring: KeyRing) -> None:
+    `page_paths` need no key either: the page is the same everywhere, and sends the key with its own requests.
+    """
+
+    def __init__(self, app: ASGIApp, ring: KeyRing, page_paths: Collection[str] = ()) -> None:
         self._app = app
         self._ring = ring
+        self._open_paths = OPEN_PATHS.union(page_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
             trace = trace_of(scope)
             try:
                 holder = self._holder(scope)
@@ -46,7 +48,7 @@ class AuthMiddleware:
                 trace.error = error
                 await error_response(error, trace.dialect)(scope, receive, send)
                 return
-            trace.key = holder.name
+            trace.context["key"] = holder.name
             scope.setdefault("state", {}).update(holder=holder, tenant=holder.tenant)
         await self._app(scope, receive, send)
 

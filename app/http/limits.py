@@ -19,7 +19,7 @@ from tessera.app.limits.memory_watermark import MemoryWatermark
 from tessera.engine.contract.errors import RequestError
 from tessera.engine.contract.messages import NO_ACCOUNT, AccountRef
 
-ADMINISTRATIVE_PATHS = frozenset({"/reset_prefix_cache"})  # they act on all keys' requests
+ADMINISTRATIVE_PATHS = frozenset({"/reset_prefix_cache", "/sleep", "/wake_up"})  # they act on all keys' requests
 KNOWN_HOSTS = 4096  # client addresses whose accounts are remembered
 IPV6_NETWORK = 64  # bits; a client has all addresses of one
 

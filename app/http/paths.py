@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tessera.engine.contract.errors import ConfigError
+
 VERSION = "/v1"
 
 
@@ -35,6 +37,14 @@ class PathMiddleware:
             if scope["method"] == "HEAD":
                 scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send)
+
+
+def check_root_path(root_path: str, routes: Iterable[str]) -> None:
+    """Raise ConfigError for a prefix that cannot be told from the beginning of a route."""
+    first = _first_segment(root_path)
+    taken = {_first_segment(path.removeprefix(prefix)) for path in routes for prefix in ("", VERSION)}
+    if first and first in taken:
+        raise ConfigError(f"--root-path {root_path}: /{first} begins a path of the API; choose another prefix")
 
 
 def _first_segment(path: str) -> str:

@@ -7,8 +7,10 @@ from typing import TypeVar
 from fastapi import Request
 
 from tessera.app.generate.admission import Admission, receive
-from tessera.app.generate.served_model import model_of
+from tessera.app.generate.served_model import ServedModel
+from tessera.app.generate.served_models import model_for, model_of, models_of
 from tessera.app.http.body import keep_for_reading, read_json_object
+from tessera.app.http.limits import holder_of
 from tessera.app.ollama.names import served_name
 from tessera.app.ollama.schema import OllamaRequest
 from tessera.app.schema.request import RequestModel
@@ -30,6 +32,14 @@ async def receive_any(http_request: Request, schema: type[R]) -> R:
     return await receive(http_request, schema)
 
 
+def keep_loaded(http_request: Request, model: ServedModel, seconds: float | None) -> None:
+    """Keep a model for `seconds` after its last request, where the request's key may decide on it."""
+    holder = holder_of(http_request.scope)
+    may_decide = holder is None or holder.key is None or holder.key.may_administer
+    if seconds is not None and may_decide:
+        models_of(http_request).engines.keep(model.engine.index, seconds)
+
+
 async def admit_ollama(http_request: Request, schema: type[G]) -> tuple[Admission[G], str]:
     """-> (admission, the model's name as it is served); the request keeps the name that it asked for.
 
@@ -37,9 +47,11 @@ async def admit_ollama(http_request: Request, schema: type[G]) -> tuple[Admissio
         RequestError: the body cannot be read, a field is wrong, or the model is not served.
     """
     request = await receive_any(http_request, schema)
-    model = model_of(http_request)
+    models = models_of(http_request)
     if not request.model:
-        request = request.model_copy(update={"model": model.default_name})
-    name = served_name(request.model, model.settings)
-    model.check_name(name)
+        request = request.model_copy(update={"model": models.default.default_name})
+    name = served_name(request.model, models.names)
+    models.check_name(name)
+    model = await model_for(http_request, name)
+    keep_loaded(http_request, model, request.keep_alive)
     return Admission(request, model, http_request), name

@@ -8,11 +8,11 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.generate.served_model import model_of
+from tessera.app.generate.served_models import model_for, models_of
 from tessera.app.http.access_log import trace_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description
-from tessera.app.ollama.admission import receive_any
+from tessera.app.ollama.admission import keep_loaded, receive_any
 from tessera.app.ollama.lines import nanoseconds
 from tessera.app.ollama.names import served_name
 from tessera.app.ollama.objects import OllamaEmbeddingObject, OllamaEmbedObject
@@ -31,7 +31,7 @@ router = APIRouter(tags=["Ollama"])
 )
 async def embed(http_request: Request) -> Response:
     request = await receive_any(http_request, OllamaEmbedRequest)
-    name = _model_name(http_request, request.model)
+    name = await _model_name(http_request, request)
     texts = [text for text in request.input if text]
     if not texts:
         return json_response({"model": request.model or name, "embeddings": []})
@@ -59,7 +59,7 @@ async def embed(http_request: Request) -> Response:
 )
 async def embed_one(http_request: Request) -> Response:
     request = await receive_any(http_request, OllamaEmbeddingsRequest)
-    name = _model_name(http_request, request.model)
+    name = await _model_name(http_request, request)
     if not request.prompt:
         return json_response({"embedding": []})
     chosen = EmbeddingRequest.model_construct(model=name, input=[request.prompt], truncate_prompt_tokens=-1)
@@ -68,10 +68,12 @@ async def embed_one(http_request: Request) -> Response:
     return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
 
 
-def _model_name(http_request: Request, asked: str) -> str:
-    if not asked:
-        return embeddings_of(http_request).default_name
-    return served_name(asked, model_of(http_request).settings)
+async def _model_name(http_request: Request, request: OllamaEmbedRequest | OllamaEmbeddingsRequest) -> str:
+    """The name that the model is served by, once it is loaded."""
+    name = served_name(request.model, models_of(http_request).names) if request.model else None
+    model = await model_for(http_request, name)
+    keep_loaded(http_request, model, request.keep_alive)
+    return name if name is not None else embeddings_of(http_request).default_name
 
 
 async def _vectors(http_request: Request, request: EmbeddingRequest, dimensions: int | None) -> tuple[Vectors, int]:

@@ -209,9 +209,10 @@ def message(shown: Shown) -> dict[str, Any]:
     return fields
 
 
-def load_answer(model: str, **shown: Any) -> dict[str, Any]:
-    """The answer to a request without a prompt. The model is loaded already."""
-    return {"model": model, "created_at": timestamp(), **shown, "done": True, "done_reason": "load"}
+def load_answer(model: str, *, unloads: bool, **shown: Any) -> dict[str, Any]:
+    """The answer to a request without a prompt, which loads the model, or unloads it with a keep_alive of 0."""
+    reason = "unload" if unloads else "load"
+    return {"model": model, "created_at": timestamp(), **shown, "done": True, "done_reason": reason}
 
 
 def statistics(head: AnswerHead, generation: Generation) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.generate.served_model import model_of
+from tessera.app.generate.served_models import models_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description
 from tessera.app.ollama.admission import receive_any
@@ -36,18 +36,20 @@ REFUSED = {
     openapi_extra=Description(returns=OllamaModelList),
 )
 async def tags(http_request: Request) -> Response:
-    cards = model_cards(model_of(http_request))
+    cards = model_cards(models_of(http_request))
     return json_response({"models": [{**card.listed(), "modified_at": card.modified_at()} for card in cards]})
 
 
 @router.get(
     "/api/ps",
     operation_id="ollamaPs",
-    summary="The models that are loaded, which are all",
+    summary="The models that are loaded",
     openapi_extra=Description(returns=OllamaModelList),
 )
 async def running(http_request: Request) -> Response:
-    return json_response({"models": [card.running() for card in model_cards(model_of(http_request))]})
+    return json_response(
+        {"models": [card.running() for card in model_cards(models_of(http_request)) if card.is_loaded]}
+    )
 
 
 @router.post(
@@ -58,9 +60,9 @@ async def running(http_request: Request) -> Response:
 )
 async def show(http_request: Request) -> Response:
     request = await receive_any(http_request, OllamaShowRequest)
-    model = model_of(http_request)
-    asked = request.model or request.name or model.default_name
-    return json_response(ModelCard(model, served_name(asked, model.settings)).shown())
+    models = models_of(http_request)
+    name = served_name(request.model or request.name or models.default.default_name, models.names)
+    return json_response(ModelCard(models.find(name) or models.default, name).shown())
 
 
 @router.get(
@@ -82,9 +84,9 @@ async def version() -> Response:
 async def pull(http_request: Request) -> Response:
     """Clients pull a model before they use it."""
     request = await receive_any(http_request, OllamaPullRequest)
-    model = model_of(http_request)
+    models = models_of(http_request)
     try:
-        served_name(request.model or request.name or model.default_name, model.settings)
+        served_name(request.model or request.name or models.default.default_name, models.names)
     except NotFoundError:
         return await refuse(http_request)
     return Response(b'{"status":"success"}\n', media_type="application/json")
@@ -92,7 +94,7 @@ async def pull(http_request: Request) -> Response:
 
 async def refuse(http_request: Request) -> Response:
     path = http_request.url.path.removeprefix("/api/").partition("/")[0]
-    names = ", ".join(tagged(card.name) for card in model_cards(model_of(http_request)))
+    names = ", ".join(tagged(card.name) for card in model_cards(models_of(http_request)))
     raise InvalidRequestError(
         f"{path} is not supported: the models are chosen when this server is started; it serves {names}",
         code="not_supported",

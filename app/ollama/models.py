@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -90,18 +90,26 @@ class ModelCard:
         return {"name": name, "model": name, "size": size, "digest": digest, "details": self.details()}
 
     def modified_at(self) -> str:
-        return datetime.fromtimestamp(self._model.created, timezone.utc).isoformat().replace("+00:00", "Z")
+        return _utc(self._model.created)
 
     def running(self) -> dict[str, Any]:
-        """As /api/ps has it; every model stays loaded."""
+        """As /api/ps has it."""
         listed = self.listed()
         on_gpu = self._info is not None and self._info.device == "cuda"
         return {
             **listed,
-            "expires_at": FOREVER,
+            "expires_at": self._expires_at(),
             "size_vram": listed["size"] if on_gpu else 0,
             "context_length": self.context_length,
         }
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._model.engine.status.state == "loaded"
+
+    def _expires_at(self) -> str:
+        expires = self._model.engine.status.expires_at
+        return _utc(expires) if expires else FOREVER
 
     def shown(self) -> dict[str, Any]:
         """As /api/show has it."""
@@ -141,9 +149,16 @@ class ModelCard:
         return QUANTIZATION.get(self._info.dtype, self._info.dtype.upper())
 
 
-def model_cards(model: ServedModel) -> list[ModelCard]:
-    settings = model.settings
-    return [ModelCard(model, name) for name in (*settings.served_model_names, *settings.embedding_model_names)]
+def model_cards(models: Iterable[ServedModel]) -> list[ModelCard]:
+    return [
+        ModelCard(model, name)
+        for model in models
+        for name in (*model.settings.served_model_names, *model.settings.embedding_model_names)
+    ]
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 def short_count(count: int) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tessera.app.settings import AppSettings
+from collections.abc import Collection
+
 from tessera.engine.contract.errors import NotFoundError
 
 LATEST = ":latest"
@@ -13,9 +14,8 @@ def tagged(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
-def served_name(asked: str, settings: AppSettings) -> str:
-    """The served model or encoder that is asked for, by its name here. Raises NotFoundError where there is none."""
-    names = (*settings.served_model_names, *settings.embedding_model_names)
+def served_name(asked: str, names: Collection[str]) -> str:
+    """The one of the served names that is asked for. Raises NotFoundError where there is none."""
     for name in (asked, asked.removesuffix(LATEST), asked + LATEST):
         if name in names:
             return name

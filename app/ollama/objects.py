@@ -9,7 +9,7 @@ from pydantic import Field, RootModel
 from tessera.app.http.description import ApiObject
 from tessera.app.ollama.errors import OllamaErrorObject
 
-DoneReason = Literal["stop", "length", "load"]
+DoneReason = Literal["stop", "length", "load", "unload"]
 
 
 class OllamaCalledFunction(ApiObject):

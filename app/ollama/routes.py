@@ -52,7 +52,7 @@ async def chat(http_request: Request) -> Response:
     admission, name = await admit_ollama(http_request, OllamaChatRequest)
     request, model = admission.request, admission.model
     if not request.messages:
-        return json_response(load_answer(request.model, message=message(Shown())))
+        return json_response(load_answer(request.model, unloads=request.keep_alive == 0, message=message(Shown())))
     chat = chat_of(request, name)
     chat.check()
     prompt = await render_chat(model, chat)
@@ -73,7 +73,7 @@ async def generate(http_request: Request) -> Response:
     admission, name = await admit_ollama(http_request, OllamaGenerateRequest)
     request, model = admission.request, admission.model
     if not request.prompt:
-        return json_response(load_answer(request.model, response=""))
+        return json_response(load_answer(request.model, unloads=request.keep_alive == 0, response=""))
     chat = generate_chat(request, name)
     if takes_prompt_as_it_is(request, model):
         token_ids = await raw_prompt(model, request)

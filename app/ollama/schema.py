@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, StrictBool
 
+from tessera.app.engines.keep_alive import FORM, MAX_LENGTH, seconds_of
 from tessera.app.ollama.messages import Images, OllamaMessage, check_images
 from tessera.app.ollama.options import OllamaOptions
 from tessera.app.schema.chat import MAX_MESSAGES
@@ -51,6 +53,32 @@ def _think(value: Any) -> bool | str | None:
     raise wrong(f"must be true, false, {', '.join(LEVELS[:-1])} or {LEVELS[-1]}")
 
 
+def _keep_alive(value: Any) -> float | None:
+    if value is None:
+        return None
+    if type(value) in (int, float) and abs(value) <= MAX_INT32:
+        return math.inf if value < 0 else float(value)
+    if type(value) is str:
+        try:
+            return seconds_of(value)
+        except ValueError:
+            pass
+    raise wrong(f"must be {FORM}")
+
+
+KeepAlive = Annotated[
+    float | None,
+    PlainValidator(
+        _keep_alive,
+        json_schema_input_type=Annotated[str, Field(max_length=MAX_LENGTH)]
+        | Annotated[float, Field(ge=-MAX_INT32, le=MAX_INT32)]
+        | None,
+    ),
+    Field(
+        description="How long the model stays loaded without requests from now on: a duration such as `5m`, seconds, "
+        "or -1 for ever. It counts on a server that unloads models, from keys that may administer."
+    ),
+]
 Format = Annotated[
     JsonObjectFormat | None,
     PlainValidator(_format, json_schema_input_type=Literal["", "json"] | JsonObject | None),
@@ -71,13 +99,14 @@ Context = Annotated[
 class OllamaRequest(RequestModel):
     """Fields of both generating endpoints."""
 
-    hints: ClassVar[FieldValues] = {"keep_alive": (), "shift": (), "truncate": ()}
+    hints: ClassVar[FieldValues] = {"shift": (), "truncate": ()}
 
     model: ModelName = ""
     stream: On = Field(default=True, description="Lines of JSON as the text grows, unless it is false.")
     options: OllamaOptions | None = Field(default=None, description="Sampling and stopping.")
     format: Format = None
     think: Think = None
+    keep_alive: KeepAlive = None
     logprobs: Off = False
     top_logprobs: int | None = integer(0, MAX_TOP_LOGPROBS, "Alternatives to report per token; needs logprobs.")
 
@@ -142,7 +171,7 @@ def _texts(value: Any) -> list[str]:
 class OllamaEmbedRequest(RequestModel):
     """One or several texts; the response has an embedding for each, in their order."""
 
-    hints: ClassVar[FieldValues] = {"keep_alive": (), "options": ({},)}
+    hints: ClassVar[FieldValues] = {"options": ({},)}
     examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {"plain": {"model": "MODEL", "input": ["One", "Two"]}}
 
     model: ModelName = ""
@@ -151,6 +180,7 @@ class OllamaEmbedRequest(RequestModel):
         BeforeValidator(_texts, json_schema_input_type=Text | Annotated[list[Text], Field(max_length=MAX_PROMPTS)]),
         Field(max_length=MAX_PROMPTS, description="A text or several; none for an empty one."),
     ]
+    keep_alive: KeepAlive = None
     truncate: On = Field(default=True, description="Cut a text that is too long; it is refused if this is false.")
     dimensions: int | None = integer(1, MAX_INT32, "Shorter embeddings, of models that were trained for it.")
 
@@ -158,11 +188,12 @@ class OllamaEmbedRequest(RequestModel):
 class OllamaEmbeddingsRequest(RequestModel):
     """One text, for the older of the endpoints."""
 
-    hints: ClassVar[FieldValues] = {"keep_alive": (), "options": ({},)}
+    hints: ClassVar[FieldValues] = {"options": ({},)}
     examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {"plain": {"model": "MODEL", "prompt": "One"}}
 
     model: ModelName = ""
     prompt: Text | None = Field(default=None, description="The text.")
+    keep_alive: KeepAlive = None
 
 
 class NamedModel(RequestModel):

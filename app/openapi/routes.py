@@ -6,8 +6,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tessera.app.anthropic.errors import ANTHROPIC
-from tessera.app.generate.served_model import model_of
+from tessera.app.generate.served_models import model_of
 from tessera.app.http.body import json_response
+from tessera.app.http.forwarded import root_path_of
 from tessera.app.ollama.errors import OLLAMA
 from tessera.app.openapi.document import openapi_document
 
@@ -24,4 +25,5 @@ async def show_openapi(http_request: Request) -> Response:
             app.openapi_schema = await model.workers.run(
                 openapi_document, app.state.api_routes, model.settings, (ANTHROPIC, OLLAMA), timeout=TIMEOUT
             )
-    return json_response(app.openapi_schema)
+    root_path = root_path_of(http_request.scope)
+    return json_response({**app.openapi_schema, "servers": [{"url": root_path}]} if root_path else app.openapi_schema)

@@ -1,1 +1,1 @@
-"""Operators' endpoints: health, readiness, metrics, version, status page. Public: the routers."""
+"""Operators' endpoints: health, readiness, metrics, version, page. Public: the routers."""

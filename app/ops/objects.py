@@ -20,6 +20,10 @@ class ResetObject(ApiObject):
     success: bool
 
 
+class SleepingObject(ApiObject):
+    is_sleeping: bool
+
+
 class ReadinessObject(ApiObject):
     status: Literal["ready", "not ready"]
 

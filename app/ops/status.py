@@ -1,4 +1,4 @@
-"""The status page's data: the heartbeats of the last two minutes as rates, latencies and a short history."""
+"""The page's figures: the heartbeats of the last two minutes as rates, latencies and a short history."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from tessera import __version__
 from tessera.app.generate.served_model import ServedModel
+from tessera.app.generate.served_models import ServedModels
 from tessera.engine.contract.histogram import SECONDS_PER_REQUEST, SECONDS_PER_TOKEN, SECONDS_TO_FIRST_TOKEN, quantile
 from tessera.engine.contract.messages import EngineInfo, EngineTotals, SchedulerStats
 
@@ -18,20 +19,18 @@ LATENCY_SECONDS = 60.0
 NUM_POINTS = 60  # of the history that is drawn
 
 
-def status_object(model: ServedModel) -> dict[str, Any]:
-    """The current state; parts that are not known yet are None."""
+def status_object(model: ServedModel, models: ServedModels) -> dict[str, Any]:
+    """The current state of one model; parts that are not known yet are None. Its names come first."""
     client = model.client
-    well, reason = client.health()
+    well, reason = model.engine.health()
     history = list(client.history)
     gpu = client.gpu
+    ordered = [model, *(other for other in models if other is not model)]
     return {
         "version": __version__,
         "state": {"ready": well, "reason": reason},
-        "models": [
-            *model.settings.served_model_names,
-            *model.settings.embedding_model_names,
-            *model.settings.reranker_model_names,
-        ],
+        "models": [name for each in ordered for name in each.names],
+        "generating_models": [name for each in ordered for name in each.settings.served_model_names],
         "chat": model.template is not None,
         "engine": _engine(client.info) if client.info is not None else None,
         "now": _now(history[-1][1]) if history else None,

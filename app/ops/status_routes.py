@@ -1,63 +1,42 @@
-"""The status page's files under /ui/, and /status.json, which it polls; the page itself is at /."""
+"""The page's files under /ui/, and the figures that it polls; the page itself is at /."""
 
 from __future__ import annotations
-
-from functools import cache
-from pathlib import Path
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.generate.served_model import model_of
+from tessera.app.generate.served_models import models_of
 from tessera.app.http.body import json_response
+from tessera.app.ops.page_files import PAGE, PAGE_PATHS, page_file
 from tessera.app.ops.status import status_object
+from tessera.app.ops.use import use_object
 
 router = APIRouter(include_in_schema=False)
 
-FOLDER = Path(__file__).resolve().parent / "ui"
-HEADERS = {
-    "cache-control": "no-cache",
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}
-
-
-PAGE = "/"
-FILES = {
-    PAGE: ("index.html", "text/html"),
-    "/ui/status.css": ("status.css", "text/css"),
-    "/ui/status.js": ("status.js", "text/javascript"),
-    "/ui/chat.js": ("chat.js", "text/javascript"),
-    "/ui/key.js": ("key.js", "text/javascript"),
-    "/ui/icon.svg": ("icon.svg", "image/svg+xml"),
-}
-
-
-@cache
-def _content(name: str) -> bytes:
-    return (FOLDER / name).read_bytes()
-
-
-def page_file(path: str) -> Response:
-    """One of the page's files."""
-    name, media_type = FILES[path]
-    return Response(_content(name), 200, HEADERS, media_type)
+NOT_STORED = {"cache-control": "no-store"}
 
 
 async def show_file(http_request: Request) -> Response:
-    return page_file(http_request.url.path)
+    return page_file(http_request.scope["route"].path, http_request.headers.get("if-none-match"))
 
 
-for path in FILES.keys() - {PAGE}:
+for path in sorted(PAGE_PATHS - {PAGE}):
     router.add_api_route(path, show_file, methods=["GET"])
 
 
 @router.get("/status.json")
 async def show_status(http_request: Request) -> Response:
-    response = json_response(status_object(model_of(http_request)))
-    response.headers["cache-control"] = "no-store"
+    state = http_request.app.state
+    use = use_object(state.http_counts, state.key_ring, state.key_use, getattr(http_request.state, "holder", None))
+    models = models_of(http_request)
+    model = models.find(http_request.query_params.get("model", "")) or models.default
+    response = json_response({**status_object(model, models), "use": use})
+    response.headers.update(NOT_STORED)
+    return response
+
+
+@router.get("/status/history.json")
+async def show_history(http_request: Request) -> Response:
+    response = json_response(http_request.app.state.hour_history.as_object())
+    response.headers.update(NOT_STORED)
     return response

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from tessera.app.model_settings import ReasoningParserName
 from tessera.app.reasoning.deepseek_r1 import IMPLIED, deepseek_r1
 from tessera.app.reasoning.format import THINK, ReasoningFormat, has_think_tags
 from tessera.app.reasoning.glm import glm
@@ -12,7 +13,6 @@ from tessera.app.reasoning.minimax import minimax
 from tessera.app.reasoning.phi4 import phi4
 from tessera.app.reasoning.qwen3 import qwen3
 from tessera.app.reasoning.smollm3 import smollm3
-from tessera.app.settings import ReasoningParserName
 
 
 def think(template: str) -> ReasoningFormat | None:

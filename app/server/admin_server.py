@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Sequence
@@ -14,15 +15,16 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
 
 from tessera import __version__
+from tessera.app.engines.engines import Engines
 from tessera.app.http.access_log import RequestIdMiddleware
 from tessera.app.http.body import json_response
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
-from tessera.app.ops.health import METRICS_MEDIA_TYPE, Countable, health_response, readiness_response, render_metrics
-from tessera.app.ops.metrics_page import EngineText
-from tessera.app.server.http_server import BoundedServer
+from tessera.app.ops.health import METRICS_MEDIA_TYPE, health_response, readiness_response
+from tessera.app.ops.metrics_text import Countable, EngineTexts, render_metrics
+from tessera.app.server.http_server import BoundedServer, engines_of
 from tessera.app.settings import AppSettings
-from tessera.engine.ipc.client import EngineClient
+from tessera.app.sockets.tls import make_context
 
 logger = logging.getLogger("tessera.serve")
 
@@ -38,12 +40,12 @@ router = APIRouter(include_in_schema=False)
 @router.get("/health")
 @router.get("/ping")
 async def health(http_request: Request) -> Response:
-    return health_response(http_request.app.state.client)
+    return health_response(http_request.app.state.engines)
 
 
 @router.get("/ready")
 async def ready(http_request: Request) -> Response:
-    return readiness_response(http_request.app.state.client, draining=http_request.app.state.draining)
+    return readiness_response(http_request.app.state.engines, draining=http_request.app.state.draining)
 
 
 @router.get("/version")
@@ -60,8 +62,8 @@ async def metrics(http_request: Request) -> Response:
 class RecentPage:
     """The metrics of at most METRICS_AGE ago."""
 
-    def __init__(self, client: EngineClient, counts: Sequence[Countable], prefix: str) -> None:
-        self._render = partial(render_metrics, client, counts, prefix, EngineText(client.metrics, METRICS_PATIENCE))
+    def __init__(self, engines: Engines, counts: Sequence[Countable], prefix: str) -> None:
+        self._render = partial(render_metrics, engines, counts, prefix, EngineTexts(engines, METRICS_PATIENCE))
         self._text = b""
         self._rendered_at = float("-inf")
         self._lock = asyncio.Lock()
@@ -96,11 +98,22 @@ class AdminServer:
         own_counts = HttpCounts(())
         self._app.add_middleware(RequestIdMiddleware, counts=own_counts)
         bounds = AppSettings(model_folder="", served_model_names=(), body_timeout=HEAD_TIMEOUT)
-        self._server = BoundedServer(self._app, bounds, own_counts, max_connections=MAX_CONNECTIONS, drain_timeout=0)
+        self._server = BoundedServer(
+            self._app,
+            bounds,
+            own_counts,
+            max_connections=MAX_CONNECTIONS,
+            drain_timeout=0,
+            tls=make_context(settings, asks_clients=False),
+        )
         self._thread = threading.Thread(target=self._run, name="admin", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def replace_tls(self, context: ssl.SSLContext) -> None:
+        """Use these certificates for new connections."""
+        self._server.replace_tls(context)
 
     def begin_drain(self) -> None:
         """Show that the server takes no more requests."""
@@ -118,11 +131,11 @@ class AdminServer:
             logger.exception("the admin port's thread failed")
 
     async def _serve(self) -> None:
-        client = EngineClient(self._run_dir)
-        await client.start()
-        self._app.state.client = client
-        self._app.state.metrics_page = RecentPage(client, self._counts, self._settings.metrics_prefix)
+        engines = engines_of(self._run_dir, self._settings)
+        await engines.start()
+        self._app.state.engines = engines
+        self._app.state.metrics_page = RecentPage(engines, self._counts, self._settings.metrics_prefix)
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
-            await client.close()
+            await engines.close()

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -16,14 +17,16 @@ from starlette.middleware.cors import CORSMiddleware
 from tessera import __version__
 from tessera.app.anthropic import routes as messages
 from tessera.app.anthropic.errors import ANTHROPIC
+from tessera.app.engines.engines import Engines
 from tessera.app.generate.sealing import Seal
-from tessera.app.generate.served_model import ServedModel
+from tessera.app.generate.served_models import HoldMiddleware, ServedModels
 from tessera.app.http.access_log import RequestIdMiddleware
 from tessera.app.http.auth import AuthMiddleware, OriginMiddleware
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
+from tessera.app.http.forwarded import ForwardedMiddleware, TrustedProxies
 from tessera.app.http.limits import LimitsMiddleware
-from tessera.app.http.paths import PathMiddleware
+from tessera.app.http.paths import PathMiddleware, check_root_path
 from tessera.app.keys.key_ring import KeyRing
 from tessera.app.limits.key_metrics import KeyMetrics
 from tessera.app.limits.key_use import KeyUse
@@ -58,14 +61,23 @@ from tessera.app.openai.responses.store import RESPONSES, ResponseStore
 from tessera.app.openai.tokenize import routes as tokenize
 from tessera.app.openapi import routes as description
 from tessera.app.ops import health
+from tessera.app.ops import residence_routes as residence
 from tessera.app.ops import root_routes as root
 from tessera.app.ops import status_routes as status
-from tessera.app.ops.metrics_page import EngineText, MetricsPage
+from tessera.app.ops.hour_history import HourHistory
+from tessera.app.ops.metric_aliases import DerivedGauges
+from tessera.app.ops.metrics_page import MetricsPage
+from tessera.app.ops.metrics_text import EngineTexts, render_metrics
+from tessera.app.ops.page_files import PAGE_PATHS
+from tessera.app.ops.server_process import ServerProcess
 from tessera.app.server.seal_key import SERVER_KEYS, new_seal_key, stored_seal_key
 from tessera.app.settings import AppSettings
 from tessera.app.store.schema import Schema
 from tessera.app.store.store import Store
-from tessera.engine.ipc.client import EngineClient
+from tessera.app.tracing.packages import check_packages
+
+if TYPE_CHECKING:
+    from tessera.app.tracing.tracing import Tracing
 
 OLLAMA_ROUTES = (ollama, ollama_embed, ollama_models)
 ROUTES = (
@@ -80,6 +92,7 @@ ROUTES = (
     invocations,
     models,
     tokenize,
+    residence,
     files,
     batches,
     *OLLAMA_ROUTES,
@@ -92,28 +105,35 @@ METRICS_PATIENCE = 4.0  # seconds, below a scrape's usual timeout of 10
 PAGE_ROUTES = (status,)  # left out with --no-ui
 
 
-def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
-    """All routes over one engine. The caller starts and closes `client`.
+def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
+    """All routes over the engines of `settings.models`. The caller starts and closes `engines`.
 
     Raises:
-        ConfigError: the model's tokenizer, chat template or sampling defaults cannot be used.
+        ConfigError: a model's tokenizer, chat template or sampling defaults cannot be used.
     """
-    model = ServedModel(client, settings)
+    models = ServedModels(engines, settings)
+    tracing: Tracing | None = None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        if model.template is not None:
-            model.template.start()
+        for model in models:
+            if model.template is not None:
+                model.template.start()
         app.state.store.start()
         app.state.batch_runner.start()
+        app.state.hour_history.start()
         app.state.seal = Seal(await stored_seal_key(app.state.store))
         yield
+        app.state.hour_history.close()
         await app.state.batch_runner.close()
         await app.state.background.close()
         await app.state.store.close()
-        model.workers.close()
-        if model.template is not None:
-            model.template.close()
+        if tracing is not None:
+            await tracing.close()
+        for model in models:
+            model.workers.close()
+            if model.template is not None:
+                model.template.close()
 
     app = FastAPI(
         title="Tessera",
@@ -124,7 +144,7 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    app.state.model = model
+    app.state.models = models
     app.state.store = Store(Path(settings.data_dir) if settings.data_dir is not None else None, SCHEMAS)
     app.state.responses = ResponseStore(app.state.store, settings)
     app.state.conversations = ConversationStore(app.state.store, settings)
@@ -132,34 +152,43 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
     app.state.job_owner = JobOwner(app.state.store)
     app.state.files = Files(app.state.store, settings)
     app.state.batches = Batches(app.state.store, app.state.files, settings)
-    app.state.batch_runner = BatchRunner(app, model, app.state.batches)
+    app.state.batch_runner = BatchRunner(app, models, app.state.batches)
     app.state.background = BackgroundJobs()
     app.state.seal = Seal(new_seal_key())  # until the store has been read
-    app.state.embeddings = Embeddings(model)
-    app.state.scorers = Scorers(model, app.state.embeddings)
+    app.state.embeddings = {model: Embeddings(model) for model in models}
+    app.state.scorers = {model: Scorers(model, app.state.embeddings[model]) for model in models}
     served = ROUTES + (PAGE_ROUTES if settings.ui else ())
     for routes in served:
         app.include_router(routes.router)
     app.state.api_routes = api_routes(served)
     counts = app.state.http_counts = HttpCounts(
         [route.path for route in app.state.api_routes],
+        models=models.names,
         fd=settings.count_fd,
         num_rows=settings.num_app_processes,
         row=settings.app_process,
     )
-    use = KeyUse(settings.key_use_fd, settings.num_app_processes, settings.app_process)
+    use = app.state.key_use = KeyUse(settings.key_use_fd, settings.num_app_processes, settings.app_process)
     ring = app.state.key_ring = KeyRing(settings.accepted_keys) if settings.accepted_keys else None
-    app.state.counts = (counts, KeyMetrics(ring, use))
+    app.state.counts = (
+        counts,
+        KeyMetrics(ring, use),
+        DerivedGauges(engines, [model.default_name for model in models]),
+        ServerProcess(settings.app_process),
+    )
+    app.state.hour_history = HourHistory(models.default.client)
     app.state.draining = False
     app.state.openapi_lock = asyncio.Lock()
-    engine_text = EngineText(client.metrics, METRICS_PATIENCE)
+    texts = EngineTexts(engines, METRICS_PATIENCE)
     app.state.metrics_page = MetricsPage(
-        partial(health.render_metrics, client, app.state.counts, settings.metrics_prefix, engine_text)
+        partial(render_metrics, engines, app.state.counts, settings.metrics_prefix, texts)
     )
     install_error_handlers(app)
+    if not settings.is_static:
+        app.add_middleware(HoldMiddleware, models=models)
     app.add_middleware(LimitsMiddleware, use=use, watermark=MemoryWatermark(settings.min_free_memory * 2**20))
     if ring is not None:
-        app.add_middleware(AuthMiddleware, ring=ring)
+        app.add_middleware(AuthMiddleware, ring=ring, page_paths=PAGE_PATHS if settings.ui else ())
     app.add_middleware(
         OriginMiddleware, allowed_hosts=settings.allowed_hosts or ("*",), cors_origins=settings.cors_origins
     )
@@ -169,11 +198,22 @@ def create_app(client: EngineClient, settings: AppSettings) -> FastAPI:
             allow_origins=settings.cors_origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "request-id", "retry-after", *RATE_LIMIT_HEADERS),
+            expose_headers=("x-request-id", "request-id", "retry-after", "traceresponse", *RATE_LIMIT_HEADERS),
         )
     app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC, OLLAMA))
-    # Added last, so it is outermost.
-    app.add_middleware(PathMiddleware, routes=[route.path for route in app.state.api_routes])
+    if settings.otlp_traces_endpoint is not None:
+        check_packages()
+        from tessera.app.tracing.middleware import TracingMiddleware
+        from tessera.app.tracing.tracing import start_tracing
+
+        tracing = start_tracing(settings.otlp_traces_endpoint, counts)
+        app.add_middleware(TracingMiddleware, tracing=tracing)
+    paths = [route.path for route in app.state.api_routes]
+    check_root_path(settings.root_path, paths)
+    app.add_middleware(PathMiddleware, routes=paths)
+    proxies = TrustedProxies(settings.forwarded_allow_ips)
+    if proxies or settings.root_path:
+        app.add_middleware(ForwardedMiddleware, proxies=proxies, root_path=settings.root_path)  # outermost
     return app
 
 

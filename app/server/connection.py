@@ -16,6 +16,7 @@ from tessera.app.http.dialect import error_object
 from tessera.app.http.errors import UNAVAILABLE_RETRY_AFTER, BodyTimeoutError, ShutdownError
 from tessera.app.server.connection_limit import ConnectionLimit
 from tessera.engine.contract.errors import EngineUnavailableError, InvalidRequestError, RequestError
+from tessera.engine.contract.logs import request_context
 
 MAX_HEAD_BYTES = 2**16
 MAX_FRAMING_BYTES = 2**16  # chunk sizes, chunk extensions and trailer fields of one body
@@ -95,10 +96,13 @@ class BoundedConnection(HttpToolsProtocol):
         self._answering: RequestResponseCycle | None = None
         self._is_spare = False
         self._unsent, self._unsent_since = 0, 0.0
+        self._log_context: dict[str, str] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = QueueingFlow(transport, self.pipeline)
+        if self.client is not None:
+            self._log_context = {"client": self.client[0]}
         place = self._limit.enter(self)
         if place is None:
             self.drop()
@@ -130,7 +134,11 @@ class BoundedConnection(HttpToolsProtocol):
         if self._refused:
             return
         was_in_body, num_messages, body_bytes = self._in_body, self._num_messages, self._body_bytes
-        super().data_received(data)
+        context = request_context.set(self._log_context)  # for uvicorn's own lines
+        try:
+            super().data_received(data)
+        finally:
+            request_context.reset(context)
         if self._refused:
             return
         num_begun = self._num_messages - num_messages

@@ -7,32 +7,34 @@ import contextlib
 import gc
 import logging
 import socket
+import ssl
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
 
+from tessera.app.engines.engines import Engines
 from tessera.app.http.counts import HttpCounts
 from tessera.app.keys.api_key import AcceptedKeys
 from tessera.app.keys.key_ring import KeyRing
-from tessera.app.ops.health import Countable
+from tessera.app.ops.metrics_text import Countable
 from tessera.app.server.application import create_app
 from tessera.app.server.connection import BoundedConnection
-from tessera.app.server.connection_limit import ConnectionLimit
-from tessera.app.server.listener import BACKLOG
+from tessera.app.server.connection_limit import SPARE_PLACES, ConnectionLimit
 from tessera.app.server.loop_lag import LoopLag
 from tessera.app.settings import AppSettings
+from tessera.app.sockets.listener import BACKLOG
+from tessera.app.sockets.tls import HANDSHAKE_TIMEOUT, TlsContext, make_context
 from tessera.app.text.tokenizer import IdTokenizer
-from tessera.engine.ipc.client import EngineClient
 
 logger = logging.getLogger("tessera.serve")
 
 TICKS_BETWEEN_SWEEPS = 10
 DRAIN_POLL = 0.1  # seconds
 LAST_WORDS = 1.0  # seconds for errors after the drain
-KEEP_ALIVE = 75  # seconds an idle connection is kept, longer than clients usually do
 
 
 def freeze_what_is_loaded() -> None:
@@ -43,16 +45,33 @@ def freeze_what_is_loaded() -> None:
     gc.enable()
 
 
+def engines_of(run_dir: str | Path, settings: AppSettings) -> Engines:
+    """The engines of a server's models, whose pool is in `run_dir`."""
+    names = [model.served_model_names[0] for model in settings.models]
+    return Engines.of_run_dir(run_dir, names, is_static=settings.is_static)
+
+
 class BoundedServer(uvicorn.Server):
     """Uvicorn with bounded connections, the handling of signals left to its owner.
 
     While it drains it goes on to listen, and answers health checks alone.
+
+    Args:
+        tls: of its connections; None: plain HTTP.
     """
 
     def __init__(
-        self, app: FastAPI, settings: AppSettings, counts: HttpCounts, *, max_connections: int, drain_timeout: int
+        self,
+        app: FastAPI,
+        settings: AppSettings,
+        counts: HttpCounts,
+        *,
+        max_connections: int,
+        drain_timeout: int,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._app = app
+        self._tls = TlsContext.of(tls, max_connections + SPARE_PLACES) if tls is not None else None
         self._drain_timeout = drain_timeout
         self._stall_timeout = settings.stall_timeout
         self._limit = ConnectionLimit(max_connections, counts)
@@ -63,15 +82,41 @@ class BoundedServer(uvicorn.Server):
                 ws="none",
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,  # app.http.forwarded has its own rules
                 server_header=False,
                 backlog=BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE,
+                timeout_keep_alive=cast(Any, settings.timeout_keep_alive),
             )
         )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, for listening sockets of either family, with a bound on the TLS handshake."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise SystemExit("the application could not be started")
+        loop = asyncio.get_running_loop()
+        make_protocol = partial(
+            cast(Any, self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        handshake = {"ssl_handshake_timeout": HANDSHAKE_TIMEOUT} if self._tls is not None else {}
+        self.servers = []
+        for listener in sockets or ():
+            listen = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+            server = await cast(Any, listen)(make_protocol, sock=listener, ssl=self._tls, backlog=BACKLOG, **handshake)
+            self.servers.append(server)
+        self.started = True
+
+    def replace_tls(self, context: ssl.SSLContext) -> None:
+        """Use these certificates for new connections, in a server that was started with TLS."""
+        if self._tls is not None:
+            self._tls.replace(context)
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
@@ -126,19 +171,24 @@ class BoundedServer(uvicorn.Server):
 
 
 class HttpServer(BoundedServer):
-    """All of the API over one engine."""
+    """All of the API."""
 
-    def __init__(self, client: EngineClient, settings: AppSettings, drain_timeout: int) -> None:
-        """Raises ConfigError if the model's tokenizer or templates cannot be used."""
-        app = create_app(client, settings)
-        self.has_tokenizer = not isinstance(app.state.model.tokenizer, IdTokenizer)
-        self.has_template = app.state.model.template is not None
+    def __init__(self, engines: Engines, settings: AppSettings, drain_timeout: int) -> None:
+        """Raises ConfigError if the model's tokenizer or templates, or the files for TLS, cannot be used."""
+        app = create_app(engines, settings)
+        self.has_tokenizer = not isinstance(app.state.models.default.tokenizer, IdTokenizer)
+        self.has_template = app.state.models.default.template is not None
         self.counts: Sequence[Countable] = app.state.counts
         self._http_counts: HttpCounts = app.state.http_counts
         self._key_ring: KeyRing | None = app.state.key_ring
         self._log_stalls = settings.log_stalls
         super().__init__(
-            app, settings, self._http_counts, max_connections=settings.max_connections, drain_timeout=drain_timeout
+            app,
+            settings,
+            self._http_counts,
+            max_connections=settings.max_connections,
+            drain_timeout=drain_timeout,
+            tls=make_context(settings),
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -19,17 +19,20 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvloop
 
+from tessera.app.engines.pool import EnginePool
 from tessera.app.keys.api_key import AcceptedKeys
 from tessera.app.keys.keys_file import with_slots
 from tessera.app.limits.shared_memory import make_shared_memory
-from tessera.app.server.descriptors import connection_limit, raise_descriptor_limit
-from tessera.app.server.listener import listen
 from tessera.app.server.logs import configure_logging
 from tessera.app.settings import ServerOptions
+from tessera.app.sockets.descriptors import connection_limit, raise_descriptor_limit
+from tessera.app.sockets.listener import listen
+from tessera.app.sockets.tls import make_context
+from tessera.app.sockets.unix_socket import SocketFile, listen_unix
 from tessera.app.store.folder import RUN_FOLDER, data_folder
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.messages import EngineInfo, LoadProgress
-from tessera.engine.ipc.supervisor import EngineStartError, EngineSupervisor, make_run_dir
+from tessera.engine.ipc.supervisor import EngineStartError, make_run_dir
 
 if TYPE_CHECKING:
     from tessera.app.server.admin_server import AdminServer
@@ -51,10 +54,10 @@ def run_server(options: ServerOptions, read_keys: Callable[[], AcceptedKeys]) ->
     Raises:
         ConfigError: an option or the model is at fault.
     """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the keys can be read again
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until keys and certificates can be read again
     configure_logging(options.app)
     max_connections = connection_limit(raise_descriptor_limit(), options.max_connections)
-    listener = listen(options.host, options.port)
+    listener = _listen(options)
     admin_listener = None if options.admin_port is None else listen(options.host, options.admin_port, "--admin-port")
     app = msgspec.structs.replace(
         options.app,
@@ -80,9 +83,11 @@ class Server:
         self._listener = listener
         self._admin_listener = admin_listener
         self._admin: AdminServer | None = None
-        self._url = _url(options.host, listener)
+        self._socket_file = SocketFile(listener) if listener.family == socket.AF_UNIX else None
+        self._url = _url(options, listener)
         self._report: StartReport
         self._stopping = False
+        self._has_started = False
 
     async def run(self) -> int:
         options = self._options
@@ -96,30 +101,32 @@ class Server:
                 count_fd=make_shared_memory("http requests"),
                 key_use_fd=make_shared_memory("uses of keys"),
             )
-        self._supervisor = EngineSupervisor(
-            options.engine,
+        self._pool = EnginePool(
             run_dir,
+            options.engines,
+            budget=options.device_share,
+            patience=options.app.model_load_timeout,
             module=options.engine_module,
-            on_progress=self._show_progress,
             step_timeout=options.step_timeout,
+            on_progress=self._show_progress,
         )
-        self._supervisor.start()
+        self._pool.start()
         await asyncio.sleep(0)  # the engine process starts
+        await self._pool.listen()
         from tessera.app.server.start_report import StartReport
         from tessera.app.server.worker_pool import WorkerLaunch, WorkerPool
-        from tessera.engine.ipc.client import EngineClient
 
         self._report = StartReport(as_log=options.app.log_format == "json")
         self._workers = WorkerPool(
             options.api_workers - 1,
             WorkerLaunch(str(run_dir), self._listener.fileno(), options.drain_timeout, app),
         )
-        client = self._client = EngineClient(run_dir)
-        await client.start()
-        try:
-            from tessera.app.server.http_server import HttpServer, freeze_what_is_loaded
+        from tessera.app.server.http_server import HttpServer, engines_of, freeze_what_is_loaded
 
-            self._http = HttpServer(client, app, options.drain_timeout)
+        engines = self._engines = engines_of(run_dir, app)
+        await engines.start()
+        try:
+            self._http = HttpServer(engines, app, options.drain_timeout)
             if self._admin_listener is not None:
                 from tessera.app.server.admin_server import AdminServer
 
@@ -131,20 +138,22 @@ class Server:
             self._report.close()
             self._workers.terminate()
             await self._workers.join()
+            if self._socket_file is not None:
+                self._socket_file.remove()
             if self._admin is not None:
                 self._admin.stop()
-            await client.close()
-            await self._supervisor.stop(ENGINE_STOP_TIMEOUT)
+            await engines.close()
+            await self._pool.stop(ENGINE_STOP_TIMEOUT)
 
     async def _serve(self) -> int:
         loop = asyncio.get_running_loop()
         keys_file = self._options.keys_file
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal, signum)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         self._report.show_listening(self._url)
         if self._admin_listener is not None:
-            admin_url = _url(self._options.host, self._admin_listener)
+            admin_url = _url(self._options, self._admin_listener)
             self._report.show(f"Health and metrics for operators are on {admin_url}, without a key")
         self._workers.start()
         serving = asyncio.create_task(self._http.serve(sockets=[self._listener]))
@@ -157,15 +166,16 @@ class Server:
             starting.cancel()
         else:
             try:
-                info = starting.result()
+                infos = starting.result()
             except ConfigError as error:
                 failure = error
             except EngineStartError as error:
                 logger.critical("%s; the server ends", error)
                 exit_code = 1
             else:
+                self._has_started = True
                 self._report.show_ready(
-                    info,
+                    infos,
                     self._options.app,
                     self._url,
                     has_template=self._http.has_template,
@@ -180,14 +190,16 @@ class Server:
             raise failure
         return exit_code
 
-    async def _wait_ready(self) -> EngineInfo:
-        """Wait until requests can be served; raises as `wait_started` does."""
-        info = await self._supervisor.wait_started()
-        await self._client.wait_first_ready()
-        return info
+    async def _wait_ready(self) -> dict[str, EngineInfo]:
+        """Wait until requests can be served; raises as `wait_started` does. -> facts by model."""
+        infos = await self._pool.wait_started()
+        for engine in self._engines:
+            if engine.name in infos:
+                await engine.client.wait_first_ready()
+        return infos
 
     def _show_progress(self, progress: LoadProgress) -> None:
-        if self._supervisor.info is None:
+        if not self._has_started:
             self._report.show_progress(progress)
 
     def _on_signal(self, signum: int) -> None:
@@ -199,6 +211,27 @@ class Server:
             f"Stopping: running requests have up to {self._options.drain_timeout} s to finish; once more stops at once"
         )
         self._stop()
+
+    def _on_hangup(self) -> None:
+        self._reload_keys()
+        self._reload_certificates()
+
+    def _reload_certificates(self) -> None:
+        """Read the files for TLS again; connections that are open keep what they began with."""
+        app = self._options.app
+        try:
+            context = make_context(app)
+            of_admin = make_context(app, asks_clients=False)
+        except ConfigError as error:
+            logger.error("the certificate stays as it was: %s", error)
+            return
+        if context is None or of_admin is None:
+            return
+        self._http.replace_tls(context)
+        self._workers.reload_certificates()
+        if self._admin is not None:
+            self._admin.replace_tls(of_admin)
+        logger.info("new connections get the certificate in %s", app.ssl_certfile)
 
     def _reload_keys(self) -> None:
         """Read the API keys again, as SIGHUP asks; a server that was started without keys stays open."""
@@ -235,6 +268,8 @@ class Server:
 
 def _default_hosts(options: ServerOptions, listener: socket.socket) -> tuple[str, ...]:
     """Any, but for an open server that only this machine's users can reach, and so the pages in their browsers."""
+    if listener.family == socket.AF_UNIX:
+        return ("*",)  # no browser reaches it
     address = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
     return ("*",) if options.app.accepted_keys or not address.is_loopback else (options.host,)
 
@@ -248,7 +283,16 @@ def _fingerprint(path: Path) -> tuple[int, ...] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _url(host: str, listener: socket.socket) -> str:
-    host = ANY_ADDRESS.get(host, host)
+def _listen(options: ServerOptions) -> socket.socket:
+    if options.uds is not None:
+        return listen_unix(os.path.abspath(options.uds), options.uds_mode)
+    return listen(options.host, options.port)
+
+
+def _url(options: ServerOptions, listener: socket.socket) -> str:
+    scheme = "http" if options.app.ssl_certfile is None else "https"
+    if listener.family == socket.AF_UNIX:
+        return f"{scheme}+unix:{listener.getsockname()}"
+    host = ANY_ADDRESS.get(options.host, options.host)
     port = listener.getsockname()[1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

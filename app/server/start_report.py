@@ -52,17 +52,30 @@ class StartReport:
         self._line(f"Tessera {__version__} listens on {url} and answers 503 until the model is loaded")
 
     def show_ready(
-        self, info: EngineInfo, settings: AppSettings, url: str, *, has_template: bool, has_tokenizer: bool = True
+        self,
+        infos: Mapping[str, EngineInfo],
+        settings: AppSettings,
+        url: str,
+        *,
+        has_template: bool,
+        has_tokenizer: bool = True,
     ) -> None:
+        """`infos`: what is known of the models that are loaded, by name; the request to try is the first model's."""
         self.close()
-        for name, value in _facts(info, settings).items():
-            self._line(f"  {name:<12}{value}")
+        info = infos.get(settings.served_model_names[0])
+        if settings.other_models or info is None:
+            facts = _several_facts(infos, settings)
+        else:
+            facts = _facts(info, settings)
+        width = 2 + max(map(len, ("embeddings", *facts)))
+        for name, value in facts.items():
+            self._line(f"  {name:<{width}}{value}")
         self._line(f"Ready on {url}  Try:")
         text = "Once upon a time" if has_tokenizer else [1]
-        if info.scorer is not None and not info.scorer.beside:
+        if info is not None and info.scorer is not None and not info.scorer.beside:
             ranks = has_tokenizer and len(info.scorer.labels) == 1
             line = rerank_line(settings, url) if ranks else classify_line(settings, url, text=text)
-        elif info.generates:
+        elif info is None or info.generates:
             line = curl_line(settings, url, has_template=has_template and has_tokenizer, text=text)
         else:
             line = embed_line(settings, url, text=text)
@@ -117,10 +130,32 @@ def curl_line(settings: AppSettings, url: str, *, has_template: bool, text: str 
 
 def _curl(settings: AppSettings, url: str, fields: dict[str, object]) -> str:
     body = {"model": settings.served_model_names[0], **fields}
-    words = ["curl", shlex.quote(url), "-H", shlex.quote("Content-Type: application/json")]
+    scheme, is_unix, path = url.partition("+unix:")
+    words = ["curl"]
+    if is_unix:  # as `serve` shows a Unix socket: its path, then the request's
+        socket_path, _, rest = path.partition("/v1/")
+        words += ["--unix-socket", shlex.quote(socket_path)]
+        url = f"{scheme}://localhost/v1/{rest}"
+    words += [shlex.quote(url), "-H", shlex.quote("Content-Type: application/json")]
     if settings.accepted_keys:
         words += ["-H", '"Authorization: Bearer $TESSERA_API_KEY"']
     return " ".join([*words, "-d", shlex.quote(json.dumps(body))])
+
+
+def _several_facts(infos: Mapping[str, EngineInfo], settings: AppSettings) -> Mapping[str, str]:
+    """A line for each of several models."""
+    facts = {}
+    for model in settings.models:
+        name = model.served_model_names[0]
+        info = infos.get(name)
+        if info is None:
+            facts[name] = "loaded on demand"
+        else:
+            facts[name] = (
+                f"{info.architecture}, {si(info.num_parameters)} parameters, {info.dtype} on {info.device_name}, "
+                f"loaded in {info.load_seconds:.1f} s"
+            )
+    return facts
 
 
 def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -14,11 +15,14 @@ import socket
 import msgspec
 import uvloop
 
-from tessera.app.keys.api_key import AcceptedKeys
-from tessera.app.server.http_server import HttpServer, freeze_what_is_loaded
+from tessera.app.server.http_server import HttpServer, engines_of, freeze_what_is_loaded
 from tessera.app.server.logs import configure_logging
-from tessera.app.server.worker_pool import HEARTBEAT_INTERVAL, WorkerLaunch
-from tessera.engine.ipc.client import EngineClient
+from tessera.app.server.worker_pool import HEARTBEAT_INTERVAL, Reload, WorkerLaunch
+from tessera.app.settings import AppSettings
+from tessera.app.sockets.tls import make_context
+from tessera.engine.contract.errors import ConfigError
+
+logger = logging.getLogger("tessera.worker")
 
 STDIN_FD, STDOUT_FD = 0, 1
 READ_BYTES = 1 << 16
@@ -27,35 +31,48 @@ READ_BYTES = 1 << 16
 async def run_worker(launch: WorkerLaunch) -> None:
     """Serve until SIGTERM, or until the first app process ends."""
     loop = asyncio.get_running_loop()
-    client = EngineClient(launch.run_dir)
-    await client.start()
-    server = HttpServer(client, launch.settings, launch.drain_timeout)
+    engines = engines_of(launch.run_dir, launch.settings)
+    await engines.start()
+    server = HttpServer(engines, launch.settings, launch.drain_timeout)
     freeze_what_is_loaded()
     os.set_blocking(STDOUT_FD, False)
     _show_life()
     heartbeat = asyncio.create_task(_beat())
     loop.add_signal_handler(signal.SIGTERM, server.stop)
-    loop.add_reader(STDIN_FD, ParentLines(server).read)
+    loop.add_reader(STDIN_FD, ParentLines(server, launch.settings).read)
     await server.serve(sockets=[socket.socket(fileno=launch.socket_fd)])
-    await client.close()
+    await engines.close()
     heartbeat.cancel()
 
 
 class ParentLines:
     """Messages that the first app process sends on standard input after the start."""
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: HttpServer, settings: AppSettings) -> None:
         self._server = server
+        self._settings = settings
         self._unread = b""
 
     def read(self) -> None:
-        """Take the parent's new keys; leave if the parent has ended."""
+        """Take up what the parent says; leave if it has ended."""
         received = os.read(STDIN_FD, READ_BYTES)
         if not received:
             os._exit(1)
         *lines, self._unread = (self._unread + received).split(b"\n")
         for line in lines:
-            self._server.replace_keys(msgspec.json.decode(line, type=AcceptedKeys))
+            self._take_up(msgspec.json.decode(line, type=Reload))
+
+    def _take_up(self, reload: Reload) -> None:
+        if reload.keys is not None:
+            self._server.replace_keys(reload.keys)
+        if reload.certificates:
+            try:
+                context = make_context(self._settings)
+            except ConfigError as error:  # the files have changed once more since the parent looked
+                logger.error("this app process keeps its certificate: %s", error)
+                return
+            if context is not None:
+                self._server.replace_tls(context)
 
 
 def _show_life() -> None:

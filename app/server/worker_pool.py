@@ -28,13 +28,25 @@ KILL_DELAY = 5.0  # seconds beyond the drain timeout
 class WorkerLaunch(msgspec.Struct, frozen=True):
     """The line of JSON that a worker reads from its standard input, which then stays open for its life.
 
-    Later lines are `AcceptedKeys`, to be accepted from then on.
+    Later lines are `Reload`.
     """
 
     run_dir: str
     socket_fd: int
     drain_timeout: int
     settings: AppSettings
+
+
+class Reload(msgspec.Struct, frozen=True):
+    """What a worker is to take up from then on.
+
+    Attributes:
+        keys: API keys to accept; None: as before.
+        certificates: the files for TLS have changed.
+    """
+
+    keys: AcceptedKeys | None = None
+    certificates: bool = False
 
 
 class WorkerPool:
@@ -61,9 +73,16 @@ class WorkerPool:
         """Let the workers, and those that are started later, accept these API keys."""
         settings = msgspec.structs.replace(self._launch.settings, api_keys=keys.plain, keys=keys.named)
         self._launch = msgspec.structs.replace(self._launch, settings=settings)
+        self._tell(Reload(keys=keys))
+
+    def reload_certificates(self) -> None:
+        """Let the workers read the files for TLS again."""
+        self._tell(Reload(certificates=True))
+
+    def _tell(self, message: Reload) -> None:
         for process in self._processes:
             assert process.stdin is not None
-            process.stdin.write(msgspec.json.encode(keys) + b"\n")
+            process.stdin.write(msgspec.json.encode(message) + b"\n")
 
     async def join(self) -> None:
         """Wait for the end of all workers after `terminate`; late ones are killed."""
@@ -104,7 +123,7 @@ class WorkerPool:
             cwd=PACKAGE_ROOT,
             stdin=PIPE,
             stdout=PIPE,
-            env=environment_without_secrets(),
+            env=environment_without_secrets(sends_traces=True),
             pass_fds=(self._launch.socket_fd, *shared),
             start_new_session=True,
         )

@@ -90,7 +90,18 @@ PAGES = (
     Page(
         "operation.md",
         "Health and metrics",
-        ("/health", "/ping", "/ready", "/load", "/version", "/metrics", "/reset_prefix_cache"),
+        (
+            "/health",
+            "/ping",
+            "/ready",
+            "/load",
+            "/version",
+            "/metrics",
+            "/reset_prefix_cache",
+            "/sleep",
+            "/wake_up",
+            "/is_sleeping",
+        ),
     ),
     Page("invocations.md", "Invocations", ("/invocations",), "Amazon SageMaker's one path for several APIs."),
 )

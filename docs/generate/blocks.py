@@ -10,8 +10,9 @@ from docs.generate.clients import clients_table
 from docs.generate.figures import TABLES
 from docs.generate.paths import DOCS, ROOT
 from docs.generate.request_path import request_list
+from docs.generate.sizing import TABLES as SIZING_TABLES
 
-BLOCKS = {**TABLES, "request-path": request_list, "clients": clients_table}
+BLOCKS = {**TABLES, **SIZING_TABLES, "request-path": request_list, "clients": clients_table}
 BLOCK = re.compile(r"(<!-- begin: (?P<name>[\w-]+) -->\n).*?(<!-- end: (?P=name) -->)", re.DOTALL)
 
 

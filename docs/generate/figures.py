@@ -191,6 +191,20 @@ TABLES: dict[str, Callable[[], str]] = {
             "vllm_first_token_s": "vLLM",
         },
     ),
+    "gguf": partial(
+        rows_table,
+        "gguf",
+        {
+            "concurrency": "streams",
+            "input_len": "prompt tokens",
+            "output_throughput": "tokens/s",
+            "llamacpp_throughput": "llama.cpp",
+            "median_ttft_ms": "TTFT ms",
+            "llamacpp_ttft_ms": "llama.cpp",
+            "median_itl_ms": "median ITL ms",
+            "p99_itl_ms": "P99 ITL ms",
+        },
+    ),
     "interference": partial(
         rows_table,
         "interference",
@@ -229,6 +243,6 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     **{
         f"kernel-{name}": partial(kernel_table, name)
-        for name in ("matmul", "layer", "prefill", "decode", "sampling", "step", "mixed_step")
+        for name in ("matmul", "layer", "blocks", "order", "prefill", "decode", "sampling", "step", "mixed_step")
     },
 }

@@ -15,10 +15,7 @@ from docs.generate.options import options_page
 from docs.generate.paths import ROOT
 from docs.generate.rooms import rooms_page
 
-IMAGES = {
-    "images/icon.svg": ROOT / "app/ops/ui/icon.svg",
-    "images/status-page.png": ROOT / "deploy/status-page.png",
-}
+IMAGES = {"images/icon.svg": ROOT / "app/ops/ui/icon.svg"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -65,6 +65,8 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         embedding_model: path of the folder of an encoder that makes embeddings beside the model; empty: none.
         reranker_model: path of the folder of a cross-encoder that scores pairs beside the model; empty: none.
         embedding_name, reranker_name: names of these in metrics; empty takes the folder's.
+        beside_others: other engines share the device: memory that was in use before does not count against this one's
+            share.
     """
 
     model: str
@@ -73,6 +75,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     embedding_name: str = ""
     reranker_model: str = ""
     reranker_name: str = ""
+    beside_others: bool = False
     max_model_len: Annotated[
         int | None,
         Option(

@@ -241,7 +241,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
 
     `finish_reason` is set on the last output only. `stop_token_id` names the id that ended it.
     `prompt_logprobs` comes with the first token, where asked for: one for each prompt token but the first.
-    `queue_time` comes with it too: seconds from the request's arrival to its first step.
+    `queue_time` and `prefill_time` come with it too: seconds from the request's arrival to its first step, and on to
+    the first token. `decode_time` comes with the last token: seconds from the first.
     `error` (message) comes with finish_reason "error"; the other `error_*` fields and `retry_after`
     (seconds) go with it and carry a `RequestError` across.
     """
@@ -260,6 +261,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
     retry_after: int | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     queue_time: float | None = None
+    prefill_time: float | None = None
+    decode_time: float | None = None
 
 
 class EmbeddingOutput(msgspec.Struct, frozen=True, tag="embedding"):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from tessera.engine.contract.logs import request_fields
+
 logger = logging.getLogger("tessera.stall")
 
 MAX_FRAMES = 12  # of a stack that is reported, the innermost
@@ -48,7 +50,8 @@ class Stall:
 
 
 def log_stall(stall: Stall) -> None:
-    logger.warning("%s", stall)
+    fields = request_fields(stall.request) if stall.request and " " not in stall.request else {}
+    logger.warning("%s", stall, extra={"fields": fields})
 
 
 class ThreadClock:

@@ -334,8 +334,10 @@ class EngineCore:
             sequence.prompt_logprobs = None
             if sequence.first_token_time == now and sequence.first_scheduled_time is not None:
                 output.queue_time = sequence.first_scheduled_time - sequence.arrival_time
+                output.prefill_time = now - sequence.first_scheduled_time
             outputs[sequence.client].append(output)
             if finish_reason is not None:
+                output.decode_time = now - (sequence.first_token_time or now)
                 self._finish(sequence, finish_reason, now)
         self.metrics.record_tokens(num_tokens, token_gaps)
         self.num_steps += 1

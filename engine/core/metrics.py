@@ -53,6 +53,7 @@ class EngineMetrics(Collector):
         self.queue_time = Histogram("Arrival to first step, in seconds.", SECONDS_PER_REQUEST)
         self.prefill_time = Histogram("First step to first token, in seconds.", SECONDS_PER_REQUEST)
         self.decode_time = Histogram("First token to last token, in seconds.", SECONDS_PER_REQUEST)
+        self.inference_time = Histogram("First step to last token, in seconds.", SECONDS_PER_REQUEST)
         self.time_per_output_token = Histogram("Mean time per token of a request after its first.", SECONDS_PER_TOKEN)
         self.params_n = Histogram("The parameter n of a request.", CHOICES_PER_REQUEST)
         self.params_max_tokens = Histogram("Most tokens that a sequence may generate.", TOKENS_PER_REQUEST)
@@ -100,6 +101,7 @@ class EngineMetrics(Collector):
             assert sequence.first_token_time is not None
             self.e2e_latency.observe(max(0.0, now - sequence.arrival_time))
             self.decode_time.observe(now - sequence.first_token_time)
+            self.inference_time.observe(now - (sequence.first_scheduled_time or sequence.first_token_time))
             if sequence.num_output_tokens > 1:
                 seconds = (now - sequence.first_token_time) / (sequence.num_output_tokens - 1)
                 self.time_per_output_token.observe(seconds)
@@ -136,6 +138,7 @@ class EngineMetrics(Collector):
             "request_queue_time_seconds": self.queue_time,
             "request_prefill_time_seconds": self.prefill_time,
             "request_decode_time_seconds": self.decode_time,
+            "request_inference_time_seconds": self.inference_time,
             "request_time_per_output_token_seconds": self.time_per_output_token,
             "request_prompt_tokens": self.prompt_tokens,
             "request_generation_tokens": self.generation_tokens,

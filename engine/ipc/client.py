@@ -30,6 +30,7 @@ from tessera.engine.contract.errors import (
     QueueFullError,
     RequestError,
 )
+from tessera.engine.contract.logs import request_context
 from tessera.engine.contract.messages import (
     NO_ACCOUNT,
     AbortRequests,
@@ -213,11 +214,13 @@ class EngineClient:
 
     Attributes:
         info: what the engine said of itself when it was last ready.
+        is_dismissed: the engine is ended on purpose, so its end is no fault.
         history: (time, stats) of this engine's heartbeats in the last two minutes, the newest last.
     """
 
     def __init__(self, run_dir: str | Path) -> None:
         self.info: EngineInfo | None = None
+        self.is_dismissed = False
         self.history: deque[tuple[float, SchedulerStats]] = deque(maxlen=HISTORY_LENGTH)
         self._run_dir = run_dir
         self._epoch: str | None = None
@@ -300,7 +303,7 @@ class EngineClient:
         well, reason = self.health()
         if not well:
             raise EngineUnavailableError(f"{reason}; please try again later")
-        request_ids = [f"{self._id_prefix}-{next(self._counter)}" for _ in sequences]
+        request_ids = [self._new_id() for _ in sequences]
         (first_prompt, shared), *others = sequences
         siblings = []
         before = first_prompt
@@ -348,7 +351,7 @@ class EngineClient:
         well, reason = self.health()
         if not well:
             raise EngineUnavailableError(f"{reason}; please try again later")
-        request_id = f"{self._id_prefix}-{next(self._counter)}"
+        request_id = self._new_id()
         waiter = self._embedding_waiters[request_id] = self._loop.create_future()
         self._send(AddEmbedding(request_id, inputs, role, list(first_lengths), account))
         try:
@@ -387,6 +390,11 @@ class EngineClient:
             raise EngineUnavailableError("the engine did not answer in time") from None
         finally:
             del self._metrics_waiters[token]
+
+    def _new_id(self) -> str:
+        """Begins with the HTTP request's id, which the engine's log lines show."""
+        context = request_context.get() or {}
+        return f"{context.get('id', self._id_prefix)}-{next(self._counter)}"
 
     def _connect(self) -> None:
         loop = self._loop
@@ -461,6 +469,7 @@ class EngineClient:
                     embedding_waiter.set_result(message.vectors)
         elif type(message) is Ready:
             self._epoch, self.info, self._lost = message.epoch, message.info, None
+            self._heartbeats.note_life()
             self._first_ready.set()
         elif type(message) is Metrics:
             waiter = self._metrics_waiters.get(message.token)
@@ -495,7 +504,8 @@ class EngineClient:
             except zmq.Again:
                 break
         if self._epoch is not None:
-            logger.warning("the engine process ended with %d requests in flight", len(self._inboxes))
+            level = logging.DEBUG if self.is_dismissed and not self._inboxes else logging.WARNING
+            logger.log(level, "the engine process ended with %d requests in flight", len(self._inboxes))
             self._lost = "the engine process ended and is being restarted"
         self._epoch = None
         self.history.clear()
@@ -551,3 +561,4 @@ def _merge(earlier: RequestOutput, later: RequestOutput) -> None:
         earlier.logprobs += later.logprobs
     earlier.finish_reason = later.finish_reason
     earlier.stop_token_id = later.stop_token_id
+    earlier.decode_time = later.decode_time

@@ -99,6 +99,10 @@ class HeartbeatReceiver:
             self._loop.remove_reader(self._socket.FD)
             self._socket.close(linger=0)
 
+    def note_life(self) -> None:
+        """The engine has said something else, which is a sign of life before its first heartbeat arrives."""
+        self._heard_at = time.monotonic()
+
     @property
     def silent_for(self) -> float:
         """Seconds since the last heartbeat, or since watching began."""

@@ -33,7 +33,7 @@ from tessera.engine.contract.errors import (
     InvalidRequestError,
     RequestError,
 )
-from tessera.engine.contract.logs import configure_logging
+from tessera.engine.contract.logs import configure_logging, request_fields
 from tessera.engine.contract.messages import (
     AbortRequests,
     Accepted,
@@ -131,7 +131,7 @@ Loader: TypeAlias = Callable[[EngineConfig, Progress], LoadedEngine]
 class EngineProcess:
     """Moves messages between the clients' sockets and the core, one step after the other."""
 
-    def __init__(self, run_dir: str) -> None:
+    def __init__(self, run_dir: str, owner_dir: str) -> None:
         self.epoch = uuid.uuid4().hex
         self._engine: LoadedEngine | None = None
         self._has_work = False
@@ -148,7 +148,7 @@ class EngineProcess:
         self._router.setsockopt(zmq.SNDHWM, 0)  # a ROUTER at its limit drops tokens silently
         self._router.bind(request_address(run_dir))
         self._heartbeat = HeartbeatSender(
-            self._context, run_dir, self._make_heartbeat, STDIN_FD, on_orphaned=lambda: _leave_orphaned(run_dir)
+            self._context, run_dir, self._make_heartbeat, STDIN_FD, on_orphaned=lambda: _leave_orphaned(owner_dir)
         )
         self._heartbeat.start()
 
@@ -286,7 +286,7 @@ class EngineProcess:
         except RequestError as error:
             refusal = error
         except Exception:
-            logger.exception("request %s was refused by a fault", request.request_id)
+            logger.exception("a request was refused by a fault", extra={"fields": request_fields(request.request_id)})
             refusal = EngineError("the engine failed to take this request")
         else:
             if request.sampling_params.grammar is None:
@@ -307,7 +307,7 @@ class EngineProcess:
         except RequestError as error:
             refusal = error
         except Exception:
-            logger.exception("request %s was refused by a fault", request.request_id)
+            logger.exception("a request was refused by a fault", extra={"fields": request_fields(request.request_id)})
             refusal = EngineError("the engine failed to take this request")
         else:
             return
@@ -349,16 +349,16 @@ class EngineProcess:
 
 def serve(load: Loader) -> int:
     """Run an engine process to its end; -> its exit code."""
-    run_dir, report_fd = sys.argv[1], int(sys.argv[2])
+    run_dir, report_fd, owner_dir = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it is the server's to handle
     config = msgspec.json.decode(_read_line(STDIN_FD), type=EngineConfig)
-    configure_logging(config.log_format, config.log_level)
+    configure_logging(config.log_format, config.log_level, process="engine")
 
     def report(message: EngineReport) -> None:
         os.write(report_fd, msgspec.json.encode(message) + b"\n")
 
     gc.disable()  # until all is loaded, of which next to nothing is garbage
-    process = EngineProcess(run_dir)
+    process = EngineProcess(run_dir, owner_dir)
     try:
         engine = load(config, lambda stage, done, total: report(LoadProgress(stage, done, total)))
         gc.collect()
@@ -509,9 +509,9 @@ def _read_line(fd: int) -> bytes:
     return line
 
 
-def _leave_orphaned(run_dir: str) -> None:
+def _leave_orphaned(owner_dir: str) -> None:
     """Clean up and exit after the parent's death; the main thread may be in a step."""
-    shutil.rmtree(run_dir, ignore_errors=True)
+    shutil.rmtree(owner_dir, ignore_errors=True)
     os._exit(1)
 
 

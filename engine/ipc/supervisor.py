@@ -76,7 +76,8 @@ class EngineSupervisor:
     """Keeps one engine process running.
 
     Args:
-        run_dir: from `make_run_dir`; removed by `stop`.
+        run_dir: from `make_run_dir`, or a folder in one; removed by `stop`.
+        owner_dir: removed by the engine if this process dies before; None takes `run_dir`.
         module: what to run; anything that calls `tessera.engine.ipc.process.serve`.
         on_progress: called with every `LoadProgress` of a start; may be set later.
         step_timeout: seconds after which an unfinished step counts as hung; None takes the device's.
@@ -92,6 +93,7 @@ class EngineSupervisor:
         on_progress: Callable[[LoadProgress], None] | None = None,
         step_timeout: float | None = None,
         silence_timeout: float = SILENCE_WHILE_READY,
+        owner_dir: Path | None = None,
     ) -> None:
         self.state = EngineState.STARTING
         self.reason = "the engine is starting"
@@ -99,6 +101,7 @@ class EngineSupervisor:
         self.pid: int | None = None
         self._config = config
         self._run_dir = run_dir
+        self._owner_dir = owner_dir if owner_dir is not None else run_dir
         self._module = module
         self.on_progress = on_progress
         self._step_timeout = step_timeout
@@ -110,6 +113,13 @@ class EngineSupervisor:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[EngineInfo] | None = None
+        self._heartbeats: HeartbeatReceiver | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the engine had requests half a second ago."""
+        last = self._heartbeats.last if self._heartbeats is not None else None
+        return last is not None and last.has_work
 
     def start(self) -> None:
         """Begin; returns at once. See `wait_started`."""
@@ -191,7 +201,7 @@ class EngineSupervisor:
 
     async def _run_once(self) -> int:
         """One engine process, from its start to its end; -> its exit code, negative for a signal."""
-        heartbeats = HeartbeatReceiver(self._context, self._run_dir)
+        heartbeats = self._heartbeats = HeartbeatReceiver(self._context, self._run_dir)
         try:
             process, report_reader = self._launch()
         except BaseException:
@@ -222,7 +232,7 @@ class EngineSupervisor:
     def _launch(self) -> tuple[subprocess.Popen[bytes], int]:
         """A new engine process, and the descriptor that its reports are read from."""
         report_reader, report_writer = os.pipe()
-        command = [sys.executable, "-m", self._module, str(self._run_dir), str(report_writer)]
+        command = [sys.executable, "-m", self._module, str(self._run_dir), str(report_writer), str(self._owner_dir)]
         try:
             # The working folder decides what `-m` finds; a session of its own keeps Ctrl-C for the server.
             process = subprocess.Popen(

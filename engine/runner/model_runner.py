@@ -82,6 +82,7 @@ class ModelRunner:
         self.model = model
         self.device = device
         self.ops = ops
+        self._used_before = _used_memory(device) if config.beside_others else 0
         self._dtype = resolve_dtype(config, model, device)
         self._kv_format = KVFormat(self._dtype)
         self.dtype: str = self._dtype.name
@@ -302,7 +303,7 @@ class ModelRunner:
             useful = self.config.max_num_seqs * self._blocks_per_seq()
         else:
             option = "--gpu-memory-utilization"
-            budget = _free_of_share(self.device, self.config.gpu_memory_utilization)
+            budget = _free_of_share(self.device, self.config.gpu_memory_utilization) + self._used_before
             useful = MAX_CACHED_BLOCKS  # whatever is left caches prefixes
         if not self.generates:
             useful = self._blocks_per_seq()  # embeddings are made without it
@@ -371,6 +372,16 @@ def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
             f"--max-model-len {asked} is beyond the {model.longest_context} positions that {config.model} supports"
         )
     return asked
+
+
+def _used_memory(device: Device) -> int:
+    """Bytes of a CUDA device's memory that are in use, by whatever process."""
+    if isinstance(device, CpuDevice):
+        return 0
+    from tessera.engine.cuda.device import CudaDevice
+
+    assert isinstance(device, CudaDevice), f"no memory figures for {device}"
+    return device.total_memory - device.free_memory()
 
 
 def _free_of_share(device: Device, share: float) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import threading
 import time
 from collections.abc import Coroutine
@@ -28,6 +29,7 @@ class Plan(msgspec.Struct):
         jobs, offsets: file and places of all jobs.
         arrivals: seconds after the start at which each job is due.
         slots: most jobs of this process under way; None: no bound.
+        max_seconds: no job is begun later than so many seconds after the start; None: no bound.
     """
 
     target: Target
@@ -35,6 +37,7 @@ class Plan(msgspec.Struct):
     offsets: list[int]
     arrivals: list[float]
     slots: int | None
+    max_seconds: float | None = None
 
 
 class Start(msgspec.Struct):
@@ -128,15 +131,18 @@ class _ClientProcess:
 
     async def _work(self, start: float) -> None:
         places = asyncio.Semaphore(self._plan.slots) if self._plan.slots is not None else None
+        last = start + self._plan.max_seconds if self._plan.max_seconds is not None else math.inf
         while True:
-            if places is not None:
-                await places.acquire()
+            if places is not None and not await _acquired(places, last):
+                break
             index = self._take()
-            if index is None:
+            if index is None or start + self._plan.arrivals[index] > last:
                 break
             delay = start + self._plan.arrivals[index] - time.perf_counter()
             if delay > 0:
                 await asyncio.sleep(delay)
+            if time.perf_counter() > last:
+                break
             task = asyncio.ensure_future(self._client.run(self._jobs[index]))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -168,3 +174,15 @@ class _ClientProcess:
             self._pipe.recv_bytes()
         with contextlib.suppress(RuntimeError):  # the loop has already ended
             loop.call_soon_threadsafe(work.cancel)
+
+
+async def _acquired(places: asyncio.Semaphore, last: float) -> bool:
+    """Take a place; False where none is free before `time.perf_counter()` = `last`."""
+    if last == math.inf:
+        await places.acquire()
+        return True
+    try:
+        await asyncio.wait_for(places.acquire(), last - time.perf_counter())
+    except (TimeoutError, asyncio.TimeoutError):
+        return False
+    return True

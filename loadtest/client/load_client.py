@@ -34,12 +34,16 @@ class Target(msgspec.Struct):
         headers: sent beside Content-Type.
         stream: whether completions are streamed.
         timeout: most seconds for one request.
+        request_id: beginning of the header X-Request-Id, which ends with a number; None: no such header.
+        insecure: the server's certificate is not checked.
     """
 
     url: str
     headers: dict[str, str]
     stream: bool
     timeout: float
+    request_id: str | None = None
+    insecure: bool = False
 
 
 class LoadClient:
@@ -50,11 +54,12 @@ class LoadClient:
         self._recorder = recorder
         # Below httpx's client: its merging of URLs and headers, cookies and redirects cost 100 us a request, during
         # which a burst of requests delays the other streams.
-        self._transport = Transport()
+        self._transport = Transport(insecure=target.insecure)
         self._url = httpx.URL(target.url)
         self._headers = httpx.Headers({**_HEADERS, **target.headers})
         self.done = 0
         self.failed = 0
+        self._sent = 0
         self._received = 0
         self._open: set[TimedCompletion] = set()
 
@@ -90,7 +95,11 @@ class LoadClient:
         completion = TimedCompletion(keep_text=keep_text)
         self._open.add(completion)
         extensions = {SINK: completion.receive} if self._target.stream else {}
-        request = httpx.Request("POST", self._url, content=body, headers=self._headers, extensions=extensions)
+        headers = self._headers
+        if self._target.request_id is not None:
+            headers = httpx.Headers({**headers, "x-request-id": f"{self._target.request_id}{self._sent}"})
+        self._sent += 1
+        request = httpx.Request("POST", self._url, content=body, headers=headers, extensions=extensions)
         start = perf_counter()  # only now: the time to build the request is not the server's
         try:
             await asyncio.wait_for(self._exchange(request, completion), self._target.timeout)
@@ -130,6 +139,7 @@ class LoadClient:
             completion.output_tokens,
             completion.error,
             completion.message,
+            completion.cached_tokens,
         )
         self._open.discard(completion)
         self._received += completion.output_tokens

@@ -9,13 +9,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+INTEGERS = ("input_tokens", "output_tokens", "cached_tokens", "num_times", "error")
+UNKNOWN = -1  # cached tokens of a server that does not tell
+
 
 class Recorder:
     """Collects the requests of one client process."""
 
     def __init__(self) -> None:
         self._floats = {name: array("d") for name in ("start", "end", "token_times")}
-        self._integers = {name: array("q") for name in ("input_tokens", "output_tokens", "num_times", "error")}
+        self._integers = {name: array("q") for name in INTEGERS}
         self._kinds: dict[str, int] = {}
         self._examples: dict[str, str] = {}
 
@@ -28,6 +31,7 @@ class Recorder:
         output_tokens: int,
         error: str | None = None,
         message: str = "",
+        cached_tokens: int = UNKNOWN,
     ) -> None:
         """Add one request.
 
@@ -39,6 +43,7 @@ class Recorder:
         self._floats["token_times"].extend(token_times)
         self._integers["input_tokens"].append(input_tokens)
         self._integers["output_tokens"].append(output_tokens)
+        self._integers["cached_tokens"].append(cached_tokens)
         self._integers["num_times"].append(len(token_times))
         self._integers["error"].append(-1 if error is None else self._kinds.setdefault(error, len(self._kinds)))
         if error is not None:
@@ -66,6 +71,7 @@ class Records:
         start, end: [requests] seconds; `end` is when the last token came, or else the whole completion or the failure.
         first: [requests] when the first token came; NaN where none did or the completion was not streamed.
         input_tokens, output_tokens: [requests].
+        cached_tokens: [requests] of the prompts, as the server says; UNKNOWN where it does not.
         ok: [requests] bool.
         token_times: [tokens] arrivals, request by request.
         num_times: [requests] how many of `token_times` belong to each.
@@ -78,6 +84,7 @@ class Records:
     first: npt.NDArray[np.float64]
     input_tokens: npt.NDArray[np.int64]
     output_tokens: npt.NDArray[np.int64]
+    cached_tokens: npt.NDArray[np.int64]
     ok: npt.NDArray[np.bool_]
     token_times: npt.NDArray[np.float64]
     num_times: npt.NDArray[np.int64]
@@ -88,8 +95,7 @@ class Records:
     def merge(cls, parts: list[Columns]) -> Records:
         """One table from the columns of all processes."""
         start, end, times = (_floats(parts, name) for name in ("start", "end", "token_times"))
-        names = ("input_tokens", "output_tokens", "num_times", "error")
-        input_tokens, output_tokens, num_times, error = (_integers(parts, name) for name in names)
+        input_tokens, output_tokens, cached_tokens, num_times, error = (_integers(parts, name) for name in INTEGERS)
         errors: dict[str, int] = {}
         examples: dict[str, str] = {}
         for part in parts:
@@ -110,6 +116,7 @@ class Records:
             first[order],
             input_tokens[order],
             output_tokens[order],
+            cached_tokens[order],
             error[order] < 0,
             np.concatenate(pieces) if pieces else times,
             num_times[order],

@@ -8,6 +8,8 @@ from typing import Any
 
 import orjson
 
+from tessera.loadtest.client.records import UNKNOWN
+
 _WRONG_SHAPE = (AttributeError, IndexError, KeyError, TypeError)
 
 
@@ -17,15 +19,20 @@ class TimedCompletion:
     Attributes:
         token_times: `time.perf_counter()` of each event with a token or more.
         input_tokens, output_tokens: as the server's usage says; without usage, one token an event.
+        cached_tokens: of the prompt, as the server's usage says; -1 where it does not.
         finished: whether [DONE] came.
         error, message: kind of failure and its text; None without.
     """
 
-    __slots__ = ("_output_tokens", "_rest", "_text", "error", "finished", "input_tokens", "message", "token_times")
+    __slots__ = (
+        *("_output_tokens", "_rest", "_text", "cached_tokens", "error", "finished", "input_tokens", "message"),
+        "token_times",
+    )
 
     def __init__(self, *, keep_text: bool = False) -> None:
         self.token_times = array("d")
         self.input_tokens = 0
+        self.cached_tokens = UNKNOWN
         self.finished = False
         self.error: str | None = None
         self.message = ""
@@ -60,7 +67,8 @@ class TimedCompletion:
             message = self._decode(body)
             if message is not None:
                 self._take_usage(message)
-                self._take_text(message["choices"][0], "message")
+                if "choices" in message or "data" not in message:  # data: embeddings
+                    self._take_text(message["choices"][0], "message")
         except _WRONG_SHAPE:
             self.fail("malformed answer", body[:200].decode(errors="replace"))
 
@@ -101,6 +109,9 @@ class TimedCompletion:
         if usage:
             self.input_tokens = usage.get("prompt_tokens", 0)
             self._output_tokens = usage.get("completion_tokens", 0)
+            details = usage.get("prompt_tokens_details")
+            if details:
+                self.cached_tokens = details.get("cached_tokens") or 0
 
     def fail(self, kind: str, message: str) -> None:
         """Record a failure; the first one counts."""

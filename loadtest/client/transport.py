@@ -24,7 +24,9 @@ class Transport(httpx.AsyncBaseTransport):
     status 200 as it arrives, without waking a task; such parts are not in the response.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, insecure: bool = False) -> None:
+        """`insecure`: certificates are not checked."""
+        self._insecure = insecure
         self._idle: dict[tuple[str, str, int], list[_Connection]] = {}
         self._tls: ssl.SSLContext | None = None
 
@@ -60,7 +62,7 @@ class Transport(httpx.AsyncBaseTransport):
     async def _connect(self, origin: tuple[str, str, int]) -> _Connection:
         scheme, host, port = origin
         if scheme == "https" and self._tls is None:
-            self._tls = httpx.create_ssl_context()
+            self._tls = httpx.create_ssl_context(verify=not self._insecure)
         tls = self._tls if scheme == "https" else None
         loop = asyncio.get_running_loop()
         try:

@@ -26,6 +26,16 @@ FIGURES = (
     ("failed", "Failed requests", False),
 )
 
+# Settings that make two runs the same load; runs of two models, servers or seeds may be compared.
+LOAD = (
+    *("endpoint", "stream", "sampling", "ignore_eos", "dataset_name", "dataset_path", "num_prompts", "input_len"),
+    *("output_len", "range_ratio", "prefix_len", "num_prefixes", "num_turns", "batch_size", "self_timed"),
+    *("trace_speed", "request_rate", "burstiness", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps"),
+    *("max_concurrency", "max_seconds", "fresh_prompts", "sweep_kind"),
+)
+SEARCHED = {"rate": ("request_rate",), "concurrency": ("max_concurrency",)}  # what a sweep finds is no setting
+MAX_CACHE_DIFFERENCE = 0.05
+
 
 def read_summary(path: Path) -> dict[str, Any]:
     """Read the file that `--output` wrote, or that of another load test with the same keys.
@@ -57,13 +67,42 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, float, 
     return rows
 
 
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What the two loads differ in, a phrase each. Settings that one of the files lacks are not compared."""
+    found = []
+    searched = SEARCHED.get(new.get("sweep_kind", ""), ()) if new.get("sweep_kind") == old.get("sweep_kind") else ()
+    for key in (key for key in LOAD if key not in searched):
+        before, after = old.get(key), new.get(key)
+        if key in old and key in new and before != after:
+            found.append(f"{key} was {_shown(before)} and is {_shown(after)}")
+    shares = [_cached_share(summary) for summary in (old, new)]
+    if all(share is not None for share in shares):
+        before, after = shares
+        if abs(before - after) > MAX_CACHE_DIFFERENCE:
+            found.append(f"the prefix cache gave {before:.0%} of the prompt tokens and gives {after:.0%}")
+    return found
+
+
+def _cached_share(summary: dict[str, Any]) -> Any:
+    cached, total = summary.get("total_cached_tokens"), summary.get("total_input_tokens")
+    return cached / total if cached is not None and total else None
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)
+
+
 def comparison_table(old: dict[str, Any], new: dict[str, Any]) -> Table:
-    table = Table(title="Compared with the earlier run", box=box.SIMPLE)
+    """Without verdicts where the loads differ."""
+    same_load = not differences(old, new)
+    title = "Compared with the earlier run" if same_load else "Compared with the earlier run, of ANOTHER LOAD"
+    table = Table(title=title, box=box.SIMPLE)
     table.add_column()
     for column in ("earlier", "now", "now / earlier"):
         table.add_column(column, justify="right")
     table.add_column()
     styles = {"better": "green", "worse": "red", "same": "dim"}
     for name, before, after, ratio, verdict in compare(old, new):
-        table.add_row(name, f"{before:.2f}", f"{after:.2f}", f"{ratio:.3f}", verdict, style=styles[verdict])
+        shown, style = (verdict, styles[verdict]) if same_load else ("", "")
+        table.add_row(name, f"{before:.2f}", f"{after:.2f}", f"{ratio:.3f}", shown, style=style)
     return table

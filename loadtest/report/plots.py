@@ -1,9 +1,8 @@
-"""The plots of a report."""
+"""The plots of one run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,6 @@ import numpy.typing as npt
 from tessera.loadtest.client.records import Records
 from tessera.loadtest.report.svg import Plot
 from tessera.loadtest.run.summary import latencies_of
-from tessera.loadtest.run.sweep import Level
 
 Array = npt.NDArray[np.float64]
 HISTOGRAM_BINS = 48
@@ -112,50 +110,13 @@ def itl_over_time(records: Records, start: float) -> str:
     return plot.render()
 
 
-def latency_by_load(levels: Sequence[Level], metric: str, goodput: Mapping[str, float]) -> str:
-    """Median and P99 of `metric` against the request rates of a sweep."""
-    finite = sorted((level for level in levels if level.request_rate != float("inf")), key=lambda at: at.request_rate)
-    lines: dict[str, list[tuple[float, float]]] = {
-        statistic: [(level.request_rate, level.summary[f"{statistic}_{metric}_ms"]) for level in finite]
-        for statistic in ("median", "p99")
-    }
-    highest = max((y for points in lines.values() for _, y in points), default=1.0)
-    right = max((level.request_rate for level in finite), default=1.0)
-    name = metric.upper()
-    plot = Plot("requests / s", f"{name}, ms (blue: median, orange: P99)", (0, right), highest, f"{name} by load")
-    if metric in goodput:
-        plot.horizontal(goodput[metric], f"limit {goodput[metric]:g} ms")
-    for statistic, style in (("median", "a"), ("p99", "b")):
-        plot.line(lines[statistic], style)
-        plot.dots([(x, y, f"{x:.2f} req/s: {statistic} {y:.1f} ms") for x, y in lines[statistic]], style, 4)
-    return plot.render()
-
-
-def share_by_load(levels: Sequence[Level], target: float) -> str:
-    """Share of requests within the limits against the request rates of a sweep."""
-    finite = sorted((level for level in levels if level.request_rate != float("inf")), key=lambda at: at.request_rate)
-    points = [(level.request_rate, level.summary["goodput_share"] * 100) for level in finite]
-    right = max((x for x, _ in points), default=1.0)
-    plot = Plot("requests / s", "% within the limits", (0, right), 100.0, "share of requests within the limits by load")
-    plot.horizontal(target * 100, f"target {target:.1%}")
-    plot.line(points)
-    plot.dots([(x, y, f"{x:.2f} req/s: {y:.1f} %") for x, y in points], radius=4)
-    return plot.render()
-
-
 def _bins(num_samples: int) -> int:
     return max(8, min(TIME_BINS, num_samples // 16))
 
 
-def sections(
-    records: Records, start: float, levels: Sequence[Level], settings: Mapping[str, Any], percentiles: Sequence[float]
-) -> list[tuple[str, list[str]]]:
+def sections(records: Records, start: float, percentiles: Sequence[float]) -> list[tuple[str, list[str]]]:
     """Headings, each with its plots."""
     parts: list[tuple[str, list[str]]] = []
-    if levels:
-        goodput = settings["goodput"]
-        by_load = [latency_by_load(levels, metric, goodput) for metric in ("ttft", "tpot", "e2el")]
-        parts.append(("By load", [share_by_load(levels, settings["sweep_target"]), *by_load]))
     histograms = distributions(records, percentiles)
     if histograms:
         parts.append(("Latencies", list(histograms.values())))

@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -48,12 +48,14 @@ class Outcome:
         start: `time.perf_counter()` when the first request was due.
         cpu_shares: processor time of each client process over the run's time.
         interrupted: whether Ctrl-C ended it.
+        due: seconds after the start at which jobs were due, ascending.
     """
 
     records: Records
     start: float
     cpu_shares: list[float]
     interrupted: bool
+    due: list[float] = field(default_factory=list)
 
 
 def run_load(
@@ -80,6 +82,8 @@ def drive(
     processes: int | None = None,
     seed: int = 0,
     on_progress: OnProgress | None = None,
+    request_id: str | None = None,
+    insecure: bool = False,
 ) -> Outcome:
     """Send the workload's requests when `arrival` says.
 
@@ -89,6 +93,8 @@ def drive(
         processes: of the client; None: as many as streams and cores suggest.
         seed: of the arrival times.
         on_progress: called several times a second.
+        request_id: beginning of each request's X-Request-Id; None: no such header.
+        insecure: the server's certificate is not checked.
 
     Ctrl-C ends the run; requests under way are then recorded as interrupted.
 
@@ -97,19 +103,23 @@ def drive(
     """
     streams = min(arrival.max_concurrency or workload.num_prompts, workload.num_prompts)
     num_processes = min(processes or _suggested_processes(streams), streams)
-    target = Target(url.rstrip("/") + template.endpoint, headers or {}, template.stream, timeout)
+    endpoint = url.rstrip("/") + template.endpoint
+    streamed = template.stream and not template.embeds
     with tempfile.TemporaryDirectory(prefix="loadtest-") as folder:
         path = Path(folder) / "jobs"
         offsets = write_jobs(path, workload.jobs(template))
-        arrivals = arrival.times(len(offsets) - 1, seed).tolist()
+        due = workload.due_times()
+        arrivals = arrival.times(len(offsets) - 1, seed).tolist() if due is None else list(due)
         fleet = _Fleet(num_processes)
         try:
             for index in range(num_processes):
                 slots = None
                 if arrival.max_concurrency is not None:
                     slots = streams // num_processes + (index < streams % num_processes)
-                fleet.tell(index, Plan(target, str(path), offsets, arrivals, slots))
-            return fleet.run(on_progress or (lambda _: None))
+                own_id = None if request_id is None else f"{request_id}{index}-"
+                target = Target(endpoint, headers or {}, streamed, timeout, own_id, insecure)
+                fleet.tell(index, Plan(target, str(path), offsets, arrivals, slots, arrival.max_seconds))
+            return replace(fleet.run(on_progress or (lambda _: None)), due=arrivals)
         finally:
             fleet.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from tessera.loadtest.run.load_run import Outcome
 
 BUSY_CLIENT = 0.8  # share of one core above which a client process may delay what it measures
+TRIMMED = 0.1  # share of completions at each end of a run that do not count for its steady rate
+SHORTFALL = 0.05  # share of the arrivals' rate by which completions fall short of it in a server that is saturated
+NOISE = 1.5  # of a rate, by the square root of the number of requests
 
 
 def summarize(
@@ -25,6 +29,11 @@ def summarize(
     `loadtest.metrics` defines the latencies. Tokens are those that the server's usage counts; failed requests count as
     failed and in nothing else. `duration` ends with the last completion. Completions that were not streamed have an
     E2EL alone; a latency without samples is 0.
+
+    `total_cached_tokens` are the prompt tokens that the server took from its prefix cache, None where it does not say.
+    `steady_request_throughput` leaves out the beginning and the end of the run: completions per second between the
+    first and last tenth of them; `steady_arrival_rate` is that of the times at which they were due, 0 where all were
+    due at once. `saturated` says that the former falls short of the latter by more than noise.
 
     `client_cpu_share` is that of the busiest client process, as a share of one core.
 
@@ -40,6 +49,8 @@ def summarize(
     completed = int(good.sum())
     input_tokens = int(records.input_tokens[good].sum())
     output_tokens = int(records.output_tokens[good].sum())
+    due = np.asarray(outcome.due) if len(outcome.due) == len(good) else np.zeros(len(good))
+    arrivals, completions = _steady_rate(due), _steady_rate(np.sort(records.end[good]))
     summary: dict[str, Any] = {
         "duration": duration,
         "completed": completed,
@@ -49,9 +60,14 @@ def summarize(
         "interrupted": outcome.interrupted,
         "total_input_tokens": input_tokens,
         "total_output_tokens": output_tokens,
+        "total_cached_tokens": _cached_tokens(records),
         "request_throughput": completed * rate,
         "output_throughput": output_tokens * rate,
         "total_token_throughput": (input_tokens + output_tokens) * rate,
+        "max_output_tokens_per_s": _peak_tokens(records),
+        "steady_request_throughput": completions,
+        "steady_arrival_rate": arrivals,
+        "saturated": _falls_behind(completions, arrivals, len(good)),
         "max_concurrent_requests": peak_concurrency(records.start, records.end),
         "client_processes": len(outcome.cpu_shares),
         "client_cpu_share": max(outcome.cpu_shares, default=0.0),
@@ -68,6 +84,48 @@ def summarize(
         for percentile in sorted({*PERCENTILES, *percentiles}):
             summary[f"p{percentile:g}_{metric}_ms"] = float(np.percentile(milliseconds, percentile))
     return summary
+
+
+def details(outcome: Outcome) -> dict[str, Any]:
+    """Lists with an item for each request, in the order of sending; times in seconds."""
+    records = outcome.records
+    bounds = np.concatenate(([0], np.cumsum(records.num_times)))
+    gaps = [np.diff(records.token_times[bounds[i] : bounds[i + 1]]).tolist() for i in range(len(records.start))]
+    return {
+        "input_lens": records.input_tokens.tolist(),
+        "output_lens": records.output_tokens.tolist(),
+        "cached_lens": records.cached_tokens.tolist(),
+        "start_times": (records.start - outcome.start).tolist(),
+        "ttfts": [None if np.isnan(ttft) else ttft for ttft in (records.first - records.start).tolist()],
+        "itls": gaps,
+        "latencies": (records.end - records.start).tolist(),
+        "succeeded": records.ok.tolist(),
+    }
+
+
+def _cached_tokens(records: Records) -> int | None:
+    told = records.ok & (records.cached_tokens >= 0)
+    return int(records.cached_tokens[told].sum()) if told.any() else None
+
+
+def _steady_rate(times: npt.NDArray[np.float64]) -> float:
+    """Events per second between the first and the last tenth of them; `times` ascend. 0 for too few."""
+    low, high = int(len(times) * TRIMMED), int(len(times) * (1 - TRIMMED)) - 1
+    seconds = float(times[high] - times[low]) if high > low else 0.0
+    return (high - low) / seconds if seconds > 0 else 0.0
+
+
+def _falls_behind(completions: float, arrivals: float, num_requests: int) -> bool:
+    tolerated = max(SHORTFALL, NOISE / math.sqrt(max(num_requests, 1)))
+    return completions < (1 - tolerated) * arrivals
+
+
+def _peak_tokens(records: Records) -> float:
+    """Most tokens received within one second of the clock; an event counts as one."""
+    times = records.token_times
+    if not len(times):
+        return 0.0
+    return float(np.bincount((times - times.min()).astype(np.int64)).max())
 
 
 def _meets(records: Records, goodput: Mapping[str, float]) -> npt.NDArray[np.bool_]:

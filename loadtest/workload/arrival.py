@@ -19,6 +19,7 @@ class Arrival:
         burstiness: shape of the gamma distribution of the gaps: 1 is a Poisson process, smaller comes in bursts,
             larger is more even, infinite a constant rate.
         max_concurrency: most requests under way; None: no bound.
+        max_seconds: no request is sent later; None: no bound.
         ramp: how the rate goes from `ramp_start` to `ramp_end` requests per second in place of `request_rate`.
     """
 
@@ -28,6 +29,7 @@ class Arrival:
     ramp: Literal["linear", "exponential"] | None = None
     ramp_start: float = 0.0
     ramp_end: float = 0.0
+    max_seconds: float | None = None
 
     def times(self, num_prompts: int, seed: int) -> npt.NDArray[np.float64]:
         """[num_prompts] seconds after the start, ascending.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ import orjson
 
 from tessera.loadtest.workload.jobs import Job
 from tessera.loadtest.workload.request_template import RequestTemplate
+from tessera.loadtest.workload.token_count import TokenCounter
 from tessera.options.errors import OptionError
 
-CHARACTERS_PER_TOKEN = 4  # about; turns the length of a reply in the file into max_tokens
 DEFAULT_OUTPUT_LEN = 256
 
 
@@ -34,6 +34,9 @@ class FileWorkload:
     Attributes:
         output_len: tokens to generate; None: as the file says.
         num_turns: most turns taken of each; above 1 for chat only.
+        shuffled: dialogues are drawn at random; otherwise they come in the file's order.
+        once: none is taken twice in one run.
+        first: number of the first dialogue in the shuffled file.
     """
 
     dialogues: tuple[Dialogue, ...]
@@ -41,6 +44,9 @@ class FileWorkload:
     output_len: int | None = None
     num_turns: int = 1
     seed: int = 0
+    shuffled: bool = True
+    once: bool = False
+    first: int = 0
 
     @property
     def num_requests(self) -> int:
@@ -56,24 +62,31 @@ class FileWorkload:
                 system = [{"role": "system", "content": dialogue.system}] if dialogue.system else []
                 yield Job(template.chat_body([*system, {"role": "user", "content": first}], output_len), rest)
             else:
-                yield Job(template.completion_body(first, output_len))
+                yield Job(template.body(first, output_len))
 
-    def resized(self, num_prompts: int, seed: int) -> FileWorkload:
-        return replace(self, num_prompts=num_prompts, seed=seed)
+    def part(self, first: int, num_prompts: int) -> FileWorkload:
+        return replace(
+            self, first=first, num_prompts=min(num_prompts, len(self.dialogues)) if self.once else num_prompts
+        )
+
+    def due_times(self) -> Sequence[float] | None:
+        return None
 
     def _drawn(self) -> list[Dialogue]:
-        rng = random.Random(self.seed)
-        drawn: list[Dialogue] = []
-        while len(drawn) < self.num_prompts:
-            drawn += rng.sample(self.dialogues, min(len(self.dialogues), self.num_prompts - len(drawn)))
-        return drawn
+        order = list(self.dialogues)
+        if self.shuffled:
+            random.Random(self.seed).shuffle(order)
+        return [order[(self.first + index) % len(order)] for index in range(self.num_prompts)]
 
 
-def read_dialogues(path: Path) -> tuple[Dialogue, ...]:
+def read_dialogues(path: Path, counter: TokenCounter | None = None) -> tuple[Dialogue, ...]:
     """A JSON list or JSON lines of objects with `conversations` (ShareGPT), `messages` (OpenAI) or `prompt`.
 
     Beside `prompt` or `messages`, `output_tokens` is the length of the completion. Dialogues without a user's
     message are left out.
+
+    Args:
+        counter: of the tokens of replies in the file, which are the lengths of completions.
 
     Raises:
         OptionError: the file cannot be read, or holds no dialogue.
@@ -84,7 +97,7 @@ def read_dialogues(path: Path) -> tuple[Dialogue, ...]:
             rows = orjson.loads(content)
         else:
             rows = [orjson.loads(line) for line in content.splitlines() if line.strip()]
-        dialogues = [_dialogue(row) for row in rows]
+        dialogues = [_dialogue(row, counter or TokenCounter()) for row in rows]
     except OSError as error:
         raise OptionError(f"--dataset-path: {error.strerror}: {path}") from error
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
@@ -98,7 +111,7 @@ def read_dialogues(path: Path) -> tuple[Dialogue, ...]:
     return kept
 
 
-def _dialogue(row: dict[str, Any]) -> Dialogue:
+def _dialogue(row: dict[str, Any], counter: TokenCounter) -> Dialogue:
     output_len = row.get("output_tokens")
     if "prompt" in row:
         return Dialogue(None, (str(row["prompt"]),), output_len)
@@ -108,7 +121,7 @@ def _dialogue(row: dict[str, Any]) -> Dialogue:
         said = [(turn["role"], str(turn["content"])) for turn in row["messages"]]
     replies = [text for role, text in said if role == "assistant"]
     if output_len is None and replies:
-        output_len = max(1, len(replies[0]) // CHARACTERS_PER_TOKEN)
+        output_len = max(1, counter.count(replies[0]))
     system = next((text for role, text in said if role == "system"), None)
     return Dialogue(system, tuple(text for role, text in said if role == "user" and text), output_len)
 

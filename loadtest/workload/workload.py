@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from tessera.loadtest.workload.jobs import Job
@@ -22,5 +22,8 @@ class Workload(Protocol):
 
     def jobs(self, template: RequestTemplate) -> Iterator[Job]: ...
 
-    def resized(self, num_prompts: int, seed: int) -> Workload:
-        """Other work of the same kind."""
+    def part(self, first: int, num_prompts: int) -> Workload:
+        """`num_prompts` prompts from number `first` on: no others have the same ones, as far as there are enough."""
+
+    def due_times(self) -> Sequence[float] | None:
+        """Seconds after the start at which each job is due, ascending; None: the workload does not say."""

@@ -45,6 +45,10 @@ class GivenOptions:
     def source(self, field: str) -> Source:
         return self._sources[field]
 
+    def with_entry(self, entry: Mapping[str, Any]) -> GivenOptions:
+        """These with the values of one of a list's entries, by field, in their place."""
+        return GivenOptions({**self._values, **entry}, {**self._sources, **dict.fromkeys(entry, "file")})
+
     def rank(self, field: str) -> int:
         """Place of the option's source among SOURCES; lower wins."""
         return SOURCES.index(self._sources[field])
@@ -63,35 +67,43 @@ class CommandOptions:
     """The options that a command's structs declare.
 
     Args:
-        prefix: of the environment variables.
+        prefix: of the environment variables; None: the command line alone counts, without variables and a file.
         structs: settings of the command; a field that several inherit is one option.
         other_variables: variables with the prefix that are no options, see `read_environment`.
         groups: order of the groups in --help; others follow.
+        lists: keys of the file alone, each a list of mappings, and the structs with the options of these. The value is
+            a tuple with a dict by field for each mapping.
     """
 
     def __init__(
         self,
-        prefix: str,
+        prefix: str | None,
         structs: Sequence[type[msgspec.Struct]],
         *,
         other_variables: Sequence[str] = (),
         groups: Sequence[str] = (),
+        lists: Mapping[str, Sequence[type[msgspec.Struct]]] | None = None,
     ) -> None:
         self.prefix = prefix
         self._other_variables = other_variables
         by_field: dict[str, DeclaredOption] = {}
-        for struct in (*structs, FileOption):
+        for struct in structs if prefix is None else (*structs, FileOption):
             for declared in declared_options(struct):
                 if by_field.setdefault(declared.field, declared) != declared:
                     raise TypeError(f"the option {declared.name} is declared twice")
         self.options = list(by_field.values())
+        self.lists = {
+            key: [declared for struct in each for declared in declared_options(struct)]
+            for key, each in (lists or {}).items()
+        }
         found = dict.fromkeys((*groups, *(declared.option.group for declared in self.options)))
         self.groups = {
             group: [declared for declared in self.options if declared.option.group == group] for group in found
         }
 
     def variable(self, declared: DeclaredOption) -> str:
-        return variable(self.prefix, declared.name)
+        """Empty where the command line alone counts."""
+        return variable(self.prefix, declared.name) if self.prefix is not None else ""
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """Declare the options to argparse. What is not given is absent from the namespace."""
@@ -112,11 +124,13 @@ class CommandOptions:
             for field, value in vars(namespace).items()
             if field in fields
         }
-        variables = read_environment(self.prefix, environment, self.options, self._other_variables)
+        variables: dict[str, Any] = {}
+        if self.prefix is not None:
+            variables = read_environment(self.prefix, environment, self.options, self._other_variables)
         path = (variables | line).get("config")
         in_file = [declared for declared in self.options if declared.field != "config"]
-        file = read_config_file(path, in_file) if path is not None else {}
-        default = {declared.field: declared.default for declared in self.options}
+        file = read_config_file(path, in_file, self.lists) if path is not None else {}
+        default = {declared.field: declared.default for declared in self.options} | dict.fromkeys(self.lists, ())
         values: dict[str, Any] = {}
         sources: dict[str, Source] = {}
         for source, given in reversed(tuple(zip(SOURCES, (line, variables, file, default), strict=True))):
@@ -165,13 +179,16 @@ def _add_argument(group: argparse._ArgumentGroup, declared: DeclaredOption) -> N
     else:
         settings["type"] = _argument_type(declared.parse_item)
         if declared.many:
-            settings |= {"nargs": "+"} if option.repetition == "words" else {"action": "append"}
+            settings |= {"nargs": "+", "action": "extend"} if option.repetition == "words" else {"action": "append"}
     if option.bare is not None:
         settings |= {"nargs": "?", "const": option.bare}
     if option.positional:
-        group.add_argument(declared.field, nargs="?", **settings)
+        settings.pop("action", None)
+        group.add_argument(declared.field, nargs="*" if declared.many else "?", **settings)
     else:
-        group.add_argument(*flags, dest=declared.field, **settings)
+        group.add_argument(flags[0], dest=declared.field, **settings)
+        for flag in flags[1:]:  # the reference lists them; --help has one name for each option
+            group.add_argument(flag, dest=declared.field, **(settings | {"help": argparse.SUPPRESS}))
 
 
 def help_of(declared: DeclaredOption) -> str:
@@ -188,6 +205,8 @@ def _metavar(declared: DeclaredOption) -> str:
 
 def _argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     def convert(text: str) -> Any:
+        if text is argparse.SUPPRESS:  # of a positional that is not given
+            return text
         try:
             return parse(text)
         except OptionError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,26 +17,42 @@ if TYPE_CHECKING:
 NULL = "tag:yaml.org,2002:null"
 
 
-def read_config_file(path: Path, options: Sequence[DeclaredOption]) -> dict[str, Any]:
+def read_config_file(
+    path: Path, options: Sequence[DeclaredOption], lists: Mapping[str, Sequence[DeclaredOption]] | None = None
+) -> dict[str, Any]:
     """Values by field of the options that the file sets; a null leaves an option at its default.
 
     Scalars are taken as written: `1.10` is the name "1.10", and `1e-3` a number, whatever YAML makes of them.
 
+    Args:
+        lists: keys whose value is a list of mappings, and the options of these. Their values are tuples of dicts.
+
     Raises:
         OptionError: the file cannot be read, is not YAML, or names the line of what cannot be used.
     """
+    return _mapping(path, _compose(path), options, lists or {})
+
+
+def _mapping(
+    path: Path, mapping: MappingNode, options: Sequence[DeclaredOption], lists: Mapping[str, Sequence[DeclaredOption]]
+) -> dict[str, Any]:
     known = {name: declared for declared in options for name in declared.names}
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
-    for key, node in _compose(path).value:
+    for key, node in mapping.value:
         line = key.start_mark.line + 1
         where = f"{path} line {line}"
         if not isinstance(key.value, str):
             raise OptionError(f"{where}: a key must be the name of an option")
         name = key.value.replace("_", "-")
+        if name in lists:
+            if name in values:
+                raise OptionError(f"{where}: {name} is given twice")
+            values[name] = _list_of_mappings(path, where, name, node, lists[name])
+            continue
         declared = known.get(name)
         if declared is None:
-            raise OptionError(f"{where}: there is no option {key.value}{_hint(name, known)}")
+            raise OptionError(f"{where}: there is no option {key.value}{_hint(name, known, lists)}")
         if declared.field in lines:
             raise OptionError(f"{where}: {name} is given twice, first in line {lines[declared.field]}")
         lines[declared.field] = line
@@ -47,6 +63,17 @@ def read_config_file(path: Path, options: Sequence[DeclaredOption]) -> dict[str,
         except OptionError as error:
             raise OptionError(f"{where}: {name}: {error}") from None
     return values
+
+
+def _list_of_mappings(
+    path: Path, where: str, name: str, node: Node, options: Sequence[DeclaredOption]
+) -> tuple[dict[str, Any], ...]:
+    from yaml.nodes import MappingNode, SequenceNode
+
+    entries = node.value if isinstance(node, SequenceNode) else ()
+    if not entries or not all(isinstance(entry, MappingNode) for entry in entries):
+        raise OptionError(f"{where}: {name} must be a list of mappings, each with options of its own")
+    return tuple(_mapping(path, entry, options, {}) for entry in entries)
 
 
 def _compose(path: Path) -> MappingNode:
@@ -100,8 +127,8 @@ def _json(node: Node) -> str:
         raise OptionError("must hold what JSON can") from None
 
 
-def _hint(name: str, known: dict[str, DeclaredOption]) -> str:
+def _hint(name: str, known: dict[str, DeclaredOption], lists: Collection[str]) -> str:
     opposite = known.get(name.removeprefix("no-"))
     if opposite is not None and opposite.rule.kind == "switch":
         return f"; write {opposite.name}: false"
-    return did_you_mean(name, known)
+    return did_you_mean(name, (*known, *lists))

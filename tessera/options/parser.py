@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from tessera.options.suggestions import did_you_mean
@@ -21,6 +21,11 @@ class HelpFormatter(argparse.HelpFormatter):
         width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
         super().__init__(prog, max_help_position=HELP_POSITION, width=width)
 
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):  # the names of commands are indented once more
+            self._action_max_length += self._indent_increment
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n\n".join(super(HelpFormatter, self)._fill_text(part, width, indent) for part in text.split("\n\n"))
 
@@ -34,8 +39,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_WRONG_USE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """End with the error for arguments that this parser does not know."""
+    def refuse(self, unknown: Sequence[str], elsewhere: Mapping[str, str] | None = None) -> NoReturn:
+        """End with the error for arguments that this parser does not know.
+
+        Args:
+            elsewhere: flags of other commands, and which ones, in words.
+        """
         flag = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(flag, known) if flag else ''}")
+        hint = f"; {flag} is an option of {elsewhere[flag]}" if elsewhere and flag in elsewhere else ""
+        suggested = did_you_mean(flag, known) if flag and not hint else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{hint or suggested}")

@@ -27,7 +27,7 @@ def _row(command: CommandOptions, declared: DeclaredOption) -> str:
         names.append(f"`--no-{declared.name}`")
     cells = (
         ", ".join(names),
-        f"`{command.variable(declared)}`",
+        f"`{command.variable(declared)}`" if command.prefix is not None else "",
         _accepted(declared),
         _default(declared),
         _sentence(declared.option.help),
@@ -37,7 +37,9 @@ def _row(command: CommandOptions, declared: DeclaredOption) -> str:
 
 def _accepted(declared: DeclaredOption) -> str:
     option, rule = declared.option, declared.rule
-    if rule.kind == "switch":
+    if option.parse is not None and rule.form:
+        text = rule.form
+    elif rule.kind == "switch":
         text = "true, false"
     elif rule.kind == "choice":
         text = ", ".join(f"`{choice}`" for choice in rule.choices)

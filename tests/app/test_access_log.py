@@ -19,6 +19,8 @@ from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
 
 SECRET = "the prompt's own words"
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+CLIENT = "127.0.0.1"  # of the test client
 BODY = {"model": "tiny", "prompt": SECRET, "max_tokens": 8}
 HELLO = play(ids("hello you"), finish="length", num_cached_tokens=3)
 HELLO[0] = msgspec.structs.replace(HELLO[0], queue_time=0.25)
@@ -44,7 +46,7 @@ def test_a_request_has_one_line_with_its_tokens_times_and_end(
         "POST",
         "/v1/completions",
         json={**BODY, "stream": stream, "n": 2},
-        headers={"x-request-id": "mine"},
+        headers={"x-request-id": "mine", "traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01"},
     )
     assert answer.status_code == 200
     (line,) = lines(caplog)
@@ -53,6 +55,8 @@ def test_a_request_has_one_line_with_its_tokens_times_and_end(
     del line["ttft_ms"], line["total_ms"], line["tpot_ms"]
     assert line == {
         "id": answer.headers["x-request-id"],
+        "client": CLIENT,
+        "trace_id": TRACE_ID,
         "client_id": "mine",
         "method": "POST",
         "endpoint": "/v1/completions",
@@ -107,7 +111,7 @@ def test_a_failure_on_the_way_is_told_from_a_whole_answer(tmp_path: Path, caplog
 
 def test_what_asks_again_and_again_leaves_no_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = settings_for(write_model_folder(tmp_path))
-    for path in ("/health", "/ready", "/metrics", "/version", "/", "/status.json", "/ui/status.css"):
+    for path in ("/health", "/ready", "/metrics", "/version", "/", "/status.json", "/ui/style/theme.css"):
         call(FakeClient(always(HELLO)), settings, "GET", path)
     assert not lines(caplog)
 
@@ -145,6 +149,8 @@ def test_http_requests_are_counted_by_endpoint_and_status() -> None:
     restarted.count_response("/b", 429)
     first.set_open_connections(3)
     restarted.set_open_connections(4)
+    first.count_spans(sent=1, dropped=5)
+    restarted.count_spans(sent=2)
     for counts in (first, restarted):
         samples: dict[tuple[str, ...], float] = {
             (s.name, *s.labels.values()): s.value
@@ -156,6 +162,8 @@ def test_http_requests_are_counted_by_endpoint_and_status() -> None:
         assert samples == {
             ("x:http_connections",): 7,
             ("x:http_connections_dropped_total",): 0,
+            ("x:trace_spans_sent_total",): 3,
+            ("x:trace_spans_dropped_total",): 5,
         } | {("x:http_requests_total", *labels): value for labels, value in requests.items()}
 
 

@@ -212,7 +212,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["train"], "invalid choice: 'train' (choose from serve, bench, keys)"),
+        (["train"], "invalid choice: 'train' (choose from serve, chat, pull, list, show, rm, bench, "),
         (["srve"], "did you mean serve?"),
         (["serve", "{model}", "--prot", "1"], "unrecognized arguments: --prot 1; did you mean --port?"),
         (["serve", "{model}", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
@@ -235,7 +235,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "{model}", "--host", "192.0.2.1"], "this machine does not have that address"),
         (["serve", "/no/such/folder"], "there is no folder /no/such/folder"),
         (["serve", "{model}/.."], "it has no config.json"),
-        (["serve", "{model}/config.json"], "is a file"),
+        (["serve", "{model}/config.json"], "is one file of a model: give its folder"),
     ],
 )
 def test_wrong_use_is_one_sentence(
@@ -285,13 +285,16 @@ def parsed(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Server
 
 def test_options_reach_the_engine_and_the_app(parsed: Callable[..., ServerOptions], model: Path) -> None:
     plain = parsed()
-    assert (plain.engine.model, plain.app.model_folder) == (str(model), str(model))
+    assert (plain.engines[0].config.model, plain.app.model_folder) == (str(model), str(model))
     assert plain.app.served_model_names == ("tiny",)
     assert (plain.host, plain.port, plain.api_workers, plain.drain_timeout) == ("127.0.0.1", 8000, 1, 30)
-    assert (plain.engine.max_num_seqs, plain.engine.max_num_batched_tokens) == (0, 0)
-    assert plain.engine.prefix_caching
+    assert (plain.engines[0].config.max_num_seqs, plain.engines[0].config.max_num_batched_tokens) == (0, 0)
+    assert plain.engines[0].config.prefix_caching
     assert plain.app.api_keys == ()
-    cpu, cuda = plain.engine.with_device_defaults("cpu"), plain.engine.with_device_defaults("cuda")
+    cpu, cuda = (
+        plain.engines[0].config.with_device_defaults("cpu"),
+        plain.engines[0].config.with_device_defaults("cuda"),
+    )
     assert (cpu.max_num_seqs, cpu.max_num_batched_tokens) == (64, 1024)
     assert (cuda.max_num_seqs, cuda.max_num_batched_tokens) == (256, 8192)
 
@@ -305,7 +308,7 @@ def test_options_reach_the_engine_and_the_app(parsed: Callable[..., ServerOption
         *("--request-timeout", "8", "--tool-call-parser", "mistral", "--reasoning-parser", "think", "--seed", "5"),
         *("--log-format", "json", "--log-level", "warning", "--log-prompts", "--no-ui"),
     )
-    engine, app = full.engine, full.app
+    engine, app = full.engines[0].config, full.app
     assert (engine.device, engine.dtype, engine.load_format, engine.prefix_caching) == (
         "cpu",
         "bfloat16",
@@ -321,7 +324,7 @@ def test_options_reach_the_engine_and_the_app(parsed: Callable[..., ServerOption
     for side in (engine, app):
         assert (side.log_format, side.log_level) == ("json", "warning")
     assert (app.log_prompts, app.ui, plain.app.log_prompts, plain.app.ui) == (True, False, False, True)
-    assert (engine.seed, app.seed, plain.engine.seed, plain.app.seed) == (5, 5, None, None)
+    assert (engine.seed, app.seed, plain.engines[0].config.seed, plain.app.seed) == (5, 5, None, None)
     assert (plain.app.tool_call_parser, plain.app.reasoning_parser) == ("auto", "auto")
     assert (full.host, full.port, full.api_workers, full.drain_timeout, full.step_timeout) == ("::1", 1234, 4, 6, 5.0)
 
@@ -412,8 +415,8 @@ def test_models_beside_have_names_of_their_own(
     encoder, judge = str(tmp_path / "encoder"), str(tmp_path / "judge")
     options = parsed("--embedding-model", encoder, "--reranker-model", judge)
     assert (options.app.embedding_model_names, options.app.reranker_model_names) == (("encoder",), ("judge",))
-    assert (options.engine.embedding_name, options.engine.reranker_name) == ("encoder", "judge")
-    assert (options.engine.embedding_model, options.engine.reranker_model) == (encoder, judge)
+    assert (options.engines[0].config.embedding_name, options.engines[0].config.reranker_name) == ("encoder", "judge")
+    assert (options.engines[0].config.embedding_model, options.engines[0].config.reranker_model) == (encoder, judge)
     for wrong in (("--embedding-model", judge), ("--served-model-name", "judge")):
         assert main(["serve", str(model), *wrong, "--reranker-model", judge]) == 2
         assert "--reranker-model and another model are both called judge" in capsys.readouterr().err

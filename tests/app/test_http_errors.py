@@ -12,8 +12,9 @@ import pytest
 
 from tessera.app.server.application import create_app
 from tessera.app.settings import AppSettings
+from tessera.engine.contract.logs import TextFormatter
 from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import as_engine_client, call, ids, settings_for, write_model_folder
+from tests.support.http_fixtures import as_engines, call, ids, settings_for, write_model_folder
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "hi"}
@@ -261,8 +262,8 @@ def test_the_templates_message_is_the_errors_message(tmp_path: Path) -> None:
 
 def test_too_many_prompts_in_preparation(tmp_path: Path) -> None:
     settings = settings_for(write_model_folder(tmp_path), max_text_jobs=1)
-    app = create_app(as_engine_client(FakeClient(always(HELLO))), settings)
-    workers = app.state.model.workers
+    app = create_app(as_engines(FakeClient(always(HELLO))), settings)
+    workers = app.state.models.default.workers
     assert workers._places.acquire(blocking=False)
     transport = httpx.ASGITransport(app)
 
@@ -297,6 +298,7 @@ def test_a_fault_of_the_server_shows_nothing_of_it(settings: AppSettings, caplog
     def broken(submission: Any) -> Any:
         raise ZeroDivisionError("secret path /srv/x.py")
 
+    caplog.handler.setFormatter(TextFormatter())
     response = call(FakeClient(broken), settings, "POST", "/v1/completions", json=TEXT)
     assert response.status_code == 500
     assert error_of(response)["code"] == "internal_error"

@@ -2,66 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from tessera.app.cli.hub import find_model
 from tessera.engine.contract.errors import ModelError
+from tests.support.fake_hub import COMMIT, FILES, hub_environment, running_hub
 from tests.support.paths import ROOT
-from tests.support.tiny_models import TINY_MODELS
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CONFIG = json.dumps(TINY_MODELS["llama"].config).encode()
-FILES = {
-    "config.json": CONFIG,
-    "model-00001-of-00002.safetensors": b"first" * 1000,
-    "model-00002-of-00002.safetensors": b"second" * 1000,
-    "tokenizer.json": b"{}",
-    "tokenizer.model": b"pieces",
-    "chat_template.jinja": b"{{ messages }}",
-    "pytorch_model.bin": b"a pickle",
-    "modeling_custom.py": b"raise SystemExit",
-    "consolidated.safetensors": b"the weights once more",
-    "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
-    "onnx/config.json": b"{}",
-    "onnx/model.safetensors": b"the weights once more",
-    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
-    "README.md": b"words",
-}
-GGUF_FILES = {
-    "config.json": b"{}",
-    "README.md": b"words",
-    "Tiny-Q4_K_M.gguf": b"GGUF four" * 1000,
-    "Tiny-Q8_0.gguf": b"GGUF eight" * 1000,
-    "BF16/Tiny-BF16-00001-of-00002.gguf": b"GGUF first" * 1000,
-    "BF16/Tiny-BF16-00002-of-00002.gguf": b"GGUF second" * 1000,
-    "mmproj-Tiny-F16.gguf": b"GGUF pictures",
-}
-PICKLES = {"config.json": CONFIG, "pytorch_model.bin": b"a pickle", "training_args.bin": b"another"}
-UNSUPPORTED = {"config.json": b'{"architectures": ["MambaForCausalLM"]}', "model.safetensors": b"weights"}
-QUANTISED = {"config.json": CONFIG, "quantize_config.json": b'{"bits": 4}', "model.safetensors": b"weights"}
-FP8_CONFIG = json.dumps({**TINY_MODELS["llama"].config, "quantization_config": {"quant_method": "fp8"}}).encode()
-FP8 = {"config.json": FP8_CONFIG, "model.safetensors": b"weights"}
-ADAPTER = {"adapter_config.json": b'{"base_model_name_or_path": "tiny/llama"}', "adapter_model.safetensors": b"weights"}
-REFUSED = {
-    "tiny/pickles": PICKLES,
-    "tiny/mamba": UNSUPPORTED,
-    "tiny/gptq": QUANTISED,
-    "tiny/fp8": FP8,
-    "tiny/lora": ADAPTER,
-}
-MODELS = {**REFUSED, "tiny/llama": FILES, "tiny/gguf": GGUF_FILES, "tiny/one": {"only.gguf": b"GGUF one"}}
 WANTED = {
     "config.json",
     "model-00001-of-00002.safetensors",
@@ -83,109 +34,14 @@ except ConfigError as error:
 """
 
 
-class Hub(ThreadingHTTPServer):
-    """As much of a model hub as a download needs, with MODELS and some that misbehave."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), HubHandler)
-        self.requested: list[str] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class HubHandler(BaseHTTPRequestHandler):
-    server: Hub
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        self.server.requested.append(f"{self.command} {path}")
-        if path.startswith("/api/models/tiny/gated"):
-            self._error(403, "GatedRepo")
-        elif path.startswith("/api/models/tiny/broken"):
-            self._error(500, "Internal")
-        else:
-            self._answer_of_model(path)
-
-    def _answer_of_model(self, path: str) -> None:
-        model, files = next(((model, MODELS[model]) for model in MODELS if model in path), ("", {}))
-        if not model:
-            self._error(404, "RepoNotFound")
-        elif path in (f"/api/models/{model}/revision/main", f"/api/models/{model}/revision/v1"):
-            self._json({"id": model, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]})
-        elif path.startswith(f"/api/models/{model}/revision/"):
-            self._error(404, "RevisionNotFound")
-        elif path == f"/api/models/{model}/tree/{COMMIT}":
-            self._json(
-                [
-                    {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
-                    for name, content in files.items()
-                ]
-            )
-        elif path.startswith(f"/{model}/resolve/{COMMIT}/"):
-            self._file(files[path.removeprefix(f"/{model}/resolve/{COMMIT}/")])
-        else:
-            self._error(404, "RepoNotFound")
-
-    def _file(self, content: bytes) -> None:
-        etag = f'"{hashlib.sha1(content).hexdigest()}"'
-        self._send(200, content, {"ETag": etag, "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"})
-
-    def _json(self, value: object) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
-    def _error(self, status: int, code: str) -> None:
-        self._send(status, b"{}", {"X-Error-Code": code, "Content-Type": "application/json"})
-
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def running_hub() -> Iterator[Hub]:
-    with Hub() as hub:
-        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield hub
-        finally:
-            hub.shutdown()
-            thread.join()
-
-
 def find_in_process(
     model: str, endpoint: str, home: Path, cwd: Path = ROOT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """`find_model` in a process of its own, because the hub's client reads its settings when imported."""
-    hidden = ("HF_", "HUGGING", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-    inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith(hidden)}
-    settings = {
-        "PYTHONPATH": str(ROOT),
-        "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(home),
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "NO_PROXY": "*",
-    }
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, model],
         cwd=cwd,
-        env={**inherited, **settings, **environment},
+        env={**hub_environment(endpoint, home), **environment},
         capture_output=True,
         text=True,
         timeout=60,
@@ -374,10 +230,33 @@ def test_an_adapter_folder_names_its_base(tmp_path: Path) -> None:
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"is not a model: it has no config\.json"):
         find_model(str(tmp_path))
-    file = tmp_path / "model.bin"
-    file.touch()
-    with pytest.raises(ModelError, match="is a file"):
-        find_model(str(file))
     for missing in ("/no/such/folder", "./missing", "missing", "../a/b", "a/b/c", "org/na me", ""):
         with pytest.raises(ModelError, match=r"there is no folder .*|no config\.json"):
             find_model(missing)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("model.bin", b"", "model.bin is a pickle, which could run code when opened; get the model in safetensors or"),
+        ("model.safetensors", b"x", "model.safetensors is one file of a model: give its folder, "),
+        ("config.json", b"{}", "config.json is one file of a model: give its folder, "),
+        ("tiny-Q4_0", b"GGUF\3\0", "is a GGUF file by its content, but not by its name: rename it to tiny-Q4_0.gguf"),
+        ("model", POINTER, "model is a Git LFS pointer, not the file itself: run `git lfs pull` in the folder"),
+        ("notes.txt", b"words", "notes.txt is a file; give a GGUF file, or the folder that holds config.json"),
+    ],
+)
+def test_a_file_that_is_no_model_is_named(tmp_path: Path, name: str, content: bytes, sentence: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelError) as refused:
+        find_model(str(tmp_path / name))
+    assert sentence in str(refused.value)
+
+
+def test_a_folder_of_a_diffusers_pipeline_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline"}')
+    with pytest.raises(ModelError, match=r"is a diffusers pipeline \(StableDiffusionPipeline\), which makes images"):
+        find_model(str(tmp_path))

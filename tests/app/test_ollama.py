@@ -284,7 +284,7 @@ def test_a_model_without_a_template_continues_prompts(tmp_path: Path) -> None:
 def test_without_a_prompt_nothing_is_generated(settings: AppSettings, path: str, field: str) -> None:
     client = says("hello")
     answer = post(client, settings, path, keep_alive=0).json()
-    assert (answer["done"], answer["done_reason"], field in answer) == (True, "load", True)
+    assert (answer["done"], answer["done_reason"], field in answer) == (True, "unload", True)
     assert not client.submissions
 
 

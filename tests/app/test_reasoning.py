@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from tokenizers import AddedToken
 
+from tessera.app.model_settings import ReasoningParserName
 from tessera.app.reasoning.deepseek_r1 import IMPLIED
 from tessera.app.reasoning.families import NAMED, choose_reasoning
 from tessera.app.reasoning.format import THINK, ReasoningFormat
@@ -18,7 +19,7 @@ from tessera.app.reasoning.glm import WITH_ANSWER_TAGS
 from tessera.app.reasoning.granite import GRANITE_32, GRANITE_33
 from tessera.app.reasoning.minimax import M3
 from tessera.app.reasoning.splitter import ReasoningSplitter
-from tessera.app.settings import AppSettings, ReasoningParserName
+from tessera.app.settings import AppSettings
 from tessera.engine.contract.sampling_params import ReasoningBudget
 from tests.support.fake_client import INFO, FakeClient, always, play
 from tests.support.http_fixtures import (

@@ -26,7 +26,7 @@ from tessera.engine.contract.errors import EngineError
 from tessera.engine.contract.messages import EmbeddingInfo, ScorerInfo, TokenLogprobs
 from tests.support.fake_client import FakeClient, Submission, play
 from tests.support.http_fixtures import ids, serve
-from tests.support.operations import OPERATIONS, Operation
+from tests.support.operations import OPERATIONS, POOLED, Operation
 from tests.support.surface_fixtures import CALL, PATIENCE, ROOMY, WEATHER_PARAMETERS, tool_settings
 
 EMBEDDINGS = EmbeddingInfo(
@@ -257,6 +257,7 @@ CASES: dict[str, list[Case]] = {
     "detokenize": [Case({"tokens": [5, 6, 7]})],
     "tokenizerInfo": [Case()],
     "resetPrefixCache": [Case()],
+    "isSleeping": [Case()],
     "load": [Case()],
     "ping": [Case()],
     "health": [Case()],
@@ -368,7 +369,7 @@ def check_streamed(http: httpx.Client, operation: Operation, case: Case, fields:
 
 def test_every_response_and_event_fits_and_every_field_occurs(tmp_path: Path) -> None:
     client, fields = Client(), Fields()
-    assert CASES.keys() == {operation.id for operation in OPERATIONS}
+    assert CASES.keys() | POOLED == {operation.id for operation in OPERATIONS}
     operations = {operation.id: operation for operation in OPERATIONS}
     with (
         serve(client, tool_settings(tmp_path)) as url,

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from tessera.app.generate.reader import CompletionReader
-from tessera.app.settings import ToolParserName
+from tessera.app.model_settings import ToolParserName
 from tessera.app.tools.formats.registry import FORMATS, choose_format
 from tessera.app.tools.parts import CallStart
 from tessera.engine.contract.errors import ConfigError

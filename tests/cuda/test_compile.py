@@ -29,6 +29,7 @@ from tessera.engine.ops.cuda import sampling
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL, SM90_MATMUL_WIDE
 from tessera.engine.ops.cuda.quant.product import BLOCK_MATMUL, TILES
+from tessera.engine.ops.cuda.quant.sm90_product import SM90_BLOCK_MATMUL
 from tessera.engine.ops.cuda.registry import all_instantiations, all_specs
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES
 from tests.support.paths import ROOT
@@ -119,14 +120,20 @@ OF_ONE_ORDER = {
 }
 
 
+SAMPLED = (BLOCK_MATMUL, SM90_BLOCK_MATMUL)  # of which there are hundreds
+
+
 def is_compiled_here(pair: Instantiation, arch: str) -> bool:
     spec, template = pair
     if spec.batch_invariant and not (arch == "90a" and template[0] == DTYPE_OF_ARCH[arch]):
         sizes = OF_ONE_ORDER.get(spec.name)
         return sizes is not None and all(size in template for size in sizes)
-    if spec is not BLOCK_MATMUL:
+    if spec not in SAMPLED:
         return True
     values = dict(zip(spec.template, template, strict=True))
+    if spec is SM90_BLOCK_MATMUL:  # each type by one tile, and one type by all
+        smallest = (values["T"], values["Out"], values["WARPGROUPS_M"]) == ("__nv_bfloat16", "__nv_bfloat16", "1")
+        return smallest or values["F"] == "Q4_K"
     largest = TILES[int(values["TOKENS"])][0].units
     return (
         values["TOKENS"] in BLOCK_TOKENS.get(arch, ()) and values["UNITS"] == str(largest) and values["Out"] != "float"
@@ -148,13 +155,13 @@ def pairs_for(arch: str) -> list[Instantiation]:
 def test_all_instantiations_are_compiled_for_some_architecture() -> None:
     compiled = {pair for arch in DTYPE_OF_ARCH for pair in pairs_for(arch)}
     for dtype in C_TYPE_NAMES.values():
-        pairs = {pair for pair in all_instantiations((dtype,)) if pair[0] is not BLOCK_MATMUL}
+        pairs = {pair for pair in all_instantiations((dtype,)) if pair[0] not in SAMPLED}
         assert {pair for pair in pairs if dtype == "__nv_bfloat16" or not pair[0].batch_invariant} <= compiled
-    types = {template[2] for spec, template in compiled if spec is BLOCK_MATMUL}
-    assert types == PACKED_FORMATS.keys()
+    for sampled in SAMPLED:
+        assert {template[2] for spec, template in compiled if spec is sampled} == PACKED_FORMATS.keys()
     for arch in DTYPE_OF_ARCH:
-        expected = {spec for spec in all_specs() if spec.supports(arch)} - {BLOCK_MATMUL}
-        assert {spec for spec, _ in pairs_for(arch)} - {BLOCK_MATMUL} == expected
+        expected = {spec for spec in all_specs() if spec.supports(arch)} - set(SAMPLED)
+        assert {spec for spec, _ in pairs_for(arch)} - set(SAMPLED) == expected
 
 
 @pytest.mark.timeout(280)  # 12 s of compiling for sm_90a, and many more where others use the cores

@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 import shutil
-import socket
 import subprocess
-import urllib.parse
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from tessera.app.cli.serve_options import SERVE_OPTIONS
 from tessera.app.server.application import create_app
 from tessera.engine.contract.messages import GpuUsage, SchedulerStats
 from tessera.engine.core.metrics import EngineMetrics
 from tests.image_steps import Image, ignored, instructions
 from tests.supply_chain import is_allowed, licences_of, sbom, unhashed
 from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import as_engine_client, call, ids, settings_for, write_model_folder
+from tests.support.http_fixtures import as_engines, call, ids, settings_for, write_model_folder
+from tests.support.monitoring import DASHBOARD, DEPLOY, RULES, queries
 from tests.support.paths import ROOT
-from tests.support.server_fixture import Server
 
-DEPLOY = ROOT / "deploy"
-DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana/dashboards/tessera.json").read_text())
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-ALERTS: dict[str, Any] = yaml.safe_load((DEPLOY / "alerts.yml").read_text())
 GRID_WIDTH = 24
 SERVERS = ("tessera", "tessera-cpu")
-
-
-def queries() -> list[str]:
-    """Every expression of the dashboard and of the alerts, as Prometheus gets them."""
-    panels = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
-    variables = [v["query"]["query"] for v in DASHBOARD["templating"]["list"] if v["type"] == "query"]
-    found = panels + [re.sub(r"label_values\((.*), \w+\)", r"\1", query) for query in variables]
-    found += [rule["expr"] for group in ALERTS["groups"] for rule in group["rules"]]
-    return [expr.replace("$__rate_interval", "1m").replace("$model", ".*") for expr in found]
+SCRAPED_LABELS = {"job", "instance"}  # which Prometheus adds
 
 
 def served(folder: Path) -> dict[str, set[str]]:
@@ -53,7 +40,7 @@ def served(folder: Path) -> dict[str, set[str]]:
     settings = settings_for(write_model_folder(folder))
     text = call(client, settings, "GET", "/metrics").text
     engine = EngineMetrics("tiny").render(SchedulerStats(0, 0, 1, 0, 0)).decode()
-    counts = create_app(as_engine_client(client), settings).state.http_counts
+    counts = create_app(as_engines(client), settings).state.http_counts
     counts.count_response("/health", 503)
     samples = [s for f in text_string_to_metric_families(text + engine) for s in f.samples]
     samples += [s for f in counts.collect("tessera") for s in f.samples]
@@ -65,14 +52,16 @@ def test_every_query_is_of_metrics_and_labels_that_exist(tmp_path: Path) -> None
     assert len(queries()) > 30
     for query in queries():
         names = re.findall(r"tessera:\w+", query)
-        assert names, query
+        recorded = re.findall(r"tessera_\w+:\w+", query)
+        assert names or recorded, query
+        assert set(recorded) <= {rule.get("record") for rule in RULES}, query
         for name in names:
             assert name in metrics, f"{name} of {query}"
         for name, matchers in re.findall(r"(tessera:\w+)\{([^}]*)\}", query):
             for label in re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", matchers):
                 assert label in metrics[name], f"{label} of {query}"
         for labels in re.findall(r"by \(([^)]*)\)", query):
-            for label in labels.split(", "):
+            for label in set(labels.split(", ")) - SCRAPED_LABELS:
                 assert any(label in metrics[name] for name in names), f"{label} of {query}"
 
 
@@ -248,57 +237,22 @@ def test_everything_is_locked_with_hashes_and_may_be_used() -> None:
     assert not is_allowed("x", "")
 
 
-@pytest.fixture
-def prometheus(builtin_server: Server, tmp_path: Path) -> Iterator[httpx.Client]:
-    """A real one with the deployed configuration, but for the server's address and a quicker scrape."""
-    program = os.environ.get("TESSERA_PROMETHEUS") or shutil.which("prometheus")
-    if not program:
-        pytest.skip("no Prometheus is installed: neither TESSERA_PROMETHEUS nor prometheus on the PATH")
-    config = (DEPLOY / "prometheus.yml").read_text()
-    address = urllib.parse.urlsplit(builtin_server.url).netloc
-    (tmp_path / "prometheus.yml").write_text(config.replace("server:8001", address).replace("5s", "200ms"))
-    shutil.copy(DEPLOY / "alerts.yml", tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        listen = f"127.0.0.1:{free.getsockname()[1]}"
-    options = [f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
-    log = (tmp_path / "log").open("wb")
-    process = subprocess.Popen([program, *options, f"--web.listen-address={listen}"], stdout=log, stderr=log)
-    try:
-        with httpx.Client(base_url=f"http://{listen}", timeout=10) as client:
-            builtin_server.until(lambda: _value(client, 'up{job="tessera"} == 1') == 1, "a scrape by Prometheus")
-            yield client
-    finally:
-        process.kill()
-        process.wait()
-        log.close()
+@pytest.mark.parametrize("several", [False, True])
+def test_the_services_options_are_ones_that_the_server_has(tmp_path: Path, several: bool) -> None:
+    """Also the list of models, which is a comment."""
+    text = (DEPLOY / "tessera.yaml").read_text()
+    if several:
+        text = re.sub(r"^# (?=gpu-memory|models|  )", "", text, flags=re.MULTILINE).replace("\nmodel: ", "\n# model: ")
+    path = tmp_path / "tessera.yaml"
+    path.write_text(text)
+    given = SERVE_OPTIONS.read(argparse.Namespace(config=path), {})
+    assert (given.value("admin_port"), given.source("api_keys_file")) == (8001, "file")
+    assert [entry["served_model_name"] for entry in given.value("models")] == [("small",), ("large",)] * several
+    unit = (DEPLOY / "tessera.service").read_text()
+    assert "ExecReload=/bin/kill -HUP $MAINPID" in unit
+    assert int(re.findall(r"TimeoutStopSec=(\d+)", unit)[0]) > given.value("drain_timeout")
 
 
-def _value(client: httpx.Client, query: str) -> float | None:
-    try:
-        answer = client.get("/api/v1/query", params={"query": query})
-    except httpx.TransportError:  # it is not up yet
-        return None
-    if answer.status_code == 503:
-        return None
-    found = answer.json()
-    assert found["status"] == "success", f"{query}: {found}"
-    result = found["data"]["result"]
-    return float(result[0]["value"][1]) if result else None
-
-
-def test_a_real_prometheus_scrapes_the_server_and_answers_every_query(
-    prometheus: httpx.Client, builtin_server: Server
-) -> None:
-    before = builtin_server.metrics()["generation_tokens_total"]
-    builtin_server.complete("Once", 20)
-    wanted = before + 20
-    builtin_server.until(lambda: _value(prometheus, "tessera:generation_tokens_total") == wanted, "the new tokens")
-    for query in queries():
-        _value(prometheus, query)
-    assert _value(prometheus, "sum(tessera:kv_cache_blocks)") == _value(
-        prometheus, 'sum(tessera:kv_cache_blocks{state!="used"})'
-    )
-    targets = prometheus.get("/api/v1/targets").json()["data"]["activeTargets"]
-    assert [target["health"] for target in targets] == ["up"]
-    rules = prometheus.get("/api/v1/rules").json()["data"]["groups"]
-    assert len(rules[0]["rules"]) == len(ALERTS["groups"][0]["rules"])
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_nginx_takes_its_configuration() -> None:
+    subprocess.run(["nginx", "-t", "-q", "-p", ROOT, "-c", DEPLOY / "proxies/nginx.conf"], check=True)

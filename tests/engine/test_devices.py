@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.cuda.driver import FoundDevice
+from tessera.engine.runner import devices
 from tessera.engine.runner.devices import select_device
 from tessera.engine.tensor import CPU
 
@@ -41,3 +44,18 @@ def test_a_usable_device_is_taken(name: str, monkeypatch: pytest.MonkeyPatch) ->
     device, reason = select_device(name)  # type: ignore[arg-type]
     assert device is made
     assert "NVIDIA H200" in reason
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_without_the_packages_for_a_gpu_the_cpu_serves_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, has_gpu: bool
+) -> None:
+    """As after `pip install tessera-llm`, without the extra: loud where a GPU lies idle for that."""
+    monkeypatch.setattr(devices, "has_cuda_packages", lambda: False)
+    monkeypatch.setattr(devices, "DRIVER_DEVICE", tmp_path if has_gpu else tmp_path / "missing")
+    device, reason = devices.select_device("auto")
+    assert (device, "tessera-llm[cuda]" in reason) == (CPU, True)
+    assert ("this machine has an NVIDIA GPU, which is not used" in caplog.text) == has_gpu
+    with pytest.raises(ConfigError, match=r"pip install 'tessera-llm\[cuda\]'"):
+        devices.select_device("cuda")
+    assert devices.select_device("cpu") == (CPU, "the CPU was asked for")

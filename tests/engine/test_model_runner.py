@@ -12,10 +12,12 @@ import pytest
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.formats import KVFormat
 from tessera.engine.models.config import load_config, parse_config
 from tessera.engine.models.kv_cache import block_bytes
 from tessera.engine.ops.make import make_ops
+from tessera.engine.runner import model_runner
 from tessera.engine.runner.model_runner import ModelRunner, resolve_dtype
 from tessera.engine.tensor import Buffer, CpuDevice, float32
 from tests.support.decoder_harness import (
@@ -437,3 +439,19 @@ def test_the_last_layer_need_not_compute_what_no_logits_need(name: str, tmp_path
     runner = ModelRunner(config, load_config(folder), device, make_ops(device))
     for whole, last in logits_with_and_without_the_last_layers_rest(runner):
         assert relative_error(last, whole) < 1e-5
+
+
+@pytest.mark.parametrize(("beside_others", "left"), [(False, 10), (True, 40)])
+def test_a_share_beside_other_engines_is_this_engines_own(
+    monkeypatch: pytest.MonkeyPatch, beside_others: bool, left: int
+) -> None:
+    """Of 100 bytes 30 were in use before; this engine has taken 20 of its share of 60 since."""
+    device = object.__new__(CudaDevice)
+    free = [70]
+    monkeypatch.setattr(CudaDevice, "total_memory", 100, raising=False)
+    monkeypatch.setattr(CudaDevice, "free_memory", lambda self: free[0])
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(CudaDevice, name, lambda self: None)
+    before = model_runner._used_memory(device) if beside_others else 0
+    free[0] = 50
+    assert model_runner._free_of_share(device, 0.6) + before == left

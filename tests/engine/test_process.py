@@ -125,7 +125,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
     def start_engine(model: str = "stub") -> Engine:
         reader, writer = os.pipe()
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.stub_engine", str(tmp_path), str(writer)],
+            [sys.executable, "-m", "tests.support.stub_engine", str(tmp_path), str(writer), str(tmp_path)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -351,7 +351,7 @@ def test_fault_fairness_d6_a_flood_of_messages_leaves_time_for_steps(
     silent = SimpleNamespace(start=lambda: None, stop=lambda: None)
     monkeypatch.setattr(process_module, "HeartbeatSender", lambda *_, **__: silent)
     monkeypatch.setattr(process_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    process = EngineProcess(str(tmp_path))
+    process = EngineProcess(str(tmp_path), str(tmp_path))
     process._engine = LoadedEngine(SlowCore(), INFO, lambda: b"")
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)

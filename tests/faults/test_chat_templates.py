@@ -19,7 +19,7 @@ from tessera.app.settings import AppSettings
 from tessera.app.text.chat_template import RESERVED_KWARGS, ChatTemplate, check_kwargs
 from tessera.engine.contract.errors import InvalidRequestError
 from tests.faults.app_fixtures import post
-from tests.support.http_fixtures import as_engine_client, settings_for, write_model_folder
+from tests.support.http_fixtures import as_engines, settings_for, write_model_folder
 from tests.support.surface_fixtures import says
 
 USER = [{"role": "user", "content": "hi"}]
@@ -141,7 +141,7 @@ def test_fault_chat_templates_render_in_bounded_time_off_the_event_loop(
 ) -> None:
     """While one renders until its time is up, others are answered."""
     settings = settings_for(write_model_folder(tmp_path, template=ENDLESS), template_timeout=0.3)
-    app = create_app(as_engine_client(says("ok")), settings)
+    app = create_app(as_engines(says("ok")), settings)
     threads: list[int] = []
     begun = threading.Event()
     render = ChatTemplate.render
@@ -164,7 +164,7 @@ def test_fault_chat_templates_render_in_bounded_time_off_the_event_loop(
             return await rendering
 
     response = asyncio.run(run())
-    app.state.model.workers.close()
+    app.state.models.default.workers.close()
     assert response.status_code == 400
     assert "takes too long" in response.json()["error"]["message"]
 

@@ -18,8 +18,8 @@ import pytest
 
 from tessera.app.http.counts import HttpCounts
 from tessera.app.server.connection_limit import SPARE_PLACES, Connection, ConnectionLimit
-from tessera.app.server.descriptors import connection_limit
 from tessera.app.settings import MOST_CONNECTIONS
+from tessera.app.sockets.descriptors import connection_limit
 from tessera.engine.contract.errors import ConfigError
 from tests.faults.test_http_layer import HEAD, TEXT, connect, read_to_the_end
 from tests.support.fake_client import FakeClient, always
@@ -99,7 +99,7 @@ def test_fault_descriptors_spare_places_are_few() -> None:
 
 def test_fault_descriptors_the_soft_limit_is_raised_to_the_hard_one() -> None:
     code = (
-        "from tessera.app.server.descriptors import raise_descriptor_limit as f; import resource;"
+        "from tessera.app.sockets.descriptors import raise_descriptor_limit as f; import resource;"
         " print(f(), resource.getrlimit(7))"
     )
     ulimit = ["bash", "-c", 'ulimit -Sn 100 && ulimit -Hn 700 && exec "$@"', "-"]

@@ -19,7 +19,7 @@ from tessera.app.settings import AppSettings
 from tessera.engine.contract.messages import EmbeddingInfo, ScorerInfo
 from tests.faults.schema_limits import REF, Limit, SchemaLimits
 from tests.support.fake_client import INFO, FakeClient, always
-from tests.support.http_fixtures import as_engine_client, call
+from tests.support.http_fixtures import as_engines, call
 from tests.support.operations import OPERATIONS, Operation, document_for
 from tests.support.surface_fixtures import says, tool_settings
 
@@ -95,13 +95,13 @@ def test_fault_unbounded_numbers_beyond_a_maximum_are_refused_at_once(
 
 
 async def _send_all(client: FakeClient, settings: AppSettings, path: str, limits: list[Limit]) -> list[str]:
-    app = create_app(as_engine_client(client), settings)
+    app = create_app(as_engines(client), settings)
     problems = []
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tiny") as http:
         for limit in limits:
             if problem := await _problem(http, path, limit):
                 problems.append(f"{limit.path}: {problem}")
-    app.state.model.workers.close()
+    app.state.models.default.workers.close()
     return problems
 
 
@@ -148,7 +148,7 @@ def test_fault_unbounded_numbers_prompts_times_choices(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "101"}, {"limit": "9" * 5000}, {"after": "x" * 257}])
 def test_fault_unbounded_numbers_of_a_query(settings: AppSettings, query: dict[str, str]) -> None:
-    app = create_app(as_engine_client(says("ok")), settings)
+    app = create_app(as_engines(says("ok")), settings)
 
     async def run() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tiny") as http:
@@ -158,6 +158,6 @@ def test_fault_unbounded_numbers_of_a_query(settings: AppSettings, query: dict[s
             return await http.get(path, params=query)
 
     response = asyncio.run(run())
-    app.state.model.workers.close()
+    app.state.models.default.workers.close()
     assert response.status_code == 400
     assert response.json()["error"]["param"] in query

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,15 @@ import pytest
 
 from tessera.app.cli.command import main
 from tessera.loadtest import bench
-from tessera.loadtest.client.records import Recorder, Records
 from tessera.loadtest.client.timed_completion import TimedCompletion
 from tessera.loadtest.report.comparison import compare
-from tessera.loadtest.run.load_run import Outcome
 from tessera.loadtest.run.summary import summarize
-from tessera.loadtest.run.sweep import best, search
 from tessera.loadtest.workload.arrival import Arrival
 from tessera.loadtest.workload.dialogue_file import FileWorkload, read_dialogues
 from tessera.loadtest.workload.random_prompts import RandomWorkload
 from tessera.loadtest.workload.request_template import CHAT, RequestTemplate
 from tessera.options.errors import OptionError
-from tests.support.load_page import check_page
-
-
-def outcome(*requests: tuple[float, list[float], int, str | None], cpu_share: float = 0.1) -> Outcome:
-    """Of requests (start, token times, output tokens, error), split over two client processes."""
-    recorders = (Recorder(), Recorder())
-    for index, (start, times, tokens, error) in enumerate(requests):
-        end = (times[-1] if times else start) + 0.001  # a token's time counts, not when the stream closed
-        recorders[index % 2].record_request(start, end, array("d", times), 10, tokens, error, "words")
-    return Outcome(Records.merge([recorder.pack() for recorder in recorders]), 100.0, [0.05, cpu_share], False)
+from tests.support.load_outcomes import outcome
 
 
 def test_figures_of_known_requests() -> None:
@@ -112,7 +99,7 @@ def test_random_prompts_share_their_prefixes_and_spread_their_lengths() -> None:
     workload = RandomWorkload(60, 100, 40, 500, seed=5, range_ratio=0.5, prefix_len=30, num_prefixes=2)
     found = bodies(workload, RequestTemplate("m"))
     assert found == bodies(workload, RequestTemplate("m"))
-    assert found != bodies(workload.resized(60, 6), RequestTemplate("m"))
+    assert found != bodies(workload.part(60, 60), RequestTemplate("m"))
     assert {tuple(body["prompt"][:30]) for body in found[::2]} != {tuple(body["prompt"][:30]) for body in found[1::2]}
     assert len({tuple(body["prompt"][:30]) for body in found}) == 2
     lengths = [len(body["prompt"]) - 30 for body in found]
@@ -145,29 +132,6 @@ def test_files_of_conversations(tmp_path: Path) -> None:
             read_dialogues(lines)
 
 
-@pytest.mark.parametrize("capacity", [3.0, 40.0, 95.0])
-def test_a_sweep_finds_the_capacity(capacity: float) -> None:
-    """Of a server that does 100 requests a second at full load and keeps to the limits up to `capacity`."""
-
-    def measure(rate: float) -> dict[str, Any]:
-        share = 1.0 if rate <= capacity else 0.4
-        return {"goodput_share": share, "request_throughput": min(rate, 100.0), "interrupted": False}
-
-    levels = list(search(measure, 0.9))
-    assert len(levels) <= 10
-    found = best(levels)
-    assert found is not None
-    assert capacity * 0.9 <= found.request_rate <= capacity
-
-
-def test_a_sweep_may_find_nothing_or_everything() -> None:
-    none = list(search(lambda _: {"goodput_share": 0.1, "request_throughput": 9.0, "interrupted": False}, 0.9))
-    assert best(none) is None
-    assert len(none) <= 10
-    every = list(search(lambda _: {"goodput_share": 1.0, "request_throughput": 9.0, "interrupted": False}, 0.9))
-    assert [level.request_rate for level in every] == [math.inf, 9.0]
-
-
 def test_comparison_knows_what_is_better() -> None:
     old = {"request_throughput": 10.0, "output_throughput": 100.0, "mean_ttft_ms": 50.0, "p99_itl_ms": 0.0}
     new = {"request_throughput": 12.0, "output_throughput": 100.5, "mean_ttft_ms": 75.0, "p99_itl_ms": 3.0}
@@ -177,33 +141,6 @@ def test_comparison_knows_what_is_better() -> None:
         "Output token throughput (tok/s)": (pytest.approx(1.005), "same"),
         "Mean TTFT (ms)": (pytest.approx(1.5), "worse"),
     }
-
-
-def test_a_sweep_is_reported_rate_by_rate(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of a server that does 20 requests a second and is within the limits up to 14."""
-
-    def drive(
-        _url: str, _template: RequestTemplate, workload: RandomWorkload, arrival: Arrival, **_: object
-    ) -> Outcome:
-        late = 0.1 if arrival.request_rate <= 14 else 0.5
-        starts = [100 + index / min(arrival.request_rate, 20.0) for index in range(workload.num_prompts)]
-        return outcome(*((start, [start + late, start + late + 0.02], 2, None) for start in starts))
-
-    monkeypatch.setattr(bench, "drive", drive)
-    output, page = tmp_path / "sweep.json", tmp_path / "sweep.html"
-    options = ["--model", "<m>", "--num-prompts", "40", "--goodput", "ttft:200", "--sweep", "0.9"]
-    assert main(["bench", *options, "--output", str(output), "--html", str(page)]) == 0
-    summary = json.loads(output.read_text())
-    assert 12.5 <= summary["sweep_best_request_rate"] <= 14
-    assert summary["request_rate"] == summary["sweep_best_request_rate"]
-    assert summary["median_ttft_ms"] == pytest.approx(100)
-    assert [level["met"] for level in summary["sweep"]][:2] == [False, False]
-    assert f"{summary['request_rate']:.2f} requests/s" in capsys.readouterr().out
-    text = check_page(page, num_plots=12)
-    assert "limit 200 ms" in text
-    assert "Load test of &lt;m&gt;" in text
 
 
 def test_a_busy_client_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,6 +163,14 @@ def test_a_busy_client_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (["--metric-percentiles", "50,101"], "must be a number from 0 to 100"),
         (["--sweep"], "--sweep needs --goodput"),
         (["--sweep", "--goodput", "ttft:9", "--request-rate", "3"], "leave out --request-rate"),
+        (["--sweep-concurrency", "4,x"], "must be whole numbers from 1 to 1048576 with commas, not 'x'"),
+        (["--sweep-concurrency", "--max-concurrency", "3"], "leave out --max-concurrency"),
+        (["--sweep-concurrency", "--sweep", "--goodput", "ttft:9"], "exclude each other"),
+        (["--self-timed"], "--self-timed needs --dataset-name timed_trace or burstgpt"),
+        (["--dataset-path", "x"], "--dataset-path needs --dataset-name, one of sharegpt"),
+        (["--tokenizer", "/nowhere/at/all"], "--tokenizer /nowhere/at/all is no folder"),
+        (["--metadata", "gpu"], "must be KEY=VALUE"),
+        (["--output", "/nowhere/x.json"], "there is no folder /nowhere"),
         (["--ramp-up-strategy", "linear"], "a ramp needs all of"),
         (["--num-turns", "2"], "needs a chat endpoint"),
         (["--dataset-name", "sharegpt"], "needs --dataset-path"),

@@ -125,7 +125,7 @@ class SimulatedEngine:
         self._finished: set[tuple[bytes, str]] = set()
         self._turn_is_due = False
         self._idle_turns = 0
-        self.process = EngineProcess(RUN_DIR)
+        self.process = EngineProcess(RUN_DIR, RUN_DIR)
         self.process._metrics = NoMetrics()  # type: ignore[assignment]
         self._send_outputs = self.process._send_outputs
         self.process._send_outputs = self._check_outputs  # type: ignore[method-assign]

@@ -6,6 +6,10 @@ from __future__ import annotations
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("tessera.__main__",),
     ("app.cli",),
+    ("app.cli.chat", "app.cli.doctor"),
+    ("app.cli.cache", "app.cli.completion"),
+    ("app.cli.hub",),
+    ("app.cli.gguf_files", "app.cli.download_bar"),
     ("app.server",),
     ("app.openapi",),
     ("app.openai.invocations", "app.openai.batches", "app.ollama"),
@@ -20,12 +24,15 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("app.openai.conversations",),
     ("app.openai",),
-    ("app.generate", "app.store"),
+    ("app.tracing",),
+    ("app.generate", "app.store", "app.sockets"),
     ("app.tools.formats",),
     ("app.tools",),
     ("app.reasoning", "app.text", "app.http"),
     ("app.schema",),
     ("app.settings",),
+    ("app.model_settings",),
+    ("app.engines",),
     ("app.limits",),
     ("app.keys",),
     ("engine.ipc.process",),
@@ -58,6 +65,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("loadtest.run",),
     ("loadtest.client",),
     ("loadtest.workload",),
+    ("loadtest.options",),
     ("loadtest.metrics", "engine.builtin.training"),
     ("engine.builtin",),
     ("tessera.options",),
@@ -66,4 +74,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 # The app knows the engine by its client and its contract alone, wherever their floors are; and the files of tokenizers,
 # which may be those of weights.
 APP_SEES = ("engine.ipc.client", "engine.contract", "engine.gguf", "engine.tokens", "loadtest", "tessera")
-EXCEPTIONS = {"app.server.serve": ("engine.ipc.supervisor",), "app.cli.hub": ("engine",)}
+EXCEPTIONS = {
+    "app.server.serve": ("engine.ipc.supervisor",),
+    "app.engines.pool": ("engine.ipc.supervisor",),
+    "app.engines.pooled_model": ("engine.ipc.supervisor",),
+    "app.cli.hub": ("engine",),
+    "app.cli.cache.model_facts": ("engine",),
+    "app.cli.doctor.gpu": ("engine.cuda.cache",),
+}

@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 
+from tessera.app.engines.engines import Engines
 from tessera.app.server.application import create_app
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.config import EngineConfig
@@ -69,7 +70,7 @@ async def recorded(work: Awaitable[Any]) -> FileRecorder:
 
 async def app_files(client: Any, settings: AppSettings, body: dict[str, Any]) -> list[str]:
     """The files of app/ and engine/ that run in the app process for one chat request."""
-    app = create_app(client, settings)
+    app = create_app(Engines.of_clients(client), settings)
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from docs.generate.__main__ import generated_files, outdated
@@ -21,7 +22,11 @@ from docs.generate.options import options_page
 from docs.generate.record import dumps, record
 from docs.generate.request_path import STAGES
 from docs.generate.rooms import rooms_page
+from docs.generate.sizing import GPUS, SIZED_MODELS, kv_bytes_per_token, most_tokens_per_second
 from tessera.app.cli.reference import render_page
+from tessera.engine.formats.kv import KVFormat
+from tessera.engine.models.config import load_config
+from tessera.engine.models.kv_cache import block_bytes
 from tessera.engine.models.registry import ARCHITECTURES
 from tests.structure.floors import FLOORS
 from tests.support.paths import ROOT
@@ -38,6 +43,10 @@ FENCE = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 REPOSITORY_PATH = re.compile(r"`((?:app|engine|cuda_src|loadtest|tests|docs|deploy|tessera|\.ci)/[\w./*-]+)")
 MAKE_TARGET = re.compile(r"`make ([a-z-]+)|^\s*make ([a-z-]+)", re.MULTILINE)
+OTHER_PROGRAMS = (  # curl, openssl, certbot, useradd, systemctl, kubectl, pip
+    *("--cacert", "--cert", "--key", "--unix-socket", "--deploy-hook", "--system", "--home-dir", "--shell", "--now"),
+    *("--property", "--value", "--from-file", "--no-compile"),
+)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
 
@@ -96,9 +105,8 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
         if not target or re.match(r"[a-z]+:", target):
             continue
         generated = path.is_relative_to(ROOT / "docs") and GENERATED_PAGES.match(target)
-        image = path.is_relative_to(ROOT / "docs") and target.endswith("images/status-page.png")
         # MkDocs checks links to generated pages in strict mode.
-        assert generated or image or (path.parent / target).exists(), f"{name_of(path)} links to {link}"
+        assert generated or (path.parent / target).exists(), f"{name_of(path)} links to {link}"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
@@ -114,6 +122,17 @@ def test_the_options_page_keeps_all_of_the_reference() -> None:
     rows = [line for line in options_page().splitlines() if line.startswith("| ")]
     assert {line.count(" | ") for line in rows} <= {1, 2}, "wider tables do not fit the page"
     assert set(words.findall(render_page())) - {"environment"} <= set(words.findall(options_page()))
+
+
+def test_sizes_are_computed_as_the_engine_does() -> None:
+    model = load_config(ROOT / "engine" / "builtin")
+    spec = model.layers[0].attention
+    computed = kv_bytes_per_token(len(model.layers), spec.num_kv_heads, spec.head_dim, item_bytes=4)
+    assert 16 * computed == block_bytes(model, 16, KVFormat(np.dtype(np.float32)))
+    llama, h200 = (next(each for each in SIZED_MODELS if each.name == "Llama-3.1-8B"), GPUS[-1])
+    measured = [row for row in serving()["loads"]["rows"] if (row["model"], row["concurrency"]) == ("llama-8b", 1)]
+    fastest = max(row.get("output_throughput", 0) for row in measured)
+    assert 0.5 * most_tokens_per_second(llama, h200) < fastest < most_tokens_per_second(llama, h200)
 
 
 def test_every_room_is_listed_with_its_purpose() -> None:
@@ -137,7 +156,7 @@ def test_make_targets_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [README, *sorted((ROOT / "docs" / "operating").glob("*.md"))], ids=name_of)
 def test_options_exist(path: Path) -> None:
-    others = {"--profile", "--only"}  # of Docker and of `python -m tests.bench`
+    others = {"--profile", "--only", *OTHER_PROGRAMS}  # of Docker and of `python -m tests.bench`
     assert set(OPTION.findall(path.read_text())) <= set(OPTION.findall(render_page())) | others
 
 

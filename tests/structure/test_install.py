@@ -33,7 +33,8 @@ def run(code: list[str], path: list[Path], cwd: Path) -> str:
 
 def test_the_wheel_installs_one_name_and_everything_that_serving_needs(site: Path) -> None:
     assert {path.name for path in site.iterdir() if not path.name.endswith(".dist-info")} == {"tessera"}
-    for file in ("app/ops/ui/index.html", "engine/builtin/model.safetensors", "cuda_src/include/common.cuh"):
+    files = ("app/ops/ui/index.html", "app/ops/ui/markdown/block_parser.js", "engine/builtin/model.safetensors")
+    for file in (*files, "cuda_src/include/common.cuh"):
         assert (site / "tessera" / file).is_file()
     assert not any(path.is_symlink() for path in (site / "tessera").rglob("*"))
 

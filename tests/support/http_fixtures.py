@@ -16,6 +16,7 @@ import httpx
 import orjson
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from tessera.app.engines.engines import Engines
 from tessera.app.server.application import create_app
 from tessera.app.server.http_server import HttpServer
 from tessera.app.settings import AppSettings
@@ -69,9 +70,9 @@ def settings_for(folder: Path, **changes: Any) -> AppSettings:
     return AppSettings(**{"model_folder": str(folder), "served_model_names": ("tiny",), **changes})
 
 
-def as_engine_client(client: FakeClient) -> EngineClient:
-    """The application uses no more of one than a fake has."""
-    return cast(EngineClient, client)
+def as_engines(client: FakeClient) -> Engines:
+    """The application uses no more of a client than a fake has."""
+    return Engines.of_clients(cast(EngineClient, client))
 
 
 class SharedTemplate(ChatTemplate):
@@ -107,7 +108,7 @@ def call(client: FakeClient, settings: AppSettings, method: str, path: str, **op
 
     async def send() -> httpx.Response:
         with sharing_templates():
-            app = create_app(as_engine_client(client), settings)
+            app = create_app(as_engines(client), settings)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://tiny") as http:
             return await http.request(method, path, **options)
@@ -120,7 +121,7 @@ def serve(client: FakeClient, settings: AppSettings, *, drain_timeout: int = 5) 
     """A real server on a free port of the loopback, in a thread; yields its base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     with sharing_templates():
-        server = HttpServer(as_engine_client(client), settings, drain_timeout=drain_timeout)
+        server = HttpServer(as_engines(client), settings, drain_timeout=drain_timeout)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

@@ -50,6 +50,7 @@ class StubServer:
         self.changed = threading.Condition()
         self.running = 0
         self.most_running = 0
+        self.cached_tokens: int | None = None  # that usage tells of each prompt
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
@@ -122,6 +123,10 @@ class _Connection(asyncio.Protocol):
             server.most_running = max(server.most_running, server.running)
             server.changed.notify_all()
         body = exchange.body
+        if "input" in body:
+            num_words = sum(len(text.split()) for text in body["input"])
+            self._write_whole(200, {"data": [{"embedding": [0.0]}], "usage": {"prompt_tokens": num_words}})
+            return
         self._num_tokens = body.get("max_tokens") or body["max_completion_tokens"]
         loop = asyncio.get_running_loop()
         self._due = loop.time() + self._manner.ttft
@@ -173,12 +178,15 @@ class _Connection(asyncio.Protocol):
             self._exchange.sent.append(time.perf_counter())
             self._write_whole(200, {"choices": [{"index": 0, "text": "whole"}], "usage": self._usage()})
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         assert self._exchange is not None
         body = self._exchange.body
         prompt = body.get("prompt") or " ".join(message["content"] for message in body["messages"])
         num_prompt_tokens = len(prompt) if isinstance(prompt, list) else len(prompt.split())
-        return {"prompt_tokens": num_prompt_tokens, "completion_tokens": self._num_tokens}
+        usage: dict[str, Any] = {"prompt_tokens": num_prompt_tokens, "completion_tokens": self._num_tokens}
+        if self._server.cached_tokens is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self._server.cached_tokens}
+        return usage
 
     def _write_whole(self, status: int, message: dict[str, Any]) -> None:
         content = json.dumps(message).encode()

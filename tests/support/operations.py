@@ -48,6 +48,8 @@ def _operation(route: APIRoute) -> Operation:
 
 
 OPERATIONS = tuple(_operation(route) for route in api_routes(ROUTES) if route.include_in_schema)
+POOLED = frozenset({"sleep", "wakeUp"})  # which end and start engines; see tests/e2e/test_several_models.py
+HARMLESS = tuple(operation for operation in OPERATIONS if operation.id not in POOLED)
 
 
 def document_for(settings: AppSettings) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -92,19 +93,27 @@ class Server:
         http: a client of its own.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], model: str, log_file: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], model: str, log_file: Path, verify: ssl.SSLContext | bool = True
+    ) -> None:
         self.process = process
         self.model = model
         self._log_file = log_file
         self.url = self._find_url()
-        self.http = httpx.Client(base_url=self.url, timeout=DEADLINE)
+        _, is_unix, socket_path = self.url.partition("+unix:")
+        self.http = httpx.Client(
+            base_url="http://localhost" if is_unix else self.url,
+            timeout=DEADLINE,
+            transport=httpx.HTTPTransport(uds=socket_path) if is_unix else None,
+            verify=verify,
+        )
 
     @property
     def log(self) -> str:
         return self._log_file.read_text()
 
     def _find_url(self) -> str:
-        pattern = re.compile(r"Ready on (http://\S+)")
+        pattern = re.compile(r"Ready on (http\S+)")
         self.until(lambda: self.process.poll() is not None or pattern.search(self.log), "readiness")
         found = pattern.search(self.log)
         assert found is not None, f"the server ended with exit code {self.process.returncode}; its log:\n{self.log}"
@@ -227,8 +236,10 @@ async def stream_answer(client: httpx.AsyncClient, body: dict[str, Any], begun: 
 
 
 @contextlib.contextmanager
-def running_server(folder: Path | None, log_file: Path, *arguments: str) -> Iterator[Server]:
-    """`tessera serve [FOLDER]` in float32 on the CPU, ready, until the end of the block."""
+def running_server(
+    folder: Path | None, log_file: Path, *arguments: str, verify: ssl.SSLContext | bool = True
+) -> Iterator[Server]:
+    """`tessera serve [FOLDER]` in float32 on the CPU, ready, to the end of the block; `verify` is the client's TLS."""
     model = [str(folder)] if folder else []
     command = [
         sys.executable,
@@ -248,7 +259,7 @@ def running_server(folder: Path | None, log_file: Path, *arguments: str) -> Iter
             [*command, "--port", "0", *arguments], cwd=ROOT, stdout=log, stderr=log, env=environment
         )
     try:
-        server = Server(process, folder.name if folder else BUILTIN_MODEL, log_file)
+        server = Server(process, folder.name if folder else BUILTIN_MODEL, log_file, verify)
         with server.http:
             yield server
     finally:

@@ -41,7 +41,8 @@ class Batches:
         self.store = store
         self.files = files
         self.settings = settings
-        self.models = "\n".join((*settings.served_model_names, *settings.embedding_model_names))
+        names = ((*model.served_model_names, *model.embedding_model_names) for model in settings.models)
+        self.models = "\n".join(name for each in names for name in each)
         self.table = ObjectTable(
             "batch",
             StoreLimits.of(settings),

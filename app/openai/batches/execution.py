@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from tessera.app.generate.generation import Generation
-from tessera.app.generate.served_model import ServedModel
+from tessera.app.generate.served_models import ServedModels
 from tessera.app.http.access_log import trace_of
 from tessera.app.http.body import keep_for_reading
 from tessera.app.http.dialect import error_object
@@ -54,9 +54,9 @@ class SuspectLineError(Exception):
 class LineExecutor:
     """Runs lines of one app's batches."""
 
-    def __init__(self, app: FastAPI, model: ServedModel) -> None:
+    def __init__(self, app: FastAPI, models: ServedModels) -> None:
         self._app = app
-        self._model = model
+        self._models = models
 
     async def run(self, line: InputLine, endpoint: str, tenant: str, *, is_alone: bool = False) -> LineResult:
         """The line's result. It is tried again while there is no engine to run it.
@@ -81,7 +81,7 @@ class LineExecutor:
             except QueueFullError:
                 await asyncio.sleep(RETRY_DELAY)
             except EngineUnavailableError:
-                await self._wait_for_engine()
+                await self._wait_for_engine(str(body.get("model") or ""))
             except EngineError as error:
                 if error.code != ENGINE_DIED:
                     return _failure(line.number, request["custom_id"], error)
@@ -95,10 +95,13 @@ class LineExecutor:
             except Exception:
                 logger.exception("line %d of a batch failed", line.number)
                 return _failure(line.number, request["custom_id"], InternalError())
+            finally:
+                self._models.release(scope)
 
-    async def _wait_for_engine(self) -> None:
+    async def _wait_for_engine(self, name: str) -> None:
+        engine = (self._models.find(name) or self._models.default).engine
         await asyncio.sleep(RETRY_DELAY)
-        while not self._model.client.health()[0]:
+        while engine.status.state == "asleep" or not engine.health()[0]:
             await asyncio.sleep(RETRY_DELAY)
 
     def _scope(self, endpoint: str, tenant: str) -> dict[str, Any]:

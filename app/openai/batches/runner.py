@@ -16,7 +16,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
-from tessera.app.generate.served_model import ServedModel
+from tessera.app.generate.served_models import ServedModels
 from tessera.app.openai.batches.batches import Batches
 from tessera.app.openai.batches.execution import LineExecutor
 from tessera.app.openai.batches.run import BatchRun
@@ -30,16 +30,17 @@ LOOK_INTERVAL = 1.0  # seconds
 RETRY_DELAY = 5.0  # seconds; a batch that the store stopped is left alone for so long
 MAX_RUNNING = 4  # batches of one process at a time
 MAX_LOOKED_AT = 64
+UNKNOWN_SEQS = 64  # of a model that has not been loaded yet
 
 
 class BatchRunner:
     """Of one app process."""
 
-    def __init__(self, app: FastAPI, model: ServedModel, batches: Batches) -> None:
-        self._model = model
+    def __init__(self, app: FastAPI, models: ServedModels, batches: Batches) -> None:
+        self._models = models
         self._batches = batches
         self._store = batches.store
-        self._executor = LineExecutor(app, model)
+        self._executor = LineExecutor(app, models)
         self._owner = secrets.token_hex(16)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._passed_over: set[int] = set()  # in the last look, so that a process without a batch could take them
@@ -69,7 +70,7 @@ class BatchRunner:
         slots: asyncio.Semaphore | None = None
         while True:
             self._due.clear()
-            if slots is None and self._model.client.info is not None:
+            if slots is None and self._can_run:
                 num_slots = self._num_slots()
                 slots = asyncio.Semaphore(num_slots)
             if slots is not None and len(self._running) < MAX_RUNNING:
@@ -117,9 +118,15 @@ class BatchRunner:
             del self._running[seq]
             self._due.set()
 
+    @property
+    def _can_run(self) -> bool:
+        """An engine is there, or comes on demand."""
+        return any(model.client.info is not None or not model.engine.is_resident for model in self._models)
+
     def _num_slots(self) -> int:
-        settings = self._model.settings
-        total = settings.batch_concurrency or max(1, self._model.info.max_num_seqs // 2)
+        settings = self._models.default.settings
+        most = (model.client.info.max_num_seqs for model in self._models if model.client.info is not None)
+        total = settings.batch_concurrency or max(1, max(most, default=UNKNOWN_SEQS) // 2)
         return math.ceil(total / settings.num_app_processes)
 
 

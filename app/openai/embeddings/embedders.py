@@ -11,6 +11,7 @@ from fastapi import Request
 
 from tessera.app.generate.prompt import MAX_INLINE_CHARS, PROMPT_TIMEOUT
 from tessera.app.generate.served_model import ServedModel
+from tessera.app.generate.served_models import model_of
 from tessera.app.http.limits import account_of, lease_of
 from tessera.app.http.streaming import run_while_connected
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
@@ -113,7 +114,8 @@ class Embeddings:
 
 
 def embeddings_of(request: Request) -> Embeddings:
-    embeddings: Any = request.app.state.embeddings
+    """Those of the request's model."""
+    embeddings: Any = request.app.state.embeddings[model_of(request)]
     assert isinstance(embeddings, Embeddings)
     return embeddings
 

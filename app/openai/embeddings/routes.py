@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tessera.app.generate.admission import receive
+from tessera.app.generate.served_models import model_for
 from tessera.app.http.access_log import trace_of
 from tessera.app.http.description import Description
 from tessera.app.openai.embeddings.embedders import embeddings_of
@@ -29,8 +30,9 @@ router = APIRouter(tags=["OpenAI"])
     openapi_extra=Description(EmbeddingRequest, returns=EmbeddingList),
 )
 async def create_embeddings(http_request: Request) -> Response:
-    embeddings = embeddings_of(http_request)
     request = await receive(http_request, EmbeddingRequest)
+    await model_for(http_request, request.model)
+    embeddings = embeddings_of(http_request)
     name = request.model or embeddings.default_name
     model, info = embeddings.find(name)
     inputs = await embeddings.token_ids(request, model, info)

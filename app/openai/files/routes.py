@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, Response
 
 from tessera.app.generate.admission import tenant_of
-from tessera.app.generate.served_model import model_of
+from tessera.app.generate.served_models import model_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description, PathName
 from tessera.app.openai.files.files import OUTPUT_PURPOSE, UPLOAD_PURPOSES, file_object, files_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.generate.served_model import model_of
+from tessera.app.generate.served_models import model_of
 from tessera.app.http.body import keep_for_reading, read_json_object
 from tessera.app.http.description import Description
 from tessera.app.openai.chat.routes import create_chat_completion

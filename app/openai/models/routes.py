@@ -7,7 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from tessera.app.generate.served_model import ServedModel, model_of
+from tessera.app.generate.served_model import ServedModel
+from tessera.app.generate.served_models import models_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description, PathName
 from tessera.app.openai.models.anthropic_form import HEADER, model_info, model_page
@@ -23,10 +24,7 @@ router = APIRouter(tags=["OpenAI"])
     openapi_extra=Description(returns=ModelList),
 )
 async def list_models(http_request: Request) -> Response:
-    model = model_of(http_request)
-    settings = model.settings
-    names = (*settings.served_model_names, *settings.embedding_model_names, *settings.reranker_model_names)
-    models = [_model_object(model, name) for name in names]
+    models = [_model_object(model, name) for model in models_of(http_request) for name in model.names]
     if HEADER in http_request.headers:
         return json_response(model_page(models))
     return json_response({"object": "list", "data": models})
@@ -39,10 +37,10 @@ async def list_models(http_request: Request) -> Response:
     openapi_extra=Description(returns=ModelObject),
 )
 async def retrieve_model(http_request: Request, name: PathName) -> Response:
-    model = model_of(http_request)
-    settings = model.settings
-    if name not in (*settings.embedding_model_names, *settings.reranker_model_names):
-        model.check_name(name)
+    models = models_of(http_request)
+    model = models.find(name)
+    if model is None:
+        raise models.unknown(name)
     found = _model_object(model, name)
     return json_response(model_info(found) if HEADER in http_request.headers else found)
 

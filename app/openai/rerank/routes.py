@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tessera.app.generate.admission import receive
+from tessera.app.generate.served_models import model_for
 from tessera.app.http.access_log import trace_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description
@@ -26,8 +27,9 @@ RERANK = Description(RerankRequest, returns=RerankList)
 @router.post("/v2/rerank", operation_id="rerankCohere", summary="As /v1/rerank", openapi_extra=RERANK)
 async def rerank(http_request: Request) -> Response:
     """In the form of Jina's and Cohere's APIs."""
-    scorers = scorers_of(http_request)
     request = await receive(http_request, RerankRequest)
+    await model_for(http_request, request.model)
+    scorers = scorers_of(http_request)
     name = request.model or scorers.default_name
     pairs = Pairs([request.query], request.documents, ("query", "documents"))
     scored = await scorers.score_pairs(http_request, name, request, pairs)
@@ -51,8 +53,9 @@ async def rerank(http_request: Request) -> Response:
 )
 async def score(http_request: Request) -> Response:
     """In the form of vLLM's API."""
-    scorers = scorers_of(http_request)
     request = await receive(http_request, ScoreRequest)
+    await model_for(http_request, request.model)
+    scorers = scorers_of(http_request)
     name, names = request.model or scorers.default_name, request.names
     pairs = Pairs(getattr(request, names[0]), getattr(request, names[1]), names)
     scored = await scorers.score_pairs(http_request, name, request, pairs)
@@ -68,8 +71,9 @@ async def score(http_request: Request) -> Response:
 )
 async def classify(http_request: Request) -> Response:
     """In the form of vLLM's API."""
-    scorers = scorers_of(http_request)
     request = await receive(http_request, ClassifyRequest)
+    await model_for(http_request, request.model)
+    scorers = scorers_of(http_request)
     name = request.model or scorers.default_name
     scored = await scorers.classify(http_request, name, request)
     labels = scorers.classifier(name).labels

@@ -12,6 +12,7 @@ from fastapi import Request
 
 from tessera.app.generate.prompt import MAX_INLINE_CHARS, PROMPT_TIMEOUT
 from tessera.app.generate.served_model import ServedModel
+from tessera.app.generate.served_models import model_of
 from tessera.app.http.limits import account_of, lease_of
 from tessera.app.http.streaming import run_while_connected
 from tessera.app.openai.embeddings.embedders import (
@@ -214,7 +215,8 @@ def scores_of(logits: Scores, scorer: ScorerInfo, use_activation: bool) -> Score
 
 
 def scorers_of(request: Request) -> Scorers:
-    scorers: Any = request.app.state.scorers
+    """Those of the request's model."""
+    scorers: Any = request.app.state.scorers[model_of(request)]
     assert isinstance(scorers, Scorers)
     return scorers
 

@@ -12,7 +12,7 @@ from tessera.app.generate.admission import admit, tenant_of
 from tessera.app.generate.completion import complete
 from tessera.app.generate.generation import Generation
 from tessera.app.generate.sealing import seal_of
-from tessera.app.generate.served_model import model_of
+from tessera.app.generate.served_models import model_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description, PathName
 from tessera.app.http.streaming import EventStream, run_while_connected

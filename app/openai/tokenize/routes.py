@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from tessera.app.generate.admission import checked_request, receive
 from tessera.app.generate.prompt import PROMPT_TIMEOUT, checked_token_ids, encode_text, render_chat
-from tessera.app.generate.served_model import ServedModel, model_of
+from tessera.app.generate.served_model import ServedModel
+from tessera.app.generate.served_models import model_for, model_of, models_of
 from tessera.app.http.body import json_response, read_json_object, run_in_turn
 from tessera.app.http.description import Description
 from tessera.app.openai.tokenize.objects import DetokenizedText, TokenizerInfo, TokenList
@@ -30,15 +31,14 @@ MAX_INLINE_IDS = 1024  # up to so many are decoded on the event loop, in well un
 )
 async def tokenize(http_request: Request) -> Response:
     """`prompt`, or `messages` through the chat template -> token ids."""
-    model = model_of(http_request)
-    body = await read_json_object(http_request, model.settings)
+    body = await read_json_object(http_request, model_of(http_request).settings)
     if "messages" in body:
         chat = await run_in_turn(http_request, partial(checked_request, TokenizeChatRequest), body)
-        _check_name(model, chat.model)
+        model = await _named_model(http_request, chat.model)
         token_ids = (await render_chat(model, chat, add_special_tokens=chat.add_special_tokens)).token_ids
         return _token_list(model, token_ids, chat.return_token_strs)
     text = await run_in_turn(http_request, partial(checked_request, TokenizeTextRequest), body)
-    _check_name(model, text.model)
+    model = await _named_model(http_request, text.model)
     token_ids = await encode_text(model, text.prompt, add_special_tokens=text.add_special_tokens, param="prompt")
     return _token_list(model, token_ids, text.return_token_strs)
 
@@ -51,9 +51,8 @@ async def tokenize(http_request: Request) -> Response:
 )
 async def detokenize(http_request: Request) -> Response:
     """Token ids -> text, special tokens included."""
-    model = model_of(http_request)
     request = await receive(http_request, DetokenizeRequest)
-    _check_name(model, request.model)
+    model = await _named_model(http_request, request.model)
     if request.tokens:
         checked_token_ids(request.tokens, model.info, "tokens")
     decode = partial(model.tokenizer.decode, request.tokens, skip_special_tokens=False)
@@ -69,15 +68,19 @@ async def detokenize(http_request: Request) -> Response:
     openapi_extra=Description(returns=TokenizerInfo),
 )
 async def tokenizer_info(http_request: Request) -> Response:
-    model = model_of(http_request)
+    models = models_of(http_request)
+    model = models.find(http_request.query_params.get("model", "")) or models.default
     config = load_json(Path(model.settings.model_folder) / "tokenizer_config.json")
     template = model.template.sources["default"] if model.template is not None else None
     return json_response({"tokenizer_class": None, **config, "chat_template": template})
 
 
-def _check_name(model: ServedModel, name: str | None) -> None:
+async def _named_model(http_request: Request, name: str | None) -> ServedModel:
+    """Raises RequestError for a name that is not served to generate."""
+    model = await model_for(http_request, name)
     if name is not None:
         model.check_name(name)
+    return model
 
 
 def _token_list(model: ServedModel, token_ids: list[int], with_strings: bool) -> Response:

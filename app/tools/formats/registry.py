@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tessera.app.settings import ToolParserName
+from tessera.app.model_settings import ToolParserName
 from tessera.app.tools.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
 from tessera.app.tools.formats.glm4 import GLM4
 from tessera.app.tools.formats.glm45 import GLM45

@@ -1,0 +1,4 @@
+"""`tessera chat`: a conversation in the terminal.
+
+Public: `command.chat_command`, `options.CHAT_OPTIONS`.
+"""

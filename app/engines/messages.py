@@ -1,0 +1,123 @@
+"""Messages between the app processes and the pool of engines: lines of JSON over a Unix socket of the run folder."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from tessera.engine.contract.config import EngineConfig
+
+State = Literal["unloaded", "loading", "loaded", "unloading", "asleep", "failed"]
+SOCKET = "models"
+
+
+def pool_address(run_dir: str | Path) -> str:
+    return str(Path(run_dir) / SOCKET)
+
+
+def engine_dir(run_dir: str | Path, index: int) -> Path:
+    """The folder with the sockets of the engine of model `index`."""
+    return Path(run_dir) / str(index)
+
+
+class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
+    """A model of the pool.
+
+    Attributes:
+        config: `gpu_memory_utilization` is its share of the device.
+        keep_alive: seconds without a request after which it is unloaded; None: never for that.
+        preload: load it when the server starts.
+    """
+
+    config: EngineConfig
+    keep_alive: float | None = None
+    preload: bool = True
+
+
+class ModelStatus(msgspec.Struct, frozen=True):
+    """A model as the pool has it.
+
+    Attributes:
+        expires_at: `time.time()` at which it is unloaded unless it is used before; 0: not known, or never.
+        num_loads: since the server's start.
+    """
+
+    state: State = "unloaded"
+    expires_at: float = 0.0
+    num_loads: int = 0
+
+
+class Hold(msgspec.Struct, frozen=True, tag=True):
+    """This app process is about to use the model: load it if need be, and keep it until `Release`."""
+
+    model: int
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """No request of this app process uses the model any more, for `unused` seconds now."""
+
+    model: int
+    unused: float
+
+
+class KeepAlive(msgspec.Struct, frozen=True, tag=True):
+    """Keep the model for so many seconds after its last request; None: for ever."""
+
+    model: int
+    seconds: float | None
+
+    @property
+    def limit(self) -> float:
+        return math.inf if self.seconds is None else self.seconds
+
+
+class Sleep(msgspec.Struct, frozen=True, tag=True):
+    """End the model's engine, and start it for no request until `Wake`."""
+
+    token: int
+    model: int
+
+
+class Wake(msgspec.Struct, frozen=True, tag=True):
+    """Load the model, asleep or not."""
+
+    token: int
+    model: int
+
+
+class Statuses(msgspec.Struct, frozen=True, tag=True):
+    """Of all models; sent at first and after every change."""
+
+    models: list[ModelStatus]
+
+
+class Granted(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded and held."""
+
+    model: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The model cannot be loaded now."""
+
+    model: int
+    reason: str
+    code: str
+
+
+class Yield(msgspec.Struct, frozen=True, tag=True):
+    """Room is needed: release what no request uses."""
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """`Sleep` or `Wake` has been carried out, or has failed for a reason."""
+
+    token: int
+    reason: str | None = None
+
+
+ToPool: TypeAlias = Hold | Release | KeepAlive | Sleep | Wake
+FromPool: TypeAlias = Statuses | Granted | Refused | Yield | Done

@@ -1,0 +1,370 @@
+"""The engine processes of all models: loaded on demand, unloaded when idle or when another needs the room."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import shutil
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tessera.app.engines.messages import (
+    Done,
+    EngineLaunch,
+    Granted,
+    Hold,
+    KeepAlive,
+    ModelStatus,
+    Refused,
+    Release,
+    Sleep,
+    State,
+    Statuses,
+    ToPool,
+    Wake,
+    Yield,
+    engine_dir,
+    pool_address,
+)
+from tessera.app.engines.pooled_model import Link, PooledModel
+from tessera.engine.contract.errors import ConfigError, TesseraError
+from tessera.engine.contract.messages import EngineInfo, LoadProgress
+from tessera.engine.ipc.supervisor import EngineStartError, EngineSupervisor
+
+logger = logging.getLogger("tessera.models")
+
+LOOK_INTERVAL = 0.5  # seconds between two looks for idle models
+STOP_TIMEOUT = 5.0  # seconds, of an engine without requests
+RETRY_DELAY = 30.0  # seconds after a failed load in which requests are refused at once
+YIELD_TIME = 0.05  # seconds for the app processes to release what they do not use
+MAX_LINE = 2**16
+SHARE_MARGIN = 1e-6  # sums of shares are sums of floats
+LOADED: tuple[State, ...] = ("loading", "loaded", "unloading")  # states that take room on the device
+
+
+class LoadError(TesseraError):
+    """A model that cannot be loaded now; `code` is for the client's error."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class EnginePool:
+    """Keeps engines within a share of the device.
+
+    Args:
+        run_dir: from `make_run_dir`; removed by `stop`.
+        budget: most that the shares of the loaded models may add up to.
+        patience: seconds that a model waits for others to become idle where there is no room.
+        module, step_timeout: see `EngineSupervisor`.
+        on_progress: called with the progress of loading.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        launches: Sequence[EngineLaunch],
+        *,
+        budget: float = 1.0,
+        patience: float = 60.0,
+        module: str = "tessera.engine.ipc.process",
+        step_timeout: float | None = None,
+        on_progress: Callable[[LoadProgress], None] | None = None,
+    ) -> None:
+        self._run_dir = run_dir
+        self._models = [
+            PooledModel(index, launch, math.inf if launch.keep_alive is None else launch.keep_alive)
+            for index, launch in enumerate(launches)
+        ]
+        self._budget = budget
+        self._patience = patience
+        self._module = module
+        self._step_timeout = step_timeout
+        self._on_progress = on_progress
+        self._links: set[Link] = set()
+        self._changed = asyncio.Event()
+        self._one_load = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.AbstractServer | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._preloads: list[tuple[PooledModel, asyncio.Task[EngineInfo]]] = []
+
+    def start(self) -> None:
+        """Begin to load the models that are preloaded; returns at once. See `wait_started`."""
+        preloaded = (model for model in self._models if model.launch.preload)
+        self._preloads = [(model, self._begin_load(model)) for model in preloaded]
+
+    async def listen(self) -> None:
+        """Take links of app processes."""
+        self._server = await asyncio.start_unix_server(self._serve_link, pool_address(self._run_dir), limit=MAX_LINE)
+        self._looking = asyncio.create_task(self._look_for_idle())
+
+    async def wait_started(self) -> dict[str, EngineInfo]:
+        """Wait for the models that are preloaded; -> their facts by name.
+
+        Raises:
+            ConfigError: an engine refused its options or the model.
+            EngineStartError: the only model's engine failed repeatedly. Another's is left out, with a line in the log.
+        """
+        found = {}
+        for model, loading in self._preloads:
+            try:
+                found[model.name] = await asyncio.shield(loading)
+            except ConfigError as error:
+                raise ConfigError(f"{model.name}: {error}" if len(self._models) > 1 else str(error)) from None
+            except EngineStartError:
+                if len(self._models) == 1:
+                    raise
+        return found
+
+    async def stop(self, timeout: float) -> None:
+        """End all engines; those with requests have `timeout` seconds to finish."""
+        for task in (self._looking, *self._tasks, *(model.loading for model in self._models)):
+            if task is not None:
+                task.cancel()
+        if self._server is not None:
+            self._server.close()
+        await asyncio.gather(*(self._end(model, timeout, "unloaded") for model in self._models))
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+
+    # -- links ----------------------------------------------------------------------------------
+
+    async def _serve_link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = Link(writer)
+        decoder: msgspec.json.Decoder[ToPool] = msgspec.json.Decoder(ToPool)
+        self._links.add(link)
+        link.send(self._statuses())
+        try:
+            while line := await reader.readline():
+                self._handle(link, decoder.decode(line))
+        except (OSError, ValueError, msgspec.DecodeError):
+            logger.debug("an app process's link broke", exc_info=True)
+        finally:
+            self._links.discard(link)
+            for model in self._models:
+                self._release(link, model)
+            writer.close()
+
+    def _handle(self, link: Link, message: ToPool) -> None:
+        model = self._models[message.model]
+        match message:
+            case Hold():
+                model.num_asking += 1
+                self._spawn(self._grant(link, model))
+            case Release():
+                self._release(link, model, message.unused)
+            case KeepAlive():
+                model.keep_alive = message.limit
+                self._tell()
+            case Sleep():
+                self._spawn(self._sleep(link, model, message.token))
+            case Wake():
+                self._spawn(self._wake(link, model, message.token))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _grant(self, link: Link, model: PooledModel) -> None:
+        try:
+            await self._ensure_loaded(model)
+        except LoadError as error:
+            link.send(Refused(model.index, str(error), error.code))
+            return
+        finally:
+            model.num_asking -= 1
+        if link in self._links:
+            model.holds.add(link)
+            model.idle_since = None
+            link.send(Granted(model.index))
+
+    def _release(self, link: Link, model: PooledModel, unused: float = 0.0) -> None:
+        if link in model.holds:
+            model.holds.discard(link)
+            model.used_at = max(model.used_at, time.monotonic() - unused)
+            self._notify()
+
+    async def _sleep(self, link: Link, model: PooledModel, token: int) -> None:
+        if model.loading is not None:
+            await asyncio.wait({model.loading})
+        if model.state != "asleep":
+            self._set_state(model, "asleep")
+            await self._end(model, self._patience, "asleep")
+        link.send(Done(token))
+
+    async def _wake(self, link: Link, model: PooledModel, token: int) -> None:
+        if model.state in ("asleep", "failed"):
+            self._set_state(model, "unloaded")
+            model.failed_at = -math.inf
+        try:
+            await self._ensure_loaded(model)
+        except LoadError as error:
+            link.send(Done(token, str(error)))
+        else:
+            link.send(Done(token))
+
+    def _statuses(self) -> Statuses:
+        now, wall = time.monotonic(), time.time()
+        found = []
+        for model in self._models:
+            expires = 0.0
+            if model.state == "loaded" and model.keep_alive < math.inf:
+                expires = wall + model.keep_alive - (now - (model.idle_since or now))
+            found.append(ModelStatus(model.state, expires, model.num_loads))
+        return Statuses(found)
+
+    def _tell(self) -> None:
+        statuses = self._statuses()
+        for link in self._links:
+            link.send(statuses)
+
+    def _set_state(self, model: PooledModel, state: State) -> None:
+        model.state = state
+        self._tell()
+        self._notify()
+
+    def _notify(self) -> None:
+        """Wake the loads that wait for room."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # -- loading and unloading ------------------------------------------------------------------
+
+    async def _ensure_loaded(self, model: PooledModel) -> None:
+        """Raises LoadError."""
+        if model.state == "asleep":
+            raise LoadError(f"The model {model.name!r} is asleep until POST /wake_up.", "model_asleep")
+        if model.state == "loaded":
+            return
+        if model.state == "failed":
+            wait = model.failed_at + RETRY_DELAY - time.monotonic()
+            if wait > 0:
+                raise LoadError(
+                    f"The model {model.name!r} could not be loaded, as the server's log says; "
+                    f"it is tried again in {wait:.0f} s.",
+                    "model_load_failed",
+                )
+        loading = model.loading if model.loading is not None else self._begin_load(model)
+        try:
+            await asyncio.shield(loading)
+        except LoadError:
+            raise
+        except TesseraError:
+            raise LoadError(
+                f"The model {model.name!r} could not be loaded, as the server's log says.", "model_load_failed"
+            ) from None
+
+    def _begin_load(self, model: PooledModel) -> asyncio.Task[EngineInfo]:
+        model.loading = asyncio.ensure_future(self._load(model))
+        model.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return model.loading
+
+    async def _load(self, model: PooledModel) -> EngineInfo:
+        """Make room, and start the engine. Raises LoadError, ConfigError or EngineStartError."""
+        try:
+            while model.supervisor is not None:  # it still ends
+                await self._changed.wait()
+            await self._make_room(model)
+            # One after the other: each measures the device's memory before it takes its own.
+            async with self._one_load:
+                return await self._start_engine(model)
+        finally:
+            model.loading = None
+
+    async def _start_engine(self, model: PooledModel) -> EngineInfo:
+        began = time.monotonic()
+        folder = engine_dir(self._run_dir, model.index)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        supervisor = model.supervisor = EngineSupervisor(
+            model.launch.config,
+            folder,
+            owner_dir=self._run_dir,
+            module=self._module,
+            on_progress=self._on_progress,
+            step_timeout=self._step_timeout,
+        )
+        supervisor.start()
+        try:
+            info = await supervisor.wait_started()
+        except TesseraError as error:
+            if len(self._models) > 1:
+                logger.error("the model %s could not be loaded: %s", model.name, error)
+            model.failed_at = time.monotonic()
+            await self._end(model, STOP_TIMEOUT, "failed")
+            raise
+        model.num_loads += 1
+        model.used_at = model.idle_since = time.monotonic()
+        if len(self._models) > 1:
+            logger.info("the model %s is loaded, in %.1f s", model.name, time.monotonic() - began)
+        self._set_state(model, "loaded")
+        return info
+
+    async def _make_room(self, model: PooledModel) -> None:
+        """Reserve the model's share, for which the longest unused idle models are unloaded.
+
+        Raises:
+            LoadError: the others have been in use all the time.
+        """
+        deadline = time.monotonic() + self._patience
+        while not self._fits(model):
+            for link in self._links:
+                link.send(Yield())
+            await asyncio.sleep(YIELD_TIME)
+            idle = [other for other in self._models if other.is_idle]
+            if idle:
+                unused = min(idle, key=lambda other: other.used_at)
+                self._begin_unload(unused, f"makes room for {model.name}")
+                await self._end(unused, STOP_TIMEOUT, "unloaded")
+                continue
+            if time.monotonic() >= deadline:
+                used = ", ".join(other.name for other in self._models if other.state in LOADED)
+                raise LoadError(
+                    f"There is no room for the model {model.name!r}: {used} are in use; please try again later.",
+                    "no_room_for_model",
+                )
+            changed = self._changed
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(changed.wait(), LOOK_INTERVAL)  # an engine's work ends without a word
+        self._set_state(model, "loading")
+
+    def _fits(self, model: PooledModel) -> bool:
+        taken = sum(other.share for other in self._models if other is not model and other.state in LOADED)
+        # What sleeps has given its room up, but its engine may still be ending.
+        taken += sum(other.share for other in self._models if other.state == "asleep" and other.supervisor is not None)
+        return taken + model.share <= self._budget + SHARE_MARGIN
+
+    def _begin_unload(self, model: PooledModel, why: str) -> None:
+        """At once, so that no request takes the model meanwhile."""
+        logger.info("the model %s is unloaded: it %s", model.name, why)
+        self._set_state(model, "unloading")
+
+    async def _end(self, model: PooledModel, timeout: float, state: State) -> None:
+        supervisor = model.supervisor
+        if supervisor is not None:
+            await supervisor.stop(timeout)
+            model.supervisor = None
+        if model.state != "asleep" or state == "asleep":
+            self._set_state(model, state)
+
+    async def _look_for_idle(self) -> None:
+        """Unload what has been idle for as long as it is kept."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL)
+            now = time.monotonic()
+            for model in self._models:
+                if not model.is_idle:
+                    model.idle_since = None
+                elif model.idle_since is None:
+                    model.idle_since = now
+                    self._tell()
+                elif now - model.idle_since >= model.keep_alive:
+                    self._begin_unload(model, f"was idle for {now - model.idle_since:.0f} s")
+                    self._spawn(self._end(model, STOP_TIMEOUT, "unloaded"))

@@ -1,0 +1,64 @@
+"""A model as the pool has it, and the app processes that use it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tessera.app.engines.messages import EngineLaunch, FromPool, State
+from tessera.engine.contract.messages import EngineInfo
+from tessera.engine.ipc.supervisor import EngineSupervisor
+
+
+class Link:
+    """One app process's connection."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    def send(self, message: FromPool) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(msgspec.json.encode(message) + b"\n")
+
+
+@dataclass(eq=False)
+class PooledModel:
+    """One model of the pool.
+
+    Attributes:
+        holds: links whose app processes use it.
+        idle_since: `time.monotonic()` of its last use; None while it is used.
+        used_at: of its last use, for the choice of the one that makes room.
+        failed_at: of its last failure to load.
+        num_asking: links that wait for it.
+    """
+
+    index: int
+    launch: EngineLaunch
+    keep_alive: float
+    state: State = "unloaded"
+    supervisor: EngineSupervisor | None = None
+    holds: set[Link] = field(default_factory=set)
+    idle_since: float | None = None
+    used_at: float = 0.0
+    failed_at: float = -math.inf
+    num_loads: int = 0
+    loading: asyncio.Task[EngineInfo] | None = None
+    num_asking: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.launch.config.served_name or self.launch.config.model
+
+    @property
+    def share(self) -> float:
+        return self.launch.config.gpu_memory_utilization
+
+    @property
+    def is_idle(self) -> bool:
+        """Loaded, and neither held nor at work for requests whose clients have left, such as those of batches."""
+        at_work = self.supervisor is not None and self.supervisor.has_work
+        return self.state == "loaded" and not self.holds and not self.num_asking and not at_work

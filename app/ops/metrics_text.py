@@ -1,0 +1,128 @@
+"""The text of the metrics of all engines and of the app itself, with the model as a label."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from tessera.app.engines.engines import Engines
+from tessera.app.ops.metric_aliases import with_aliases
+from tessera.app.ops.metrics_page import EngineText
+
+_ENGINE_PREFIX = re.compile(rb"^((?:# (?:HELP|TYPE) )?)tessera:", re.MULTILINE)
+_SAMPLE = re.compile(rb"^([^\s{]+)(?:\{(.*)\})?( .*)$")
+_LABEL = b'model_name="'
+
+
+class Countable(Protocol):
+    """Counts of the app processes."""
+
+    def collect(self, prefix: str) -> Iterator[Metric]: ...
+
+
+class EngineTexts:
+    """The engines' own metrics; of one that is busy the last ones, and nothing of one that is not loaded."""
+
+    def __init__(self, engines: Engines, patience: float) -> None:
+        self._engines = [(engine, EngineText(engine.client.metrics, patience)) for engine in engines]
+
+    async def latest(self) -> bytes:
+        resident = [(engine, text) for engine, text in self._engines if engine.is_resident]
+        texts = await asyncio.gather(*(text.latest() for _, text in resident))
+        if len(self._engines) == 1:
+            return b"".join(texts)
+        return merged([(engine.name, text) for (engine, _), text in zip(resident, texts, strict=True)])
+
+
+def merged(texts: Sequence[tuple[str, bytes]]) -> bytes:
+    """One text of several, each of a model: a family's samples stand together, and all have the label model_name."""
+    heads: dict[bytes, list[bytes]] = {}
+    samples: dict[bytes, list[bytes]] = {}
+    for name, text in texts:
+        family = b""
+        for line in text.splitlines():
+            if line.startswith((b"# HELP ", b"# TYPE ")):
+                family = line.split(b" ", 3)[2]
+                samples.setdefault(family, [])
+                if line not in heads.setdefault(family, []):
+                    heads[family].append(line)
+            elif line and not line.startswith(b"#"):
+                samples.setdefault(family, []).append(_labelled(line, name))
+    lines = (line for family, found in samples.items() for line in (*heads.get(family, ()), *found))
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _labelled(line: bytes, model: str) -> bytes:
+    match = _SAMPLE.match(line)
+    if match is None or _LABEL in (match[2] or b""):
+        return line
+    escaped = model.replace("\\", "\\\\").replace('"', '\\"').encode()
+    labels = b",".join(part for part in (match[2], _LABEL + escaped + b'"') if part)
+    return match[1] + b"{" + labels + b"}" + match[3]
+
+
+async def render_metrics(engines: Engines, counts: Sequence[Countable], prefix: str, texts: EngineTexts) -> bytes:
+    """The engines' metrics and the app's own, which remain while an engine is down."""
+    text = with_aliases(await texts.latest(), prefix)
+    text = _ENGINE_PREFIX.sub(rb"\g<1>" + prefix.encode() + b":", text)
+    return text + generate_latest(_Families(_own_metrics(engines, counts, prefix)))
+
+
+def _own_metrics(engines: Engines, counts: Sequence[Countable], prefix: str) -> Iterator[Metric]:
+    yield from _engine_metrics(engines, prefix)
+    if not engines.is_static:
+        loaded = GaugeMetricFamily(f"{prefix}:model_loaded", "Whether the model is loaded.", labels=["model_name"])
+        loads = CounterMetricFamily(f"{prefix}:model_loads", "Times that it was loaded.", labels=["model_name"])
+        for engine in engines:
+            loaded.add_metric([engine.name], int(engine.status.state == "loaded"))
+            loads.add_metric([engine.name], engine.status.num_loads)
+        yield from (loaded, loads)
+    gpu = next((engine.client.gpu for engine in engines if engine.client.gpu is not None), None)
+    if gpu is not None:
+        yield GaugeMetricFamily(f"{prefix}:gpu_memory_used_bytes", "Memory of the GPU in use.", gpu.memory_used)
+        yield GaugeMetricFamily(f"{prefix}:gpu_memory_total_bytes", "Memory of the GPU.", gpu.memory_total)
+        if gpu.utilization is not None:
+            documentation = "Share of the last moments in which the GPU ran a kernel, 0 to 1."
+            yield GaugeMetricFamily(f"{prefix}:gpu_utilization_perc", documentation, gpu.utilization)
+    for each in counts:
+        yield from each.collect(prefix)
+
+
+def _engine_metrics(engines: Engines, prefix: str) -> Iterator[Metric]:
+    """Of the engines that should be up; with several models, by model."""
+    labels = ["model_name"] if len(engines) > 1 else []
+    up = GaugeMetricFamily(f"{prefix}:engine_up", "Whether the engine gets on with its work.", labels=labels)
+    cache = GaugeMetricFamily(
+        f"{prefix}:cache_config_info",
+        "The KV cache, as labels; always 1.",
+        labels=[*labels, "block_size", "num_gpu_blocks", "kv_cache_bytes", "cache_dtype"],
+    )
+    for engine in engines:
+        if not engine.is_resident:
+            continue
+        name = [engine.name] if labels else []
+        well, _ = engine.health()
+        up.add_metric(name, int(well))
+        info = engine.client.info
+        if info is not None:
+            facts = [str(info.block_size), str(info.num_kv_blocks), str(info.kv_cache_bytes), info.dtype]
+            cache.add_metric([*name, *facts], 1)
+    yield up
+    if cache.samples:
+        yield cache
+
+
+class _Families(CollectorRegistry):
+    """The families of one scrape, for `generate_latest`."""
+
+    def __init__(self, families: Iterator[Metric]) -> None:
+        super().__init__(auto_describe=False)
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        return self._families

@@ -1,0 +1,239 @@
+"""The pool of engines with stand-ins for the engine processes: room, order, idleness, sleep, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tessera.app.engines import engines as engines_module
+from tessera.app.engines import pool as pool_module
+from tessera.app.engines.engines import Engines
+from tessera.app.engines.messages import EngineLaunch
+from tessera.app.engines.pool import EnginePool
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import ConfigError, EngineUnavailableError
+from tests.support.fake_client import INFO
+
+LIMIT = 20.0  # seconds; only a failing test waits this long
+
+
+class FakeSupervisor:
+    """An engine that is there at once; `gate` holds its start up, and `at_work` is what its heartbeats say."""
+
+    started: ClassVar[list[str]] = []
+    stopped: ClassVar[list[str]] = []
+    gate: ClassVar[asyncio.Event | None] = None
+    at_work: ClassVar[set[str]] = set()
+
+    def __init__(self, config: EngineConfig, run_dir: Path, **settings: Any) -> None:
+        self.name = config.served_name
+
+    @property
+    def has_work(self) -> bool:
+        return self.name in self.at_work
+
+    def start(self) -> None:
+        self.started.append(self.name)
+
+    async def wait_started(self) -> Any:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.name == "broken":
+            raise ConfigError("the folder /secret is wrong")
+        return INFO
+
+    async def stop(self, timeout: float) -> None:
+        self.stopped.append(self.name)
+
+
+class AlwaysReady:
+    """In the place of an app process's client of an engine."""
+
+    ready = True
+    is_dismissed = False
+
+    def __init__(self, run_dir: Path) -> None:
+        pass
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("started", []), ("stopped", []), ("at_work", set()), ("gate", None)):
+        monkeypatch.setattr(FakeSupervisor, name, value)
+    monkeypatch.setattr(pool_module, "EngineSupervisor", FakeSupervisor)
+    monkeypatch.setattr(pool_module, "LOOK_INTERVAL", 0.01)
+    monkeypatch.setattr(pool_module, "YIELD_TIME", 0.01)
+    monkeypatch.setattr(engines_module, "EngineClient", AlwaysReady)
+    monkeypatch.setattr(engines_module, "LINGER", 0.0)
+
+
+def run(
+    tmp_path: Path,
+    models: dict[str, float],
+    story: Callable[[Engines, EnginePool], Awaitable[None]],
+    *,
+    patience: float = LIMIT,
+    keep_alive: float | None = None,
+) -> None:
+    """`models`: shares by name."""
+
+    async def play() -> None:
+        launches = [
+            EngineLaunch(
+                config=EngineConfig(model=name, served_name=name, gpu_memory_utilization=share),
+                keep_alive=keep_alive,
+                preload=False,
+            )
+            for name, share in models.items()
+        ]
+        pool = EnginePool(tmp_path, launches, budget=0.9, patience=patience)
+        await pool.listen()
+        engines = Engines.of_run_dir(tmp_path, list(models), is_static=False)
+        await engines.start()
+        await until(lambda: engines._writer is not None)
+        try:
+            await story(engines, pool)
+        finally:
+            await engines.close()
+            await pool.stop(1.0)
+
+    asyncio.run(asyncio.wait_for(play(), LIMIT))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def use(engines: Engines, *indices: int) -> None:
+    """One request of each, one after the other."""
+    for index in indices:
+        await engines.hold(index, LIMIT)
+        engines.release(index)
+
+
+def test_the_longest_unused_goes_and_no_more_than_needed(tmp_path: Path) -> None:
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        await use(engines, 0, 1, 2, 0)
+        await use(engines, 3)
+        assert FakeSupervisor.stopped == ["b"], "a was used after it, and c is not needed"
+        await use(engines, 4)
+        assert FakeSupervisor.stopped == ["b", "c", "a", "d"], "all that are loaded, for the one that takes it all"
+
+    run(tmp_path, {"a": 0.3, "b": 0.3, "c": 0.3, "d": 0.3, "all": 0.9}, story)
+
+
+def test_what_is_used_or_at_work_stays_and_the_wait_is_bounded(tmp_path: Path) -> None:
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        await engines.hold(0, LIMIT)
+        await use(engines, 1)
+        FakeSupervisor.at_work.add("b")  # a batch, say, whose requests have no client
+        with pytest.raises(EngineUnavailableError, match="no room for the model 'c': a, b are in use") as caught:
+            await engines.hold(2, LIMIT)
+        assert caught.value.code == "no_room_for_model"
+        assert FakeSupervisor.stopped == []
+        FakeSupervisor.at_work.clear()
+        await use(engines, 2)
+        assert FakeSupervisor.stopped == ["b"]
+        engines.release(0)
+
+    run(tmp_path, {"a": 0.5, "b": 0.4, "c": 0.4}, story, patience=0.2)
+
+
+def test_a_request_waits_for_room_that_comes_in_time(tmp_path: Path) -> None:
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        await engines.hold(0, LIMIT)
+        waiting = asyncio.create_task(engines.hold(1, LIMIT))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        engines.release(0)
+        await waiting
+        assert FakeSupervisor.stopped == ["a"]
+
+    run(tmp_path, {"a": 0.9, "b": 0.9}, story)
+
+
+def test_many_requests_load_a_model_once_and_give_up_in_time(tmp_path: Path) -> None:
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        gate = FakeSupervisor.gate = asyncio.Event()
+        waiting = [asyncio.create_task(engines.hold(0, LIMIT)) for _ in range(20)]
+        with pytest.raises(EngineUnavailableError, match=r"was not loaded within 0\.05 seconds") as caught:
+            await engines.hold(0, 0.05)
+        assert caught.value.code == "model_loading"
+        gate.set()
+        await asyncio.gather(*waiting)
+        assert FakeSupervisor.started == ["a"]
+
+    run(tmp_path, {"a": 0.9}, story)
+
+
+def test_two_models_that_want_all_room_take_turns(tmp_path: Path) -> None:
+    """A model that was just loaded is not taken away before the request that it was loaded for."""
+
+    async def client(engines: Engines, index: int) -> None:
+        for _ in range(5):
+            await use(engines, index)
+
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        await asyncio.gather(*(client(engines, index) for index in (0, 1, 0, 1)))
+        assert len(FakeSupervisor.started) <= 20
+
+    run(tmp_path, {"a": 0.9, "b": 0.9}, story)
+
+
+def test_idle_models_are_unloaded_after_their_time(tmp_path: Path) -> None:
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        await use(engines, 0, 1)
+        engines.keep(1, math.inf)
+        await until(lambda: FakeSupervisor.stopped == ["a"])
+        await until(lambda: engines[0].status.state == "unloaded")
+        assert engines[1].status.state == "loaded"
+        assert engines[1].status.expires_at == 0
+
+    run(tmp_path, {"a": 0.4, "b": 0.4}, story, keep_alive=0.05)
+
+
+def test_a_sleeping_model_is_loaded_by_wake_alone(tmp_path: Path) -> None:
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        await use(engines, 0)
+        await engines.sleep(0)
+        await until(lambda: engines[0].status.state == "asleep")
+        with pytest.raises(EngineUnavailableError, match="asleep until POST /wake_up"):
+            await engines.hold(0, LIMIT)
+        await use(engines, 1)
+        assert FakeSupervisor.stopped == ["a"], "what sleeps takes no room"
+        await engines.wake(0)
+        await use(engines, 0)
+        assert FakeSupervisor.stopped == ["a", "b"]
+
+    run(tmp_path, {"a": 0.9, "b": 0.9}, story)
+
+
+def test_a_failed_load_is_tried_again_later_and_tells_clients_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        for _ in range(2):
+            with pytest.raises(EngineUnavailableError, match="as the server's log says") as caught:
+                await engines.hold(0, LIMIT)
+            assert "/secret" not in str(caught.value)
+        assert "the model broken could not be loaded: the folder /secret is wrong" in caplog.text
+        assert FakeSupervisor.started == ["broken"]
+        monkeypatch.setattr(pool_module, "RETRY_DELAY", 0.0)
+        with pytest.raises(EngineUnavailableError):
+            await engines.hold(0, LIMIT)
+        assert FakeSupervisor.started == ["broken", "broken"]
+        await use(engines, 1)
+
+    run(tmp_path, {"broken": 0.5, "b": 0.9}, story)

@@ -1,0 +1,11 @@
+"""Opening the page in a tab."""
+
+from __future__ import annotations
+
+from tests.support.browser import Page
+
+
+def open_page(page: Page, url: str) -> None:
+    """Returns once the page knows what is served."""
+    page.open(url)
+    page.until("document.querySelector('#model-choice')?.value")
