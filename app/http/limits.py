@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import MutableMapping
+from functools import lru_cache
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +20,7 @@ from tessera.engine.contract.errors import RequestError
 from tessera.engine.contract.messages import NO_ACCOUNT, AccountRef
 
 ADMINISTRATIVE_PATHS = frozenset({"/reset_prefix_cache", "/sleep", "/wake_up"})  # they act on all keys' requests
+KNOWN_HOSTS = 4096  # client addresses whose accounts are remembered
 IPV6_NETWORK = 64  # bits; a client has all addresses of one
 
 
@@ -45,6 +47,9 @@ class LimitsMiddleware:
                 message = {**message, "headers": [*message.get("headers", ()), *lease.headers()]}
             await send(message)
 
+        # Each event of a stream would pass through it.
+        limited_send = send_with_limits if lease is not None else send
+
         try:
             self._watermark.check()
             _check_permission(scope["path"], holder)
@@ -53,11 +58,11 @@ class LimitsMiddleware:
         except RequestError as error:
             trace = trace_of(scope)
             trace.error = error
-            await error_response(error, trace.dialect)(scope, receive, send_with_limits)
+            await error_response(error, trace.dialect)(scope, receive, limited_send)
             return
         scope.setdefault("state", {})["lease"] = lease
         try:
-            await self._app(scope, receive, send_with_limits)
+            await self._app(scope, receive, limited_send)
         finally:
             if lease is not None:
                 lease.end()
@@ -87,10 +92,14 @@ def account_of(scope: MutableMapping[str, Any]) -> AccountRef:
     if state.get("in_background"):
         return account_of_owner(f"background of {state.get('tenant', '')}")
     client = scope.get("client")
-    if client is None:
-        return NO_ACCOUNT
+    return account_of_host(client[0]) if client is not None else NO_ACCOUNT
+
+
+@lru_cache(KNOWN_HOSTS)
+def account_of_host(host: str) -> AccountRef:
+    """The engine's account for a client address; that of all for what is none."""
     try:
-        address = ipaddress.ip_address(client[0].partition("%")[0])
+        address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return NO_ACCOUNT
     if isinstance(address, ipaddress.IPv6Address):

@@ -63,7 +63,7 @@ async def _disconnected(receive: Receive) -> None:
 class Source(Protocol):
     """A running generation."""
 
-    async def wait_accepted(self) -> None: ...
+    async def wait_accepted(self, seconds: float) -> None: ...
 
     def deltas(self) -> AsyncGenerator[Any, None]: ...
 
@@ -131,7 +131,7 @@ class EventStream(Response):
     async def _write(self, send: _PatientSend) -> None:
         send.watch(asyncio.current_task())
         events = self._events
-        await self._wait_accepted()
+        await self._source.wait_accepted(HEAD_PATIENCE)
         headers = [(b"content-type", self._content_type), *STREAM_HEADERS]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._started = True
@@ -142,18 +142,6 @@ class EventStream(Response):
             async for delta in deltas:
                 await send({"type": "http.response.body", "body": events.delta(delta), "more_body": True})
         await send({"type": "http.response.body", "body": events.closing(), "more_body": False})
-
-    async def _wait_accepted(self) -> None:
-        """At most HEAD_PATIENCE seconds. Raises RequestError where the engine has refused the request."""
-        # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the result.
-        accepted = asyncio.ensure_future(self._source.wait_accepted())
-        accepted.add_done_callback(lambda task: task.cancelled() or task.exception())
-        try:
-            await asyncio.wait({accepted}, timeout=HEAD_PATIENCE)
-            if accepted.done():
-                accepted.result()
-        finally:
-            accepted.cancel()
 
     async def _fail(self, error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
         trace = trace_of(scope)

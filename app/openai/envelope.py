@@ -10,6 +10,7 @@ import hashlib
 import secrets
 import time
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -98,7 +99,11 @@ class ChunkWriter:
 
 def system_fingerprint(info: EngineInfo) -> str:
     """Changes when equal seeds may give other tokens: with the program, the model's numbers or the device."""
-    facts = f"{__version__}|{info.architecture}|{info.num_parameters}|{info.dtype}|{info.device_name}"
+    return _fingerprint(f"{__version__}|{info.architecture}|{info.num_parameters}|{info.dtype}|{info.device_name}")
+
+
+@lru_cache
+def _fingerprint(facts: str) -> str:
     return f"fp_{hashlib.sha256(facts.encode()).hexdigest()[:10]}"
 
 

@@ -28,8 +28,8 @@ class StoringSource:
         self._store_result = store_result
         self._completions = completions
 
-    async def wait_accepted(self) -> None:
-        await self._generation.wait_accepted()
+    async def wait_accepted(self, seconds: float) -> None:
+        await self._generation.wait_accepted(seconds)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         async with contextlib.aclosing(self._generation.deltas()) as deltas:

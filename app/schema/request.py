@@ -74,12 +74,16 @@ class RequestModel(BaseModel):
 
     @classmethod
     def check_refused(cls, body: Mapping[str, Any]) -> None:
+        if cls.refused.keys().isdisjoint(body):
+            return
         for name, neutral in cls.refused.items():
             if _asks_for_something(body.get(name), neutral):
                 raise InvalidRequestError(f"{name} is not supported by this server.", param=name)
 
     @classmethod
     def note_hints(cls, body: Mapping[str, Any]) -> None:
+        if cls.hints.keys().isdisjoint(body):
+            return
         for name, neutral in cls.hints.items():
             if name in body and _asks_for_something(body[name], neutral):
                 log_once(name, "the request field %s is taken, but has no effect", name)

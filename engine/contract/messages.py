@@ -307,7 +307,10 @@ class GpuUsage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """The request is in the queue, with all of its sequences. Not sent for one whose grammar is compiled first."""
+    """These sequences are in the queue. Sent for those that have had no output a step after they came.
+
+    Not sent where a grammar is compiled first.
+    """
 
     request_ids: list[str]
 

@@ -208,10 +208,13 @@ class EngineCore:
 
     def _check_queue(self, request: AddRequest, account: Account) -> None:
         """Raise QueueFullError unless the queue has places for all of a request's sequences."""
+        count, num_waiting = 1 + len(request.siblings), self.num_waiting
+        if not request.account.max_waiting and num_waiting + count <= self._max_queue_len:
+            return
         check_queue(
-            1 + len(request.siblings),
+            count,
             account.num_waiting,
-            self.num_waiting,
+            num_waiting,
             self.accounts.num_waiting_accounts - (account.num_waiting > 0),
             max_queue_len=self._max_queue_len,
             max_own=request.account.max_waiting,

@@ -37,8 +37,7 @@ class RequestVerifier:
         if not prompt:
             raise InvalidRequestError("the prompt must have at least one token", param="prompt")
         self._verify_length(len(prompt))
-        ids = np.asarray(prompt)
-        if ids.min() < 0 or ids.max() >= self._vocab_size:
+        if np.asarray(prompt).astype(np.uint64).max() >= self._vocab_size:  # negative ids are beyond every vocabulary
             wrong = next(token_id for token_id in prompt if not 0 <= token_id < self._vocab_size)
             raise InvalidRequestError(
                 f"the prompt has token id {wrong}, but ids go from 0 to {self._vocab_size - 1}", param="prompt"

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import time
 import uuid
 from collections import deque
@@ -59,6 +60,7 @@ from tessera.engine.contract.messages import (
 )
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc.heartbeat import HeartbeatReceiver
+from tessera.engine.ipc.sockets import has_message
 
 logger = logging.getLogger("tessera.client")
 
@@ -108,15 +110,15 @@ class RequestStream:
                 await self.abort()
                 raise
 
-    async def wait_accepted(self) -> None:
-        """Wait until the engine has queued the request, or has sent its first output.
+    async def wait_accepted(self, seconds: float = math.inf) -> None:
+        """Wait until the engine has queued the request or has sent its first output, for at most `seconds`.
 
         Raises:
             RequestError: the engine refused it.
         """
         inbox = self._inbox
-        while not inbox.accepted and inbox.output is None and not inbox.ended:
-            await inbox.wait()
+        if not inbox.accepted and inbox.output is None and not inbox.ended:
+            await inbox.wait_accepted(seconds)
         if inbox.error is not None:
             error, inbox.error = inbox.error, None
             raise error
@@ -163,6 +165,17 @@ class _Inbox:
         finally:
             if self.waiter is waiter:  # else another task waits now, since this one was cancelled
                 self.waiter = None
+
+    async def wait_accepted(self, seconds: float) -> None:
+        """The request counts as accepted after `seconds`."""
+        # A timer costs each request less than a task for the wait.
+        timer = asyncio.get_running_loop().call_later(seconds, self.accept) if seconds < math.inf else None
+        try:
+            while not self.accepted and self.output is None and not self.ended:
+                await self.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def deliver(self, output: RequestOutput) -> None:
         if self.ended:
@@ -427,11 +440,9 @@ class EngineClient:
         if socket.closed:
             return
         for _ in range(MESSAGES_PER_TURN):
-            try:
-                payload = socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
+            if not has_message(socket):
                 return
-            self._dispatch(self._decoder.decode(payload))
+            self._dispatch(self._decoder.decode(socket.recv(zmq.NOBLOCK)))
         self._loop.call_soon(self._receive)
 
     def _dispatch(self, message: EngineMessage) -> None:

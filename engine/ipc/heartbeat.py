@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from tessera.engine.contract.messages import Heartbeat, heartbeat_address
+from tessera.engine.ipc.sockets import has_message
 
 INTERVAL = 0.5  # seconds between heartbeats
 
@@ -105,8 +106,11 @@ class HeartbeatReceiver:
     @property
     def silent_for(self) -> float:
         """Seconds since the last heartbeat, or since watching began."""
-        self._receive()  # one may be unread because this event loop was busy
-        return time.monotonic() - self._heard_at
+        seconds = time.monotonic() - self._heard_at
+        if seconds > 2 * INTERVAL:  # one may be unread because this event loop was busy
+            self._receive()
+            seconds = time.monotonic() - self._heard_at
+        return seconds
 
     @property
     def stalled_for(self) -> float:
@@ -117,12 +121,8 @@ class HeartbeatReceiver:
 
     def _receive(self) -> None:
         # A ZMQ descriptor is edge-triggered: it signals again only after everything has been read.
-        while not self._socket.closed:
-            try:
-                heartbeat = self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return
-            self._note(heartbeat)
+        while not self._socket.closed and has_message(self._socket):
+            self._note(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
 
     def _note(self, heartbeat: Heartbeat) -> None:
         now = time.monotonic()

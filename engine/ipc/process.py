@@ -66,6 +66,7 @@ from tessera.engine.contract.messages import (
 )
 from tessera.engine.ipc.heartbeat import INTERVAL, HeartbeatSender
 from tessera.engine.ipc.metrics_thread import MetricsThread
+from tessera.engine.ipc.sockets import has_message
 from tessera.engine.ipc.turns import TimedRunner, Turns
 from tessera.engine.tensor import Device
 
@@ -135,6 +136,7 @@ class EngineProcess:
         self._engine: LoadedEngine | None = None
         self._has_work = False
         self._draining = False
+        self._unconfirmed: set[tuple[bytes, str]] = set()  # sequences that came in this turn, with their clients
         self._metrics: MetricsThread | None = None
         self._stats: SchedulerStats | None = None
         self._stats_at = 0.0
@@ -182,6 +184,7 @@ class EngineProcess:
         """Receive what has come, do a step, and send what it gave."""
         core, metrics = engine.core, self._metrics
         assert metrics is not None
+        unconfirmed, self._unconfirmed = self._unconfirmed, set()
         self._receive(core)
         for clients, text in metrics.take():
             for client, token in clients:
@@ -190,6 +193,12 @@ class EngineProcess:
             self._has_work = True
             for client, outputs in core.step().items():
                 self._send_outputs(core, client, outputs)
+                if unconfirmed or self._unconfirmed:
+                    begun = {(client, output.request_id) for output in outputs}
+                    unconfirmed -= begun
+                    self._unconfirmed -= begun
+        if unconfirmed:
+            self._confirm(unconfirmed)
         self._embed(engine)
 
     def _embed(self, engine: LoadedEngine) -> None:
@@ -222,14 +231,24 @@ class EngineProcess:
         with contextlib.suppress(BlockingIOError):  # full, and so already readable
             self._wake_up_sockets[1].send(b"\0")
 
+    def _confirm(self, sequences: set[tuple[bytes, str]]) -> None:
+        """Tell clients that these are in the queue.
+
+        Only those that have had no output a step after they came: an output says the same, and comes as soon for most.
+        """
+        by_client: dict[bytes, list[str]] = {}
+        for client, request_id in sequences:
+            by_client.setdefault(client, []).append(request_id)
+        for client, request_ids in by_client.items():
+            self._send(client, Accepted(request_ids))
+
     def _receive(self, core: Core) -> None:
         """Take messages for at most RECEIVE_SECONDS, so that a flood of them never holds up the steps for long."""
         deadline = time.monotonic() + RECEIVE_SECONDS
         while time.monotonic() < deadline:
-            try:
-                frames = self._router.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not has_message(self._router):
                 return
+            frames = self._router.recv_multipart(zmq.NOBLOCK)
             try:
                 client, payload = frames
                 message = self._decoder.decode(payload)
@@ -271,7 +290,7 @@ class EngineProcess:
             refusal = EngineError("the engine failed to take this request")
         else:
             if request.sampling_params.grammar is None:
-                self._send(client, Accepted(request.request_ids))
+                self._unconfirmed.update((client, request_id) for request_id in request.request_ids)
             return
         self._send(client, StepOutputs(self.epoch, [refused(each, refusal) for each in request.request_ids]))
 

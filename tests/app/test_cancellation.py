@@ -52,7 +52,7 @@ def test_a_cancelled_request_stays_cancelled_when_its_body_arrives(tmp_path: Any
 
         return await cancel_each_turn(begin)
 
-    assert asyncio.run(scenario()) > 1
+    assert asyncio.run(scenario()) > 0
 
 
 def test_a_cancelled_request_stays_cancelled_when_its_prompt_is_rendered() -> None:

@@ -181,6 +181,19 @@ def test_streams_tokens_to_the_client_that_asked(start: Any) -> None:
         assert [output.finish_reason for output in outputs] == [None] * (count - 1) + ["length"]
 
 
+def test_only_a_request_without_an_output_is_told_that_it_was_accepted(start: Any) -> None:
+    engine = start()
+    engine.wait_ready()
+    client = engine.client()
+    send(client, add("waits", [stub_engine.WAITS]))
+    send(client, add("runs", [1], 50))
+    messages: list[EngineMessage] = []
+    while sum(isinstance(message, StepOutputs) for message in messages) < 50:
+        assert client.poll(int(DEADLINE * 1000)), "the engine did not answer in time"
+        messages.append(msgspec.msgpack.decode(client.recv(), type=EngineMessage))
+    assert [message for message in messages if isinstance(message, Accepted)] == [Accepted(["waits"])]
+
+
 def test_abort_frees_the_request(start: Any) -> None:
     engine = start()
     client = engine.client()

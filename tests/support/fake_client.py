@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -87,7 +88,7 @@ class FakeStream:
             await asyncio.Event().wait()
         raise StopAsyncIteration
 
-    async def wait_accepted(self) -> None:
+    async def wait_accepted(self, seconds: float = math.inf) -> None:
         """An error at the beginning of the script is the engine's refusal."""
         await asyncio.sleep(0)
         first = next(self._outputs, None)

@@ -15,7 +15,7 @@ from tessera.engine.contract.errors import ConfigError, ContextLengthError, Queu
 from tessera.engine.contract.messages import AddRequest, EngineInfo, RequestOutput, SchedulerStats
 from tessera.engine.ipc.process import LoadedEngine, Progress, serve
 
-HANGS, FAILS, IS_ONE_TOO_MANY, IS_TOO_LONG, FAILS_ALONE, BREAKS_ADD = range(9001, 9007)
+HANGS, FAILS, IS_ONE_TOO_MANY, IS_TOO_LONG, FAILS_ALONE, BREAKS_ADD, WAITS = range(9001, 9008)
 STEP_SECONDS = 0.001
 SLOW_METRICS = "slow metrics"  # their text is never finished
 VOCAB_SIZE = 10_000
@@ -56,6 +56,8 @@ class StubCore:
         self._pause.wait(STEP_SECONDS)
         outputs: dict[bytes, list[RequestOutput]] = {}
         for key, running in list(self._running.items()):
+            if running.request.prompt_token_ids[0] == WAITS:
+                continue
             output = self._advance(running)
             outputs.setdefault(running.client, []).append(output)
             if output.finish_reason is not None:

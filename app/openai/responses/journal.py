@@ -189,7 +189,7 @@ class JournalReader:
         self._key = (tenant, response_id)
         self._next = after + 1
 
-    async def wait_accepted(self) -> None:
+    async def wait_accepted(self, seconds: float) -> None:
         """The engine took the request before the journal was begun."""
 
     async def deltas(self) -> AsyncGenerator[bytes, None]:
