@@ -65,7 +65,10 @@ class RequestTrace:
 
 def trace_of(scope: MutableMapping[str, Any]) -> RequestTrace:
     """The trace of the request that an ASGI scope belongs to."""
-    trace: RequestTrace = scope.setdefault("state", {}).setdefault("trace", RequestTrace())
+    state = scope.setdefault("state", {})
+    trace: RequestTrace | None = state.get("trace")
+    if trace is None:
+        trace = state["trace"] = RequestTrace()
     return trace
 
 
