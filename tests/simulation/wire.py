@@ -101,6 +101,11 @@ class Socket:
     def setsockopt(self, option: int, value: int) -> None:
         pass
 
+    def get(self, option: int) -> int:
+        """Of what there is to know of a socket, its events."""
+        assert option == zmq.EVENTS
+        return int(zmq.POLLIN) if self.inbox else 0
+
     def bind(self, address: str) -> None:
         self.address = address
         self.wire.bound[address] = self
