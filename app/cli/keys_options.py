@@ -15,6 +15,10 @@ LIMITS = "limits of the key"
 RIGHTS = "rights of the key"
 
 
+def _limit(about: str) -> Option:
+    return Option(about, group=LIMITS, metavar="N", low=1, high=2**40, default="no limit")
+
+
 class KeysOptions(msgspec.Struct, frozen=True, kw_only=True):
     """An action on a key of a keys file."""
 
@@ -57,42 +61,11 @@ class KeysOptions(msgspec.Struct, frozen=True, kw_only=True):
             default="1",
         ),
     ] = None
-    max_requests: Annotated[
-        int | None,
-        Option("most requests under way", group=LIMITS, metavar="N", low=1, high=2**40, default="no limit"),
-    ] = None
-    max_sequences: Annotated[
-        int | None,
-        Option(
-            "most sequences under way (prompts times n)",
-            group=LIMITS,
-            metavar="N",
-            low=1,
-            high=2**40,
-            default="no limit",
-        ),
-    ] = None
-    max_waiting: Annotated[
-        int | None,
-        Option(
-            "most sequences in the engine's queue", group=LIMITS, metavar="N", low=1, high=2**40, default="no limit"
-        ),
-    ] = None
-    requests_per_minute: Annotated[
-        int | None,
-        Option("most requests in 60 seconds", group=LIMITS, metavar="N", low=1, high=2**40, default="no limit"),
-    ] = None
-    tokens_per_minute: Annotated[
-        int | None,
-        Option(
-            "most tokens of prompts and completions in 60 seconds",
-            group=LIMITS,
-            metavar="N",
-            low=1,
-            high=2**40,
-            default="no limit",
-        ),
-    ] = None
+    max_requests: Annotated[int | None, _limit("most requests under way")] = None
+    max_sequences: Annotated[int | None, _limit("most sequences under way (prompts times n)")] = None
+    max_waiting: Annotated[int | None, _limit("most sequences in the engine's queue")] = None
+    requests_per_minute: Annotated[int | None, _limit("most requests in 60 seconds")] = None
+    tokens_per_minute: Annotated[int | None, _limit("most tokens of prompts and completions in 60 seconds")] = None
     may_use_priority: Annotated[
         bool, Option("its requests' priority counts among all keys, not among its own requests alone", group=RIGHTS)
     ] = False

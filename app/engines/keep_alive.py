@@ -1,4 +1,4 @@
-"""How long a model stays loaded without requests, as Ollama writes it: 5m, 1h30m, 300, -1."""
+"""The time that a model stays loaded without requests, as Ollama writes it: 5m, 1h30m, 300, -1."""
 
 from __future__ import annotations
 

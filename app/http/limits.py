@@ -20,7 +20,7 @@ from tessera.engine.contract.errors import RequestError
 from tessera.engine.contract.messages import NO_ACCOUNT, AccountRef
 
 ADMINISTRATIVE_PATHS = frozenset({"/reset_prefix_cache", "/sleep", "/wake_up"})  # they act on all keys' requests
-KNOWN_HOSTS = 4096  # client addresses whose accounts are remembered
+KNOWN_ADDRESSES = 4096  # of clients, remembered with the account of each
 IPV6_NETWORK = 64  # bits; a client has all addresses of one
 
 
@@ -95,7 +95,7 @@ def account_of(scope: MutableMapping[str, Any]) -> AccountRef:
     return account_of_host(client[0]) if client is not None else NO_ACCOUNT
 
 
-@lru_cache(KNOWN_HOSTS)
+@lru_cache(KNOWN_ADDRESSES)
 def account_of_host(host: str) -> AccountRef:
     """The engine's account for a client address; that of all for what is none."""
     try:

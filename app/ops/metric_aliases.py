@@ -53,7 +53,7 @@ def with_aliases(text: bytes, prefix: str) -> bytes:
 
 
 class DerivedGauges:
-    """What another server computes itself and Tessera leaves to the reader; nothing with Tessera's own prefix.
+    """Gauges that another server has and Tessera leaves to the reader; none with Tessera's own prefix.
 
     Args:
         names: of the engines' models, in their order.

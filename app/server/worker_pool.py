@@ -38,7 +38,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
 
 
 class Reload(msgspec.Struct, frozen=True):
-    """What a worker is to take up from then on.
+    """Changed settings for a worker, which it applies at once.
 
     Attributes:
         keys: API keys to accept; None: as before.

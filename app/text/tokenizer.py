@@ -237,7 +237,7 @@ def prompt_too_long(num_tokens: int, max_model_len: int, param: str) -> ContextL
 
 
 def shared_room(one: int, other: int, room: int) -> tuple[int, int]:
-    """What two texts of `one` and `other` tokens keep where they have more than `room`: the longer one is cut first.
+    """The tokens kept of two texts of `one` and `other` tokens that exceed `room`: the longer one is cut first.
 
     As the strategy `longest_first` of Hugging Face tokenizers.
     """

@@ -73,7 +73,7 @@ def make_exporter(endpoint: str) -> SpanExporter:
 
 
 def _resource() -> Resource:
-    """What OpenTelemetry's variables say of this service; its name is `tessera` where they give none."""
+    """This service by OpenTelemetry's variables; its name is `tessera` where they give none."""
     given = OTELResourceDetector().detect().attributes
     own: dict[str, str | int] = {"service.name": "tessera", "service.version": __version__, "process.pid": os.getpid()}
     return Resource.create({name: value for name, value in own.items() if name not in given})

@@ -31,7 +31,7 @@ class SurveyedDevice(msgspec.Struct, frozen=True):
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """What was found.
+    """A machine's driver, GPUs and compiler.
 
     Attributes:
         driver: the driver's own version, such as 580.65.06; None: not known.

@@ -62,7 +62,7 @@ def open_gguf(path: Path) -> GGUFModel:
 
 
 def _version_of(path: Path) -> tuple[int, ...] | None:
-    """What changes when a file does; None where there is none."""
+    """The identity, size and time of a file, which tell versions apart; None where there is none."""
     try:
         found = os.stat(path)
     except OSError:

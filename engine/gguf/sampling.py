@@ -24,7 +24,7 @@ NAMES = {
 
 
 def read_gguf_sampling(path: Path) -> tuple[dict[str, int | float], list[str]]:
-    """What the file at `path` recommends under the names of generation_config.json, and the keys that are left out.
+    """Recommendations of the file at `path` by the names of generation_config.json, and the keys that are left out.
 
     Raises: ModelError naming the file.
     """

@@ -92,7 +92,7 @@ class GGUFSource(CheckpointSource):
             self._staged.append((memory, pack))
 
     def _staging_memory(self, row_bytes: int) -> Tensor:
-        """What was packed first of it, once enough is in use."""
+        """Memory for stored rows: new, or once enough is in use the piece whose packing began first."""
         if len(self._staged) < MOST_STAGED:
             return empty((max(STAGED_BYTES, row_bytes),), uint8, self.ops.device)
         memory, pack = self._staged.popleft()
