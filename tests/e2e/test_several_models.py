@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,19 @@ def served_name(answer: httpx.Response) -> str:
     return str(answer.json()["model"])
 
 
+def get(server: Server, path: str, **query: str) -> httpx.Response:
+    """On a connection of its own, so that any app process may answer."""
+    return server.http.get(path, params=query, headers={"connection": "close"})
+
+
 def loaded(server: Server) -> set[str]:
-    models = server.http.get("/api/ps").json()["models"]
+    models = get(server, "/api/ps").json()["models"]
     return {name["name"].removesuffix(":latest") for name in models}
+
+
+def until_all_know(server: Server, condition: Callable[[], Any], what: str) -> None:
+    """Wait for the app processes, each of which hears of its engines by itself."""
+    server.until(lambda: all(condition() for _ in range(4)), what)
 
 
 def engines(server: Server) -> list[int]:
@@ -72,29 +83,43 @@ def engines(server: Server) -> list[int]:
 
 
 def test_models_are_loaded_on_demand_and_the_longest_unused_makes_room(server: Server) -> None:
-    assert loaded(server) == {"first", "also-first"}
+    until_all_know(server, lambda: loaded(server) == {"first", "also-first"}, "the first model")
     named = [model["id"] for model in server.http.get("/v1/models").json()["data"]]
     assert named == ["first", "also-first", "second", "third", "broken"]
     for name in ("second", "also-first", "second", "first"):
         assert served_name(ask(server, name)) == name
-    assert loaded(server) == {"first", "also-first", "second"}
+    until_all_know(server, lambda: loaded(server) == {"first", "also-first", "second"}, "the second model")
     assert served_name(ask(server, "third")) == "third"
     assert "the model second is unloaded: it makes room for third" in server.log
-    assert (loaded(server), len(engines(server))) == ({"first", "also-first", "third"}, 2)
+    until_all_know(server, lambda: loaded(server) == {"first", "also-first", "third"}, "the third model")
+    assert len(engines(server)) == 2
     assert ask(server, "nobody").json()["error"]["code"] == "model_not_found"
     # The engine's own options are the entry's, those of the file's top otherwise.
-    assert server.http.get("/status.json", params={"model": "third"}).json()["engine"]["max_model_len"] == 512
+    until_all_know(server, lambda: get(server, "/status.json", model="third").json()["engine"], "the third's facts")
+    assert get(server, "/status.json", model="third").json()["engine"]["max_model_len"] == 512
+
+
+def page(server: Server, url: str) -> str:
+    """The metrics of the server or of its admin port."""
+    return get(server, url + "/metrics").text
+
+
+def shows(server: Server, url: str, lines: list[str]) -> bool:
+    text = page(server, url)
+    return all(line in text for line in lines)
 
 
 def test_one_metrics_page_has_all_models_by_label(server: Server) -> None:
     found = re.search(r"for operators are on (http://\S+),", server.log)
     assert found is not None
     assert ask(server, "first").status_code == ask(server, "third").status_code == 200
-    for text in (server.http.get("/metrics").text, httpx.get(found[1] + "/metrics").text):
+    up = [f'tessera:engine_up{{model_name="{name}"}} 1.0' for name in ("first", "third")]
+    for url in (server.url, found[1]):
+        until_all_know(server, partial(shows, server, url, up), "both engines")
+        text = page(server, url)
         assert text.count("# TYPE tessera:num_requests_running gauge") == 1
         for name in ("first", "third"):
             assert f'tessera:num_requests_running{{model_name="{name}"}}' in text
-            assert f'tessera:engine_up{{model_name="{name}"}} 1.0' in text
         assert 'engine_up{model_name="second"}' not in text, "what need not be up is not down"
         assert 'tessera:model_loaded{model_name="second"} 0.0' in text
         assert 'tessera:model_loaded{model_name="first"} 1.0' in text
@@ -133,11 +158,11 @@ def test_a_model_that_cannot_be_loaded_is_refused_and_the_reason_is_logged(serve
 
 def test_sleep_and_wake_up(server: Server) -> None:
     def sleeping(**query: str) -> bool:
-        return bool(server.http.get("/is_sleeping", params=query).json()["is_sleeping"])
+        return bool(get(server, "/is_sleeping", **query).json()["is_sleeping"])
 
     assert ask(server, "first").status_code == 200
     assert server.http.post("/sleep", params={"model": "first", "level": "1"}).json() == {"is_sleeping": True}
-    assert (sleeping(model="first"), sleeping()) == (True, False)
+    until_all_know(server, lambda: (sleeping(model="first"), sleeping()) == (True, False), "the model to sleep")
     server.until(lambda: all(ask(server, "first").status_code == 503 for _ in range(4)), "both processes to know")
     refused = ask(server, "first")
     assert refused.json()["error"]["code"] == "model_asleep"
@@ -158,7 +183,7 @@ def test_keep_alive_of_a_request_unloads_the_model(server: Server) -> None:
     assert re.search(r"the model first is unloaded: it was idle for \d+ s", server.log)
     kept = server.http.post("/api/generate", json={"model": "first", "keep_alive": "1h30m", "stream": False})
     assert (kept.status_code, kept.json()["done_reason"]) == (200, "load")
-    assert "first" in loaded(server)
+    server.until(lambda: "first" in loaded(server), "the model to be loaded")
     wrong = server.http.post("/api/generate", json={"model": "first", "keep_alive": "soon"})
     assert (wrong.status_code, "a duration such as 5m" in wrong.text) == (400, True)
 
