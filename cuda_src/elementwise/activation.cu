@@ -1,6 +1,7 @@
 // Activations of feed-forward layers.
 #include "common.cuh"
 #include "generated/activation.cuh"
+#include "swiglu.cuh"
 
 // out = gate / (1 + exp(-gate)) * up (SwiGLU, Shazeer 2020).
 //   in:  gate_up [rows, 2 * inner] T, a row's gate before its up
@@ -22,6 +23,29 @@ __global__ void silu_mul_kernel(GATED_PARAMS(T)) {
   load_floats(gate + inner, inner - i, values);
 #pragma unroll
   for (int j = 0; j < CHUNK; ++j) values[j] *= gates[j] / (1.0f + expf(-gates[j]));
+  store_floats(out + row * inner + i, inner - i, values);
+}
+
+// out = the clamped SwiGLU of gate and up.
+//   in:  gate_up [rows, 2 * inner] T, a row's gate before its up
+//   out: out [rows, inner] T
+// Layout: contiguous rows of any length; 16-byte accesses where addresses allow them.
+// Grid: (rows, blocks that cover a row). Block: 256 threads. Shared memory: none.
+// Unit of work: CHUNK elements of one row per thread.
+template <typename T>
+__global__ void clamped_swiglu_mul_kernel(GATED_PARAMS(T)) {
+  ASSERT_ELEMENT(T);
+  let_next_kernel_start();
+  wait_for_earlier_kernels();
+  const long long row = blockIdx.x;
+  const int i = (blockIdx.y * blockDim.x + threadIdx.x) * CHUNK;
+  if (i >= inner) return;
+  const T* gate = gate_up + row * 2 * inner + i;
+  float gates[CHUNK], values[CHUNK];
+  load_floats(gate, inner - i, gates);
+  load_floats(gate + inner, inner - i, values);
+#pragma unroll
+  for (int j = 0; j < CHUNK; ++j) values[j] = clamped_swiglu(gates[j], values[j]);
   store_floats(out + row * inner + i, inner - i, values);
 }
 

@@ -65,25 +65,31 @@ class ResidualAdd:
         layer: LayerSpec,
         norms: HalfNorms,
         weights: HalfNormWeights,
-        projection: LinearWeight,
+        projection: LinearWeight | None,
         ops: Ops,
         reduce: Reduce | None,
     ) -> None:
+        """`projection`: the last product; None in a mixture of experts, which adds what it combined."""
         self._ops = ops
         self._projection = projection
         self._after = make_norm(norms.after, weights.after)
         self._of_sum = make_norm(norms.of_sum, weights.of_sum)
         self._multiplier = layer.residual_multiplier
         self._reduce = reduce
-        self._fused = reduce is None and layer.adds_product(norms)
+        self.fused = reduce is None and layer.adds_product(norms)
 
     def add(self, inner: Tensor, stream: Tensor, buffers: LayerBuffers) -> None:
         """stream [T, H] += the half whose product's input is `inner`."""
         ops = self._ops
-        if self._fused:
+        assert self._projection is not None, "a half without a last product adds its update"
+        if self.fused:
             ops.linear(inner, self._projection, epilogue=ACCUMULATE, out=stream)
             return
-        update = ops.linear(inner, self._projection, out=buffers.update[: inner.shape[0]])
+        self.add_update(ops.linear(inner, self._projection, out=buffers.update[: inner.shape[0]]), stream)
+
+    def add_update(self, update: Tensor, stream: Tensor) -> None:
+        """stream [T, H] += what the half computed, in `buffers.update`; not where it is `fused`."""
+        ops = self._ops
         if self._reduce is not None:
             self._reduce(update)
         if self._after is not None:
@@ -122,6 +128,7 @@ class CausalAttention:
         self._spec = spec
         self._ops = ops
         self._keys, self._values = cache
+        self._sinks = weights.sinks
         self._input = HalfInput(make_norm(spec.norms.before, weights.norms.before), weights.qkv, ops)
         eps = 0.0 if spec.qk_norm is None else spec.qk_norm.eps
         self._transform = HeadTransform(cos_sin, weights.q_norm, weights.k_norm, eps)
@@ -138,6 +145,7 @@ class CausalAttention:
             num_heads=spec.num_heads,
             scale=spec.scale,
             sliding_window=spec.sliding_window,
+            sinks=self._sinks,
             queries=buffers.inner("queries", num_tokens, spec.q_size),
             out=buffers.inner("attended", num_tokens, spec.q_size),
         )
@@ -168,6 +176,7 @@ class CausalAttention:
             last,
             scale=spec.scale,
             sliding_window=spec.sliding_window,
+            sinks=self._sinks,
             out=buffers.inner("attended", num_chosen, spec.q_size),
         )
 

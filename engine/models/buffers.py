@@ -7,11 +7,30 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tessera.engine.models.config import ModelConfig
-from tessera.engine.tensor import Device, Tensor, float32
+from tessera.engine.models.mixture.buffers import dense_mlps, mixture_widths, most_experts
+from tessera.engine.tensor import Device, Tensor, float32, int32
 
 ALIGNMENT = 256
 
-Inner = Literal["qkv", "queries", "attended", "up", "activated", "last_queries"]
+Inner = Literal[
+    "qkv",
+    "queries",
+    "attended",
+    "up",
+    "activated",
+    "last_queries",
+    "router_logits",
+    "experts",
+    "expert_weights",
+    "expert_offsets",
+    "expert_pairs",
+    "expert_places",
+    "expert_up",
+    "expert_activated",
+    "expert_rows",
+    "shared",
+    "shared_gate",
+]
 
 
 class StepBuffers:
@@ -42,9 +61,8 @@ class StepBuffers:
         """`reduced`: for a decoder whose updates are reduced among devices before they are added."""
         places = _layout(config, dtype, max_tokens, max_logits, reduced=reduced)
         self.nbytes = max(place.offset + place.nbytes for place in places.values())
-        self._dtype = dtype
         self._buffer = device.allocate(self.nbytes)
-        self._offsets = {name: place.offset for name, place in places.items()}
+        self._places = places
         for name in ("residual", "normed", "update", "last_residual", "last_normed", "logits"):
             place = places[name]
             tensor = Tensor(self._buffer, (place.rows, place.width), place.dtype, place.offset)
@@ -52,7 +70,8 @@ class StepBuffers:
 
     def inner(self, name: Inner, num_rows: int, width: int) -> Tensor:
         """An intermediate [num_rows, width] of one layer."""
-        return Tensor(self._buffer, (num_rows, width), self._dtype, self._offsets[name])
+        place = self._places[name]
+        return Tensor(self._buffer, (num_rows, width), place.dtype, place.offset)
 
 
 class _Place(NamedTuple):
@@ -73,9 +92,10 @@ def _layout(
     q_size = max(layer.attention.q_size for layer in layers)
     qkv_size = max(layer.attention.qkv_size for layer in layers)
     attention = {"qkv": qkv_size, "queries": q_size, "attended": q_size}
+    mlps = dense_mlps(layers)
     mlp = {
-        "up": max(layer.mlp.up_size for layer in layers),
-        "activated": max(layer.mlp.inner_size for layer in layers),
+        "up": max((mlp.up_size for mlp in mlps), default=0),
+        "activated": max((mlp.inner_size for mlp in mlps), default=0),
     }
     halves = [(layer, half.norms) for layer in layers for half in (layer.attention, layer.mlp)]
     has_updates = reduced or not all(layer.adds_product(norms) for layer, norms in halves)
@@ -92,7 +112,12 @@ def _layout(
     end = allot({"update": hidden}, max_tokens if has_updates else 0, dtype, end)
     end_of_attention = allot(attention, max_tokens, dtype, end)
     together = any(layer.parallel for layer in layers)
-    end = max(end_of_attention, allot(mlp, max_tokens, dtype, end_of_attention if together else end))
+    end_of_mlp = allot(mlp, max_tokens, dtype, end_of_attention if together else end)
+    for name, (width, kind) in mixture_widths(layers, hidden, dtype).items():
+        end_of_mlp = allot({name: width}, max_tokens, kind, end_of_mlp)
+    if num_experts := most_experts(layers):
+        end_of_mlp = allot({"expert_offsets": num_experts + 1}, 1, int32, end_of_mlp)
+    end = max(end_of_attention, end_of_mlp)
     last = {"last_residual": hidden, "last_normed": hidden, "last_queries": q_size}
     end = allot(last, max_logits, dtype, end)
     allot({"logits": config.vocab_size}, max_logits, float32, end)

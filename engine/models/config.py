@@ -67,6 +67,7 @@ class ModelConfig:
         eos_token_ids: of config.json and generation_config.json together, ascending.
         torch_dtype: of the checkpoint; None where config.json does not say.
         num_token_types: rows of the table of token types; 0 where there is none.
+        head_bias: the head has a bias.
         classifier: head for sequence classification, which then is the only one.
         matryoshka_dimensions: lengths to which the model's embeddings may be cut; None if to none.
         is_text_part: it is the language model in a folder of a multimodal one.
@@ -92,6 +93,7 @@ class ModelConfig:
     is_encoder: bool = False
     first_position: int = 0
     num_token_types: int = 0
+    head_bias: bool = False
     classifier: ClassifierSpec | None = None
     matryoshka_dimensions: tuple[int, ...] | None = None
     is_text_part: bool = False
@@ -189,6 +191,9 @@ def parse_config(
         raise ModelError(
             f"{source}: quantised checkpoints ({named}) are not supported; use an unquantised one or a GGUF"
         )
+    for key, number in architecture.required.items():
+        if config.raw(key) != number:
+            config.refuse(key, f"{number:g}")
     for key, reason in architecture.refused.items():
         if config.raw(key):
             config.refuse(key, f"false: {reason}")
@@ -233,6 +238,7 @@ def parse_config(
         logits_multiplier=1.0 / multiplier(config, architecture.logits_divisor),
         num_token_types=size("type_vocab_size", MAX_TOKEN_TYPES) if architecture.token_types else 0,
         classifier=parse_classifier(config, architecture, class_name, norm),
+        head_bias=config.boolean(bias) if isinstance(bias := architecture.head_bias, str) else bias,
         matryoshka_dimensions=_matryoshka_dimensions(config, hidden_size),
     )
     _check_size(result, source)
@@ -332,7 +338,7 @@ def _matryoshka_dimensions(config: Fields, hidden_size: int) -> tuple[int, ...] 
 
 def _check_size(config: ModelConfig, source: str) -> None:
     widths = (
-        attention.qkv_size + attention.q_size + mlp.up_size + mlp.inner_size
+        attention.qkv_size + attention.q_size + (mlp.up_size + mlp.inner_size) * getattr(mlp, "num_experts", 1)
         for attention, mlp in ((layer.attention, layer.mlp) for layer in config.layers)
     )
     total = config.hidden_size * (sum(widths) + 2 * config.vocab_size)

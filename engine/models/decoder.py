@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from tessera.engine.models.blocks import MLP, CausalAttention, Reduce, ResidualAdd, make_norm
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.mixture.mixture import Mixture
 from tessera.engine.models.rope_tables import RopeTables
-from tessera.engine.models.specs import LayerSpec
-from tessera.engine.models.weights.weights import LayerWeights, Weights
+from tessera.engine.models.specs import LayerSpec, MoESpec
+from tessera.engine.models.weights.weights import LayerWeights, MLPWeights, MoEWeights, Weights
 from tessera.engine.ops.interface import AttentionMetadata, Ops
 from tessera.engine.tensor import Tensor
 
@@ -137,14 +138,18 @@ class DecoderLayer:
         self._ops = ops
         self._parallel = spec.parallel
         self._attention = CausalAttention(attention, weights.attention, ops, cache, cos_sin)
-        self._mlp = MLP(mlp, weights.mlp, ops, mlp_norm)
-        self._attention_add, self._mlp_add = (
-            ResidualAdd(spec, half.norms, held.norms, projection, ops, reduce)
-            for half, held, projection in (
-                (attention, weights.attention, weights.attention.out),
-                (mlp, weights.mlp, weights.mlp.down),
-            )
+        self._attention_add = ResidualAdd(
+            spec, attention.norms, weights.attention.norms, weights.attention.out, ops, reduce
         )
+        self._mlp: MLP | Mixture
+        if isinstance(mlp, MoESpec):
+            assert isinstance(weights.mlp, MoEWeights), "a mixture has weights of experts"
+            add = ResidualAdd(spec, mlp.norms, weights.mlp.norms, None, ops, reduce)
+            self._mlp = Mixture(mlp, weights.mlp, ops, mlp_norm, add)
+        else:
+            assert isinstance(weights.mlp, MLPWeights), "an MLP has its weights"
+            self._mlp = MLP(mlp, weights.mlp, ops, mlp_norm)
+            self._mlp_add = ResidualAdd(spec, mlp.norms, weights.mlp.norms, weights.mlp.down, ops, reduce)
 
     def forward(self, stream: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> None:
         """stream [T, H] becomes the layer's output."""
@@ -160,6 +165,10 @@ class DecoderLayer:
         return rest
 
     def _add_halves(self, attended: Tensor, stream: Tensor, buffers: StepBuffers) -> None:
+        if isinstance(self._mlp, Mixture):
+            self._attention_add.add(attended, stream, buffers)
+            self._mlp.add(stream, buffers)
+            return
         if self._parallel:
             activated = self._mlp.activate(stream, buffers)
             self._attention_add.add(attended, stream, buffers)

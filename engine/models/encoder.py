@@ -14,8 +14,8 @@ import numpy as np
 from tessera.engine.models.blocks import MLP, HalfInput, ResidualAdd, make_norm
 from tessera.engine.models.buffers import Inner
 from tessera.engine.models.config import ModelConfig
-from tessera.engine.models.specs import LayerSpec
-from tessera.engine.models.weights.weights import LayerWeights, Weights
+from tessera.engine.models.specs import LayerSpec, MLPSpec
+from tessera.engine.models.weights.weights import LayerWeights, MLPWeights, Weights
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Device, Tensor, empty
 
@@ -97,6 +97,8 @@ class EncoderLayer:
         self._cos_sin = None if attention.rope is None else rope_tables[attention.rope]
         before = make_norm(attention.norms.before, weights.attention.norms.before)
         self._qkv = HalfInput(before, weights.attention.qkv, ops)
+        assert isinstance(mlp, MLPSpec), "encoders have no mixtures"
+        assert isinstance(weights.mlp, MLPWeights), "an MLP has its weights"
         self._mlp = MLP(mlp, weights.mlp, ops, make_norm(mlp.norms.before, weights.mlp.norms.before))
         self._attention_add = ResidualAdd(
             spec, attention.norms, weights.attention.norms, weights.attention.out, ops, None

@@ -7,7 +7,8 @@ import math
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.models.fields import Fields
 from tessera.engine.models.registry import Architecture
-from tessera.engine.models.specs import AttentionSpec, HalfNorms, LayerSpec, MLPSpec, NormSpec
+from tessera.engine.models.registry.experts import parse_experts
+from tessera.engine.models.specs import AttentionSpec, HalfNorms, LayerSpec, MLPSpec, MoESpec, NormSpec
 from tessera.engine.ops.linear_interface import Activation
 
 MAX_LAYERS = 1024
@@ -52,10 +53,12 @@ def parse_layers(config: Fields, architecture: Architecture, norm: NormSpec, hid
         config.refuse("num_key_value_heads", f"a divisor of the number of attention heads ({num_heads})")
     norms = HalfNorms(**dict.fromkeys(architecture.norm_places, norm))
     parallel = flag(architecture.parallel)
+    mlp_norms = HalfNorms() if parallel else norms
+    activation: Activation = config.choice(architecture.key("hidden_act"), GATED if architecture.gated else GELU)
     mlp = MLPSpec(
         inner_size=_inner_size(config, architecture, hidden_size),
-        activation=config.choice(architecture.key("hidden_act"), GATED if architecture.gated else GELU),
-        norms=HalfNorms() if parallel else norms,
+        activation=activation,
+        norms=mlp_norms,
         up_bias=flag(architecture.mlp_bias),
         down_bias=flag(architecture.mlp_bias),
     )
@@ -70,14 +73,22 @@ def parse_layers(config: Fields, architecture: Architecture, norm: NormSpec, hid
             norms=HalfNorms() if architecture.bare_start and layer == 0 else norms,
             rope=(0 if window is None or architecture.window_rope is None else 1) if rotates else None,
             sliding_window=window,
-            qk_norm=NormSpec("rmsnorm", norm.eps) if architecture.qk_norm else None,
+            qk_norm=NormSpec("rmsnorm", norm.eps) if flag(architecture.qk_norm) else None,
             qkv_bias=flag(architecture.qkv_bias),
             out_bias=flag(architecture.out_bias),
+            sinks=architecture.sinks,
         )
         for layer, (rotates, window) in enumerate(zip(rope_layers, windows, strict=True))
     )
     residual_multiplier = multiplier(config, architecture.residual_multiplier)
-    return tuple(LayerSpec(attention, mlp, parallel, residual_multiplier) for attention in attentions)
+    mlps: tuple[MLPSpec | MoESpec, ...] = (mlp,) * num_layers
+    if architecture.experts is not None:
+        mixture = parse_experts(config, architecture.experts, activation, mlp_norms)
+        mlps = tuple(mixture if sparse else mlp for sparse in architecture.experts.layers(config, num_layers))
+    return tuple(
+        LayerSpec(attention, half, parallel, residual_multiplier)
+        for attention, half in zip(attentions, mlps, strict=True)
+    )
 
 
 def multiplier(config: Fields, key: str | None) -> float:

@@ -13,6 +13,7 @@ FILES = {
     "quant_config.json": ("AWQ", "quant_method"),
     "hf_quant_config.json": ("ModelOpt", "quant_algo"),
 }
+EXPERTS_METHOD = "mxfp4"  # whose tensors, of experts alone, are read as they are
 KEYS = {"quantization_config": "", "compression_config": "", "quantization": "MLX, "}
 
 
@@ -36,5 +37,7 @@ def quantisation_in_config(values: dict[str, Any]) -> str | None:
         found = values.get(key)
         if found:
             method = found.get("quant_method") if isinstance(found, dict) else None
+            if method == EXPERTS_METHOD:
+                continue
             return f"{tool}{key}" if method is None else f"{key} {shown(method)}"
     return None

@@ -202,6 +202,10 @@ def _parse_longrope(section: Fields, base: RopeConfig, max_positions: int) -> Ro
     pairs = base.rotary_dim // 2
     if section.has("attention_factor"):
         attention_factor = section.number("attention_factor", 1e-3, 1e3)
+    elif section.has("short_mscale"):  # Phi-3.5-MoE's words
+        attention_factor = section.number("short_mscale", 1e-3, 1e3)
+        if section.raw("long_mscale") != section.raw("short_mscale"):
+            section.refuse("long_mscale", f"that of short_mscale, {attention_factor:g}")
     elif factor > 1.0 and base.original_max_len > 1:
         # Ding et al. 2024, "LongRoPE", as released with Phi-3
         attention_factor = math.sqrt(1.0 + math.log(factor) / math.log(base.original_max_len))

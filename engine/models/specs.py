@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tessera.engine.ops.linear_interface import Activation, is_gated
+from tessera.engine.ops.moe_interface import Routing
 
 HeadActivation = Literal["tanh", "gelu", "relu"]
 PoolingKind = Literal["mean", "last", "cls"]
@@ -43,6 +44,7 @@ class AttentionSpec:
         sliding_window: tokens that a query sees, itself included; in an encoder those that it sees on either side.
             None is all.
         qk_norm: RMSNorm over each query and key head before the rotation.
+        sinks: each query head has one more logit, a weight, in the denominator of its softmax.
     """
 
     num_heads: int
@@ -55,6 +57,7 @@ class AttentionSpec:
     qk_norm: NormSpec | None = None
     qkv_bias: bool = False
     out_bias: bool = False
+    sinks: bool = False
 
     @property
     def q_size(self) -> int:
@@ -86,6 +89,36 @@ class MLPSpec:
 
 
 @dataclass(frozen=True)
+class MoESpec:
+    """Mixture of experts (Shazeer et al. 2017): the weighted sum of the chosen experts, each an MLP of `inner_size`.
+
+    Attributes:
+        routing: how a token's experts and their weights follow from its router logits.
+        router_bias: added to these logits.
+        correction: added to the scores for the choice alone (DeepSeek-AI 2024, section 2.1.2).
+        shared: an MLP that every token passes as well; its norms are those of the mixture.
+        shared_gate: its output is multiplied by the sigmoid of a number for each token.
+    """
+
+    num_experts: int
+    routing: Routing
+    inner_size: int
+    activation: Activation
+    norms: HalfNorms
+    up_bias: bool = False
+    down_bias: bool = False
+    router_bias: bool = False
+    correction: bool = False
+    shared: MLPSpec | None = None
+    shared_gate: bool = False
+
+    @property
+    def up_size(self) -> int:
+        """Rows of one expert's up projection."""
+        return self.inner_size * (2 if is_gated(self.activation) else 1)
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """One layer.
 
@@ -96,13 +129,14 @@ class LayerSpec:
     """
 
     attention: AttentionSpec
-    mlp: MLPSpec
+    mlp: MLPSpec | MoESpec
     parallel: bool = False
     residual_multiplier: float = 1.0
 
     def __post_init__(self) -> None:
         sums = self.attention.norms.of_sum or self.mlp.norms.of_sum
         assert not (self.parallel and sums), "parallel halves have one sum"
+        assert not (self.parallel and isinstance(self.mlp, MoESpec)), "a mixture of experts follows its attention"
 
     def adds_product(self, norms: HalfNorms) -> bool:
         """Whether what the half with these norms adds is its last product as it is."""

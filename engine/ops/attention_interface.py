@@ -90,19 +90,21 @@ class AttentionOps(CheckedOps):
         *,
         scale: float,
         sliding_window: int | None = None,
+        sinks: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Causal softmax(q k^T * scale) v over each row's cached keys; q [T, Hq * D] -> same.
 
         Any mix of rows: a row's queries are its last `cu_seqlens_q[r+1] - cu_seqlens_q[r]` tokens.
         Query heads share key/value heads in groups of Hq / Hkv. With a sliding window of w a query
-        sees itself and the w - 1 tokens before it.
+        sees itself and the w - 1 tokens before it. exp(sinks[h]), of [Hq], is added to the sum that head h's softmax
+        divides by.
         """
         self._check(out=out)
-        self._check_attention(q, key_cache, value_cache, metadata)
+        self._check_attention(q, key_cache, value_cache, metadata, sinks)
         out = self._out(out, q.shape, q.dtype)
         if q.size:
-            self._paged_attention(q, key_cache, value_cache, metadata, scale, sliding_window, out)
+            self._paged_attention(q, key_cache, value_cache, metadata, scale, sliding_window, sinks, out)
         return out
 
     def attention(
@@ -116,19 +118,20 @@ class AttentionOps(CheckedOps):
         num_heads: int,
         scale: float,
         sliding_window: int | None = None,
+        sinks: Tensor | None = None,
         queries: Tensor,
         out: Tensor | None = None,
     ) -> Tensor:
         """`rope_and_store`, then `paged_attention` of what it returns; `queries` [T, Hq * D] is scratch."""
         self._check(qkv=qkv, queries=queries, out=out)
         self._check_rope(qkv, key_cache, value_cache, metadata, transform, num_heads)
-        self._check_attention(queries, key_cache, value_cache, metadata)
+        self._check_attention(queries, key_cache, value_cache, metadata, sinks)
         shape = (qkv.shape[0], num_heads * key_cache.shape[3])
         _require(queries.shape == shape and queries.dtype == qkv.dtype, "attention scratch", queries, qkv)
         out = self._out(out, shape, qkv.dtype)
         if qkv.size:
             inputs = (qkv, key_cache, value_cache, metadata, transform)
-            self._attention(*inputs, num_heads, scale, sliding_window, queries, out)
+            self._attention(*inputs, num_heads, scale, sliding_window, sinks, queries, out)
         return out
 
     def _check_rope(
@@ -158,8 +161,15 @@ class AttentionOps(CheckedOps):
             if norm is not None:
                 _require(norm.shape == (head_dim,) and norm.dtype == qkv.dtype, "head norm", norm, qkv)
 
-    def _check_attention(self, q: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata) -> None:
-        self._check(q=q, key_cache=key_cache, value_cache=value_cache)
+    def _check_attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        sinks: Tensor | None,
+    ) -> None:
+        self._check(q=q, key_cache=key_cache, value_cache=value_cache, sinks=sinks)
         self._check(**{f.name: v for f in fields(metadata) if isinstance(v := getattr(metadata, f.name), Tensor)})
         _, num_kv_heads, _, head_dim = key_cache.shape
         _require(q.ndim == 2 and q.shape[1] % (num_kv_heads * head_dim) == 0, "paged_attention", q, key_cache)
@@ -168,6 +178,8 @@ class AttentionOps(CheckedOps):
         _require(self._caches(q.dtype, key_cache.dtype), "paged_attention", q, key_cache)
         tables, rows = metadata.block_tables, metadata.table_rows
         _require(tables.ndim == 2 and rows.shape == metadata.context_lens.shape, "block tables", tables, rows)
+        if sinks is not None:
+            _require(sinks.shape == (q.shape[1] // head_dim,) and sinks.dtype == q.dtype, "sinks", sinks, q)
 
     # -- implementations ------------------------------------------------------------------------
 
@@ -195,6 +207,7 @@ class AttentionOps(CheckedOps):
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None,
+        sinks: Tensor | None,
         out: Tensor,
     ) -> None: ...
 
@@ -208,8 +221,9 @@ class AttentionOps(CheckedOps):
         num_heads: int,
         scale: float,
         sliding_window: int | None,
+        sinks: Tensor | None,
         queries: Tensor,
         out: Tensor,
     ) -> None:
         self._rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads, queries)
-        self._paged_attention(queries, key_cache, value_cache, metadata, scale, sliding_window, out)
+        self._paged_attention(queries, key_cache, value_cache, metadata, scale, sliding_window, sinks, out)

@@ -18,13 +18,14 @@ from tessera.engine.ops.attention_interface import AttentionMetadata, AttentionO
 from tessera.engine.ops.checks import require as _require
 from tessera.engine.ops.encoder_interface import EncoderOps
 from tessera.engine.ops.linear_interface import LinearOps
+from tessera.engine.ops.moe_interface import MoEOps
 from tessera.engine.ops.sampling_interface import SamplingOps
 from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32, int32, uint8
 
 __all__ = ["AttentionMetadata", "HeadTransform", "Ops"]
 
 
-class Ops(LinearOps, AttentionOps, EncoderOps, SamplingOps):
+class Ops(LinearOps, MoEOps, AttentionOps, EncoderOps, SamplingOps):
     """See the module's description; `out` may be given to write into memory made beforehand."""
 
     def softmax(self, x: Tensor, *, log: bool = False, out: Tensor | None = None) -> Tensor:

@@ -8,6 +8,10 @@ from tessera.engine.ops.checks import CheckedOps
 from tessera.engine.ops.checks import require as _require
 from tessera.engine.tensor import Tensor
 
+# Of the clamped SwiGLU, as gpt-oss was trained.
+SWIGLU_ALPHA = 1.702
+SWIGLU_LIMIT = 7.0
+
 
 class LayerOps(CheckedOps):
     """Letters: T rows, H width of a row, I features of a gated activation."""
@@ -47,6 +51,18 @@ class LayerOps(CheckedOps):
             self._silu_mul(gate_up, out)
         return out
 
+    def clamped_swiglu_mul(self, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
+        """(up + 1) * gate * sigmoid(SWIGLU_ALPHA * gate), the gate at most SWIGLU_LIMIT and up within it (gpt-oss).
+
+        gate_up [T, 2 I] with the gate first -> [T, I].
+        """
+        self._check(gate_up=gate_up, out=out)
+        _require(gate_up.ndim == 2 and gate_up.shape[1] % 2 == 0, "clamped_swiglu_mul", gate_up)
+        out = self._out(out, (gate_up.shape[0], gate_up.shape[1] // 2), gate_up.dtype)
+        if out.size:
+            self._clamped_swiglu_mul(gate_up, out)
+        return out
+
     def gelu_mul(self, gate_up: Tensor, *, tanh: bool, out: Tensor | None = None) -> Tensor:
         """gelu(gate) * up; gate_up [T, 2 I] with the gate first -> [T, I] (Shazeer 2020); `tanh` as for `gelu`."""
         self._check(gate_up=gate_up, out=out)
@@ -72,6 +88,8 @@ class LayerOps(CheckedOps):
     def _layernorm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None: ...
     @abstractmethod
     def _silu_mul(self, gate_up: Tensor, out: Tensor) -> None: ...
+    @abstractmethod
+    def _clamped_swiglu_mul(self, gate_up: Tensor, out: Tensor) -> None: ...
     @abstractmethod
     def _gelu_mul(self, gate_up: Tensor, tanh: bool, out: Tensor) -> None: ...
     @abstractmethod

@@ -16,7 +16,7 @@ from tessera.engine.ops.layer_interface import LayerOps
 from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32
 
 # `*_mul` are gated: the first half of the features passes the function and multiplies the second half.
-Activation = Literal["silu_mul", "gelu_tanh_mul", "gelu_erf_mul", "gelu_tanh", "gelu_erf"]
+Activation = Literal["silu_mul", "clamped_swiglu_mul", "gelu_tanh_mul", "gelu_erf_mul", "gelu_tanh", "gelu_erf"]
 
 
 def is_gated(activation: Activation) -> bool:
@@ -162,6 +162,8 @@ class LinearOps(LayerOps, CheckedOps):
     def _activate(self, function: Activation, x: Tensor, out: Tensor) -> None:
         if function == "silu_mul":
             self._silu_mul(x, out)
+        elif function == "clamped_swiglu_mul":
+            self._clamped_swiglu_mul(x, out)
         elif is_gated(function):
             self._gelu_mul(x, function == "gelu_tanh_mul", out)
         else:

@@ -17,6 +17,7 @@ from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, bfloat16, float16, float32, from_numpy
 from tests.support.decoder_harness import DecoderHarness, relative_error
 from tests.support.paths import GOLDEN
+from tests.support.tiny_mixtures import PHIMOE_ROPE
 from tests.support.tiny_models import PROMPT_LEN, TINY_MODELS, TinyModel, build, prompt
 
 GOLDEN_FILE = GOLDEN / "golden_logits.npz"
@@ -47,6 +48,16 @@ PERTURBATIONS: dict[str, dict[str, Any]] = {
     "exaone4-full": {"sliding_window": 64},
     "gpt2": {"activation_function": "gelu"},
     "gpt2-variants": {"scale_attn_by_inverse_layer_idx": False},
+    "mixtral-window": {"num_experts_per_tok": 2},
+    "qwen2moe": {"norm_topk_prob": True},
+    "qwen3moe": {"norm_topk_prob": False},
+    "granitemoe": {"num_experts_per_tok": 3},
+    "phimoe": {"router_jitter_noise": 0.3},
+    "phimoe-longrope": {"rope_scaling": {**PHIMOE_ROPE, "short_mscale": 1.0, "long_mscale": 1.0}},
+    "glm4moe": {"routed_scaling_factor": 1.0},
+    "glm4moe-groups": {"topk_group": 4},
+    "gptoss": {"sliding_window": 9},
+    "gptoss-mxfp4": {"num_experts_per_tok": 3},
 }
 
 

@@ -13,7 +13,7 @@ from tessera.engine.gguf.blocks import dequantize, weights_of
 from tessera.engine.gguf.headers import SCALES, header_of
 from tessera.engine.gguf.numbers import NUMBERS
 from tessera.engine.models.config import load_config
-from tessera.engine.models.weights import gguf_source
+from tessera.engine.models.weights import block_upload
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
@@ -172,7 +172,7 @@ def test_a_file_loads_into_packed_parts(tmp_path: Path, cuda_ops: CudaOps, monke
     pytest.importorskip("gguf")
     from tests.engine.gguf.test_gguf_models import quantized
 
-    monkeypatch.setattr(gguf_source, "STAGED_BYTES", 5000)
+    monkeypatch.setattr(block_upload, "STAGED_BYTES", 5000)
     path, folder = quantized(tmp_path, "Q4_K", "Q6_K", "Q8_0", "F32", "MXFP4")
     packed = load_weights(path, load_config(path), bfloat16, cuda_ops)
     exact = load_weights(folder, load_config(folder), float32, make_ops(CPU))

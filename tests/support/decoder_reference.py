@@ -15,9 +15,9 @@ from tessera.engine.formats import LinearWeight
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.rope import RopeConfig
 from tessera.engine.models.specs import AttentionSpec, HalfNorms, MLPSpec, NormSpec
-from tessera.engine.models.weights.build import MatrixField, NormField, WeightSource, build_weights
+from tessera.engine.models.weights.build import MatrixField, NormField, VectorField, WeightSource, build_weights
 from tessera.engine.models.weights.weights import AttentionWeights, HalfNormWeights, MLPWeights, NormWeights, Weights
-from tessera.engine.tensor import CPU, from_numpy
+from tessera.engine.tensor import CPU, Tensor, from_numpy
 from tests.support import reference
 
 Array = np.ndarray[Any, Any]
@@ -36,6 +36,9 @@ class RandomSource(WeightSource):
         std = 0.7 if field.name == "embedding" else 1.2 * field.columns**-0.5
         bias = from_numpy(self._normal(field.rows, std=0.3), CPU) if field.bias else None
         return LinearWeight.of(from_numpy(self._normal(field.rows, field.columns, std=std), CPU), bias)
+
+    def vector(self, field: VectorField, layer: int | None) -> Tensor:
+        return from_numpy(self._normal(field.size, std=0.3), CPU)
 
     def norm(self, field: NormField, layer: int | None) -> NormWeights:
         bias = from_numpy(self._normal(field.size, std=0.3), CPU) if field.bias else None

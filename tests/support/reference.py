@@ -129,8 +129,9 @@ def paged_attention(
     context_lens: Array,
     scale: float,
     sliding_window: int | None,
+    sinks: Array | None = None,
 ) -> Array:
-    """One query at a time over exactly the keys it sees; q [T, Hq * D]."""
+    """One query at a time over exactly the keys it sees; q [T, Hq * D], sinks [Hq]."""
     _, num_kv_heads, block_size, head_dim = key_cache.shape
     heads = q.astype(np.float64).reshape(len(q), -1, head_dim)
     group = heads.shape[1] // num_kv_heads
@@ -145,7 +146,10 @@ def paged_attention(
             for head in range(heads.shape[1]):
                 keys = key_cache[blocks, head // group, offsets].astype(np.float64)
                 values = value_cache[blocks, head // group, offsets].astype(np.float64)
-                out[token, head] = softmax(keys @ heads[token, head] * scale) @ values
+                scores = keys @ heads[token, head] * scale
+                if sinks is not None:
+                    scores, values = np.append(scores, float(sinks[head])), np.vstack([values, np.zeros(head_dim)])
+                out[token, head] = softmax(scores) @ values
     return out.reshape(q.shape)
 
 

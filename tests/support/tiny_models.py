@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.tiny_mixtures import TINY_MIXTURES, mixture_tensors
 from tests.support.tiny_tensors import MAKERS, VOCAB_SIZE, Random, llama_tensors, round_to_bfloat16
 
 __all__ = ["round_to_bfloat16"]
@@ -64,13 +65,14 @@ def build(model: TinyModel, folder: Path) -> Path:
 
 
 def write_safetensors(path: Path, tensors: dict[str, Array], storage: str = "F32") -> None:
-    """float32 tensors in the format's order: header length, header, bytes."""
+    """Tensors of float32, and of bytes, in the format's order: header length, header, bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     parts = []
     offset = 0
     for name, tensor in tensors.items():
-        raw = _stored(tensor, storage)
-        header[name] = {"dtype": storage, "shape": list(tensor.shape), "data_offsets": [offset, offset + len(raw)]}
+        kind = "U8" if tensor.dtype == np.uint8 else storage
+        raw = _stored(tensor, kind)
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [offset, offset + len(raw)]}
         offset += len(raw)
         parts.append(raw)
     text = json.dumps(header).encode()
@@ -81,12 +83,13 @@ def write_safetensors(path: Path, tensors: dict[str, Array], storage: str = "F32
 def _stored(tensor: Array, storage: str) -> bytes:
     if storage == "BF16":
         return (tensor.astype("<f4").view(np.uint32) >> 16).astype("<u2").tobytes()
-    return tensor.astype({"F32": "<f4", "F16": "<f2"}[storage]).tobytes()
+    return tensor.astype({"F32": "<f4", "F16": "<f2", "U8": "u1"}[storage]).tobytes()
 
 
 def make_tensors(model: TinyModel) -> dict[str, Array]:
     random = Random(zlib.crc32(model.name.encode()))
-    make = MAKERS.get(model.config["model_type"], llama_tensors)
+    mixture = model.name in TINY_MIXTURES
+    make = mixture_tensors if mixture else MAKERS.get(model.config["model_type"], llama_tensors)
     return {model.prefix + name if name != "lm_head.weight" else name: t for name, t in make(model.config, random)}
 
 
@@ -322,5 +325,6 @@ TINY_MODELS: dict[str, TinyModel] = {
             ),
             prefix="transformer.",
         ),
+        *(TinyModel(name, config) for name, config in TINY_MIXTURES.items()),
     )
 }

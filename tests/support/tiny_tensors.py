@@ -24,6 +24,9 @@ class Random:
     def normal(self, *shape: int, std: float, mean: float = 0.0) -> Array:
         return round_to_bfloat16(self._state.standard_normal(shape) * std + mean)
 
+    def bytes(self, count: int) -> Array:
+        return self._state.randint(0, 256, count).astype(np.uint8)
+
     def norm(self, size: int, mean: float = 1.0) -> Array:
         return self.normal(size, std=0.25, mean=mean)
 

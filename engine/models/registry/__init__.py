@@ -8,10 +8,12 @@ from tessera.engine.models.registry.architecture import Architecture
 from tessera.engine.models.registry.bert import BERT_FAMILY
 from tessera.engine.models.registry.layernorm import LAYERNORM_FAMILY
 from tessera.engine.models.registry.llama import LLAMA_FAMILY
+from tessera.engine.models.registry.mixtures import MIXTURES
 from tessera.engine.models.registry.modernbert import MODERNBERT_FAMILY
 
 ARCHITECTURES: dict[str, Architecture] = {
     **LLAMA_FAMILY,
+    **MIXTURES,
     **LAYERNORM_FAMILY,
     **BERT_FAMILY,
     **MODERNBERT_FAMILY,

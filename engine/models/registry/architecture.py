@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tessera.engine.models.fields import Fields
+from tessera.engine.models.registry.experts import ExpertsRule
 from tessera.engine.models.specs import HeadActivation, PoolingKind
 
 PositionRule = Callable[[Fields], int]
@@ -60,6 +61,7 @@ class Architecture:
         keys: config keys that are called otherwise here.
         aliases: other names of config keys to those read here; the first that config.json has counts.
         refused: config keys that must be false or absent, and what they would call for.
+        required: config keys that must have these numbers.
         norm: the kind of all norms.
         norm_bias: whether LayerNorms have a bias, or the config key that says so.
         bare_start: the first layer's attention has no norm before it.
@@ -68,8 +70,10 @@ class Architecture:
         learned_positions: a table of position embeddings instead of RoPE.
         first_position: row of that table for the first token of a text.
         token_types: a table of token types is added to the embedding.
-        qk_norm: queries and keys pass an RMSNorm per head.
-        qkv_bias, out_bias, mlp_bias: whether projections have one, or the config key that says so.
+        experts: what its mixtures of experts are, if there are any.
+        qk_norm: whether queries and keys pass an RMSNorm per head, or the config key that says so.
+        sinks: attention has a sink for each query head.
+        qkv_bias, out_bias, mlp_bias, head_bias: whether projections have one, or the config key that says so.
         parallel: whether attention and MLP both see the layer's input through one norm, or the config key that
             says so.
         embedding_multiplier, residual_multiplier, attention_multiplier, logits_divisor: config keys of numbers.
@@ -92,6 +96,7 @@ class Architecture:
     keys: dict[str, str] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    required: dict[str, float] = field(default_factory=dict)
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_bias: bool | str = True
     norm_places: tuple[NormPlace, ...] = ("before",)
@@ -100,10 +105,13 @@ class Architecture:
     learned_positions: bool = False
     first_position: PositionRule = lambda config: 0
     token_types: bool = False
-    qk_norm: bool = False
+    experts: ExpertsRule | None = None
+    qk_norm: bool | str = False
+    sinks: bool = False
     qkv_bias: bool | str = False
     out_bias: bool | str = False
     mlp_bias: bool | str = False
+    head_bias: bool | str = False
     parallel: bool | str = False
     embedding_multiplier: str | None = None
     residual_multiplier: str | None = None

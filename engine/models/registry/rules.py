@@ -11,6 +11,16 @@ def same_window(config: Fields, rope_layers: tuple[bool, ...]) -> tuple[int | No
     return (_window(config),) * len(rope_layers)
 
 
+def same_window_if_used(config: Fields, rope_layers: tuple[bool, ...]) -> tuple[int | None, ...]:
+    """In every layer where use_sliding_window says so."""
+    return same_window(config, rope_layers) if config.boolean("use_sliding_window") else (None,) * len(rope_layers)
+
+
+def alternating_windows(config: Fields, rope_layers: tuple[bool, ...]) -> tuple[int | None, ...]:
+    """In every other layer from the first on, unless layer_types says which."""
+    return _by_layer_types(config, tuple(layer % 2 == 0 for layer in range(len(rope_layers))))
+
+
 def upper_windows(config: Fields, rope_layers: tuple[bool, ...]) -> tuple[int | None, ...]:
     """Layers from max_window_layers on, where use_sliding_window says so."""
     if not config.boolean("use_sliding_window"):

@@ -11,16 +11,20 @@ import numpy as np
 
 from tessera.engine.formats import DenseFormat, LinearWeight
 from tessera.engine.models.config import ModelConfig
-from tessera.engine.models.specs import HalfNorms, LayerSpec, NormSpec
+from tessera.engine.models.specs import HalfNorms, LayerSpec, MLPSpec, MoESpec, NormSpec
 from tessera.engine.models.weights.weights import (
     AttentionWeights,
     ClassifierWeights,
     HalfNormWeights,
     LayerWeights,
     MLPWeights,
+    MoEWeights,
     NormWeights,
     Weights,
 )
+from tessera.engine.tensor import Tensor
+
+EXPERTS_UP, EXPERTS_DOWN = "experts_up", "experts_down"
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,32 @@ class NormField:
     bias: bool = False
 
 
-Field: TypeAlias = MatrixField | NormField
+@dataclass(frozen=True)
+class VectorField:
+    """A vector by its name in `Architecture.weights`, which is the tensor's; in float32 or the weights' dtype."""
+
+    name: str
+    size: int
+    float32: bool = False
+    bias = False
+
+
+@dataclass(frozen=True)
+class ExpertsField(MatrixField):
+    """The same matrix of every expert, one below the other; `part_rows` are those of one. Named by `ExpertForm`s."""
+
+    num_experts: int = 1
+
+    @property
+    def rows(self) -> int:
+        return self.num_experts * self.expert_rows
+
+    @property
+    def expert_rows(self) -> int:
+        return sum(self.part_rows)
+
+
+Field: TypeAlias = MatrixField | NormField | VectorField
 Progress: TypeAlias = Callable[[int, int], None]  # bytes done, bytes in total
 
 
@@ -58,6 +87,9 @@ class WeightSource(ABC):
 
     @abstractmethod
     def norm(self, field: NormField, layer: int | None) -> NormWeights: ...
+
+    @abstractmethod
+    def vector(self, field: VectorField, layer: int | None) -> Tensor: ...
 
 
 def model_fields(config: ModelConfig) -> Iterator[Field]:
@@ -71,7 +103,7 @@ def model_fields(config: ModelConfig) -> Iterator[Field]:
     yield from _norm("embedding_norm", config.embedding_norm, hidden)
     yield from _norm("final_norm", config.final_norm, hidden)
     if not config.is_encoder and not config.tie_word_embeddings:
-        yield MatrixField("lm_head", vocab, hidden)
+        yield MatrixField("lm_head", vocab, hidden, config.head_bias)
     head = config.classifier
     if head is not None:
         if head.activation is not None:
@@ -84,15 +116,40 @@ def layer_fields(spec: LayerSpec, hidden: int) -> Iterator[Field]:
     """Of one layer; `hidden` is the width of the residual stream."""
     attention, mlp = spec.attention, spec.mlp
     qkv_rows = (attention.q_size, attention.kv_size, attention.kv_size)
-    up_rows = (mlp.inner_size,) * (mlp.up_size // mlp.inner_size)
     yield from _norms("attention", attention.norms, hidden)
     yield MatrixField("qkv", qkv_rows, hidden, attention.qkv_bias)
     yield MatrixField("out", (hidden,), attention.q_size, attention.out_bias)
+    if attention.sinks:
+        yield VectorField("sinks", attention.num_heads)
     yield from _norms("mlp", mlp.norms, hidden)
-    yield MatrixField("up", up_rows, hidden, mlp.up_bias)
-    yield MatrixField("down", (hidden,), mlp.inner_size, mlp.down_bias)
+    if isinstance(mlp, MoESpec):
+        yield from _expert_fields(mlp, hidden)
+    else:
+        yield from _mlp_fields("", mlp, hidden)
     for name in ("q_norm", "k_norm"):
         yield from _norm(name, attention.qk_norm, attention.head_dim)
+
+
+def _mlp_fields(prefix: str, mlp: MLPSpec, hidden: int) -> Iterator[Field]:
+    yield MatrixField(prefix + "up", _up_rows(mlp), hidden, mlp.up_bias)
+    yield MatrixField(prefix + "down", (hidden,), mlp.inner_size, mlp.down_bias)
+
+
+def _expert_fields(spec: MoESpec, hidden: int) -> Iterator[Field]:
+    count = spec.num_experts
+    yield MatrixField("router", (count,), hidden, spec.router_bias)
+    if spec.correction:
+        yield VectorField("router_correction", count, float32=True)
+    yield ExpertsField(EXPERTS_UP, _up_rows(spec), hidden, spec.up_bias, count)
+    yield ExpertsField(EXPERTS_DOWN, (hidden,), spec.inner_size, spec.down_bias, count)
+    if spec.shared is not None:
+        yield from _mlp_fields("shared_", spec.shared, hidden)
+        if spec.shared_gate:
+            yield MatrixField("shared_gate", (1,), hidden)
+
+
+def _up_rows(spec: MLPSpec | MoESpec) -> tuple[int, ...]:
+    return (spec.inner_size,) * (spec.up_size // spec.inner_size)
 
 
 def _norms(half: str, norms: HalfNorms, size: int) -> Iterator[NormField]:
@@ -116,12 +173,14 @@ def num_weight_bytes(config: ModelConfig, dtype: np.dtype[Any]) -> int:
 def _field_bytes(field: Field, dtype: np.dtype[Any]) -> int:
     if isinstance(field, NormField):
         return field.size * (1 + field.bias) * dtype.itemsize
+    if isinstance(field, VectorField):
+        return field.size * (4 if field.float32 else dtype.itemsize)
     return DenseFormat(dtype).nbytes(field.rows, field.columns) + field.bias * field.rows * dtype.itemsize
 
 
 def build_weights(config: ModelConfig, source: WeightSource) -> Weights:
     """Everything that `source` makes, in the order of the fields."""
-    linears, norms = _make(model_fields(config), source, None)
+    linears, norms, _ = _make(model_fields(config), source, None)
     layers = tuple(
         _layer(*_make(layer_fields(spec, config.hidden_size), source, index))
         for index, spec in enumerate(config.layers)
@@ -145,24 +204,46 @@ def build_weights(config: ModelConfig, source: WeightSource) -> Weights:
 
 def _make(
     fields: Iterator[Field], source: WeightSource, layer: int | None
-) -> tuple[dict[str, LinearWeight], dict[str, NormWeights]]:
+) -> tuple[dict[str, LinearWeight], dict[str, NormWeights], dict[str, Tensor]]:
     linears: dict[str, LinearWeight] = {}
     norms: dict[str, NormWeights] = {}
+    vectors: dict[str, Tensor] = {}
     for field in fields:
         if isinstance(field, MatrixField):
             linears[field.name] = source.linear(field, layer)
-        else:
+        elif isinstance(field, NormField):
             norms[field.name] = source.norm(field, layer)
-    return linears, norms
+        else:
+            vectors[field.name] = source.vector(field, layer)
+    return linears, norms, vectors
 
 
-def _layer(linears: dict[str, LinearWeight], norms: dict[str, NormWeights]) -> LayerWeights:
+def _layer(linears: dict[str, LinearWeight], norms: dict[str, NormWeights], vectors: dict[str, Tensor]) -> LayerWeights:
     def around(half: str) -> HalfNormWeights:
         places = ("before", "after", "of_sum")
         return HalfNormWeights(*(norms.get(f"{half}_norm_{place}") for place in places))
 
     q_norm, k_norm = (norms[name].weight if name in norms else None for name in ("q_norm", "k_norm"))
-    return LayerWeights(
-        AttentionWeights(linears["qkv"], linears["out"], around("attention"), q_norm, k_norm),
-        MLPWeights(linears["up"], linears["down"], around("mlp")),
+    mlp: MLPWeights | MoEWeights
+    if "router" in linears:
+        router = linears["router"]
+        mlp = MoEWeights(
+            router=LinearWeight(router.parts),
+            up=linears[EXPERTS_UP],
+            down=linears[EXPERTS_DOWN],
+            norms=around("mlp"),
+            router_bias=router.bias,
+            correction=vectors.get("router_correction"),
+            shared=(
+                MLPWeights(linears["shared_up"], linears["shared_down"], HalfNormWeights())
+                if "shared_up" in linears
+                else None
+            ),
+            shared_gate=linears.get("shared_gate"),
+        )
+    else:
+        mlp = MLPWeights(linears["up"], linears["down"], around("mlp"))
+    attention = AttentionWeights(
+        linears["qkv"], linears["out"], around("attention"), q_norm, k_norm, vectors.get("sinks")
     )
+    return LayerWeights(attention, mlp)

@@ -6,32 +6,38 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.formats import DenseFormat, LinearWeight, WeightPart
+from tessera.engine.formats import BLOCK_FORMATS, DenseFormat, LinearWeight, WeightPart
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.registry import ARCHITECTURES, Architecture
+from tessera.engine.models.registry.experts import ExpertForm
+from tessera.engine.models.specs import MoESpec
+from tessera.engine.models.weights.block_upload import BlockUpload
 from tessera.engine.models.weights.build import (
+    ExpertsField,
     Field,
     MatrixField,
     NormField,
     Progress,
+    VectorField,
     WeightSource,
     layer_fields,
     model_fields,
     num_weight_bytes,
 )
+from tessera.engine.models.weights.experts import MXFP4, ExpertReader, expert_names
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint, GGUFTensor
 from tessera.engine.models.weights.safetensors import Array, Checkpoint
 from tessera.engine.models.weights.stream import CHUNK_BYTES, WeightStream
 from tessera.engine.models.weights.text_part import TextPart
 from tessera.engine.models.weights.weights import NormWeights
 from tessera.engine.ops.interface import Ops
-from tessera.engine.tensor import Tensor, empty, float16
+from tessera.engine.tensor import Tensor, empty, float16, float32, uint8
 
 Kind = Literal["weight", "bias"]
 
@@ -79,6 +85,7 @@ class CheckpointSource(WeightSource):
         self._verify_names()
         self.total = self._count_bytes()
         self._stream = WeightStream(ops.device, self._report)
+        self.block_upload = BlockUpload(ops, self._stream)
 
     def __enter__(self) -> CheckpointSource:
         return self
@@ -141,7 +148,13 @@ class CheckpointSource(WeightSource):
 
     def _count_bytes(self) -> int:
         """Of all weights on the device."""
-        return num_weight_bytes(self.config, self.dtype)
+        total = num_weight_bytes(self.config, self.dtype)
+        for spec in self.config.layers:
+            for field in layer_fields(spec, self.config.hidden_size):
+                if isinstance(field, ExpertsField) and self.expert_form.mxfp4:
+                    size = field.rows, field.columns
+                    total += BLOCK_FORMATS[MXFP4].nbytes(*size) - DenseFormat(self.dtype).nbytes(*size)
+        return total
 
     def _report(self, nbytes: int) -> None:
         self.done += nbytes
@@ -149,6 +162,9 @@ class CheckpointSource(WeightSource):
             self.progress(self.done, self.total)
 
     def linear(self, field: MatrixField, layer: int | None) -> LinearWeight:
+        if isinstance(field, ExpertsField):
+            assert layer is not None, "experts are in layers"
+            return self._experts(field, layer)
         part = WeightPart.empty(DenseFormat(self.dtype), field.rows, field.columns, self.ops.device)
         transposed = self.architecture.transposed and field.name in PROJECTIONS
         names = self._names(field, "weight", layer)
@@ -161,6 +177,24 @@ class CheckpointSource(WeightSource):
     def norm(self, field: NormField, layer: int | None) -> NormWeights:
         kinds: tuple[Kind, ...] = ("weight", "bias") if field.bias else ("weight",)
         return NormWeights(*(self._vector(self._names(field, kind, layer), (field.size,)) for kind in kinds))
+
+    def vector(self, field: VectorField, layer: int | None) -> Tensor:
+        vector = empty((field.size,), float32 if field.float32 else self.dtype, self.ops.device)
+        self._fill(vector, self._names(field, "weight", layer), (field.size,))
+        return vector
+
+    def _experts(self, field: ExpertsField, layer: int) -> LinearWeight:
+        reader = ExpertReader(self, field, layer)
+        if reader.form.mxfp4:
+            part = reader.mxfp4_part()
+        else:
+            part = WeightPart.empty(DenseFormat(self.dtype), field.rows, field.columns, self.ops.device)
+            reader.read_rows(part.tensors["values"])
+        bias = None
+        if field.bias:
+            bias = empty((field.rows,), self.dtype, self.ops.device)
+            reader.read_bias(bias)
+        return LinearWeight((part,), bias)
 
     def _vector(self, names: tuple[str, ...], part_sizes: tuple[int, ...]) -> Tensor:
         vector = empty((sum(part_sizes),), self.dtype, self.ops.device)
@@ -177,18 +211,33 @@ class CheckpointSource(WeightSource):
             start += count
 
     def _read_part(self, name: str, target: Tensor, *, stored_transposed: bool) -> None:
-        stored = self._tensor(name, target.shape[::-1] if stored_transposed else target.shape)
+        stored = self.stored_values(name, target.shape[::-1] if stored_transposed else target.shape)
+        self.send_rows(np.asarray(stored).T if stored_transposed else stored, target, name)
+
+    def stored_values(self, name: str, expected: tuple[int, ...]) -> Array | GGUFTensor:
+        """A tensor of numbers. Raises: ModelError for another shape than expected, and for other dtypes."""
+        stored = self._tensor(name, expected)
         if stored.dtype.name not in SOURCE_DTYPES:
             raise ModelError(
                 f"{self.checkpoint.path(name)}: tensor {name} is {stored.dtype.name}; weights must be "
                 f"{', '.join(sorted(SOURCE_DTYPES))}"
             )
-        source = np.asarray(stored).T if stored_transposed else stored
+        return stored
+
+    def stored_bytes(self, name: str, expected: tuple[int, ...]) -> Array:
+        """A tensor of bytes. Raises: ModelError for another shape or dtype."""
+        stored = self._tensor(name, expected)
+        if stored.dtype != uint8 or isinstance(stored, GGUFTensor):
+            raise ModelError(f"{self.checkpoint.path(name)}: tensor {name} is {stored.dtype.name}; it must be uint8")
+        return stored
+
+    def send_rows(self, source: Array | GGUFTensor, target: Tensor, name: str) -> None:
+        """Rows of the tensor called `name`, converted, to as many of `target`."""
         row_bytes = max(target.nbytes // target.shape[0], 1)
         step = max(CHUNK_BYTES // row_bytes, 1)
         for start in range(0, target.shape[0], step):
             rows = slice(start, min(start + step, target.shape[0]))
-            self._stream.send(target[rows], partial(self._converted, source, rows, name))
+            self._stream.send(target[rows], partial(self._converted, source, rows, name, target.dtype))
 
     def _tensor(self, name: str, expected: tuple[int, ...]) -> Array | GGUFTensor:
         stored = self.checkpoint.tensor(name)
@@ -199,17 +248,36 @@ class CheckpointSource(WeightSource):
             )
         return stored
 
-    def _converted(self, source: Array | GGUFTensor, wanted: slice, name: str) -> Array:
+    def _converted(self, source: Array | GGUFTensor, wanted: slice, name: str, dtype: np.dtype[Any]) -> Array:
         rows = source[wanted]
         with np.errstate(over="ignore"):
-            result = np.ascontiguousarray(rows.astype(self.dtype, copy=False))
-        if self.dtype == float16 and rows.dtype != float16 and not np.isfinite(result).all():
+            result = np.ascontiguousarray(rows.astype(dtype, copy=False))
+        if dtype == float16 and rows.dtype != float16 and not np.isfinite(result).all():
             raise ModelError(
                 f"{self.checkpoint.path(name)}: tensor {name} has values beyond float16; bfloat16 and float32 hold them"
             )
         return result
 
+    def spelt(self, name: str) -> str:
+        """As this checkpoint has the names of its weights, but those of heads."""
+        return self.prefix + name.removeprefix(self.dropped)
+
+    @cached_property
+    def expert_form(self) -> ExpertForm:
+        """That of the first mixture."""
+        rule = self.architecture.experts
+        assert rule is not None, "mixtures have a rule"
+        layer = next(i for i, spec in enumerate(self.config.layers) if isinstance(spec.mlp, MoESpec))
+        names = self.checkpoint.names
+        found = (form for form in rule.forms if expert_names(form, form.up, self.spelt, layer, 1)[0] in names)
+        return next(found, rule.forms[0])
+
     def _names(self, field: Field, kind: Kind, layer: int | None) -> tuple[str, ...]:
+        if isinstance(field, ExpertsField):
+            assert layer is not None, "experts are in layers"
+            return ExpertReader(self, field, layer).names(kind)
+        if isinstance(field, VectorField):
+            return tuple(self.spelt(name.format(i=layer)) for name in self.architecture.weights[field.name])
         prefix = "" if field.name in HEADS else self.prefix
         modules = (name.format(i=layer).removeprefix(self.dropped) for name in self.architecture.weights[field.name])
         names = tuple(f"{prefix}{module}.{kind}" for module in modules)

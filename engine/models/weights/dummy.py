@@ -12,13 +12,14 @@ from tessera.engine.models.weights.build import (
     MatrixField,
     NormField,
     Progress,
+    VectorField,
     WeightSource,
     build_weights,
     num_weight_bytes,
 )
 from tessera.engine.models.weights.weights import NormWeights, Weights
 from tessera.engine.ops.interface import Ops
-from tessera.engine.tensor import Tensor, empty
+from tessera.engine.tensor import Tensor, empty, float32
 
 DUMMY_STD = 0.02
 
@@ -54,9 +55,13 @@ class _DummySource(WeightSource):
     def norm(self, field: NormField, layer: int | None) -> NormWeights:
         return NormWeights(self._full(field.size, 1), self._full(field.size, 0) if field.bias else None)
 
-    def _full(self, size: int, value: float) -> Tensor:
-        vector = empty((size,), self._dtype, self._ops.device)
-        vector.upload(np.full(size, value, self._dtype))
+    def vector(self, field: VectorField, layer: int | None) -> Tensor:
+        return self._full(field.size, 0, float32 if field.float32 else self._dtype)
+
+    def _full(self, size: int, value: float, dtype: np.dtype[Any] | None = None) -> Tensor:
+        dtype = dtype or self._dtype
+        vector = empty((size,), dtype, self._ops.device)
+        vector.upload(np.full(size, value, dtype))
         return self._counted(vector)
 
     def _counted(self, tensor: Tensor) -> Tensor:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from collections.abc import Mapping
 
 from tessera.engine.formats import (
     BLOCK_FORMATS,
     PACKED_FORMATS,
     DenseFormat,
     LinearWeight,
-    PackedFormat,
     WeightFormat,
     WeightPart,
 )
 from tessera.engine.models.weights.build import MatrixField
 from tessera.engine.models.weights.checkpoint_source import CheckpointSource
 from tessera.engine.models.weights.gguf_checkpoint import GGUFTensor
-from tessera.engine.models.weights.stream import CHUNK_BYTES
-from tessera.engine.tensor import Tensor, empty, uint8
-
-STAGED_BYTES = 4 * CHUNK_BYTES  # of blocks that wait on the device to be packed
-MOST_STAGED = 2
 
 
 class GGUFSource(CheckpointSource):
@@ -34,11 +26,6 @@ class GGUFSource(CheckpointSource):
 
     described_by = "the metadata"
     refuses_others = True
-
-    @cached_property
-    def _staged(self) -> deque[tuple[Tensor, Callable[[], None]]]:
-        """Memory, and the packing of what lies in it."""
-        return deque()
 
     def linear(self, field: MatrixField, layer: int | None) -> LinearWeight:
         names = self._names(field, "weight", layer)
@@ -59,45 +46,12 @@ class GGUFSource(CheckpointSource):
         part = WeightPart.empty(format, sum(rows for _, rows in stored), columns, self.ops.device)
         start = 0
         for name, rows in stored:
-            if isinstance(format, PackedFormat):
-                self._pack_blocks(self._gguf_tensor(name, (rows, columns)), part, start)
+            if isinstance(format, DenseFormat):
+                self._read_part(name, part.tensors["values"][start : start + rows], stored_transposed=False)
             else:
-                (target,) = part.tensors.values()
-                place = target[start : start + rows]
-                if isinstance(format, DenseFormat):
-                    self._read_part(name, place, stored_transposed=False)
-                else:
-                    self._send_blocks(self._gguf_tensor(name, (rows, columns)), slice(0, rows), place)
+                self.block_upload.send(self._gguf_tensor(name, (rows, columns)), slice(0, rows), part, start)
             start += rows
         return part
-
-    def _send_blocks(self, stored: GGUFTensor, rows: slice, target: Tensor) -> None:
-        """These rows of a matrix as they are stored."""
-        step = max(CHUNK_BYTES // target.shape[1], 1)
-        for start in range(0, target.shape[0], step):
-            end = min(start + step, target.shape[0])
-            self._stream.send(target[start:end], partial(stored.blocks, slice(rows.start + start, rows.start + end)))
-
-    def _pack_blocks(self, stored: GGUFTensor, part: WeightPart, first: int) -> None:
-        """A matrix into the rows of a part from `first` on, by way of memory in which the device packs it."""
-        row_bytes = stored.type.row_bytes(stored.shape[1])
-        step = max(STAGED_BYTES // row_bytes, 1)
-        for start in range(0, stored.shape[0], step):
-            rows = slice(start, min(start + step, stored.shape[0]))
-            memory = self._staging_memory(row_bytes)
-            blocks = Tensor(memory.buffer, (rows.stop - rows.start, row_bytes), uint8, memory.offset)
-            pack = partial(self.ops.pack_blocks, blocks, part, first + start)
-            self._send_blocks(stored, rows, blocks)
-            self._stream.call_after(pack)
-            self._staged.append((memory, pack))
-
-    def _staging_memory(self, row_bytes: int) -> Tensor:
-        """Memory for stored rows: new, or once enough is in use the piece whose packing began first."""
-        if len(self._staged) < MOST_STAGED:
-            return empty((max(STAGED_BYTES, row_bytes),), uint8, self.ops.device)
-        memory, pack = self._staged.popleft()
-        self._stream.wait_for(pack)
-        return memory if memory.nbytes >= row_bytes else empty((row_bytes,), uint8, self.ops.device)
 
     def _gguf_tensor(self, name: str, expected: tuple[int, ...]) -> GGUFTensor:
         stored = self._tensor(name, expected)

@@ -37,6 +37,7 @@ class AttentionWeights:
     norms: HalfNormWeights
     q_norm: Tensor | None = None  # [D]
     k_norm: Tensor | None = None  # [D]
+    sinks: Tensor | None = None  # [Hq]
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,25 @@ class MLPWeights:
 
 
 @dataclass(frozen=True)
+class MoEWeights:
+    """E experts of inner size I, one after the other; of an expert that is gated the gate's rows come first."""
+
+    router: LinearWeight  # [E, H]
+    up: LinearWeight  # [E * 2 I or E * I, H]
+    down: LinearWeight  # [E * H, I]
+    norms: HalfNormWeights
+    router_bias: Tensor | None = None  # [E]
+    correction: Tensor | None = None  # [E] float32
+    shared: MLPWeights | None = None
+    shared_gate: LinearWeight | None = None  # [1, H]
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """One layer."""
 
     attention: AttentionWeights
-    mlp: MLPWeights
+    mlp: MLPWeights | MoEWeights
 
 
 @dataclass(frozen=True)

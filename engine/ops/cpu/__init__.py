@@ -7,6 +7,7 @@ from tessera.engine.ops.cpu.attention import AttentionOps
 from tessera.engine.ops.cpu.elementwise import ElementwiseOps
 from tessera.engine.ops.cpu.encoder import EncoderOps
 from tessera.engine.ops.cpu.linear import LinearOps
+from tessera.engine.ops.cpu.moe import MoEOps
 from tessera.engine.ops.cpu.norm import NormOps
 from tessera.engine.ops.cpu.random import RandomOps
 from tessera.engine.ops.cpu.sampling import SamplingOps
@@ -16,7 +17,16 @@ from tessera.engine.tensor import CPU, CpuDevice
 
 
 class CpuOps(
-    LinearOps, AttentionOps, NormOps, ActivationOps, ElementwiseOps, SoftmaxOps, RandomOps, SamplingOps, EncoderOps
+    LinearOps,
+    MoEOps,
+    AttentionOps,
+    NormOps,
+    ActivationOps,
+    ElementwiseOps,
+    SoftmaxOps,
+    RandomOps,
+    SamplingOps,
+    EncoderOps,
 ):
     """Computes in float32 whatever the dtype, and rounds once at the output. For one thread at a time."""
 

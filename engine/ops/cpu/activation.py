@@ -9,6 +9,7 @@ import numpy as np
 
 from tessera.engine.ops.cpu.precision import Float32Array, store, widen
 from tessera.engine.ops.interface import Ops
+from tessera.engine.ops.layer_interface import SWIGLU_ALPHA, SWIGLU_LIMIT
 from tessera.engine.tensor import Tensor
 
 Float64Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
@@ -27,6 +28,18 @@ class ActivationOps(Ops):
         result += 1
         np.divide(gate, result, out=result)
         result *= up
+        store(out, result)
+
+    @np.errstate(all="ignore")
+    def _clamped_swiglu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        both = widen(gate_up)
+        width = both.shape[1] // 2
+        limit = np.float32(SWIGLU_LIMIT)
+        gate = np.minimum(both[:, :width], limit)
+        result = np.exp(gate * np.float32(-SWIGLU_ALPHA))
+        result += 1
+        np.divide(gate, result, out=result)
+        result *= np.clip(both[:, width:], -limit, limit) + np.float32(1)
         store(out, result)
 
     @np.errstate(all="ignore")

@@ -74,12 +74,13 @@ class AttentionOps(Ops):
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None,
+        sinks: Tensor | None,
         out: Tensor,
     ) -> None:
         _, num_kv_heads, _, head_dim = key_cache.shape
         result = scratch(out)
         grouped = (q.shape[0], num_kv_heads, -1, head_dim)
-        attention = PagedAttention(key_cache, value_cache, metadata, scale, sliding_window, self.workspace)
+        attention = PagedAttention(key_cache, value_cache, metadata, scale, sliding_window, self.workspace, sinks)
         attention.run(widen(q).reshape(grouped), result.reshape(grouped))
         finish(out, result)
 
@@ -95,6 +96,7 @@ class PagedAttention:
         scale: float,
         sliding_window: int | None,
         workspace: Workspace,
+        sinks: Tensor | None = None,
     ) -> None:
         self.workspace = workspace
         self.key_cache, self.value_cache = key_cache, value_cache
@@ -105,6 +107,7 @@ class PagedAttention:
         self.context_lens = metadata.context_lens.numpy()
         self.scale = np.float32(scale)
         self.sliding_window = sliding_window
+        self.sinks = None if sinks is None else widen(sinks).reshape(self.num_kv_heads, -1)  # [Hkv, G]
 
     def run(self, queries: Float32Array, out: Float32Array) -> None:
         """queries [T, Hkv, G, D] -> out, which may be the same memory."""
@@ -189,7 +192,7 @@ class PagedAttention:
         hidden = (positions < begins[:, None]) | (positions >= ends[:, None])
         scores = self._scores(queries * self.scale, keys)
         np.copyto(scores, -np.inf, where=hidden[:, None, None])
-        return _weighted_values(scores, values)
+        return _weighted_values(scores, values, self.sinks)
 
     def _prefill(self, row: int, queries: Float32Array, out: Float32Array) -> None:
         start, end = int(self.starts[row]), int(self.starts[row + 1])
@@ -223,7 +226,8 @@ class PagedAttention:
         by_head = np.ascontiguousarray(queries.transpose(1, 2, 0, 3)).reshape(num_kv_heads, group * n, head_dim)
         scores = self._scores(by_head, keys)
         hidden.apply(scores.reshape(num_kv_heads, group, n, -1))
-        result = _weighted_values(scores, values)
+        sinks = None if self.sinks is None else np.repeat(self.sinks, n, axis=1)
+        result = _weighted_values(scores, values, sinks)
         return result.reshape(num_kv_heads, group, n, head_dim).transpose(2, 0, 1, 3)
 
 
@@ -249,11 +253,19 @@ class Hidden:
             np.copyto(scores[..., : len(head)], -np.inf, where=head < self.first)
 
 
-def _weighted_values(scores: Float32Array, values: Float32Array) -> Float32Array:
-    """softmax(scores [..., n, L]) times values [..., L, D]; the scores are overwritten."""
-    scores -= scores.max(axis=-1, keepdims=True)
+def _weighted_values(scores: Float32Array, values: Float32Array, sinks: Float32Array | None) -> Float32Array:
+    """softmax(scores [..., n, L]) times values [..., L, D]; the scores are overwritten.
+
+    exp(sinks), [Hkv, n], is added to the sums that the softmax divides by.
+    """
+    largest = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        np.maximum(largest, sinks[..., None], out=largest)
+    scores -= largest
     np.exp(scores, out=scores)
     total = scores.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(sinks[..., None] - largest)
     weighted: Float32Array = np.matmul(scores, values)
     weighted /= total
     return weighted

@@ -28,12 +28,12 @@ class LinearOps(Ops):
         residual = widen(out).copy() if accumulate else None
         product = scratch(out)
         if weight.dense is not None and weight.dense.dtype == float32:
-            _product(rows, weight.dense.numpy(), product)
+            multiply_rows(rows, weight.dense.numpy(), product)
         else:
             start = 0
             for values in _pieces(weight):
                 stop = start + len(values)
-                _product(rows, values, product[:, start:stop])
+                multiply_rows(rows, values, product[:, start:stop])
                 start = stop
         if weight.bias is not None:
             product += widen(weight.bias)
@@ -52,7 +52,7 @@ def _pieces(weight: LinearWeight) -> Iterator[Float32Array]:
 
 
 @np.errstate(all="ignore")
-def _product(x: Float32Array, weight: Float32Array, out: Float32Array) -> None:
+def multiply_rows(x: Float32Array, weight: Float32Array, out: Float32Array) -> None:
     """x [M, K] times weight [N, K] transposed into out [M, N]."""
     if len(x) <= MAX_ROWS_AS_VECTORS:
         x, out = x[:, None], out[:, None]

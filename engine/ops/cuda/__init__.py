@@ -21,6 +21,7 @@ from tessera.engine.ops.cuda.attention import AttentionOps
 from tessera.engine.ops.cuda.elementwise import ElementwiseOps
 from tessera.engine.ops.cuda.encoder import EncoderOps
 from tessera.engine.ops.cuda.linear_ops import LinearOps
+from tessera.engine.ops.cuda.moe.ops import MoEOps
 from tessera.engine.ops.cuda.norm import NormOps
 from tessera.engine.ops.cuda.random import RandomOps
 from tessera.engine.ops.cuda.registry import all_instantiations
@@ -30,7 +31,16 @@ from tessera.engine.ops.cuda.types import cuda_type
 
 
 class CudaOps(
-    LinearOps, AttentionOps, NormOps, ActivationOps, ElementwiseOps, SoftmaxOps, RandomOps, SamplingOps, EncoderOps
+    LinearOps,
+    MoEOps,
+    AttentionOps,
+    NormOps,
+    ActivationOps,
+    ElementwiseOps,
+    SoftmaxOps,
+    RandomOps,
+    SamplingOps,
+    EncoderOps,
 ):
     """All operations on one CUDA device; see `tessera.engine.ops.interface.Ops`."""
 

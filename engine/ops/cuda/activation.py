@@ -11,6 +11,7 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InT, Int32, Int64, OutT
 from tessera.engine.ops.cuda.types import CHUNK, FLAT_BLOCK, MAX_CACHED_CONFIGS, ceil_div, cuda_type, flat_config
 from tessera.engine.ops.interface import Ops
+from tessera.engine.ops.layer_interface import SWIGLU_ALPHA, SWIGLU_LIMIT
 from tessera.engine.tensor import Tensor
 
 
@@ -33,6 +34,14 @@ SILU_MUL = KernelSpec(
     params=GatedParams,
     overlaps=True,
 )
+CLAMPED_SWIGLU_MUL = KernelSpec(
+    file="elementwise/activation.cu",
+    name="clamped_swiglu_mul_kernel",
+    template=("T",),
+    params=GatedParams,
+    overlaps=True,
+    on_demand=True,
+)
 GELU_MUL = KernelSpec(
     file="elementwise/activation.cu",
     name="gelu_mul_kernel",
@@ -45,7 +54,12 @@ GELU = KernelSpec(
     template=("T", "TANH"),
     params=GeluParams,
 )
-SPECS = (SILU_MUL, GELU_MUL, GELU)
+SPECS = (SILU_MUL, CLAMPED_SWIGLU_MUL, GELU_MUL, GELU)
+declare_header(
+    "swiglu",
+    __name__,
+    declarations=f"constexpr float SWIGLU_ALPHA = {SWIGLU_ALPHA}f, SWIGLU_LIMIT = {SWIGLU_LIMIT}f;\n",
+)
 declare_header("activation", __name__, params=(GatedParams, GeluParams))
 
 
@@ -57,7 +71,7 @@ def silu_mul_config(rows: int, inner: int) -> LaunchConfig:
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
-    silu_mul: list[Instantiation] = [(SILU_MUL, (dtype,)) for dtype in dtypes]
+    silu_mul: list[Instantiation] = [(spec, (dtype,)) for spec in (SILU_MUL, CLAMPED_SWIGLU_MUL) for dtype in dtypes]
     forms = [(dtype, tanh) for dtype in dtypes for tanh in ("true", "false")]
     return silu_mul + [(spec, form) for spec in (GELU_MUL, GELU) for form in forms]
 
@@ -69,6 +83,11 @@ class ActivationOps(Ops):
         rows, inner = out.shape
         params = GatedParams(gate_up=gate_up, out=out, inner=inner)
         self.device.launch(SILU_MUL, (cuda_type(out.dtype),), silu_mul_config(rows, inner), params)
+
+    def _clamped_swiglu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        rows, inner = out.shape
+        params = GatedParams(gate_up=gate_up, out=out, inner=inner)
+        self.device.launch(CLAMPED_SWIGLU_MUL, (cuda_type(out.dtype),), silu_mul_config(rows, inner), params)
 
     def _gelu_mul(self, gate_up: Tensor, tanh: bool, out: Tensor) -> None:
         rows, inner = out.shape

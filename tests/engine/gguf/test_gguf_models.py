@@ -29,6 +29,7 @@ from tests.engine.gguf.writer import Stored
 from tests.support import tiny_encoder
 from tests.support.decoder_harness import DecoderHarness, Row, relative_error, scattered_blocks, step_batch
 from tests.support.gguf_blocks import random_blocks
+from tests.support.tiny_mixtures import TINY_MIXTURES
 from tests.support.tiny_models import TINY_MODELS, TinyModel, build, make_tensors, prompt, write_safetensors
 
 Array = np.ndarray[Any, Any]
@@ -37,6 +38,7 @@ Array = np.ndarray[Any, Any]
 NOT_IN_GGUF = {
     *("llama-dynamic", "llama-yarn-mscale", "llama-gelu", "qwen2-window", "smollm3-window", "gpt2-variants"),
     *("ministral", "ministral-pattern", "exaone4"),
+    *TINY_MIXTURES,
 }
 QUANTIZED = list(BLOCK_FORMATS)
 

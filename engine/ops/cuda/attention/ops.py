@@ -55,8 +55,11 @@ class AttentionOps(RopeOps):
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None,
+        sinks: Tensor | None,
         out: Tensor,
     ) -> None:
+        if sinks is not None:
+            raise TesseraError("attention with sinks runs on the CPU alone: use --device cpu")
         head_dim = key_cache.shape[3]
         check_head_dim(head_dim)
         operands = AttentionOperands(
@@ -96,10 +99,11 @@ class AttentionOps(RopeOps):
         num_heads: int,
         scale: float,
         sliding_window: int | None,
+        sinks: Tensor | None,
         queries: Tensor,
         out: Tensor,
     ) -> None:
-        if metadata.max_seqlen_q <= 1:
+        if metadata.max_seqlen_q <= 1 and sinks is None:
             operands = AttentionOperands(
                 qkv,
                 key_cache,
@@ -118,7 +122,7 @@ class AttentionOps(RopeOps):
             if self.attention_kernels.launch(problem, operands):
                 return
         inputs = (qkv, key_cache, value_cache, metadata, transform)
-        super()._attention(*inputs, num_heads, scale, sliding_window, queries, out)
+        super()._attention(*inputs, num_heads, scale, sliding_window, sinks, queries, out)
 
     def _problem(self, rows: Rows, operands: AttentionOperands, *, in_pairs: bool = True) -> AttentionProblem:
         q, keys, values = operands.q, operands.key_cache, operands.value_cache

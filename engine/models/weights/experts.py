@@ -1,0 +1,146 @@
+"""The weights of experts in a checkpoint, in the form that it stores them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tessera.engine.contract.errors import ModelError
+from tessera.engine.formats import BLOCK_FORMATS, PACKED_FORMATS, WeightFormat, WeightPart
+from tessera.engine.formats.gguf_blocks import TYPES
+from tessera.engine.gguf.block_parts import Bytes
+from tessera.engine.models.registry.experts import ExpertForm
+from tessera.engine.models.weights.build import EXPERTS_UP, ExpertsField
+from tessera.engine.tensor import Tensor, uint8
+
+if TYPE_CHECKING:
+    from tessera.engine.models.weights.checkpoint_source import CheckpointSource
+
+Array = np.ndarray[Any, Any]
+
+MXFP4 = "MXFP4"
+MXFP4_BLOCK = 32
+
+
+def expert_names(
+    form: ExpertForm, names: tuple[str, ...], spelt: Callable[[str], str], layer: int, num_experts: int
+) -> tuple[str, ...]:
+    """Of the tensors that names of a form stand for: those of an expert together."""
+    if form.mxfp4 and not names[0].endswith("_bias"):
+        names = tuple(name + suffix for name in names for suffix in ("_blocks", "_scales"))
+    count = num_experts if "{e}" in names[0] else 1
+    return tuple(spelt(name.format(i=layer, e=expert)) for expert in range(count) for name in names)
+
+
+class ExpertReader:
+    """Reads one `ExpertsField` of one layer."""
+
+    def __init__(self, source: CheckpointSource, field: ExpertsField, layer: int) -> None:
+        self.form = source.expert_form
+        self._source = source
+        self._field = field
+        self._layer = layer
+        self._is_up = field.name == EXPERTS_UP
+
+    def names(self, kind: Literal["weight", "bias"]) -> tuple[str, ...]:
+        """Of all tensors."""
+        return expert_names(self.form, self._stored(kind), self._source.spelt, self._layer, self._field.num_experts)
+
+    def read_rows(self, target: Tensor) -> None:
+        """The matrices of all experts to target [E * rows, columns]."""
+        for start, values, name in self._pieces("weight"):
+            self._source.send_rows(values, target[start : start + values.shape[0]], name)
+
+    def read_bias(self, target: Tensor) -> None:
+        """Their biases to target [E * rows]."""
+        for start, values, name in self._pieces("bias"):
+            self._source.send_rows(values, target[start : start + values.shape[0]], name)
+
+    def mxfp4_part(self) -> WeightPart:
+        """The matrices of all experts in their blocks."""
+        source, field = self._source, self._field
+        on_cpu = source.ops.device.name == "cpu"
+        format: WeightFormat = BLOCK_FORMATS[MXFP4] if on_cpu else PACKED_FORMATS[MXFP4]
+        blocks_name, scales_name = self.names("weight")
+        if field.columns % MXFP4_BLOCK:
+            path = source.checkpoint.path(blocks_name)
+            raise ModelError(f"{path}: rows of {field.columns} numbers are not whole blocks of {MXFP4_BLOCK}")
+        shape = (field.num_experts, field.expert_rows, field.columns // MXFP4_BLOCK)
+        blocks, scales = source.stored_bytes(blocks_name, (*shape, 16)), source.stored_bytes(scales_name, shape)
+        part = WeightPart.empty(format, field.rows, field.columns, source.ops.device)
+        rows = Mxfp4Rows(blocks.reshape(field.rows, -1, 16), scales.reshape(field.rows, -1), self._row_order())
+        source.block_upload.send(rows, slice(0, field.rows), part, 0)
+        return part
+
+    def _stored(self, kind: Literal["weight", "bias"]) -> tuple[str, ...]:
+        form = self.form
+        if kind == "bias":
+            return form.up_bias if self._is_up else form.down_bias
+        return form.up if self._is_up else form.down
+
+    def _pieces(self, kind: Literal["weight", "bias"]) -> Iterator[tuple[int, Any, str]]:
+        """Some rows of an expert: the first of them in the result, their values, the tensor's name."""
+        field = self._field
+        names = self.names(kind)
+        stacked = "{e}" not in self._stored(kind)[0]
+        counts = (field.expert_rows,) if len(self._stored(kind)) == 1 else field.part_rows
+        columns = (field.columns,) if kind == "weight" else ()
+        for number, name in enumerate(names):
+            index = number % len(counts)
+            shape = (counts[index], *columns)
+            stored_shape = shape[::-1] if self.form.transposed else shape
+            start = sum(counts[:index])
+            if not stacked:
+                yield from self._rows_of(
+                    self._source.stored_values(name, stored_shape), number // len(counts), start, name
+                )
+                continue
+            stored = self._source.stored_values(name, (field.num_experts, *stored_shape))
+            assert isinstance(stored, np.ndarray), "no form of experts is for GGUF"
+            for expert in range(field.num_experts):
+                yield from self._rows_of(stored[expert], expert, start, name)
+
+    def _rows_of(self, values: Any, expert: int, start: int, name: str) -> Iterator[tuple[int, Any, str]]:
+        field = self._field
+        start += expert * field.expert_rows
+        if self.form.transposed:
+            values = values.T
+        if not (self.form.interleaved and self._is_up):
+            yield start, values, name
+            return
+        parts = len(field.part_rows)
+        for index in range(parts):
+            yield start + index * field.part_rows[0], values[index::parts], name
+
+    def _row_order(self) -> Array | None:
+        """Which stored row is each row of the result; None where they are in order."""
+        if not (self.form.interleaved and self._is_up):
+            return None
+        rows = np.arange(self._field.rows).reshape(self._field.num_experts, -1, len(self._field.part_rows))
+        return rows.swapaxes(1, 2).ravel()
+
+
+class Mxfp4Rows:
+    """Rows of MXFP4 as checkpoints have them, in the blocks of GGUF: an exponent, then 16 bytes of 32 numbers.
+
+    Byte j of a checkpoint's 16 has numbers 2 j and 2 j + 1, that of GGUF's j and j + 16, the first in the low half.
+    """
+
+    type = TYPES[MXFP4]
+
+    def __init__(self, blocks: Array, scales: Array, order: Array | None) -> None:
+        """blocks [R, B, 16] and scales [R, B] uint8; `order` [R] says which row comes where."""
+        self.shape = (blocks.shape[0], blocks.shape[1] * MXFP4_BLOCK)
+        self._blocks, self._scales, self._order = blocks, scales, order
+
+    def blocks(self, rows: slice) -> Bytes:
+        """[n, bytes of a row] uint8"""
+        chosen = rows if self._order is None else self._order[rows]
+        stored, scales = self._blocks[chosen], self._scales[chosen]
+        numbers = np.stack((stored & 15, stored >> 4), axis=-1).reshape(*stored.shape[:2], MXFP4_BLOCK)
+        result = np.empty((*stored.shape[:2], 17), uint8)
+        result[..., 0] = scales
+        result[..., 1:] = numbers[..., :16] | numbers[..., 16:] << 4
+        return result.reshape(len(result), -1)
