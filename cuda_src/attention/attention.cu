@@ -32,6 +32,7 @@ __device__ __forceinline__ int find_row(const int* cu_seqlens_q, int num_seqs, i
 //        cu_seqlens_q [num_seqs + 1] int
 //        context_lens [num_seqs] int
 //        scale_log2 = scale * log2(e)
+//        sinks [num_heads] T, with SINKS: exp(sinks[h]) is added to the sum that head h's softmax divides by
 //   out: out [num_tokens, num_heads * head_dim] T
 // Layout: row-major, head_dim <= 256; keys are read in 16-byte vectors where head_dim and the addresses
 // allow.
@@ -40,7 +41,7 @@ __device__ __forceinline__ int find_row(const int* cu_seqlens_q, int num_seqs, i
 // Shared memory: static.
 // Unit of work: one block a query token's head. Its warps take every fourth 32 keys; a lane computes one
 // key's score, then every 32nd element of the output.
-template <typename T>
+template <typename T, bool SINKS>
 __global__ void __launch_bounds__(32 * WARPS) paged_attention_kernel(PAGED_ATTENTION_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   constexpr int VECTOR = VECTOR_SIZE<T>;
@@ -129,6 +130,7 @@ __global__ void __launch_bounds__(32 * WARPS) paged_attention_kernel(PAGED_ATTEN
     factors[w] = rescale_factor(maxima[w], total_maximum);
     total += sums[w] * factors[w];
   }
+  if constexpr (SINKS) total += exp2f(sink_score(sinks[head]) - total_maximum);
   const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
   for (int d = threadIdx.x; d < head_dim; d += blockDim.x) {
     float value = 0.0f;

@@ -128,6 +128,7 @@ struct DecodeRow {
 //        context_lens [num_seqs] int
 //        FUSED alone: q_norm, k_norm, cos_sin, positions, slot_mapping, rotary_dim, eps as
 //        rope_and_store_kernel
+//        sinks [num_heads] T, with SINKS: exp(sinks[h]) is added to the sum that head h's softmax divides by
 //        scale_log2 = scale * log2(e), positive; min_split_keys a multiple of 64; beside_prefill: the kernel
 //        in front has let this one start when all that both need was there, and they run side by side
 //   out: out [num_tokens, num_heads * HEAD_DIM] T
@@ -151,7 +152,7 @@ struct DecodeRow {
 // maximum and sum go to partial_out and partial_sums, and the last of the blocks to arrive merges them; or,
 // CLUSTERED, to the shared memory of the block of the cluster whose share of the elements they belong to;
 // else the one block merges as it goes. The order is the same.
-template <typename T, int HEAD_DIM, int WARPS, int STAGES, bool FUSED, bool CLUSTERED>
+template <typename T, int HEAD_DIM, int WARPS, int STAGES, bool FUSED, bool CLUSTERED, bool SINKS>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_decode_kernel(PAGED_ATTENTION_DECODE_PARAMS(T)) {
   constexpr int THREADS = WARP_SIZE * WARPS;
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(32 * WARPS)
   constexpr int PITCH = Attention::PITCH;
   constexpr int TILE_ELEMENTS = Attention::TILE_ELEMENTS;
   static_assert(SPLIT_KEYS % STEP_KEYS == 0, "all warps must end a split together");
-  using Merger = SplitMerger<T, HEAD_DIM, WARPS, CLUSTERED>;
+  using Merger = SplitMerger<T, HEAD_DIM, WARPS, CLUSTERED, SINKS>;
   using Blocks = typename Merger::Blocks;
 
   extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -291,7 +292,7 @@ __global__ void __launch_bounds__(32 * WARPS)
   const long long first_head = static_cast<long long>(token) * num_heads + head0;
   if (CLUSTERED && num_blocks > 1) {
     Blocks::sync();
-    merger.store_share(out, first_head, part, splits.count);
+    merger.store_share(out, first_head, part, splits.count, sinks + head0);
     return;
   }
   if (!CLUSTERED && num_blocks > 1) {
@@ -301,5 +302,5 @@ __global__ void __launch_bounds__(32 * WARPS)
     __syncthreads();
     if (!is_last) return;
   }
-  merger.store(out, first_head, splits.count);
+  merger.store(out, first_head, splits.count, sinks + head0);
 }

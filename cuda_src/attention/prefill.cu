@@ -52,6 +52,8 @@ struct QueryTile {
     return (static_cast<long long>(token) * num_heads + kv_head * group + (tile_row0 + m) % group) * HEAD_DIM;
   }
 
+  __device__ __forceinline__ int head(int m) const { return kv_head * group + (tile_row0 + m) % group; }
+
   // Starts to copy TILE_ROWS rows to tile_q [TILE_ROWS, PITCH] in shared memory, zeros behind the last one.
   template <int TILE_ROWS, typename T>
   __device__ __forceinline__ void load(T* tile_q, const T* q) const {
@@ -177,13 +179,20 @@ struct WarpRows {
     }
   }
 
-  // warp_row0: the warp's first row in the tile.
-  __device__ __forceinline__ void store(T* out, const QueryTile<HEAD_DIM>& tile, int warp_row0) const {
+  // warp_row0: the warp's first row in the tile; sinks of all heads, with SINKS.
+  template <bool SINKS>
+  __device__ __forceinline__ void store(T* out, const QueryTile<HEAD_DIM>& tile, int warp_row0,
+                                        const T* sinks, float scale_log2) const {
 #pragma unroll
     for (int i = 0; i < ROW_TILES; ++i) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float inverse = RowSoftmax::inverse(softmax[i][h].row_sum());
+        float sum = softmax[i][h].row_sum();
+        if constexpr (SINKS) {
+          const int row = min(warp_row0 + i * 16 + h * 8 + lane / 4, tile.num_rows - 1);
+          sum += exp2_fast(sink_score(sinks[tile.head(row)]) - softmax[i][h].maximum * scale_log2);
+        }
+        const float inverse = RowSoftmax::inverse(sum);
         const int m = warp_row0 + i * 16 + h * 8 + lane / 4;
         if (m >= tile.num_rows) continue;
         T* const to = out + tile.row_offset(m) + lane % 4 * 2;
@@ -206,6 +215,7 @@ struct WarpRows {
 //        cu_seqlens_q [num_seqs + 1] int
 //        context_lens [num_seqs] int
 //        scale_log2 = scale * log2(e), positive
+//        sinks [num_heads] T, with SINKS: exp(sinks[h]) is added to the sum that head h's softmax divides by
 //   out: out [num_tokens, num_heads * HEAD_DIM] T
 // Layout: row-major, q and the caches 16-byte aligned; num_heads = group * num_kv_heads. The group's heads of
 // consecutive tokens are the consecutive rows of a tile, so that they share its keys. Rows of shared memory
@@ -217,7 +227,7 @@ struct WarpRows {
 // Unit of work: a block a tile of queries, a warp 16 * ROW_TILES rows of it. Key tiles begin at multiples of
 // TILE_KEYS, so a query's result depends on its own row alone, and not on how its prompt was cut into chunks;
 // IN_ORDER to the last bit, also where tiles of keys that it does not see differ with the queries beside it.
-template <typename T, int HEAD_DIM, int ROW_TILES, int TILE_KEYS, bool IN_ORDER>
+template <typename T, int HEAD_DIM, int ROW_TILES, int TILE_KEYS, bool IN_ORDER, bool SINKS>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_prefill_kernel(PAGED_ATTENTION_PREFILL_PARAMS(T)) {
   constexpr int THREADS = WARP_SIZE * WARPS;
@@ -299,5 +309,5 @@ __global__ void __launch_bounds__(32 * WARPS)
     rows.multiply_values(scores, tile_v);
   }
 
-  rows.store(out, queries, warp_row0);
+  rows.template store<SINKS>(out, queries, warp_row0, sinks, scale_log2);
 }

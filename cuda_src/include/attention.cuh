@@ -18,6 +18,12 @@ __device__ __forceinline__ float rescale_factor(float maximum, float new_maximum
   return maximum == MINUS_INFINITY ? 0.0f : exp2f(maximum - new_maximum);
 }
 
+// A head's sink as a score in powers of 2.
+template <typename T>
+__device__ __forceinline__ float sink_score(T sink) {
+  return to_float(sink) * 1.4426950408889634f;  // log2(e)
+}
+
 // Whether a query at `position` sees `key`: itself and the sliding_window - 1 before it.
 __device__ __forceinline__ bool is_visible(int key, int position, int sliding_window) {
   return key <= position && key > position - sliding_window;

@@ -7,7 +7,7 @@
 
 // Merges warps' results at the end of each split, and splits' results at the end, in their order. A thread
 // has MERGED_FLOATS elements of a head, an item, at a time.
-template <typename T, int HEAD_DIM, int WARPS, bool CLUSTERED>
+template <typename T, int HEAD_DIM, int WARPS, bool CLUSTERED, bool SINKS>
 struct SplitMerger {
   using Blocks = Cluster<CLUSTERED ? MAX_CLUSTER : 1>;
   static constexpr int THREADS = WARP_SIZE * WARPS;
@@ -70,8 +70,9 @@ struct SplitMerger {
   }
 
   // This block's share of what its cluster has sent to it. out [*, HEAD_DIM], first_head the block's first
-  // row.
-  __device__ __forceinline__ void store_share(T* out, long long first_head, int part, int num_splits) const {
+  // row; sinks: of the block's heads, with SINKS.
+  __device__ __forceinline__ void store_share(T* out, long long first_head, int part, int num_splits,
+                                              const T* sinks) const {
     const int first_item = part * share;
 #pragma unroll 1
     for (int i = threadIdx.x; i < min(share, num_items - first_item); i += THREADS) {
@@ -81,12 +82,13 @@ struct SplitMerger {
         const float* const from = received + (s * share + i) * SENT_FLOATS;
         sum.add(Floats::load(from), from[MERGED_FLOATS], from[MERGED_FLOATS + 1]);
       }
+      if constexpr (SINKS) sum.add_sink(sinks[(first_item + i) / HEAD_PARTS]);
       sum.store(out + first_head * HEAD_DIM + (first_item + i) * MERGED_FLOATS);
     }
   }
 
   // All heads' outputs, of this block's own splits or, by the last of several blocks, of theirs.
-  __device__ __forceinline__ void store(T* out, long long first_head, int num_splits) {
+  __device__ __forceinline__ void store(T* out, long long first_head, int num_splits, const T* sinks) {
 #pragma unroll
     for (int n = 0; n < ITEMS; ++n) {
       const int item = n * THREADS + threadIdx.x;
@@ -94,6 +96,7 @@ struct SplitMerger {
       const int head = item / HEAD_PARTS;
       const int d = item % HEAD_PARTS * MERGED_FLOATS;
       if (!CLUSTERED && num_blocks > 1) add_partials(result[n], head, d, num_splits);
+      if constexpr (SINKS) result[n].add_sink(sinks[head]);
       result[n].store(out + (first_head + head) * HEAD_DIM + d);
     }
   }

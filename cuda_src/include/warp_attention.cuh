@@ -56,6 +56,11 @@ struct Merged {
     for (int e = 0; e < MERGED_FLOATS; ++e)
       values[e] = fmaf(values[e], own, __fmul_rn(part_values[e], added));
   }
+  // A key of no value whose score is that of a head's sink.
+  template <typename T>
+  __device__ __forceinline__ void add_sink(T sink) {
+    add(Floats(), sink_score(sink), 1.0f);
+  }
   template <typename T>
   __device__ __forceinline__ void store(T* out) const {
     const float inverse = reciprocal_fast(sum);

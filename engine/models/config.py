@@ -19,7 +19,7 @@ from tessera.engine.models.classifier import parse_classifier
 from tessera.engine.models.fields import Fields, is_integer, read_json_object, shown
 from tessera.engine.models.gguf.config import read_config
 from tessera.engine.models.layers import multiplier, parse_layers
-from tessera.engine.models.quantised import quantisation_in_config, quantisation_named
+from tessera.engine.models.quantised import EXPERTS_METHOD, quantisation_in_config, quantisation_named
 from tessera.engine.models.registry import ARCHITECTURES, Architecture, architecture_name
 from tessera.engine.models.rope import MAX_POSITIONS, RopeConfig, longest_context, parse_rope
 from tessera.engine.models.specs import ClassifierSpec, LayerSpec, NormSpec
@@ -68,6 +68,7 @@ class ModelConfig:
         torch_dtype: of the checkpoint; None where config.json does not say.
         num_token_types: rows of the table of token types; 0 where there is none.
         head_bias: the head has a bias.
+        mxfp4_experts: the checkpoint has the weights of experts in MXFP4.
         classifier: head for sequence classification, which then is the only one.
         matryoshka_dimensions: lengths to which the model's embeddings may be cut; None if to none.
         is_text_part: it is the language model in a folder of a multimodal one.
@@ -94,6 +95,7 @@ class ModelConfig:
     first_position: int = 0
     num_token_types: int = 0
     head_bias: bool = False
+    mxfp4_experts: bool = False
     classifier: ClassifierSpec | None = None
     matryoshka_dimensions: tuple[int, ...] | None = None
     is_text_part: bool = False
@@ -239,6 +241,7 @@ def parse_config(
         num_token_types=size("type_vocab_size", MAX_TOKEN_TYPES) if architecture.token_types else 0,
         classifier=parse_classifier(config, architecture, class_name, norm),
         head_bias=config.boolean(bias) if isinstance(bias := architecture.head_bias, str) else bias,
+        mxfp4_experts=config.section("quantization_config").raw("quant_method") == EXPERTS_METHOD,
         matryoshka_dimensions=_matryoshka_dimensions(config, hidden_size),
     )
     _check_size(result, source)

@@ -89,11 +89,14 @@ class MoEOps(CheckedOps):
         _require(logits.ndim == 2 and logits.dtype == float32, "route", logits)
         _require(0 < top_k <= min(num_experts, MAX_TOP_K) and num_experts <= MAX_EXPERTS, "route", logits)
         _require(num_experts % routing.groups == 0 and routing.groups <= MAX_EXPERT_GROUPS, "expert groups", logits)
+        in_groups = num_experts // routing.groups * routing.chosen_groups
+        _require(routing.chosen_groups <= routing.groups and top_k <= in_groups, "expert groups", logits)
         for vector in (bias, correction):
             if vector is not None:
                 _require(vector.shape == (num_experts,) and vector.dtype in FLOAT_DTYPES, "router bias", vector, logits)
         if correction is not None:
-            _require(correction.dtype == float32, "router correction", correction)
+            fits = correction.dtype == float32 and routing.kind == "sigmoid"
+            _require(fits, "router correction", correction)
         shape = (logits.shape[0], top_k)
         _require(out.experts.shape == shape and out.experts.dtype == int32, "chosen experts", out.experts)
         _require(out.weights.shape == shape and out.weights.dtype == float32, "weights of experts", out.weights)

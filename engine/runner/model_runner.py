@@ -108,6 +108,9 @@ class ModelRunner:
         weights = self._load_weights(progress)
         if not isinstance(device, CpuDevice):
             self._cuda_ops.reserve_linear(weights.linear_weights(), self._dtype)
+            self._cuda_ops.reserve_experts(weights.experts(), self._dtype)
+            if any(layer.attention.sinks for layer in model.layers):
+                self._cuda_ops.reserve_sinks(self._dtype, model.head_dims)
         self.generates = weights.has_head
         self.weight_bytes = weights.nbytes
         self.num_parameters = weights.num_parameters

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from tests.bench import client, serve
 from tests.bench.gguf_models import GGUF_CONFIGS
+from tests.bench.mixtures import MIXTURES
 from tests.bench.models import CONFIGS
 
 PARTS = ("client", "kernels", "loads", "start", "interference")
@@ -78,7 +79,7 @@ def plain_table(title: str, rows: list[dict[str, Any]]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--only", choices=PARTS, help="a part of it (default: all)")
-    names = (*CONFIGS, *(name + serve.GGUF for name in GGUF_CONFIGS))
+    names = (*CONFIGS, *MIXTURES, *(name + serve.GGUF for name in GGUF_CONFIGS))
     about = "of the loads (default: all with 16-bit weights); .gguf: in Q4_K_M's mix of blocks"
     parser.add_argument("--model", action="append", choices=names, help=about)
     parser.add_argument("--sweep", action="store_true", help="of the loads: how cost grows with streams and lengths")

@@ -8,6 +8,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from tests.bench.mixtures import MIXTURES, mixture_decode_bytes
+
 QWEN3_06B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -54,7 +56,7 @@ CONFIGS = {"qwen3-0.6b": QWEN3_06B, "llama-8b": LLAMA_8B}
 
 def write_model(root: Path, name: str) -> Path:
     """Make `root/name` with config.json and a word-level tokenizer of the model's vocabulary size."""
-    config = CONFIGS[name]
+    config = {**CONFIGS, **MIXTURES}[name]
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
@@ -74,8 +76,10 @@ def write_model(root: Path, name: str) -> Path:
     return folder
 
 
-def decode_bytes(name: str) -> int:
-    """Bytes of bf16 weights that one decode step must read: all but an untied embedding table."""
+def decode_bytes(name: str, streams: int = 1) -> int:
+    """Bytes of weights that one decode step of so many tokens must read: all but an untied embedding table."""
+    if name in MIXTURES:
+        return mixture_decode_bytes(MIXTURES[name], streams)
     config = CONFIGS[name]
     hidden, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
     attention = hidden * config["head_dim"] * (2 * heads + 2 * kv_heads)

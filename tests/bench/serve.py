@@ -112,9 +112,9 @@ def prepare(name: str, work: Path) -> tuple[Path, tuple[str, ...]]:
     return path if path.exists() else write_gguf_model(path, name.removesuffix(GGUF)), ("--served-model-name", name)
 
 
-def step_bytes(name: str) -> int:
+def step_bytes(name: str, streams: int) -> int:
     """Of weights that one decode step must read."""
-    return gguf_decode_bytes(name.removesuffix(GGUF)) if name.endswith(GGUF) else decode_bytes(name)
+    return gguf_decode_bytes(name.removesuffix(GGUF)) if name.endswith(GGUF) else decode_bytes(name, streams)
 
 
 def measure(name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ def measure(name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *a
             run_load(url, name, warm_up, arrival, stream=load.stream)
             workload = RandomWorkload(load.num_prompts, load.input_len, load.output_len, 100_000, seed=seeds[1])
             summary = run_load(url, name, workload, arrival, stream=load.stream)
-            floor = step_bytes(name) / READ_BANDWIDTH
+            floor = step_bytes(name, load.concurrency) / READ_BANDWIDTH
             share = floor * 1e3 / summary["median_tpot_ms"] if summary["median_tpot_ms"] else 0.0
             rows.append(
                 {
@@ -180,7 +180,7 @@ def measure_interference(name: str, work: Path, log_folder: Path) -> dict[str, A
         for lengths in ((case.streams, 128, 64), (2, case.prompt_len, 2)):  # all shapes, and the pace of prompts
             warm_up = RandomWorkload(*lengths, 100_000, seed=1)
             run_load(url, name, warm_up, Arrival(max_concurrency=case.streams), stream=True)
-        rounds = 8 if step_bytes(name) < 4e9 else 2  # several seconds
+        rounds = 8 if step_bytes(name, case.streams) < 4e9 else 2  # several seconds
         decodes = RandomWorkload(case.streams * rounds, 128, case.output_len, 100_000, seed=2)
         prompts = RandomWorkload(case.num_prompts, case.prompt_len, 2, 100_000, seed=3)
         held = Arrival(max_concurrency=case.streams)

@@ -239,7 +239,7 @@ def _gpt_oss_experts(config: dict[str, Any], at: str, random: Random) -> list[tu
             tensors += [(f"{experts}{name}_blocks", blocks), (f"{experts}{name}_scales", scales)]
         else:
             # Large enough that the clamped SwiGLU clamps.
-            tensors.append((experts + name, random.normal(NUM_EXPERTS, columns, rows, std=0.5)))
+            tensors.append((experts + name, random.normal(NUM_EXPERTS, columns, rows, std=0.3)))
     return tensors
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tessera.engine.formats import DenseFormat, LinearWeight
+from tessera.engine.formats import BLOCK_FORMATS, DenseFormat, LinearWeight, WeightFormat
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.specs import HalfNorms, LayerSpec, MLPSpec, MoESpec, NormSpec
 from tessera.engine.models.weights.weights import (
@@ -163,19 +163,21 @@ def _norm(name: str, spec: NormSpec | None, size: int) -> Iterator[NormField]:
 
 
 def num_weight_bytes(config: ModelConfig, dtype: np.dtype[Any]) -> int:
-    """Bytes that dense weights take in `dtype`."""
+    """Bytes that weights take in `dtype`, but experts in MXFP4."""
     fields = [*model_fields(config)]
     for spec in config.layers:
         fields += layer_fields(spec, config.hidden_size)
-    return sum(_field_bytes(field, dtype) for field in fields)
+    return sum(_field_bytes(field, dtype, in_mxfp4=config.mxfp4_experts) for field in fields)
 
 
-def _field_bytes(field: Field, dtype: np.dtype[Any]) -> int:
+def _field_bytes(field: Field, dtype: np.dtype[Any], *, in_mxfp4: bool) -> int:
     if isinstance(field, NormField):
         return field.size * (1 + field.bias) * dtype.itemsize
     if isinstance(field, VectorField):
         return field.size * (4 if field.float32 else dtype.itemsize)
-    return DenseFormat(dtype).nbytes(field.rows, field.columns) + field.bias * field.rows * dtype.itemsize
+    stays = in_mxfp4 and isinstance(field, ExpertsField)
+    format: WeightFormat = BLOCK_FORMATS["MXFP4"] if stays else DenseFormat(dtype)
+    return format.nbytes(field.rows, field.columns) + field.bias * field.rows * dtype.itemsize
 
 
 def build_weights(config: ModelConfig, source: WeightSource) -> Weights:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.formats import BLOCK_FORMATS, DenseFormat, LinearWeight, WeightPart
+from tessera.engine.formats import DenseFormat, LinearWeight, WeightPart
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.registry import ARCHITECTURES, Architecture
 from tessera.engine.models.registry.experts import ExpertForm
@@ -30,7 +30,7 @@ from tessera.engine.models.weights.build import (
     model_fields,
     num_weight_bytes,
 )
-from tessera.engine.models.weights.experts import MXFP4, ExpertReader, expert_names
+from tessera.engine.models.weights.experts import ExpertReader, expert_names
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint, GGUFTensor
 from tessera.engine.models.weights.safetensors import Array, Checkpoint
 from tessera.engine.models.weights.stream import CHUNK_BYTES, WeightStream
@@ -148,13 +148,7 @@ class CheckpointSource(WeightSource):
 
     def _count_bytes(self) -> int:
         """Of all weights on the device."""
-        total = num_weight_bytes(self.config, self.dtype)
-        for spec in self.config.layers:
-            for field in layer_fields(spec, self.config.hidden_size):
-                if isinstance(field, ExpertsField) and self.expert_form.mxfp4:
-                    size = field.rows, field.columns
-                    total += BLOCK_FORMATS[MXFP4].nbytes(*size) - DenseFormat(self.dtype).nbytes(*size)
-        return total
+        return num_weight_bytes(self.config, self.dtype)
 
     def _report(self, nbytes: int) -> None:
         self.done += nbytes

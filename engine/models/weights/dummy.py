@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from tessera.engine.formats import LinearWeight
+from tessera.engine.formats import BLOCK_FORMATS, PACKED_FORMATS, LinearWeight, WeightFormat, WeightPart
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.weights.build import (
+    ExpertsField,
     MatrixField,
     NormField,
     Progress,
@@ -22,6 +24,8 @@ from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor, empty, float32
 
 DUMMY_STD = 0.02
+MXFP4_EXPONENT = 120  # 2^-7 times numbers up to 6
+MXFP4_BLOCK_BYTES = 17
 
 
 def dummy_weights(
@@ -43,17 +47,39 @@ class _DummySource(WeightSource):
         self._dtype = dtype
         self._ops = ops
         self._seed = seed
+        self._in_mxfp4 = config.mxfp4_experts
         self._progress = progress
         self._total = num_weight_bytes(config, dtype)
         self._done = self._made = 0
 
     def linear(self, field: MatrixField, layer: int | None) -> LinearWeight:
+        if self._in_mxfp4 and isinstance(field, ExpertsField):
+            return LinearWeight((self._mxfp4(field),), self._full(field.rows, 0) if field.bias else None)
         values = empty((field.rows, field.columns), self._dtype, self._ops.device)
         self._ops.fill_normal(values, std=DUMMY_STD, seed=((self._seed << 20) + self._made) % 2**64)
         return LinearWeight.of(self._counted(values), self._full(field.rows, 0) if field.bias else None)
 
     def norm(self, field: NormField, layer: int | None) -> NormWeights:
         return NormWeights(self._full(field.size, 1), self._full(field.size, 0) if field.bias else None)
+
+    def _mxfp4(self, field: ExpertsField) -> WeightPart:
+        """Random numbers, all with the exponent that makes their deviation about DUMMY_STD."""
+        on_cpu = self._ops.device.name == "cpu"
+        formats: Mapping[str, WeightFormat] = BLOCK_FORMATS if on_cpu else PACKED_FORMATS
+        part = WeightPart.empty(formats["MXFP4"], field.rows, field.columns, self._ops.device)
+        for name, tensor in part.tensors.items():
+            exponents = np.full(tensor.shape, np.iinfo(tensor.dtype).max // 0xFF * MXFP4_EXPONENT, tensor.dtype)
+            if name == "headers":
+                tensor.upload(exponents)
+            elif name == "codes":
+                bits = Tensor(tensor.buffer, tensor.shape, float32, tensor.offset)
+                self._ops.fill_normal(bits, std=1.0, seed=((self._seed << 20) + self._made) % 2**64)
+            else:
+                blocks = np.random.default_rng(self._seed + self._made).integers(0, 256, tensor.shape, np.uint8)
+                blocks.reshape(-1, MXFP4_BLOCK_BYTES)[:, 0] = MXFP4_EXPONENT
+                tensor.upload(blocks)
+            self._counted(tensor)
+        return part
 
     def vector(self, field: VectorField, layer: int | None) -> Tensor:
         return self._full(field.size, 0, float32 if field.float32 else self._dtype)

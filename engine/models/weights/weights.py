@@ -98,8 +98,18 @@ class Weights:
     has_head: bool = True
 
     def linear_weights(self) -> Iterator[LinearWeight]:
-        """Every weight of a product or a lookup once."""
-        yield from {id(leaf): leaf for leaf in _leaves(self) if isinstance(leaf, LinearWeight)}.values()
+        """Every weight of a product or a lookup once, but those of experts."""
+        experts = {id(weight) for weight, _ in self.experts()}
+        found = {id(leaf): leaf for leaf in _leaves(self) if isinstance(leaf, LinearWeight)}
+        yield from (leaf for key, leaf in found.items() if key not in experts)
+
+    def experts(self) -> Iterator[tuple[LinearWeight, int]]:
+        """Every weight of experts, and how many experts it is of."""
+        for layer in self.layers:
+            if isinstance(layer.mlp, MoEWeights):
+                num_experts = layer.mlp.router.shape[0]
+                yield layer.mlp.up, num_experts
+                yield layer.mlp.down, num_experts
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor once."""

@@ -17,6 +17,12 @@ from tessera.engine.ops.cuda import (
     sampling,
     softmax,
 )
+from tessera.engine.ops.cuda.moe import blocks as expert_blocks
+from tessera.engine.ops.cuda.moe import decode as expert_decode
+from tessera.engine.ops.cuda.moe import routing as expert_routing
+from tessera.engine.ops.cuda.moe import rows as expert_rows
+from tessera.engine.ops.cuda.moe import sm90 as sm90_experts
+from tessera.engine.ops.cuda.moe import tiles as expert_tiles
 from tessera.engine.ops.cuda.quant import blocks, dequantize, product, sm90_product
 
 GROUPS = (
@@ -33,6 +39,12 @@ GROUPS = (
     random,
     sampling,
     encoder,
+    expert_routing,
+    expert_rows,
+    expert_tiles,
+    expert_decode,
+    expert_blocks,
+    sm90_experts,
 )
 ENCODER_GROUPS = (
     linear,

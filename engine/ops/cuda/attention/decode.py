@@ -57,18 +57,31 @@ class PagedAttentionDecodeParams(NamedTuple):
     beside_prefill: Int32
     eps: Float32
     scale_log2: Float32
+    sinks: InT
 
 
 PAGED_ATTENTION_DECODE = KernelSpec(
     file="attention/decode.cu",
     name="paged_attention_decode_kernel",
-    template=("T", "HEAD_DIM", "WARPS", "STAGES", "FUSED", "CLUSTERED"),
+    template=("T", "HEAD_DIM", "WARPS", "STAGES", "FUSED", "CLUSTERED", "SINKS"),
     params=PagedAttentionDecodeParams,
     overlaps=True,
 )
 # The same function, with CLUSTERED: blocks that share a row's keys merge in each other's shared memory.
 CLUSTERED_ATTENTION_DECODE = replace(PAGED_ATTENTION_DECODE, min_arch=90)
-SPECS = (PAGED_ATTENTION_DECODE, CLUSTERED_ATTENTION_DECODE)
+SINK_ATTENTION_DECODE, CLUSTERED_SINK_ATTENTION_DECODE = (
+    replace(spec, on_demand=True) for spec in (PAGED_ATTENTION_DECODE, CLUSTERED_ATTENTION_DECODE)
+)
+WITH_SINKS = {
+    PAGED_ATTENTION_DECODE: SINK_ATTENTION_DECODE,
+    CLUSTERED_ATTENTION_DECODE: CLUSTERED_SINK_ATTENTION_DECODE,
+}
+SPECS = (
+    PAGED_ATTENTION_DECODE,
+    CLUSTERED_ATTENTION_DECODE,
+    SINK_ATTENTION_DECODE,
+    CLUSTERED_SINK_ATTENTION_DECODE,
+)
 
 GROUP_ROWS = Constant(8, "query heads of a key/value head that are handled together")
 UNIT_KEYS = Constant(8, "keys that lie in one block of the cache")
@@ -132,6 +145,9 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     pairs = [(PAGED_ATTENTION_DECODE, shape.template(fused=fused)) for shape in shapes for fused in (False, True)]
     pairs += [
         (CLUSTERED_ATTENTION_DECODE, shape.template(fused=True, clustered=True)) for shape in DECODE_SHAPES.values()
+    ]
+    pairs = [(spec, (*template, "false")) for spec, template in pairs] + [
+        (WITH_SINKS[spec], (*template, "true")) for spec, template in pairs
     ]
     return [(spec, (dtype, *template)) for dtype in dtypes if dtype != "float" for spec, template in pairs]
 
@@ -302,8 +318,11 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         beside_prefill=operands.beside_prefill,
         eps=eps,
         scale_log2=operands.scale_log2,
+        sinks=operands.sinks,
     )
-    device.launch(spec, (problem.dtype, *template), config, params)
+    if problem.has_sinks:
+        spec = WITH_SINKS[spec]
+    device.launch(spec, (problem.dtype, *template, "true" if problem.has_sinks else "false"), config, params)
 
 
 ATTENTION.register(Candidate("decode", SPECS, _accepts, _launch, order=0))

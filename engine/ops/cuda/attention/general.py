@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
@@ -31,15 +32,17 @@ class PagedAttentionParams(NamedTuple):
     block_table_width: Int32
     sliding_window: Int32
     scale_log2: Float32
+    sinks: RestrictInT
 
 
 PAGED_ATTENTION = KernelSpec(
     file="attention/attention.cu",
     name="paged_attention_kernel",
-    template=("T",),
+    template=("T", "SINKS"),
     params=PagedAttentionParams,
 )
-SPECS = (PAGED_ATTENTION,)
+SINK_ATTENTION = replace(PAGED_ATTENTION, on_demand=True)
+SPECS = (PAGED_ATTENTION, SINK_ATTENTION)
 
 WARPS = Constant(4, "of a block")
 MAX_HEAD_DIM = Constant(LARGEST_HEAD_DIM)
@@ -48,7 +51,8 @@ declare_header("attention", __name__, {"WARPS": WARPS, "MAX_HEAD_DIM": MAX_HEAD_
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
-    return [(PAGED_ATTENTION, (dtype,)) for dtype in dtypes]
+    specs = {"false": PAGED_ATTENTION, "true": SINK_ATTENTION}
+    return [(spec, (dtype, sinks)) for sinks, spec in specs.items() for dtype in dtypes]
 
 
 def _accepts(problem: AttentionProblem, device: CudaDevice) -> bool | None:
@@ -74,9 +78,11 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         block_table_width=metadata.block_tables.shape[1],
         sliding_window=operands.window,
         scale_log2=operands.scale_log2,
+        sinks=operands.sinks,
     )
     config = LaunchConfig((q.shape[0], operands.num_heads, 1), (WARPS * WARP_SIZE, 1, 1))
-    device.launch(PAGED_ATTENTION, (problem.dtype,), config, params)
+    spec, sinks = (SINK_ATTENTION, "true") if problem.has_sinks else (PAGED_ATTENTION, "false")
+    device.launch(spec, (problem.dtype, sinks), config, params)
 
 
 ATTENTION.register(Candidate("general", SPECS, _accepts, _launch, order=0))

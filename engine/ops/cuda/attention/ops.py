@@ -7,10 +7,14 @@ else at all. Rows with one query and those with more still differ in their last 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from tessera.engine.contract.errors import TesseraError
-from tessera.engine.ops.cuda.attention import sm90_prefill
+from tessera.engine.ops.cuda.attention import decode, general, prefill, sm90_prefill
 from tessera.engine.ops.cuda.attention.decode import DECODE_SHAPES, IN_ORDER_SPLITS
 from tessera.engine.ops.cuda.attention.memory import AttentionMemory
 from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem, Rows
@@ -47,6 +51,18 @@ class AttentionOps(RopeOps):
         if sm90_prefill.runs(self.device, head_dim):
             sm90_prefill.splits_of(self.attention_memory)
 
+    def reserve_sinks(self, dtype: np.dtype[Any], head_dims: Collection[int]) -> None:
+        """Compile beforehand attention with sinks over heads of these sizes."""
+        pairs = [
+            (spec, template)
+            for file in (decode, prefill, general)
+            for spec, template in file.instantiations((cuda_type(dtype),))
+            if spec.on_demand and spec.supports(self.device.arch)
+        ]
+        wanted = {*map(str, head_dims)}
+        of_heads = [pair for pair in pairs if "HEAD_DIM" not in pair[0].template or pair[1][1] in wanted]
+        self.device.compile(of_heads)
+
     def _paged_attention(
         self,
         q: Tensor,
@@ -58,8 +74,6 @@ class AttentionOps(RopeOps):
         sinks: Tensor | None,
         out: Tensor,
     ) -> None:
-        if sinks is not None:
-            raise TesseraError("attention with sinks runs on the CPU alone: use --device cpu")
         head_dim = key_cache.shape[3]
         check_head_dim(head_dim)
         operands = AttentionOperands(
@@ -72,6 +86,7 @@ class AttentionOps(RopeOps):
             _kernel_window(sliding_window),
             out,
             self.attention_memory,
+            sinks=sinks,
         )
         problem = self._problem("decodes", operands)
         decodes = self.attention_kernels.choose(problem)
@@ -103,7 +118,7 @@ class AttentionOps(RopeOps):
         queries: Tensor,
         out: Tensor,
     ) -> None:
-        if metadata.max_seqlen_q <= 1 and sinks is None:
+        if metadata.max_seqlen_q <= 1:
             operands = AttentionOperands(
                 qkv,
                 key_cache,
@@ -115,6 +130,7 @@ class AttentionOps(RopeOps):
                 out,
                 self.attention_memory,
                 transform,
+                sinks=sinks,
             )
             cos_sin, q_norm, k_norm, _ = transform
             in_pairs = rotates_pairs(key_cache.shape[3], cos_sin, q_norm, k_norm)
@@ -128,7 +144,10 @@ class AttentionOps(RopeOps):
         q, keys, values = operands.q, operands.key_cache, operands.value_cache
         is_aligned = aligned(16, q, keys, values, operands.out)
         sizes = keys.shape[3], keys.shape[2]
-        return AttentionProblem(rows, cuda_type(q.dtype), *sizes, is_aligned, self.batch_invariant, in_pairs)
+        has_sinks = operands.sinks is not None
+        return AttentionProblem(
+            rows, cuda_type(q.dtype), *sizes, is_aligned, self.batch_invariant, in_pairs, has_sinks=has_sinks
+        )
 
 
 def _kernel_scale(scale: float) -> float:

@@ -30,17 +30,19 @@ class PagedAttentionPrefillParams(NamedTuple):
     block_table_width: Int32
     sliding_window: Int32
     scale_log2: Float32
+    sinks: RestrictInT
 
 
 PAGED_ATTENTION_PREFILL = KernelSpec(
     file="attention/prefill.cu",
     name="paged_attention_prefill_kernel",
-    template=("T", "HEAD_DIM", "ROW_TILES", "TILE_KEYS", "IN_ORDER"),
+    template=("T", "HEAD_DIM", "ROW_TILES", "TILE_KEYS", "IN_ORDER", "SINKS"),
     params=PagedAttentionPrefillParams,
 )
 # The same function, with IN_ORDER.
 PREFILL_IN_ORDER = replace(PAGED_ATTENTION_PREFILL, batch_invariant=True)
-SPECS = (PAGED_ATTENTION_PREFILL, PREFILL_IN_ORDER)
+SINK_PREFILL = replace(PAGED_ATTENTION_PREFILL, on_demand=True)
+SPECS = (PAGED_ATTENTION_PREFILL, PREFILL_IN_ORDER, SINK_PREFILL)
 
 WARPS = Constant(4, "of a block")
 declare_header("prefill", __name__, {"WARPS": WARPS}, (PagedAttentionPrefillParams,))
@@ -76,11 +78,17 @@ HEAD_SHAPES = {
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     halves = [dtype for dtype in dtypes if dtype != "float"]
-    return [
-        (spec, (dtype, *shape.prefill_template(in_order=spec.batch_invariant)))
-        for spec in SPECS
+    plain = [
+        (spec, (dtype, *shape.prefill_template(in_order=spec.batch_invariant), "false"))
+        for spec in (PAGED_ATTENTION_PREFILL, PREFILL_IN_ORDER)
         for dtype in halves
         for shape in HEAD_SHAPES.values()
+    ]
+    return plain + [
+        (SINK_PREFILL, (dtype, *shape.prefill_template(in_order=in_order), "true"))
+        for dtype in halves
+        for shape in HEAD_SHAPES.values()
+        for in_order in (False, True)
     ]
 
 
@@ -118,11 +126,14 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: HeadShape, ope
         block_table_width=metadata.block_tables.shape[1],
         sliding_window=operands.window,
         scale_log2=operands.scale_log2,
+        sinks=operands.sinks,
     )
     config = prefill_config(shape, q.shape[0], num_seqs, operands.num_heads, num_kv_heads)
     spec = PREFILL_IN_ORDER if problem.in_order else PAGED_ATTENTION_PREFILL
     template = shape.prefill_template(in_order=problem.in_order)
-    device.launch(spec, (problem.dtype, *template), config, params)
+    if problem.has_sinks:
+        spec = SINK_PREFILL
+    device.launch(spec, (problem.dtype, *template, "true" if problem.has_sinks else "false"), config, params)
 
 
 ATTENTION.register(Candidate("prefill", SPECS, _accepts, _launch, order=2))

@@ -23,6 +23,7 @@ class AttentionProblem(NamedTuple):
         head_dim, block_size: of the cache.
         is_aligned: queries, caches and result begin at multiples of 16 bytes.
         in_order: a query's keys are added in an order of its own, whatever else is in the step.
+        has_sinks: heads have sinks.
         in_pairs: norms and rotation may take two elements at a time; of `fused_decodes`.
     """
 
@@ -33,6 +34,7 @@ class AttentionProblem(NamedTuple):
     is_aligned: bool
     in_order: bool = False
     in_pairs: bool = True
+    has_sinks: bool = False
 
 
 class AttentionOperands(NamedTuple):
@@ -52,6 +54,7 @@ class AttentionOperands(NamedTuple):
     memory: AttentionMemory
     transform: HeadTransform | None = None
     beside_prefill: bool = False
+    sinks: Tensor | None = None
 
 
 ATTENTION: CandidateTable[AttentionProblem, AttentionOperands] = CandidateTable("attention")

@@ -1,22 +1,58 @@
-"""Mixtures of experts, which run on the CPU alone."""
+"""Mixtures of experts: which kernels do their products.
+
+A row's result depends on nothing but the row, and on which kernel does it, which the number of pairs and experts says;
+with `batch_invariant` on nothing else at all.
+"""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from tessera.engine.contract.errors import TesseraError
-from tessera.engine.formats import LinearWeight
-from tessera.engine.ops.interface import Ops
+import numpy as np
+
+from tessera.engine.cuda.kernel import Instantiation
+from tessera.engine.formats import LinearWeight, PackedFormat, WeightPart
+from tessera.engine.ops.cuda.activation import CLAMPED_SWIGLU_MUL
+from tessera.engine.ops.cuda.moe import blocks, decode, routing, rows, sm90, tiles
+from tessera.engine.ops.cuda.moe.blocks import ExpertBlockOperands
+from tessera.engine.ops.cuda.moe.experts import ExpertOperands
+from tessera.engine.ops.cuda.moe.routing import launch_route
+from tessera.engine.ops.cuda.moe.rows import launch_combine, launch_gather
+from tessera.engine.ops.cuda.quant.dequantize import DequantizeOps
+from tessera.engine.ops.cuda.types import cuda_type
 from tessera.engine.ops.linear_interface import Activation
 from tessera.engine.ops.moe_interface import Routed, Routing
 from tessera.engine.tensor import Tensor
 
+FEW_ROWS = 8  # of an expert on average, up to which reading the weights bounds a product
+FEW_ROWS_OF_BLOCKS = 64  # up to which weights in blocks are not dequantised beforehand
+MOST_DEQUANTISED = 1 << 27  # elements at a time, unless one expert has more
 
-class MoEOps(Ops):
+
+class MoEOps(DequantizeOps):
+    def reserve_experts(self, experts: Iterable[tuple[LinearWeight, int]], dtype: np.dtype[Any]) -> None:
+        """Compile and allocate beforehand what mixtures take; of each weight the number of experts in it."""
+        experts = list(experts)
+        if not experts:
+            return
+        name = cuda_type(dtype)
+        kernels: list[Instantiation] = [(CLAMPED_SWIGLU_MUL, (name,))]
+        for module in (rows, tiles, decode, sm90):
+            kernels += module.instantiations((name,))
+        kernels += routing.instantiations(tuple({name, "float"}))
+        for weight, num_experts in experts:
+            (part,) = weight.parts
+            if isinstance(part.format, PackedFormat):
+                kernels += sorted(blocks.kernels_of(part.format, name), key=str)
+                size = weight.shape[0] // num_experts * weight.shape[1]
+                self._scratch_of(_experts_at_a_time(size, num_experts) * size * dtype.itemsize)
+        self.device.compile([pair for pair in dict.fromkeys(kernels) if pair[0].supports(self.device.arch)])
+
     def _route(
         self, logits: Tensor, routing: Routing, out: Routed, bias: Tensor | None, correction: Tensor | None
     ) -> None:
-        _refuse()
+        launch_route(self.device, logits, routing, out, bias, correction)
 
     def _expert_up(
         self,
@@ -28,10 +64,33 @@ class MoEOps(Ops):
         gathered: Tensor,
         out: Tensor,
     ) -> None:
-        _refuse()
+        if self._in_blocks(ExpertBlockOperands(x, weight, routed, True, activation, out)):
+            return
+        is_gathered = False
+        for operands in self._dense(ExpertOperands(x, x, weight.bias, routed, True, activation, out), weight):
+            if self._few(routed) and weight.dense is not None and decode.launch(self.device, operands):
+                return
+            sorted_rows = operands._replace(x=gathered, gathers=False)
+            if sm90.can_do(self.device, sorted_rows):
+                if not is_gathered:
+                    launch_gather(self.device, x, routed, gathered)
+                is_gathered = True
+                sm90.launch(self.device, sorted_rows)
+            else:
+                tiles.launch(self.device, operands._replace(activation=None, out=product))
+        if not is_gathered:
+            self._activate(activation, product, out)
 
     def _expert_down(self, x: Tensor, weight: LinearWeight, routed: Routed, out: Tensor) -> None:
-        _refuse()
+        if self._in_blocks(ExpertBlockOperands(x, weight, routed, False, None, out)):
+            return
+        for operands in self._dense(ExpertOperands(x, x, weight.bias, routed, False, None, out), weight):
+            if self._few(routed) and weight.dense is not None and decode.launch(self.device, operands):
+                return
+            if sm90.can_do(self.device, operands):
+                sm90.launch(self.device, operands)
+            else:
+                tiles.launch(self.device, operands)
 
     def _combine_experts(
         self,
@@ -42,8 +101,38 @@ class MoEOps(Ops):
         accumulate: bool,
         out: Tensor,
     ) -> None:
-        _refuse()
+        launch_combine(self.device, x, routed, shared, shared_gate, out, accumulate=accumulate)
+
+    def _few(self, routed: Routed, rows: int = FEW_ROWS) -> bool:
+        return not self.batch_invariant and routed.pairs.size <= rows * (routed.offsets.size - 1)
+
+    def _in_blocks(self, operands: ExpertBlockOperands) -> bool:
+        """The product by a weight as it is stored; False where it is dense, or better dequantised."""
+        if operands.weight.dense is not None or not self._few(operands.routed, FEW_ROWS_OF_BLOCKS):
+            return False
+        return blocks.launch(self.device, operands)
+
+    def _dense(self, operands: ExpertOperands, weight: LinearWeight) -> Iterator[ExpertOperands]:
+        """The product by a dense weight, or several, each by some experts' weights, dequantised."""
+        if weight.dense is not None:
+            yield operands._replace(weight=weight.dense)
+            return
+        routed, (part,) = operands.routed, weight.parts
+        num_experts, columns = routed.offsets.size - 1, weight.shape[1]
+        size = weight.shape[0] // num_experts  # rows of an expert
+        at_a_time = _experts_at_a_time(size * columns, num_experts)
+        for start in range(0, num_experts, at_a_time):
+            end = min(start + at_a_time, num_experts)
+            place = slice(start * size, end * size)
+            tensors = {name: tensor[place] for name, tensor in part.tensors.items()}
+            some = LinearWeight((WeightPart(part.format, ((end - start) * size, columns), tensors),))
+            yield operands._replace(
+                weight=self._dequantized(some, operands.x.dtype),
+                bias=None if weight.bias is None else weight.bias[place],
+                routed=routed._replace(offsets=routed.offsets[start : end + 1]),
+            )
 
 
-def _refuse() -> NoReturn:
-    raise TesseraError("mixtures of experts run on the CPU alone: use --device cpu")
+def _experts_at_a_time(size: int, num_experts: int) -> int:
+    """Of which weights are dequantised at a time; `size` elements each."""
+    return min(max(MOST_DEQUANTISED // size, 1), num_experts)

@@ -1,0 +1,92 @@
+"""Rows gathered for experts, and experts' outputs combined."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import declare_header
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.cuda.params import InFloat, InInt, InT, Int32, OutT
+from tessera.engine.ops.cuda.activation import silu_mul_config
+from tessera.engine.ops.cuda.types import cuda_type
+from tessera.engine.ops.moe_interface import Routed
+from tessera.engine.tensor import Tensor
+
+
+class GatherRowsParams(NamedTuple):
+    x: InT
+    pairs: InInt
+    out: OutT
+    width: Int32
+    top_k: Int32
+
+
+class CombineExpertsParams(NamedTuple):
+    x: InT
+    weights: InFloat
+    places: InInt
+    shared: InT
+    shared_gate: InFloat
+    out: OutT
+    width: Int32
+    top_k: Int32
+    accumulate: Int32
+
+
+GATHER_ROWS = KernelSpec(
+    file="moe/rows.cu",
+    name="gather_rows_kernel",
+    template=("T",),
+    params=GatherRowsParams,
+    overlaps=True,
+    on_demand=True,
+)
+COMBINE_EXPERTS = KernelSpec(
+    file="moe/rows.cu",
+    name="combine_experts_kernel",
+    template=("T",),
+    params=CombineExpertsParams,
+    overlaps=True,
+    on_demand=True,
+)
+SPECS = (GATHER_ROWS, COMBINE_EXPERTS)
+declare_header("expert_rows", __name__, params=(GatherRowsParams, CombineExpertsParams))
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that these operations launch for elements of these C types."""
+    return [(spec, (dtype,)) for spec in SPECS for dtype in dtypes]
+
+
+def launch_gather(device: CudaDevice, x: Tensor, routed: Routed, out: Tensor) -> None:
+    """out [P, K] = the rows of x [T, K], sorted by expert."""
+    num_pairs, width = out.shape
+    params = GatherRowsParams(x=x, pairs=routed.pairs, out=out, width=width, top_k=routed.experts.shape[1])
+    device.launch(GATHER_ROWS, (cuda_type(x.dtype),), silu_mul_config(num_pairs, width), params)
+
+
+def launch_combine(
+    device: CudaDevice,
+    x: Tensor,
+    routed: Routed,
+    shared: Tensor | None,
+    shared_gate: Tensor | None,
+    out: Tensor,
+    *,
+    accumulate: bool,
+) -> None:
+    """See `Ops.combine_experts`."""
+    num_tokens, width = out.shape
+    params = CombineExpertsParams(
+        x=x,
+        weights=routed.weights,
+        places=routed.places,
+        shared=shared,
+        shared_gate=shared_gate,
+        out=out,
+        width=width,
+        top_k=routed.experts.shape[1],
+        accumulate=accumulate,
+    )
+    device.launch(COMBINE_EXPERTS, (cuda_type(x.dtype),), silu_mul_config(num_tokens, width), params)

@@ -1,0 +1,254 @@
+"""Mixtures of experts on the GPU against the CPU; names with `small` also run in the emulation within minutes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.engine.formats import BLOCK_FORMATS, PACKED_FORMATS, DenseFormat, LinearWeight, WeightPart
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.interface import Ops
+from tessera.engine.ops.linear_interface import Activation
+from tessera.engine.ops.moe_interface import Routed, Routing
+from tessera.engine.tensor import Tensor, bfloat16, empty, float16, float32, from_numpy
+from tests.support import moe_reference
+from tests.support.gguf_blocks import random_blocks
+from tests.support.moe_reference import ROUTINGS, routed_of, uneven_experts
+from tests.support.op_cases import DTYPES, AttentionCase, AttentionInputs, poisoned, random_array
+from tests.support.reference import assert_close
+
+pytestmark = pytest.mark.gpu
+
+Array = np.ndarray[Any, Any]
+
+HALVES = [bfloat16, float16]
+
+
+def route(ops: Ops, logits: Array, routing: Routing, bias: Array | None, correction: Array | None) -> list[Array]:
+    device = ops.device
+    out = routed_of(len(logits), routing.top_k, logits.shape[1], device)
+    vectors = [None if vector is None else from_numpy(vector, device) for vector in (bias, correction)]
+    ops.route(from_numpy(logits, device), routing, out, bias=vectors[0], correction=vectors[1])
+    return [tensor.numpy().copy() for tensor in out]
+
+
+@pytest.mark.parametrize(("num_tokens", "num_experts"), [(1, 128), (37, 32), (5, 16), (70, 60), (9, 512)])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_route_small(
+    name: str, biased: bool, num_tokens: int, num_experts: int, cuda_ops: CudaOps, cpu_ops: CpuOps
+) -> None:
+    routing = ROUTINGS[name]
+    logits = random_array(1, (num_tokens, num_experts), scale=2.0)
+    logits[0, : num_experts // 2] = 0.5  # equal ones
+    bias = random_array(2, (num_experts,), bfloat16) if biased else None
+    correction = random_array(3, (num_experts,), scale=0.3) if biased and routing.kind == "sigmoid" else None
+    expected = route(cpu_ops, logits, routing, bias, correction)
+    found = route(cuda_ops, logits, routing, bias, correction)
+    for position, (one, other) in enumerate(zip(found, expected, strict=True)):
+        if position == 1:
+            np.testing.assert_allclose(one, other, rtol=2e-5)
+        else:
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("num_tokens", [700, 4096])
+def test_pairs_of_many_tokens_keep_their_order(num_tokens: int, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    logits = random_array(4, (num_tokens, 128))
+    expected = route(cpu_ops, logits, ROUTINGS["softmax-normalised"], None, None)
+    found = route(cuda_ops, logits, ROUTINGS["softmax-normalised"], None, None)
+    for one, other in zip(found[2:], expected[2:], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class Mixture:
+    """Weights of experts and rows, the same on both devices."""
+
+    def __init__(
+        self,
+        dtype: np.dtype[Any],
+        num_tokens: int,
+        *,
+        form: str = "dense",
+        num_experts: int = 6,
+        top_k: int = 2,
+        hidden: int = 128,
+        inner: int = 40,
+        biased: bool = True,
+    ) -> None:
+        self.dtype, self.num_experts, self.hidden, self.inner = dtype, num_experts, hidden, inner
+        self.experts = uneven_experts(num_tokens, num_tokens, top_k, num_experts)
+        self.x = random_array(1, (num_tokens, hidden), dtype, 0.5)
+        self.up = self._weight(form, 2, num_experts * 2 * inner, hidden)
+        self.down = self._weight("dense" if inner % 32 else form, 3, num_experts * hidden, inner)
+        biases = [random_array(4 + i, (num_experts * rows,), dtype) for i, rows in enumerate((2 * inner, hidden))]
+        self.biases = biases if biased else [None, None]
+
+    def _weight(self, form: str, seed: int, rows: int, columns: int) -> tuple[str, Array]:
+        if form == "dense":
+            return form, random_array(seed, (rows, columns), self.dtype, columns**-0.5)
+        return form, random_blocks(form, rows * columns, np.random.default_rng(seed)).reshape(rows, -1)
+
+    def routed(self, ops: Ops) -> Routed:
+        offsets, pairs = moe_reference.grouped(self.experts, self.num_experts)
+        weights = random_array(9, self.experts.shape)
+        vectors = (self.experts, weights, offsets, pairs, np.argsort(pairs))
+        return Routed(*(from_numpy(v if v.dtype == float32 else v.astype(np.int32), ops.device) for v in vectors))
+
+    def weight(self, ops: Ops, stored: tuple[str, Array], columns: int, bias: Array | None) -> LinearWeight:
+        form, values = stored
+        device = ops.device
+        if form == "dense":
+            part = WeightPart(DenseFormat(self.dtype), values.shape, {"values": from_numpy(values, device)})
+        elif device.name == "cpu":
+            part = WeightPart(BLOCK_FORMATS[form], (len(values), columns), {"blocks": from_numpy(values, device)})
+        else:
+            arrays = PACKED_FORMATS[form].pack(values)
+            tensors = {name: from_numpy(array, device) for name, array in arrays.items()}
+            part = WeightPart(PACKED_FORMATS[form], (len(values), columns), tensors)
+        return LinearWeight((part,), None if bias is None else from_numpy(bias, device))
+
+    def up_of(self, ops: Ops, activation: Activation, x: Array | None = None) -> Array:
+        pairs, device = self.experts.size, ops.device
+        out = poisoned((pairs, self.inner), self.dtype, device)
+        ops.expert_up(
+            from_numpy(self.x if x is None else x, device),
+            self.weight(ops, self.up, self.hidden, self.biases[0]),
+            self.routed(ops),
+            activation,
+            product=poisoned((pairs, 2 * self.inner), self.dtype, device),
+            gathered=poisoned((pairs, self.hidden), self.dtype, device),
+            out=out,
+        )
+        return out.numpy().copy()
+
+    def down_of(self, ops: Ops, x: Array) -> Array:
+        out = poisoned((self.experts.size, self.hidden), self.dtype, ops.device)
+        weight = self.weight(ops, self.down, self.inner, self.biases[1])
+        ops.expert_down(from_numpy(x, ops.device), weight, self.routed(ops), out)
+        return out.numpy().copy()
+
+
+def check(mixture: Mixture, cuda_ops: Ops, cpu_ops: Ops, activation: Activation) -> None:
+    expected = mixture.up_of(cpu_ops, activation)
+    assert_close(mixture.up_of(cuda_ops, activation), expected, mixture.dtype, roundings=3)
+    assert_close(mixture.down_of(cuda_ops, expected), mixture.down_of(cpu_ops, expected), mixture.dtype, roundings=2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 9, 70])
+@pytest.mark.parametrize("activation", ["silu_mul", "clamped_swiglu_mul"])
+def test_experts_small(
+    activation: Activation, num_tokens: int, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps
+) -> None:
+    """One row of an expert, a few, and more than a tile."""
+    check(Mixture(dtype, num_tokens), cuda_ops, cpu_ops, activation)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("num_tokens", [3, 33, 200])
+@pytest.mark.parametrize("biased", [False, True])
+def test_experts_of_the_shape_of_qwen3(
+    biased: bool, num_tokens: int, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps
+) -> None:
+    mixture = Mixture(dtype, num_tokens, num_experts=16, top_k=8, hidden=2048, inner=768, biased=biased)
+    check(mixture, cuda_ops, cpu_ops, "silu_mul")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_tokens", [2, 70])
+@pytest.mark.parametrize("form", ["MXFP4", "Q4_K", "Q6_K", "Q8_0"])
+def test_experts_in_blocks_small(
+    form: str, num_tokens: int, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps
+) -> None:
+    mixture = Mixture(dtype, num_tokens, form=form, num_experts=4, hidden=256, inner=64 if form == "MXFP4" else 40)
+    mixture.x = (mixture.x.astype(np.float32) * 0.05).astype(dtype)
+    check(mixture, cuda_ops, cpu_ops, "clamped_swiglu_mul" if form == "MXFP4" else "silu_mul")
+
+
+@pytest.mark.parametrize("num_tokens", [4, 70, 300])
+def test_experts_of_the_shape_of_gpt_oss(num_tokens: int, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    mixture = Mixture(bfloat16, num_tokens, form="MXFP4", num_experts=4, top_k=2, hidden=2880, inner=2880)
+    mixture.x = (mixture.x.astype(np.float32) * 0.01).astype(bfloat16)
+    check(mixture, cuda_ops, cpu_ops, "clamped_swiglu_mul")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("shared", ["none", "shared", "gated"])
+def test_combine_small(shared: str, accumulate: bool, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    mixture = Mixture(dtype, 5, num_experts=9, top_k=4)
+    arrays = [random_array(seed, shape, dtype) for seed, shape in enumerate([(20, 43), (5, 43), (5, 43)])]
+    gate = random_array(5, (5, 1))
+
+    def combine(ops: Ops) -> Array:
+        x, out, other = (from_numpy(array, ops.device) for array in arrays)
+        ops.combine_experts(
+            x,
+            mixture.routed(ops),
+            out,
+            shared=None if shared == "none" else other,
+            shared_gate=from_numpy(gate, ops.device) if shared == "gated" else None,
+            accumulate=accumulate,
+        )
+        return out.numpy().copy()
+
+    assert_close(combine(cuda_ops), combine(cpu_ops), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_clamped_swiglu_small(dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    x = random_array(1, (7, 2 * 43), dtype, 6.0)
+    expected = cpu_ops.clamped_swiglu_mul(from_numpy(x, cpu_ops.device)).numpy()
+    out: Tensor = empty((7, 43), dtype, cuda_ops.device)
+    assert_close(cuda_ops.clamped_swiglu_mul(from_numpy(x, cuda_ops.device), out=out).numpy(), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_row_of_an_expert_does_not_depend_on_the_others_small(dtype: np.dtype[Any], cuda_ops: CudaOps) -> None:
+    """Alone and among others of its expert, by the kernels for few rows."""
+    many = Mixture(dtype, 12, num_experts=6, top_k=2)
+    one = Mixture(dtype, 1, num_experts=6, top_k=2)
+    one.x, one.experts, one.up, one.down, one.biases = many.x[4:5], many.experts[4:5], many.up, many.down, many.biases
+    places = np.argsort(moe_reference.grouped(many.experts, 6)[1]).reshape(many.experts.shape)[4]
+    alone = np.argsort(moe_reference.grouped(one.experts, 6)[1])
+    np.testing.assert_array_equal(
+        many.up_of(cuda_ops, "silu_mul")[places].view(np.uint16),
+        one.up_of(cuda_ops, "silu_mul")[alone].view(np.uint16),
+    )
+
+
+SINK_ROWS = {
+    "decodes": ((1, 40), (1, 3), (1, 700)),
+    "one decode": ((1, 300),),
+    "prompts": ((33, 33), (7, 90)),
+    "both": ((1, 40), (21, 60), (1, 5)),
+}
+
+
+@pytest.mark.parametrize("rows", SINK_ROWS)
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sinks_small(dtype: np.dtype[Any], window: int | None, rows: str, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    case = AttentionCase(rows, SINK_ROWS[rows], num_heads=8, num_kv_heads=2, head_dim=64, dtype=dtype)
+    inputs = AttentionInputs(case)
+    sinks = random_array(8, (8,), dtype, 2.0)
+
+    def attend(ops: Ops) -> Array:
+        keys, values = inputs.caches(ops.device)
+        out = ops.paged_attention(
+            from_numpy(inputs.q, ops.device),
+            keys,
+            values,
+            inputs.metadata(ops.device),
+            scale=case.scale,
+            sliding_window=window,
+            sinks=from_numpy(sinks, ops.device),
+            out=poisoned(inputs.q.shape, dtype, ops.device),
+        )
+        return out.numpy().copy()
+
+    assert_close(attend(cuda_ops), attend(cpu_ops), dtype)
