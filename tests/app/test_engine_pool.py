@@ -150,6 +150,7 @@ def test_a_slow_app_process_is_heard_before_a_model_goes(tmp_path: Path, monkeyp
                 hear(message)
 
         monkeypatch.setattr(other, "_take", take_late)
+        monkeypatch.setattr(engines_module, "LINGER", LIMIT)  # only `Yield` has a model released
         await use(other, 0)
         await use(engines, 1, 2)
         assert late.is_set()
