@@ -57,5 +57,9 @@ class WeightFormat(ABC):
         """Whether activations of this dtype can be multiplied by such a weight."""
         return True
 
+    def input_of(self, x: Float32Array) -> Float32Array:
+        """x [M, K] as products by such a weight take it: rounded where the scheme says so."""
+        return x
+
     def nbytes(self, rows: int, columns: int) -> int:
         return sum(tensor.nbytes for tensor in self.layout(rows, columns))

@@ -12,6 +12,7 @@ from tessera.engine.formats import (
     FORMATS,
     PACKED_FORMATS,
     DenseFormat,
+    Fp8Format,
     Int8RowsFormat,
     LinearWeight,
     PackedFormat,
@@ -24,7 +25,7 @@ from tests.support.gguf_blocks import random_blocks
 Array = np.ndarray[Any, Any]
 
 DTYPES = [float32, bfloat16, float16]
-QUANTIZE = {"int8_rows": Int8RowsFormat.quantize}
+QUANTIZE = {"int8_rows": Int8RowsFormat.quantize, "fp8": Fp8Format.quantize}
 DECODE_ROWS = tuple((1, int(length)) for length in np.random.default_rng(1).integers(1, 900, 64))  # (queries, context)
 
 
