@@ -42,6 +42,10 @@ class PackedGroupFormat(PackedFormat, abstract=True):
         super().__init_subclass__()
 
     @property
+    def label(self) -> str:
+        return self.kernel_type.partition("Group")[0].upper()
+
+    @property
     def span(self) -> int:
         return STEP
 
