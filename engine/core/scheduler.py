@@ -31,6 +31,7 @@ from tessera.engine.core.takeover import find_victim
 _in_order = attrgetter("order")
 _turn = attrgetter("turn")
 
+MAX_MATCHED_BLOCKS = 2048  # of cached prefixes in one step, beyond which no more sequences start: a few milliseconds
 BACKLOG_SEQS = 256  # waiting sequences that are counted before each step
 
 
@@ -304,7 +305,8 @@ class Scheduler:
             return admitted
         blocks = self.block_manager
         candidates = self.waiting.candidates()
-        while budget > 0 and len(self.running) < self.max_num_seqs:
+        num_matched = 0
+        while budget > 0 and len(self.running) < self.max_num_seqs and num_matched < MAX_MATCHED_BLOCKS:
             sequence = next(candidates, None)
             if sequence is None:
                 break
@@ -315,6 +317,7 @@ class Scheduler:
             if self._prefixes.is_waiting(sequence):
                 continue
             shared_blocks = blocks.match_prefix(sequence)
+            num_matched += len(shared_blocks)
             if self._prefixes.await_longest(sequence, len(shared_blocks)):
                 continue
             # A spare block for each running sequence: without it the next step would preempt again.

@@ -33,6 +33,7 @@ from tessera.engine.contract.errors import (
     InvalidRequestError,
     RequestError,
 )
+from tessera.engine.contract.heap import HeapTrimmer
 from tessera.engine.contract.logs import configure_logging, request_fields
 from tessera.engine.contract.messages import (
     AbortRequests,
@@ -364,6 +365,7 @@ def serve(load: Loader) -> int:
         gc.collect()
         gc.freeze()  # later collections skip all that was loaded
         gc.enable()
+        HeapTrimmer().start()
         report(Ready(process.epoch, engine.info))
     except ConfigError as error:
         report(StartFailed(str(error), user_error=True))
