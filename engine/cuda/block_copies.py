@@ -1,7 +1,7 @@
 """Copies of KV blocks between device and page-locked host memory, on streams of their own beside the steps.
 
 A block lies in the KV cache in as many pieces as there are tensors, at equal distances: two for each layer, of 32 KiB
-in a model with 8 KV heads of 128 in 16 bits and blocks of 16 tokens. In host memory it is one slot. So a block is one 2D
+in a model with 8 KV heads of 128 in 16 bits and blocks of 16 tokens. In host memory it is one slot, so it is one 2D
 copy, which the device's DMA engines do without a multiprocessor: 8,000 tokens of such a model with 32 layers are 500
 calls for 1 GiB, about 2 ms of the host's time. A kernel that gathers them would take multiprocessors from the steps
 that run meanwhile.

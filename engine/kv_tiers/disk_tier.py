@@ -38,7 +38,7 @@ class DiskTier:
 
     Attributes:
         entries: by digest, in the order of eviction: blocks, and headers of what an earlier process left.
-        is_writable: False after a fault.
+        is_readable, is_writable: False after a fault.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class DiskTier:
     ) -> None:
         self.max_blocks = max_blocks
         self.entries: OrderedDict[bytes, PublishedBlock | BlockHeader] = OrderedDict()
-        self.is_writable = True
+        self.is_readable = self.is_writable = True
         self._store = store
         self._metrics = metrics
         self._digest = digest
@@ -84,7 +84,7 @@ class DiskTier:
     def find(
         self, digest: bytes, token_bytes: bytes, parent: PublishedBlock | None, salt: bytes
     ) -> PublishedBlock | None:
-        entry = self.entries.get(digest)
+        entry = self.entries.get(digest) if self.is_readable else None
         if isinstance(entry, BlockHeader):
             found = PublishedBlock(digest, parent, token_bytes, salt, entry.account, on_disk=True)
             if not self._matches(entry, self._header(found)):
@@ -132,6 +132,14 @@ class DiskTier:
         else:
             self.remove(published)
         return is_good
+
+    def note_stuck(self) -> None:
+        """A read does not come to its end: nothing is found here any more."""
+        if not self.is_readable:
+            return
+        self.is_readable = self.is_writable = False
+        self._metrics.failures["disk_stuck"] += 1
+        logger.warning("the disk with KV blocks does not answer: none are read or written any more")
 
     def settle(self) -> list[PublishedBlock]:
         """Take note of what the threads have done; -> blocks whose write has ended, well or not."""

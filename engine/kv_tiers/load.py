@@ -30,6 +30,7 @@ class Load:
         published: what the slots hold; None for those of a saved tail.
         blocks: of the device, one for each slot.
         num_loaded: leading blocks that are good; fewer than were asked for after a fault.
+        read_until: the clock's time beyond which files are not waited for.
         mark: of the copies, once they are submitted.
         is_done: nothing is under way any more.
     """
@@ -38,6 +39,7 @@ class Load:
     slots: list[int]
     blocks: list[int] = field(default_factory=list)
     num_loaded: int = 0
+    read_until: float = 0.0
     mark: Mark | None = None
     is_done: bool = False
     is_cancelled: bool = False

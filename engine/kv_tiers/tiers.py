@@ -29,6 +29,7 @@ from tessera.engine.tensor import Mark
 logger = logging.getLogger("tessera.engine")
 
 WRITTEN_AHEAD = 64  # slots that can be had at once: free ones, and those whose blocks are on disk already
+MAX_READ_SECONDS = 10.0  # from a load's beginning; then what has not been read is computed
 WAIT_SECONDS = 0.0005  # between two looks at copies, where nothing else is to be done
 
 
@@ -47,6 +48,7 @@ class KVTiers:
         *,
         disk: DiskTier | None = None,
         metrics: TierMetrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.pool = SlotPool(copies.num_slots)
@@ -56,6 +58,7 @@ class KVTiers:
         self.is_up = True
         self.loads: list[Load] = []
         self._copies = copies
+        self._clock = clock
         self._sleep = sleep
         self._by_digest: dict[bytes, PublishedBlock] = {}  # in host memory
         self._pending: list[tuple[int, int]] = []  # blocks to copy to slots with the next `submit`
@@ -206,6 +209,7 @@ class KVTiers:
     def submit_load(self, load: Load, blocks: list[int]) -> None:
         """Have the load copied to these blocks, once all of it is in host memory."""
         load.blocks = blocks
+        load.read_until = self._clock() + MAX_READ_SECONDS
         self.loads.append(load)
         self.submit()  # what these blocks held, and perhaps what they are to hold, is copied first
         try:
@@ -283,7 +287,7 @@ class KVTiers:
 
     def _begin_read(self, published: PublishedBlock) -> bool:
         """Have a block read from disk into a slot; False if none is free."""
-        if self.disk is None or not published.on_disk:
+        if self.disk is None or not self.disk.is_readable or not published.on_disk:
             return False
         slot = self._take_slot()
         if slot is None:
@@ -309,7 +313,7 @@ class KVTiers:
             self.pool.unpin(slot)
 
     def _advance(self, load: Load) -> None:
-        if load.is_done or any(slot in self._reads for slot in load.slots):
+        if load.is_done or (load.mark is None and self._is_reading(load)):
             return
         if load.mark is None and load.num_loaded:
             slots, blocks = load.slots[: load.num_loaded], load.blocks[: load.num_loaded]
@@ -320,6 +324,15 @@ class KVTiers:
             self.metrics.num_bytes[TO_DEVICE] += len(slots) * self._copies.slot_bytes
         if load.mark is None or load.mark.query():
             self._end(load)
+
+    def _is_reading(self, load: Load) -> bool:
+        """A file's thread still fills a slot of it; one that does not get on is waited for no longer."""
+        late = [slot for slot in load.slots[: load.num_loaded] if slot in self._reads]
+        if late and self._clock() > load.read_until and self.disk is not None:
+            self.disk.note_stuck()
+            load.truncate(late[0])
+            return False
+        return bool(late)
 
     def _end(self, load: Load) -> None:
         """Nothing of it is under way."""

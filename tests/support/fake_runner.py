@@ -105,6 +105,7 @@ class FakeRunner:
         self.batch_invariant = batch_invariant
         self._tables: dict[int, dict[int, int]] = defaultdict(dict)
         self.inspect: Callable[[StepBatch], None] = lambda batch: None
+        self.say: Callable[[np.ndarray[Any, Any]], int] = next_token
         self.last_batch: StepBatch | None = None
         self._token_ids = np.full(num_blocks * block_size, POISON, np.int32)
         self._positions = np.full(num_blocks * block_size, POISON, np.int32)
@@ -206,7 +207,7 @@ class FakeRunner:
         assert row["num_prompt_tokens"] == len(init.prompt_token_ids)
         for name, parameter in ROW_PARAMETERS.items():
             assert row[name] == np.dtype(parameter.type).type(getattr(init.params, name)), name
-        token_id = next_token(context)
+        token_id = self.say(context)
         history.append(token_id)
         return token_id
 

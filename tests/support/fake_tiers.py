@@ -188,6 +188,7 @@ def make_fake_tiers(
     fault_rate: float = 0.0,
     files: MemoryFiles | None = None,
     max_files: int = 0,
+    clock: Callable[[], float] = lambda: 0.0,
 ) -> KVTiers:
     """Tiers whose host memory is `num_slots` large, and with `files` a disk of `max_files` blocks."""
     metrics = TierMetrics()
@@ -195,7 +196,7 @@ def make_fake_tiers(
     if files is not None:
         disk = DiskTier(files, max_files, metrics=metrics, reader=LateExecutor(rng), writer=LateExecutor(rng))
     copies = FakeCopies(rng, planes, num_slots, fault_rate)
-    return KVTiers(copies, disk=disk, metrics=metrics, sleep=lambda seconds: None)
+    return KVTiers(copies, disk=disk, metrics=metrics, clock=clock, sleep=lambda seconds: None)
 
 
 def check_tiers(tiers: KVTiers, published: Sequence[PublishedBlock | None]) -> None:
