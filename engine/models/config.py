@@ -19,10 +19,11 @@ from tessera.engine.models.classifier import parse_classifier
 from tessera.engine.models.fields import Fields, is_integer, read_json_object, shown
 from tessera.engine.models.gguf.config import read_config
 from tessera.engine.models.layers import multiplier, parse_layers
-from tessera.engine.models.quantised import EXPERTS_METHOD, quantisation_in_config, quantisation_named
+from tessera.engine.models.quantised.methods import EXPERTS_METHOD, quantisation_of_config, read_quantisation
+from tessera.engine.models.quantised.rules import Quantisation
 from tessera.engine.models.registry import ARCHITECTURES, Architecture, architecture_name
 from tessera.engine.models.rope import MAX_POSITIONS, RopeConfig, longest_context, parse_rope
-from tessera.engine.models.specs import ClassifierSpec, LayerSpec, NormSpec
+from tessera.engine.models.specs import ClassifierSpec, LayerSpec, MoESpec, NormSpec
 from tessera.engine.models.text_part import text_part
 from tessera.engine.tensor import bfloat16, float16, float32
 
@@ -72,6 +73,7 @@ class ModelConfig:
         classifier: head for sequence classification, which then is the only one.
         matryoshka_dimensions: lengths to which the model's embeddings may be cut; None if to none.
         is_text_part: it is the language model in a folder of a multimodal one.
+        quantisation: of the checkpoint's weights; None where they are in 16 or 32 bits, or in a GGUF file.
         notes: what of the files was left out, a sentence each.
     """
 
@@ -99,6 +101,7 @@ class ModelConfig:
     classifier: ClassifierSpec | None = None
     matryoshka_dimensions: tuple[int, ...] | None = None
     is_text_part: bool = False
+    quantisation: Quantisation | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -150,9 +153,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         raise ModelError(f"{folder} has no config.json; give a model folder in Hugging Face format")
     notes: list[str] = []
     values = _with_activation(folder, read_json_object(path, notes))
-    named = quantisation_named(folder, values)
-    if named is not None:
-        raise ModelError(f"{folder} is quantised ({named}), which is not supported; use an unquantised model or a GGUF")
+    quantisation = read_quantisation(folder, values)
     generation_path = folder / "generation_config.json"
     generation = read_json_object(generation_path, notes) if generation_path.is_file() else {}
     text = text_part(values)
@@ -161,7 +162,9 @@ def read_model_config(folder: Path) -> ModelConfig:
     else:
         config = parse_config(text, generation, str(path), str(generation_path))
         notes.append(f"{folder} is a {values['architectures'][0]}: its language model is served, for text alone")
-    return replace(config, is_text_part=text is not None, notes=(*notes, *config.notes))
+    notes = [*notes, *config.notes]
+    _check_experts(config.layers, quantisation, str(folder))
+    return replace(config, is_text_part=text is not None, quantisation=quantisation, notes=tuple(notes))
 
 
 def _with_activation(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
@@ -188,14 +191,9 @@ def parse_config(
         if values.get(key) is None and values.get(alias) is not None:
             values = {**values, key: values[alias]}
     config = Fields(source, {**architecture.defaults_if_absent, **values}, architecture.defaults, notes)
-    named = quantisation_in_config(values)
-    if named is not None:
-        raise ModelError(
-            f"{source}: quantised checkpoints ({named}) are not supported; use an unquantised one or a GGUF"
-        )
-    for key, number in architecture.required.items():
-        if config.raw(key) != number:
-            config.refuse(key, f"{number:g}")
+    for key, rule in architecture.required.items():
+        if config.has(key) and config.raw(key) != rule(config):
+            config.refuse(key, shown(rule(config)))
     for key, reason in architecture.refused.items():
         if config.raw(key):
             config.refuse(key, f"false: {reason}")
@@ -243,8 +241,10 @@ def parse_config(
         head_bias=config.boolean(bias) if isinstance(bias := architecture.head_bias, str) else bias,
         mxfp4_experts=config.section("quantization_config").raw("quant_method") == EXPERTS_METHOD,
         matryoshka_dimensions=_matryoshka_dimensions(config, hidden_size),
+        quantisation=quantisation_of_config(values, source),
     )
     _check_size(result, source)
+    _check_experts(layers, result.quantisation, source)
     return replace(result, notes=tuple(notes))
 
 
@@ -337,6 +337,14 @@ def _matryoshka_dimensions(config: Fields, hidden_size: int) -> tuple[int, ...] 
             config.refuse("matryoshka_dimensions", f"a list of integers from 1 to {hidden_size}")
         return tuple(sorted({*listed, hidden_size}))
     return tuple(range(1, hidden_size + 1)) if config.raw("is_matryoshka") is True else None
+
+
+def _check_experts(layers: tuple[LayerSpec, ...], quantisation: Quantisation | None, source: str) -> None:
+    if quantisation is not None and any(isinstance(layer.mlp, MoESpec) for layer in layers):
+        raise ModelError(
+            f"{source}: mixtures of experts quantised by {quantisation.method} are not supported; use one in 16 bits, "
+            "or MXFP4 as gpt-oss has it"
+        )
 
 
 def _check_size(config: ModelConfig, source: str) -> None:

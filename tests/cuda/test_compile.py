@@ -24,10 +24,11 @@ from tessera.engine.cuda.generated import HEADERS, declare_header
 from tessera.engine.cuda.headers import include_folders
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import InT, Int32, OutT
-from tessera.engine.formats import PACKED_FORMATS
+from tessera.engine.formats import KERNEL_FORMATS, PACKED_FORMATS
 from tessera.engine.ops.cuda import sampling
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL, SM90_MATMUL_WIDE
+from tessera.engine.ops.cuda.moe.blocks import EXPERT_BLOCK_MATMUL
 from tessera.engine.ops.cuda.quant.product import BLOCK_MATMUL, TILES
 from tessera.engine.ops.cuda.quant.sm90_product import SM90_BLOCK_MATMUL
 from tessera.engine.ops.cuda.registry import all_instantiations, all_specs
@@ -120,7 +121,7 @@ OF_ONE_ORDER = {
 }
 
 
-SAMPLED = (BLOCK_MATMUL, SM90_BLOCK_MATMUL)  # of which there are hundreds
+SAMPLED = (BLOCK_MATMUL, SM90_BLOCK_MATMUL, EXPERT_BLOCK_MATMUL)  # of which there are hundreds
 
 
 def is_compiled_here(pair: Instantiation, arch: str) -> bool:
@@ -134,6 +135,11 @@ def is_compiled_here(pair: Instantiation, arch: str) -> bool:
     if spec is SM90_BLOCK_MATMUL:  # each type by one tile, and one type by all
         smallest = (values["T"], values["Out"], values["WARPGROUPS_M"]) == ("__nv_bfloat16", "__nv_bfloat16", "1")
         return smallest or values["F"] == "Q4_K"
+    if spec is EXPERT_BLOCK_MATMUL:  # each type by one tile on two architectures, and one type by all
+        of_all = arch in ("80", "90a") and (values["TOKENS"], values["UNITS"]) == ("16", "4")
+        return of_all or values["F"] == "MXFP4"
+    if "Group" in values["F"] and arch == "90a":  # which differ in their headers alone
+        return values["F"].endswith("Group128") and template[3:] == ("1", "4", "3") and values["Out"] != "float"
     largest = TILES[int(values["TOKENS"])][0].units
     return (
         values["TOKENS"] in BLOCK_TOKENS.get(arch, ()) and values["UNITS"] == str(largest) and values["Out"] != "float"
@@ -158,7 +164,9 @@ def test_all_instantiations_are_compiled_for_some_architecture() -> None:
         pairs = {pair for pair in all_instantiations((dtype,)) if pair[0] not in SAMPLED}
         assert {pair for pair in pairs if dtype == "__nv_bfloat16" or not pair[0].batch_invariant} <= compiled
     for sampled in SAMPLED:
-        assert {template[2] for spec, template in compiled if spec is sampled} == PACKED_FORMATS.keys()
+        formats = PACKED_FORMATS if sampled is EXPERT_BLOCK_MATMUL else KERNEL_FORMATS
+        place = sampled.template.index("F")
+        assert {template[place] for spec, template in compiled if spec is sampled} == formats.keys()
     for arch in DTYPE_OF_ARCH:
         expected = {spec for spec in all_specs() if spec.supports(arch)} - set(SAMPLED)
         assert {spec for spec, _ in pairs_for(arch)} - set(SAMPLED) == expected

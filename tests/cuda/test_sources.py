@@ -48,7 +48,7 @@ def test_description_is_the_sources(spec: KernelSpec[Any]) -> None:
 
 
 def test_every_kernel_is_described_once() -> None:
-    """Once for each architecture from which on some of its variants compile, for those of one order of sums, and on demand."""
+    """Once for each architecture from which on some variants compile, for those of one order of sums, and on demand."""
     described = [(spec.file, spec.name, spec.min_arch, spec.batch_invariant, spec.on_demand) for spec in SPECS]
     assert len(described) == len(set(described))
     in_sources = {

@@ -66,7 +66,7 @@ def test_golden_logits(
     assert relative_error(logits[golden["positions"]], golden[name]) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "qwen2moe", "gptoss-mxfp4"])
 def test_no_transfer_inside_a_forward(name: str, tmp_path: Path, cuda_device: CudaDevice, cuda_ops: CudaOps) -> None:
     made = DecoderHarness.of(build(TINY_MODELS[name], tmp_path), cuda_ops, bfloat16, max_model_len=64)
     for tokens in (prompt(), prompt()[:1]):

@@ -10,6 +10,7 @@ from tessera.engine.models.fields import Fields
 from tessera.engine.models.registry.experts import ExpertsRule
 from tessera.engine.models.specs import HeadActivation, PoolingKind
 
+KeyRule = Callable[[Fields], Any]
 PositionRule = Callable[[Fields], int]
 RopeKeys = tuple[str, str]  # section of rope_parameters, and the older key of its theta
 RopeRule = Callable[[Fields, int], tuple[bool, ...]]
@@ -61,7 +62,7 @@ class Architecture:
         keys: config keys that are called otherwise here.
         aliases: other names of config keys to those read here; the first that config.json has counts.
         refused: config keys that must be false or absent, and what they would call for.
-        required: config keys that must have these numbers.
+        required: what config keys must be that may be absent.
         norm: the kind of all norms.
         norm_bias: whether LayerNorms have a bias, or the config key that says so.
         bare_start: the first layer's attention has no norm before it.
@@ -96,7 +97,7 @@ class Architecture:
     keys: dict[str, str] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    required: dict[str, float] = field(default_factory=dict)
+    required: dict[str, KeyRule] = field(default_factory=dict)
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_bias: bool | str = True
     norm_places: tuple[NormPlace, ...] = ("before",)

@@ -63,7 +63,6 @@ MIXTRAL_RULE = ExpertsRule(
 )
 QWEN_MOE_RULE = ExpertsRule(forms=(EACH_EXPERT, FUSED), routing=experts.softmax, layers=experts.sparse_layers)
 QWEN_MOE_DEFAULTS: dict[str, Any] = {**QWEN_DEFAULTS, "norm_topk_prob": False, "decoder_sparse_step": 1}
-CLIPPED = {"clip_qkv": "queries, keys and values within a bound are not supported"}
 
 
 def _qwen_shared_size(config: Fields) -> int:
@@ -225,8 +224,6 @@ MIXTURES: dict[str, Architecture] = {
             "attention_bias": True,
             "num_experts_per_tok": 4,
             "num_local_experts": 128,
-            "swiglu_alpha": 1.702,
-            "swiglu_limit": 7.0,
             "rope_parameters": {
                 "rope_type": "yarn",
                 "factor": 32.0,
@@ -236,7 +233,7 @@ MIXTURES: dict[str, Architecture] = {
                 "original_max_position_embeddings": 4096,
             },
         },
-        required={"swiglu_alpha": SWIGLU_ALPHA, "swiglu_limit": SWIGLU_LIMIT},
+        required={"swiglu_alpha": lambda config: SWIGLU_ALPHA, "swiglu_limit": lambda config: SWIGLU_LIMIT},
         qkv_bias="attention_bias",
         out_bias="attention_bias",
         sinks=True,

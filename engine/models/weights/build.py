@@ -11,6 +11,7 @@ import numpy as np
 
 from tessera.engine.formats import BLOCK_FORMATS, DenseFormat, LinearWeight, WeightFormat
 from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.mixture.stored import EXPERTS_DOWN, EXPERTS_UP
 from tessera.engine.models.specs import HalfNorms, LayerSpec, MLPSpec, MoESpec, NormSpec
 from tessera.engine.models.weights.weights import (
     AttentionWeights,
@@ -23,8 +24,6 @@ from tessera.engine.models.weights.weights import (
     Weights,
 )
 from tessera.engine.tensor import Tensor
-
-EXPERTS_UP, EXPERTS_DOWN = "experts_up", "experts_down"
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from typing import Any, Literal
 import numpy as np
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.formats import DenseFormat, LinearWeight, WeightPart
+from tessera.engine.formats import DenseFormat, LinearWeight, WeightFormat, WeightPart
 from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.mixture.stored import ExpertReader, Mxfp4Rows, expert_names
+from tessera.engine.models.quantised.stored import StoredMatrix
 from tessera.engine.models.registry import ARCHITECTURES, Architecture
 from tessera.engine.models.registry.experts import ExpertForm
 from tessera.engine.models.specs import MoESpec
-from tessera.engine.models.weights.block_upload import BlockUpload
 from tessera.engine.models.weights.build import (
     ExpertsField,
     Field,
@@ -30,10 +31,10 @@ from tessera.engine.models.weights.build import (
     model_fields,
     num_weight_bytes,
 )
-from tessera.engine.models.weights.experts import ExpertReader, expert_names
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint, GGUFTensor
+from tessera.engine.models.weights.quantised_checkpoint import QuantisedCheckpoint
 from tessera.engine.models.weights.safetensors import Array, Checkpoint
-from tessera.engine.models.weights.stream import CHUNK_BYTES, WeightStream
+from tessera.engine.models.weights.stream import CHUNK_BYTES, BlockUpload, WeightStream
 from tessera.engine.models.weights.text_part import TextPart
 from tessera.engine.models.weights.weights import NormWeights
 from tessera.engine.ops.interface import Ops
@@ -67,7 +68,7 @@ class CheckpointSource(WeightSource):
 
     def __init__(
         self,
-        checkpoint: Checkpoint | TextPart | GGUFCheckpoint,
+        checkpoint: Checkpoint | TextPart | GGUFCheckpoint | QuantisedCheckpoint,
         config: ModelConfig,
         dtype: np.dtype[Any],
         ops: Ops,
@@ -208,7 +209,7 @@ class CheckpointSource(WeightSource):
         stored = self.stored_values(name, target.shape[::-1] if stored_transposed else target.shape)
         self.send_rows(np.asarray(stored).T if stored_transposed else stored, target, name)
 
-    def stored_values(self, name: str, expected: tuple[int, ...]) -> Array | GGUFTensor:
+    def stored_values(self, name: str, expected: tuple[int, ...]) -> Array | GGUFTensor | StoredMatrix:
         """A tensor of numbers. Raises: ModelError for another shape than expected, and for other dtypes."""
         stored = self._tensor(name, expected)
         if stored.dtype.name not in SOURCE_DTYPES:
@@ -221,11 +222,21 @@ class CheckpointSource(WeightSource):
     def stored_bytes(self, name: str, expected: tuple[int, ...]) -> Array:
         """A tensor of bytes. Raises: ModelError for another shape or dtype."""
         stored = self._tensor(name, expected)
-        if stored.dtype != uint8 or isinstance(stored, GGUFTensor):
+        if stored.dtype != uint8 or not isinstance(stored, np.ndarray):
             raise ModelError(f"{self.checkpoint.path(name)}: tensor {name} is {stored.dtype.name}; it must be uint8")
         return stored
 
-    def send_rows(self, source: Array | GGUFTensor, target: Tensor, name: str) -> None:
+    @property
+    def on_cpu(self) -> bool:
+        return self.ops.device.name == "cpu"
+
+    def send_blocks(self, rows: Mxfp4Rows, format: WeightFormat) -> WeightPart:
+        """All rows in their blocks."""
+        part = WeightPart.empty(format, *rows.shape, self.ops.device)
+        self.block_upload.send(rows, slice(0, rows.shape[0]), part, 0)
+        return part
+
+    def send_rows(self, source: Array | GGUFTensor | StoredMatrix, target: Tensor, name: str) -> None:
         """Rows of the tensor called `name`, converted, to as many of `target`."""
         row_bytes = max(target.nbytes // target.shape[0], 1)
         step = max(CHUNK_BYTES // row_bytes, 1)
@@ -233,7 +244,7 @@ class CheckpointSource(WeightSource):
             rows = slice(start, min(start + step, target.shape[0]))
             self._stream.send(target[rows], partial(self._converted, source, rows, name, target.dtype))
 
-    def _tensor(self, name: str, expected: tuple[int, ...]) -> Array | GGUFTensor:
+    def _tensor(self, name: str, expected: tuple[int, ...]) -> Array | GGUFTensor | StoredMatrix:
         stored = self.checkpoint.tensor(name)
         if stored.shape != expected:
             raise ModelError(
@@ -242,7 +253,9 @@ class CheckpointSource(WeightSource):
             )
         return stored
 
-    def _converted(self, source: Array | GGUFTensor, wanted: slice, name: str, dtype: np.dtype[Any]) -> Array:
+    def _converted(
+        self, source: Array | GGUFTensor | StoredMatrix, wanted: slice, name: str, dtype: np.dtype[Any]
+    ) -> Array:
         rows = source[wanted]
         with np.errstate(over="ignore"):
             result = np.ascontiguousarray(rows.astype(dtype, copy=False))
@@ -301,10 +314,15 @@ class CheckpointSource(WeightSource):
         expected = set(self._all_names())
         missing = expected - self.checkpoint.names
         quantised = sorted(filter(QUANTISED.fullmatch, self.checkpoint.names - expected))
-        if quantised:
+        if quantised and self.config.quantisation is None:
             raise ModelError(
-                f"{self.checkpoint.folder} is quantised (it has the tensor {quantised[0]}), which is not supported; "
-                "use an unquantised model or a GGUF"
+                f"{self.checkpoint.folder} is quantised (it has the tensor {quantised[0]}), but neither config.json "
+                "nor a file beside it says how"
+            )
+        if quantised and missing:
+            raise ModelError(
+                f"{self.checkpoint.folder} has the quantised tensor {quantised[0]} in a module that its configuration "
+                f"leaves in 16 bits or gives another scheme, and lacks {_some(missing)}"
             )
         if missing:
             raise ModelError(f"{self.checkpoint.folder} lacks {_some(missing)}, which {self.described_by} calls for")

@@ -146,7 +146,7 @@ def _times_expert(rows: Float32Array, weight: LinearWeight, expert: int, size: i
     (part,) = weight.parts
     values = part.format.dequantize({name: tensor.numpy() for name, tensor in part.tensors.items()}, place)
     product = np.empty((len(rows), size), float32)
-    multiply_rows(rows, values, product)
+    multiply_rows(part.format.input_of(rows), values, product)
     if weight.bias is not None:
         product += widen(weight.bias[place])
     return product

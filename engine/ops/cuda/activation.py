@@ -40,7 +40,6 @@ CLAMPED_SWIGLU_MUL = KernelSpec(
     template=("T",),
     params=GatedParams,
     overlaps=True,
-    on_demand=True,
 )
 GELU_MUL = KernelSpec(
     file="elementwise/activation.cu",

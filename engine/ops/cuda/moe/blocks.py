@@ -67,7 +67,7 @@ class ExpertBlockOperands(NamedTuple):
 
 
 def _template(tile: BlockTile, dtype: str, format: PackedFormat) -> tuple[str, ...]:
-    return (dtype, format.type.name, str(tile.tokens), str(tile.units), str(tile.stages))
+    return (dtype, format.kernel_type, str(tile.tokens), str(tile.units), str(tile.stages))
 
 
 def kernels_of(format: PackedFormat, dtype: str) -> set[Instantiation]:

@@ -13,7 +13,6 @@ import numpy as np
 
 from tessera.engine.cuda.kernel import Instantiation
 from tessera.engine.formats import LinearWeight, PackedFormat, WeightPart
-from tessera.engine.ops.cuda.activation import CLAMPED_SWIGLU_MUL
 from tessera.engine.ops.cuda.moe import blocks, decode, routing, rows, sm90, tiles
 from tessera.engine.ops.cuda.moe.blocks import ExpertBlockOperands
 from tessera.engine.ops.cuda.moe.experts import ExpertOperands
@@ -37,7 +36,7 @@ class MoEOps(DequantizeOps):
         if not experts:
             return
         name = cuda_type(dtype)
-        kernels: list[Instantiation] = [(CLAMPED_SWIGLU_MUL, (name,))]
+        kernels: list[Instantiation] = []
         for module in (rows, tiles, decode, sm90):
             kernels += module.instantiations((name,))
         kernels += routing.instantiations(tuple({name, "float"}))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import declare_header
-from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InFloat, InInt, InT, Int32, OutT
-from tessera.engine.ops.cuda.activation import silu_mul_config
-from tessera.engine.ops.cuda.types import cuda_type
+from tessera.engine.ops.cuda.types import CHUNK, FLAT_BLOCK, MAX_CACHED_CONFIGS, ceil_div, cuda_type
 from tessera.engine.ops.moe_interface import Routed
 from tessera.engine.tensor import Tensor
 
@@ -59,11 +59,17 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     return [(spec, (dtype,)) for spec in SPECS for dtype in dtypes]
 
 
+@lru_cache(maxsize=MAX_CACHED_CONFIGS)
+def rows_config(num_rows: int, width: int) -> LaunchConfig:
+    """Blocks that cover a row along y."""
+    return LaunchConfig((num_rows, ceil_div(width, FLAT_BLOCK * CHUNK), 1), (FLAT_BLOCK, 1, 1))
+
+
 def launch_gather(device: CudaDevice, x: Tensor, routed: Routed, out: Tensor) -> None:
     """out [P, K] = the rows of x [T, K], sorted by expert."""
     num_pairs, width = out.shape
     params = GatherRowsParams(x=x, pairs=routed.pairs, out=out, width=width, top_k=routed.experts.shape[1])
-    device.launch(GATHER_ROWS, (cuda_type(x.dtype),), silu_mul_config(num_pairs, width), params)
+    device.launch(GATHER_ROWS, (cuda_type(x.dtype),), rows_config(num_pairs, width), params)
 
 
 def launch_combine(
@@ -89,4 +95,4 @@ def launch_combine(
         top_k=routed.experts.shape[1],
         accumulate=accumulate,
     )
-    device.launch(COMBINE_EXPERTS, (cuda_type(x.dtype),), silu_mul_config(num_tokens, width), params)
+    device.launch(COMBINE_EXPERTS, (cuda_type(x.dtype),), rows_config(num_tokens, width), params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -12,14 +12,11 @@ from tessera.engine.formats import BLOCK_FORMATS, PACKED_FORMATS, WeightFormat, 
 from tessera.engine.formats.gguf_blocks import TYPES
 from tessera.engine.gguf.block_parts import Bytes
 from tessera.engine.models.registry.experts import ExpertForm
-from tessera.engine.models.weights.build import EXPERTS_UP, ExpertsField
 from tessera.engine.tensor import Tensor, uint8
-
-if TYPE_CHECKING:
-    from tessera.engine.models.weights.checkpoint_source import CheckpointSource
 
 Array = np.ndarray[Any, Any]
 
+EXPERTS_UP, EXPERTS_DOWN = "experts_up", "experts_down"
 MXFP4 = "MXFP4"
 MXFP4_BLOCK = 32
 
@@ -34,10 +31,41 @@ def expert_names(
     return tuple(spelt(name.format(i=layer, e=expert)) for expert in range(count) for name in names)
 
 
-class ExpertReader:
-    """Reads one `ExpertsField` of one layer."""
+class ExpertMatrices(Protocol):
+    """The same matrix of every expert of a layer, EXPERTS_UP or EXPERTS_DOWN; `part_rows` are those of one."""
 
-    def __init__(self, source: CheckpointSource, field: ExpertsField, layer: int) -> None:
+    @property
+    def name(self) -> str: ...
+    @property
+    def num_experts(self) -> int: ...
+    @property
+    def part_rows(self) -> tuple[int, ...]: ...
+    @property
+    def expert_rows(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+
+
+class TensorSource(Protocol):
+    """What a reader of a checkpoint's experts needs; see `CheckpointSource`."""
+
+    @property
+    def expert_form(self) -> ExpertForm: ...
+    @property
+    def on_cpu(self) -> bool: ...
+    def spelt(self, name: str) -> str: ...
+    def stored_values(self, name: str, expected: tuple[int, ...]) -> Any: ...
+    def stored_bytes(self, name: str, expected: tuple[int, ...]) -> Array: ...
+    def send_rows(self, source: Any, target: Tensor, name: str) -> None: ...
+    def send_blocks(self, rows: Mxfp4Rows, format: WeightFormat) -> WeightPart: ...
+
+
+class ExpertReader:
+    """Reads one kind of matrices of one layer."""
+
+    def __init__(self, source: TensorSource, field: ExpertMatrices, layer: int) -> None:
         self.form = source.expert_form
         self._source = source
         self._field = field
@@ -61,18 +89,14 @@ class ExpertReader:
     def mxfp4_part(self) -> WeightPart:
         """The matrices of all experts in their blocks."""
         source, field = self._source, self._field
-        on_cpu = source.ops.device.name == "cpu"
-        format: WeightFormat = BLOCK_FORMATS[MXFP4] if on_cpu else PACKED_FORMATS[MXFP4]
+        format: WeightFormat = BLOCK_FORMATS[MXFP4] if source.on_cpu else PACKED_FORMATS[MXFP4]
         blocks_name, scales_name = self.names("weight")
         if field.columns % MXFP4_BLOCK:
-            path = source.checkpoint.path(blocks_name)
-            raise ModelError(f"{path}: rows of {field.columns} numbers are not whole blocks of {MXFP4_BLOCK}")
+            raise ModelError(f"{blocks_name}: rows of {field.columns} numbers are not whole blocks of {MXFP4_BLOCK}")
         shape = (field.num_experts, field.expert_rows, field.columns // MXFP4_BLOCK)
         blocks, scales = source.stored_bytes(blocks_name, (*shape, 16)), source.stored_bytes(scales_name, shape)
-        part = WeightPart.empty(format, field.rows, field.columns, source.ops.device)
         rows = Mxfp4Rows(blocks.reshape(field.rows, -1, 16), scales.reshape(field.rows, -1), self._row_order())
-        source.block_upload.send(rows, slice(0, field.rows), part, 0)
-        return part
+        return source.send_blocks(rows, format)
 
     def _stored(self, kind: Literal["weight", "bias"]) -> tuple[str, ...]:
         form = self.form
