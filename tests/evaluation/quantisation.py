@@ -29,6 +29,7 @@ from tessera.engine.contract.errors import ModelError
 from tessera.engine.formats import WeightFormat, WeightPart
 from tessera.engine.formats.format import Float32Array, TensorLayout
 from tessera.engine.models.config import load_config
+from tessera.engine.models.quantised.rounded import RoundingName
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.models.weights.rounding import rounded_while_loading
 from tessera.engine.models.weights.safetensors import SafetensorsFile
@@ -42,7 +43,7 @@ from tests.support.quantisers import SCHEMES, Scheme, gptq_config, pack_tensors,
 BLOCKS = {**SCHEMES["deepseek"].config, "weight_block_size": [128, 128]}
 PER_TENSOR = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 # By the name in the table: how a folder of it is made, or what is asked for at the start.
-WAYS: dict[str, Scheme | str] = {
+WAYS: dict[str, Scheme | RoundingName] = {
     "FP8 by row, activations by token": SCHEMES["fp8-channel"],
     "FP8 by tensor, activations by token": Scheme(PER_TENSOR, lambda w: quantisers.fp8(w, None)),
     "FP8 in blocks of 128 x 128, activations in 128": Scheme(
@@ -150,9 +151,9 @@ def log_probabilities(harness: DecoderHarness, text: Text) -> Array:
     return result
 
 
-def harness_of(folder: Path, quantization: str) -> tuple[DecoderHarness, int]:
+def harness_of(folder: Path, quantization: RoundingName | None) -> tuple[DecoderHarness, int]:
     config, ops = load_config(folder), make_ops(CPU)
-    if quantization == "fp8" or quantization == "int4":
+    if quantization is not None:
         config = rounded_while_loading(config, quantization, folder)
     weights = load_weights(folder, config, float32, ops)
     nbytes = weights.nbytes
@@ -171,7 +172,9 @@ def quantised_folder(source: Path, target: Path, scheme: Scheme) -> Path:
     return target
 
 
-def score(folder: Path, quantization: str, texts: list[Text], plain: list[Array] | None) -> tuple[Scores, list[Array]]:
+def score(
+    folder: Path, quantization: RoundingName | None, texts: list[Text], plain: list[Array] | None
+) -> tuple[Scores, list[Array]]:
     harness, nbytes = harness_of(folder, quantization)
     difference = divergence = 0.0
     count = right = 0
@@ -194,16 +197,20 @@ def score(folder: Path, quantization: str, texts: list[Text], plain: list[Array]
 
 def rows_of(source: Path, texts: list[Text], title: str) -> list[tuple[str, Scores | None]]:
     """Of the plain model and each way; None where the model's sizes do not fit it."""
-    exact, plain = score(source, "", texts, None)
+    exact, plain = score(source, None, texts, None)
     found: list[tuple[str, Scores | None]] = [("float32", replace(exact, difference=0.0, divergence=0.0))]
     with tempfile.TemporaryDirectory() as work:
         for number, (name, way) in enumerate(track(WAYS.items(), title, console=Console(stderr=True))):
             try:
-                is_scheme = isinstance(way, Scheme)
-                folder = quantised_folder(source, Path(work) / str(number), way) if isinstance(way, Scheme) else source
-                found.append((name, score(folder, "" if is_scheme else str(way), texts, plain)[0]))
+                if isinstance(way, Scheme):
+                    folder = quantised_folder(source, Path(work) / str(number), way)
+                    scores, _ = score(folder, None, texts, plain)
+                else:
+                    scores, _ = score(source, way, texts, plain)
+                found.append((name, scores))
             except (ValueError, ModelError):
                 found.append((name, None))
+            print(*found[-1], file=sys.stderr, flush=True)
     return found
 
 
