@@ -175,6 +175,7 @@ class MoEOps(CheckedOps):
         self._check(x=x, weight=weight, **routed._asdict(), **others)
         num_experts = routed.offsets.size - 1
         fits = x.ndim == 2 and x.shape[1] == weight.shape[1] and x.dtype in weight.activation_dtypes
+        fits = fits and weight.order is None
         _require(
             fits and weight.shape[0] % num_experts == 0 and len(weight.parts) == 1, "product of experts", x, weight
         )

@@ -109,7 +109,7 @@ class ModelRunner:
             self._prepare_kernels(progress)
         weights = self._load_weights(progress)
         if not isinstance(device, CpuDevice):
-            self._cuda_ops.reserve_linear(weights.linear_weights(), self._dtype)
+            self._cuda_ops.reserve_linear(weights.linear_weights(), self._dtype, self._buffer_tokens)
             self._cuda_ops.reserve_experts(weights.experts(), self._dtype)
             if any(layer.attention.sinks for layer in model.layers):
                 self._cuda_ops.reserve_sinks(self._dtype, model.head_dims)

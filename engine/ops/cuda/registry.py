@@ -23,12 +23,13 @@ from tessera.engine.ops.cuda.moe import routing as expert_routing
 from tessera.engine.ops.cuda.moe import rows as expert_rows
 from tessera.engine.ops.cuda.moe import sm90 as sm90_experts
 from tessera.engine.ops.cuda.moe import tiles as expert_tiles
-from tessera.engine.ops.cuda.quant import blocks, dequantize, product, sm90_product
+from tessera.engine.ops.cuda.quant import blocks, dequantize, gather, product, sm90_product
 
 GROUPS = (
     linear,
     dequantize,
     blocks,
+    gather,
     product,
     sm90_product,
     attention,
@@ -50,6 +51,7 @@ ENCODER_GROUPS = (
     linear,
     dequantize,
     blocks,
+    gather,
     norm,
     activation,
     elementwise,
