@@ -29,10 +29,15 @@ class GGUFTensor:
 
     def __init__(self, model: GGUFModel, name: str, order: Array | None) -> None:
         info = model.tensors[name]
-        self.shape = info.shape
+        self._model, self._name = model, name
+        self.shape = info.shape if order is None else (len(order), *info.shape[1:])
         self.type: TensorType = info.type
         self._stored = model.stored(name)
         self._order = order
+
+    def reordered(self, order: Array) -> GGUFTensor:
+        """With row `order[i]` as row i."""
+        return GGUFTensor(self._model, self._name, order if self._order is None else self._order[order])
 
     def __getitem__(self, rows: slice) -> Float32Array:
         if len(self.shape) > 1:
