@@ -31,6 +31,7 @@ from tessera.engine.core.takeover import find_victim
 _in_order = attrgetter("order")
 _turn = attrgetter("turn")
 
+MAX_MATCHED_BLOCKS = 2048  # of cached prefixes in one step, beyond which no more sequences start: a few milliseconds
 BACKLOG_SEQS = 256  # waiting sequences that are counted before each step
 
 
@@ -63,7 +64,7 @@ class Scheduler:
         self.accounts = accounts if accounts is not None else Accounts()
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting = FairQueue()
+        self.waiting = FairQueue(start_allowance=max_num_batched_tokens)
         self.running: list[Sequence] = []
         num_blocks = block_manager.num_blocks_for(max_context)
         self._slots = SlotTable(max_num_seqs, num_blocks, block_manager.block_size, batch_invariant=batch_invariant)
@@ -220,7 +221,7 @@ class Scheduler:
         upcoming = self._next_ready() if len(self.running) < self.max_num_seqs else None
         if upcoming is None or not self._has_room(upcoming):
             return 0, None
-        return min(upcoming.num_tokens, prompt_budget), upcoming.lane.turn
+        return min(upcoming.num_tokens, prompt_budget), self.waiting.turn(upcoming.lane)
 
     def _next_ready(self) -> Sequence | None:
         """The first waiting sequence that waits for nothing but room."""
@@ -242,7 +243,7 @@ class Scheduler:
         while head is not None and not self._has_room(head):
             needed = self.block_manager.num_blocks_for(head.num_tokens)
             needs_seat = len(self.running) >= self.max_num_seqs
-            victim = find_victim(head, self.accounts, 0 if needs_seat else needed)
+            victim = find_victim(head, self.accounts, 0 if needs_seat else needed, self.max_num_batched_tokens)
             if victim is None:
                 return
             self._preempt(victim)
@@ -304,7 +305,8 @@ class Scheduler:
             return admitted
         blocks = self.block_manager
         candidates = self.waiting.candidates()
-        while budget > 0 and len(self.running) < self.max_num_seqs:
+        num_matched = 0
+        while budget > 0 and len(self.running) < self.max_num_seqs and num_matched < MAX_MATCHED_BLOCKS:
             sequence = next(candidates, None)
             if sequence is None:
                 break
@@ -315,6 +317,7 @@ class Scheduler:
             if self._prefixes.is_waiting(sequence):
                 continue
             shared_blocks = blocks.match_prefix(sequence)
+            num_matched += len(shared_blocks)
             if self._prefixes.await_longest(sequence, len(shared_blocks)):
                 continue
             # A spare block for each running sequence: without it the next step would preempt again.

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.engine.models.config import load_config
 from tessera.engine.models.registry import ARCHITECTURES
+from tessera.engine.models.weights.loader import load_weights
+from tessera.engine.models.weights.rounding import rounded_while_loading
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, bfloat16, float32
 from tests.support.decoder_harness import DecoderHarness, relative_error
@@ -49,8 +52,11 @@ def golden() -> dict[str, Array]:
         return dict(file)
 
 
+OPS = make_ops(CPU)
+
+
 def logits(folder: Path, dtype: np.dtype[Any] = float32, chunks: list[int] | None = None) -> Array:
-    harness = DecoderHarness.of(folder, make_ops(CPU), dtype, max_model_len=MAX_LEN)
+    harness = DecoderHarness.of(folder, OPS, dtype, max_model_len=MAX_LEN)
     return harness.logits(prompt(), chunks)[list(POSITIONS), :VOCAB]
 
 
@@ -73,6 +79,14 @@ def test_logits_match(name: str, tmp_path: Path, golden: dict[str, Array]) -> No
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "olmo2", "cohere-norms", "hunyuan", "nemotron", "falcon-40b"])
 def test_logits_in_bfloat16_are_near(name: str, tmp_path: Path, golden: dict[str, Array]) -> None:
     assert relative_error(logits(build_family(name, tmp_path), bfloat16), golden[name]) < 5e-2
+
+
+@pytest.mark.parametrize("name", ["falcon-40b", "glm4", "internlm2-biases"])
+def test_rows_of_quantised_weights_take_their_places(name: str, tmp_path: Path, golden: dict[str, Array]) -> None:
+    folder = build_family(name, tmp_path)
+    config = rounded_while_loading(load_config(folder), "fp8", folder)
+    made = DecoderHarness(config, load_weights(folder, config, float32, OPS), OPS, float32, max_model_len=MAX_LEN)
+    assert relative_error(made.logits(prompt())[list(POSITIONS)], golden[name]) < 0.15
 
 
 @pytest.mark.parametrize("name", PERTURBATIONS)

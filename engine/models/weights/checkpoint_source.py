@@ -14,6 +14,7 @@ import numpy as np
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.formats import DenseFormat, LinearWeight, WeightPart
 from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.quantised.stored import StoredMatrix
 from tessera.engine.models.registry import ARCHITECTURES, Architecture
 from tessera.engine.models.weights.build import (
     Field,
@@ -26,6 +27,7 @@ from tessera.engine.models.weights.build import (
     num_weight_bytes,
 )
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint, GGUFTensor
+from tessera.engine.models.weights.quantised_checkpoint import QuantisedCheckpoint
 from tessera.engine.models.weights.row_order import Reordered, Rows, row_order
 from tessera.engine.models.weights.safetensors import Array, Checkpoint
 from tessera.engine.models.weights.stream import CHUNK_BYTES, WeightStream
@@ -64,7 +66,7 @@ class CheckpointSource(WeightSource):
 
     def __init__(
         self,
-        checkpoint: Checkpoint | TextPart | GGUFCheckpoint,
+        checkpoint: Checkpoint | TextPart | GGUFCheckpoint | QuantisedCheckpoint,
         config: ModelConfig,
         dtype: np.dtype[Any],
         ops: Ops,
@@ -227,7 +229,7 @@ class CheckpointSource(WeightSource):
 
     def _tensor(
         self, name: str, expected: tuple[int, ...], order: Rows | None = None
-    ) -> Array | GGUFTensor | Reordered:
+    ) -> Array | GGUFTensor | StoredMatrix | Reordered:
         """Its rows in an order that may leave out the first ones."""
         stored = self.checkpoint.tensor(name)
         if order is not None:
@@ -244,7 +246,9 @@ class CheckpointSource(WeightSource):
             return stored
         return stored.reordered(order) if isinstance(stored, GGUFTensor) else Reordered(stored, order)
 
-    def _converted(self, source: Array | GGUFTensor | Reordered, wanted: slice, name: str, offset: int) -> Array:
+    def _converted(
+        self, source: Array | GGUFTensor | StoredMatrix | Reordered, wanted: slice, name: str, offset: int
+    ) -> Array:
         rows = source[wanted]
         if offset:
             rows = rows.astype(np.float32) + np.float32(offset)
@@ -305,10 +309,15 @@ class CheckpointSource(WeightSource):
         expected = set(self._all_names())
         missing = expected - self.checkpoint.names
         quantised = sorted(filter(QUANTISED.fullmatch, self.checkpoint.names - expected))
-        if quantised:
+        if quantised and self.config.quantisation is None:
             raise ModelError(
-                f"{self.checkpoint.folder} is quantised (it has the tensor {quantised[0]}), which is not supported; "
-                "use an unquantised model or a GGUF"
+                f"{self.checkpoint.folder} is quantised (it has the tensor {quantised[0]}), but neither config.json "
+                "nor a file beside it says how"
+            )
+        if quantised and missing:
+            raise ModelError(
+                f"{self.checkpoint.folder} has the quantised tensor {quantised[0]} in a module that its configuration "
+                f"leaves in 16 bits or gives another scheme, and lacks {_some(missing)}"
             )
         if missing:
             raise ModelError(f"{self.checkpoint.folder} lacks {_some(missing)}, which {self.described_by} calls for")

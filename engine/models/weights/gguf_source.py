@@ -13,7 +13,7 @@ from tessera.engine.formats import (
     PACKED_FORMATS,
     DenseFormat,
     LinearWeight,
-    PackedFormat,
+    PackedBlockFormat,
     WeightFormat,
     WeightPart,
 )
@@ -73,7 +73,7 @@ class GGUFSource(CheckpointSource):
         start = 0
         for name, tensor, order in stored:
             rows = tensor.shape[0]
-            if isinstance(format, PackedFormat):
+            if isinstance(format, PackedBlockFormat):
                 self._pack_blocks(tensor, part, start)
             else:
                 (target,) = part.tensors.values()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.quantised.stored import StoredMatrix
 from tessera.engine.models.registry import Architecture
 from tessera.engine.models.weights.build import Field, NormField
 
@@ -17,14 +18,18 @@ Rows = np.ndarray[Any, np.dtype[np.int64]]
 class Reordered:
     """A tensor whose row i is row `order[i]` of the stored one."""
 
-    def __init__(self, stored: Array, order: Rows) -> None:
+    def __init__(self, stored: Array | StoredMatrix, order: Rows) -> None:
         self.shape = (len(order), *stored.shape[1:])
         self.dtype = stored.dtype
         self._stored = stored
         self._order = order
 
     def __getitem__(self, rows: slice) -> Array:
-        return self._stored[self._order[rows]]
+        wanted = self._order[rows]
+        if not isinstance(self._stored, StoredMatrix):
+            return self._stored[wanted]
+        first = int(wanted.min())
+        return self._stored[first : int(wanted.max()) + 1][wanted - first]
 
 
 def row_order(
