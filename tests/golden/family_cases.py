@@ -38,7 +38,6 @@ OWN_HEADS = (
     "gemma3_text",
     "glm",
     "glm4",
-    "internlm3",
     "nemotron",
     "olmo",
     "olmo2",
