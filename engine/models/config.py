@@ -25,6 +25,7 @@ from tessera.engine.models.registry import ARCHITECTURES, Architecture, architec
 from tessera.engine.models.rope import MAX_POSITIONS, RopeConfig, longest_context, parse_rope
 from tessera.engine.models.specs import ClassifierSpec, LayerSpec, NormSpec
 from tessera.engine.models.text_part import text_part
+from tessera.engine.ops.interface import RareOp
 from tessera.engine.tensor import bfloat16, float16, float32
 
 MAX_VOCAB = 2**22
@@ -119,6 +120,20 @@ class ModelConfig:
     def head_dims(self) -> frozenset[int]:
         """Of all layers."""
         return frozenset(layer.attention.head_dim for layer in self.layers)
+
+    @property
+    def rare_ops(self) -> frozenset[RareOp]:
+        """Operations of its layers that few models have."""
+        attentions, mlps = (layer.attention for layer in self.layers), [layer.mlp for layer in self.layers]
+        found: set[RareOp] = {"relu"} if any(mlp.activation in ("relu", "relu2") for mlp in mlps) else set()
+        for attention in attentions:
+            if attention.soft_cap is not None:
+                found.add("soft_cap")
+            if attention.qk_norm is not None and attention.qk_norm_form in ("width", "each_head"):
+                found.add("norm_columns")
+            if attention.qk_norm is not None and attention.qk_norm_form == "rotated_head":
+                found.add("rotate")
+        return frozenset(found)
 
     @property
     def longest_context(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.engine.cuda.kernel import Kernel, KernelSpec, LaunchConfig, P
+from tessera.engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig, P
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.cuda import CudaOps, attention, elementwise, linear
 from tessera.engine.ops.cuda.attention import decode as attention_decode
@@ -17,7 +18,7 @@ from tessera.engine.ops.cuda.attention import general, memory, prefill
 from tessera.engine.ops.cuda.attention.ops import NO_WINDOW
 from tessera.engine.ops.cuda.attention.problem import CAPPED_HEAD_DIMS
 from tessera.engine.ops.cuda.linear import decode, gemv, portable
-from tessera.engine.ops.cuda.registry import all_instantiations
+from tessera.engine.ops.cuda.registry import OF_RARE_OPS, all_instantiations
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, ceil_div
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
 from tessera.engine.tensor import (
@@ -427,6 +428,21 @@ def test_what_was_recorded_keeps_its_memory() -> None:
 def test_partial_results_fit_even_for_very_many_sequences() -> None:
     assert memory.reserved_splits(1, 1, 64) == memory.MAX_SPLITS
     assert memory.reserved_splits(4096, 64, 128) == memory.MIN_RESERVED_SPLITS
+
+
+def test_kernels_of_rare_operations_are_compiled_for_models_that_have_them() -> None:
+    class CompilingDevice(WritingDevice):
+        def compile(self, pairs: Sequence[Instantiation], progress: object) -> None:
+            self.compiled = {spec for spec, _ in pairs}
+
+    device = CompilingDevice()
+    ops = CudaOps(device)  # type: ignore[arg-type]
+    ops.compile(bfloat16, head_dims={256})
+    usual = device.compiled
+    assert not {spec for specs in OF_RARE_OPS.values() for spec in specs} & usual
+    ops.compile(bfloat16, head_dims={256}, rare_ops={"soft_cap", "relu"})
+    expected = {*OF_RARE_OPS["soft_cap"], *OF_RARE_OPS["relu"]} - {prefill.CAPPED_PREFILL_IN_ORDER}
+    assert device.compiled - usual == expected
 
 
 def test_a_model_compiles_attention_for_its_own_head_size_only() -> None:

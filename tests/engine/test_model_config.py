@@ -227,6 +227,24 @@ def test_longest_context_follows_the_scaling() -> None:
     assert parse("phi3-longrope-long").longest_context == 128
 
 
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("gemma", set()),
+        ("gemma2", {"soft_cap"}),
+        ("gemma2-uncapped", set()),
+        ("olmo2", {"norm_columns"}),
+        ("cohere", set()),
+        ("cohere-norms", {"norm_columns"}),
+        ("hunyuan", {"rotate"}),
+        ("opt", {"relu"}),
+        ("arcee", {"relu"}),
+    ],
+)
+def test_operations_that_few_models_have(family: str, expected: set[str]) -> None:
+    assert parse_config(FAMILIES[family], {}).rare_ops == expected
+
+
 # -- errors ---------------------------------------------------------------------------------------
 
 

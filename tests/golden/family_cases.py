@@ -31,21 +31,9 @@ CLASSES = {
     "opt": "OPT",
     "phi": "Phi",
 }
-OWN_HEADS = (
-    "arcee",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "glm",
-    "glm4",
-    "nemotron",
-    "olmo",
-    "olmo2",
-    "olmo3",
-)
+OWN_HEADS = ("arcee", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "nemotron", "olmo", "olmo2", "olmo3")
 WINDOWED = ("gemma2", "gemma3_text", "cohere2", "olmo3")
-BIASED = ("arcee", "cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt_neox", "granitemoehybrid")
-BIASED += ("helium", "hunyuan_v1_dense", "nemotron", "olmo", "olmo2", "olmo3")
+BIASED = {*OWN_HEADS, "cohere", "cohere2", "gpt_neox", "granitemoehybrid", "helium", "hunyuan_v1_dense"}
 ROTATED_SHARES = {"glm": (0.5, 1.0), "glm4": (0.5, 1.0), "gpt_neox": (0.25, 0.5, 1.0), "nemotron": (0.5, 1.0)}
 ROTATED_SHARES["phi"] = (0.5, 1.0)
 GELUS = ("gelu", "gelu_new", "gelu_fast")
@@ -116,24 +104,21 @@ def _own(chooser: random.Random, family: str, hidden: int, heads: int, layers: i
             "attention_multiplier": 0.2,
         }
     if family == "falcon":
+        if flip():
+            new = {"num_kv_heads": chooser.choice([1, 2, heads]), "num_ln_in_parallel_attn": chooser.choice([None, 1])}
+            return {"new_decoder_architecture": True, "bias": flip(), **new}
+        return {"multi_query": flip(), "parallel_attn": flip(), "bias": flip()}
+    if family == "opt":
         return {
-            "new_decoder_architecture": flip(),
-            "multi_query": flip(),
-            "parallel_attn": flip(),
-            "bias": flip(),
-            "num_kv_heads": chooser.choice([1, 2, heads]),
-            "num_ln_in_parallel_attn": chooser.choice([None, 1]),
-        }
-    return {
-        "arcee": lambda: {"mlp_bias": flip()},
-        "ernie4_5": lambda: {"use_bias": flip()},
-        "gpt_neox": lambda: {"use_parallel_residual": flip(), "hidden_act": chooser.choice(GELUS)},
-        "nemotron": lambda: {"mlp_bias": flip()},
-        "opt": lambda: {
             "ffn_dim": 40,
             "word_embed_proj_dim": hidden,
             "activation_function": chooser.choice(["relu", "gelu"]),
             "enable_bias": flip(),
-        },
-        "phi": lambda: {"hidden_act": chooser.choice(GELUS)},
-    }.get(family, dict)()
+        }
+    if family in ("arcee", "nemotron"):
+        return {"mlp_bias": flip()}
+    if family == "ernie4_5":
+        return {"use_bias": flip()}
+    if family == "gpt_neox":
+        return {"use_parallel_residual": flip(), "hidden_act": chooser.choice(GELUS)}
+    return {"hidden_act": chooser.choice(GELUS)} if family == "phi" else {}
