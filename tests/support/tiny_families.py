@@ -177,7 +177,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4": like("Glm4ForCausalLM", "glm4", head_dim=16),
     "glm4-whole": like("Glm4ForCausalLM", "glm4", head_dim=8, partial_rotary_factor=1.0, attention_bias=False),
     "cohere": like("CohereForCausalLM", "cohere", logit_scale=0.5, tie_word_embeddings=...),
-    "cohere-norms": like("CohereForCausalLM", "cohere", logit_scale=0.25, use_qk_norm=True, attention_bias=True),
+    "cohere-norms": like(
+        "CohereForCausalLM",
+        "cohere",
+        logit_scale=0.25,
+        use_qk_norm=True,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
     "cohere2": like(
         "Cohere2ForCausalLM",
         "cohere2",

@@ -199,6 +199,7 @@ LAYERNORM_FAMILY: dict[str, Architecture] = {
         model_type="stablelm",
         base_classes=("StableLmModel",),
         weights=STABLELM_WEIGHTS,
+        other_weights={name: LLAMA_WEIGHTS[name] for name in ("q_norm", "k_norm")},
         defaults={
             **LLAMA_DEFAULTS,
             "max_position_embeddings": 4096,

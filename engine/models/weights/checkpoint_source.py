@@ -235,8 +235,8 @@ class CheckpointSource(WeightSource):
         if order is not None:
             expected = (int(order.max()) + 1, *expected[1:])
         in_rows = self.architecture.qk_norm_form == "each_head" and len(expected) == 1 and len(stored.shape) == 2
-        if in_rows and not isinstance(stored, GGUFTensor):  # a norm's weights of each head
-            stored = np.asarray(stored).reshape(-1)
+        if in_rows:  # a norm's weights of each head
+            stored = stored.flattened() if isinstance(stored, GGUFTensor) else np.asarray(stored).reshape(-1)
         if stored.shape != expected:
             raise ModelError(
                 f"{self.checkpoint.path(name)}: tensor {name} has shape {list(stored.shape)}, "

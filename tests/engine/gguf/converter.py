@@ -131,6 +131,13 @@ def kv_heads_of(config: Mapping[str, Any]) -> int:
 def converted(config: Mapping[str, Any], tensors: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
     """Tensors as llama.cpp divides them, before it permutes rows of queries and keys."""
     kind, kv_heads = config["model_type"], kv_heads_of(config)
+    tensors = dict(tensors)
+    for name in [name for name in tensors if name.endswith("layernorm.norms.0.weight")]:  # of each head, stacked
+        stem = name.removesuffix(".norms.0.weight")
+        heads = [other for other in tensors if other.startswith(f"{stem}.norms.")]
+        tensors[f"{stem}.weight"] = np.stack([tensors[f"{stem}.norms.{head}.weight"] for head in range(len(heads))])
+        for other in heads:
+            del tensors[other]
     for name, values in tensors.items():
         if kind in OFFSET_NORMS and name.endswith("norm.weight"):
             values = values + 1
