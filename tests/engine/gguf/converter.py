@@ -134,9 +134,9 @@ def converted(config: Mapping[str, Any], tensors: Mapping[str, Array]) -> Iterat
     tensors = dict(tensors)
     for name in [name for name in tensors if name.endswith("layernorm.norms.0.weight")]:  # of each head, stacked
         stem = name.removesuffix(".norms.0.weight")
-        heads = [other for other in tensors if other.startswith(f"{stem}.norms.")]
-        tensors[f"{stem}.weight"] = np.stack([tensors[f"{stem}.norms.{head}.weight"] for head in range(len(heads))])
-        for other in heads:
+        own = [other for other in tensors if other.startswith(f"{stem}.norms.")]
+        tensors[f"{stem}.weight"] = np.stack([tensors[f"{stem}.norms.{head}.weight"] for head in range(len(own))])
+        for other in own:
             del tensors[other]
     for name, values in tensors.items():
         if kind in OFFSET_NORMS and name.endswith("norm.weight"):
