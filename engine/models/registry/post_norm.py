@@ -50,7 +50,6 @@ POST_NORM_FAMILY: dict[str, Architecture] = {
         defaults={
             **OLMO2_DEFAULTS,
             "rope_theta": 500000.0,
-            "local_rope_theta": 500000.0,
             "sliding_window_pattern": 4,
         },
         defaults_if_absent={"sliding_window": 4096},
