@@ -17,13 +17,14 @@ from tessera.engine.ops.cuda import (
     sampling,
     softmax,
 )
-from tessera.engine.ops.cuda.quant import blocks, dequantize, product, sm90_product
+from tessera.engine.ops.cuda.quant import blocks, dequantize, gather, product, sm90_product
 from tessera.engine.ops.interface import RareOp
 
 GROUPS = (
     linear,
     dequantize,
     blocks,
+    gather,
     product,
     sm90_product,
     attention,
@@ -39,6 +40,7 @@ ENCODER_GROUPS = (
     linear,
     dequantize,
     blocks,
+    gather,
     norm,
     activation,
     elementwise,
