@@ -367,12 +367,12 @@ class EngineClient:
 
         return np.frombuffer(vectors, "<f4").reshape(len(inputs), -1)
 
-    def reset_prefix_cache(self) -> None:
-        """Have the engine forget all cached prefixes. Raises EngineUnavailableError."""
+    def reset_prefix_cache(self, accounts: list[int] | None = None) -> None:
+        """Have the engine forget all cached prefixes, or those of these accounts. Raises EngineUnavailableError."""
         well, reason = self.health()
         if not well:
             raise EngineUnavailableError(f"{reason}; please try again later")
-        self._send(ResetPrefixCache())
+        self._send(ResetPrefixCache(accounts))
 
     async def metrics(self) -> bytes:
         """The engine's metrics in Prometheus text format.
