@@ -45,8 +45,10 @@ class QuantisedSource(CheckpointSource):
         part_rows = (field.rows,) if len(names) == 1 else field.part_rows
         pieces = [self._piece(field, name, rows) for name, rows in zip(names, part_rows, strict=True)]
         orders = {piece.order for piece in pieces}
-        order = np.frombuffer(orders.pop(), np.int32) if len(orders) == 1 and orders != {b""} else None
-        if order is None:
+        order = None
+        if len(orders) == 1 and not any(isinstance(piece.format, DenseFormat) for piece in pieces):
+            order = np.frombuffer(pieces[0].order, np.int32) if pieces[0].order else None
+        else:
             pieces = [piece._replace(format=DenseFormat(self.dtype)) if piece.order else piece for piece in pieces]
         parts = tuple(self._part(group, field.columns) for group in _groups(pieces))
         bias = self._vector(self._names(field, "bias", layer), field.part_rows) if field.bias else None
@@ -65,7 +67,7 @@ class QuantisedSource(CheckpointSource):
         if self.ops.device.name == "cpu":
             return matrix.format
         packed = packed_format(matrix.format, matrix.shape[1])
-        return DenseFormat(self.dtype) if packed is None or matrix.order is not None else packed
+        return DenseFormat(self.dtype) if packed is None else packed
 
     def _part(self, pieces: list[_Piece], columns: int) -> WeightPart:
         """The rows of these matrices one below the other."""

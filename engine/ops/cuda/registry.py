@@ -17,12 +17,13 @@ from tessera.engine.ops.cuda import (
     sampling,
     softmax,
 )
-from tessera.engine.ops.cuda.quant import blocks, dequantize, product, sm90_product
+from tessera.engine.ops.cuda.quant import blocks, dequantize, gather, product, sm90_product
 
 GROUPS = (
     linear,
     dequantize,
     blocks,
+    gather,
     product,
     sm90_product,
     attention,
@@ -38,6 +39,7 @@ ENCODER_GROUPS = (
     linear,
     dequantize,
     blocks,
+    gather,
     norm,
     activation,
     elementwise,
