@@ -30,6 +30,7 @@ def status_object(model: ServedModel, models: ServedModels) -> dict[str, Any]:
         "version": __version__,
         "state": {"ready": well, "reason": reason},
         "models": [name for each in ordered for name in each.names],
+        "default_names": [each.default_name for each in models],
         "generating_models": [name for each in ordered for name in each.settings.served_model_names],
         "chat": model.template is not None,
         "engine": _engine(client.info) if client.info is not None else None,

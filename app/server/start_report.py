@@ -204,7 +204,7 @@ def _offload(info: EngineInfo) -> str:
 def _mix(stored_bytes: Mapping[str, int]) -> str:
     total = sum(stored_bytes.values())
     shares = (f"{name} ({100 * nbytes / total:.3g} %)" for name, nbytes in stored_bytes.items())
-    return f"GGUF of {si(total)}B: {', '.join(shares)}"
+    return f"{si(total)}B: {', '.join(shares)}"
 
 
 def si(value: float) -> str:

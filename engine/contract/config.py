@@ -14,6 +14,7 @@ from tessera.options.errors import OptionError
 DeviceName = Literal["auto", "cuda", "cpu"]
 DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
 LoadFormat = Literal["auto", "dummy"]
+QuantizationName = Literal["none", "fp8", "int4"]
 PoolingName = Literal["auto", "mean", "last", "cls"]
 ScoringName = Literal["auto", "yes-no", "none"]
 BlockSize = Literal[8, 16, 32, 64, 128]
@@ -91,6 +92,14 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         LoadFormat,
         Option("auto: read the weights; dummy: make random ones from config.json, for benchmarks", group="model"),
     ] = "auto"
+    quantization: Annotated[
+        QuantizationName,
+        Option(
+            "quantise a checkpoint in 16 or 32 bits while it loads: fp8, a scale for each row; int4, groups of 128; "
+            "embeddings and head stay as they are",
+            group="model",
+        ),
+    ] = "none"
     pooling: Annotated[
         PoolingName,
         Option(

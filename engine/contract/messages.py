@@ -205,7 +205,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True  # False: a model that makes embeddings or scores only
     embeddings: tuple[EmbeddingInfo, ...] = ()
     scorer: ScorerInfo | None = None
-    stored_bytes: dict[str, int] = {}  # of a GGUF file, by type
+    stored_bytes: dict[str, int] = {}  # of a GGUF file or a quantised checkpoint, by type
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="progress"):

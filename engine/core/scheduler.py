@@ -31,6 +31,7 @@ from tessera.engine.core.takeover import find_victim
 _in_order = attrgetter("order")
 _turn = attrgetter("turn")
 
+MAX_MATCHED_BLOCKS = 2048  # of cached prefixes in one step, beyond which no more sequences start: a few milliseconds
 BACKLOG_SEQS = 256  # waiting sequences that are counted before each step
 
 
@@ -64,7 +65,7 @@ class Scheduler:
         self.accounts = accounts if accounts is not None else Accounts()
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting = FairQueue()
+        self.waiting = FairQueue(start_allowance=max_num_batched_tokens)
         self.running: list[Sequence] = []
         self.loading: list[Sequence] = []
         self._loaded: list[Sequence] = []  # running, but in no step yet
@@ -229,7 +230,7 @@ class Scheduler:
         upcoming = self._next_ready() if self._has_seat else None
         if upcoming is None or not self._has_room(upcoming):
             return 0, None
-        return min(upcoming.num_tokens, prompt_budget), upcoming.lane.turn
+        return min(upcoming.num_tokens, prompt_budget), self.waiting.turn(upcoming.lane)
 
     def _next_ready(self) -> Sequence | None:
         """The first waiting sequence that waits for nothing but room."""
@@ -252,8 +253,8 @@ class Scheduler:
         head = self._next_ready()
         while head is not None and not self._has_room(head):
             needed = self.block_manager.num_blocks_for(head.num_tokens)
-            needs_seat = not self._has_seat
-            victim = find_victim(head, self.accounts, 0 if needs_seat else needed)
+            needed = needed if self._has_seat else 0
+            victim = find_victim(head, self.accounts, needed, self.max_num_batched_tokens)
             if victim is None:
                 return
             self._preempt(victim)
@@ -316,7 +317,8 @@ class Scheduler:
             return admitted
         blocks = self.block_manager
         candidates = self.waiting.candidates()
-        while budget > 0 and self._has_seat:
+        num_matched = 0
+        while budget > 0 and self._has_seat and num_matched < MAX_MATCHED_BLOCKS:
             sequence = next(candidates, None)
             if sequence is None:
                 break
@@ -327,6 +329,7 @@ class Scheduler:
             if self._prefixes.is_waiting(sequence):
                 continue
             shared_blocks = blocks.match_prefix(sequence)
+            num_matched += len(shared_blocks)
             if self._prefixes.await_longest(sequence, len(shared_blocks)):
                 continue
             # A spare block for each running sequence: without it the next step would preempt again.
@@ -337,6 +340,7 @@ class Scheduler:
             blocks.share(sequence, shared_blocks)
             sequence.num_computed_tokens = len(shared_blocks) * blocks.block_size
             is_loading = blocks.start_load(sequence) and not self._finish_at_once(sequence)
+            num_matched += len(sequence.block_table) - len(shared_blocks)
             self._prefixes.add_running(sequence)
             if sequence.displaced_by is not None:
                 again = max(sequence.num_charged_tokens - sequence.num_computed_tokens, 0)

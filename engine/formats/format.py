@@ -45,6 +45,16 @@ class WeightFormat(ABC):
         assert cls.name not in FORMATS, f"two weight formats are called {cls.name}"
         FORMATS[cls.name] = cls
 
+    @property
+    def label(self) -> str:
+        """As people know it."""
+        return self.name
+
+    @property
+    def row_step(self) -> int:
+        """Rows that share numbers: matrices one below the other are one where all but the last have whole steps."""
+        return 1
+
     @abstractmethod
     def layout(self, rows: int, columns: int) -> tuple[TensorLayout, ...]:
         """Of the tensors that hold [rows, columns], as named by `tensor_names`."""
@@ -56,6 +66,10 @@ class WeightFormat(ABC):
     def multiplies(self, dtype: np.dtype[Any]) -> bool:
         """Whether activations of this dtype can be multiplied by such a weight."""
         return True
+
+    def input_of(self, x: Float32Array) -> Float32Array:
+        """x [M, K] as products by such a weight take it: rounded where the scheme says so."""
+        return x
 
     def nbytes(self, rows: int, columns: int) -> int:
         return sum(tensor.nbytes for tensor in self.layout(rows, columns))

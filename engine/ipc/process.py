@@ -33,6 +33,7 @@ from tessera.engine.contract.errors import (
     InvalidRequestError,
     RequestError,
 )
+from tessera.engine.contract.heap import HeapTrimmer
 from tessera.engine.contract.logs import configure_logging, request_fields
 from tessera.engine.contract.messages import (
     AbortRequests,
@@ -365,6 +366,7 @@ def serve(load: Loader) -> int:
         gc.collect()
         gc.freeze()  # later collections skip all that was loaded
         gc.enable()
+        HeapTrimmer().start()
         report(Ready(process.epoch, engine.info))
     except ConfigError as error:
         report(StartFailed(str(error), user_error=True))
@@ -398,6 +400,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     from tessera.engine.grammar.compiler import GrammarCompiler
     from tessera.engine.kv_tiers.make import make_tiers
     from tessera.engine.models.config import load_config
+    from tessera.engine.models.weights.rounding import rounded_while_loading
     from tessera.engine.ops.make import make_ops
     from tessera.engine.runner.devices import select_device
     from tessera.engine.runner.embedding_engine import EmbeddingEngine
@@ -406,6 +409,8 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     start = time.monotonic()
     folder = Path(config.model)
     model = load_config(folder)
+    if config.quantization != "none":
+        model = rounded_while_loading(model, config.quantization, folder)
     device, device_reason = select_device(config.device)
     config = config.with_device_defaults("cpu" if device.name == "cpu" else "cuda")
     config.verify()
@@ -491,7 +496,7 @@ def engine_info(
         generates=runner.generates,
         embeddings=embeddings,
         scorer=scorer,
-        stored_bytes=stored_bytes(Path(config.model)),
+        stored_bytes=runner.stored_bytes or stored_bytes(Path(config.model)),
     )
 
 

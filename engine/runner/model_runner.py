@@ -65,6 +65,7 @@ class ModelRunner:
         kv_cache: keys and values.
         num_kv_blocks, block_size, kv_cache_bytes: of the KV cache.
         weight_bytes, num_parameters: of the weights.
+        stored_bytes: of a quantised checkpoint's weights, by the name of their format.
         generates: False for a decoder without a head, which makes embeddings only.
 
     Raises: ConfigError where a setting does not fit the model or the memory; ModelError (see
@@ -111,6 +112,7 @@ class ModelRunner:
             self._cuda_ops.reserve_linear(weights.linear_weights(), self._dtype)
         self.generates = weights.has_head
         self.weight_bytes = weights.nbytes
+        self.stored_bytes = weights.bytes_by_format if model.quantisation is not None else {}
         self.num_parameters = weights.num_parameters
         rope_tables = make_tables(model.ropes, self.max_model_len, device)
         rows = config.max_num_seqs

@@ -138,9 +138,7 @@ class History:
     def run(self) -> int:
         try:
             with simulated_modules(self):
-                self.loop.run_until_complete(self._run())
-            if self._fault is not None:
-                raise self._fault
+                self._run_to_end()
         except BaseException:
             self._drop_all()
             raise
@@ -148,9 +146,24 @@ class History:
             self.loop.close()
         return self.digest
 
+    def _run_to_end(self) -> None:
+        def stop(main: asyncio.Task[None]) -> None:
+            self.loop.stop()
+
+        main = self.loop.create_task(self._run())
+        main.add_done_callback(stop)
+        try:
+            self.loop.run_forever()
+        finally:
+            main.remove_done_callback(stop)
+        if self._fault is not None:
+            raise self._fault
+        main.result()
+
     def _on_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An exception that only the event loop saw."""
+        """An exception that only the event loop saw ends the history: what should follow may never come."""
         self._fault = self._fault or context.get("exception") or AssertionError(context["message"])
+        loop.stop()
 
     def _drop_all(self) -> None:
         """After a failure nothing goes on."""
@@ -158,7 +171,8 @@ class History:
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
-        self.loop.run_until_complete(asyncio.sleep(DROP_SECONDS))
+        with contextlib.suppress(AssertionError):  # what was wrong may go on until the loop gives up
+            self.loop.run_until_complete(asyncio.sleep(DROP_SECONDS))
 
     def step_seconds(self) -> float:
         return self.rng.random() * (1.0 if self.slow_steps else 0.02)
@@ -174,7 +188,7 @@ class History:
         for _ in range(world.num_apps):
             self.clients.append(EngineClient(RUN_DIR))
             await self.clients[-1].start()
-        await self.clients[0].wait_first_ready()
+        await asyncio.wait_for(self.clients[0].wait_first_ready(), RECOVERY)
         begin = self.loop.now
         has_tiers = world.tiers is not None
         prefixes = [[rng.randrange(1, 100) for _ in range(40 if has_tiers else 20)] for _ in range(2 + has_tiers)]

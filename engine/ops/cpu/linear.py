@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tessera.engine.formats import LinearWeight
+from tessera.engine.formats import LinearWeight, WeightPart
 from tessera.engine.ops.cpu.precision import Float32Array, finish, scratch, widen
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor, float32
@@ -24,17 +24,19 @@ class LinearOps(Ops):
         self._product(x, LinearWeight.of(weight, bias), out, accumulate)
 
     def _product(self, x: Tensor, weight: LinearWeight, out: Tensor, accumulate: bool) -> None:
-        rows = widen(x)
+        rows = widen(x) if weight.order is None else widen(x)[:, weight.order.numpy()]
         residual = widen(out).copy() if accumulate else None
         product = scratch(out)
         if weight.dense is not None and weight.dense.dtype == float32:
             _product(rows, weight.dense.numpy(), product)
         else:
             start = 0
-            for values in _pieces(weight):
-                stop = start + len(values)
-                _product(rows, values, product[:, start:stop])
-                start = stop
+            for part in weight.parts:
+                taken = part.format.input_of(rows)
+                for values in _pieces(part):
+                    stop = start + len(values)
+                    _product(taken, values, product[:, start:stop])
+                    start = stop
         if weight.bias is not None:
             product += widen(weight.bias)
         if residual is not None:
@@ -42,13 +44,12 @@ class LinearOps(Ops):
         finish(out, product)
 
 
-def _pieces(weight: LinearWeight) -> Iterator[Float32Array]:
+def _pieces(part: WeightPart) -> Iterator[Float32Array]:
     """The rows in float32, a few at a time."""
-    step = max(WIDENED_ELEMENTS // weight.shape[1], 1)
-    for part in weight.parts:
-        arrays = {name: tensor.numpy() for name, tensor in part.tensors.items()}
-        for start in range(0, part.shape[0], step):
-            yield part.format.dequantize(arrays, slice(start, start + step))
+    step = max(WIDENED_ELEMENTS // part.shape[1], 1)
+    arrays = {name: tensor.numpy() for name, tensor in part.tensors.items()}
+    for start in range(0, part.shape[0], step):
+        yield part.format.dequantize(arrays, slice(start, start + step))
 
 
 @np.errstate(all="ignore")

@@ -1,0 +1,1 @@
+"""Quantised checkpoints: formats of weights, schemes, and models that load from them."""
