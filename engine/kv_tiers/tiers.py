@@ -327,12 +327,16 @@ class KVTiers:
 
     def _is_reading(self, load: Load) -> bool:
         """A file's thread still fills a slot of it; one that does not get on is waited for no longer."""
-        late = [slot for slot in load.slots[: load.num_loaded] if slot in self._reads]
-        if late and self._clock() > load.read_until and self.disk is not None:
+        unread = [slot for slot in load.slots[: load.num_loaded] if slot in self._reads]
+        if unread and self._clock() > load.read_until and self.disk is not None:
             self.disk.note_stuck()
-            load.truncate(late[0])
+            load.truncate(unread[0])
+            for slot, (published, _) in self._reads.items():  # so that no load waits for it again
+                if published.slot == slot:
+                    self._leave_host(published)
+                    self.pool.drop(published)
             return False
-        return bool(late)
+        return bool(unread)
 
     def _end(self, load: Load) -> None:
         """Nothing of it is under way."""
