@@ -5,7 +5,8 @@ one token budget to let sequences catch up with their tokens. A decode catches u
 what the budget allows, a preempted sequence starts over. A sequence that has caught up is sampled.
 
 Sequences of one account are served in order of (priority, arrival), except that one that waits for a prefix which an
-earlier one is computing lets others pass. When blocks run out, the last running sequence is preempted, so the first
+earlier one is computing lets others pass. One whose prefix lies in host memory or on disk has its seat and blocks at
+once, but runs only when the prefix has been copied back. When blocks run out, the last running sequence is preempted, so the first
 always progresses, and in the end all do.
 
 Where several accounts have work, the one that has been served least goes first, in tokens of prompts, in seats and in

@@ -103,7 +103,7 @@ class KVTiers:
 
     def wipe(self, accounts: Collection[int] | None = None) -> None:
         """Drop the blocks that these accounts have computed, or all."""
-        found = list(self.pool.kept.values())
+        found = [*self.pool.kept.values(), *self._write_slots.values()]
         if self.disk is not None:
             found += [entry for entry in self.disk.entries.values() if isinstance(entry, PublishedBlock)]
             self.disk.wipe_left(accounts)
@@ -346,9 +346,9 @@ class KVTiers:
                 self._busy.pop(block, None)
         for published, slot in zip(reversed(load.published), reversed(load.slots), strict=True):
             if published is not None and published.slot == slot:
-                self.pool.use(slot)  # the end of a prefix is evicted before its beginning
+                self.pool.mark_used(slot)  # the end of a prefix is evicted before its beginning
                 if self.disk is not None:
-                    self.disk.use(published)
+                    self.disk.mark_used(published)
             self.pool.unpin(slot)
 
     def _write_ahead(self, disk: DiskTier) -> None:

@@ -16,7 +16,7 @@ import tempfile
 import time
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest
@@ -27,7 +27,7 @@ from tessera.engine.ipc.process import load_engine
 from tessera.engine.models.config import DTYPES, load_config
 from tessera.engine.models.kv_cache import block_bytes
 
-BLOCK_SIZE = 16
+BLOCK_SIZE: Literal[16] = 16
 CLIENT = b"bench"
 
 
