@@ -6,8 +6,8 @@ what the budget allows, a preempted sequence starts over. A sequence that has ca
 
 Sequences of one account are served in order of (priority, arrival), except that one that waits for a prefix which an
 earlier one is computing lets others pass. One whose prefix lies in host memory or on disk has its seat and blocks at
-once, but runs only when the prefix has been copied back. When blocks run out, the last running sequence is preempted, so the first
-always progresses, and in the end all do.
+once, but runs only when the prefix has been copied back. When blocks run out, the last running sequence is preempted,
+so the first always progresses, and in the end all do.
 
 Where several accounts have work, the one that has been served least goes first, in tokens of prompts, in seats and in
 blocks; see `account` for what counts, and `takeover` for when a running sequence makes way for a waiting one.
