@@ -12,7 +12,7 @@ from tessera.engine.core.sequence import SequenceStatus
 from tessera.engine.kv_tiers.disk_tier import DiskTier
 from tessera.engine.kv_tiers.metrics import TierMetrics
 from tessera.engine.kv_tiers.tiers import MAX_READ_SECONDS, KVTiers
-from tests.support.fake_runner import CLIENT, FakeRunner, Harness, generate
+from tests.support.fake_runner import CLIENT, NON_FINITE, FakeRunner, Harness, generate
 from tests.support.fake_tiers import FakeCopies, LateExecutor, LateMark, MemoryFiles, check_tiers_quiet
 
 PROMPT = [*range(1, 41), 50]
@@ -122,6 +122,24 @@ def test_a_loading_sequence_makes_way_for_running_ones() -> None:
     engine.copies.is_held = False
     engine.run()
     assert engine.token_ids["again"] == generate(PROMPT, 4)[0]
+
+
+def test_the_blocks_of_a_failed_request_leave_host_memory_too() -> None:
+    engine = Engine()
+    engine.copies.is_held = False
+    prompt = [NON_FINITE, *range(1, 16)]  # its logits are not finite at a length of 21
+    engine.add("short", prompt, 3, ignore_eos=True)
+    engine.run()
+    for number, other in enumerate(OTHERS):
+        engine.add(f"more{number}", [*other, 1], 2)
+        engine.run()
+    engine.add("failing", prompt, 30, ignore_eos=True)
+    engine.run()
+    assert engine.finish_reasons["failing"] == "error"
+    assert engine.last_outputs["failing"].num_cached_tokens == 12
+    engine.add("after", prompt, 3, ignore_eos=True)
+    engine.run()
+    assert engine.last_outputs["after"].num_cached_tokens == 0
 
 
 def test_a_disk_that_does_not_answer_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
