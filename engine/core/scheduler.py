@@ -254,8 +254,8 @@ class Scheduler:
         head = self._next_ready()
         while head is not None and not self._has_room(head):
             needed = self.block_manager.num_blocks_for(head.num_tokens)
-            needed = needed if self._has_seat else 0
-            victim = find_victim(head, self.accounts, needed, self.max_num_batched_tokens)
+            needs_seat = not self._has_seat
+            victim = find_victim(head, self.accounts, 0 if needs_seat else needed, self.max_num_batched_tokens)
             if victim is None:
                 return
             self._preempt(victim)

@@ -71,11 +71,6 @@ class KVTiers:
         self._write_slots: dict[int, PublishedBlock] = {}
 
     @property
-    def is_loading(self) -> bool:
-        """A load is under way for which a sequence waits."""
-        return any(not load.is_cancelled for load in self.loads)
-
-    @property
     def copied_blocks(self) -> frozenset[int]:
         """Blocks of the device that a copy may still use."""
         return frozenset(self._busy.keys() | self._pending_blocks)
@@ -120,12 +115,7 @@ class KVTiers:
         slot = self._take_slot()
         if slot is None:
             return
-        other = self._by_digest.get(published.digest)
-        if other is not None:  # unreachable, or another's with the same digest
-            self._leave_host(other)
-            self.pool.drop(other)
-        self.pool.keep(slot, published)
-        self._by_digest[published.digest] = published
+        self._keep(slot, published)
         self._copy_out(block, slot)
 
     def save_tail(self, blocks: Sequence[int], first: int, num_tokens: int) -> SavedTail | None:
@@ -259,6 +249,14 @@ class KVTiers:
             self._leave_host(evicted)
         return slot
 
+    def _keep(self, slot: int, published: PublishedBlock) -> None:
+        """A slot from `_take_slot` is to hold a block."""
+        other = self._by_digest.get(published.digest)
+        if other is not None:  # unreachable, or another's with the same digest
+            self.pool.drop(other)
+        self.pool.keep(slot, published)
+        self._by_digest[published.digest] = published
+
     def _leave_host(self, published: PublishedBlock) -> None:
         if self._by_digest.get(published.digest) is published:
             del self._by_digest[published.digest]
@@ -292,9 +290,8 @@ class KVTiers:
         slot = self._take_slot()
         if slot is None:
             return False
-        self.pool.keep(slot, published)
+        self._keep(slot, published)
         self.pool.pin(slot)
-        self._by_digest[published.digest] = published
         self._reads[slot] = published, self.disk.read(published, self._copies.slot(slot))
         return True
 
