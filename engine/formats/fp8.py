@@ -36,7 +36,7 @@ class Fp8Format(WeightFormat):
 
     name = "fp8"
     tensor_names = ("values", "scales")
-    on_cuda = False
+    on_cuda = True
 
     def layout(self, rows: int, columns: int) -> tuple[TensorLayout, ...]:
         high, wide = self.block or (1, columns)

@@ -12,7 +12,8 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import InInt, Int32, OutT, Pointer
-from tessera.engine.formats import FORMATS, DenseFormat, LinearWeight, PackedFormat, WeightFormat, WeightPart
+from tessera.engine.formats import FORMATS, DenseFormat, Fp8Format, LinearWeight, PackedFormat, WeightFormat, WeightPart
+from tessera.engine.ops.cuda.fp8.dequantize import FP8_DEQUANTIZE, launch_dequantize
 from tessera.engine.ops.cuda.quant.blocks import DEQUANTIZE_BLOCKS, LANE_ELEMENTS, PACK_BLOCKS
 from tessera.engine.ops.cuda.quant.product import kernels_of, takes_any_rows
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, cuda_type, row_config
@@ -48,7 +49,7 @@ def _spec(format: type[WeightFormat]) -> KernelSpec[Any]:
 DEQUANTIZE = {
     name: _spec(format)
     for name, format in FORMATS.items()
-    if format.on_cuda and format is not DenseFormat and not issubclass(format, PackedFormat)
+    if format.on_cuda and not issubclass(format, (DenseFormat, PackedFormat, Fp8Format))
 }
 SPECS = tuple(DEQUANTIZE.values())
 declare_header("dequantize", __name__, params=[spec.params for spec in SPECS])
@@ -62,6 +63,8 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 def _kernel(format: WeightFormat, dtype: np.dtype[Any]) -> Instantiation:
     if isinstance(format, PackedFormat):
         return DEQUANTIZE_BLOCKS, (cuda_type(dtype), format.type.name)
+    if isinstance(format, Fp8Format):
+        return FP8_DEQUANTIZE, (cuda_type(dtype),)
     return DEQUANTIZE[format.name], (cuda_type(dtype),)
 
 
@@ -70,8 +73,8 @@ class DequantizeOps(Ops):
     batch_invariant = False  # see `CudaOps`
     _scratch: Tensor | None = None
 
-    def reserve_linear(self, weights: Iterable[LinearWeight], dtype: np.dtype[Any]) -> None:
-        """Compile and allocate beforehand what products of these weights with `dtype` take."""
+    def reserve_linear(self, weights: Iterable[LinearWeight], dtype: np.dtype[Any], max_rows: int = 0) -> None:
+        """Compile and allocate beforehand what products of these weights with rows of `dtype` take."""
         stored = [weight for weight in weights if weight.dense is None]
         formats = {
             part.format for weight in stored for part in weight.parts if not isinstance(part.format, DenseFormat)
@@ -111,6 +114,9 @@ class DequantizeOps(Ops):
         self._dequantize(part, ids, sampled, out)
 
     def _dequantize(self, part: WeightPart, ids: Tensor | None, sampled: Tensor | None, out: Tensor) -> None:
+        if isinstance(part.format, Fp8Format):
+            launch_dequantize(self.device, part, ids, sampled, out)
+            return
         stored, columns = part.shape
         config = row_config(out.shape[0], columns)
         if isinstance(part.format, PackedFormat):
