@@ -1,6 +1,7 @@
 """Formats of weights and of cached keys and values.
 
-Public: `LinearWeight`, `WeightPart` and `WeightFormat`; `DenseFormat`, `Fp8Format` and `Int8RowsFormat`;
+Public: `LinearWeight`, `WeightPart` and `WeightFormat`; `DenseFormat`, `Fp8Format`, `GroupFormat`,
+`AffineFormat`, `Nf4Format` and `Int8RowsFormat`;
 `BLOCK_FORMATS`, those of GGUF by type; `KVFormat`; `FORMATS`, every weight format by name. A format belongs to a file
 of this room that is imported here; one with a `dequantize_{name}_kernel` in `cuda_src/linear/dequantize.cu` runs on
 CUDA devices too.
@@ -10,20 +11,25 @@ from tessera.engine.formats.dense import DenseFormat
 from tessera.engine.formats.format import FORMATS, WeightFormat
 from tessera.engine.formats.fp8 import Fp8Format
 from tessera.engine.formats.gguf_blocks import BLOCK_FORMATS
+from tessera.engine.formats.groups import AffineFormat, GroupFormat
 from tessera.engine.formats.int8_rows import Int8RowsFormat
 from tessera.engine.formats.kv import KVFormat
 from tessera.engine.formats.linear_weight import LinearWeight, WeightPart
+from tessera.engine.formats.nf4 import Nf4Format
 from tessera.engine.formats.packed_blocks import PACKED_FORMATS, PackedFormat
 
 __all__ = [
     "BLOCK_FORMATS",
     "FORMATS",
     "PACKED_FORMATS",
+    "AffineFormat",
     "DenseFormat",
     "Fp8Format",
+    "GroupFormat",
     "Int8RowsFormat",
     "KVFormat",
     "LinearWeight",
+    "Nf4Format",
     "PackedFormat",
     "WeightFormat",
     "WeightPart",

@@ -45,6 +45,11 @@ class WeightFormat(ABC):
         assert cls.name not in FORMATS, f"two weight formats are called {cls.name}"
         FORMATS[cls.name] = cls
 
+    @property
+    def row_step(self) -> int:
+        """Rows that share numbers: matrices one below the other are one where all but the last have whole steps."""
+        return 1
+
     @abstractmethod
     def layout(self, rows: int, columns: int) -> tuple[TensorLayout, ...]:
         """Of the tensors that hold [rows, columns], as named by `tensor_names`."""

@@ -38,6 +38,10 @@ class Fp8Format(WeightFormat):
     tensor_names = ("values", "scales")
     on_cuda = True
 
+    @property
+    def row_step(self) -> int:
+        return 1 if self.block is None else self.block[0]
+
     def layout(self, rows: int, columns: int) -> tuple[TensorLayout, ...]:
         high, wide = self.block or (1, columns)
         scales = (-(-rows // high), -(-columns // wide))

@@ -38,17 +38,23 @@ class LinearWeight:
     of it has one format, several where formats differ. A low-rank adapter would be a further field, applied by
     `Ops.linear` between the product and the epilogue.
 
-    Raises: TesseraError where parts and bias do not fit each other or lie on several devices.
+    Attributes:
+        order: int32 [K]; column c of the parts is for feature order[c] of x. None: they are in x's order.
+
+    Raises: TesseraError where parts, bias and order do not fit each other or lie on several devices.
     """
 
     parts: tuple[WeightPart, ...]
     bias: Tensor | None = None
+    order: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len({part.shape[1] for part in self.parts}) != 1:
             raise TesseraError(f"the parts of a weight differ in width: {[part.shape for part in self.parts]}")
         if self.bias is not None and self.bias.shape != self.shape[:1]:
             raise TesseraError(f"a bias of shape {self.bias.shape} does not fit a weight of shape {self.shape}")
+        if self.order is not None and self.order.shape != self.shape[1:]:
+            raise TesseraError(f"an order of shape {self.order.shape} does not fit a weight of shape {self.shape}")
         if len(devices := {tensor.device.name for tensor in self.tensors()}) > 1:
             raise TesseraError(f"the tensors of a weight are on {' and '.join(sorted(devices))}")
 
@@ -66,7 +72,9 @@ class LinearWeight:
     def dense(self) -> Tensor | None:
         """[N, K] where it is one dense part."""
         only = self.parts[0] if len(self.parts) == 1 else None
-        return only.tensors["values"] if only is not None and isinstance(only.format, DenseFormat) else None
+        if only is None or self.order is not None or not isinstance(only.format, DenseFormat):
+            return None
+        return only.tensors["values"]
 
     @cached_property
     def device(self) -> Device:
@@ -95,3 +103,5 @@ class LinearWeight:
             yield from part.tensors.values()
         if self.bias is not None:
             yield self.bias
+        if self.order is not None:
+            yield self.order

@@ -19,7 +19,8 @@ from tessera.engine.models.classifier import parse_classifier
 from tessera.engine.models.fields import Fields, is_integer, read_json_object, shown
 from tessera.engine.models.gguf.config import read_config
 from tessera.engine.models.layers import multiplier, parse_layers
-from tessera.engine.models.quantised import quantisation_in_config, quantisation_named
+from tessera.engine.models.quantised.methods import quantisation_of_config, read_quantisation
+from tessera.engine.models.quantised.rules import Quantisation
 from tessera.engine.models.registry import ARCHITECTURES, Architecture, architecture_name
 from tessera.engine.models.rope import MAX_POSITIONS, RopeConfig, longest_context, parse_rope
 from tessera.engine.models.specs import ClassifierSpec, LayerSpec, NormSpec
@@ -70,6 +71,7 @@ class ModelConfig:
         classifier: head for sequence classification, which then is the only one.
         matryoshka_dimensions: lengths to which the model's embeddings may be cut; None if to none.
         is_text_part: it is the language model in a folder of a multimodal one.
+        quantisation: of the checkpoint's weights; None where they are in 16 or 32 bits, or in a GGUF file.
         notes: what of the files was left out, a sentence each.
     """
 
@@ -95,6 +97,7 @@ class ModelConfig:
     classifier: ClassifierSpec | None = None
     matryoshka_dimensions: tuple[int, ...] | None = None
     is_text_part: bool = False
+    quantisation: Quantisation | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -146,9 +149,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         raise ModelError(f"{folder} has no config.json; give a model folder in Hugging Face format")
     notes: list[str] = []
     values = _with_activation(folder, read_json_object(path, notes))
-    named = quantisation_named(folder, values)
-    if named is not None:
-        raise ModelError(f"{folder} is quantised ({named}), which is not supported; use an unquantised model or a GGUF")
+    quantisation = read_quantisation(folder, values)
     generation_path = folder / "generation_config.json"
     generation = read_json_object(generation_path, notes) if generation_path.is_file() else {}
     text = text_part(values)
@@ -157,7 +158,8 @@ def read_model_config(folder: Path) -> ModelConfig:
     else:
         config = parse_config(text, generation, str(path), str(generation_path))
         notes.append(f"{folder} is a {values['architectures'][0]}: its language model is served, for text alone")
-    return replace(config, is_text_part=text is not None, notes=(*notes, *config.notes))
+    notes = [*notes, *config.notes]
+    return replace(config, is_text_part=text is not None, quantisation=quantisation, notes=tuple(notes))
 
 
 def _with_activation(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
@@ -184,11 +186,6 @@ def parse_config(
         if values.get(key) is None and values.get(alias) is not None:
             values = {**values, key: values[alias]}
     config = Fields(source, {**architecture.defaults_if_absent, **values}, architecture.defaults, notes)
-    named = quantisation_in_config(values)
-    if named is not None:
-        raise ModelError(
-            f"{source}: quantised checkpoints ({named}) are not supported; use an unquantised one or a GGUF"
-        )
     for key, reason in architecture.refused.items():
         if config.raw(key):
             config.refuse(key, f"false: {reason}")
@@ -234,6 +231,7 @@ def parse_config(
         num_token_types=size("type_vocab_size", MAX_TOKEN_TYPES) if architecture.token_types else 0,
         classifier=parse_classifier(config, architecture, class_name, norm),
         matryoshka_dimensions=_matryoshka_dimensions(config, hidden_size),
+        quantisation=quantisation_of_config(values, source),
     )
     _check_size(result, source)
     return replace(result, notes=tuple(notes))

@@ -71,8 +71,8 @@ def test_downloads_only_what_is_served_and_runs_no_code(tmp_path: Path) -> None:
         ("tiny/pickles", "the hub model tiny/pickles has its weights in pytorch_model.bin only, a pickle, which could"),
         ("tiny/lora", "the hub model tiny/lora is a LoRA adapter, not a model: merge it into tiny/llama and serve"),
         ("tiny/mamba", 'the architecture "MambaForCausalLM" is not supported; supported are BertModel, '),
-        ("tiny/fp8", 'is quantised (quantization_config "fp8"), which is not supported'),
-        ("tiny/gptq", "is quantised (GPTQ or AWQ, says quantize_config.json), which is not supported"),
+        ("tiny/hqq", 'quantisation by quant_method "hqq" is not supported; supported are FP8, W4A16'),
+        ("tiny/gptq", "quantize_config.json: quantisation by GPTQ of 3 bits is not supported"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_weights_move(tmp_path: Path, model: str, sentence: str) -> None:

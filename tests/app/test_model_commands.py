@@ -38,7 +38,7 @@ def test_a_model_is_pulled_listed_and_removed(tmp_path: Path) -> None:
         "rm --yes tiny/gguf tiny/llama",
         "list",
         "pull tiny/mamba",
-        "show tiny/fp8",
+        "show tiny/hqq",
         "show tiny/one",
     ]
     with running_hub() as hub:
@@ -82,7 +82,7 @@ def test_a_model_is_pulled_listed_and_removed(tmp_path: Path) -> None:
     assert "can be served  no: " in shown
     assert "only.gguf of tiny/one is not in the cache" in done.stderr
     assert "`tessera pull tiny/one:only` downloads it" in done.stderr
-    assert 'quantised (quantization_config "fp8")' in " ".join(shown.split())
+    assert 'quantisation by quant_method "hqq"' in " ".join(shown.split())
 
 
 @pytest.fixture

@@ -179,14 +179,14 @@ def test_what_is_left_out_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(
     ("config", "file", "message"),
     [
-        ({}, {"quantize_config.json": {"bits": 4}}, "is quantised (GPTQ or AWQ, says quantize_config.json)"),
+        ({}, {"quantize_config.json": {"bits": 3}}, "quantize_config.json: quantisation by GPTQ of 3 bits is not"),
         (
             {},
-            {"hf_quant_config.json": {"quantization": {"quant_algo": "FP8"}}},
-            'is quantised ("FP8", says hf_quant_config.json)',
+            {"hf_quant_config.json": {"quantization": {"quant_algo": "NVFP4"}}},
+            'hf_quant_config.json: quantization: quantisation by ModelOpt "NVFP4" is not supported; ',
         ),
-        ({"quantization": {"group_size": 64, "bits": 4}}, {}, "is quantised (MLX, quantization)"),
-        ({"quantization_config": {"quant_method": "gptq"}}, {}, 'is quantised (quantization_config "gptq")'),
+        ({"quantization": {"group_size": 64, "bits": 2}}, {}, "quantization: quantisation by MLX of 2 bits is not"),
+        ({"quantization_config": {"quant_method": "hqq"}}, {}, 'quantisation by quant_method "hqq" is not supported'),
     ],
 )
 def test_quantised_folders_are_named(tmp_path: Path, config: Any, file: dict[str, Any], message: str) -> None:
@@ -196,14 +196,14 @@ def test_quantised_folders_are_named(tmp_path: Path, config: Any, file: dict[str
     with pytest.raises(ModelError) as refused:
         load_config(folder)
     assert message in str(refused.value)
-    assert "use an unquantised model" in str(refused.value)
+    assert str(refused.value).endswith(": use one of those, an unquantised model or a GGUF")
 
 
 def test_quantised_tensors_without_a_word_in_the_files_are_named(tmp_path: Path) -> None:
     tensors = make_tensors(TINY_MODELS["llama"])
     name = "model.layers.0.mlp.up_proj"
     tensors[f"{name}.qweight"] = tensors.pop(f"{name}.weight")
-    with pytest.raises(ModelError, match=r"is quantised \(it has the tensor model\.layers\.0\.mlp\.up_proj\.qweight\)"):
+    with pytest.raises(ModelError, match=r"\(it has the tensor model\.layers\.0\.mlp\.up_proj\.qweight\), but neither"):
         load(made(tmp_path, "llama", tensors))
 
 

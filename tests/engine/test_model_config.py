@@ -273,7 +273,7 @@ def test_unsupported_architecture_is_named_with_those_supported() -> None:
         ({"attention_bias": 1}, "attention_bias"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"eos_token_id": list(range(65))}, "eos_token_id"),
-        ({"quantization_config": {"bits": 4}}, "quantised checkpoints"),
+        ({"quantization_config": {"bits": 4}}, "quant_method null is not supported"),
         ({"rope_scaling": 4}, "rope_scaling must be an object"),
         ({"rope_scaling": {"type": "mrope"}}, "rope_type must be one of"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),

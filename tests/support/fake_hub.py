@@ -44,15 +44,15 @@ GGUF_FILES = {
 }
 PICKLES = {"config.json": CONFIG, "pytorch_model.bin": b"a pickle", "training_args.bin": b"another"}
 UNSUPPORTED = {"config.json": b'{"architectures": ["MambaForCausalLM"]}', "model.safetensors": b"weights"}
-QUANTISED = {"config.json": CONFIG, "quantize_config.json": b'{"bits": 4}', "model.safetensors": b"weights"}
-FP8_CONFIG = json.dumps({**TINY_MODELS["llama"].config, "quantization_config": {"quant_method": "fp8"}}).encode()
-FP8 = {"config.json": FP8_CONFIG, "model.safetensors": b"weights"}
+QUANTISED = {"config.json": CONFIG, "quantize_config.json": b'{"bits": 3}', "model.safetensors": b"weights"}
+HQQ_CONFIG = json.dumps({**TINY_MODELS["llama"].config, "quantization_config": {"quant_method": "hqq"}}).encode()
+HQQ = {"config.json": HQQ_CONFIG, "model.safetensors": b"weights"}
 ADAPTER = {"adapter_config.json": b'{"base_model_name_or_path": "tiny/llama"}', "adapter_model.safetensors": b"weights"}
 REFUSED = {
     "tiny/pickles": PICKLES,
     "tiny/mamba": UNSUPPORTED,
     "tiny/gptq": QUANTISED,
-    "tiny/fp8": FP8,
+    "tiny/hqq": HQQ,
     "tiny/lora": ADAPTER,
 }
 MODELS = {**REFUSED, "tiny/llama": FILES, "tiny/gguf": GGUF_FILES, "tiny/one": {"only.gguf": b"GGUF one"}}

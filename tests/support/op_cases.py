@@ -13,8 +13,10 @@ from tessera.engine.formats import (
     PACKED_FORMATS,
     DenseFormat,
     Fp8Format,
+    GroupFormat,
     Int8RowsFormat,
     LinearWeight,
+    Nf4Format,
     PackedFormat,
     WeightPart,
 )
@@ -25,7 +27,21 @@ from tests.support.gguf_blocks import random_blocks
 Array = np.ndarray[Any, Any]
 
 DTYPES = [float32, bfloat16, float16]
-QUANTIZE = {"int8_rows": Int8RowsFormat.quantize, "fp8": Fp8Format.quantize}
+
+
+def affine(values: Array) -> dict[str, Array]:
+    arrays = GroupFormat().quantize(values)
+    return {"values": arrays["values"], "scales": arrays["scales"], "offsets": -arrays["scales"] * arrays["zeros"]}
+
+
+QUANTIZE = {
+    "int8_rows": Int8RowsFormat.quantize,
+    "fp8": Fp8Format.quantize,
+    "int_groups": GroupFormat().quantize,
+    "affine_groups": affine,
+    "nf4": Nf4Format().quantize,
+}
+IN_PAIRS = ("int_groups", "affine_groups", "nf4")  # two columns a byte
 DECODE_ROWS = tuple((1, int(length)) for length in np.random.default_rng(1).integers(1, 900, 64))  # (queries, context)
 
 
@@ -70,7 +86,7 @@ def mixed_weight(
 
 def columns_of(name: str, wanted: int) -> int:
     """The width next to `wanted` that a weight format can have; of packed blocks, without a part of a span."""
-    block = BLOCK_FORMATS[name.upper()].type.block_size if name.upper() in BLOCK_FORMATS else 1
+    block = BLOCK_FORMATS[name.upper()].type.block_size if name.upper() in BLOCK_FORMATS else 1 + (name in IN_PAIRS)
     packed = {format.name: format.span for format in PACKED_FORMATS.values()}
     block = packed.get(name, block)
     return -(-wanted // block) * block

@@ -14,6 +14,7 @@ import numpy as np
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.formats import DenseFormat, LinearWeight, WeightPart
 from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.quantised.stored import StoredMatrix
 from tessera.engine.models.registry import ARCHITECTURES, Architecture
 from tessera.engine.models.weights.build import (
     Field,
@@ -26,6 +27,7 @@ from tessera.engine.models.weights.build import (
     num_weight_bytes,
 )
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint, GGUFTensor
+from tessera.engine.models.weights.quantised_checkpoint import QuantisedCheckpoint
 from tessera.engine.models.weights.safetensors import Array, Checkpoint
 from tessera.engine.models.weights.stream import CHUNK_BYTES, WeightStream
 from tessera.engine.models.weights.text_part import TextPart
@@ -61,7 +63,7 @@ class CheckpointSource(WeightSource):
 
     def __init__(
         self,
-        checkpoint: Checkpoint | TextPart | GGUFCheckpoint,
+        checkpoint: Checkpoint | TextPart | GGUFCheckpoint | QuantisedCheckpoint,
         config: ModelConfig,
         dtype: np.dtype[Any],
         ops: Ops,
@@ -190,7 +192,7 @@ class CheckpointSource(WeightSource):
             rows = slice(start, min(start + step, target.shape[0]))
             self._stream.send(target[rows], partial(self._converted, source, rows, name))
 
-    def _tensor(self, name: str, expected: tuple[int, ...]) -> Array | GGUFTensor:
+    def _tensor(self, name: str, expected: tuple[int, ...]) -> Array | GGUFTensor | StoredMatrix:
         stored = self.checkpoint.tensor(name)
         if stored.shape != expected:
             raise ModelError(
@@ -199,7 +201,7 @@ class CheckpointSource(WeightSource):
             )
         return stored
 
-    def _converted(self, source: Array | GGUFTensor, wanted: slice, name: str) -> Array:
+    def _converted(self, source: Array | GGUFTensor | StoredMatrix, wanted: slice, name: str) -> Array:
         rows = source[wanted]
         with np.errstate(over="ignore"):
             result = np.ascontiguousarray(rows.astype(self.dtype, copy=False))
@@ -239,10 +241,15 @@ class CheckpointSource(WeightSource):
         expected = set(self._all_names())
         missing = expected - self.checkpoint.names
         quantised = sorted(filter(QUANTISED.fullmatch, self.checkpoint.names - expected))
-        if quantised:
+        if quantised and self.config.quantisation is None:
             raise ModelError(
-                f"{self.checkpoint.folder} is quantised (it has the tensor {quantised[0]}), which is not supported; "
-                "use an unquantised model or a GGUF"
+                f"{self.checkpoint.folder} is quantised (it has the tensor {quantised[0]}), but neither config.json "
+                "nor a file beside it says how"
+            )
+        if quantised and missing:
+            raise ModelError(
+                f"{self.checkpoint.folder} has the quantised tensor {quantised[0]} in a module that its configuration "
+                f"leaves in 16 bits or gives another scheme, and lacks {_some(missing)}"
             )
         if missing:
             raise ModelError(f"{self.checkpoint.folder} lacks {_some(missing)}, which {self.described_by} calls for")

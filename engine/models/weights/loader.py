@@ -14,6 +14,8 @@ from tessera.engine.models.weights.build import Progress, build_weights
 from tessera.engine.models.weights.checkpoint_source import CheckpointSource
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint
 from tessera.engine.models.weights.gguf_source import GGUFSource
+from tessera.engine.models.weights.quantised_checkpoint import QuantisedCheckpoint
+from tessera.engine.models.weights.quantised_source import QuantisedSource
 from tessera.engine.models.weights.safetensors import Checkpoint
 from tessera.engine.models.weights.text_part import TextPart
 from tessera.engine.models.weights.weights import Weights
@@ -30,8 +32,8 @@ def load_weights(
     """The weights on the device of `ops`, part by part: host memory holds one chunk.
 
     The head is tied or not as the checkpoint has it, whatever config.json says. Extra tensors are left out, which the
-    log says. Weights of a folder are in `dtype`. Those of a GGUF file stay in their blocks where `ops` can multiply
-    these.
+    log says. Weights of a folder in 16 or 32 bits are in `dtype`. Those of a GGUF file stay in their blocks where `ops`
+    can multiply these, and those of a quantised folder in the format that is nearest to theirs.
 
     Raises: ModelError naming the tensors that are missing, quantised, mis-shaped or not
     representable in `dtype`; OutOfMemoryError.
@@ -41,6 +43,10 @@ def load_weights(
     else:
         checkpoint = Checkpoint(path)
         stored = TextPart(checkpoint) if config.is_text_part else checkpoint
-        source = CheckpointSource(stored, config, dtype, ops, progress)
+        if config.quantisation is None:
+            source = CheckpointSource(stored, config, dtype, ops, progress)
+        else:
+            quantised = QuantisedCheckpoint(stored, config.quantisation)
+            source = QuantisedSource(quantised, config, dtype, ops, progress)
     with source:
         return replace(build_weights(source.config, source), has_head=source.has_head)

@@ -118,6 +118,10 @@ class Checkpoint:
     def names(self) -> set[str]:
         return set(self._files)
 
+    def spellings(self, module: str) -> tuple[str, ...]:
+        """The names that a module goes by."""
+        return (module,)
+
     def path(self, name: str) -> Path:
         return self._files[name].path
 

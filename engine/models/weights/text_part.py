@@ -22,7 +22,7 @@ class TextPart:
         self._checkpoint = checkpoint
         stored = checkpoint.names
         found = [pair for pair in PREFIXES if any(name.startswith(pair[0]) for name in stored)]
-        prefix, instead = found[0] if found else ("", "")
+        prefix, instead = self._prefix = found[0] if found else ("", "")
         self._stored = {name: name for name in stored if name.startswith("lm_head.")}
         if found:
             self._stored |= {instead + name.removeprefix(prefix): name for name in stored if name.startswith(prefix)}
@@ -32,6 +32,11 @@ class TextPart:
     @property
     def names(self) -> set[str]:
         return set(self._stored)
+
+    def spellings(self, module: str) -> tuple[str, ...]:
+        """The names that a module goes by: its own, and that in the checkpoint."""
+        prefix, instead = self._prefix
+        return (module, prefix + module.removeprefix(instead)) if module.startswith(instead) else (module,)
 
     def path(self, name: str) -> Path:
         return self._checkpoint.path(self._stored[name])

@@ -24,7 +24,7 @@ class LinearOps(Ops):
         self._product(x, LinearWeight.of(weight, bias), out, accumulate)
 
     def _product(self, x: Tensor, weight: LinearWeight, out: Tensor, accumulate: bool) -> None:
-        rows = widen(x)
+        rows = widen(x) if weight.order is None else widen(x)[:, weight.order.numpy()]
         residual = widen(out).copy() if accumulate else None
         product = scratch(out)
         if weight.dense is not None and weight.dense.dtype == float32:
