@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,21 @@ import pytest
 
 from tessera.engine.formats import Fp8Format, LinearWeight, WeightPart
 from tessera.engine.formats.fp8 import E4M3_VALUES
+from tessera.engine.models.config import load_config
+from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.fp8.quantize import quantized, scratch_bytes
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
-from tessera.engine.tensor import Device, bfloat16, empty, float16, float32, from_numpy, uint8
+from tessera.engine.ops.make import make_ops
+from tessera.engine.tensor import CPU, Device, bfloat16, empty, float16, float32, from_numpy, uint8
 from tests.gpu.conftest import NoTransfers
 from tests.support import reference
+from tests.support.decoder_harness import DecoderHarness, relative_error
 from tests.support.op_cases import poisoned, random_array
+from tests.support.quantisers import SCHEMES as QUANTISED
+from tests.support.quantisers import quantised_model
 from tests.support.reference import assert_close
+from tests.support.tiny_models import prompt
 
 Array = np.ndarray[Any, Any]
 
@@ -230,3 +238,18 @@ def test_a_recorded_chain_waits(count: int, cuda_ops: CudaOps) -> None:
             out.upload(np.full(out.shape, np.nan, bfloat16))
         graph.launch()
         np.testing.assert_array_equal(outs[-1].numpy(), expected)
+
+
+# Activations in blocks of 16 columns are rounded by NumPy alone.
+ERRORS = {"fp8-tensor": 0.08, "fp8-channel": 0.08, "fp8-weights": 0.03, "deepseek": 0.15}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_small_checkpoint_computes_what_numpy_does(name: str, tmp_path: Path, cuda_ops: CudaOps) -> None:
+    folder, _ = quantised_model(tmp_path, QUANTISED[name])
+    on_cpu, on_cuda = (
+        DecoderHarness.of(folder, ops, bfloat16, max_model_len=64).logits(prompt()) for ops in (make_ops(CPU), cuda_ops)
+    )
+    assert relative_error(on_cuda, on_cpu) < ERRORS[name]
+    weights = load_weights(folder, load_config(folder), bfloat16, cuda_ops).linear_weights()
+    assert "fp8" in {part.format.name for weight in weights for part in weight.parts}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tessera.engine.formats import DenseFormat, LinearWeight, WeightFormat, WeightPart
+from tessera.engine.formats import DenseFormat, Fp8Format, LinearWeight, WeightFormat, WeightPart
 from tessera.engine.models.quantised.stored import StoredMatrix
 from tessera.engine.models.weights.build import MatrixField
 from tessera.engine.models.weights.checkpoint_source import CheckpointSource
@@ -55,7 +55,7 @@ class QuantisedSource(CheckpointSource):
         return _Piece(name, rows, DenseFormat(self.dtype), b"")
 
     def _format_of(self, matrix: StoredMatrix) -> WeightFormat:
-        if self.ops.device.name == "cpu":
+        if self.ops.device.name == "cpu" or isinstance(matrix.format, Fp8Format):
             return matrix.format
         return DenseFormat(self.dtype)
 

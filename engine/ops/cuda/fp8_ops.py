@@ -66,7 +66,7 @@ class Fp8LinearOps(DequantizeOps):
 
     def _rounds_rows_of(self, weight: LinearWeight, dtype: np.dtype[Any]) -> bool:
         """Whether products by this weight are of activations as e4m3; else of the weight dequantised."""
-        if not FP8_QUANTIZE.supports(self.device.arch) or dtype.itemsize != HALF_BYTES:
+        if not FP8_QUANTIZE.supports(self.device.arch) or dtype.itemsize != HALF_BYTES or weight.order is not None:
             return False
         fitting = all(
             isinstance(part.format, Fp8Format)
