@@ -12,8 +12,9 @@ heads, Hkv key/value heads. Only leading dimensions may be 0, and then nothing i
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Literal
 
-from tessera.engine.formats import LinearWeight, PackedFormat, WeightPart
+from tessera.engine.formats import LinearWeight, PackedBlockFormat, WeightPart
 from tessera.engine.ops.attention_interface import AttentionMetadata, AttentionOps, HeadTransform
 from tessera.engine.ops.checks import require as _require
 from tessera.engine.ops.encoder_interface import EncoderOps
@@ -21,7 +22,10 @@ from tessera.engine.ops.linear_interface import LinearOps
 from tessera.engine.ops.sampling_interface import SamplingOps
 from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32, int32, uint8
 
-__all__ = ["AttentionMetadata", "HeadTransform", "Ops"]
+__all__ = ["AttentionMetadata", "HeadTransform", "Ops", "RareOp"]
+
+# Operations that few models have: attention with a soft cap, and methods of `Ops`.
+RareOp = Literal["soft_cap", "relu", "norm_columns", "rotate"]
 
 
 class Ops(LinearOps, AttentionOps, EncoderOps, SamplingOps):
@@ -109,7 +113,7 @@ class Ops(LinearOps, AttentionOps, EncoderOps, SamplingOps):
     def pack_blocks(self, stored: Tensor, part: WeightPart, first: int) -> None:
         """Rows as a GGUF file has them, [n, bytes of a row] uint8, to the rows of a packed part from `first` on."""
         format, (rows, columns) = part.format, part.shape
-        assert isinstance(format, PackedFormat)
+        assert isinstance(format, PackedBlockFormat)
         self._check(stored=stored, **part.tensors)
         fits = stored.ndim == 2 and stored.dtype == uint8 and stored.shape[1] == format.type.row_bytes(columns)
         _require(fits and first >= 0 and first + stored.shape[0] <= rows, "pack_blocks", stored, *part.tensors.values())

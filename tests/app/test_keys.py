@@ -19,9 +19,10 @@ from tessera.app.keys.key_ring import KeyRing
 from tessera.app.keys.keys_file import MAX_KEYS, read_keys_file, with_slots
 from tessera.app.limits.key_use import Cell, KeyUse, Rate, duration
 from tessera.app.limits.lease import Lease, RateLimitError
-from tessera.app.limits.memory_watermark import LowMemoryError, MemoryWatermark, available_memory
+from tessera.app.limits.memory_watermark import LowMemoryError, MemoryWatermark
 from tessera.app.limits.shared_memory import make_shared_memory
 from tessera.app.settings import AppSettings
+from tessera.engine.contract.available_memory import available_memory
 from tessera.engine.contract.errors import ConfigError
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder
@@ -290,6 +291,19 @@ def test_only_keys_that_may_administer_reset_the_prefix_cache(tmp_path: Path) ->
         assert answer.status_code == status
         assert client.num_resets == (status == 200)
     assert call(client, settings_for(write_model_folder(tmp_path)), "POST", "/reset_prefix_cache").status_code == 200
+
+
+def test_one_key_s_prefixes_are_forgotten(tmp_path: Path) -> None:
+    client = FakeClient(always(HELLO))
+    settings = keyed(tmp_path, may_administer=True)
+    call(client, settings, "POST", "/v1/completions", json=ASK, headers=bearing())
+    assert call(client, settings, "POST", "/reset_prefix_cache?key=alice", headers=bearing()).status_code == 200
+    assert client.reset_accounts is not None
+    assert client.submissions[0].account.id in client.reset_accounts
+    call(client, settings, "POST", "/reset_prefix_cache?key=bob", headers=bearing())
+    assert client.submissions[0].account.id not in client.reset_accounts
+    call(client, settings, "POST", "/reset_prefix_cache", headers=bearing())
+    assert client.reset_accounts is None
 
 
 def test_the_log_names_the_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,14 +10,15 @@ import numpy as np
 from tessera.engine.formats import (
     BLOCK_FORMATS,
     FORMATS,
-    PACKED_FORMATS,
+    KERNEL_FORMATS,
     DenseFormat,
     Fp8Format,
     GroupFormat,
     Int8RowsFormat,
     LinearWeight,
     Nf4Format,
-    PackedFormat,
+    PackedBlockFormat,
+    PackedGroupFormat,
     WeightPart,
 )
 from tessera.engine.ops.interface import AttentionMetadata
@@ -72,7 +73,9 @@ def mixed_weight(
         if name.upper() in BLOCK_FORMATS:
             blocks = random_blocks(name.upper(), count * columns, np.random.default_rng(seed))
             arrays = {"blocks": blocks.reshape(count, -1)}
-        elif isinstance(format, PackedFormat):
+        elif isinstance(format, PackedGroupFormat):
+            arrays = random_groups(format, count, columns, np.random.default_rng(seed))
+        elif isinstance(format, PackedBlockFormat):
             blocks = random_blocks(format.type.name, count * columns, np.random.default_rng(seed))
             arrays = format.pack(blocks.reshape(count, -1))
         else:
@@ -84,10 +87,30 @@ def mixed_weight(
     return LinearWeight(tuple(parts)), np.concatenate(numbers)
 
 
+def random_groups(format: PackedGroupFormat, rows: int, columns: int, rng: np.random.Generator) -> dict[str, Array]:
+    """Any codes but the NaN of e4m3; scales with few bits for weights of 1 at most or so; zeros of any integer."""
+    kind = format.kernel_type.partition("Group")[0]
+    codes, headers = format.layout(rows, columns)
+    numbers = rng.integers(
+        0,
+        0x7F if kind == "Fp8" else 1 << sum(format.planes),
+        (codes.shape[0] * codes.shape[1] * 32 // sum(format.planes) // 128, 128),
+    )
+    if kind == "Fp8":
+        numbers |= rng.integers(0, 2, numbers.shape) << 7
+    largest = {"Int4": -3.0, "Int8": -6.0, "Fp8": -8.0, "Nf4": 0.0}[kind]
+    scales = (
+        (2.0 ** rng.uniform(largest - 3, largest, headers.shape)).astype(bfloat16).astype(np.float32).view(np.uint32)
+    )
+    zeros = rng.integers(0, 1 << sum(format.planes), headers.shape) if kind.startswith("Int") else 0
+    arrays = format.codes_of(numbers.astype(np.uint8)).reshape(codes.shape), (scales | zeros).astype(np.uint32)
+    return dict(zip(format.tensor_names, arrays, strict=True))
+
+
 def columns_of(name: str, wanted: int) -> int:
     """The width next to `wanted` that a weight format can have; of packed blocks, without a part of a span."""
     block = BLOCK_FORMATS[name.upper()].type.block_size if name.upper() in BLOCK_FORMATS else 1 + (name in IN_PAIRS)
-    packed = {format.name: format.span for format in PACKED_FORMATS.values()}
+    packed = {format.name: format.span for format in KERNEL_FORMATS.values()}
     block = packed.get(name, block)
     return -(-wanted // block) * block
 
@@ -109,6 +132,7 @@ class AttentionCase:
     head_dim: int = 16
     block_size: int = 16
     sliding_window: int | None = None
+    soft_cap: float | None = None
     dtype: np.dtype[Any] = float32
     padding: int = 0
 
@@ -185,6 +209,9 @@ ATTENTION_CASES = [
     AttentionCase("mixed", MIXED, padding=3),
     AttentionCase("mixed_window", MIXED, sliding_window=7, padding=1),
     AttentionCase("window_of_one", MIXED, sliding_window=1),
+    AttentionCase("soft_cap", MIXED, soft_cap=1.5),
+    AttentionCase("soft_cap_128", MIXED, head_dim=128, soft_cap=1.5),
+    AttentionCase("soft_cap_256", MIXED, head_dim=256, soft_cap=0.7, sliding_window=30),
     AttentionCase("window_larger_than_context", MIXED, sliding_window=4096),
     AttentionCase("only_padding_rows", ((1, 0), (1, 0), (4, 0))),
     AttentionCase("padded_decode", ((1, 12), (1, 0), (1, 130), (1, 0))),

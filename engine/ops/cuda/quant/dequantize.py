@@ -12,8 +12,18 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import InInt, Int32, OutT, Pointer
-from tessera.engine.formats import FORMATS, DenseFormat, Fp8Format, LinearWeight, PackedFormat, WeightFormat, WeightPart
+from tessera.engine.formats import (
+    FORMATS,
+    DenseFormat,
+    Fp8Format,
+    LinearWeight,
+    PackedBlockFormat,
+    PackedFormat,
+    WeightFormat,
+    WeightPart,
+)
 from tessera.engine.ops.cuda.fp8.dequantize import FP8_DEQUANTIZE, launch_dequantize
+from tessera.engine.ops.cuda.quant import gather
 from tessera.engine.ops.cuda.quant.blocks import DEQUANTIZE_BLOCKS, LANE_ELEMENTS, PACK_BLOCKS
 from tessera.engine.ops.cuda.quant.product import kernels_of, takes_any_rows
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, cuda_type, row_config
@@ -62,7 +72,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 def _kernel(format: WeightFormat, dtype: np.dtype[Any]) -> Instantiation:
     if isinstance(format, PackedFormat):
-        return DEQUANTIZE_BLOCKS, (cuda_type(dtype), format.type.name)
+        return DEQUANTIZE_BLOCKS, (cuda_type(dtype), format.kernel_type)
     if isinstance(format, Fp8Format):
         return FP8_DEQUANTIZE, (cuda_type(dtype),)
     return DEQUANTIZE[format.name], (cuda_type(dtype),)
@@ -72,9 +82,10 @@ class DequantizeOps(Ops):
     device: CudaDevice
     batch_invariant = False  # see `CudaOps`
     _scratch: Tensor | None = None
+    _ordered: Tensor | None = None
 
     def reserve_linear(self, weights: Iterable[LinearWeight], dtype: np.dtype[Any], max_rows: int = 0) -> None:
-        """Compile and allocate beforehand what products of these weights with rows of `dtype` take."""
+        """Compile and allocate beforehand what products of up to `max_rows` rows of `dtype` by these weights take."""
         stored = [weight for weight in weights if weight.dense is None]
         formats = {
             part.format for weight in stored for part in weight.parts if not isinstance(part.format, DenseFormat)
@@ -83,6 +94,10 @@ class DequantizeOps(Ops):
         for weight in stored:
             kernels |= kernels_of(weight, cuda_type(dtype), self.device)
         self.device.compile(sorted(kernels, key=lambda kernel: (kernel[0].name, kernel[1])))
+        ordered = [weight.shape[1] for weight in stored if weight.order is not None]
+        if ordered:
+            self.device.compile(gather.instantiations((cuda_type(dtype),)))
+            self._in_order_of(max_rows * max(ordered) * dtype.itemsize)
         always = self.batch_invariant or dtype.itemsize != HALF_BYTES
         copied = [weight.shape for weight in stored if always or not takes_any_rows(weight)]
         if copied:
@@ -94,6 +109,20 @@ class DequantizeOps(Ops):
             assert not self.device.is_capturing, "reserve_linear comes before a recording"
             self._scratch = empty((nbytes,), uint8, self.device)
         return self._scratch
+
+    def _in_order_of(self, nbytes: int) -> Tensor:
+        """At least this much memory for activations, the same for every product."""
+        if self._ordered is None or self._ordered.nbytes < nbytes:
+            assert not self.device.is_capturing, "reserve_linear comes before a recording"
+            self._ordered = empty((nbytes,), uint8, self.device)
+        return self._ordered
+
+    def _in_order(self, x: Tensor, order: Tensor) -> Tensor:
+        """x with its columns in a weight's order, until the next call."""
+        scratch = self._in_order_of(x.nbytes)
+        out = Tensor(scratch.buffer, x.shape, x.dtype, scratch.offset)
+        gather.gather_columns(self.device, x, order, out)
+        return out
 
     def _dequantized(self, weight: LinearWeight, dtype: np.dtype[Any]) -> Tensor:
         """[N, K] in `dtype`, until the next call."""
@@ -127,7 +156,7 @@ class DequantizeOps(Ops):
         self.device.launch(spec, template, config, params)
 
     def _pack_blocks(self, stored: Tensor, part: WeightPart, first: int) -> None:
-        assert isinstance(part.format, PackedFormat)
+        assert isinstance(part.format, PackedBlockFormat)
         rows, columns = stored.shape[0], part.shape[1]
         codes, headers = (part.tensors[name][first : first + rows] for name in part.format.tensor_names)
         params = PACK_BLOCKS.params(stored=stored, codes=codes, headers=headers, columns=columns)
