@@ -81,6 +81,17 @@ class AttentionOps(CheckedOps):
             self._rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads, out)
         return out
 
+    def rotate(self, qkv: Tensor, cos_sin: Tensor, positions: Tensor, *, num_heads: int, head_dim: int) -> Tensor:
+        """Rotate the first `num_heads` heads of each row of qkv [T, W] in place, as `HeadTransform` says; qkv is
+        returned. For models whose queries and keys pass their norms after the rotation."""
+        self._check(qkv=qkv, cos_sin=cos_sin, positions=positions)
+        _require(qkv.ndim == 2 and num_heads * head_dim <= qkv.shape[1], "rotate", qkv)
+        _require(positions.shape == qkv.shape[:1], "positions", positions, qkv)
+        self._check_cos_sin(cos_sin, head_dim)
+        if qkv.size:
+            self._rotate(qkv, cos_sin, positions, num_heads, head_dim)
+        return qkv
+
     def paged_attention(
         self,
         q: Tensor,
@@ -90,6 +101,7 @@ class AttentionOps(CheckedOps):
         *,
         scale: float,
         sliding_window: int | None = None,
+        soft_cap: float | None = None,
         sinks: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
@@ -97,14 +109,15 @@ class AttentionOps(CheckedOps):
 
         Any mix of rows: a row's queries are its last `cu_seqlens_q[r+1] - cu_seqlens_q[r]` tokens.
         Query heads share key/value heads in groups of Hq / Hkv. With a sliding window of w a query
-        sees itself and the w - 1 tokens before it. exp(sinks[h]), of [Hq], is added to the sum that head h's softmax
-        divides by.
+        sees itself and the w - 1 tokens before it. With a soft cap c, scores s become c * tanh(s / c)
+        (Gemma 2) before the softmax. exp(sinks[h]), of [Hq], is added to the sum that head h's softmax
+        divides by; with sinks there is no soft cap.
         """
         self._check(out=out)
-        self._check_attention(q, key_cache, value_cache, metadata, sinks)
+        self._check_attention(q, key_cache, value_cache, metadata, soft_cap, sinks)
         out = self._out(out, q.shape, q.dtype)
         if q.size:
-            self._paged_attention(q, key_cache, value_cache, metadata, scale, sliding_window, sinks, out)
+            self._paged_attention(q, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, sinks, out)
         return out
 
     def attention(
@@ -118,6 +131,7 @@ class AttentionOps(CheckedOps):
         num_heads: int,
         scale: float,
         sliding_window: int | None = None,
+        soft_cap: float | None = None,
         sinks: Tensor | None = None,
         queries: Tensor,
         out: Tensor | None = None,
@@ -125,13 +139,13 @@ class AttentionOps(CheckedOps):
         """`rope_and_store`, then `paged_attention` of what it returns; `queries` [T, Hq * D] is scratch."""
         self._check(qkv=qkv, queries=queries, out=out)
         self._check_rope(qkv, key_cache, value_cache, metadata, transform, num_heads)
-        self._check_attention(queries, key_cache, value_cache, metadata, sinks)
+        self._check_attention(queries, key_cache, value_cache, metadata, soft_cap, sinks)
         shape = (qkv.shape[0], num_heads * key_cache.shape[3])
         _require(queries.shape == shape and queries.dtype == qkv.dtype, "attention scratch", queries, qkv)
         out = self._out(out, shape, qkv.dtype)
         if qkv.size:
             inputs = (qkv, key_cache, value_cache, metadata, transform)
-            self._attention(*inputs, num_heads, scale, sliding_window, sinks, queries, out)
+            self._attention(*inputs, num_heads, scale, sliding_window, soft_cap, sinks, queries, out)
         return out
 
     def _check_rope(
@@ -155,11 +169,14 @@ class AttentionOps(CheckedOps):
         _require(metadata.positions.shape == qkv.shape[:1], "positions", metadata.positions, qkv)
         _require(metadata.slot_mapping.shape == qkv.shape[:1], "slot_mapping", metadata.slot_mapping, qkv)
         if cos_sin is not None:
-            fits = cos_sin.ndim == 2 and cos_sin.shape[1] % 2 == 0 and cos_sin.shape[1] <= head_dim
-            _require(fits and cos_sin.dtype == float32, "cos_sin", cos_sin, key_cache)
+            self._check_cos_sin(cos_sin, head_dim)
         for norm in (q_norm, k_norm):
             if norm is not None:
                 _require(norm.shape == (head_dim,) and norm.dtype == qkv.dtype, "head norm", norm, qkv)
+
+    def _check_cos_sin(self, cos_sin: Tensor, head_dim: int) -> None:
+        fits = cos_sin.ndim == 2 and cos_sin.shape[1] % 2 == 0 and cos_sin.shape[1] <= head_dim
+        _require(fits and cos_sin.dtype == float32, f"cos_sin of heads of {head_dim}", cos_sin)
 
     def _check_attention(
         self,
@@ -167,9 +184,12 @@ class AttentionOps(CheckedOps):
         key_cache: Tensor,
         value_cache: Tensor,
         metadata: AttentionMetadata,
+        soft_cap: float | None,
         sinks: Tensor | None,
     ) -> None:
         self._check(q=q, key_cache=key_cache, value_cache=value_cache, sinks=sinks)
+        _require(soft_cap is None or soft_cap > 0, "soft cap", q)
+        _require(soft_cap is None or sinks is None, "attention with either a soft cap or sinks", q)
         self._check(**{f.name: v for f in fields(metadata) if isinstance(v := getattr(metadata, f.name), Tensor)})
         _, num_kv_heads, _, head_dim = key_cache.shape
         _require(q.ndim == 2 and q.shape[1] % (num_kv_heads * head_dim) == 0, "paged_attention", q, key_cache)
@@ -199,6 +219,8 @@ class AttentionOps(CheckedOps):
         out: Tensor,
     ) -> None: ...
     @abstractmethod
+    def _rotate(self, qkv: Tensor, cos_sin: Tensor, positions: Tensor, num_heads: int, head_dim: int) -> None: ...
+    @abstractmethod
     def _paged_attention(
         self,
         q: Tensor,
@@ -207,6 +229,7 @@ class AttentionOps(CheckedOps):
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None,
+        soft_cap: float | None,
         sinks: Tensor | None,
         out: Tensor,
     ) -> None: ...
@@ -221,9 +244,10 @@ class AttentionOps(CheckedOps):
         num_heads: int,
         scale: float,
         sliding_window: int | None,
+        soft_cap: float | None,
         sinks: Tensor | None,
         queries: Tensor,
         out: Tensor,
     ) -> None:
         self._rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads, queries)
-        self._paged_attention(queries, key_cache, value_cache, metadata, scale, sliding_window, sinks, out)
+        self._paged_attention(queries, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, sinks, out)

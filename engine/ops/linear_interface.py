@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from tessera.engine.formats import LinearWeight
+import numpy as np
+
+from tessera.engine.formats import LinearWeight, WeightFormat
 from tessera.engine.ops.checks import CheckedOps, require
 from tessera.engine.ops.layer_interface import LayerOps
 from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32
 
 # `*_mul` are gated: the first half of the features passes the function and multiplies the second half.
-Activation = Literal["silu_mul", "clamped_swiglu_mul", "gelu_tanh_mul", "gelu_erf_mul", "gelu_tanh", "gelu_erf"]
+Activation = Literal[
+    "silu_mul", "clamped_swiglu_mul", "gelu_tanh_mul", "gelu_erf_mul", "gelu_tanh", "gelu_erf", "relu", "relu2"
+]
 
 
 def is_gated(activation: Activation) -> bool:
@@ -121,6 +125,10 @@ class LinearOps(LayerOps, CheckedOps):
             self._linear(x, weight, prologue, epilogue, out)
         return out
 
+    def multiplies_stored(self, format: WeightFormat, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+        """Whether products of `dtype` take such a matrix [N, K] best as a checkpoint stores it."""
+        return False
+
     def _check_prologue(self, x: Tensor, prologue: Prologue) -> None:
         weight, scratch = prologue.weight, prologue.scratch
         self._check(norm=weight, scratch=scratch)
@@ -166,5 +174,7 @@ class LinearOps(LayerOps, CheckedOps):
             self._clamped_swiglu_mul(x, out)
         elif is_gated(function):
             self._gelu_mul(x, function == "gelu_tanh_mul", out)
+        elif function in ("relu", "relu2"):
+            self._relu(x, function == "relu2", out)
         else:
             self._gelu(x, function == "gelu_tanh", out)

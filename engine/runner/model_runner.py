@@ -109,10 +109,9 @@ class ModelRunner:
             self._prepare_kernels(progress)
         weights = self._load_weights(progress)
         if not isinstance(device, CpuDevice):
-            self._cuda_ops.reserve_linear(weights.linear_weights(), self._dtype, self._buffer_tokens)
+            rows = max(self._buffer_tokens, config.max_num_seqs)
+            self._cuda_ops.reserve_linear(weights.linear_weights(), self._dtype, rows)
             self._cuda_ops.reserve_experts(weights.experts(), self._dtype)
-            if any(layer.attention.sinks for layer in model.layers):
-                self._cuda_ops.reserve_sinks(self._dtype, model.head_dims)
         self.generates = weights.has_head
         self.weight_bytes = weights.nbytes
         self.stored_bytes = weights.bytes_by_format if model.quantisation is not None else {}
@@ -269,7 +268,8 @@ class ModelRunner:
             if progress is not None:
                 progress("kernels", done, total)
 
-        self._cuda_ops.compile(self._dtype, report, head_dims=self.model.head_dims)
+        model = self.model
+        self._cuda_ops.compile(self._dtype, report, head_dims=model.head_dims, rare_ops=model.rare_ops)
         rows = self._max_rows + 1  # a CUDA graph has one more row, for padded tokens
         self._cuda_ops.reserve_attention(rows, self.model.num_heads, max(self.model.head_dims))
 

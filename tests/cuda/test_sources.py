@@ -15,7 +15,7 @@ from tessera.engine.cuda.params import signature_of
 from tessera.engine.cuda.sources import INCLUDE
 from tessera.engine.ops.cuda.activation import silu_mul_config
 from tessera.engine.ops.cuda.generate import write_headers
-from tessera.engine.ops.cuda.registry import all_instantiations, all_specs
+from tessera.engine.ops.cuda.registry import OF_RARE_OPS, all_instantiations, all_specs
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, CHUNK, WARP_SIZE, flat_config, row_config
 from tests.support.paths import ROOT
 
@@ -48,8 +48,12 @@ def test_description_is_the_sources(spec: KernelSpec[Any]) -> None:
 
 
 def test_every_kernel_is_described_once() -> None:
-    """Once for each architecture from which on some variants compile, for those of one order of sums, and on demand."""
-    described = [(spec.file, spec.name, spec.min_arch, spec.batch_invariant, spec.on_demand) for spec in SPECS]
+    """Once for each architecture from which on some of its variants compile, for those of one order of sums, and for
+    those of few models."""
+    rare = {spec: op for op, specs in OF_RARE_OPS.items() for spec in specs}
+    described = [
+        (spec.file, spec.name, spec.min_arch, spec.batch_invariant, spec.on_demand, rare.get(spec)) for spec in SPECS
+    ]
     assert len(described) == len(set(described))
     in_sources = {
         (file, name) for file in (str(path.relative_to(SOURCE_FOLDER)) for path in SOURCES) for name in kernels_of(file)

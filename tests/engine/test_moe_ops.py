@@ -133,7 +133,7 @@ def test_sinks_take_a_share_of_the_softmax(dtype: np.dtype[Any], window: int | N
         sinks=tensor(sinks),
     )
     places = (inputs.key_cache, inputs.value_cache, inputs.block_tables, inputs.cu_seqlens_q, inputs.context_lens)
-    expected = reference.paged_attention(inputs.q, *places, inputs.case.scale, window, sinks)
+    expected = reference.paged_attention(inputs.q, *places, inputs.case.scale, window, sinks=sinks)
     assert_close(found.numpy(), expected, dtype)
 
 

@@ -129,6 +129,7 @@ def paged_attention(
     context_lens: Array,
     scale: float,
     sliding_window: int | None,
+    soft_cap: float | None = None,
     sinks: Array | None = None,
 ) -> Array:
     """One query at a time over exactly the keys it sees; q [T, Hq * D], sinks [Hq]."""
@@ -147,6 +148,8 @@ def paged_attention(
                 keys = key_cache[blocks, head // group, offsets].astype(np.float64)
                 values = value_cache[blocks, head // group, offsets].astype(np.float64)
                 scores = keys @ heads[token, head] * scale
+                if soft_cap is not None:
+                    scores = soft_cap * np.tanh(scores / soft_cap)
                 if sinks is not None:
                     scores, values = np.append(scores, float(sinks[head])), np.vstack([values, np.zeros(head_dim)])
                 out[token, head] = softmax(scores) @ values

@@ -9,7 +9,8 @@ from tessera.engine.models.fields import Fields
 from tessera.engine.models.registry import experts, rules
 from tessera.engine.models.registry.architecture import Architecture, WeightNames
 from tessera.engine.models.registry.experts import MAX_INNER, ExpertForm, ExpertsRule
-from tessera.engine.models.registry.llama import LLAMA_DEFAULTS, LLAMA_FAMILY, LLAMA_LAYER, LLAMA_WEIGHTS, QWEN_DEFAULTS
+from tessera.engine.models.registry.llama import LLAMA_DEFAULTS, LLAMA_LAYER, LLAMA_WEIGHTS, QWEN_DEFAULTS
+from tessera.engine.models.registry.scaled import SCALED_FAMILY
 from tessera.engine.ops.layer_interface import SWIGLU_ALPHA, SWIGLU_LIMIT
 
 MLP = LLAMA_LAYER + "mlp."
@@ -128,7 +129,7 @@ MIXTURES: dict[str, Architecture] = {
         windows=rules.same_window_if_used,
     ),
     "GraniteMoeForCausalLM": replace(
-        LLAMA_FAMILY["GraniteForCausalLM"],
+        SCALED_FAMILY["GraniteForCausalLM"],
         model_type="granitemoe",
         base_classes=("GraniteMoeModel",),
         weights=GRANITE_MOE_WEIGHTS,
@@ -139,7 +140,7 @@ MIXTURES: dict[str, Architecture] = {
             inner_size="intermediate_size",
         ),
         defaults={
-            **LLAMA_FAMILY["GraniteForCausalLM"].defaults,
+            **SCALED_FAMILY["GraniteForCausalLM"].defaults,
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
         },

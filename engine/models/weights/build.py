@@ -125,8 +125,9 @@ def layer_fields(spec: LayerSpec, hidden: int) -> Iterator[Field]:
         yield from _expert_fields(mlp, hidden)
     else:
         yield from _mlp_fields("", mlp, hidden)
-    for name in ("q_norm", "k_norm"):
-        yield from _norm(name, attention.qk_norm, attention.head_dim)
+    for name, size in (("q_norm", attention.q_size), ("k_norm", attention.kv_size)):
+        over_head = attention.qk_norm_form in ("head", "rotated_head")
+        yield from _norm(name, attention.qk_norm, attention.head_dim if over_head else size)
 
 
 def _mlp_fields(prefix: str, mlp: MLPSpec, hidden: int) -> Iterator[Field]:

@@ -11,6 +11,7 @@ from tessera.engine.ops.cuda import (
     attention,
     elementwise,
     encoder,
+    fp8,
     linear,
     norm,
     random,
@@ -24,6 +25,7 @@ from tessera.engine.ops.cuda.moe import rows as expert_rows
 from tessera.engine.ops.cuda.moe import sm90 as sm90_experts
 from tessera.engine.ops.cuda.moe import tiles as expert_tiles
 from tessera.engine.ops.cuda.quant import blocks, dequantize, gather, product, sm90_product
+from tessera.engine.ops.interface import RareOp
 
 GROUPS = (
     linear,
@@ -32,6 +34,7 @@ GROUPS = (
     gather,
     product,
     sm90_product,
+    fp8,
     attention,
     norm,
     activation,
@@ -52,11 +55,33 @@ ENCODER_GROUPS = (
     dequantize,
     blocks,
     gather,
+    fp8,
     norm,
     activation,
     elementwise,
     encoder,
 )  # all that a text encoder launches
+
+
+# Kernels of operations that few models have; see `tessera.engine.ops.interface.RareOp`.
+OF_RARE_OPS: dict[RareOp, tuple[KernelSpec[Any], ...]] = {
+    "soft_cap": (
+        attention.general.CAPPED_ATTENTION,
+        attention.decode.CAPPED_ATTENTION_DECODE,
+        attention.prefill.CAPPED_PREFILL,
+        attention.prefill.CAPPED_PREFILL_IN_ORDER,
+    ),
+    "sinks": (
+        attention.general.SINK_ATTENTION,
+        attention.decode.SINK_ATTENTION_DECODE,
+        attention.decode.CLUSTERED_SINK_ATTENTION_DECODE,
+        attention.prefill.SINK_PREFILL,
+        attention.prefill.SINK_PREFILL_IN_ORDER,
+    ),
+    "relu": (activation.RELU,),
+    "norm_columns": (norm.NORM_COLUMNS,),
+    "rotate": (attention.rope.ROTATE,),
+}
 
 
 def all_specs() -> tuple[KernelSpec[Any], ...]:

@@ -18,7 +18,7 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutFloat, OutT, OutUint
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.cuda.attention.memory import MAX_SPLITS
-from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem
+from tessera.engine.ops.cuda.attention.problem import ATTENTION, CAPPED_HEAD_DIMS, AttentionOperands, AttentionProblem
 from tessera.engine.ops.cuda.candidates import Candidate
 from tessera.engine.ops.cuda.types import HALF_BYTES, MAX_CACHED_CONFIGS, SEGMENT, WARP_SIZE, ceil_div
 from tessera.engine.ops.interface import HeadTransform
@@ -57,21 +57,23 @@ class PagedAttentionDecodeParams(NamedTuple):
     beside_prefill: Int32
     eps: Float32
     scale_log2: Float32
+    cap_log2: Float32
     sinks: InT
 
 
 PAGED_ATTENTION_DECODE = KernelSpec(
     file="attention/decode.cu",
     name="paged_attention_decode_kernel",
-    template=("T", "HEAD_DIM", "WARPS", "STAGES", "FUSED", "CLUSTERED", "SINKS"),
+    template=("T", "HEAD_DIM", "WARPS", "STAGES", "FUSED", "CLUSTERED", "CAPPED", "SINKS"),
     params=PagedAttentionDecodeParams,
     overlaps=True,
 )
 # The same function, with CLUSTERED: blocks that share a row's keys merge in each other's shared memory.
 CLUSTERED_ATTENTION_DECODE = replace(PAGED_ATTENTION_DECODE, min_arch=90)
-SINK_ATTENTION_DECODE, CLUSTERED_SINK_ATTENTION_DECODE = (
-    replace(spec, on_demand=True) for spec in (PAGED_ATTENTION_DECODE, CLUSTERED_ATTENTION_DECODE)
-)
+# The same functions, with CAPPED or SINKS.
+CAPPED_ATTENTION_DECODE = replace(PAGED_ATTENTION_DECODE, on_demand=True)
+SINK_ATTENTION_DECODE = replace(PAGED_ATTENTION_DECODE, on_demand=True)
+CLUSTERED_SINK_ATTENTION_DECODE = replace(CLUSTERED_ATTENTION_DECODE, on_demand=True)
 WITH_SINKS = {
     PAGED_ATTENTION_DECODE: SINK_ATTENTION_DECODE,
     CLUSTERED_ATTENTION_DECODE: CLUSTERED_SINK_ATTENTION_DECODE,
@@ -79,6 +81,7 @@ WITH_SINKS = {
 SPECS = (
     PAGED_ATTENTION_DECODE,
     CLUSTERED_ATTENTION_DECODE,
+    CAPPED_ATTENTION_DECODE,
     SINK_ATTENTION_DECODE,
     CLUSTERED_SINK_ATTENTION_DECODE,
 )
@@ -122,8 +125,10 @@ class DecodeShape:
     warps: int
     stages: int
 
-    def template(self, *, fused: bool, clustered: bool = False) -> tuple[str, ...]:
-        flags = ("true" if flag else "false" for flag in (fused, clustered))
+    def template(
+        self, *, fused: bool, clustered: bool = False, capped: bool = False, sinks: bool = False
+    ) -> tuple[str, ...]:
+        flags = ("true" if flag else "false" for flag in (fused, clustered, capped, sinks))
         return (str(self.head_dim), str(self.warps), str(self.stages), *flags)
 
 
@@ -131,6 +136,7 @@ DECODE_SHAPES = {
     shape.head_dim: shape
     for shape in (
         DecodeShape(64, warps=4, stages=2),
+        DecodeShape(80, warps=4, stages=2),
         DecodeShape(96, warps=4, stages=2),
         DecodeShape(128, warps=4, stages=2),
         DecodeShape(256, warps=4, stages=1),
@@ -146,8 +152,11 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     pairs += [
         (CLUSTERED_ATTENTION_DECODE, shape.template(fused=True, clustered=True)) for shape in DECODE_SHAPES.values()
     ]
-    pairs = [(spec, (*template, "false")) for spec, template in pairs] + [
-        (WITH_SINKS[spec], (*template, "true")) for spec, template in pairs
+    pairs += [(WITH_SINKS[spec], (*template[:-1], "true")) for spec, template in pairs]
+    pairs += [
+        (CAPPED_ATTENTION_DECODE, DECODE_SHAPES[head_dim].template(fused=fused, capped=True))
+        for head_dim in CAPPED_HEAD_DIMS
+        for fused in (False, True)
     ]
     return [(spec, (dtype, *template)) for dtype in dtypes if dtype != "float" for spec, template in pairs]
 
@@ -243,18 +252,26 @@ def plan_decode(
     fused: bool,
     clusters: bool,
     in_order: bool = False,
+    capped: bool = False,
+    sinks: bool = False,
 ) -> DecodePlan:
     """For rows of up to `max_context_len` keys, `max_splits` of which fit into memory."""
     groups = head_groups(num_heads, num_kv_heads)
-    division = divide(num_seqs, groups, max_context_len, max_splits, clusters=fused and clusters, in_order=in_order)
+    clusters = fused and clusters and not capped
+    division = divide(num_seqs, groups, max_context_len, max_splits, clusters=clusters, in_order=in_order)
     splits = decode_splits(max_context_len, window, division)
     shape = DECODE_SHAPES[head_dim]
-    if num_seqs * groups >= MANY_ROW_GROUPS and not in_order:  # other warps add other keys
+    if num_seqs * groups >= MANY_ROW_GROUPS and not in_order and not capped:  # other warps add other keys
         shape = MANY_ROWS_SHAPES.get(head_dim, shape)
     clustered = division.cluster > 1
+    spec = CLUSTERED_ATTENTION_DECODE if clustered else PAGED_ATTENTION_DECODE
+    if capped:
+        spec = CAPPED_ATTENTION_DECODE
+    elif sinks:
+        spec = WITH_SINKS[spec]
     return DecodePlan(
-        CLUSTERED_ATTENTION_DECODE if clustered else PAGED_ATTENTION_DECODE,
-        shape.template(fused=fused, clustered=clustered),
+        spec,
+        shape.template(fused=fused, clustered=clustered, capped=capped, sinks=sinks),
         decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, division),
         division,
     )
@@ -264,6 +281,8 @@ def _accepts(problem: AttentionProblem, device: CudaDevice) -> bool | None:
     if problem.rows not in ("decodes", "fused_decodes") or problem.dtype == "float":
         return None
     if not problem.is_aligned or problem.block_size % UNIT_KEYS or not problem.in_pairs:
+        return None
+    if problem.capped and problem.head_dim not in CAPPED_HEAD_DIMS:
         return None
     return True if problem.head_dim in DECODE_SHAPES else None
 
@@ -283,6 +302,8 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         fused=operands.transform is not None,
         clusters=device.compute_capability >= (9, 0),
         in_order=problem.in_order,
+        capped=problem.capped,
+        sinks=problem.has_sinks,
     )
     cos_sin, q_norm, k_norm, eps = operands.transform or HeadTransform()
     partial_out, partial_sums, arrivals = memory.decode_pointers(num_seqs, num_heads, head_dim)
@@ -318,11 +339,10 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         beside_prefill=operands.beside_prefill,
         eps=eps,
         scale_log2=operands.scale_log2,
+        cap_log2=operands.cap_log2,
         sinks=operands.sinks,
     )
-    if problem.has_sinks:
-        spec = WITH_SINKS[spec]
-    device.launch(spec, (problem.dtype, *template, "true" if problem.has_sinks else "false"), config, params)
+    device.launch(spec, (problem.dtype, *template), config, params)
 
 
 ATTENTION.register(Candidate("decode", SPECS, _accepts, _launch, order=0))

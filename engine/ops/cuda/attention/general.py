@@ -32,17 +32,25 @@ class PagedAttentionParams(NamedTuple):
     block_table_width: Int32
     sliding_window: Int32
     scale_log2: Float32
+    cap_log2: Float32
     sinks: RestrictInT
 
 
 PAGED_ATTENTION = KernelSpec(
     file="attention/attention.cu",
     name="paged_attention_kernel",
-    template=("T", "SINKS"),
+    template=("T", "CAPPED", "SINKS"),
     params=PagedAttentionParams,
 )
+# The same function, with CAPPED or SINKS.
+CAPPED_ATTENTION = replace(PAGED_ATTENTION, on_demand=True)
 SINK_ATTENTION = replace(PAGED_ATTENTION, on_demand=True)
-SPECS = (PAGED_ATTENTION, SINK_ATTENTION)
+FLAGS = {
+    PAGED_ATTENTION: ("false", "false"),
+    CAPPED_ATTENTION: ("true", "false"),
+    SINK_ATTENTION: ("false", "true"),
+}
+SPECS = tuple(FLAGS)
 
 WARPS = Constant(4, "of a block")
 MAX_HEAD_DIM = Constant(LARGEST_HEAD_DIM)
@@ -51,8 +59,7 @@ declare_header("attention", __name__, {"WARPS": WARPS, "MAX_HEAD_DIM": MAX_HEAD_
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
-    specs = {"false": PAGED_ATTENTION, "true": SINK_ATTENTION}
-    return [(spec, (dtype, sinks)) for sinks, spec in specs.items() for dtype in dtypes]
+    return [(spec, (dtype, *flags)) for dtype in dtypes for spec, flags in FLAGS.items()]
 
 
 def _accepts(problem: AttentionProblem, device: CudaDevice) -> bool | None:
@@ -78,11 +85,16 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         block_table_width=metadata.block_tables.shape[1],
         sliding_window=operands.window,
         scale_log2=operands.scale_log2,
+        cap_log2=operands.cap_log2,
         sinks=operands.sinks,
     )
     config = LaunchConfig((q.shape[0], operands.num_heads, 1), (WARPS * WARP_SIZE, 1, 1))
-    spec, sinks = (SINK_ATTENTION, "true") if problem.has_sinks else (PAGED_ATTENTION, "false")
-    device.launch(spec, (problem.dtype, sinks), config, params)
+    spec = PAGED_ATTENTION
+    if problem.capped:
+        spec = CAPPED_ATTENTION
+    elif problem.has_sinks:
+        spec = SINK_ATTENTION
+    device.launch(spec, (problem.dtype, *FLAGS[spec]), config, params)
 
 
 ATTENTION.register(Candidate("general", SPECS, _accepts, _launch, order=0))

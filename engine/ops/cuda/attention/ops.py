@@ -7,14 +7,10 @@ else at all. Rows with one query and those with more still differ in their last 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from functools import cached_property
-from typing import Any
-
-import numpy as np
 
 from tessera.engine.contract.errors import TesseraError
-from tessera.engine.ops.cuda.attention import decode, general, prefill, sm90_prefill
+from tessera.engine.ops.cuda.attention import sm90_prefill
 from tessera.engine.ops.cuda.attention.decode import DECODE_SHAPES, IN_ORDER_SPLITS
 from tessera.engine.ops.cuda.attention.memory import AttentionMemory
 from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem, Rows
@@ -51,18 +47,6 @@ class AttentionOps(RopeOps):
         if sm90_prefill.runs(self.device, head_dim):
             sm90_prefill.splits_of(self.attention_memory)
 
-    def reserve_sinks(self, dtype: np.dtype[Any], head_dims: Collection[int]) -> None:
-        """Compile beforehand attention with sinks over heads of these sizes."""
-        pairs = [
-            (spec, template)
-            for file in (decode, prefill, general)
-            for spec, template in file.instantiations((cuda_type(dtype),))
-            if spec.on_demand and spec.supports(self.device.arch)
-        ]
-        wanted = {*map(str, head_dims)}
-        of_heads = [pair for pair in pairs if "HEAD_DIM" not in pair[0].template or pair[1][1] in wanted]
-        self.device.compile(of_heads)
-
     def _paged_attention(
         self,
         q: Tensor,
@@ -71,6 +55,7 @@ class AttentionOps(RopeOps):
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None,
+        soft_cap: float | None,
         sinks: Tensor | None,
         out: Tensor,
     ) -> None:
@@ -82,10 +67,11 @@ class AttentionOps(RopeOps):
             value_cache,
             metadata,
             q.shape[1] // head_dim,
-            _kernel_scale(scale),
+            _kernel_scale(scale, soft_cap),
             _kernel_window(sliding_window),
             out,
             self.attention_memory,
+            cap_log2=_kernel_cap(soft_cap),
             sinks=sinks,
         )
         problem = self._problem("decodes", operands)
@@ -114,6 +100,7 @@ class AttentionOps(RopeOps):
         num_heads: int,
         scale: float,
         sliding_window: int | None,
+        soft_cap: float | None,
         sinks: Tensor | None,
         queries: Tensor,
         out: Tensor,
@@ -125,11 +112,12 @@ class AttentionOps(RopeOps):
                 value_cache,
                 metadata,
                 num_heads,
-                _kernel_scale(scale),
+                _kernel_scale(scale, soft_cap),
                 _kernel_window(sliding_window),
                 out,
                 self.attention_memory,
                 transform,
+                cap_log2=_kernel_cap(soft_cap),
                 sinks=sinks,
             )
             cos_sin, q_norm, k_norm, _ = transform
@@ -138,22 +126,24 @@ class AttentionOps(RopeOps):
             if self.attention_kernels.launch(problem, operands):
                 return
         inputs = (qkv, key_cache, value_cache, metadata, transform)
-        super()._attention(*inputs, num_heads, scale, sliding_window, sinks, queries, out)
+        super()._attention(*inputs, num_heads, scale, sliding_window, soft_cap, sinks, queries, out)
 
     def _problem(self, rows: Rows, operands: AttentionOperands, *, in_pairs: bool = True) -> AttentionProblem:
         q, keys, values = operands.q, operands.key_cache, operands.value_cache
         is_aligned = aligned(16, q, keys, values, operands.out)
         sizes = keys.shape[3], keys.shape[2]
-        has_sinks = operands.sinks is not None
-        return AttentionProblem(
-            rows, cuda_type(q.dtype), *sizes, is_aligned, self.batch_invariant, in_pairs, has_sinks=has_sinks
-        )
+        dtype, capped, has_sinks = cuda_type(q.dtype), operands.cap_log2 > 0, operands.sinks is not None
+        return AttentionProblem(rows, dtype, *sizes, is_aligned, self.batch_invariant, in_pairs, capped, has_sinks)
 
 
-def _kernel_scale(scale: float) -> float:
-    """The kernels compute powers of 2."""
+def _kernel_scale(scale: float, soft_cap: float | None) -> float:
+    """The kernels compute powers of 2, and of what a soft cap takes the tanh."""
     assert scale > 0, "the kernels find the maximum before they scale"
-    return scale * math.log2(math.e)
+    return scale * math.log2(math.e) if soft_cap is None else scale / soft_cap
+
+
+def _kernel_cap(soft_cap: float | None) -> float:
+    return 0.0 if soft_cap is None else soft_cap * math.log2(math.e)
 
 
 def _kernel_window(sliding_window: int | None) -> int:
