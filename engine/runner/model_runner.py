@@ -266,7 +266,8 @@ class ModelRunner:
             if progress is not None:
                 progress("kernels", done, total)
 
-        self._cuda_ops.compile(self._dtype, report, head_dims=self.model.head_dims)
+        model = self.model
+        self._cuda_ops.compile(self._dtype, report, head_dims=model.head_dims, rare_ops=model.rare_ops)
         rows = self._max_rows + 1  # a CUDA graph has one more row, for padded tokens
         self._cuda_ops.reserve_attention(rows, self.model.num_heads, max(self.model.head_dims))
 

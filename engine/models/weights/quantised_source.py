@@ -42,6 +42,8 @@ class QuantisedSource(CheckpointSource):
         matrices = [self.checkpoint.tensor(name) for name in names]
         if not any(isinstance(matrix, StoredMatrix) for matrix in matrices):
             return super().linear(field, layer)
+        if self._order(field, layer, names) is not None:  # rows of blocks cannot change their places
+            return super().linear(field, layer)
         part_rows = (field.rows,) if len(names) == 1 else field.part_rows
         pieces = [self._piece(field, name, rows) for name, rows in zip(names, part_rows, strict=True)]
         orders = {piece.order for piece in pieces}
@@ -51,8 +53,9 @@ class QuantisedSource(CheckpointSource):
         else:
             pieces = [piece._replace(format=DenseFormat(self.dtype)) if piece.order else piece for piece in pieces]
         parts = tuple(self._part(group, field.columns) for group in _groups(pieces))
-        bias = self._vector(self._names(field, "bias", layer), field.part_rows) if field.bias else None
-        return LinearWeight(parts, bias, None if order is None else from_numpy(order, self.ops.device))
+        return LinearWeight(
+            parts, self._bias(field, layer), None if order is None else from_numpy(order, self.ops.device)
+        )
 
     def _piece(self, field: MatrixField, name: str, rows: int) -> _Piece:
         matrix = self.checkpoint.tensor(name)
@@ -76,7 +79,7 @@ class QuantisedSource(CheckpointSource):
         start = 0
         for piece in pieces:
             if isinstance(piece.format, DenseFormat):
-                self._read_part(piece.name, part.tensors["values"][start : start + piece.rows], stored_transposed=False)
+                self._read_part(piece.name, part.tensors["values"][start : start + piece.rows])
             else:
                 self._send_matrix(piece, part, start)
             start += piece.rows
