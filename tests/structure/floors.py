@@ -40,6 +40,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.runner",),
     ("engine.core",),
     ("engine.grammar",),
+    ("engine.training",),
     ("engine.models",),
     ("engine.models.weights",),
     ("engine.models.config",),
