@@ -6,7 +6,7 @@ from __future__ import annotations
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("tessera.__main__",),
     ("app.cli",),
-    ("app.cli.chat", "app.cli.doctor"),
+    ("app.cli.chat", "app.cli.doctor", "app.cli.train"),
     ("app.cli.cache", "app.cli.completion"),
     ("app.cli.hub",),
     ("app.cli.gguf_files", "app.cli.download_bar"),
@@ -25,7 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.openai.conversations",),
     ("app.openai",),
     ("app.tracing",),
-    ("app.generate", "app.store", "app.sockets"),
+    ("app.generate", "app.store", "app.sockets", "app.training"),
     ("app.tools.formats",),
     ("app.tools",),
     ("app.reasoning", "app.text", "app.http"),
@@ -85,5 +85,6 @@ EXCEPTIONS = {
     "app.engines.pooled_model": ("engine.ipc.supervisor",),
     "app.cli.hub": ("engine",),
     "app.cli.cache.model_facts": ("engine",),
+    "app.cli.train.command": ("engine",),
     "app.cli.doctor.gpu": ("engine.cuda.cache",),
 }
