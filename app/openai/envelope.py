@@ -99,7 +99,8 @@ class ChunkWriter:
 
 def system_fingerprint(info: EngineInfo) -> str:
     """Changes when equal seeds may give other tokens: with the program, the model's numbers or the device."""
-    return _fingerprint(f"{__version__}|{info.architecture}|{info.num_parameters}|{info.dtype}|{info.device_name}")
+    numbers = f"{info.num_parameters}|{info.dtype}|{info.weight_bytes}|{'|'.join(sorted(info.stored_bytes))}"
+    return _fingerprint(f"{__version__}|{info.architecture}|{numbers}|{info.device_name}")
 
 
 @lru_cache

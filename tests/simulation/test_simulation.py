@@ -19,6 +19,7 @@ from tessera.engine.core.scheduler import Scheduler
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.process import EngineProcess
 from tessera.engine.ipc.supervisor import EngineSupervisor
+from tessera.engine.kv_tiers.tiers import KVTiers
 from tests.simulation.history import DROP_SECONDS, History
 from tests.simulation.virtual_loop import START
 from tests.simulation.wire import Socket
@@ -86,6 +87,16 @@ def loses_blocks(self: Any, sequence: Any, *, withdraw: bool = False) -> None:
     RELEASE(self, sequence, withdraw=withdraw)
 
 
+def overtakes_copies(self: Any, block: int) -> None:
+    pass
+
+
+def runs_too_early(self: Any) -> None:
+    for load in self.loads:
+        load.is_done = True
+    POLL(self)
+
+
 def forgets_preempted(self: Any, sequence: Any) -> None:
     PREEMPT(self, sequence)
     self.waiting.remove(sequence)
@@ -118,6 +129,7 @@ def stands_still(self: Any, now: float) -> None:
 
 
 RELEASE, PREEMPT, SEND_OUTPUTS = BlockManager.release, Scheduler._preempt, EngineProcess._send_outputs
+POLL = KVTiers.poll
 
 
 @pytest.mark.parametrize(
@@ -130,6 +142,8 @@ RELEASE, PREEMPT, SEND_OUTPUTS = BlockManager.release, Scheduler._preempt, Engin
         (EngineSupervisor, "_describe_end", never_restarts),
         (Generation, "abort", leaves_choices),
         (EngineCore, "schedule", stands_still),
+        (KVTiers, "claim", overtakes_copies),
+        (KVTiers, "poll", runs_too_early),
     ],
     ids=lambda part: part if isinstance(part, str) else getattr(part, "__name__", ""),
 )

@@ -10,8 +10,9 @@ import msgspec
 import openai
 import pytest
 
+from tessera.app.openai.envelope import system_fingerprint
 from tessera.engine.contract.errors import ContextLengthError, EngineError, QueueFullError
-from tests.support.fake_client import play
+from tests.support.fake_client import INFO, play
 from tests.support.http_fixtures import ids
 from tests.support.surface_fixtures import CALL, OTHER_CALL
 from tests.wire.conftest import TEXT, Scripted
@@ -174,6 +175,13 @@ def test_wire_9_a_failure_of_the_engine_is_500_before_the_first_token(plain: Scr
 
 
 # -- 10 and 11: choices, usage, logprobs ----------------------------------------------------------
+
+
+def test_wire_10_the_fingerprint_is_another_for_other_numbers() -> None:
+    others = ({"dtype": "float16"}, {"stored_bytes": {"INT4": 9}}, {"weight_bytes": 9}, {"device_name": "another"})
+    changed = {system_fingerprint(msgspec.structs.replace(INFO, **other)) for other in others}
+    assert len(changed | {system_fingerprint(INFO)}) == 1 + len(others)
+    assert system_fingerprint(msgspec.structs.replace(INFO, load_seconds=7.5)) == system_fingerprint(INFO)
 
 
 def test_wire_10_choice_message_and_usage_have_every_field(plain: Scripted) -> None:
