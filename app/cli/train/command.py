@@ -101,7 +101,8 @@ class _Training:
         if cut:
             total = len(examples) + dropped
             self._say(
-                f"{path}: cut at {max_length} tokens: {cut} of {total} chats, of which {dropped} have nothing left to learn"
+                f"{path}: cut at {max_length} tokens: {cut} of {total} chats, "
+                f"of which {dropped} have nothing left to learn"
             )
         if not examples:
             raise ConfigError(f"{path}: no chat has anything to learn within {max_length} tokens")
