@@ -81,8 +81,14 @@ class Functions(Tape):
 
         return self.record(self.training.join_columns([part.value for part in parts]), parts, backward)
 
-    def add_columns(self, x: Variable, part: Variable, start: int, factor: float = 1.0) -> Variable:
-        """x [M, N] with factor * part [M, n] added to the columns from `start` on."""
+    def add_columns(
+        self, x: Variable, part: Variable, start: int, factor: float = 1.0, *, in_place: bool = False
+    ) -> Variable:
+        """x [M, N] with factor * part [M, n] added to the columns from `start` on.
+
+        `in_place` writes to x's memory: for an x that nothing else reads, neither later nor in a backward, such as a
+        product.
+        """
 
         def backward(dy: Tensor) -> None:
             self.add_gradient(x, dy)
@@ -90,7 +96,8 @@ class Functions(Tape):
                 stop = start + part.shape[1]
                 self.add_gradient(part, self.training.columns(dy, start, stop, factor=factor))
 
-        value = self.training.add_columns(x.value, part.value, start, factor=factor)
+        out = x.value if in_place else None
+        value = self.training.add_columns(x.value, part.value, start, factor=factor, out=out)
         return self.record(value, (x, part), backward)
 
     def view(self, x: Variable, *shape: int) -> Variable:

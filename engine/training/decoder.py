@@ -134,7 +134,8 @@ class TrainableDecoder:
         for name, rows in parameter.parts:
             adapter = self.adapters.get(name.removesuffix(".weight"))
             if adapter is not None:
-                y = f.add_columns(y, f.matmul(f.matmul(x, adapter.a), adapter.b), start, adapter.factor)
+                update = f.matmul(f.matmul(x, adapter.a), adapter.b)
+                y = f.add_columns(y, update, start, adapter.factor, in_place=True)
             start += rows
         return y
 

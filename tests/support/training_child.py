@@ -35,7 +35,7 @@ def training(model: Path, output: Path, settings: RunSettings = SETTINGS) -> tup
 
 
 def main() -> None:
-    run, _ = training(*map(Path, sys.argv[1:3]))
+    run, _ = training(Path(sys.argv[1]), Path(sys.argv[2]))
     run.resume()
     run.run(lambda record: print(record.step, flush=True))
 

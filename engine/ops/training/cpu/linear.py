@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.engine.ops.cpu.precision import finish, scratch, store, widen
+from tessera.engine.ops.cpu.precision import finish, scratch, store, widen, widen_array
 from tessera.engine.ops.training.interface import TrainingOps
-from tessera.engine.tensor import Tensor
+from tessera.engine.tensor import Tensor, float32
 
 
 class CpuLinearTraining(TrainingOps):
@@ -51,7 +51,7 @@ class CpuLinearTraining(TrainingOps):
         if factor == 1.0:
             out.numpy()[...] = taken
         else:
-            store(out, taken.astype(np.float32) * np.float32(factor))
+            store(out, widen_array(taken) * np.float32(factor))
 
     def _join_columns(self, parts: Sequence[Tensor], out: Tensor) -> None:
         np.concatenate([part.numpy() for part in parts], axis=1, out=out.numpy())
@@ -61,4 +61,8 @@ class CpuLinearTraining(TrainingOps):
         if out.pointer != x.pointer:
             out.numpy()[...] = x.numpy()
         place = out.numpy()[:, start : start + part.shape[1]]
-        place[...] = place.astype(np.float32) + widen(part) * np.float32(factor)
+        added = widen(part) if factor == 1.0 else widen(part) * np.float32(factor)
+        if out.dtype == float32:
+            place += added
+        else:
+            place[...] = place.astype(np.float32) + added

@@ -15,6 +15,7 @@ IntArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 CHUNK_ELEMENTS = 1 << 20  # logits of a chunk, unless the fewest columns need more
 MIN_COLUMNS = 128
+LOWEST = np.float32(-60)  # logarithm of a probability in the backward: products with subnormal numbers are slow
 
 
 class CpuLossTraining(TrainingOps):
@@ -65,6 +66,7 @@ class CpuLossTraining(TrainingOps):
             dx = np.zeros_like(rows)
             for chunk, logits in _chunks(rows, weight, multiplier):
                 logits -= logs
+                np.maximum(logits, LOWEST, out=logits)
                 np.exp(logits, out=logits)
                 inside, column = _inside(wanted, chunk)
                 logits[inside, column] -= 1
