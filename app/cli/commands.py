@@ -12,6 +12,7 @@ from tessera.app.cli.doctor.options import DOCTOR_OPTIONS
 from tessera.app.cli.keys_options import KEYS_OPTIONS
 from tessera.app.cli.serve_command import serve_command
 from tessera.app.cli.serve_options import SERVE_OPTIONS
+from tessera.app.cli.train.options import TRAIN_OPTIONS
 from tessera.loadtest.bench_options import BENCH_OPTIONS
 from tessera.options.command_options import CommandOptions, GivenOptions
 
@@ -92,6 +93,12 @@ def _keys(given: GivenOptions) -> int:
     return keys_command(given)
 
 
+def _train(given: GivenOptions) -> int:
+    from tessera.app.cli.train.command import train_command
+
+    return train_command(given)
+
+
 def _completion(given: GivenOptions) -> int:
     from tessera.app.cli.completion_command import completion_command
 
@@ -169,6 +176,16 @@ _TABLE = (
         _bench,
         "tessera bench --num-prompts 200 --max-concurrency 32 --input-len 512 --output-len 128",
         ("num-prompts", "200"),
+    ),
+    Command(
+        "train",
+        "fine-tune a model on a file of chats",
+        "Fine-tune a model, or a LoRA adapter for it, on a file of chats in OpenAI's format.",
+        "[MODEL] --data FILE --output FOLDER [options]",
+        TRAIN_OPTIONS,
+        _train,
+        "tessera train Qwen/Qwen3-0.6B --data chats.jsonl --output tuned --lora",
+        ("batch-size", "32"),
     ),
     Command(
         "doctor",

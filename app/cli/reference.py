@@ -21,8 +21,8 @@ place counts.
 - **Environment.** A switch is `true` or `false`; several values are separated by commas; an empty variable counts as
   unset. So do values such as `tcp://10.0.0.1:8000`, which Kubernetes sets beside a service named `tessera`
   (`TESSERA_PORT`). Variables of `tessera bench` begin with `TESSERA_BENCH_`, those of `tessera chat` with
-  `TESSERA_CHAT_`, those of `tessera keys` with `TESSERA_KEYS_`; the other commands take the command line alone. A
-  variable that looks like a mistyped option is an error.
+  `TESSERA_CHAT_`, those of `tessera keys` with `TESSERA_KEYS_`, those of `tessera train` with `TESSERA_TRAIN_`; the
+  other commands take the command line alone. A variable that looks like a mistyped option is an error.
 - **File.** YAML with one option a line, named as on the command line without the dashes. A switch is `true` or
   `false`, several values are a list, `null` means the default. An unknown key is an error. Paths are relative to the
   folder in which the command runs.

@@ -14,7 +14,8 @@ from tessera.options.command_options import CommandOptions
 from tessera.options.declaration import Option
 
 PREFIX = "TESSERA_"
-OTHER_VARIABLES = ("TESSERA_CACHE_DIR", "TESSERA_BENCH_", "TESSERA_CHAT_", "TESSERA_KEYS_")  # kernels; other commands
+# Kernels; other commands.
+OTHER_VARIABLES = ("TESSERA_CACHE_DIR", "TESSERA_BENCH_", "TESSERA_CHAT_", "TESSERA_KEYS_", "TESSERA_TRAIN_")
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,8 +7,6 @@
 #include "sm90_matmul.cuh"
 #include "swiglu.cuh"
 
-constexpr int PRODUCERS = 2;  // threads that copy: one the weight, one x
-
 // The stages of all of a block's tiles, one after another: copy(tile, column of k, stage).
 template <typename Copy>
 __device__ __forceinline__ void produce_tiles(const ExpertTiles& tiles, Barrier* empty, int steps, int stages,

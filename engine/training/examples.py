@@ -1,0 +1,113 @@
+"""Examples, their order, and their division into micro-batches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tessera.engine.ops.training.interface import PackedSequences
+from tessera.engine.tensor import Device, Tensor, from_numpy
+
+NO_TARGET = -1
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """A sequence of tokens.
+
+    Attributes:
+        token_ids: int32 [n], at least 2.
+        weights: float32 [n], of each token's loss given those before it; the first token's is not used.
+    """
+
+    token_ids: Array
+    weights: Array
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def total_weight(self) -> float:
+        return float(self.weights[1:].sum(dtype=np.float64))
+
+
+class MicroBatch(NamedTuple):
+    """Sequences packed end to end, on the device; see `TrainableDecoder.loss`."""
+
+    token_ids: Tensor
+    targets: Tensor
+    factors: Tensor
+    sequences: PackedSequences
+
+
+class ExampleOrder:
+    """Batches of examples by step, in an order that depends on the seed and the epoch alone."""
+
+    def __init__(self, num_examples: int, batch_size: int, seed: int) -> None:
+        self.num_examples = num_examples
+        self.batch_size = min(batch_size, num_examples)
+        self.seed = seed
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The last batch of an epoch may be smaller."""
+        return -(-self.num_examples // self.batch_size)
+
+    def batch(self, step: int) -> list[int]:
+        """Indices of the examples of a step, counted from 0."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        generator = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
+        order = generator.permutation(self.num_examples)
+        chosen: list[int] = order[place * self.batch_size : (place + 1) * self.batch_size].tolist()
+        return chosen
+
+
+def micro_batches(
+    examples: Sequence[Example], max_tokens: int, total_weight: float, device: Device
+) -> Iterator[MicroBatch]:
+    """The examples in their order, as many at a time as `max_tokens` hold, one at least.
+
+    A token's factor is its weight by `total_weight`.
+    """
+    held: list[Example] = []
+    for example in examples:
+        if held and sum(other.num_tokens for other in held) + example.num_tokens > max_tokens:
+            yield _pack(held, total_weight, device)
+            held = []
+        held.append(example)
+    if held:
+        yield _pack(held, total_weight, device)
+
+
+def _pack(examples: Sequence[Example], total_weight: float, device: Device) -> MicroBatch:
+    targets, factors = [], []
+    for example in examples:
+        weights = np.append(example.weights[1:], 0)
+        following = np.append(example.token_ids[1:], NO_TARGET)
+        targets.append(np.where(weights != 0, following, NO_TARGET))
+        factors.append(weights / total_weight)
+    arrays = (
+        np.concatenate([example.token_ids for example in examples]).astype(np.int32),
+        np.concatenate(targets).astype(np.int32),
+        np.concatenate(factors).astype(np.float32),
+    )
+    token_ids, of_targets, of_factors = (from_numpy(array, device) for array in arrays)
+    lengths = [example.num_tokens for example in examples]
+    return MicroBatch(token_ids, of_targets, of_factors, PackedSequences.of_lengths(lengths, device))
+
+
+def digest(examples: Sequence[Example]) -> str:
+    """Equal for equal examples in equal order."""
+    found = hashlib.sha256()
+    for example in examples:
+        found.update(len(example.token_ids).to_bytes(8, "little"))
+        found.update(example.token_ids.astype(np.int32).tobytes())
+        found.update(example.weights.astype(np.float32).tobytes())
+    return found.hexdigest()

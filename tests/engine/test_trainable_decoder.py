@@ -1,0 +1,120 @@
+"""The trainable decoder and its optimiser against PyTorch (tests/golden), and against the decoder that serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.engine.autograd.functions import Functions
+from tessera.engine.contract.errors import ConfigError
+from tessera.engine.tensor import CPU, bfloat16, float32
+from tessera.engine.training.decoder import TrainableDecoder
+from tessera.engine.training.examples import Example, micro_batches
+from tessera.engine.training.optimizer import AdamW, AdamWSettings
+from tessera.engine.training.parameters import load_parameters
+from tessera.engine.training.trainer import Trainer
+from tests.support.golden_gradients import ADAMW, MODELS, TRAINED, places
+from tests.support.paths import GOLDEN
+from tests.support.tiny_models import TINY_MODELS, build, prompt
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Array]:
+    with np.load(GOLDEN / "golden_gradients.npz") as file:
+        return dict(file)
+
+
+def example() -> Example:
+    ids = np.array(prompt(), np.int32)
+    return Example(ids, np.ones(len(ids), np.float32))
+
+
+def decoder_of(name: str, folder: Path, dtype: np.dtype[Any] = float32, **settings: Any) -> TrainableDecoder:
+    f = Functions.on(CPU)
+    parameters = load_parameters(build(TINY_MODELS[name], folder), f.ops, dtype)
+    return TrainableDecoder(parameters, f, max_len=TINY_MODELS[name].max_model_len, **settings)
+
+
+def loss_and_gradients(decoder: TrainableDecoder, examples: list[Example]) -> tuple[float, dict[str, Array]]:
+    """The mean loss, and gradients by the names of a checkpoint."""
+    total = sum(each.total_weight for each in examples)
+    (batch,) = micro_batches(examples, 10_000, total, CPU)
+    loss = decoder.loss(*batch)
+    decoder.functions.backward(loss)
+    gradients: dict[str, Array] = {}
+    for parameter in decoder.parameters:
+        assert parameter.variable.gradient is not None, parameter.name
+        array, start = parameter.variable.gradient.numpy(), 0
+        for name, rows in parameter.parts:
+            part = array[start : start + rows]
+            gradients[name] = part.T if parameter.transposed else part
+            start += rows
+        parameter.variable.gradient = None
+    return float(loss.value.numpy()[0]), gradients
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_and_every_gradient_are_those_of_pytorch(name: str, golden: dict[str, Array], tmp_path: Path) -> None:
+    loss, gradients = loss_and_gradients(decoder_of(name, tmp_path), [example()])
+    assert loss == pytest.approx(float(golden[f"{name}/loss"]), rel=1e-5)
+    names = golden[f"{name}/names"].tolist()
+    assert set(gradients) == set(names)
+    for tensor, norm, some in zip(names, golden[f"{name}/norms"], golden[f"{name}/some"], strict=True):
+        gradient = np.ascontiguousarray(gradients[tensor]).reshape(-1)
+        assert float(np.linalg.norm(gradient)) == pytest.approx(float(norm), rel=1e-4, abs=1e-7), tensor
+        kept = gradient[places(gradient.size)]
+        np.testing.assert_allclose(kept, some, rtol=0, atol=1e-4 * float(norm) + 1e-7, err_msg=tensor)
+
+
+def test_steps_of_adamw_are_those_of_pytorch(golden: dict[str, Array], tmp_path: Path) -> None:
+    decoder = decoder_of(TRAINED, tmp_path)
+    f = decoder.functions
+    settings = AdamWSettings(**{name: ADAMW[name] for name in ("beta1", "beta2", "eps", "weight_decay")})
+    optimizer = AdamW(list(decoder.parameters), f.ops, f.training, settings)
+    trainer = Trainer(decoder, optimizer, micro_batch_tokens=1000, max_gradient_norm=ADAMW["max_gradient_norm"])
+    losses = [trainer.step([example()], ADAMW["lr"]).loss for _ in golden["losses"]]
+    assert losses[-1] < 0.5 * losses[0]
+    np.testing.assert_allclose(losses, golden["losses"], rtol=1e-3, atol=1e-5)
+
+
+def test_checkpointed_layers_give_the_same_bits(tmp_path: Path) -> None:
+    plain = loss_and_gradients(decoder_of("qwen3", tmp_path / "a"), [example()])
+    again = loss_and_gradients(decoder_of("qwen3", tmp_path / "b", checkpoints_layers=True), [example()])
+    assert plain[0] == again[0]
+    for name, gradient in plain[1].items():
+        np.testing.assert_array_equal(gradient, again[1][name])
+
+
+def test_packed_sequences_have_the_mean_of_their_losses(tmp_path: Path) -> None:
+    """Weighted by tokens; a token without weight has no loss."""
+    decoder = decoder_of("mistral-window", tmp_path)
+    whole = example()
+    first = Example(whole.token_ids[:15], whole.weights[:15])
+    second = Example(whole.token_ids[15:], np.where(np.arange(25) < 10, 0, 0.5).astype(np.float32))
+    (one, of_one), (other, of_other) = (loss_and_gradients(decoder, [each]) for each in (first, second))
+    both, of_both = loss_and_gradients(decoder, [first, second])
+    weights = first.total_weight, second.total_weight
+    assert weights == (14, 7.5)
+    assert both == pytest.approx((one * 14 + other * 7.5) / 21.5, rel=1e-5)
+    for name, gradient in of_both.items():
+        expected = (of_one[name] * 14 + of_other[name] * 7.5) / 21.5
+        np.testing.assert_allclose(gradient, expected, atol=1e-4 * float(np.linalg.norm(expected)) + 1e-7)
+
+
+def test_bfloat16_gradients_are_near_those_of_float32(tmp_path: Path) -> None:
+    exact = loss_and_gradients(decoder_of("llama", tmp_path / "a"), [example()])
+    rounded = loss_and_gradients(decoder_of("llama", tmp_path / "b", bfloat16), [example()])
+    assert rounded[0] == pytest.approx(exact[0], rel=0.02)
+    for name, gradient in exact[1].items():
+        assert np.linalg.norm(rounded[1][name] - gradient) < 0.1 * np.linalg.norm(gradient), name
+
+
+def test_what_cannot_be_trained_says_why(tmp_path: Path) -> None:
+    f = Functions.on(CPU)
+    with pytest.raises(ConfigError, match=r"model\.gguf is a GGUF file; models are trained from folders"):
+        load_parameters(tmp_path / "model.gguf", f.ops)
