@@ -168,7 +168,7 @@ def check_trainable(config: ModelConfig, source: str) -> None:
     }
     for reason, applies in reasons.items():
         if applies:
-            raise ConfigError(f"{source} {reason}; decoders in 16 or 32 bits can be trained")
+            raise ConfigError(f"{source} {reason}; dense decoders in 16 or 32 bits can be trained")
 
 
 def _collect(config: ModelConfig, source: _Source) -> Parameters:

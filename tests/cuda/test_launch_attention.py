@@ -275,6 +275,22 @@ def test_a_soft_cap_has_kernels_of_its_own(head_dim: int, dtype: np.dtype[np.gen
     assert {launch.spec for launch in device.launches} == (on_tensor_cores if fits else {general.CAPPED_ATTENTION})
 
 
+@pytest.mark.parametrize("head_dim", [20, 64, 128])
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_sinks_have_kernels_of_their_own(head_dim: int, batch_invariant: bool) -> None:
+    compiled = set(attention.instantiations(("__nv_bfloat16",)))
+    device = WritingDevice()
+    ops = CudaOps(device, batch_invariant=batch_invariant)  # type: ignore[arg-type]
+    sinks = empty((8,), bfloat16, device)
+    for query_lens, context_lens in (([1, 1], [5, 4000]), ([300, 1], [300, 9]), ([1], [0])):
+        q, cache, metadata = attention_step(device, query_lens, context_lens, 8, 2, head_dim)
+        ops.paged_attention(q, cache, cache, metadata, scale=0.1, sinks=sinks)
+    for launch in device.launches:
+        check_launch(launch, compiled)
+    assert {launch.spec for launch in device.launches} <= set(OF_RARE_OPS["sinks"])
+    assert (general.SINK_ATTENTION in {launch.spec for launch in device.launches}) == (head_dim == 20)
+
+
 def metadata_of(device: WritingDevice) -> AttentionMetadata:
     return attention_step(device, [2], [2], 8, 2, 64)[2]
 

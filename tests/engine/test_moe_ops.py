@@ -137,6 +137,14 @@ def test_sinks_take_a_share_of_the_softmax(dtype: np.dtype[Any], window: int | N
     assert_close(found.numpy(), expected, dtype)
 
 
+def test_attention_has_a_soft_cap_or_sinks() -> None:
+    inputs = AttentionInputs(AttentionCase("", ((1, 3),)))
+    keys, values = inputs.caches(CPU)
+    sinks = tensor(random_array(8, (inputs.q.shape[1] // keys.shape[3],)))
+    with pytest.raises(TesseraError, match="either a soft cap or sinks"):
+        ops.paged_attention(tensor(inputs.q), keys, values, inputs.metadata(CPU), scale=1.0, soft_cap=3.0, sinks=sinks)
+
+
 WRONG: dict[str, Any] = {
     "more experts than there are": lambda t: ops.route(t["logits"], Routing("softmax", 9), t["routed"]),
     "logits of another dtype": lambda t: ops.route(t["half"], Routing("softmax", 2), t["routed"]),

@@ -118,3 +118,5 @@ def test_what_cannot_be_trained_says_why(tmp_path: Path) -> None:
     f = Functions.on(CPU)
     with pytest.raises(ConfigError, match=r"model\.gguf is a GGUF file; models are trained from folders"):
         load_parameters(tmp_path / "model.gguf", f.ops)
+    with pytest.raises(ConfigError, match="is a mixture of experts; dense decoders in 16 or 32 bits can be trained"):
+        load_parameters(build(TINY_MODELS["mixtral"], tmp_path / "mixtral"), f.ops)
