@@ -12,7 +12,7 @@ CLIENT_ENVIRONMENTS := $(patsubst tests/clients/requirements/%.txt,.venv-clients
 # Servers under test start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast test-long test-clients simulate attack soak mutation check format eval test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches
+.PHONY: serve test test-fast test-long test-clients simulate attack soak mutation check format eval eval-quantisation test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -55,6 +55,9 @@ prove-batches: .venv/.dev
 
 eval: .venv/.dev
 	$(BIN)/python -m tests.evaluation $(ARGS)
+
+eval-quantisation: .venv/.dev
+	$(BIN)/python -m tests.evaluation.quantisation $(ARGS)
 
 check: .venv/.dev
 	$(BIN)/ruff check .

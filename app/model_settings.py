@@ -16,6 +16,7 @@ ToolParserName = Literal[
     "mistral",
     "deepseek_v3",
     "deepseek_v31",
+    "gemma",
     "glm4",
     "glm45",
     "granite",

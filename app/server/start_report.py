@@ -193,9 +193,9 @@ def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
 def _offload(info: EngineInfo) -> str:
     """Room for KV blocks beyond the device."""
     block_bytes = info.kv_cache_bytes / info.num_kv_blocks
-    places = {"host memory": info.num_host_kv_blocks, "disk": info.num_disk_kv_blocks}
+    places = {"in host memory": info.num_host_kv_blocks, "on disk": info.num_disk_kv_blocks}
     return ", ".join(
-        f"{count * info.block_size} tokens in {place}, {si(count * block_bytes)}B"
+        f"{count * info.block_size} tokens {place}, {si(count * block_bytes)}B"
         for place, count in places.items()
         if count
     )

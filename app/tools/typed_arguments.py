@@ -13,6 +13,7 @@ import orjson
 from tessera.app.tools.grammar import CallableFunction, GrammarWriter, input_terminal, literal, value_expression
 from tessera.app.tools.parts import PartWriter
 
+ANY_TYPE = frozenset({"string", "boolean", "integer", "number", "object", "array", "null"})
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
 
@@ -31,9 +32,11 @@ class TypedArguments:
     def _is_text(self) -> bool:
         return self._types == {"string"}
 
-    def begin_value(self, key: str) -> None:
+    def begin_value(self, key: str, *, undeclared: frozenset[str] = frozenset({"string"})) -> None:
+        """`undeclared`: types of a parameter that the schema does not have."""
         properties = self._parameters.get("properties")
-        self._types = types_of(properties.get(key) if isinstance(properties, Mapping) else None)
+        schema = properties.get(key) if isinstance(properties, Mapping) else None
+        self._types = undeclared if schema is None else types_of(schema)
         self._writer.write_arguments("{" if self._num_values == 0 else ", ")
         self._writer.write_arguments(orjson.dumps(key).decode() + ": ")
         if self._is_text:
@@ -75,7 +78,7 @@ def types_of(schema: Any) -> frozenset[str]:
     for combination in ("anyOf", "oneOf"):
         if isinstance(schema.get(combination), list):
             return frozenset[str]().union(*map(types_of, schema[combination]))
-    return frozenset({*_TYPES.values(), "null"})
+    return ANY_TYPE
 
 
 def _type_of(value: Any) -> str:

@@ -24,14 +24,15 @@ __device__ __forceinline__ int find_row(const int* cu_seqlens_q, int num_seqs, i
 // out = softmax over the visible keys of (q . k * scale), times v; 2^x with log2(e) in the scale; running
 // maximum and sum as in "Online normalizer calculation for softmax" (Milakov and Gimelshein 2018).
 //
-// Tokens after the last row, and rows without context, give zeros.
+// CAPPED scores are cap * tanh(q . k * scale / cap). Tokens after the last row, and rows without context,
+// give zeros.
 //   in:  q [num_tokens, num_heads * head_dim] T
 //        key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim] T
 //        block_tables [*, block_table_width] int
 //        table_rows [num_seqs] int, each row's place in block_tables
 //        cu_seqlens_q [num_seqs + 1] int
 //        context_lens [num_seqs] int
-//        scale_log2 = scale * log2(e)
+//        scale_log2 = scale * log2(e), or CAPPED scale / cap with cap_log2 = cap * log2(e)
 //   out: out [num_tokens, num_heads * head_dim] T
 // Layout: row-major, head_dim <= 256; keys are read in 16-byte vectors where head_dim and the addresses
 // allow.
@@ -40,7 +41,7 @@ __device__ __forceinline__ int find_row(const int* cu_seqlens_q, int num_seqs, i
 // Shared memory: static.
 // Unit of work: one block a query token's head. Its warps take every fourth 32 keys; a lane computes one
 // key's score, then every 32nd element of the output.
-template <typename T>
+template <typename T, bool CAPPED>
 __global__ void __launch_bounds__(32 * WARPS) paged_attention_kernel(PAGED_ATTENTION_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   constexpr int VECTOR = VECTOR_SIZE<T>;
@@ -89,6 +90,7 @@ __global__ void __launch_bounds__(32 * WARPS) paged_attention_kernel(PAGED_ATTEN
       } else {
         for (int d = 0; d < head_dim; ++d) score = fmaf(query[d], to_float(k[d]), score);
       }
+      if constexpr (CAPPED) score = cap_log2 * tanhf(score);
     }
 
     const float new_maximum = fmaxf(maximum, warp_max(score));

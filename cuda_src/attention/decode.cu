@@ -128,7 +128,8 @@ struct DecodeRow {
 //        context_lens [num_seqs] int
 //        FUSED alone: q_norm, k_norm, cos_sin, positions, slot_mapping, rotary_dim, eps as
 //        rope_and_store_kernel
-//        scale_log2 = scale * log2(e), positive; min_split_keys a multiple of 64; beside_prefill: the kernel
+//        scale_log2 = scale * log2(e), positive, or CAPPED scale / cap with cap_log2 = cap * log2(e), for
+//        scores cap * tanh(q . k * scale / cap); min_split_keys a multiple of 64; beside_prefill: the kernel
 //        in front has let this one start when all that both need was there, and they run side by side
 //   out: out [num_tokens, num_heads * HEAD_DIM] T
 //        partial_out [num_seqs, num_heads, max_splits, HEAD_DIM] float
@@ -151,7 +152,7 @@ struct DecodeRow {
 // maximum and sum go to partial_out and partial_sums, and the last of the blocks to arrive merges them; or,
 // CLUSTERED, to the shared memory of the block of the cluster whose share of the elements they belong to;
 // else the one block merges as it goes. The order is the same.
-template <typename T, int HEAD_DIM, int WARPS, int STAGES, bool FUSED, bool CLUSTERED>
+template <typename T, int HEAD_DIM, int WARPS, int STAGES, bool FUSED, bool CLUSTERED, bool CAPPED>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_decode_kernel(PAGED_ATTENTION_DECODE_PARAMS(T)) {
   constexpr int THREADS = WARP_SIZE * WARPS;
@@ -267,7 +268,8 @@ __global__ void __launch_bounds__(32 * WARPS)
         ring.insert(newest, newest_place, tile_k, tile_v);
       }
 
-      attention.add(tile_k, tile_v, ring.tile_begin(i), oldest_key, key_end, scale_log2);
+      attention.template add<CAPPED>(tile_k, tile_v, ring.tile_begin(i), oldest_key, key_end, scale_log2,
+                                     cap_log2);
       __syncwarp();
     }
     if (--steps_left == 0 || i + 1 == num_steps) {

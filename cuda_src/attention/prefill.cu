@@ -102,6 +102,18 @@ struct WarpRows {
     }
   }
 
+  // Turns scores s into tanh(s * scale).
+  __device__ __forceinline__ void cap(Scores& scores, float scale) const {
+#pragma unroll
+    for (int i = 0; i < ROW_TILES; ++i) {
+#pragma unroll
+      for (int j = 0; j < TILE_KEYS / 8; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) scores[i][j][e] = soft_capped(scores[i][j][e] * scale, 1.0f);
+      }
+    }
+  }
+
   // Keys from key0 on. The warp's first row is `row0` of the sequence's rows, whose first is a head of the
   // token at first_position.
   __device__ __forceinline__ void mask(Scores& scores, int key0, int first_position, int row0, int group,
@@ -198,14 +210,15 @@ struct WarpRows {
 };
 
 // out = softmax over the visible keys of (q . k * scale), times v, for rows with two or more queries, in one
-// pass over the keys (FlashAttention-2, Dao 2023). Weights are rounded to T before they meet v.
+// pass over the keys (FlashAttention-2, Dao 2023). CAPPED scores are cap * tanh(q . k * scale / cap). Weights
+// are rounded to T before they meet v.
 //   in:  q [num_tokens, num_heads * HEAD_DIM] T
 //        key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] T
 //        block_tables [*, block_table_width] int
 //        table_rows [num_seqs] int, each row's place in block_tables
 //        cu_seqlens_q [num_seqs + 1] int
 //        context_lens [num_seqs] int
-//        scale_log2 = scale * log2(e), positive
+//        scale_log2 = scale * log2(e), positive, or CAPPED scale / cap with cap_log2 = cap * log2(e)
 //   out: out [num_tokens, num_heads * HEAD_DIM] T
 // Layout: row-major, q and the caches 16-byte aligned; num_heads = group * num_kv_heads. The group's heads of
 // consecutive tokens are the consecutive rows of a tile, so that they share its keys. Rows of shared memory
@@ -217,7 +230,7 @@ struct WarpRows {
 // Unit of work: a block a tile of queries, a warp 16 * ROW_TILES rows of it. Key tiles begin at multiples of
 // TILE_KEYS, so a query's result depends on its own row alone, and not on how its prompt was cut into chunks;
 // IN_ORDER to the last bit, also where tiles of keys that it does not see differ with the queries beside it.
-template <typename T, int HEAD_DIM, int ROW_TILES, int TILE_KEYS, bool IN_ORDER>
+template <typename T, int HEAD_DIM, int ROW_TILES, int TILE_KEYS, bool IN_ORDER, bool CAPPED>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_prefill_kernel(PAGED_ATTENTION_PREFILL_PARAMS(T)) {
   constexpr int THREADS = WARP_SIZE * WARPS;
@@ -282,12 +295,13 @@ __global__ void __launch_bounds__(32 * WARPS)
 
     float scores[ROW_TILES][TILE_KEYS / 8][4] = {};
     rows.multiply_keys(scores, tile_q + warp_row0 * PITCH, tile_k);
+    if constexpr (CAPPED) rows.cap(scores, scale_log2);
     const int last_key = key0 + TILE_KEYS - 1;
     if (last_key > warp_first_position || key0 <= warp_last_position - sliding_window) {
       rows.mask(scores, key0, first_position, tile_row0 + warp_row0, group, sliding_window);
     }
 
-    rows.template weigh<IN_ORDER>(scores, scale_log2);
+    rows.template weigh<IN_ORDER>(scores, CAPPED ? cap_log2 : scale_log2);
 
     buffer ^= 1;
     if (threadIdx.x < TILE_KEYS) key_rows[buffer * TILE_KEYS + threadIdx.x] = next_row;

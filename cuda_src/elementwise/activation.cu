@@ -79,3 +79,24 @@ __global__ void gelu_kernel(GELU_PARAMS(T)) {
   for (int j = 0; j < CHUNK; ++j) values[j] = gelu<TANH>(values[j]);
   store_floats(out + i, size - i, values);
 }
+
+// out = max(x, 0), SQUARED its square (So et al. 2021).
+//   in:  x [size] T
+//   out: out [size] T, may be x
+// Layout: contiguous; 16-byte accesses where addresses allow them.
+// Grid: blocks that cover the size. Block: 256 threads. Shared memory: none.
+// Unit of work: CHUNK elements per thread.
+template <typename T, bool SQUARED>
+__global__ void relu_kernel(GELU_PARAMS(T)) {
+  ASSERT_ELEMENT(T);
+  const long long i = first_element();
+  if (i >= size) return;
+  float values[CHUNK];
+  load_floats(x + i, size - i, values);
+#pragma unroll
+  for (int j = 0; j < CHUNK; ++j) {
+    values[j] = values[j] < 0.0f ? 0.0f : values[j];  // keeps what is no number
+    if constexpr (SQUARED) values[j] *= values[j];
+  }
+  store_floats(out + i, size - i, values);
+}

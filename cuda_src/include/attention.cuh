@@ -18,6 +18,12 @@ __device__ __forceinline__ float rescale_factor(float maximum, float new_maximum
   return maximum == MINUS_INFINITY ? 0.0f : exp2f(maximum - new_maximum);
 }
 
+// cap * tanh(x), by approximations whose error is a few units of 2^-23 of the cap.
+__device__ __forceinline__ float soft_capped(float x, float cap) {
+  constexpr float TWO_LOG2_E = 2.8853900817779268f;
+  return cap - 2.0f * cap * reciprocal_fast(1.0f + exp2_fast(x * TWO_LOG2_E));
+}
+
 // Whether a query at `position` sees `key`: itself and the sliding_window - 1 before it.
 __device__ __forceinline__ bool is_visible(int key, int position, int sliding_window) {
   return key <= position && key > position - sliding_window;

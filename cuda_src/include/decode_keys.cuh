@@ -55,7 +55,7 @@ struct KeyRing {
   }
 
   __device__ __forceinline__ void load_tile(int i, int unit_row) const {
-    constexpr int UNIT_COPIES = UNIT_KEYS * SEGMENTS / WARP_SIZE;
+    constexpr int UNIT_COPIES = ceil_div(UNIT_KEYS * SEGMENTS, WARP_SIZE);
     constexpr int COPY_KEYS = WARP_SIZE % SEGMENTS == 0 ? WARP_SIZE / SEGMENTS : 0;  // 0: no whole number
     const unsigned tile_k = warp_tiles + i % STAGES * 2 * TILE_ELEMENTS * sizeof(T);
     const int oldest = oldest_key - tile_begin(i);
@@ -71,6 +71,9 @@ struct KeyRing {
         const int segment = COPY_KEYS > 0 ? lane % SEGMENTS : (c * WARP_SIZE + lane) % SEGMENTS;
         const int key = u * UNIT_KEYS +
                         (COPY_KEYS > 0 ? c * COPY_KEYS + lane / SEGMENTS : (c * WARP_SIZE + lane) / SEGMENTS);
+        if constexpr (UNIT_KEYS * SEGMENTS % WARP_SIZE != 0) {
+          if (key >= (u + 1) * UNIT_KEYS) continue;
+        }
         const bool valid = key >= oldest && key < end;
         const unsigned to = tile_k + (key * PITCH + segment * SEGMENT) * sizeof(T);
         copy_async_16(to, unit_keys + c * WARP_SIZE * SEGMENT, valid, policy);

@@ -101,9 +101,11 @@ struct WarpAttention {
   }
 
   // tile_k, tile_v [WARP_KEYS, PITCH] in shared memory, of the keys from `begin` on, of which those from
-  // oldest_key to key_end - 1 are seen; the values of others are finite.
+  // oldest_key to key_end - 1 are seen; the values of others are finite. CAPPED scores s become
+  // cap_log2 * tanh(s).
+  template <bool CAPPED>
   __device__ __forceinline__ void add(const T* tile_k, const T* tile_v, int begin, int oldest_key,
-                                      int key_end, float scale_log2) {
+                                      int key_end, float scale_log2, float cap_log2) {
     const int lane = threadIdx.x % WARP_SIZE;
     float scores[2][2][4] = {};  // keys 0 to 7 and 8 to 15, each in two sums
 #pragma unroll
@@ -118,6 +120,7 @@ struct WarpAttention {
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       score[s] = (scores[s / 2][0][s % 2] + scores[s / 2][1][s % 2]) * scale_log2;
+      if constexpr (CAPPED) score[s] = soft_capped(score[s], cap_log2);
     }
     if (begin < oldest_key || begin + WARP_KEYS > key_end) {
 #pragma unroll

@@ -257,7 +257,7 @@ class BlockManager:
         if first and parent is None:
             return found
         for index, token_bytes in enumerate(sequence.block_bytes(first, end, self.block_size), first):
-            self.extend_digests(sequence, index + 1)
+            self.extend_digests(sequence, end if found else index + 1)  # most new prompts miss at the first block
             published = self.tiers.find(sequence.block_digests[index], token_bytes, parent, sequence.prefix_salt)
             if published is None or published.block != NOWHERE:
                 break

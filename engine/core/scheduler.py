@@ -5,8 +5,9 @@ one token budget to let sequences catch up with their tokens. A decode catches u
 what the budget allows, a preempted sequence starts over. A sequence that has caught up is sampled.
 
 Sequences of one account are served in order of (priority, arrival), except that one that waits for a prefix which an
-earlier one is computing lets others pass. When blocks run out, the last running sequence is preempted, so the first
-always progresses, and in the end all do.
+earlier one is computing lets others pass. One whose prefix lies in host memory or on disk has its seat and blocks at
+once, but runs only when the prefix has been copied back. When blocks run out, the last running sequence is preempted,
+so the first always progresses, and in the end all do.
 
 Where several accounts have work, the one that has been served least goes first, in tokens of prompts, in seats and in
 blocks; see `account` for what counts, and `takeover` for when a running sequence makes way for a waiting one.
@@ -340,6 +341,7 @@ class Scheduler:
             blocks.share(sequence, shared_blocks)
             sequence.num_computed_tokens = len(shared_blocks) * blocks.block_size
             is_loading = blocks.start_load(sequence) and not self._finish_at_once(sequence)
+            num_matched += len(sequence.block_table) - len(shared_blocks)
             self._prefixes.add_running(sequence)
             if sequence.displaced_by is not None:
                 again = max(sequence.num_charged_tokens - sequence.num_computed_tokens, 0)

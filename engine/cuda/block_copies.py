@@ -4,7 +4,7 @@ A block lies in the KV cache in as many pieces as there are tensors, at equal di
 in a model with 8 KV heads of 128 in 16 bits and blocks of 16 tokens. In host memory it is one slot, so it is one 2D
 copy, which the device's DMA engines do without a multiprocessor: 8,000 tokens of such a model with 32 layers are 500
 calls for 1 GiB, about 2 ms of the host's time. A kernel that gathers them would take multiprocessors from the steps
-that run meanwhile.
+that run meanwhile. Where the distance is beyond what 2D copies take, 2 GiB, it is a 3D copy.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class CudaBlockCopies:
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._out: Any = check(driver.cuStreamCreate, flags)
         self._back: Any = check(driver.cuStreamCreate, flags)
-        stretches = find_stretches(planes, largest_pitch)
-        self._to_host = [(stretch, _description(stretch, to_host=True)) for stretch in stretches]
-        self._to_device = [(stretch, _description(stretch, to_host=False)) for stretch in stretches]
+        stretches = find_stretches(planes)
+        self._to_host = [(stretch, *_describe(stretch, largest_pitch, to_host=True)) for stretch in stretches]
+        self._to_device = [(stretch, *_describe(stretch, largest_pitch, to_host=False)) for stretch in stretches]
 
     def to_host(self, blocks: Sequence[int], slots: Sequence[int]) -> Event:
         self._follow_steps(self._out)
         for block, slot in zip(blocks, slots, strict=True):
-            for stretch, copy in self._to_host:
+            for stretch, function, copy in self._to_host:
                 copy.srcDevice = stretch.pointer + block * stretch.width
                 copy.dstHost = self._host + slot * self.slot_bytes + stretch.offset
-                check(driver.cuMemcpy2DAsync, copy, self._out)
+                check(function, copy, self._out)
         return self._mark(self._out)
 
     def to_device(self, slots: Sequence[int], blocks: Sequence[int], after: Sequence[Any]) -> Event:
@@ -75,10 +75,10 @@ class CudaBlockCopies:
         for event in after:
             check(driver.cuStreamWaitEvent, self._back, event.handle, 0)
         for slot, block in zip(slots, blocks, strict=True):
-            for stretch, copy in self._to_device:
+            for stretch, function, copy in self._to_device:
                 copy.srcHost = self._host + slot * self.slot_bytes + stretch.offset
                 copy.dstDevice = stretch.pointer + block * stretch.width
-                check(driver.cuMemcpy2DAsync, copy, self._back)
+                check(function, copy, self._back)
         return self._mark(self._back)
 
     def hold_steps(self, mark: Any) -> None:
@@ -101,7 +101,7 @@ class CudaBlockCopies:
         return event
 
 
-def find_stretches(planes: Sequence[Tensor], largest_pitch: int) -> list[Stretch]:
+def find_stretches(planes: Sequence[Tensor]) -> list[Stretch]:
     """The fewest stretches that have all pieces of a block, in the order of the planes."""
     found: list[Stretch] = []
     offset = 0
@@ -110,7 +110,7 @@ def find_stretches(planes: Sequence[Tensor], largest_pitch: int) -> list[Stretch
         last = found[-1] if found else None
         if last is not None and last.width == width:
             distance = plane.pointer - (last.pointer + (last.height - 1) * last.pitch)
-            fits = 0 < distance <= largest_pitch and (last.height == 1 or distance == last.pitch)
+            fits = distance > 0 and distance % width == 0 and (last.height == 1 or distance == last.pitch)
             if fits:
                 found[-1] = last._replace(pitch=distance, height=last.height + 1)
                 offset += width
@@ -120,11 +120,20 @@ def find_stretches(planes: Sequence[Tensor], largest_pitch: int) -> list[Stretch
     return found
 
 
-def _description(stretch: Stretch, *, to_host: bool) -> Any:
-    """The driver's form of a copy, without the two addresses."""
-    copy = driver.CUDA_MEMCPY2D()
+def _describe(stretch: Stretch, largest_pitch: int, *, to_host: bool) -> tuple[Any, Any]:
+    """The driver's function for a copy, and its description without the two addresses."""
+    is_flat = stretch.pitch <= largest_pitch
+    copy = driver.CUDA_MEMCPY2D() if is_flat else driver.CUDA_MEMCPY3D()
     host, device = driver.CUmemorytype.CU_MEMORYTYPE_HOST, driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
     copy.srcMemoryType, copy.dstMemoryType = (device, host) if to_host else (host, device)
-    copy.srcPitch, copy.dstPitch = (stretch.pitch, stretch.width) if to_host else (stretch.width, stretch.pitch)
-    copy.WidthInBytes, copy.Height = stretch.width, stretch.height
-    return copy
+    copy.WidthInBytes = stretch.width
+    if is_flat:
+        copy.srcPitch, copy.dstPitch = (stretch.pitch, stretch.width) if to_host else (stretch.width, stretch.pitch)
+        copy.Height = stretch.height
+        return driver.cuMemcpy2DAsync, copy
+    # Each piece is the first row of a layer, and a layer on the device has as many rows as fill the distance.
+    rows = stretch.pitch // stretch.width
+    copy.srcPitch = copy.dstPitch = stretch.width
+    copy.srcHeight, copy.dstHeight = (rows, 1) if to_host else (1, rows)
+    copy.Height, copy.Depth = 1, stretch.height
+    return driver.cuMemcpy3DAsync, copy

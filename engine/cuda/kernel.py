@@ -40,7 +40,8 @@ class KernelSpec(Generic[P]):
         writes_weights: it writes what the next kernel takes for weights and may read before it waits, so that
             one never starts early.
         batch_invariant: only engines whose results must not depend on the batch launch it.
-        on_demand: only models with weights of certain formats launch it; `Ops.reserve_linear` compiles it for them.
+        on_demand: only some models launch it: those with weights of certain formats, for which `Ops.reserve_linear`
+            compiles it, or with operations that few models have, for which `CudaOps.compile` is told.
     """
 
     file: str

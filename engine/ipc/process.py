@@ -427,7 +427,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     runner = ModelRunner(config, model, device, ops, progress)
     embedding.add_decoder(model, runner)
     planes = runner.kv_cache.planes if runner.generates else []
-    tiers = make_tiers(runner.config, device, planes, runner.dtype, config.served_name or folder.name)
+    tiers, tier_metrics = make_tiers(runner.config, device, planes, runner.dtype, config.served_name or folder.name)
     info = engine_info(
         runner,
         device_reason=device_reason,
@@ -455,7 +455,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     )
 
     def render_metrics() -> bytes:
-        offload = tiers.metrics.render() if tiers is not None else b""
+        offload = tier_metrics.render() if tier_metrics is not None else b""
         return core.render_metrics() + embedding.render_metrics() + offload
 
     return LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device), turns)

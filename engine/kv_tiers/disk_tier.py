@@ -113,7 +113,7 @@ class DiskTier:
         """Begin to fill `block`."""
         return self._reader.submit(self._store.read, published.digest, block)
 
-    def use(self, published: PublishedBlock) -> None:
+    def mark_used(self, published: PublishedBlock) -> None:
         """A block is evicted last, if it is here."""
         if published.on_disk:
             self.entries.move_to_end(published.digest)

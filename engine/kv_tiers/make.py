@@ -26,22 +26,28 @@ GIB = 2**30
 DEFAULT_DISK_GIB = 100.0
 
 
-def make_tiers(config: EngineConfig, device: Device, planes: Sequence[Tensor], dtype: str, name: str) -> KVTiers | None:
-    """Tiers for the KV cache `planes`, each [num_blocks, ...]; None if none are asked for or no memory can be had.
+def make_tiers(
+    config: EngineConfig, device: Device, planes: Sequence[Tensor], dtype: str, name: str
+) -> tuple[KVTiers | None, TierMetrics | None]:
+    """Tiers for the KV cache `planes`, each [num_blocks, ...], and their metrics.
 
-    `name`: the model's, in metrics and in the folder's name.
+    None and None if none are asked for; metrics alone if no memory can be had. `name`: the model's, in metrics and in
+    the folder's name.
     """
     if config.kv_offload_gib is None or not planes:
-        return None
+        return None, None
+    metrics = TierMetrics(name)
     slot_bytes = sum(plane.nbytes // plane.shape[0] for plane in planes)
     num_slots = int(config.kv_offload_gib * GIB) // slot_bytes
     try:
         copies = _make_copies(device, planes, num_slots, num_slots * slot_bytes)
     except (DeviceError, MemoryError) as error:
         logger.warning("no KV blocks are kept in host memory, --kv-offload-gib %g: %s", config.kv_offload_gib, error)
-        return None
-    metrics = TierMetrics(name)
-    return KVTiers(copies, disk=_make_disk(config, device, slot_bytes, dtype, name, metrics), metrics=metrics)
+        metrics.failures["memory"] += 1
+        metrics.gauges = lambda: {"up": {"host": 0}}
+        return None, metrics
+    disk = _make_disk(config, device, slot_bytes, dtype, name, metrics)
+    return KVTiers(copies, disk=disk, metrics=metrics), metrics
 
 
 def _make_copies(device: Device, planes: Sequence[Tensor], num_slots: int, nbytes: int) -> BlockCopies:

@@ -50,7 +50,7 @@ class SlotPool:
         self.private.add(slot)
         self.pins[slot] += 1
 
-    def use(self, slot: int) -> None:
+    def mark_used(self, slot: int) -> None:
         """A kept slot is evicted last."""
         self.kept.move_to_end(slot)
 

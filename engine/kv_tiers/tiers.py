@@ -71,11 +71,6 @@ class KVTiers:
         self._write_slots: dict[int, PublishedBlock] = {}
 
     @property
-    def is_loading(self) -> bool:
-        """A load is under way for which a sequence waits."""
-        return any(not load.is_cancelled for load in self.loads)
-
-    @property
     def copied_blocks(self) -> frozenset[int]:
         """Blocks of the device that a copy may still use."""
         return frozenset(self._busy.keys() | self._pending_blocks)
@@ -103,7 +98,7 @@ class KVTiers:
 
     def wipe(self, accounts: Collection[int] | None = None) -> None:
         """Drop the blocks that these accounts have computed, or all."""
-        found = list(self.pool.kept.values())
+        found = [*self.pool.kept.values(), *self._write_slots.values()]
         if self.disk is not None:
             found += [entry for entry in self.disk.entries.values() if isinstance(entry, PublishedBlock)]
             self.disk.wipe_left(accounts)
@@ -120,12 +115,7 @@ class KVTiers:
         slot = self._take_slot()
         if slot is None:
             return
-        other = self._by_digest.get(published.digest)
-        if other is not None:  # unreachable, or another's with the same digest
-            self._leave_host(other)
-            self.pool.drop(other)
-        self.pool.keep(slot, published)
-        self._by_digest[published.digest] = published
+        self._keep(slot, published)
         self._copy_out(block, slot)
 
     def save_tail(self, blocks: Sequence[int], first: int, num_tokens: int) -> SavedTail | None:
@@ -259,6 +249,14 @@ class KVTiers:
             self._leave_host(evicted)
         return slot
 
+    def _keep(self, slot: int, published: PublishedBlock) -> None:
+        """A slot from `_take_slot` is to hold a block."""
+        other = self._by_digest.get(published.digest)
+        if other is not None:  # unreachable, or another's with the same digest
+            self.pool.drop(other)
+        self.pool.keep(slot, published)
+        self._by_digest[published.digest] = published
+
     def _leave_host(self, published: PublishedBlock) -> None:
         if self._by_digest.get(published.digest) is published:
             del self._by_digest[published.digest]
@@ -292,9 +290,8 @@ class KVTiers:
         slot = self._take_slot()
         if slot is None:
             return False
-        self.pool.keep(slot, published)
+        self._keep(slot, published)
         self.pool.pin(slot)
-        self._by_digest[published.digest] = published
         self._reads[slot] = published, self.disk.read(published, self._copies.slot(slot))
         return True
 
@@ -327,12 +324,16 @@ class KVTiers:
 
     def _is_reading(self, load: Load) -> bool:
         """A file's thread still fills a slot of it; one that does not get on is waited for no longer."""
-        late = [slot for slot in load.slots[: load.num_loaded] if slot in self._reads]
-        if late and self._clock() > load.read_until and self.disk is not None:
+        unread = [slot for slot in load.slots[: load.num_loaded] if slot in self._reads]
+        if unread and self._clock() > load.read_until and self.disk is not None:
             self.disk.note_stuck()
-            load.truncate(late[0])
+            load.truncate(unread[0])
+            for slot, (published, _) in self._reads.items():  # so that no load waits for it again
+                if published.slot == slot:
+                    self._leave_host(published)
+                    self.pool.drop(published)
             return False
-        return bool(late)
+        return bool(unread)
 
     def _end(self, load: Load) -> None:
         """Nothing of it is under way."""
@@ -342,9 +343,9 @@ class KVTiers:
                 self._busy.pop(block, None)
         for published, slot in zip(reversed(load.published), reversed(load.slots), strict=True):
             if published is not None and published.slot == slot:
-                self.pool.use(slot)  # the end of a prefix is evicted before its beginning
+                self.pool.mark_used(slot)  # the end of a prefix is evicted before its beginning
                 if self.disk is not None:
-                    self.disk.use(published)
+                    self.disk.mark_used(published)
             self.pool.unpin(slot)
 
     def _write_ahead(self, disk: DiskTier) -> None:

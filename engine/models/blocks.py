@@ -108,6 +108,48 @@ class HalfInput:
         return self._ops.linear(stream, self._projection, prologue=prologue, epilogue=activate, out=out)
 
 
+class NormInPlace:
+    """Norms of queries and keys that have weights of their own for every head."""
+
+    def __init__(self, spec: AttentionSpec, weights: AttentionWeights, ops: Ops) -> None:
+        assert spec.qk_norm is not None
+        assert weights.q_norm is not None
+        assert weights.k_norm is not None
+        groups = (spec.num_heads, spec.num_kv_heads) if spec.qk_norm_form == "each_head" else (1, 1)
+        self._parts = ((weights.q_norm, 0, groups[0]), (weights.k_norm, spec.q_size, groups[1]))
+        self._norm = spec.qk_norm
+        self._ops = ops
+
+    def apply(self, qkv: Tensor, metadata: AttentionMetadata) -> None:
+        centred = self._norm.kind == "layernorm"
+        for weight, first, groups in self._parts:
+            self._ops.norm_columns(qkv, weight, self._norm.eps, first=first, groups=groups, centred=centred)
+
+
+class RotationInPlace:
+    """The rotation of queries and keys that pass their norms after it."""
+
+    def __init__(self, spec: AttentionSpec, ops: Ops, cos_sin: Tensor) -> None:
+        self._heads = spec.num_heads + spec.num_kv_heads
+        self._head_dim = spec.head_dim
+        self._cos_sin = cos_sin
+        self._ops = ops
+
+    def apply(self, qkv: Tensor, metadata: AttentionMetadata) -> None:
+        self._ops.rotate(qkv, self._cos_sin, metadata.positions, num_heads=self._heads, head_dim=self._head_dim)
+
+
+def make_preparation(
+    spec: AttentionSpec, weights: AttentionWeights, ops: Ops, cos_sin: Tensor | None
+) -> NormInPlace | RotationInPlace | None:
+    """What queries and keys pass before their `HeadTransform`."""
+    if spec.qk_norm is None or spec.qk_norm_form == "head":
+        return None
+    if spec.qk_norm_form == "rotated_head":
+        return None if cos_sin is None else RotationInPlace(spec, ops, cos_sin)
+    return NormInPlace(spec, weights, ops)
+
+
 class CausalAttention:
     """softmax(q k^T) v over the paged KV cache; letters as in `tessera.engine.ops.interface`."""
 
@@ -123,14 +165,18 @@ class CausalAttention:
         self._ops = ops
         self._keys, self._values = cache
         self._input = HalfInput(make_norm(spec.norms.before, weights.norms.before), weights.qkv, ops)
-        eps = 0.0 if spec.qk_norm is None else spec.qk_norm.eps
-        self._transform = HeadTransform(cos_sin, weights.q_norm, weights.k_norm, eps)
+        self._prepare = make_preparation(spec, weights, ops, cos_sin)
+        angles = None if isinstance(self._prepare, RotationInPlace) else cos_sin
+        if spec.qk_norm is None or isinstance(self._prepare, NormInPlace):
+            self._transform = HeadTransform(angles, None, None, 0.0)
+        else:
+            self._transform = HeadTransform(angles, weights.q_norm, weights.k_norm, spec.qk_norm.eps)
 
     def attend(self, stream: Tensor, metadata: AttentionMetadata, buffers: LayerBuffers) -> Tensor:
         """Stores the keys and values of stream [T, H]; returns [T, Hq * D]."""
         spec, num_tokens = self._spec, stream.shape[0]
         return self._ops.attention(
-            self._qkv(stream, buffers),
+            self._qkv(stream, metadata, buffers),
             self._keys,
             self._values,
             metadata,
@@ -138,6 +184,7 @@ class CausalAttention:
             num_heads=spec.num_heads,
             scale=spec.scale,
             sliding_window=spec.sliding_window,
+            soft_cap=spec.soft_cap,
             queries=buffers.inner("queries", num_tokens, spec.q_size),
             out=buffers.inner("attended", num_tokens, spec.q_size),
         )
@@ -153,7 +200,7 @@ class CausalAttention:
         """As `attend`, but the result [S, Hq * D] of the tokens `chosen` [S] alone, which `last` describes."""
         ops, spec, num_chosen = self._ops, self._spec, chosen.shape[0]
         queries = ops.rope_and_store(
-            self._qkv(stream, buffers),
+            self._qkv(stream, metadata, buffers),
             self._keys,
             self._values,
             metadata,
@@ -168,11 +215,15 @@ class CausalAttention:
             last,
             scale=spec.scale,
             sliding_window=spec.sliding_window,
+            soft_cap=spec.soft_cap,
             out=buffers.inner("attended", num_chosen, spec.q_size),
         )
 
-    def _qkv(self, stream: Tensor, buffers: LayerBuffers) -> Tensor:
-        return self._input.project(stream, buffers, buffers.inner("qkv", stream.shape[0], self._spec.qkv_size))
+    def _qkv(self, stream: Tensor, metadata: AttentionMetadata, buffers: LayerBuffers) -> Tensor:
+        qkv = self._input.project(stream, buffers, buffers.inner("qkv", stream.shape[0], self._spec.qkv_size))
+        if self._prepare is not None:
+            self._prepare.apply(qkv, metadata)
+        return qkv
 
 
 class MLP:

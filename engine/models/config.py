@@ -18,13 +18,14 @@ from tessera.engine.gguf.names import is_gguf
 from tessera.engine.models.classifier import parse_classifier
 from tessera.engine.models.fields import Fields, is_integer, read_json_object, shown
 from tessera.engine.models.gguf.config import read_config
-from tessera.engine.models.layers import multiplier, parse_layers
+from tessera.engine.models.layers import multiplier, parse_layers, soft_cap
 from tessera.engine.models.quantised.methods import quantisation_of_config, read_quantisation
 from tessera.engine.models.quantised.rules import Quantisation
-from tessera.engine.models.registry import ARCHITECTURES, Architecture, architecture_name
+from tessera.engine.models.registry import ARCHITECTURES, Architecture, architecture_name, supported_names
 from tessera.engine.models.rope import MAX_POSITIONS, RopeConfig, longest_context, parse_rope
 from tessera.engine.models.specs import ClassifierSpec, LayerSpec, NormSpec
 from tessera.engine.models.text_part import text_part
+from tessera.engine.ops.interface import RareOp
 from tessera.engine.tensor import bfloat16, float16, float32
 
 MAX_VOCAB = 2**22
@@ -63,6 +64,9 @@ class ModelConfig:
         learned_positions: a table of position embeddings is added to the token embedding.
         first_position: row of that table for the first token; those before it serve padding.
         embedding_multiplier, logits_multiplier: of the token embedding, and of the head's product.
+        embedding_rounded: that multiplier is rounded to the dtype of the embeddings.
+        head_bias: of the head, where it is not tied.
+        head_normalised: its rows are scaled to length 1.
         logits_soft_cap: logits pass cap * tanh(logits / cap) after their multiplier.
         max_position_embeddings: context length that the model states.
         eos_token_ids: of config.json and generation_config.json together, ascending.
@@ -89,6 +93,9 @@ class ModelConfig:
     bos_token_id: int | None
     torch_dtype: np.dtype[Any] | None
     embedding_multiplier: float = 1.0
+    embedding_rounded: bool = False
+    head_bias: bool = False
+    head_normalised: bool = False
     logits_multiplier: float = 1.0
     logits_soft_cap: float | None = None
     is_encoder: bool = False
@@ -113,6 +120,20 @@ class ModelConfig:
     def head_dims(self) -> frozenset[int]:
         """Of all layers."""
         return frozenset(layer.attention.head_dim for layer in self.layers)
+
+    @property
+    def rare_ops(self) -> frozenset[RareOp]:
+        """Operations of its layers that few models have."""
+        attentions, mlps = (layer.attention for layer in self.layers), [layer.mlp for layer in self.layers]
+        found: set[RareOp] = {"relu"} if any(mlp.activation in ("relu", "relu2") for mlp in mlps) else set()
+        for attention in attentions:
+            if attention.soft_cap is not None:
+                found.add("soft_cap")
+            if attention.qk_norm is not None and attention.qk_norm_form in ("width", "each_head"):
+                found.add("norm_columns")
+            if attention.qk_norm is not None and attention.qk_norm_form == "rotated_head":
+                found.add("rotate")
+        return frozenset(found)
 
     @property
     def longest_context(self) -> int:
@@ -186,9 +207,15 @@ def parse_config(
         if values.get(key) is None and values.get(alias) is not None:
             values = {**values, key: values[alias]}
     config = Fields(source, {**architecture.defaults_if_absent, **values}, architecture.defaults, notes)
+    for key, rule in architecture.derived.items():
+        if not config.has(key):
+            config.values[key] = rule(config)
     for key, reason in architecture.refused.items():
         if config.raw(key):
             config.refuse(key, f"false: {reason}")
+    for key, rule in architecture.required.items():
+        if config.has(key) and config.raw(key) != rule(config):
+            config.refuse(key, shown(rule(config)))
 
     def size(key: str, high: int) -> int:
         return config.integer(architecture.key(key), 1, high)
@@ -227,7 +254,11 @@ def parse_config(
         bos_token_id=_bos_token_id(config, vocab_size),
         torch_dtype=_torch_dtype(config),
         embedding_multiplier=multiplier(config, architecture.embedding_multiplier),
+        embedding_rounded=architecture.embedding_rounded,
+        head_bias=architecture.head_bias,
+        head_normalised=architecture.normalised_head is not None and config.boolean(architecture.normalised_head),
         logits_multiplier=1.0 / multiplier(config, architecture.logits_divisor),
+        logits_soft_cap=soft_cap(config, architecture.logits_soft_cap),
         num_token_types=size("type_vocab_size", MAX_TOKEN_TYPES) if architecture.token_types else 0,
         classifier=parse_classifier(config, architecture, class_name, norm),
         matryoshka_dimensions=_matryoshka_dimensions(config, hidden_size),
@@ -244,12 +275,10 @@ def _ropes(config: Fields, architecture: Architecture, head_dim: int, max_positi
     if architecture.window_rope is None:
         return (parse_rope(config, head_dim, max_positions, architecture.rope_aliases),)
     found = []
-    for section, key in architecture.window_rope:
+    for section, key, scaled in architecture.window_rope:
         own = config.section("rope_parameters").section(section).values
-        values = {
-            "rope_theta": config.raw(key),
-            "rope_parameters": {**config.section("rope_scaling").values, **own},
-        }
+        scaling = config.section("rope_scaling").values if scaled else {}
+        values = {"rope_theta": config.raw(key), "rope_parameters": {**scaling, **own}}
         fields = Fields(config.source, values, None, config.notes)
         found.append(parse_rope(fields, head_dim, max_positions, architecture.rope_aliases))
     return tuple(found)
@@ -259,7 +288,7 @@ def _architecture_name(values: dict[str, Any], source: str) -> tuple[str, str | 
     """The entry of the table for the first class of `architectures`, and that class; for model_type where that names
     none."""
     listed = values.get("architectures")
-    supported = ", ".join(sorted(ARCHITECTURES))
+    supported = supported_names()
     if listed is not None and (not isinstance(listed, list) or not all(isinstance(name, str) for name in listed)):
         raise ModelError(f"{source}: architectures must name the model's architecture, one of {supported}")
     model_type = values.get("model_type")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from tessera.engine.models.blocks import MLP, CausalAttention, Reduce, ResidualAdd, make_norm
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import ModelConfig
@@ -50,6 +52,10 @@ class Decoder:
         assert final_norm is not None, "a decoder ends with a norm"
         assert weights.lm_head is not None, "a decoder has a head"
         self._final_norm, self._lm_head = final_norm, weights.lm_head
+        self._embedding_multiplier = config.embedding_multiplier
+        if config.embedding_rounded:
+            dtype = final_norm.weights.weight.dtype
+            self._embedding_multiplier = float(np.float32(config.embedding_multiplier).astype(dtype))
 
     def forward(
         self,
@@ -98,8 +104,8 @@ class Decoder:
         """The residual stream [T, H] before the first layer."""
         ops, weights, num_tokens = self.ops, self.weights, input_ids.shape[0]
         stream = ops.lookup(input_ids, weights.embedding, sampled=sampled, out=buffers.residual[:num_tokens])
-        if self.config.embedding_multiplier != 1.0:
-            ops.scale(stream, self.config.embedding_multiplier, out=stream)
+        if self._embedding_multiplier != 1.0:
+            ops.scale(stream, self._embedding_multiplier, out=stream)
         if weights.position_embedding is not None:
             position = ops.lookup(metadata.positions, weights.position_embedding, out=buffers.normed[:num_tokens])
             ops.add(stream, position, out=stream)

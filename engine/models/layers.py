@@ -16,12 +16,14 @@ MAX_HEAD_DIM = 1024
 MAX_INTERMEDIATE = 2**20
 MAX_MULTIPLIER = 1e6
 
-GELU: dict[str, Activation] = {
+PLAIN: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu": "gelu_erf",
     "gelu_python": "gelu_erf",
+    "relu": "relu",
+    "relu2": "relu2",
 }
 GATED: dict[str, Activation] = {
     "silu": "silu_mul",
@@ -46,16 +48,18 @@ def parse_layers(config: Fields, architecture: Architecture, norm: NormSpec, hid
     num_heads = size("num_attention_heads", MAX_HEADS)
     head_dim = _head_dim(config, hidden_size, num_heads)
     num_kv_heads = num_heads
-    if not (architecture.learned_positions or architecture.encoder) and config.has("num_key_value_heads"):
+    kv_key = architecture.key("num_key_value_heads")
+    may_group = kv_key in architecture.derived or not (architecture.learned_positions or architecture.encoder)
+    if may_group and config.has(kv_key):
         num_kv_heads = size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
-        config.refuse("num_key_value_heads", f"a divisor of the number of attention heads ({num_heads})")
+        config.refuse(kv_key, f"a divisor of the number of attention heads ({num_heads})")
     norms = HalfNorms(**dict.fromkeys(architecture.norm_places, norm))
     parallel = flag(architecture.parallel)
     mlp = MLPSpec(
         inner_size=_inner_size(config, architecture, hidden_size),
-        activation=config.choice(architecture.key("hidden_act"), GATED if architecture.gated else GELU),
-        norms=HalfNorms() if parallel else norms,
+        activation=config.choice(architecture.key("hidden_act"), GATED if architecture.gated else PLAIN),
+        norms=HalfNorms() if parallel and not flag(architecture.parallel_norms) else norms,
         up_bias=flag(architecture.mlp_bias),
         down_bias=flag(architecture.mlp_bias),
     )
@@ -70,7 +74,9 @@ def parse_layers(config: Fields, architecture: Architecture, norm: NormSpec, hid
             norms=HalfNorms() if architecture.bare_start and layer == 0 else norms,
             rope=(0 if window is None or architecture.window_rope is None else 1) if rotates else None,
             sliding_window=window,
-            qk_norm=NormSpec("rmsnorm", norm.eps) if architecture.qk_norm else None,
+            soft_cap=soft_cap(config, architecture.attention_soft_cap),
+            qk_norm=_qk_norm(architecture, norm) if flag(architecture.qk_norm) else None,
+            qk_norm_form=architecture.qk_norm_form,
             qkv_bias=flag(architecture.qkv_bias),
             out_bias=flag(architecture.out_bias),
         )
@@ -83,6 +89,19 @@ def parse_layers(config: Fields, architecture: Architecture, norm: NormSpec, hid
 def multiplier(config: Fields, key: str | None) -> float:
     """The number at `key`, 1 without a key."""
     return 1.0 if key is None else config.number(key, 1 / MAX_MULTIPLIER, MAX_MULTIPLIER)
+
+
+def soft_cap(config: Fields, key: str | None) -> float | None:
+    """The number at `key`, None without one."""
+    if key is None or not config.has(key):
+        return None
+    return config.number(key, 1 / MAX_MULTIPLIER, MAX_MULTIPLIER)
+
+
+def _qk_norm(architecture: Architecture, norm: NormSpec) -> NormSpec:
+    """An RMSNorm where all heads share its weight, else of the kind of all norms."""
+    shared = architecture.qk_norm_form in ("head", "rotated_head")
+    return NormSpec("rmsnorm" if shared else architecture.norm, norm.eps)
 
 
 def _inner_size(config: Fields, architecture: Architecture, hidden_size: int) -> int:

@@ -96,6 +96,10 @@ def parse_rope(config: Fields, head_dim: int, max_positions: int, aliases: dict[
     }[kind]
     if kind in ("default", "linear", "dynamic"):
         original = max_positions
+    if kind == "dynamic" and section.has("alpha"):
+        # HunYuan's fixed NTK-aware base, whatever the length.
+        theta *= section.number("alpha", 1e-3, 1e6) ** (rotary_dim / max(rotary_dim - 2, 1))
+        kind = "default"
     base = RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim, original_max_len=original)
     return parse(section, base, max_positions)
 

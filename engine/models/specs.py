@@ -11,6 +11,7 @@ from typing import Literal
 from tessera.engine.ops.linear_interface import Activation, is_gated
 
 HeadActivation = Literal["tanh", "gelu", "relu"]
+HeadNormForm = Literal["head", "each_head", "width", "rotated_head"]
 PoolingKind = Literal["mean", "last", "cls"]
 ScoreFunction = Literal["identity", "sigmoid", "softmax", "tanh"]
 
@@ -42,7 +43,10 @@ class AttentionSpec:
         rope: index of the rotary embedding in `ModelConfig.ropes`, None rotates nothing.
         sliding_window: tokens that a query sees, itself included; in an encoder those that it sees on either side.
             None is all.
-        qk_norm: RMSNorm over each query and key head before the rotation.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them.
+        qk_norm: of queries and keys, without a bias.
+        qk_norm_form: what it is over: each head with one weight for all, or with a weight of its own for each head; all
+            heads together; or each head after the rotation instead of before it.
     """
 
     num_heads: int
@@ -52,9 +56,17 @@ class AttentionSpec:
     norms: HalfNorms
     rope: int | None = None
     sliding_window: int | None = None
+    soft_cap: float | None = None
     qk_norm: NormSpec | None = None
+    qk_norm_form: HeadNormForm = "head"
     qkv_bias: bool = False
     out_bias: bool = False
+
+    def __post_init__(self) -> None:
+        norm, form = self.qk_norm, self.qk_norm_form
+        in_place = form in ("each_head", "width")
+        assert norm is None or not norm.bias, "norms of queries and keys have no bias"
+        assert norm is None or in_place or norm.kind == "rmsnorm", "one weight for all heads goes with an RMSNorm"
 
     @property
     def q_size(self) -> int:

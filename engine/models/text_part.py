@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 SECTIONS = ("text_config", "llm_config", "language_config")
-OUTER_KEYS = ("tie_word_embeddings", "torch_dtype", "dtype", "bos_token_id", "eos_token_id", "vocab_size")
+TIED = "tie_word_embeddings"
+OUTER_KEYS = (TIED, "torch_dtype", "dtype", "bos_token_id", "eos_token_id", "vocab_size")
 CLASS_ENDING = "ForConditionalGeneration"
 # Of models that see, by the layers of the language model in them. Their rotary embedding has three positions for an
 # image's patch, which are equal for a token of text: that is the usual one.
@@ -17,6 +18,7 @@ TEXT_TYPES = {
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl": "qwen3",
     "qwen3_vl_text": "qwen3",
+    "glm4v_text": "glm4",
 }
 ROPE_KEYS = ("rope_scaling", "rope_parameters")
 MROPE_KEYS = ("mrope_section", "mrope_interleaved")
@@ -38,6 +40,8 @@ def text_part(values: Mapping[str, Any]) -> dict[str, Any] | None:
     else:
         found = {key: values[key] for key in OUTER_KEYS if key in values}
         found |= {key: value for key, value in section.items() if value is not None}
+        if values.get(TIED) is True:  # the model's own word; whether a head is stored is looked at later
+            found[TIED] = True
     model_type = found.get("model_type")
     if isinstance(model_type, str) and model_type in TEXT_TYPES:
         found |= {"model_type": TEXT_TYPES[model_type], "architectures": None}

@@ -81,6 +81,17 @@ class AttentionOps(CheckedOps):
             self._rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads, out)
         return out
 
+    def rotate(self, qkv: Tensor, cos_sin: Tensor, positions: Tensor, *, num_heads: int, head_dim: int) -> Tensor:
+        """Rotate the first `num_heads` heads of each row of qkv [T, W] in place, as `HeadTransform` says; qkv is
+        returned. For models whose queries and keys pass their norms after the rotation."""
+        self._check(qkv=qkv, cos_sin=cos_sin, positions=positions)
+        _require(qkv.ndim == 2 and num_heads * head_dim <= qkv.shape[1], "rotate", qkv)
+        _require(positions.shape == qkv.shape[:1], "positions", positions, qkv)
+        self._check_cos_sin(cos_sin, head_dim)
+        if qkv.size:
+            self._rotate(qkv, cos_sin, positions, num_heads, head_dim)
+        return qkv
+
     def paged_attention(
         self,
         q: Tensor,
@@ -90,19 +101,22 @@ class AttentionOps(CheckedOps):
         *,
         scale: float,
         sliding_window: int | None = None,
+        soft_cap: float | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Causal softmax(q k^T * scale) v over each row's cached keys; q [T, Hq * D] -> same.
 
         Any mix of rows: a row's queries are its last `cu_seqlens_q[r+1] - cu_seqlens_q[r]` tokens.
         Query heads share key/value heads in groups of Hq / Hkv. With a sliding window of w a query
-        sees itself and the w - 1 tokens before it.
+        sees itself and the w - 1 tokens before it. With a soft cap c, scores s become c * tanh(s / c)
+        (Gemma 2) before the softmax.
         """
         self._check(out=out)
         self._check_attention(q, key_cache, value_cache, metadata)
+        _require(soft_cap is None or soft_cap > 0, "soft cap", q)
         out = self._out(out, q.shape, q.dtype)
         if q.size:
-            self._paged_attention(q, key_cache, value_cache, metadata, scale, sliding_window, out)
+            self._paged_attention(q, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, out)
         return out
 
     def attention(
@@ -116,6 +130,7 @@ class AttentionOps(CheckedOps):
         num_heads: int,
         scale: float,
         sliding_window: int | None = None,
+        soft_cap: float | None = None,
         queries: Tensor,
         out: Tensor | None = None,
     ) -> Tensor:
@@ -128,7 +143,7 @@ class AttentionOps(CheckedOps):
         out = self._out(out, shape, qkv.dtype)
         if qkv.size:
             inputs = (qkv, key_cache, value_cache, metadata, transform)
-            self._attention(*inputs, num_heads, scale, sliding_window, queries, out)
+            self._attention(*inputs, num_heads, scale, sliding_window, soft_cap, queries, out)
         return out
 
     def _check_rope(
@@ -152,11 +167,14 @@ class AttentionOps(CheckedOps):
         _require(metadata.positions.shape == qkv.shape[:1], "positions", metadata.positions, qkv)
         _require(metadata.slot_mapping.shape == qkv.shape[:1], "slot_mapping", metadata.slot_mapping, qkv)
         if cos_sin is not None:
-            fits = cos_sin.ndim == 2 and cos_sin.shape[1] % 2 == 0 and cos_sin.shape[1] <= head_dim
-            _require(fits and cos_sin.dtype == float32, "cos_sin", cos_sin, key_cache)
+            self._check_cos_sin(cos_sin, head_dim)
         for norm in (q_norm, k_norm):
             if norm is not None:
                 _require(norm.shape == (head_dim,) and norm.dtype == qkv.dtype, "head norm", norm, qkv)
+
+    def _check_cos_sin(self, cos_sin: Tensor, head_dim: int) -> None:
+        fits = cos_sin.ndim == 2 and cos_sin.shape[1] % 2 == 0 and cos_sin.shape[1] <= head_dim
+        _require(fits and cos_sin.dtype == float32, f"cos_sin of heads of {head_dim}", cos_sin)
 
     def _check_attention(self, q: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata) -> None:
         self._check(q=q, key_cache=key_cache, value_cache=value_cache)
@@ -187,6 +205,8 @@ class AttentionOps(CheckedOps):
         out: Tensor,
     ) -> None: ...
     @abstractmethod
+    def _rotate(self, qkv: Tensor, cos_sin: Tensor, positions: Tensor, num_heads: int, head_dim: int) -> None: ...
+    @abstractmethod
     def _paged_attention(
         self,
         q: Tensor,
@@ -195,6 +215,7 @@ class AttentionOps(CheckedOps):
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None,
+        soft_cap: float | None,
         out: Tensor,
     ) -> None: ...
 
@@ -208,8 +229,9 @@ class AttentionOps(CheckedOps):
         num_heads: int,
         scale: float,
         sliding_window: int | None,
+        soft_cap: float | None,
         queries: Tensor,
         out: Tensor,
     ) -> None:
         self._rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads, queries)
-        self._paged_attention(queries, key_cache, value_cache, metadata, scale, sliding_window, out)
+        self._paged_attention(queries, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, out)

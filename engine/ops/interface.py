@@ -12,6 +12,7 @@ heads, Hkv key/value heads. Only leading dimensions may be 0, and then nothing i
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Literal
 
 from tessera.engine.formats import LinearWeight, PackedBlockFormat, WeightPart
 from tessera.engine.ops.attention_interface import AttentionMetadata, AttentionOps, HeadTransform
@@ -21,7 +22,10 @@ from tessera.engine.ops.linear_interface import LinearOps
 from tessera.engine.ops.sampling_interface import SamplingOps
 from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32, int32, uint8
 
-__all__ = ["AttentionMetadata", "HeadTransform", "Ops"]
+__all__ = ["AttentionMetadata", "HeadTransform", "Ops", "RareOp"]
+
+# Operations that few models have: attention with a soft cap, and methods of `Ops`.
+RareOp = Literal["soft_cap", "relu", "norm_columns", "rotate"]
 
 
 class Ops(LinearOps, AttentionOps, EncoderOps, SamplingOps):

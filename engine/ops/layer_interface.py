@@ -36,6 +36,22 @@ class LayerOps(CheckedOps):
             self._layernorm(x, weight, bias, eps, out)
         return out
 
+    def norm_columns(
+        self, x: Tensor, weight: Tensor, eps: float, *, first: int = 0, groups: int = 1, centred: bool = False
+    ) -> Tensor:
+        """Norm of some columns of each row of x [T, W], in place; x is returned.
+
+        weight [N]: of the columns first .. first + N - 1, which are `groups` vectors of N / groups. Each passes an
+        RMSNorm, or `centred` a LayerNorm without a bias.
+        """
+        self._check(x=x, weight=weight)
+        fits = x.ndim == 2 and weight.ndim == 1 and first >= 0 and first + weight.shape[0] <= x.shape[1]
+        _require(fits and weight.dtype == x.dtype and groups > 0, "norm_columns", x, weight)
+        _require(weight.shape[0] % groups == 0, "norm_columns", x, weight)
+        if x.size and weight.size:
+            self._norm_columns(x, weight, eps, first, groups, centred)
+        return x
+
     # -- activations ----------------------------------------------------------------------------
 
     def silu_mul(self, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
@@ -64,6 +80,14 @@ class LayerOps(CheckedOps):
             self._gelu(x, tanh, out)
         return out
 
+    def relu(self, x: Tensor, *, squared: bool, out: Tensor | None = None) -> Tensor:
+        """max(x, 0) elementwise, or its square (So et al. 2021)."""
+        self._check(x=x, out=out)
+        out = self._out(out, x.shape, x.dtype)
+        if x.size:
+            self._relu(x, squared, out)
+        return out
+
     # -- implementations ------------------------------------------------------------------------
 
     @abstractmethod
@@ -76,3 +100,7 @@ class LayerOps(CheckedOps):
     def _gelu_mul(self, gate_up: Tensor, tanh: bool, out: Tensor) -> None: ...
     @abstractmethod
     def _gelu(self, x: Tensor, tanh: bool, out: Tensor) -> None: ...
+    @abstractmethod
+    def _relu(self, x: Tensor, squared: bool, out: Tensor) -> None: ...
+    @abstractmethod
+    def _norm_columns(self, x: Tensor, weight: Tensor, eps: float, first: int, groups: int, centred: bool) -> None: ...

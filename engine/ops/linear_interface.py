@@ -16,7 +16,7 @@ from tessera.engine.ops.layer_interface import LayerOps
 from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32
 
 # `*_mul` are gated: the first half of the features passes the function and multiplies the second half.
-Activation = Literal["silu_mul", "gelu_tanh_mul", "gelu_erf_mul", "gelu_tanh", "gelu_erf"]
+Activation = Literal["silu_mul", "gelu_tanh_mul", "gelu_erf_mul", "gelu_tanh", "gelu_erf", "relu", "relu2"]
 
 
 def is_gated(activation: Activation) -> bool:
@@ -164,5 +164,7 @@ class LinearOps(LayerOps, CheckedOps):
             self._silu_mul(x, out)
         elif is_gated(function):
             self._gelu_mul(x, function == "gelu_tanh_mul", out)
+        elif function in ("relu", "relu2"):
+            self._relu(x, function == "relu2", out)
         else:
             self._gelu(x, function == "gelu_tanh", out)

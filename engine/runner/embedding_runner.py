@@ -134,7 +134,7 @@ class EncoderRunner(EmbeddingRunner):
                 progress("weights", done, total)
 
         if not isinstance(device, CpuDevice):
-            _compile_kernels(ops, dtype, progress)
+            _compile_kernels(ops, model, dtype, progress)
         try:
             if config.load_format == "dummy":
                 weights = dummy_weights(model, dtype, ops, seed=config.seed or 0, progress=report)
@@ -241,7 +241,7 @@ def unit_length(rows: Float32Array) -> Float32Array:
     return scaled
 
 
-def _compile_kernels(ops: Ops, dtype: np.dtype[Any], progress: Progress | None) -> None:
+def _compile_kernels(ops: Ops, model: ModelConfig, dtype: np.dtype[Any], progress: Progress | None) -> None:
     from tessera.engine.ops.cuda import CudaOps
 
     def report(done: int, total: int) -> None:
@@ -249,7 +249,7 @@ def _compile_kernels(ops: Ops, dtype: np.dtype[Any], progress: Progress | None) 
             progress("kernels", done, total)
 
     assert isinstance(ops, CudaOps), f"no kernels for {ops.device}"
-    ops.compile(dtype, report, encoder_only=True)
+    ops.compile(dtype, report, encoder_only=True, rare_ops=model.rare_ops)
 
 
 def _encoder_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> np.dtype[Any]:

@@ -109,7 +109,7 @@ class ModelRunner:
             self._prepare_kernels(progress)
         weights = self._load_weights(progress)
         if not isinstance(device, CpuDevice):
-            self._cuda_ops.reserve_linear(weights.linear_weights(), self._dtype)
+            self._cuda_ops.reserve_linear(weights.linear_weights(), self._dtype, self._buffer_tokens)
         self.generates = weights.has_head
         self.weight_bytes = weights.nbytes
         self.stored_bytes = weights.bytes_by_format if model.quantisation is not None else {}
@@ -266,7 +266,8 @@ class ModelRunner:
             if progress is not None:
                 progress("kernels", done, total)
 
-        self._cuda_ops.compile(self._dtype, report, head_dims=self.model.head_dims)
+        model = self.model
+        self._cuda_ops.compile(self._dtype, report, head_dims=model.head_dims, rare_ops=model.rare_ops)
         rows = self._max_rows + 1  # a CUDA graph has one more row, for padded tokens
         self._cuda_ops.reserve_attention(rows, self.model.num_heads, max(self.model.head_dims))
 

@@ -70,7 +70,7 @@ def test_downloads_only_what_is_served_and_runs_no_code(tmp_path: Path) -> None:
     [
         ("tiny/pickles", "the hub model tiny/pickles has its weights in pytorch_model.bin only, a pickle, which could"),
         ("tiny/lora", "the hub model tiny/lora is a LoRA adapter, not a model: merge it into tiny/llama and serve"),
-        ("tiny/mamba", 'the architecture "MambaForCausalLM" is not supported; supported are BertModel, '),
+        ("tiny/mamba", 'the architecture "MambaForCausalLM" is not supported; supported are Arcee, '),
         ("tiny/hqq", 'quantisation by quant_method "hqq" is not supported; supported are FP8, W4A16'),
         ("tiny/gptq", "quantize_config.json: quantisation by GPTQ of 3 bits is not supported"),
     ],

@@ -293,6 +293,19 @@ def test_only_keys_that_may_administer_reset_the_prefix_cache(tmp_path: Path) ->
     assert call(client, settings_for(write_model_folder(tmp_path)), "POST", "/reset_prefix_cache").status_code == 200
 
 
+def test_one_key_s_prefixes_are_forgotten(tmp_path: Path) -> None:
+    client = FakeClient(always(HELLO))
+    settings = keyed(tmp_path, may_administer=True)
+    call(client, settings, "POST", "/v1/completions", json=ASK, headers=bearing())
+    assert call(client, settings, "POST", "/reset_prefix_cache?key=alice", headers=bearing()).status_code == 200
+    assert client.reset_accounts is not None
+    assert client.submissions[0].account.id in client.reset_accounts
+    call(client, settings, "POST", "/reset_prefix_cache?key=bob", headers=bearing())
+    assert client.submissions[0].account.id not in client.reset_accounts
+    call(client, settings, "POST", "/reset_prefix_cache", headers=bearing())
+    assert client.reset_accounts is None
+
+
 def test_the_log_names_the_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "tessera.request")
     call(FakeClient(always(HELLO)), keyed(tmp_path), "POST", "/v1/completions", json=ASK, headers=bearing())

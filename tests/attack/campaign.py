@@ -56,8 +56,10 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
         end = time.monotonic() + seconds
         return Attack(target, findings, canaries, document, model, rng, num_requests, end)
 
+    num_stalls = len(target.stalls())  # while it started
+    findings.fresh = await target.usage(0.0)
     for part in plan.parts:
-        if part not in ("faults", "amplification"):
+        if part != "faults":
             await PARTS[part](attack(f"{part} warm-up", plan.num_warm_up, plan.seconds))
     findings.before = await target.usage(plan.quiet_seconds)
     tell(f"a quiet server: {findings.before}")
@@ -92,7 +94,7 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
     if target.is_alive():
         with contextlib.suppress(NoAnswerError, OSError):
             findings.after = await target.usage(plan.quiet_seconds)
-    findings.stalls = target.stalls()
+    findings.stalls = target.stalls()[num_stalls:]
     findings.tracebacks = target.log().count(TRACEBACK)
     return findings
 

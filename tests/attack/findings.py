@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 CANARY_FACTOR = 10  # times a canary's quiet time, and a step on top
 MEMORY_GROWTH = 0.05  # share of the memory after the warm-up
+CACHES = 1.6  # times the memory of a server that has just started
 MEMORY_SLACK = 8 * 2**20  # bytes, for servers so small that a share says nothing
 DESCRIPTOR_SLACK = 16  # files of stores are opened when they are first needed, by each thread
 ADMIN_SECONDS = 1.0
@@ -47,7 +48,8 @@ class Findings:
     slowest_admin: float = 0.0
     stalls: list[tuple[float, str]] = field(default_factory=list)  # seconds of their own, line of the log
     tracebacks: int = 0
-    before: Usage | None = None
+    fresh: Usage | None = None  # before the warm-up
+    before: Usage | None = None  # after it
     after: Usage | None = None
 
     @property
@@ -126,7 +128,18 @@ def _leaks(findings: Findings) -> list[Promise]:
             f"{1 + MEMORY_GROWTH:.0%}",
             grown <= max(MEMORY_GROWTH * before.memory, MEMORY_SLACK),
         ),
+        _kept_memory(findings.fresh or before, after),
     ]
+
+
+def _kept_memory(fresh: Usage, after: Usage) -> Promise:
+    """A bound on what caches keep, which the warm-up has filled."""
+    return Promise(
+        "memory after, beside that of a fresh server",
+        f"{after.memory / 2**20:.0f} MiB, {fresh.memory / 2**20:.0f} MiB",
+        f"{CACHES:.0%}",
+        after.memory <= CACHES * fresh.memory,
+    )
 
 
 def _none(name: str, count: int, most_common: str = "") -> Promise:

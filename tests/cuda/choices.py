@@ -84,7 +84,7 @@ def linear_problems(ops: CudaOps, device: GridDevice) -> Iterator[tuple[str, Cal
 
 
 def attention_problems(ops: CudaOps, device: GridDevice) -> Iterator[tuple[str, Callable[[], object]]]:
-    for head_dim, (heads, kv_heads), (queries, contexts) in product((64, 80, 128, 256), ((32, 8), (4, 4)), STEPS):
+    for head_dim, (heads, kv_heads), (queries, contexts) in product((64, 72, 80, 128, 256), ((32, 8), (4, 4)), STEPS):
         tokens, rows, width = sum(queries), len(queries), -(-max(contexts) // 16)
         metadata = AttentionMetadata(
             positions=device.tensor(tokens, dtype=int32),

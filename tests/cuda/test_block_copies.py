@@ -30,30 +30,36 @@ def make_planes(shapes: list[tuple[int, ...]]) -> list[Tensor]:
 
 def test_layers_of_one_shape_are_one_copy() -> None:
     planes = make_planes([(2, 4, 8)] * 6)
-    (stretch,) = find_stretches(planes, 2**31)
+    (stretch,) = find_stretches(planes)
     assert (stretch.width, stretch.height, stretch.pitch) == (128, 6, NUM_BLOCKS * 128)
     assert stretch.pointer == planes[0].pointer
-
-
-def test_beyond_the_largest_pitch_each_piece_is_a_copy() -> None:
-    assert [each.height for each in find_stretches(make_planes([(2, 4, 8)] * 3), 127)] == [1, 1, 1]
 
 
 class HostDriver:
     """The calls that `CudaBlockCopies` makes, on host memory; `calls` has their order."""
 
     def __init__(self) -> None:
+        self.largest_pitch = 2**31 - 1
         self.calls: list[tuple[Any, ...]] = []
         self._num_streams = 0
 
     def cuMemcpy2DAsync(self, copy: Any, stream: Any) -> tuple[int]:
+        assert max(copy.srcPitch, copy.dstPitch) <= self.largest_pitch
+        return self._copy(copy, stream, copy.Height, copy.srcPitch, copy.dstPitch)
+
+    def cuMemcpy3DAsync(self, copy: Any, stream: Any) -> tuple[int]:
+        assert max(copy.srcPitch, copy.dstPitch) <= self.largest_pitch
+        assert copy.Height == 1
+        return self._copy(copy, stream, copy.Depth, copy.srcPitch * copy.srcHeight, copy.dstPitch * copy.dstHeight)
+
+    def _copy(self, copy: Any, stream: Any, count: int, source_pitch: int, destination_pitch: int) -> tuple[int]:
         self.calls.append(("copy", stream))
         to_host = copy.dstMemoryType == driver.CUmemorytype.CU_MEMORYTYPE_HOST
         source, destination = (
             (int(copy.srcDevice), int(copy.dstHost)) if to_host else (int(copy.srcHost), int(copy.dstDevice))
         )
-        for row in range(copy.Height):
-            CPU.copy(destination + row * copy.dstPitch, source + row * copy.srcPitch, copy.WidthInBytes)
+        for row in range(count):
+            CPU.copy(destination + row * destination_pitch, source + row * source_pitch, copy.WidthInBytes)
         return (0,)
 
     def cuStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> tuple[int]:
@@ -87,12 +93,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Any:
     calls = HostDriver()
     monkeypatch.setattr(block_copies, "driver", calls)
     monkeypatch.setattr(block_copies, "Event", HostEvent)
-    monkeypatch.setattr(block_copies, "device_attribute", lambda device, name: 2**31 - 1)
+    monkeypatch.setattr(block_copies, "device_attribute", lambda device, name: calls.largest_pitch)
     return SimpleNamespace(activate=lambda: None, pinned=CPU.pinned, stream="steps", driver=calls)
 
 
+@pytest.mark.parametrize("largest_pitch", [2**31 - 1, 200], ids=["2D", "3D"])
 @pytest.mark.parametrize("shapes", [[(2, 4, 8)] * 4, [(2, 4, 8), (2, 4, 8), (1, 4, 8), (1, 4, 8), (2, 4, 8)]])
-def test_blocks_come_back_as_they_were(device: Any, shapes: list[tuple[int, ...]]) -> None:
+def test_blocks_come_back_as_they_were(device: Any, shapes: list[tuple[int, ...]], largest_pitch: int) -> None:
+    device.driver.largest_pitch = largest_pitch
     planes = make_planes(shapes)
     before = [plane.numpy().copy() for plane in planes]
     copies = CudaBlockCopies(device, planes, NUM_SLOTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -9,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.engine.cuda.kernel import Kernel, KernelSpec, LaunchConfig, P
+from tessera.engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig, P
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.cuda import CudaOps, attention, elementwise, linear
 from tessera.engine.ops.cuda.attention import decode as attention_decode
 from tessera.engine.ops.cuda.attention import general, memory, prefill
 from tessera.engine.ops.cuda.attention.ops import NO_WINDOW
+from tessera.engine.ops.cuda.attention.problem import CAPPED_HEAD_DIMS
 from tessera.engine.ops.cuda.linear import decode, gemv, portable
-from tessera.engine.ops.cuda.registry import all_instantiations
+from tessera.engine.ops.cuda.registry import OF_RARE_OPS, all_instantiations
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, ceil_div
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
 from tessera.engine.tensor import (
@@ -256,6 +258,23 @@ def test_every_attention_launch_is_compiled_ahead(head_dim: int, dtype: np.dtype
     assert (general.PAGED_ATTENTION in used) != on_tensor_cores
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [float32, bfloat16])
+def test_a_soft_cap_has_kernels_of_its_own(head_dim: int, dtype: np.dtype[np.generic]) -> None:
+    compiled = set(attention.instantiations(("float" if dtype == float32 else "__nv_bfloat16",)))
+    device = WritingDevice()
+    ops = CudaOps(device)  # type: ignore[arg-type]
+    for query_lens, context_lens in (([1, 1], [5, 4000]), ([300, 1], [300, 9]), ([1], [0])):
+        q, cache, metadata = attention_step(device, query_lens, context_lens, 8, 2, head_dim)
+        q, cache = empty(q.shape, dtype, device), empty(cache.shape, dtype, device)
+        ops.paged_attention(q, cache, cache, metadata, scale=0.1, soft_cap=30.0)
+    for launch in device.launches:
+        check_launch(launch, compiled)
+    on_tensor_cores = {attention_decode.CAPPED_ATTENTION_DECODE, prefill.CAPPED_PREFILL}
+    fits = dtype == bfloat16 and head_dim in CAPPED_HEAD_DIMS
+    assert {launch.spec for launch in device.launches} == (on_tensor_cores if fits else {general.CAPPED_ATTENTION})
+
+
 def metadata_of(device: WritingDevice) -> AttentionMetadata:
     return attention_step(device, [2], [2], 8, 2, 64)[2]
 
@@ -411,6 +430,21 @@ def test_partial_results_fit_even_for_very_many_sequences() -> None:
     assert memory.reserved_splits(4096, 64, 128) == memory.MIN_RESERVED_SPLITS
 
 
+def test_kernels_of_rare_operations_are_compiled_for_models_that_have_them() -> None:
+    class CompilingDevice(WritingDevice):
+        def compile(self, pairs: Sequence[Instantiation], progress: object) -> None:
+            self.compiled = {spec for spec, _ in pairs}
+
+    device = CompilingDevice()
+    ops = CudaOps(device)  # type: ignore[arg-type]
+    ops.compile(bfloat16, head_dims={256})
+    usual = device.compiled
+    assert not {spec for specs in OF_RARE_OPS.values() for spec in specs} & usual
+    ops.compile(bfloat16, head_dims={256}, rare_ops={"soft_cap", "relu"})
+    expected = {*OF_RARE_OPS["soft_cap"], *OF_RARE_OPS["relu"]} - {prefill.CAPPED_PREFILL_IN_ORDER}
+    assert device.compiled - usual == expected
+
+
 def test_a_model_compiles_attention_for_its_own_head_size_only() -> None:
     every = all_instantiations(("__nv_bfloat16",))
     own = all_instantiations(("__nv_bfloat16",), head_dims={128})
@@ -419,5 +453,5 @@ def test_a_model_compiles_attention_for_its_own_head_size_only() -> None:
     assert [pair for pair in own if "HEAD_DIM" not in pair[0].template] == [
         pair for pair in every if "HEAD_DIM" not in pair[0].template
     ]
-    none_fits = all_instantiations(("__nv_bfloat16",), head_dims={80})
+    none_fits = all_instantiations(("__nv_bfloat16",), head_dims={72})
     assert not [pair for pair in none_fits if "HEAD_DIM" in pair[0].template]

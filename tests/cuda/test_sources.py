@@ -48,8 +48,9 @@ def test_description_is_the_sources(spec: KernelSpec[Any]) -> None:
 
 
 def test_every_kernel_is_described_once() -> None:
-    """Once for each architecture from which on some of its variants compile, and for those of one order of sums."""
-    described = [(spec.file, spec.name, spec.min_arch, spec.batch_invariant) for spec in SPECS]
+    """Once for each architecture from which on some of its variants compile, for those of one order of sums, and for
+    those of few models."""
+    described = [(spec.file, spec.name, spec.min_arch, spec.batch_invariant, spec.on_demand) for spec in SPECS]
     assert len(described) == len(set(described))
     in_sources = {
         (file, name) for file in (str(path.relative_to(SOURCE_FOLDER)) for path in SOURCES) for name in kernels_of(file)

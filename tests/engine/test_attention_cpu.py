@@ -19,6 +19,7 @@ from tests.support.op_cases import (
     AttentionInputs,
     ElsewhereDevice,
     poisoned,
+    random_angles,
     random_array,
 )
 from tests.support.reference import assert_close
@@ -86,6 +87,24 @@ def test_rope_and_store(norms: str, rotary_dim: int | None, dtype: np.dtype[Any]
         assert np.isnan(by_slot[untouched]).all()
 
 
+@pytest.mark.parametrize("dtype", [bfloat16, float32], ids=str)
+@pytest.mark.parametrize("rotary_dim", [8, 16])
+def test_rotation_in_place(rotary_dim: int, dtype: np.dtype[Any]) -> None:
+    """Of the first heads alone, as `rope_and_store` rotates."""
+    x, cos_sin = random_array(2, (9, 5 * 16), dtype), random_angles(40, rotary_dim)
+    positions = np.random.default_rng(3).integers(0, 40, 9).astype(np.int32)
+    out = ops.rotate(tensor(x), tensor(cos_sin), tensor(positions), num_heads=3, head_dim=16).numpy()
+    half = rotary_dim // 2
+    heads = x.astype(np.float64).reshape(9, 5, 16)
+    turned = (heads[..., :half] + 1j * heads[..., half:rotary_dim]) * (
+        cos_sin[positions, None, :half] + 1j * cos_sin[positions, None, half:]
+    )
+    expected = heads.copy()
+    expected[:, :3, :rotary_dim] = np.concatenate([turned.real, turned.imag], axis=-1)[:, :3]
+    assert_close(out, expected.reshape(x.shape), dtype)
+    np.testing.assert_array_equal(out[:, 48:], x[:, 48:])
+
+
 def test_rope_and_store_of_nothing() -> None:
     inputs = AttentionInputs(AttentionCase("", ((1, 1),)))
     key_cache, value_cache = inputs.caches(CPU)
@@ -109,6 +128,7 @@ def attend(inputs: AttentionInputs, out: Tensor | None = None) -> Array:
         inputs.metadata(CPU),
         scale=case.scale,
         sliding_window=case.sliding_window,
+        soft_cap=case.soft_cap,
         out=out,
     ).numpy()
 
@@ -127,6 +147,7 @@ def test_paged_attention(case: AttentionCase) -> None:
         inputs.context_lens,
         case.scale,
         case.sliding_window,
+        case.soft_cap,
     )
     assert_close(out.numpy(), expected, case.dtype)
 

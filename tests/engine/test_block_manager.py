@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from array import array
 
+import pytest
+
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.account import Account
 from tessera.engine.core.block_manager import BlockManager
@@ -233,3 +235,46 @@ def test_revived_blocks_count_as_taken() -> None:
     assert manager.fits(16, shared, spare=0)
     assert not manager.fits(16, shared, spare=1)
     assert not manager.fits(17, shared, spare=0)
+
+
+def test_blocks_that_are_published_one_by_one_are_one_prefix() -> None:
+    manager = BlockManager(8, BLOCK_SIZE)
+    sequence = make_sequence(tokens(4))
+    assert manager.allocate(sequence, 16)
+    for num_computed in (4, 8, 12, 16):
+        manager.publish(sequence, num_computed)
+        assert num_hits(manager, [*tokens(4), 0]) == num_computed // BLOCK_SIZE
+
+
+@pytest.mark.parametrize("num_published", [1, 2])
+def test_after_a_reset_nothing_is_found_and_what_runs_publishes_nothing_behind_it(num_published: int) -> None:
+    manager = BlockManager(6, BLOCK_SIZE)
+    ended, _ = start(manager, tokens(2))
+    manager.release(ended)
+    running = make_sequence(tokens(4, 100))
+    assert manager.allocate(running, 16)
+    manager.publish(running, num_published * BLOCK_SIZE)
+    manager.reset()
+    assert not manager.cached_blocks
+    assert len(manager.free_blocks) == 2
+    assert num_hits(manager, [*tokens(2), 0]) == 0
+    manager.publish(running, 16)
+    assert not any(manager.is_published(block) for block in running.block_table)
+    manager.release(running)
+    assert len(manager.free_blocks) == 6
+
+
+def test_a_block_whose_parent_is_gone_is_free_once_its_content_is_published_again() -> None:
+    manager = BlockManager(6, BLOCK_SIZE)
+    whole, _ = start(manager, tokens(2))
+    beginning, _ = start(manager, [*tokens(1), 0])
+    orphan = whole.block_table[1]
+    manager.release(beginning, withdraw=True)
+    manager.release(whole)
+    assert list(manager.cached_blocks) == [orphan]
+    again, num_found = start(manager, tokens(2))
+    assert num_found == 0
+    assert orphan in manager.free_blocks
+    assert num_hits(manager, [*tokens(2), 0]) == 2
+    manager.release(again)
+    assert len(manager.free_blocks) + len(manager.cached_blocks) == 6

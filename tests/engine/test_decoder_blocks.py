@@ -67,6 +67,11 @@ UNROTATED = LayerSpec(replace(ATTENTION, rope=None), MLP)
 BIASES = LayerSpec(
     replace(ATTENTION, qkv_bias=True, out_bias=True, qk_norm=RMS), replace(MLP, up_bias=True, down_bias=True)
 )
+CAPPED = LayerSpec(replace(ATTENTION, soft_cap=0.8), MLP)
+WIDTH_NORM = LayerSpec(replace(ATTENTION, qk_norm=RMS, qk_norm_form="width"), MLP)
+OWN_NORMS = LayerSpec(replace(ATTENTION, qk_norm=LAYER, qk_norm_form="each_head"), MLP)
+ROTATED_NORM = LayerSpec(replace(ATTENTION, qk_norm=RMS, qk_norm_form="rotated_head"), MLP)
+UNROTATED_NORM = LayerSpec(replace(ATTENTION, rope=None, qk_norm=RMS, qk_norm_form="rotated_head"), MLP)
 SMALLER = LayerSpec(replace(ATTENTION, num_heads=2, num_kv_heads=1), replace(MLP, inner_size=20))
 
 
@@ -83,6 +88,12 @@ MODELS = {
     "parallel_with_one_norm": model(ONE_NORM, ONE_NORM, ONE_NORM),
     "gelu_gated": model(activated("gelu_tanh_mul"), activated("gelu_erf_mul")),
     "gelu": model(activated("gelu_tanh"), activated("gelu_erf")),
+    "relu": model(activated("relu"), activated("relu2")),
+    "attention_soft_cap": model(CAPPED, CAPPED),
+    "norm_of_all_heads": model(WIDTH_NORM, WIDTH_NORM),
+    "norms_of_each_head": model(OWN_NORMS, OWN_NORMS),
+    "norm_after_the_rotation": model(ROTATED_NORM, UNROTATED_NORM, ROTATED_NORM),
+    "head_bias": model(PLAIN, head_bias=True),
     "two_ropes": model(WINDOWED, PLAIN, WINDOWED, ropes=(SLOW, FAST)),
     "some_unrotated": model(PLAIN, UNROTATED, PLAIN),
     "biases_and_head_norms": model(BIASES, BIASES),
@@ -105,6 +116,8 @@ UNDONE = {
     "parallel": replace(PARALLEL, parallel=False),
     "parallel_with_one_norm": replace(ONE_NORM, parallel=False),
     "gelu_gated": PLAIN,
+    "attention_soft_cap": PLAIN,
+    "norm_after_the_rotation": LayerSpec(replace(ATTENTION, qk_norm=RMS), MLP),
     "two_ropes": LayerSpec(replace(ATTENTION, sliding_window=9), MLP),
     "some_unrotated": PLAIN,
 }

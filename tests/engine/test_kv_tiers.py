@@ -263,6 +263,7 @@ def test_without_memory_the_server_goes_on_without(
     assert server.engine.info.num_host_kv_blocks == 0
     (record,) = [record for record in caplog.records if "--kv-offload-gib" in record.getMessage()]
     assert "are available" in record.getMessage()
+    assert 'tier="host"} 0.0' in server.engine.render_metrics().decode()
     assert server.ask([5] * 20)[0]
 
 

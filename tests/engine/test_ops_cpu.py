@@ -89,6 +89,8 @@ def test_linear_surrounds_the_product_with_norm_and_activation() -> None:
         "gelu_erf_mul": partial(reference.gated_gelu, tanh=False),
         "gelu_tanh": partial(reference.gelu, tanh=True),
         "gelu_erf": partial(reference.gelu, tanh=False),
+        "relu": lambda y: np.maximum(y, 0),
+        "relu2": lambda y: np.maximum(y, 0) ** 2,
     }
     for prologue, normed in befores.items():
         product = reference.matmul(normed, weight, bias)
@@ -187,6 +189,19 @@ def test_norms(shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
     assert_close(ops.layernorm(tensor(x), w, None, 1e-5).numpy(), reference.layernorm(x, weight, None, 1e-5), dtype)
 
 
+@dtypes
+@pytest.mark.parametrize("groups", [1, 4])
+def test_norms_of_columns(groups: int, dtype: np.dtype[Any]) -> None:
+    x, weight = random_array(1, (5, 60), dtype, 3), random_array(3, (32,), dtype)
+    for centred, one_norm in ((False, reference.rmsnorm), (True, partial(reference.layernorm, bias=None))):
+        out = ops.norm_columns(tensor(x), tensor(weight), 1e-5, first=12, groups=groups, centred=centred).numpy()
+        vectors = zip(np.split(x[:, 12:44], groups, axis=1), np.split(weight, groups), strict=True)
+        expected = np.concatenate([one_norm(vector, part, eps=1e-5) for vector, part in vectors], axis=1)
+        assert_close(out[:, 12:44], expected, dtype, floor=0.01)
+        for others in (slice(0, 12), slice(44, None)):
+            np.testing.assert_array_equal(out[:, others], x[:, others])
+
+
 def test_norms_of_zero_rows_rely_on_eps() -> None:
     zero, one = tensor(np.zeros((2, 5), np.float32)), tensor(np.ones(5, np.float32))
     assert not ops.rmsnorm(zero, one, 1e-6).numpy().any()
@@ -224,6 +239,14 @@ def test_silu_mul(shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
 def test_gelu(shape: tuple[int, ...], tanh: bool, dtype: np.dtype[Any]) -> None:
     x = random_array(7, shape, dtype, 3)
     assert_close(ops.gelu(tensor(x), tanh=tanh).numpy(), reference.gelu(x, tanh), dtype, floor=0.001)
+
+
+@dtypes
+def test_relu(dtype: np.dtype[Any]) -> None:
+    x = random_array(7, (3, 50), dtype, 3)
+    positive = np.maximum(x.astype(np.float64), 0)
+    assert_close(ops.relu(tensor(x), squared=False).numpy(), positive, dtype)
+    assert_close(ops.relu(tensor(x), squared=True).numpy(), positive**2, dtype, floor=0.001)
 
 
 def test_exact_gelu_keeps_its_relative_accuracy_in_the_tail() -> None:
@@ -323,6 +346,7 @@ def test_in_place(dtype: np.dtype[Any]) -> None:
         lambda t, out: ops.soft_cap(t, 1.7, out=out),
         lambda t, out: ops.gelu(t, tanh=True, out=out),
         lambda t, out: ops.gelu(t, tanh=False, out=out),
+        lambda t, out: ops.relu(t, squared=True, out=out),
         lambda t, out: ops.rmsnorm(t, tensor(w), 1e-6, out=out),
         lambda t, out: ops.layernorm(t, tensor(w), None, 1e-6, out=out),
     ]
@@ -350,6 +374,8 @@ TWO_DEVICES: dict[str, Callable[[dict[str, Tensor], Tensor], object]] = {
     "lookup": lambda t, far: ops.lookup(t["ids"], LinearWeight.of(far)),
     "gelu_mul": lambda t, far: ops.gelu_mul(far, tanh=True),
     "soft_cap": lambda t, far: ops.soft_cap(far, 3.0),
+    "relu": lambda t, far: ops.relu(far, squared=True),
+    "norm_columns": lambda t, far: ops.norm_columns(t["x"], far[0], 1e-6),
     "gelu": lambda t, far: ops.gelu(t["x"], tanh=True, out=far.view(4, 6)),
     "add": lambda t, far: ops.add(t["x"], far.view(4, 6)),
     "mul": lambda t, far: ops.mul(far.view(4, 6), t["x"]),

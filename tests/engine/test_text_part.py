@@ -83,12 +83,12 @@ def test_rotary_embedding_of_images_is_the_usual_one_for_text(tmp_path: Path, fl
 
 def test_an_unsupported_language_model_is_named(tmp_path: Path) -> None:
     config = {
-        "architectures": ["Gemma3ForConditionalGeneration"],
-        "model_type": "gemma3",
-        "text_config": {"model_type": "gemma3_text", "hidden_size": 64},
+        "architectures": ["Gemma3nForConditionalGeneration"],
+        "model_type": "gemma3n",
+        "text_config": {"model_type": "gemma3n_text", "hidden_size": 64},
     }
     folder = wrapped(tmp_path, "llama", NAMES[0], config)
-    with pytest.raises(ModelError, match='model_type "gemma3_text" is none of theirs'):
+    with pytest.raises(ModelError, match='model_type "gemma3n_text" is none of theirs'):
         read_model_config(folder)
 
 

@@ -10,12 +10,14 @@ import pytest
 
 from tessera.engine.autograd.functions import Functions
 from tessera.engine.contract.errors import ConfigError
+from tessera.engine.models.weights.safetensors import Checkpoint
 from tessera.engine.tensor import CPU, bfloat16, float32
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example, micro_batches
 from tessera.engine.training.optimizer import AdamW, AdamWSettings
 from tessera.engine.training.parameters import load_parameters
 from tessera.engine.training.trainer import Trainer
+from tests.support.decoder_harness import DecoderHarness
 from tests.support.golden_gradients import ADAMW, MODELS, TRAINED, places
 from tests.support.paths import GOLDEN
 from tests.support.tiny_models import TINY_MODELS, build, prompt
@@ -112,6 +114,33 @@ def test_bfloat16_gradients_are_near_those_of_float32(tmp_path: Path) -> None:
     assert rounded[0] == pytest.approx(exact[0], rel=0.02)
     for name, gradient in exact[1].items():
         assert np.linalg.norm(rounded[1][name] - gradient) < 0.1 * np.linalg.norm(gradient), name
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_every_model_is_trained_as_it_is_served_or_refused(name: str, tmp_path: Path) -> None:
+    """The tensors that would be saved are those that were loaded, and the loss is that of the server's logits."""
+    folder, max_len = build(TINY_MODELS[name], tmp_path), TINY_MODELS[name].max_model_len
+    f = Functions.on(CPU)
+    try:
+        parameters = load_parameters(folder, f.ops)
+    except ConfigError:
+        with pytest.raises(ConfigError, match="and such a model cannot be trained here"):
+            load_parameters(folder, f.ops)
+        assert name not in MODELS
+        return
+    checkpoint = Checkpoint(folder)
+    for stored, tensor in parameters.stored().items():
+        spelling = stored if stored in checkpoint.names else stored.partition(".")[2]  # without the prefix
+        found = np.asarray(checkpoint.tensor(spelling)).astype(np.float32)
+        np.testing.assert_array_equal(tensor.numpy(), found, err_msg=stored)
+    if name in MODELS:  # PyTorch says what the loss is
+        return
+    ids = np.array(prompt())
+    (batch,) = micro_batches([example()], 10_000, len(ids) - 1, CPU)
+    loss = float(TrainableDecoder(parameters, f, max_len=max_len).loss(*batch).value.numpy()[0])
+    logits = DecoderHarness.of(folder, f.ops, float32, max_model_len=max_len).logits(prompt()).astype(np.float64)
+    logs = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, np.append(ids[1:], 0)[:, None], 1)[:, 0]
+    assert loss == pytest.approx(float(logs[:-1].mean()), rel=1e-4)
 
 
 def test_what_cannot_be_trained_says_why(tmp_path: Path) -> None:

@@ -19,7 +19,14 @@ from tessera.engine.contract.errors import EngineUnavailableError, InvalidReques
 from tessera.engine.contract.sampling_params import MAX_GRAMMAR_LENGTH, Grammar
 from tessera.engine.grammar import compiler as grammar_module
 from tessera.engine.grammar.compile_shares import MAX_PENDING
-from tessera.engine.grammar.compiler import COMPILE_LIMIT, MAX_CACHED, NUM_THREADS, GrammarCompiler, GrammarProbe
+from tessera.engine.grammar.compiler import (
+    COMPILE_LIMIT,
+    MAX_CACHED,
+    MAX_CACHED_SECONDS,
+    NUM_THREADS,
+    GrammarCompiler,
+    GrammarProbe,
+)
 from tessera.engine.grammar.source import MAX_NESTING
 from tests.support.grammar_harness import CLIENT, EOS, MODEL, VOCAB_SIZE, GrammarHarness, schema
 from tests.support.http_fixtures import call
@@ -189,6 +196,17 @@ def test_fault_grammars_are_kept_within_bounds(compiler: GrammarCompiler) -> Non
         engine.add(str(index), Grammar("regex", f"n{index}"))
     assert [answer.text for answer in engine.run().values()] == [f"n{index}" for index in range(MAX_CACHED + 20)]
     assert len(compiler._cache) <= MAX_CACHED
+
+
+def test_fault_grammars_that_took_long_are_not_all_kept(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the large ones: a megabyte for about 10 ms."""
+    monkeypatch.setattr("tessera.engine.grammar.compiler.seconds_of", lambda job: 0.4 * MAX_CACHED_SECONDS)
+    pending = [compiler.submit(Grammar("regex", f"long{number}", "guided_regex")) for number in range(5)]
+    assert [key[1] for key in compiler._cache] == ["long3", "long4"]
+    for each in pending:
+        each.give_up()
 
 
 def test_fault_grammars_count_towards_the_queue(compiler: GrammarCompiler) -> None:

@@ -23,6 +23,13 @@ def post_with(server: Server, key: str) -> int:
     return server.http.post("/tokenize", json={"prompt": "a"}, headers=headers).status_code
 
 
+def num_cached(server: Server, key: str) -> int:
+    headers = {"authorization": f"Bearer {key}", "connection": "close"}
+    body = {"model": "tessera-builtin", "prompt": list(range(10, 60)), "max_tokens": 1}
+    usage = server.http.post("/v1/completions", json=body, headers=headers).json()["usage"]
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
 def ignores_sighup(pid: int) -> bool:
     (mask,) = re.findall(r"^SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return bool(int(mask, 16) & 1 << signal.SIGHUP - 1)
@@ -53,8 +60,12 @@ def test_fault_signals_sighup_reads_the_keys_again(tmp_path: Path) -> None:
         assert NUM_ALLOWED <= statuses[200] <= 2 * NUM_ALLOWED, "both processes count together, but a minute may end"
         late = add_key(named, "late", {})
         server.until(lambda: all(status_with(server, late) == 200 for _ in range(20)), "the keys file to be read again")
+        assert [num_cached(server, late) for _ in range(2)] == [0, 48]
         revoke_key(named, "late")
         server.until(lambda: all(status_with(server, late) == 401 for _ in range(20)), "the revocation")
+        again = add_key(named, "late", {})
+        server.until(lambda: all(status_with(server, again) == 200 for _ in range(20)), "the name's new key")
+        assert num_cached(server, again) == 0, "what a revoked key has computed is forgotten"
 
         keys.write_text("# none\n")
         os.kill(server.process.pid, signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""The table in README.md, and the promises of SECURITY.md: the tests that they name exist."""
+"""The tables of faults and of attacks, and the promises of SECURITY.md: the tests that they name exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-TABLES = (Path(__file__).with_name("README.md"), ROOT / "SECURITY.md")
+TABLES = (Path(__file__).with_name("README.md"), ROOT / "tests/attack/README.md", ROOT / "SECURITY.md")
 NAMED = sorted(
     {found for table in TABLES for found in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", table.read_text())}
 )

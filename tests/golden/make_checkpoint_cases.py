@@ -25,6 +25,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.golden.family_cases import CLASSES, family_config
+
 VOCAB, LENGTH = 96, 48
 FAMILIES = {
     "llama": "Llama",
@@ -41,6 +45,7 @@ FAMILIES = {
     "exaone4": "Exaone4",
     "seed_oss": "SeedOss",
 }
+FAMILIES |= CLASSES
 ENCODERS = {
     "bert": "Bert",
     "roberta": "Roberta",
@@ -74,6 +79,8 @@ ROPES: tuple[dict[str, Any] | None, ...] = (
 
 
 def random_config(chooser: random.Random, family: str, form: str) -> dict[str, Any]:
+    if family in CLASSES:
+        return family_config(chooser, family, VOCAB)
     heads = chooser.choice([2, 4])
     kv_heads = chooser.choice([count for count in (1, 2, 4) if heads % count == 0])
     head_dim = chooser.choice([8, 16, 32])
@@ -128,6 +135,7 @@ def write_case(folder: Path, chooser: random.Random, family: str, form: str) -> 
     settings = random_config(chooser, family, form)
     config_class = getattr(transformers, f"{name}Config")
     class_name = "GPT2LMHeadModel" if family == "gpt2" else f"{name}ForCausalLM"
+    config_class = transformers.Gemma3TextConfig if family == "gemma3_text" else config_class
     config = config_class(**settings)
     config._attn_implementation = "eager"
     base = form == "base class"
@@ -454,7 +462,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    plan = [(family, form) for form in FORMS for family in FAMILIES]
+    plan = [(family, form) for form in FORMS for family in FAMILIES if family not in CLASSES or form == "plain"]
     encoder_plan = [(family, form) for form in ENCODER_FORMS for family in ENCODERS] + [("bert", "gamma and beta")]
     encoder_plan = [(family, "plain" if family == "nomic_bert" else form) for family, form in encoder_plan]
     for number in range(count):

@@ -32,7 +32,12 @@ DECODE_CASES = [
     AttentionCase("group_32", SINGLE, head_dim=64, num_heads=32, num_kv_heads=1),
     AttentionCase("rows_without_queries", ((0, 30), *SINGLE, (0, 0)), head_dim=64, padding=2),
     AttentionCase("only_padding", ((1, 0), (1, 0)), head_dim=64),
-    AttentionCase("general", SINGLE, head_dim=80),
+    AttentionCase("general", SINGLE, head_dim=72),
+    AttentionCase("head_dim_80", SINGLE, head_dim=80, num_heads=5, num_kv_heads=5),
+    AttentionCase("head_dim_80_group", SINGLE, head_dim=80, num_heads=8, num_kv_heads=1, sliding_window=70),
+    AttentionCase("soft_cap", SINGLE, head_dim=128, soft_cap=1.5),
+    AttentionCase("soft_cap_256", SINGLE, head_dim=256, num_heads=8, num_kv_heads=4, soft_cap=0.7, sliding_window=90),
+    AttentionCase("soft_cap_general", SINGLE, head_dim=64, soft_cap=1.5),
     AttentionCase("many_rows", DECODE_ROWS, head_dim=128, num_heads=16, num_kv_heads=4),
     AttentionCase("many_rows_8", DECODE_ROWS, head_dim=128, num_heads=16, num_kv_heads=8, sliding_window=600),
     *(
@@ -41,6 +46,8 @@ DECODE_CASES = [
     ),
     AttentionCase("one_row_window", ((1, 1500),), head_dim=64, num_heads=8, sliding_window=333, block_size=8),
     AttentionCase("one_row_group_32", ((1, 700),), head_dim=64, num_heads=32, num_kv_heads=1),
+    AttentionCase("one_row_80", ((1, 700),), head_dim=80, num_heads=6, num_kv_heads=2),
+    AttentionCase("one_row_soft_cap", ((1, 700),), head_dim=256, num_heads=8, num_kv_heads=4, soft_cap=1.5),
     AttentionCase("one_row_96", ((1, 700),), head_dim=96, num_heads=6, num_kv_heads=2),
     AttentionCase("one_row_256", ((1, 700),), head_dim=256, num_heads=12, num_kv_heads=1),
     AttentionCase("one_row_without_context", ((1, 0),), head_dim=128),
@@ -92,6 +99,7 @@ class DecodeInputs:
         norms: dict[str, Any] = {name: from_numpy(weight, device) for name, weight in self.norms.items()}
         queries, out = (poisoned(self.inputs.q.shape, case.dtype, device) for _ in range(2))
         attend: dict[str, Any] = {"scale": case.scale, "sliding_window": case.sliding_window, "out": out}
+        attend["soft_cap"] = case.soft_cap
         transform, heads = HeadTransform(cos_sin, **norms), case.num_heads
         if fused:
             ops.attention(qkv, *caches, metadata, transform, num_heads=heads, queries=queries, **attend)

@@ -44,7 +44,10 @@ LARGE_CASES = [
     AttentionCase("long", LONG, num_heads=8, head_dim=64),
     AttentionCase("long_window", LONG, num_heads=8, head_dim=64, sliding_window=1000),
     AttentionCase("long_128", LONG, num_heads=8, head_dim=128, block_size=64),
-    AttentionCase("long_general", LONG, head_dim=80, block_size=32),
+    AttentionCase("long_general", LONG, head_dim=72, block_size=32),
+    AttentionCase("long_80", LONG, head_dim=80, block_size=32),
+    AttentionCase("prompts_80", PROMPTS, num_heads=6, head_dim=80, block_size=24, padding=2),
+    AttentionCase("prompts_soft_cap", PROMPTS, num_heads=8, head_dim=128, soft_cap=1.5, padding=3),
     AttentionCase("mixed_64_rows", random_rows(2, 64, 700), num_heads=8, head_dim=64, padding=5),
     AttentionCase("mixed_64_rows_128", random_rows(3, 64, 400), num_heads=8, head_dim=128, sliding_window=129),
     AttentionCase("decode_64_rows", DECODE_ROWS, num_heads=16, num_kv_heads=4, head_dim=128),
@@ -73,6 +76,7 @@ def attend(ops: Ops, inputs: AttentionInputs, out: Tensor | None = None) -> Arra
         inputs.metadata(ops.device),
         scale=case.scale,
         sliding_window=case.sliding_window,
+        soft_cap=case.soft_cap,
         out=out,
     ).numpy()
 
@@ -84,8 +88,9 @@ def test_paged_attention(case: AttentionCase, cuda_ops: CudaOps, cpu_ops: CpuOps
     out = poisoned(inputs.q.shape, case.dtype, cuda_ops.device)
     q, metadata = from_numpy(inputs.q, cuda_ops.device), inputs.metadata(cuda_ops.device)
     caches = inputs.caches(cuda_ops.device)
+    settings: dict[str, Any] = {"sliding_window": case.sliding_window, "soft_cap": case.soft_cap}
     with no_transfers():
-        cuda_ops.paged_attention(q, *caches, metadata, scale=case.scale, sliding_window=case.sliding_window, out=out)
+        cuda_ops.paged_attention(q, *caches, metadata, scale=case.scale, **settings, out=out)
     assert_close(out.numpy(), expected, case.dtype)
 
 

@@ -181,6 +181,33 @@ def test_products_by_parts_of_several_formats(cuda_ops: CudaOps) -> None:
         assert_close(out.numpy(), reference.matmul(x, numbers), bfloat16)
 
 
+@pytest.mark.parametrize("m", [1, 5, 70])
+def test_products_by_columns_in_another_order(m: int, cuda_ops: CudaOps) -> None:
+    """After a norm, before a gate, and added to what is there."""
+    rows, columns = 48, 320
+    weight, numbers = mixed_weight(cuda_ops.device, bfloat16, ["packed_int4group32"], [rows], columns)
+    order = np.random.default_rng(4).permutation(columns).astype(np.int32)
+    stored = dequantized(cuda_ops, weight, bfloat16)
+    numbers = np.empty_like(stored)
+    numbers[:, order] = stored
+    weight = LinearWeight(weight.parts, None, from_numpy(order, cuda_ops.device))
+    cuda_ops.reserve_linear([weight], bfloat16, m)
+    x, norm = random_array(20, (m, columns), bfloat16, 1 / 8), random_array(22, (columns,), bfloat16)
+    device_x, device_norm = (from_numpy(array, cuda_ops.device) for array in (x, norm))
+    scratch, out, gated = (poisoned((m, n), bfloat16, cuda_ops.device) for n in (rows, rows, rows // 2))
+    product = reference.matmul(x, numbers)
+    cuda_ops.linear(device_x, weight, out=out)
+    assert_close(out.numpy(), product, bfloat16)
+    cuda_ops.linear(device_x, weight, epilogue=Accumulate(), out=out)
+    assert_close(out.numpy(), 2 * product, bfloat16, roundings=2)
+    cuda_ops.linear(device_x, weight, epilogue=Activate("silu_mul", scratch), out=gated)
+    assert_close(gated.numpy(), reference.silu_mul(product), bfloat16, roundings=2)
+    normed = poisoned(x.shape, bfloat16, cuda_ops.device)
+    cuda_ops.linear(device_x, weight, prologue=RMSNorm(device_norm, 1e-5, normed), out=out)
+    after_norm = reference.rmsnorm(x, norm, 1e-5).astype(bfloat16)
+    assert_close(out.numpy(), reference.matmul(after_norm, numbers), bfloat16, roundings=2)
+
+
 def dequantized(ops: CudaOps, weight: LinearWeight, dtype: np.dtype[Any]) -> Array:
     made = []
     for part in weight.parts:
@@ -213,7 +240,7 @@ def test_a_file_loads_into_packed_parts(tmp_path: Path, cuda_ops: CudaOps, monke
     assert formats == {"packed_q4_k", "packed_q6_k", "packed_q8_0", "packed_mxfp4", "dense"}
 
 
-@pytest.mark.parametrize("name", ["w4a16-asymmetric", "gptq-row-8", "awq", "fp8-channel", "w8a8", "nf4"])
+@pytest.mark.parametrize("name", ["w4a16-actorder", "gptq-row-8", "gptq-actorder", "awq", "fp8-channel", "w8a8", "nf4"])
 def test_a_quantised_checkpoint_loads_into_packed_parts(
     name: str, tmp_path: Path, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,11 +253,12 @@ def test_a_quantised_checkpoint_loads_into_packed_parts(
     packed = 0
     for one, other in zip(loaded.linear_weights(), expected.linear_weights(), strict=True):
         start = 0
+        order = slice(None) if one.order is None else one.order.numpy()
         for part in one.parts:
             assert other.dense is not None
             arrays = {key: tensor.numpy() for key, tensor in part.tensors.items()}
             found = part.format.dequantize(arrays, slice(None))[:, : part.shape[1]]
-            rows = other.dense.numpy()[start : start + part.shape[0]]
+            rows = other.dense.numpy()[start : start + part.shape[0], order]
             np.testing.assert_allclose(found, rows, rtol=2.0**-8 if part.format.name == "dense" else 2.0**-15)
             packed += part.format.name.startswith("packed_")
             start += part.shape[0]

@@ -14,6 +14,7 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
+from tessera.engine.cuda import block_copies
 from tessera.engine.cuda.block_copies import CudaBlockCopies
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.driver import find_device
@@ -44,7 +45,11 @@ def make_planes(device: CudaDevice, num_blocks: int, piece: int = PIECE, layers:
     ]
 
 
-def test_blocks_come_back_as_they_were(device: CudaDevice) -> None:
+@pytest.mark.parametrize("is_flat", [True, False], ids=["2D", "3D"])
+def test_blocks_come_back_as_they_were(device: CudaDevice, monkeypatch: pytest.MonkeyPatch, is_flat: bool) -> None:
+    """In 2D copies, and in the 3D copies of a KV cache that is too large for those."""
+    if not is_flat:
+        monkeypatch.setattr(block_copies, "device_attribute", lambda handle, name: 1024)
     planes = make_planes(device, 20, piece=512, layers=3)
     rng = np.random.default_rng(1)
     for plane in planes:
@@ -81,8 +86,11 @@ def test_a_step_that_is_held_overwrites_nothing_that_is_still_read(device: CudaD
         device.synchronize()
 
 
-def test_rate_of_8000_tokens(device: CudaDevice) -> None:
+@pytest.mark.parametrize("is_flat", [True, False], ids=["2D", "3D"])
+def test_rate_of_8000_tokens(device: CudaDevice, monkeypatch: pytest.MonkeyPatch, is_flat: bool) -> None:
     """500 blocks in and out, in no order, beside what one copy of as many bytes takes."""
+    if not is_flat:
+        monkeypatch.setattr(block_copies, "device_attribute", lambda handle, name: 1 << 20)
     count = 500
     planes = make_planes(device, 2 * count)
     copies = CudaBlockCopies(device, planes, count)

@@ -19,6 +19,7 @@ from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, bfloat16, float16, float32, from_numpy
+from tests.support import tiny_families
 from tests.support.decoder_harness import (
     DecoderHarness,
     Row,
@@ -28,6 +29,7 @@ from tests.support.decoder_harness import (
     step_batch,
 )
 from tests.support.paths import GOLDEN
+from tests.support.tiny_families import FAMILIES, build_family
 from tests.support.tiny_models import PROMPT_LEN, TINY_MODELS, build, prompt
 
 pytestmark = pytest.mark.gpu
@@ -206,3 +208,14 @@ def test_the_kv_cache_takes_its_share_of_the_memory(
     share = int(0.2 * cuda_device.total_memory)
     assert 0.98 * share < taken() < 1.01 * share
     assert runner.kv_cache_bytes > 0.5 * share
+
+
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_golden_logits_of_families(name: str, dtype: np.dtype[Any], tmp_path: Path, cuda_ops: CudaOps) -> None:
+    made = DecoderHarness.of(build_family(name, tmp_path), cuda_ops, dtype, max_model_len=tiny_families.MAX_LEN)
+    with np.load(GOLDEN / "golden_families.npz") as golden:
+        expected = golden[name]
+    for chunks in (None, [7, 1, 1, tiny_families.LENGTH - 9]):
+        logits = made.logits(tiny_families.prompt(), chunks)[list(tiny_families.POSITIONS), : tiny_families.VOCAB]
+        assert relative_error(logits, expected) < (1e-4 if dtype == float32 else 5e-2)

@@ -279,6 +279,38 @@ def test_activations(shape: tuple[int, int], dtype: np.dtype[Any], compare: Call
         compare(lambda ops, out, x, tanh=tanh: ops.gelu_mul(x, tanh=tanh, out=out), dtype, pair, floor=0.001)
     compare(lambda ops, out, x: ops.gelu(x, tanh=True, out=out), dtype, x, floor=0.01)
     compare(lambda ops, out, x: ops.gelu(x, tanh=False, out=out), dtype, x, floor=0.01)
+    for squared in (True, False):
+        compare(lambda ops, out, x, squared=squared: ops.relu(x, squared=squared, out=out), dtype, x, floor=0.01)
+
+
+@dtypes
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize(
+    ("width", "first", "groups", "size"), [(60, 12, 1, 32), (61, 7, 4, 13), (384, 128, 2, 64), (9000, 0, 1, 8192)]
+)
+def test_norms_of_columns(
+    width: int,
+    first: int,
+    groups: int,
+    size: int,
+    centred: bool,
+    dtype: np.dtype[Any],
+    cuda_ops: CudaOps,
+    cpu_ops: CpuOps,
+) -> None:
+    x, weight = random_array(6, (5, width), dtype, 3), random_array(7, (groups * size,), dtype)
+    actual, expected = (
+        ops.norm_columns(
+            from_numpy(x, ops.device),
+            from_numpy(weight, ops.device),
+            1e-5,
+            first=first,
+            groups=groups,
+            centred=centred,
+        ).numpy()
+        for ops in (cuda_ops, cpu_ops)
+    )
+    assert_close(actual, expected, dtype)
 
 
 def test_activations_of_extreme_values(cuda_ops: CudaOps) -> None:

@@ -13,7 +13,7 @@ from tessera.engine.ops.cuda.attention import rope
 from tessera.engine.ops.interface import HeadTransform, Ops
 from tessera.engine.tensor import Device, Tensor, bfloat16, from_numpy
 from tests.gpu.conftest import NoTransfers
-from tests.support.op_cases import DTYPES, AttentionCase, AttentionInputs, poisoned, random_array
+from tests.support.op_cases import DTYPES, AttentionCase, AttentionInputs, poisoned, random_angles, random_array
 from tests.support.reference import assert_close, assert_same_cache
 
 Array = np.ndarray[Any, Any]
@@ -90,3 +90,19 @@ def test_rope_and_store_of_nothing(cuda_ops: CudaOps) -> None:
     metadata = AttentionInputs(AttentionCase("", ())).metadata(cuda_ops.device)
     qkv = from_numpy(random_array(1, (0, 8 * 16)), cuda_ops.device)
     assert cuda_ops.rope_and_store(qkv, *caches, metadata, HeadTransform(), num_heads=4).shape == (0, 64)
+
+
+@dtypes
+@pytest.mark.parametrize(("head_dim", "rotary_dim", "heads"), [(16, 16, 5), (20, 6, 3), (128, 128, 40)])
+def test_rotation_in_place(
+    head_dim: int, rotary_dim: int, heads: int, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps
+) -> None:
+    qkv, cos_sin = random_array(2, (7, (heads + 4) * head_dim), dtype), random_angles(50, rotary_dim)
+    positions = np.random.default_rng(3).integers(0, 50, 7).astype(np.int32)
+    actual, expected = (
+        ops.rotate(
+            *(from_numpy(array, ops.device) for array in (qkv, cos_sin, positions)), num_heads=heads, head_dim=head_dim
+        ).numpy()
+        for ops in (cuda_ops, cpu_ops)
+    )
+    assert_close(actual, expected, dtype)

@@ -107,6 +107,8 @@ def mlp(spec: MLPSpec, weights: MLPWeights, x: Array) -> Array:
         "gelu_erf_mul": lambda y: reference.gated_gelu(y, False),
         "gelu_tanh": lambda y: reference.gelu(y, True),
         "gelu_erf": lambda y: reference.gelu(y, False),
+        "relu": lambda y: np.maximum(y, 0),
+        "relu2": lambda y: np.maximum(y, 0) ** 2,
     }
     return product(functions[spec.activation](up), weights.down)
 
@@ -115,19 +117,36 @@ def attention(config: ModelConfig, spec: AttentionSpec, weights: AttentionWeight
     length = len(x)
     qkv = product(x, weights.qkv).reshape(length, -1, spec.head_dim).swapaxes(0, 1)
     q, k, v = np.split(qkv, [spec.num_heads, spec.num_heads + spec.num_kv_heads])
+    if spec.qk_norm_form == "rotated_head" and spec.rope is not None:
+        q, k = rotate(q, config.ropes[spec.rope]), rotate(k, config.ropes[spec.rope])
     if spec.qk_norm is not None:
         assert weights.q_norm is not None
         assert weights.k_norm is not None
-        q = reference.rmsnorm(q, weights.q_norm.numpy(), spec.qk_norm.eps)
-        k = reference.rmsnorm(k, weights.k_norm.numpy(), spec.qk_norm.eps)
-    if spec.rope is not None:
+        q = head_norm(spec, spec.qk_norm, weights.q_norm.numpy(), q)
+        k = head_norm(spec, spec.qk_norm, weights.k_norm.numpy(), k)
+    if spec.qk_norm_form != "rotated_head" and spec.rope is not None:
         q, k = rotate(q, config.ropes[spec.rope]), rotate(k, config.ropes[spec.rope])
     group = spec.num_heads // spec.num_kv_heads
     distance = np.arange(length)[:, None] - np.arange(length)
     visible = (distance >= 0) & (distance < (spec.sliding_window or math.inf))
-    scores = np.where(visible, q @ k.repeat(group, axis=0).swapaxes(1, 2) * spec.scale, -np.inf)
+    scores = q @ k.repeat(group, axis=0).swapaxes(1, 2) * spec.scale
+    if spec.soft_cap is not None:
+        scores = spec.soft_cap * np.tanh(scores / spec.soft_cap)
+    scores = np.where(visible, scores, -np.inf)
     mixed = reference.softmax(scores) @ v.repeat(group, axis=0)
     return product(mixed.swapaxes(0, 1).reshape(length, -1), weights.out)
+
+
+def head_norm(spec: AttentionSpec, norm: NormSpec, weight: Array, heads: Array) -> Array:
+    """heads [n, T, D]"""
+    if spec.qk_norm_form == "width":
+        whole = heads.swapaxes(0, 1).reshape(heads.shape[1], -1)
+        return reference.rmsnorm(whole, weight, norm.eps).reshape(-1, *heads.shape[::2]).swapaxes(0, 1)
+    if spec.qk_norm_form == "each_head":
+        weights = weight.reshape(heads.shape[0], 1, heads.shape[2]).astype(np.float64)
+        plain = reference.layernorm(heads, np.ones(heads.shape[2], np.float32), None, norm.eps)
+        return plain * weights
+    return reference.rmsnorm(heads, weight, norm.eps)
 
 
 def rotate(heads: Array, rope: RopeConfig) -> Array:

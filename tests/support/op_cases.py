@@ -132,6 +132,7 @@ class AttentionCase:
     head_dim: int = 16
     block_size: int = 16
     sliding_window: int | None = None
+    soft_cap: float | None = None
     dtype: np.dtype[Any] = float32
     padding: int = 0
 
@@ -208,6 +209,9 @@ ATTENTION_CASES = [
     AttentionCase("mixed", MIXED, padding=3),
     AttentionCase("mixed_window", MIXED, sliding_window=7, padding=1),
     AttentionCase("window_of_one", MIXED, sliding_window=1),
+    AttentionCase("soft_cap", MIXED, soft_cap=1.5),
+    AttentionCase("soft_cap_128", MIXED, head_dim=128, soft_cap=1.5),
+    AttentionCase("soft_cap_256", MIXED, head_dim=256, soft_cap=0.7, sliding_window=30),
     AttentionCase("window_larger_than_context", MIXED, sliding_window=4096),
     AttentionCase("only_padding_rows", ((1, 0), (1, 0), (4, 0))),
     AttentionCase("padded_decode", ((1, 12), (1, 0), (1, 130), (1, 0))),

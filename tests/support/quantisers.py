@@ -291,20 +291,28 @@ def quantised_model(
     Modules with a text of `plain` in their name stay as they are.
     """
     model = TINY_MODELS[base]
-    quantised: dict[str, Array] = {}
-    exact: dict[str, Array] = {}
-    for name, values in make_tensors(replace(model, prefix="")).items():
-        module = name.removesuffix(".weight")
-        matrix = values.ndim == 2 and ("embed" not in name or scheme.embeddings)
-        if not matrix or any(text in module for text in plain):
-            quantised[name] = exact[name] = values.astype(np.float32)
-            continue
-        tensors, numbers = scheme.pack(values.astype(np.float64))
-        quantised |= {f"{module}.{part}": array for part, array in tensors.items()}
-        exact[name] = numbers.astype(np.float32)
+    quantised, exact = pack_tensors(make_tensors(replace(model, prefix="")), scheme, plain)
     for kind, tensors in (("quantised", quantised), ("exact", exact)):
         (folder / kind).mkdir(parents=True)
         config = {**model.config, scheme.key: scheme.config} if kind == "quantised" else model.config
         (folder / kind / "config.json").write_text(json.dumps(config))
         write_tensors(folder / kind / "model.safetensors", tensors)
     return folder / "quantised", folder / "exact"
+
+
+def pack_tensors(
+    tensors: dict[str, Array], scheme: Scheme, plain: tuple[str, ...] = ("lm_head",)
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """A model's tensors quantised, and those of the numbers that they stand for."""
+    quantised: dict[str, Array] = {}
+    exact: dict[str, Array] = {}
+    for name, values in tensors.items():
+        module = name.removesuffix(".weight")
+        matrix = values.ndim == 2 and ("embed" not in name or scheme.embeddings)
+        if not matrix or any(text in module for text in plain):
+            quantised[name] = exact[name] = values.astype(np.float32)
+            continue
+        packed, numbers = scheme.pack(values.astype(np.float64))
+        quantised |= {f"{module}.{part}": array for part, array in packed.items()}
+        exact[name] = numbers.astype(np.float32)
+    return quantised, exact

@@ -129,6 +129,7 @@ def paged_attention(
     context_lens: Array,
     scale: float,
     sliding_window: int | None,
+    soft_cap: float | None = None,
 ) -> Array:
     """One query at a time over exactly the keys it sees; q [T, Hq * D]."""
     _, num_kv_heads, block_size, head_dim = key_cache.shape
@@ -145,7 +146,10 @@ def paged_attention(
             for head in range(heads.shape[1]):
                 keys = key_cache[blocks, head // group, offsets].astype(np.float64)
                 values = value_cache[blocks, head // group, offsets].astype(np.float64)
-                out[token, head] = softmax(keys @ heads[token, head] * scale) @ values
+                scores = keys @ heads[token, head] * scale
+                if soft_cap is not None:
+                    scores = soft_cap * np.tanh(scores / soft_cap)
+                out[token, head] = softmax(scores) @ values
     return out.reshape(q.shape)
 
 

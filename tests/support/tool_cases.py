@@ -47,6 +47,28 @@ CASES: list[tuple[str, str, str | None, list[tuple[str, str]]]] = [
         "Yes. so",
         [CITY] * 2,
     ),
+    ("gemma", "just text <start", "just text <start", []),
+    (
+        "gemma",
+        "<start_function_call>call:weather{city:<escape>Paris<escape>}<end_function_call>",
+        None,
+        [CITY],
+    ),
+    ("gemma", "I look.\n<start_function_call>call:ping{}<end_function_call> so", "I look. so", [PING]),
+    ("gemma", "<start_function_call>call:ping{}<start_function_call>call:ping{}", None, [PING] * 2),
+    (
+        "gemma",
+        '<start_function_call>call:other{a:<escape>x, {y} "z"<escape>, n: -2.5 ,t:true,'
+        'l:[<escape>a,]<escape>,{k:<escape>}<escape>,m:[1,null]}],s:["b\\"]"],w:word}<end_function_call>',
+        None,
+        [
+            (
+                "other",
+                '{"a": "x, {y} \\"z\\"", "n": -2.5, "t": true, '
+                '"l": ["a,]",{"k":"}","m":[1,null]}], "s": ["b\\"]"], "w": "word"}',
+            )
+        ],
+    ),
     ("glm4", "just text\n{}", "just text\n{}", []),
     ("glm4", 'weather\n{"city": "Paris"}', None, [CITY]),
     ("glm4", '\nweather\n{"city": "Paris"}\n', None, [CITY]),
@@ -113,6 +135,10 @@ MALFORMED = [
     ("deepseek_v3", f"{V3_BEGIN}weather\n```json\n[1]"),
     ("deepseek_v31", "<｜tool▁call▁begin｜>weather {}"),
     ("deepseek_v31", "<｜tool▁call▁begin｜>weather<｜tool▁sep"),
+    ("gemma", "<start_function_call>ping{}"),
+    ("gemma", "<start_function_call>call:weather is fine"),
+    ("gemma", "<start_function_call>call:not a name{}"),
+    ("gemma", f"<start_function_call>call:{'x' * 300}"),
     ("glm4", "weather"),
     ("glm4", "weather\nis fine"),
     ("glm4", 'weathers\n{"city": "Paris"}'),
@@ -148,6 +174,7 @@ MALFORMED = [
 # Pieces of random texts.
 ALPHABET = [
     *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```json", "```", "<｜tool▁call▁end｜>"),
+    *("<start_function_call>call:", "<end_function_call>", "<escape>", "call:ping{", "city:", "}", ","),
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "ping\n", "<|tool_call|>", "<|/tool_call|>", "</"),
     *("<|action_start|>", "<|plugin|>", "<|action_end|>", "<function_calls>", "</function_calls>", "functools"),
     *("<|python_start|>", "<|python_end|>", "ping(", "city=", "'", ")", "[ping(", "None", "(", "1.5", "\\u0041", "'''"),
@@ -161,6 +188,14 @@ HOSTILE = [
     ("deepseek_v3", "<｜tool▁call▁begin｜>", " \n"),
     ("deepseek_v31", "", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}"),
     ("deepseek_v31", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{x", "<｜tool▁call▁end"),
+    ("gemma", "", "<start_function_call>"),
+    ("gemma", "", "<start_function_call>call:ping{}"),
+    ("gemma", "<start_function_call>call:ping{", "a:1,"),
+    ("gemma", "<start_function_call>call:ping{a:", "["),
+    ("gemma", "<start_function_call>call:ping{a:[", "<escape>"),
+    ("gemma", "<start_function_call>call:ping{a:[", "{b:"),
+    ("gemma", '<start_function_call>call:ping{a:["', "\\"),
+    ("gemma", "<start_function_call>call:ping{a:<escape>", "<escap"),
     ("glm4", "", "ping\n"),
     ("glm4", "", "ping\n{}\n"),
     ("glm4", "ping\n", "\n"),
@@ -202,6 +237,7 @@ HOSTILE = [
 TEMPLATES: list[tuple[str, str]] = [
     ("deepseek_v3", "{{ tools }}<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json"),
     ("deepseek_v31", "{{ tools }}<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}"),
+    ("gemma", "{{ tools }}<start_function_call>call:f{}<end_function_call>"),
     ("glm4", "[gMASK]<sop>{{ tools }}在调用上述函数时, Json"),
     ("glm45", "[gMASK]<sop>{{ tools }}<tool_call>{function-name}\n<arg_key>"),
     ("granite", "{{ tools }} respond with <|tool_call|> followed by a JSON list of tools used."),

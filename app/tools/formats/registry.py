@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from tessera.app.model_settings import ToolParserName
 from tessera.app.tools.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
+from tessera.app.tools.formats.gemma import GEMMA
 from tessera.app.tools.formats.glm4 import GLM4
 from tessera.app.tools.formats.glm45 import GLM45
 from tessera.app.tools.formats.granite import GRANITE
@@ -29,6 +30,7 @@ FORMATS: Mapping[ToolParserName, ToolFormat] = {
     "mistral": MISTRAL,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
+    "gemma": GEMMA,
     "glm4": GLM4,
     "glm45": GLM45,
     "granite": GRANITE,
@@ -44,6 +46,7 @@ _TRAITS: tuple[tuple[ToolParserName, tuple[str, ...]], ...] = (
     ("qwen3_coder", ("<parameter=",)),
     ("deepseek_v3", ("<｜tool▁call▁begin｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁call▁begin｜>",)),
+    ("gemma", ("<start_function_call>",)),
     ("glm45", ("<arg_key>",)),
     ("glm4", ("[gMASK]", "在调用上述函数时")),
     ("mistral", ("[TOOL_CALLS]",)),

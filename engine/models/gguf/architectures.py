@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.gguf.metadata import Metadata
@@ -11,6 +11,13 @@ LAYER = "blk.{i}."
 
 # Tensor names without `.weight` and `.bias`; `{i}` is the layer.
 Names = dict[str, str]
+
+GRANITE_MULTIPLIERS: Names = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,9 @@ class GGUFArchitecture:
         names: GGUF's tensor names to those of a Hugging Face checkpoint.
         interleaved: rows of queries and keys are stored for RoPE of neighbouring elements instead of halves.
         ignored: tensors that no forward pass takes.
+        multipliers: keys of numbers, to those of config.json.
+        second_norm: names of a file whose attention has a norm of its own, `attn_norm_2`, where others have one for
+            both halves.
     """
 
     name: str
@@ -29,6 +39,8 @@ class GGUFArchitecture:
     names: Names
     interleaved: bool = False
     ignored: tuple[str, ...] = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+    multipliers: Names = field(default_factory=lambda: GRANITE_MULTIPLIERS)
+    second_norm: Names = field(default_factory=dict)
 
 
 def _layer(prefix: str, names: Names) -> Names:
@@ -72,6 +84,98 @@ EXAONE4_NAMES = {
     **SEED_OSS_NAMES,
     **_layer("model.layers.{i}.", {"post_ffw_norm": "post_feedforward_layernorm"}),
 }
+GEMMA2_NAMES = {
+    **LLAMA_NAMES,
+    **_layer(
+        "model.layers.{i}.",
+        {
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+    ),
+}
+GLM_NAMES = {
+    **LLAMA_NAMES,
+    **_layer("model.layers.{i}.", {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+}
+GLM4_NAMES = {
+    **GLM_NAMES,
+    **_layer(
+        "model.layers.{i}.",
+        {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"},
+    ),
+}
+HUNYUAN_NAMES = {
+    **LLAMA_NAMES,
+    **_layer(
+        "model.layers.{i}.", {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+    ),
+}
+PHI2_NAMES = {
+    **LLAMA_NAMES,
+    "output_norm": "model.final_layernorm",
+    **_layer(
+        "model.layers.{i}.",
+        {
+            "attn_qkv": "self_attn.qkv_proj",
+            "attn_output": "self_attn.dense",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+        },
+    ),
+}
+INTERNLM2_NAMES = {
+    "token_embd": "model.tok_embeddings",
+    "output_norm": "model.norm",
+    "output": "output",
+    **_layer(
+        "model.layers.{i}.",
+        {
+            "attn_norm": "attention_norm",
+            "attn_q": "attention.wq",
+            "attn_k": "attention.wk",
+            "attn_v": "attention.wv",
+            "attn_output": "attention.wo",
+            "ffn_norm": "ffn_norm",
+            "ffn_gate": "feed_forward.w1",
+            "ffn_up": "feed_forward.w3",
+            "ffn_down": "feed_forward.w2",
+        },
+    ),
+}
+NEOX_NAMES = {
+    "token_embd": "gpt_neox.embed_in",
+    "output_norm": "gpt_neox.final_layer_norm",
+    "output": "embed_out",
+    **_layer(
+        "gpt_neox.layers.{i}.",
+        {
+            "attn_norm": "input_layernorm",
+            "attn_qkv": "attention.query_key_value",
+            "attn_output": "attention.dense",
+            "ffn_norm": "post_attention_layernorm",
+            "ffn_up": "mlp.dense_h_to_4h",
+            "ffn_down": "mlp.dense_4h_to_h",
+        },
+    ),
+}
+FALCON_NAMES = {
+    "token_embd": "word_embeddings",
+    "output_norm": "ln_f",
+    "output": "lm_head",
+    **_layer(
+        "h.{i}.",
+        {
+            "attn_norm": "input_layernorm",
+            "attn_qkv": "self_attention.query_key_value",
+            "attn_output": "self_attention.dense",
+            "ffn_up": "mlp.dense_h_to_4h",
+            "ffn_down": "mlp.dense_4h_to_h",
+        },
+    ),
+}
+FALCON_SECOND_NORM = {**FALCON_NAMES, **_layer("h.{i}.", {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"})}
 GPT2_NAMES = {
     "token_embd": "wte",
     "position_embd": "wpe",
@@ -120,6 +224,40 @@ GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "granite": GGUFArchitecture("GraniteForCausalLM", "granite", LLAMA_NAMES, interleaved=True),
     "seed_oss": GGUFArchitecture("SeedOssForCausalLM", "seed_oss", SEED_OSS_NAMES),
     "exaone4": GGUFArchitecture("Exaone4ForCausalLM", "exaone4", EXAONE4_NAMES),
+    "gemma": GGUFArchitecture("GemmaForCausalLM", "gemma", LLAMA_NAMES),
+    "gemma2": GGUFArchitecture("Gemma2ForCausalLM", "gemma2", GEMMA2_NAMES),
+    "gemma3": GGUFArchitecture("Gemma3ForCausalLM", "gemma3_text", GEMMA2_NAMES),
+    "olmo": GGUFArchitecture("OlmoForCausalLM", "olmo", LLAMA_NAMES, interleaved=True),
+    "olmo2": GGUFArchitecture("Olmo2ForCausalLM", "olmo2", EXAONE4_NAMES),
+    "chatglm": GGUFArchitecture("GlmForCausalLM", "glm", GLM_NAMES),
+    "glm4": GGUFArchitecture("Glm4ForCausalLM", "glm4", GLM4_NAMES),
+    "command-r": GGUFArchitecture(
+        "CohereForCausalLM", "cohere", LLAMA_NAMES, multipliers={"logit_scale": "logit_scale"}
+    ),
+    "cohere2": GGUFArchitecture(
+        "Cohere2ForCausalLM", "cohere2", LLAMA_NAMES, multipliers={"logit_scale": "logit_scale"}
+    ),
+    "phi2": GGUFArchitecture("PhiForCausalLM", "phi", PHI2_NAMES),
+    "gptneox": GGUFArchitecture("GPTNeoXForCausalLM", "gpt_neox", NEOX_NAMES),
+    "falcon": GGUFArchitecture("FalconForCausalLM", "falcon", FALCON_NAMES, second_norm=FALCON_SECOND_NORM),
+    "starcoder": GGUFArchitecture("GPTBigCodeForCausalLM", "gpt_bigcode", GPT2_NAMES),
+    "internlm2": GGUFArchitecture("InternLM2ForCausalLM", "internlm2", INTERNLM2_NAMES, interleaved=True),
+    "nemotron": GGUFArchitecture("NemotronForCausalLM", "nemotron", LLAMA_NAMES),
+    "baichuan": GGUFArchitecture("BaichuanForCausalLM", "baichuan", LLAMA_NAMES, interleaved=True),
+    "minicpm": GGUFArchitecture(
+        "MiniCPMForCausalLM",
+        "minicpm",
+        LLAMA_NAMES,
+        interleaved=True,
+        multipliers={
+            "embedding_scale": "scale_emb",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_divisor",
+        },
+    ),
+    "arcee": GGUFArchitecture("ArceeForCausalLM", "arcee", LLAMA_NAMES, interleaved=True),
+    "ernie4_5": GGUFArchitecture("Ernie4_5ForCausalLM", "ernie4_5", LLAMA_NAMES),
+    "hunyuan-dense": GGUFArchitecture("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", HUNYUAN_NAMES),
     "gpt2": GGUFArchitecture("GPT2LMHeadModel", "gpt2", GPT2_NAMES),
     "bert": GGUFArchitecture("BertModel", "bert", BERT_NAMES, ignored=("cls", "cls.output", "pooler.dense")),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,15 @@ from tessera.engine.gguf.model import GGUFModel
 from tessera.engine.gguf.vocabulary import special_token_id, stop_token_ids
 from tessera.engine.models.gguf.architectures import gguf_architecture
 from tessera.engine.models.gguf.keys import MAX_LAYERS, MOST, ArchitectureKeys
+from tessera.engine.models.gguf.names import SECOND_NORM
 from tessera.engine.models.registry import ARCHITECTURES
 
 MAX_ROPE_FACTORS = 1024
 FREQUENCIES, LONG_FACTORS, SHORT_FACTORS = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 EMBEDDING = "token_embd.weight"
+# Architectures that llama.cpp gives another one's name to, told by their windows.
+WINDOWED = {"LlamaForCausalLM": "MistralForCausalLM", "Olmo2ForCausalLM": "Olmo3ForCausalLM"}
+GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
 DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -50,17 +55,21 @@ def read_config(model: GGUFModel) -> dict[str, Any]:
         "max_position_embeddings": context_length,
         "rms_norm_eps": _norm_eps(keys),
         "sliding_window": keys.integer("attention.sliding_window", 0) or None,
+        "clip_qkv": keys.number("attention.clamp_kqv", 0.0, 1e9, 0.0) or None,
         "use_parallel_residual": keys.boolean("use_parallel_residual"),
         **_window_pattern(keys),
         **_biases(model),
-        **_multipliers(keys),
+        **_multipliers(keys, architecture.multipliers),
+        **_soft_caps(keys),
+        **_falcon(model),
         "tie_word_embeddings": "output.weight" not in tensors,
         "type_vocab_size": metadata.integer("tokenizer.ggml.token_type_count", 1, MOST, 1),
         **_rope(model, keys, head_dim, context_length),
     }
     name = architecture.name
-    if name == "LlamaForCausalLM" and values["sliding_window"] is not None:
-        name = "MistralForCausalLM"
+    if values["sliding_window"] is not None:
+        name = WINDOWED.get(name, name)
+    values |= _scalar(name, values)
     known = ARCHITECTURES.get(name)
     known_absent = known.defaults_if_absent if known is not None else {}
     renamed = {known.key(key) if known is not None else key: value for key, value in values.items()}
@@ -87,25 +96,41 @@ def _window_pattern(keys: ArchitectureKeys) -> dict[str, Any]:
 
 def _biases(model: GGUFModel) -> dict[str, bool]:
     """By the first layer's tensors, under all names that architectures have for them."""
-    attention, out, mlp = (f"blk.0.{name}.bias" in model.tensors for name in ("attn_q", "attn_output", "ffn_up"))
+    names = ("attn_q", "attn_qkv", "attn_output", "ffn_up")
+    separate, fused, out, mlp = (f"blk.0.{name}.bias" in model.tensors for name in names)
+    attention, norms = separate or fused, "blk.0.attn_q_norm.weight" in model.tensors
     return {
         "attention_bias": attention,
+        "bias": attention,
         "use_qkv_bias": attention,
         "use_bias": attention,
         "attention_out_bias": out,
         "mlp_bias": mlp,
-        "qk_layernorm": "blk.0.attn_q_norm.weight" in model.tensors,
+        "qk_layernorm": norms,
+        "use_qk_norm": norms,
     }
 
 
-def _multipliers(keys: ArchitectureKeys) -> dict[str, float]:
-    """Granite's."""
-    names = {
-        "attention.scale": "attention_multiplier",
-        "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier",
-        "logit_scale": "logits_scaling",
-    }
+def _falcon(model: GGUFModel) -> dict[str, bool]:
+    """Its halves are always parallel, with a norm each where there are two."""
+    return {"parallel": True, "parallel_norms": SECOND_NORM in model.tensors, "multi_query": True}
+
+
+def _soft_caps(keys: ArchitectureKeys) -> dict[str, float | None]:
+    """Gemma 2's."""
+    names = ("attn_logit_softcapping", "final_logit_softcapping")
+    return {name: keys.number(name, 0.0, 1e6) or None for name in names if keys.has(name)}
+
+
+def _scalar(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """What Gemma 2 and 3 divide queries by the root of: a head's length, but in the largest what that would be without
+    one of its own."""
+    if values["num_hidden_layers"] == GEMMA_27B_LAYERS.get(name):
+        return {"query_pre_attn_scalar": values["hidden_size"] // values["num_attention_heads"]}
+    return {"query_pre_attn_scalar": values["head_dim"]}
+
+
+def _multipliers(keys: ArchitectureKeys, names: Mapping[str, str]) -> dict[str, float]:
     return {theirs: keys.number(ours, 1e-6, 1e6) for ours, theirs in names.items() if keys.has(ours)}
 
 
@@ -142,7 +167,8 @@ def _rope(model: GGUFModel, keys: ArchitectureKeys, head_dim: int, context_lengt
     original = keys.integer("rope.scaling.original_context_length", context_length)
     found = {
         "rope_theta": keys.number("rope.freq_base", 1.0, 1e15, 10000.0),
-        "partial_rotary_factor": None if rotary_dim == head_dim else rotary_dim / head_dim,
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", 1.0, 1e15, 10000.0),
+        "partial_rotary_factor": rotary_dim / head_dim,
     }
     scaling = _listed_factors(model, keys, rotary_dim // 2) or _scaling(keys, original)
     if scaling is None:

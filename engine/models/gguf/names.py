@@ -14,6 +14,7 @@ from tessera.engine.models.gguf.keys import ArchitectureKeys
 LAYER_NUMBER = re.compile(r"blk\.(0|[1-9]\d{0,3})\.")
 SUFFIX = re.compile(r"\.(weight|bias)")
 QUERY_OR_KEY = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
+SECOND_NORM = "blk.0.attn_norm_2.weight"
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -29,6 +30,8 @@ class TensorNames:
         self._model = model
         self._keys = ArchitectureKeys(model.metadata)
         self._architecture = gguf_architecture(model.metadata)
+        has_second = SECOND_NORM in model.tensors and self._architecture.second_norm
+        self._names = self._architecture.second_norm if has_second else self._architecture.names
         self.stored = {found: name for name in model.tensors if (found := self._hugging_face_name(name)) is not None}
 
     def _hugging_face_name(self, name: str) -> str | None:
@@ -41,9 +44,9 @@ class TensorNames:
             return None
         layer = LAYER_NUMBER.match(stem)
         if layer is None:
-            found = self._architecture.names.get(stem)
+            found = self._names.get(stem)
         else:
-            found = self._architecture.names.get("blk.{i}." + stem[layer.end() :])
+            found = self._names.get("blk.{i}." + stem[layer.end() :])
         if found is None:
             return name
         return (found if layer is None else found.format(i=int(layer[1]))) + suffix

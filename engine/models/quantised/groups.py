@@ -233,9 +233,11 @@ class AwqMatrix(GroupMatrix):
     def _fields(self, words: Array, rows: slice) -> Array:
         """[n, columns of `words`] for these rows of the matrix."""
         first, last = rows.start // 8, -(-rows.stop // 8)
-        fields = unpacked(words[:, first:last], 4).reshape(len(words), -1, 8)[:, :, AWQ_ORDER]
-        taken = fields.reshape(len(words), -1)[:, rows.start - first * 8 : rows.stop - first * 8]
-        return np.ascontiguousarray(taken.T)
+        turned = np.ascontiguousarray(words[:, first:last].T).view(np.uint32)
+        fields = np.empty((len(turned), 8, len(words)), np.uint8)
+        for row, field in enumerate(AWQ_ORDER):
+            fields[:, row] = turned >> np.uint32(4 * field) & np.uint32(15)
+        return fields.reshape(-1, len(words))[rows.start - first * 8 : rows.stop - first * 8]
 
 
 def _groups(group: int | None) -> str:

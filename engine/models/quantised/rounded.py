@@ -13,6 +13,7 @@ from tessera.engine.models.quantised.stored import ModuleTensors, Scheme, Stored
 
 RoundingName = Literal["fp8", "int4"]
 GROUP = 128
+ROUNDED_ELEMENTS = 1 << 17  # at a time, which stay in the cache
 ROUNDED: dict[RoundingName, Fp8Format | GroupFormat] = {"fp8": Fp8Format(), "int4": GroupFormat(4, GROUP)}
 
 
@@ -48,8 +49,13 @@ class RoundedMatrix(StoredMatrix):
         self.format = ROUNDED[scheme.name]
 
     def array(self, name: str, rows: slice) -> Array:
-        wide: Float32Array = self._stored[rows].astype(np.float32)
-        made = self.format.rounded(name, wide)
+        step = max(ROUNDED_ELEMENTS // self.shape[1], 1)
+        starts = range(rows.start, rows.stop, step)
+        made = np.concatenate([self._rounded(name, slice(start, min(start + step, rows.stop))) for start in starts])
         if name == "scales" and not np.isfinite(made).all():
             self._tensors.refuse("weight", "has values that are not finite")
         return made
+
+    def _rounded(self, name: str, rows: slice) -> Array:
+        wide: Float32Array = self._stored[rows].astype(np.float32)
+        return self.format.rounded(name, wide)

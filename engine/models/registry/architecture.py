@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from tessera.engine.models.fields import Fields
-from tessera.engine.models.specs import HeadActivation, PoolingKind
+from tessera.engine.models.specs import AttentionSpec, HeadActivation, HeadNormForm, PoolingKind
 
 PositionRule = Callable[[Fields], int]
-RopeKeys = tuple[str, str]  # section of rope_parameters, and the older key of its theta
+KeyRule = Callable[[Fields], Any]
 RopeRule = Callable[[Fields, int], tuple[bool, ...]]
+RowOrder = Callable[[AttentionSpec], np.ndarray[Any, np.dtype[np.int64]]]
 WindowRule = Callable[[Fields, tuple[bool, ...]], tuple[int | None, ...]]
 
 NormPlace = Literal["before", "after", "of_sum"]
 
 # Modules whose `.weight` (and `.bias`) make up each fused weight, top to bottom; `{i}` is the layer.
 WeightNames = dict[str, tuple[str, ...]]
+
+
+class RopeKeys(NamedTuple):
+    """Where config.json has a RoPE of some layers: a section of rope_parameters, or the older key of its theta, with
+    what rope_scaling says if it is `scaled`."""
+
+    section: str
+    theta: str
+    scaled: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,27 +64,41 @@ class Architecture:
 
     Attributes:
         model_type: its name in config.json beside `architectures`.
-        weights: modules that make up each fused weight (see `tessera.engine.models.weights.build`).
+        weights: modules that make up each fused weight (see `tessera.engine.models.weights.build`); `{h}` stands for
+            each of the heads in turn.
+        other_weights: names that checkpoints may have instead.
         base_classes: other classes of the same layers, in folders saved without a head or with another spelling.
         prefixes: put before every name but the head's; the first that occurs in the folder counts.
         defaults: what config.json need not say, as Hugging Face transformers fills it in.
         defaults_if_absent: the same for keys where null means none.
         keys: config keys that are called otherwise here.
         aliases: other names of config keys to those read here; the first that config.json has counts.
+        derived: keys that are computed of others where config.json has none, in this order.
         refused: config keys that must be false or absent, and what they would call for.
+        required: what config keys must be that may be absent.
         norm: the kind of all norms.
         norm_bias: whether LayerNorms have a bias, or the config key that says so.
+        norm_weights: whether norms have weights in the checkpoint; if not they are ones.
+        norm_offset: norms are stored as what their weights differ from 1 by.
         bare_start: the first layer's attention has no norm before it.
         norm_places: of the norms around each half of a layer, see `HalfNorms`.
         gated: the MLP multiplies a gate, activation(gate) * up; else it is activation(up).
         learned_positions: a table of position embeddings instead of RoPE.
         first_position: row of that table for the first token of a text.
+        skipped_positions: rows of that table before it that nothing refers to, and the context length leaves out.
         token_types: a table of token types is added to the embedding.
-        qk_norm: queries and keys pass an RMSNorm per head.
+        qk_norm, qk_norm_form: whether queries and keys pass a norm, or the config key that says so, and of which form;
+            see `AttentionSpec`.
+        qkv_order: which row of a checkpoint's fused qkv each row is; None has queries, keys and values in that order.
+        rope_interleaved: neighbouring elements of a head rotate together, instead of its halves.
         qkv_bias, out_bias, mlp_bias: whether projections have one, or the config key that says so.
-        parallel: whether attention and MLP both see the layer's input through one norm, or the config key that
-            says so.
+        head_bias: the same of the head.
+        normalised_head: whether the head's rows are scaled to length 1, or the config key that says so.
+        parallel: whether attention and MLP both see the layer's input, or the config key that says so.
+        parallel_norms: whether they do through a norm each instead of one for both, or the config key that says so.
         embedding_multiplier, residual_multiplier, attention_multiplier, logits_divisor: config keys of numbers.
+        embedding_rounded: that multiplier is rounded to the dtype of the embeddings.
+        attention_soft_cap, logits_soft_cap: config keys of numbers; null caps nothing.
         transposed: projections are stored [in, out].
         encoder: tokens see both sides of their text, and no head makes text.
         classifier: its head for sequence classification.
@@ -85,30 +111,45 @@ class Architecture:
 
     model_type: str
     weights: WeightNames
+    other_weights: WeightNames = field(default_factory=dict)
     base_classes: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ("",)
     defaults: dict[str, Any] = field(default_factory=dict)
     defaults_if_absent: dict[str, Any] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+    derived: dict[str, KeyRule] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    required: dict[str, KeyRule] = field(default_factory=dict)
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_bias: bool | str = True
     norm_places: tuple[NormPlace, ...] = ("before",)
+    norm_weights: bool = True
+    norm_offset: bool = False
     bare_start: bool = False
     gated: bool = True
     learned_positions: bool = False
     first_position: PositionRule = lambda config: 0
+    skipped_positions: int = 0
     token_types: bool = False
-    qk_norm: bool = False
+    qk_norm: bool | str = False
+    qk_norm_form: HeadNormForm = "head"
+    qkv_order: RowOrder | None = None
+    rope_interleaved: bool = False
     qkv_bias: bool | str = False
     out_bias: bool | str = False
     mlp_bias: bool | str = False
+    head_bias: bool = False
+    normalised_head: str | None = None
     parallel: bool | str = False
+    parallel_norms: bool | str = False
     embedding_multiplier: str | None = None
+    embedding_rounded: bool = False
     residual_multiplier: str | None = None
     attention_multiplier: str | None = None
     logits_divisor: str | None = None
+    attention_soft_cap: str | None = None
+    logits_soft_cap: str | None = None
     transposed: bool = False
     encoder: bool = False
     classifier: ClassifierRule | None = None

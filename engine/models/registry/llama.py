@@ -27,12 +27,6 @@ PHI3_WEIGHTS: WeightNames = {
     "qkv": (LLAMA_LAYER + "self_attn.qkv_proj",),
     "up": (LLAMA_LAYER + "mlp.gate_up_proj",),
 }
-EXAONE4_WEIGHTS: WeightNames = {
-    **LLAMA_WEIGHTS,
-    "attention_norm_after": (LLAMA_LAYER + "post_attention_layernorm",),
-    "mlp_norm_after": (LLAMA_LAYER + "post_feedforward_layernorm",),
-}
-
 LLAMA_DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -169,42 +163,5 @@ LLAMA_FAMILY: dict[str, Architecture] = {
         qkv_bias="attention_bias",
         out_bias="attention_out_bias",
         mlp_bias="mlp_bias",
-    ),
-    "GraniteForCausalLM": Architecture(
-        model_type="granite",
-        base_classes=("GraniteModel",),
-        weights=LLAMA_WEIGHTS,
-        defaults={
-            **LLAMA_DEFAULTS,
-            **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier"), 1.0),
-            "logits_scaling": 1.0,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-        mlp_bias="mlp_bias",
-        embedding_multiplier="embedding_multiplier",
-        residual_multiplier="residual_multiplier",
-        attention_multiplier="attention_multiplier",
-        logits_divisor="logits_scaling",
-    ),
-    "Exaone4ForCausalLM": Architecture(
-        model_type="exaone4",
-        base_classes=("Exaone4Model",),
-        weights=EXAONE4_WEIGHTS,
-        defaults={
-            **LLAMA_DEFAULTS,
-            "rms_norm_eps": 1e-5,
-            "num_key_value_heads": 32,
-            "sliding_window_pattern": 4,
-            "bos_token_id": 0,
-            "eos_token_id": 2,
-        },
-        defaults_if_absent={"sliding_window": 4096},
-        norm_places=("after",),
-        qk_norm=True,
-        rope_layers=rules.exaone4_rope_layers,
-        windows=rules.exaone4_windows,
     ),
 }

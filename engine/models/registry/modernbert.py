@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tessera.engine.models.registry import rules
-from tessera.engine.models.registry.architecture import Architecture, ClassifierRule, WeightNames
+from tessera.engine.models.registry.architecture import Architecture, ClassifierRule, RopeKeys, WeightNames
 
 MODERNBERT_LAYER = "layers.{i}."
 MODERNBERT_WEIGHTS: WeightNames = {
@@ -75,7 +75,10 @@ MODERNBERT_FAMILY: dict[str, Architecture] = {
             dense_bias="classifier_bias",
             norm=True,
         ),
-        window_rope=(("full_attention", "global_rope_theta"), ("sliding_attention", "local_rope_theta")),
+        window_rope=(
+            RopeKeys("full_attention", "global_rope_theta"),
+            RopeKeys("sliding_attention", "local_rope_theta"),
+        ),
         windows=rules.modernbert_windows,
         ignored=(r".*\.rotary_emb\..*", r"head\..*", r"decoder\..*"),
     ),

@@ -71,7 +71,7 @@ def model_fields(config: ModelConfig) -> Iterator[Field]:
     yield from _norm("embedding_norm", config.embedding_norm, hidden)
     yield from _norm("final_norm", config.final_norm, hidden)
     if not config.is_encoder and not config.tie_word_embeddings:
-        yield MatrixField("lm_head", vocab, hidden)
+        yield MatrixField("lm_head", vocab, hidden, config.head_bias)
     head = config.classifier
     if head is not None:
         if head.activation is not None:
@@ -91,8 +91,9 @@ def layer_fields(spec: LayerSpec, hidden: int) -> Iterator[Field]:
     yield from _norms("mlp", mlp.norms, hidden)
     yield MatrixField("up", up_rows, hidden, mlp.up_bias)
     yield MatrixField("down", (hidden,), mlp.inner_size, mlp.down_bias)
-    for name in ("q_norm", "k_norm"):
-        yield from _norm(name, attention.qk_norm, attention.head_dim)
+    for name, size in (("q_norm", attention.q_size), ("k_norm", attention.kv_size)):
+        over_head = attention.qk_norm_form in ("head", "rotated_head")
+        yield from _norm(name, attention.qk_norm, attention.head_dim if over_head else size)
 
 
 def _norms(half: str, norms: HalfNorms, size: int) -> Iterator[NormField]:

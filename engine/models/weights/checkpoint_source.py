@@ -28,6 +28,7 @@ from tessera.engine.models.weights.build import (
 )
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint, GGUFTensor
 from tessera.engine.models.weights.quantised_checkpoint import QuantisedCheckpoint
+from tessera.engine.models.weights.row_order import Reordered, Rows, row_order
 from tessera.engine.models.weights.safetensors import Array, Checkpoint
 from tessera.engine.models.weights.stream import CHUNK_BYTES, WeightStream
 from tessera.engine.models.weights.text_part import TextPart
@@ -38,6 +39,7 @@ from tessera.engine.tensor import Tensor, empty, float16
 Kind = Literal["weight", "bias"]
 
 OUTER_NAME = "model."
+NORM_EPS = 1e-7  # least length of a head's row that is normalised, as Baichuan 2 has it
 SOURCE_DTYPES = {"float64", "float32", "float16", "bfloat16"}
 HEADS = ("lm_head", "classifier", "classifier_dense", "classifier_norm")  # modules beside the one with the prefix
 PROJECTIONS = ("qkv", "out", "up", "down")
@@ -60,6 +62,7 @@ class CheckpointSource(WeightSource):
 
     described_by = "config.json"
     refuses_others = False  # tensors without a place
+    as_published = True  # fused weights and norms are as the architecture's own checkpoints have them
 
     def __init__(
         self,
@@ -116,7 +119,7 @@ class CheckpointSource(WeightSource):
         if self.config.is_encoder or self.config.classifier is not None:
             self.config = replace(self.config, tie_word_embeddings=True)
             return False
-        head = self.architecture.weights["lm_head"][0] + ".weight"
+        head = self._head
         (embedding,) = self._names(MatrixField("embedding", (), 0), "weight", None)
         names, folder = self.checkpoint.names, self.checkpoint.folder
         if not self.config.tie_word_embeddings:
@@ -132,6 +135,10 @@ class CheckpointSource(WeightSource):
                 *(folder, head, embedding),
             )
         return True
+
+    @property
+    def _head(self) -> str:
+        return self.architecture.weights["lm_head"][0] + ".weight"
 
     def _equal(self, one: str, other: str) -> bool:
         first, second = self.checkpoint.tensor(one), self.checkpoint.tensor(other)
@@ -154,32 +161,60 @@ class CheckpointSource(WeightSource):
         part = WeightPart.empty(DenseFormat(self.dtype), field.rows, field.columns, self.ops.device)
         transposed = self.architecture.transposed and field.name in PROJECTIONS
         names = self._names(field, "weight", layer)
-        self._fill(part.tensors["values"], names, field.part_rows, stored_transposed=transposed)
-        bias = None
-        if field.bias:
-            bias = self._vector(self._names(field, "bias", layer), field.part_rows)
-        return LinearWeight((part,), bias)
+        order = self._order(field, layer, names)
+        self._fill(part.tensors["values"], names, field.part_rows, order=order, stored_transposed=transposed)
+        return LinearWeight((part,), self._bias(field, layer))
 
     def norm(self, field: NormField, layer: int | None) -> NormWeights:
-        kinds: tuple[Kind, ...] = ("weight", "bias") if field.bias else ("weight",)
-        return NormWeights(*(self._vector(self._names(field, kind, layer), (field.size,)) for kind in kinds))
+        if not self.architecture.norm_weights:
+            ones = empty((field.size,), self.dtype, self.ops.device)
+            self._stream.send(ones, partial(np.ones, field.size, self.dtype))
+            return NormWeights(ones)
+        offset = int(self.architecture.norm_offset and self.as_published)
+        found = [self._norm_vector(field, "weight", layer, offset)]
+        if field.bias:
+            found.append(self._norm_vector(field, "bias", layer))
+        return NormWeights(*found)
 
-    def _vector(self, names: tuple[str, ...], part_sizes: tuple[int, ...]) -> Tensor:
-        vector = empty((sum(part_sizes),), self.dtype, self.ops.device)
-        self._fill(vector, names, part_sizes)
+    def _norm_vector(self, field: NormField, kind: Kind, layer: int | None, offset: int = 0) -> Tensor:
+        names, vector = self._names(field, kind, layer), empty((field.size,), self.dtype, self.ops.device)
+        order = self._order(field, layer, names)
+        self._fill(vector, names, (field.size // len(names),) * len(names), order=order, offset=offset)
         return vector
 
+    def _bias(self, field: MatrixField, layer: int | None) -> Tensor | None:
+        if not field.bias:
+            return None
+        names, vector = self._names(field, "bias", layer), empty((field.rows,), self.dtype, self.ops.device)
+        self._fill(vector, names, field.part_rows, order=self._order(field, layer, names))
+        return vector
+
+    def _order(self, field: Field, layer: int | None, names: tuple[str, ...]) -> Rows | None:
+        fused_order = len(names) == 1 and self.as_published
+        return row_order(self.config, self.architecture, field, layer, fused_order=fused_order)
+
     def _fill(
-        self, target: Tensor, names: tuple[str, ...], part_rows: tuple[int, ...], *, stored_transposed: bool = False
+        self,
+        target: Tensor,
+        names: tuple[str, ...],
+        part_rows: tuple[int, ...],
+        *,
+        order: Rows | None = None,
+        offset: int = 0,
+        stored_transposed: bool = False,
     ) -> None:
-        """`part_rows` of each name, unless a single name holds them all."""
+        """`part_rows` of each name, unless a single name holds them all; see `row_order`. `offset` is added."""
         start = 0
         for name, count in zip(names, (target.shape[0],) if len(names) == 1 else part_rows, strict=True):
-            self._read_part(name, target[start : start + count], stored_transposed=stored_transposed)
+            part_order = None if order is None else order[start : start + count] - start
+            part = target[start : start + count]
+            self._read_part(name, part, part_order, offset=offset, stored_transposed=stored_transposed)
             start += count
 
-    def _read_part(self, name: str, target: Tensor, *, stored_transposed: bool) -> None:
-        stored = self._tensor(name, target.shape[::-1] if stored_transposed else target.shape)
+    def _read_part(
+        self, name: str, target: Tensor, order: Rows | None = None, *, offset: int = 0, stored_transposed: bool = False
+    ) -> None:
+        stored = self._tensor(name, target.shape[::-1] if stored_transposed else target.shape, order)
         if stored.dtype.name not in SOURCE_DTYPES:
             raise ModelError(
                 f"{self.checkpoint.path(name)}: tensor {name} is {stored.dtype.name}; weights must be "
@@ -190,19 +225,36 @@ class CheckpointSource(WeightSource):
         step = max(CHUNK_BYTES // row_bytes, 1)
         for start in range(0, target.shape[0], step):
             rows = slice(start, min(start + step, target.shape[0]))
-            self._stream.send(target[rows], partial(self._converted, source, rows, name))
+            self._stream.send(target[rows], partial(self._converted, source, rows, name, offset))
 
-    def _tensor(self, name: str, expected: tuple[int, ...]) -> Array | GGUFTensor | StoredMatrix:
+    def _tensor(
+        self, name: str, expected: tuple[int, ...], order: Rows | None = None
+    ) -> Array | GGUFTensor | StoredMatrix | Reordered:
+        """Its rows in an order that may leave out the first ones."""
         stored = self.checkpoint.tensor(name)
+        if order is not None:
+            expected = (int(order.max()) + 1, *expected[1:])
+        in_rows = self.architecture.qk_norm_form == "each_head" and len(expected) == 1 and len(stored.shape) == 2
+        if in_rows:  # a norm's weights of each head
+            stored = stored.flattened() if isinstance(stored, GGUFTensor) else np.asarray(stored).reshape(-1)
         if stored.shape != expected:
             raise ModelError(
                 f"{self.checkpoint.path(name)}: tensor {name} has shape {list(stored.shape)}, "
                 f"but {self.described_by} makes it {list(expected)}"
             )
-        return stored
+        if order is None:
+            return stored
+        return stored.reordered(order) if isinstance(stored, GGUFTensor) else Reordered(stored, order)
 
-    def _converted(self, source: Array | GGUFTensor | StoredMatrix, wanted: slice, name: str) -> Array:
+    def _converted(
+        self, source: Array | GGUFTensor | StoredMatrix | Reordered, wanted: slice, name: str, offset: int
+    ) -> Array:
         rows = source[wanted]
+        if offset:
+            rows = rows.astype(np.float32) + np.float32(offset)
+        if self.config.head_normalised and self.as_published and name == self._head:
+            rows = rows.astype(np.float32)
+            rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(NORM_EPS))
         with np.errstate(over="ignore"):
             result = np.ascontiguousarray(rows.astype(self.dtype, copy=False))
         if self.dtype == float16 and rows.dtype != float16 and not np.isfinite(result).all():
@@ -212,9 +264,11 @@ class CheckpointSource(WeightSource):
         return result
 
     def _names(self, field: Field, kind: Kind, layer: int | None) -> tuple[str, ...]:
-        prefix = "" if field.name in HEADS else self.prefix
-        modules = (name.format(i=layer).removeprefix(self.dropped) for name in self.architecture.weights[field.name])
-        names = tuple(f"{prefix}{module}.{kind}" for module in modules)
+        names = self._spelled(field, self.architecture.weights[field.name], kind, layer)
+        other = self.architecture.other_weights.get(field.name)
+        if other is not None and names[0] not in self.checkpoint.names:
+            others = self._spelled(field, other, kind, layer)
+            names = others if others[0] in self.checkpoint.names else names
         if isinstance(field, NormField):
             return tuple(self._old_name(name, kind) for name in names)
         if field.name == "embedding" and not self.config.is_encoder and names[0] not in self.checkpoint.names:
@@ -222,6 +276,18 @@ class CheckpointSource(WeightSource):
             if self.config.tie_word_embeddings and head in self.checkpoint.names:
                 return (head,)
         return names
+
+    def _spelled(self, field: Field, modules: tuple[str, ...], kind: Kind, layer: int | None) -> tuple[str, ...]:
+        prefix = "" if field.name in HEADS else self.prefix
+        heads = 1
+        if isinstance(field, NormField) and layer is not None and field.name in ("q_norm", "k_norm"):
+            heads = field.size // self.config.layers[layer].attention.head_dim
+        found = (
+            module.format(i=layer, h=head).removeprefix(self.dropped)
+            for module in modules
+            for head in range(heads if "{h}" in module else 1)
+        )
+        return tuple(f"{prefix}{module}.{kind}" for module in found)
 
     def _old_name(self, name: str, kind: Kind) -> str:
         """gamma or beta, where the checkpoint has it instead."""
@@ -232,6 +298,8 @@ class CheckpointSource(WeightSource):
         fields: list[tuple[Field, int | None]] = [(field, None) for field in model_fields(self.config)]
         for layer, spec in enumerate(self.config.layers):
             fields += [(field, layer) for field in layer_fields(spec, self.config.hidden_size)]
+        if not self.architecture.norm_weights:
+            fields = [(field, place) for field, place in fields if not isinstance(field, NormField)]
         for field, place in fields:
             yield from self._names(field, "weight", place)
             if field.bias:

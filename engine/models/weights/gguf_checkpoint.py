@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,28 @@ class GGUFTensor:
 
     def __init__(self, model: GGUFModel, name: str, order: Array | None) -> None:
         info = model.tensors[name]
-        self.shape = info.shape
+        self._model, self._name = model, name
+        self.shape = info.shape if order is None else (len(order), *info.shape[1:])
         self.type: TensorType = info.type
         self._stored = model.stored(name)
         self._order = order
 
+    def reordered(self, order: Array) -> GGUFTensor:
+        """With row `order[i]` as row i."""
+        found = GGUFTensor(self._model, self._name, order if self._order is None else self._order[order])
+        found.shape = (len(order), *self.shape[1:])
+        return found
+
+    def flattened(self) -> GGUFTensor:
+        """A matrix as the vector of its rows, one after the other."""
+        found = GGUFTensor(self._model, self._name, None)
+        found.shape = (math.prod(self.shape),)
+        return found
+
     def __getitem__(self, rows: slice) -> Float32Array:
         if len(self.shape) > 1:
             return dequantize(self.blocks(rows), self.type)
-        whole: Float32Array = dequantize(self._stored, self.type)[0]
+        whole: Float32Array = dequantize(self._stored, self.type).ravel()
         return whole[rows] if self._order is None else whole[self._order[rows]]
 
     def blocks(self, rows: slice) -> Bytes:

@@ -6,6 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
+from typing import NamedTuple
 
 from tessera.engine.formats import (
     BLOCK_FORMATS,
@@ -19,11 +20,20 @@ from tessera.engine.formats import (
 from tessera.engine.models.weights.build import MatrixField
 from tessera.engine.models.weights.checkpoint_source import CheckpointSource
 from tessera.engine.models.weights.gguf_checkpoint import GGUFTensor
+from tessera.engine.models.weights.row_order import Rows
 from tessera.engine.models.weights.stream import CHUNK_BYTES
 from tessera.engine.tensor import Tensor, empty, uint8
 
 STAGED_BYTES = 4 * CHUNK_BYTES  # of blocks that wait on the device to be packed
 MOST_STAGED = 2
+
+
+class _Stored(NamedTuple):
+    """A tensor of a fused weight, with its rows in `order` already."""
+
+    name: str
+    tensor: GGUFTensor
+    order: Rows | None
 
 
 class GGUFSource(CheckpointSource):
@@ -34,6 +44,7 @@ class GGUFSource(CheckpointSource):
 
     described_by = "the metadata"
     refuses_others = True
+    as_published = False
 
     @cached_property
     def _staged(self) -> deque[tuple[Tensor, Callable[[], None]]]:
@@ -43,31 +54,34 @@ class GGUFSource(CheckpointSource):
     def linear(self, field: MatrixField, layer: int | None) -> LinearWeight:
         names = self._names(field, "weight", layer)
         part_rows = (field.rows,) if len(names) == 1 else field.part_rows
-        stored = [
-            (name, rows, self._format_of(self._gguf_tensor(name, (rows, field.columns))))
-            for name, rows in zip(names, part_rows, strict=True)
-        ]
-        parts = tuple(
-            self._part(format, [(name, rows) for name, rows, _ in group], field.columns)
-            for format, group in itertools.groupby(stored, key=lambda entry: entry[2])
-        )
-        bias = self._vector(self._names(field, "bias", layer), field.part_rows) if field.bias else None
-        return LinearWeight(parts, bias)
-
-    def _part(self, format: WeightFormat, stored: list[tuple[str, int]], columns: int) -> WeightPart:
-        """The rows of these tensors one below the other."""
-        part = WeightPart.empty(format, sum(rows for _, rows in stored), columns, self.ops.device)
+        order = self._order(field, layer, names)
+        stored: list[_Stored] = []
         start = 0
-        for name, rows in stored:
+        for name, rows in zip(names, part_rows, strict=True):
+            part_order = None if order is None else order[start : start + rows] - start
+            stored.append(_Stored(name, self._gguf_tensor(name, (rows, field.columns), part_order), part_order))
+            start += rows
+        parts = tuple(
+            self._part(format, list(group), field.columns)
+            for format, group in itertools.groupby(stored, key=lambda entry: self._format_of(entry.tensor))
+        )
+        return LinearWeight(parts, self._bias(field, layer))
+
+    def _part(self, format: WeightFormat, stored: list[_Stored], columns: int) -> WeightPart:
+        """The rows of these tensors one below the other."""
+        part = WeightPart.empty(format, sum(entry.tensor.shape[0] for entry in stored), columns, self.ops.device)
+        start = 0
+        for name, tensor, order in stored:
+            rows = tensor.shape[0]
             if isinstance(format, PackedBlockFormat):
-                self._pack_blocks(self._gguf_tensor(name, (rows, columns)), part, start)
+                self._pack_blocks(tensor, part, start)
             else:
                 (target,) = part.tensors.values()
                 place = target[start : start + rows]
                 if isinstance(format, DenseFormat):
-                    self._read_part(name, place, stored_transposed=False)
+                    self._read_part(name, place, order)
                 else:
-                    self._send_blocks(self._gguf_tensor(name, (rows, columns)), slice(0, rows), place)
+                    self._send_blocks(tensor, slice(0, rows), place)
             start += rows
         return part
 
@@ -99,8 +113,8 @@ class GGUFSource(CheckpointSource):
         self._stream.wait_for(pack)
         return memory if memory.nbytes >= row_bytes else empty((row_bytes,), uint8, self.ops.device)
 
-    def _gguf_tensor(self, name: str, expected: tuple[int, ...]) -> GGUFTensor:
-        stored = self._tensor(name, expected)
+    def _gguf_tensor(self, name: str, expected: tuple[int, ...], order: Rows | None) -> GGUFTensor:
+        stored = self._tensor(name, expected, order)
         assert isinstance(stored, GGUFTensor)
         return stored
 

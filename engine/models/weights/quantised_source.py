@@ -42,15 +42,20 @@ class QuantisedSource(CheckpointSource):
         matrices = [self.checkpoint.tensor(name) for name in names]
         if not any(isinstance(matrix, StoredMatrix) for matrix in matrices):
             return super().linear(field, layer)
+        if self._order(field, layer, names) is not None:  # rows of blocks cannot change their places
+            return super().linear(field, layer)
         part_rows = (field.rows,) if len(names) == 1 else field.part_rows
         pieces = [self._piece(field, name, rows) for name, rows in zip(names, part_rows, strict=True)]
         orders = {piece.order for piece in pieces}
-        order = np.frombuffer(orders.pop(), np.int32) if len(orders) == 1 and orders != {b""} else None
-        if order is None:
+        order = None
+        if len(orders) == 1 and not any(isinstance(piece.format, DenseFormat) for piece in pieces):
+            order = np.frombuffer(pieces[0].order, np.int32) if pieces[0].order else None
+        else:
             pieces = [piece._replace(format=DenseFormat(self.dtype)) if piece.order else piece for piece in pieces]
         parts = tuple(self._part(group, field.columns) for group in _groups(pieces))
-        bias = self._vector(self._names(field, "bias", layer), field.part_rows) if field.bias else None
-        return LinearWeight(parts, bias, None if order is None else from_numpy(order, self.ops.device))
+        return LinearWeight(
+            parts, self._bias(field, layer), None if order is None else from_numpy(order, self.ops.device)
+        )
 
     def _piece(self, field: MatrixField, name: str, rows: int) -> _Piece:
         matrix = self.checkpoint.tensor(name)
@@ -65,7 +70,7 @@ class QuantisedSource(CheckpointSource):
         if self.ops.device.name == "cpu":
             return matrix.format
         packed = packed_format(matrix.format, matrix.shape[1])
-        return DenseFormat(self.dtype) if packed is None or matrix.order is not None else packed
+        return DenseFormat(self.dtype) if packed is None else packed
 
     def _part(self, pieces: list[_Piece], columns: int) -> WeightPart:
         """The rows of these matrices one below the other."""
@@ -74,7 +79,7 @@ class QuantisedSource(CheckpointSource):
         start = 0
         for piece in pieces:
             if isinstance(piece.format, DenseFormat):
-                self._read_part(piece.name, part.tensors["values"][start : start + piece.rows], stored_transposed=False)
+                self._read_part(piece.name, part.tensors["values"][start : start + piece.rows])
             else:
                 self._send_matrix(piece, part, start)
             start += piece.rows

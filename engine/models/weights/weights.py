@@ -36,8 +36,8 @@ class AttentionWeights:
     qkv: LinearWeight  # [(Hq + 2 Hkv) * D, H]
     out: LinearWeight  # [H, Hq * D]
     norms: HalfNormWeights
-    q_norm: Tensor | None = None  # [D]
-    k_norm: Tensor | None = None  # [D]
+    q_norm: Tensor | None = None  # [D], or [Hq * D]
+    k_norm: Tensor | None = None  # [D], or [Hkv * D]
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,11 @@ class ActivationOps(Ops):
     def _gelu(self, x: Tensor, tanh: bool, out: Tensor) -> None:
         store(out, gelu_tanh(widen(x)) if tanh else gelu_erf(widen(x)))
 
+    @np.errstate(all="ignore")
+    def _relu(self, x: Tensor, squared: bool, out: Tensor) -> None:
+        result = np.maximum(widen(x), np.float32(0))
+        store(out, result * result if squared else result)
+
 
 @np.errstate(all="ignore")
 def gelu_tanh(x: Float32Array) -> Float32Array:

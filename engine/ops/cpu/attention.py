@@ -65,6 +65,12 @@ class AttentionOps(Ops):
         key_cache.numpy()[block, :, offset] = rounded(keys, key_cache.dtype)
         value_cache.numpy()[block, :, offset] = rounded(values, value_cache.dtype)
 
+    def _rotate(self, qkv: Tensor, cos_sin: Tensor, positions: Tensor, num_heads: int, head_dim: int) -> None:
+        columns = qkv.numpy()[:, : num_heads * head_dim]
+        heads = columns.astype(float32).reshape(len(columns), num_heads, head_dim)
+        rotate(heads, cos_sin.numpy()[positions.numpy()])
+        columns[...] = rounded(heads.reshape(columns.shape), qkv.dtype)
+
     @np.errstate(all="ignore")
     def _paged_attention(
         self,
@@ -74,12 +80,13 @@ class AttentionOps(Ops):
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None,
+        soft_cap: float | None,
         out: Tensor,
     ) -> None:
         _, num_kv_heads, _, head_dim = key_cache.shape
         result = scratch(out)
         grouped = (q.shape[0], num_kv_heads, -1, head_dim)
-        attention = PagedAttention(key_cache, value_cache, metadata, scale, sliding_window, self.workspace)
+        attention = PagedAttention(key_cache, value_cache, metadata, scale, sliding_window, soft_cap, self.workspace)
         attention.run(widen(q).reshape(grouped), result.reshape(grouped))
         finish(out, result)
 
@@ -94,6 +101,7 @@ class PagedAttention:
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None,
+        soft_cap: float | None,
         workspace: Workspace,
     ) -> None:
         self.workspace = workspace
@@ -105,6 +113,7 @@ class PagedAttention:
         self.context_lens = metadata.context_lens.numpy()
         self.scale = np.float32(scale)
         self.sliding_window = sliding_window
+        self.soft_cap = None if soft_cap is None else np.float32(soft_cap)
 
     def run(self, queries: Float32Array, out: Float32Array) -> None:
         """queries [T, Hkv, G, D] -> out, which may be the same memory."""
@@ -146,10 +155,15 @@ class PagedAttention:
         return gathered.reshape(*chosen.shape[:-1], length, self.head_dim)
 
     def _scores(self, queries: Float32Array, keys: Float32Array) -> Float32Array:
-        """queries [..., n, D] times keys [..., L, D] -> [..., n, L], in the workspace."""
+        """Scaled queries [..., n, D] times keys [..., L, D], capped -> [..., n, L], in the workspace."""
         shape = (*queries.shape[:-1], keys.shape[-2])
         scores: Float32Array = self.workspace.array("scores", shape, float32)
-        return np.matmul(queries, keys.swapaxes(-1, -2), out=scores)
+        np.matmul(queries, keys.swapaxes(-1, -2), out=scores)
+        if self.soft_cap is not None:
+            scores /= self.soft_cap
+            np.tanh(scores, out=scores)
+            scores *= self.soft_cap
+        return scores
 
     def _decode(self, rows: IntArray, queries: Float32Array, out: Float32Array) -> None:
         ends = self.context_lens[rows]

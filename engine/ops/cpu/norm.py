@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.engine.ops.cpu.precision import Float32Array, store, widen
+from tessera.engine.ops.cpu.precision import Float32Array, store, widen, widen_array
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor
 
@@ -23,6 +23,15 @@ class NormOps(Ops):
         if bias is not None:
             centred += widen(bias)
         store(out, centred)
+
+    @np.errstate(all="ignore")
+    def _norm_columns(self, x: Tensor, weight: Tensor, eps: float, first: int, groups: int, centred: bool) -> None:
+        columns = x.numpy()[:, first : first + weight.shape[0]]
+        vectors = widen_array(columns).reshape(len(columns), groups, -1)
+        if centred:
+            vectors = vectors - vectors.mean(axis=-1, keepdims=True)
+        normalised = rms_normalised(vectors, widen(weight).reshape(groups, -1), eps)
+        columns[...] = normalised.reshape(columns.shape)
 
 
 @np.errstate(all="ignore")

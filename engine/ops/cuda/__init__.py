@@ -23,10 +23,11 @@ from tessera.engine.ops.cuda.encoder import EncoderOps
 from tessera.engine.ops.cuda.linear_ops import LinearOps
 from tessera.engine.ops.cuda.norm import NormOps
 from tessera.engine.ops.cuda.random import RandomOps
-from tessera.engine.ops.cuda.registry import all_instantiations
+from tessera.engine.ops.cuda.registry import OF_RARE_OPS, all_instantiations
 from tessera.engine.ops.cuda.sampling import SamplingOps
 from tessera.engine.ops.cuda.softmax import SoftmaxOps
 from tessera.engine.ops.cuda.types import cuda_type
+from tessera.engine.ops.interface import RareOp
 
 
 class CudaOps(
@@ -46,19 +47,22 @@ class CudaOps(
         *,
         encoder_only: bool = False,
         head_dims: Collection[int] | None = None,
+        rare_ops: Collection[RareOp] = (),
     ) -> None:
         """Compile beforehand all that a model in `dtype` launches; `progress` is told (done, total).
 
-        With `head_dims` only attention over heads of these sizes.
+        With `head_dims` only attention over heads of these sizes. Of the operations that few models have only
+        `rare_ops`.
 
         `reserve_linear` compiles those for its weights' formats, and what is left is compiled when it is first used.
 
         Raises: CompileError.
         """
         pairs = all_instantiations((cuda_type(dtype),), encoder_only=encoder_only, head_dims=head_dims)
+        rare = {spec for op in rare_ops for spec in OF_RARE_OPS[op]}
         pairs = [
             (spec, template)
             for spec, template in pairs
-            if not spec.on_demand and (self.batch_invariant or not spec.batch_invariant)
+            if (spec in rare or not spec.on_demand) and (self.batch_invariant or not spec.batch_invariant)
         ]
         self.device.compile([pair for pair in pairs if pair[0].supports(self.device.arch)], progress)

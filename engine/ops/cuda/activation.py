@@ -1,4 +1,4 @@
-"""SiLU times gate, and GELU."""
+"""SiLU times gate, GELU and ReLU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,14 @@ GELU = KernelSpec(
     template=("T", "TANH"),
     params=GeluParams,
 )
-SPECS = (SILU_MUL, GELU_MUL, GELU)
+RELU = KernelSpec(
+    file="elementwise/activation.cu",
+    name="relu_kernel",
+    template=("T", "SQUARED"),
+    params=GeluParams,
+    on_demand=True,
+)
+SPECS = (SILU_MUL, GELU_MUL, GELU, RELU)
 declare_header("activation", __name__, params=(GatedParams, GeluParams))
 
 
@@ -59,7 +66,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
     silu_mul: list[Instantiation] = [(SILU_MUL, (dtype,)) for dtype in dtypes]
     forms = [(dtype, tanh) for dtype in dtypes for tanh in ("true", "false")]
-    return silu_mul + [(spec, form) for spec in (GELU_MUL, GELU) for form in forms]
+    return silu_mul + [(spec, form) for spec in (GELU_MUL, GELU, RELU) for form in forms]
 
 
 class ActivationOps(Ops):
@@ -79,3 +86,7 @@ class ActivationOps(Ops):
     def _gelu(self, x: Tensor, tanh: bool, out: Tensor) -> None:
         template = (cuda_type(x.dtype), "true" if tanh else "false")
         self.device.launch(GELU, template, flat_config(x.size), GeluParams(x=x, out=out, size=x.size))
+
+    def _relu(self, x: Tensor, squared: bool, out: Tensor) -> None:
+        template = (cuda_type(x.dtype), "true" if squared else "false")
+        self.device.launch(RELU, template, flat_config(x.size), GeluParams(x=x, out=out, size=x.size))

@@ -40,6 +40,8 @@ class LinearOps(DequantizeOps):
     def _product(self, x: Tensor, weight: LinearWeight, out: Tensor, accumulate: bool) -> None:
         values = weight.dense
         if values is None:
+            if weight.order is not None:
+                x = self._in_order(x, weight.order)
             blocks = BlockOperands(x, weight, out)
             # In order, since that of blocks' products depends on the rows, and that of dequantised weights does not.
             if not self.batch_invariant and launch_block_product(self.device, blocks, accumulates=accumulate):
@@ -52,7 +54,7 @@ class LinearOps(DequantizeOps):
     ) -> bool:
         """The product with the norm before it and what follows it in one kernel; False where none does that."""
         values, gated = weight.dense, isinstance(epilogue, Activate)
-        if isinstance(prologue, LayerNorm):
+        if isinstance(prologue, LayerNorm) or weight.order is not None:
             return False
         if isinstance(epilogue, Activate) and (epilogue.function != "silu_mul" or weight.bias is not None):
             return False

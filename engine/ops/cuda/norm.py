@@ -38,6 +38,15 @@ class LayernormParams(NamedTuple):
     eps: Float32
 
 
+class NormColumnsParams(NamedTuple):
+    x: OutT
+    weight: InT
+    width: Int32
+    first: Int32
+    size: Int32
+    eps: Float32
+
+
 RMSNORM = KernelSpec(
     file="norm/rmsnorm.cu",
     name="rmsnorm_kernel",
@@ -51,16 +60,26 @@ LAYERNORM = KernelSpec(
     template=("T",),
     params=LayernormParams,
 )
-SPECS = (RMSNORM, LAYERNORM)
+NORM_COLUMNS = KernelSpec(
+    file="norm/columns.cu",
+    name="norm_columns_kernel",
+    template=("T", "CENTRED"),
+    params=NormColumnsParams,
+    on_demand=True,
+)
+SPECS = (RMSNORM, LAYERNORM, NORM_COLUMNS)
 
 declare_header("rmsnorm", __name__, {"MAX_THREADS": NORM_THREADS, "ROW_CHUNKS": NORM_CHUNKS}, (RmsnormParams,))
 declare_header("layernorm", __name__, params=(LayernormParams,))
+declare_header("columns", __name__, params=(NormColumnsParams,))
+
+FLAGS = ("true", "false")
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
-    whole = [(RMSNORM, (dtype, flag)) for dtype in dtypes for flag in ("true", "false")]
-    return whole + [(LAYERNORM, (dtype,)) for dtype in dtypes]
+    flagged = [(spec, (dtype, flag)) for spec in (RMSNORM, NORM_COLUMNS) for dtype in dtypes for flag in FLAGS]
+    return flagged + [(LAYERNORM, (dtype,)) for dtype in dtypes]
 
 
 class NormOps(Ops):
@@ -79,3 +98,10 @@ class NormOps(Ops):
         config = row_config(rows, hidden)
         params = LayernormParams(x=x, weight=weight, bias=bias, out=out, hidden=hidden, eps=eps)
         self.device.launch(LAYERNORM, (cuda_type(x.dtype),), config, params)
+
+    def _norm_columns(self, x: Tensor, weight: Tensor, eps: float, first: int, groups: int, centred: bool) -> None:
+        rows, width = x.shape
+        size = weight.shape[0] // groups
+        config = row_config(rows, size)._replace(grid=(rows, groups, 1))
+        params = NormColumnsParams(x=x, weight=weight, width=width, first=first, size=size, eps=eps)
+        self.device.launch(NORM_COLUMNS, (cuda_type(x.dtype), FLAGS[not centred]), config, params)

@@ -17,12 +17,14 @@ from tessera.engine.ops.cuda import (
     sampling,
     softmax,
 )
-from tessera.engine.ops.cuda.quant import blocks, dequantize, product, sm90_product
+from tessera.engine.ops.cuda.quant import blocks, dequantize, gather, product, sm90_product
+from tessera.engine.ops.interface import RareOp
 
 GROUPS = (
     linear,
     dequantize,
     blocks,
+    gather,
     product,
     sm90_product,
     attention,
@@ -38,11 +40,26 @@ ENCODER_GROUPS = (
     linear,
     dequantize,
     blocks,
+    gather,
     norm,
     activation,
     elementwise,
     encoder,
 )  # all that a text encoder launches
+
+
+# Kernels of operations that few models have; see `tessera.engine.ops.interface.RareOp`.
+OF_RARE_OPS: dict[RareOp, tuple[KernelSpec[Any], ...]] = {
+    "soft_cap": (
+        attention.general.CAPPED_ATTENTION,
+        attention.decode.CAPPED_ATTENTION_DECODE,
+        attention.prefill.CAPPED_PREFILL,
+        attention.prefill.CAPPED_PREFILL_IN_ORDER,
+    ),
+    "relu": (activation.RELU,),
+    "norm_columns": (norm.NORM_COLUMNS,),
+    "rotate": (attention.rope.ROTATE,),
+}
 
 
 def all_specs() -> tuple[KernelSpec[Any], ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,32 @@ ARCHITECTURES = {
     "stablelm": gguf.MODEL_ARCH.STABLELM,
     "gpt2": gguf.MODEL_ARCH.GPT2,
     "bert": gguf.MODEL_ARCH.BERT,
+    "gemma": gguf.MODEL_ARCH.GEMMA,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "olmo": gguf.MODEL_ARCH.OLMO,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "glm": gguf.MODEL_ARCH.CHATGLM,
+    "glm4": gguf.MODEL_ARCH.GLM4,
+    "cohere": gguf.MODEL_ARCH.COMMAND_R,
+    "cohere2": gguf.MODEL_ARCH.COHERE2,
+    "phi": gguf.MODEL_ARCH.PHI2,
+    "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
+    "falcon": gguf.MODEL_ARCH.FALCON,
+    "gpt_bigcode": gguf.MODEL_ARCH.STARCODER,
+    "internlm2": gguf.MODEL_ARCH.INTERNLM2,
+    "nemotron": gguf.MODEL_ARCH.NEMOTRON,
+    "baichuan": gguf.MODEL_ARCH.BAICHUAN,
+    "minicpm": gguf.MODEL_ARCH.MINICPM,
+    "arcee": gguf.MODEL_ARCH.ARCEE,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
+    "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
 }
-PERMUTED = ("llama", "mistral", "smollm3", "granite")
+PERMUTED = ("llama", "mistral", "smollm3", "granite", "olmo", "internlm2", "baichuan", "minicpm", "arcee")
+OFFSET_NORMS = ("gemma", "gemma2", "gemma3_text", "nemotron")
+BY_HEAD = ("gpt_neox", "falcon", "internlm2")  # fused queries, keys and values that checkpoints have by key/value head
+SPLIT = {"internlm2": ("attention.wqkv", "attention.w{}"), "baichuan": ("W_pack", "{}_proj")}
 NUMBERS = {
     "context_length": ("max_position_embeddings", "n_positions"),
     "embedding_length": ("hidden_size", "n_embd"),
@@ -49,8 +74,11 @@ NUMBERS = {
     "residual_scale": ("residual_multiplier",),
     "logit_scale": ("logits_scaling",),
     "use_parallel_residual": ("use_parallel_residual",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "rope.freq_base_swa": ("rope_local_base_freq",),
+    "attention.sliding_window_pattern": ("sliding_window_pattern",),
 }
-EPSILONS = ("norm_epsilon", "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
 
 
 def plain(name: str, values: Array) -> Stored:
@@ -76,18 +104,61 @@ def convert(
     num_layers = config.get("num_hidden_layers") or config["n_layer"]
     names = gguf.get_tensor_name_map(architecture, num_layers)
     found: dict[str, Stored] = {}
-    for name, values in tensors.items():
+    for name, values in converted(config, tensors):
         stem, _, suffix = name.removeprefix(prefix).rpartition(".")
         stored_name = f"{names.get_name(stem)}.{suffix}"
         if kind == "gpt2" and any(part in name for part in ("c_attn", "c_proj", "c_fc")):
             values = values.T
-        if kind in PERMUTED and ("q_proj" in name or "k_proj" in name):
-            heads = config["num_attention_heads"] if "q_proj" in name else config["num_key_value_heads"]
+        if kind in PERMUTED and re.search(r"[.](q_proj|k_proj|wq|wk)[.]", name):
+            heads = config["num_attention_heads"] if re.search(r"q_proj|wq", name) else kv_heads_of(config)
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         found[stored_name] = store(stored_name, np.ascontiguousarray(values))
     keys = {**metadata_of(config), **(metadata or {})}
     _add_rope(gguf.MODEL_ARCH_NAMES[architecture], config, keys, found)
     return write_gguf(path, keys, found)
+
+
+def kv_heads_of(config: Mapping[str, Any]) -> int:
+    heads: int = config.get("num_attention_heads") or config["n_head"]
+    if config["model_type"] == "falcon" and not config.get("new_decoder_architecture"):
+        return 1 if config.get("multi_query", True) else heads
+    if config["model_type"] == "gpt_bigcode":
+        return 1
+    found: int = config.get("num_kv_heads") or config.get("num_key_value_heads") or heads
+    return found
+
+
+def converted(config: Mapping[str, Any], tensors: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Tensors as llama.cpp divides them, before it permutes rows of queries and keys."""
+    kind, kv_heads = config["model_type"], kv_heads_of(config)
+    tensors = dict(tensors)
+    for name in [name for name in tensors if name.endswith("layernorm.norms.0.weight")]:  # of each head, stacked
+        stem = name.removesuffix(".norms.0.weight")
+        own = [other for other in tensors if other.startswith(f"{stem}.norms.")]
+        tensors[f"{stem}.weight"] = np.stack([tensors[f"{stem}.norms.{head}.weight"] for head in range(len(own))])
+        for other in own:
+            del tensors[other]
+    for name, values in tensors.items():
+        if kind in OFFSET_NORMS and name.endswith("norm.weight"):
+            values = values + 1
+        fused = any(part in name for part in ("query_key_value", "wqkv", "W_pack"))
+        parts = [values]
+        if fused:
+            head_dim = config["hidden_size"] // config["num_attention_heads"]
+            group = config["num_attention_heads"] // kv_heads
+            if kind in BY_HEAD:
+                heads = values.reshape(kv_heads, group + 2, head_dim, *values.shape[1:])
+                parts = [heads[:, :group], heads[:, group], heads[:, group + 1]]
+            else:
+                parts = np.split(values, 3)
+            parts = [part.reshape(-1, *values.shape[1:]) for part in parts]
+        if fused and kind in SPLIT:
+            old, new = SPLIT[kind]
+            yield from (
+                (name.replace(old, new.format(letter)), part) for letter, part in zip("qkv", parts, strict=True)
+            )
+        else:
+            yield name, np.concatenate(parts)
 
 
 def metadata_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,13 +170,26 @@ def metadata_of(config: Mapping[str, Any]) -> dict[str, Any]:
         value = next((config[name] for name in candidates if config.get(name) is not None), None)
         if value is not None:
             metadata[f"{prefix}.{key}"] = value
-    if config.get("n_inner", 0) is None:
+    if "n_embd" in config and config.get("n_inner") is None:
         metadata[f"{prefix}.feed_forward_length"] = 4 * config["n_embd"]
     if kind == "bert":
         metadata["tokenizer.ggml.token_type_count"] = config["type_vocab_size"]
-    epsilon = next(float(config[name]) for name in EPSILONS if name in config)
-    rms = "rms_norm_eps" in config and kind not in ("starcoder2", "stablelm")
-    metadata[f"{prefix}.attention.layer_norm_{'rms_' if rms else ''}epsilon"] = epsilon
+    if kind in ("cohere", "cohere2"):
+        metadata[f"{prefix}.logit_scale"] = config["logit_scale"]
+    if kind == "minicpm":
+        residual = config["scale_depth"] / config["num_hidden_layers"] ** 0.5
+        metadata |= {f"{prefix}.embedding_scale": float(config["scale_emb"]), f"{prefix}.residual_scale": residual}
+        metadata[f"{prefix}.logit_scale"] = config["hidden_size"] / config["dim_model_base"]
+    if kind == "falcon":
+        metadata[f"{prefix}.feed_forward_length"] = config.get("ffn_hidden_size", 4 * config["hidden_size"])
+    metadata[f"{prefix}.attention.head_count_kv"] = kv_heads_of(config)
+    parsed = parse_config({**config}, {})
+    norm = parsed.final_norm or parsed.embedding_norm
+    assert norm is not None
+    metadata[f"{prefix}.attention.layer_norm_{'rms_' if norm.kind == 'rmsnorm' else ''}epsilon"] = norm.eps
+    if kind == "olmo3":
+        windows = [layer.attention.sliding_window is not None for layer in parsed.layers]
+        metadata[f"{prefix}.attention.sliding_window_pattern"] = windows
     metadata[f"{prefix}.rope.freq_base"] = float(config.get("rope_theta", 10000.0))
     return metadata
 
@@ -114,7 +198,7 @@ def _add_rope(prefix: str, config: Mapping[str, Any], metadata: dict[str, Any], 
     ropes = parse_config({**config}, {}).ropes
     if not ropes:
         return
-    (rope,) = ropes
+    rope = ropes[0]
     scaling = f"{prefix}.rope.scaling"
     metadata[f"{prefix}.rope.dimension_count"] = rope.rotary_dim
     metadata[f"{prefix}.rope.freq_base"] = rope.theta

@@ -163,7 +163,7 @@ def test_part_of_a_head_may_rotate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        (keys("mamba"), "the architecture 'mamba' is not supported; supported in GGUF are bert"),
+        (keys("mamba"), "the architecture 'mamba' is not supported; supported in GGUF are arcee"),
         ({}, "general.architecture is missing; it must be a string"),
         (keys(block_count=None), "llama.block_count is missing; it must be an integer from 1"),
         (keys(attention__head_count=0), "llama.attention.head_count must be an integer from 1"),

@@ -29,6 +29,8 @@ export function showEngine({ engine, models, version }) {
     device: engine.device,
     weights: bytes(engine.weight_bytes),
     "KV cache": bytes(engine.kv_cache_bytes),
+    ...(engine.num_host_kv_blocks ? { "in host memory": `${short(engine.num_host_kv_blocks * engine.block_size)} tokens` } : {}),
+    ...(engine.num_disk_kv_blocks ? { "on disk": `${short(engine.num_disk_kv_blocks * engine.block_size)} tokens` } : {}),
     "tokens a step": whole(engine.max_num_batched_tokens),
     ...(models.length > 1 ? { "also served": models.slice(1).join(", ") } : {}),
   };

@@ -18,7 +18,7 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutFloat, OutT, OutUint
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.cuda.attention.memory import MAX_SPLITS
-from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem
+from tessera.engine.ops.cuda.attention.problem import ATTENTION, CAPPED_HEAD_DIMS, AttentionOperands, AttentionProblem
 from tessera.engine.ops.cuda.candidates import Candidate
 from tessera.engine.ops.cuda.types import HALF_BYTES, MAX_CACHED_CONFIGS, SEGMENT, WARP_SIZE, ceil_div
 from tessera.engine.ops.interface import HeadTransform
@@ -57,18 +57,21 @@ class PagedAttentionDecodeParams(NamedTuple):
     beside_prefill: Int32
     eps: Float32
     scale_log2: Float32
+    cap_log2: Float32
 
 
 PAGED_ATTENTION_DECODE = KernelSpec(
     file="attention/decode.cu",
     name="paged_attention_decode_kernel",
-    template=("T", "HEAD_DIM", "WARPS", "STAGES", "FUSED", "CLUSTERED"),
+    template=("T", "HEAD_DIM", "WARPS", "STAGES", "FUSED", "CLUSTERED", "CAPPED"),
     params=PagedAttentionDecodeParams,
     overlaps=True,
 )
 # The same function, with CLUSTERED: blocks that share a row's keys merge in each other's shared memory.
 CLUSTERED_ATTENTION_DECODE = replace(PAGED_ATTENTION_DECODE, min_arch=90)
-SPECS = (PAGED_ATTENTION_DECODE, CLUSTERED_ATTENTION_DECODE)
+# The same function, with CAPPED.
+CAPPED_ATTENTION_DECODE = replace(PAGED_ATTENTION_DECODE, on_demand=True)
+SPECS = (PAGED_ATTENTION_DECODE, CLUSTERED_ATTENTION_DECODE, CAPPED_ATTENTION_DECODE)
 
 GROUP_ROWS = Constant(8, "query heads of a key/value head that are handled together")
 UNIT_KEYS = Constant(8, "keys that lie in one block of the cache")
@@ -109,8 +112,8 @@ class DecodeShape:
     warps: int
     stages: int
 
-    def template(self, *, fused: bool, clustered: bool = False) -> tuple[str, ...]:
-        flags = ("true" if flag else "false" for flag in (fused, clustered))
+    def template(self, *, fused: bool, clustered: bool = False, capped: bool = False) -> tuple[str, ...]:
+        flags = ("true" if flag else "false" for flag in (fused, clustered, capped))
         return (str(self.head_dim), str(self.warps), str(self.stages), *flags)
 
 
@@ -118,6 +121,7 @@ DECODE_SHAPES = {
     shape.head_dim: shape
     for shape in (
         DecodeShape(64, warps=4, stages=2),
+        DecodeShape(80, warps=4, stages=2),
         DecodeShape(96, warps=4, stages=2),
         DecodeShape(128, warps=4, stages=2),
         DecodeShape(256, warps=4, stages=1),
@@ -132,6 +136,11 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     pairs = [(PAGED_ATTENTION_DECODE, shape.template(fused=fused)) for shape in shapes for fused in (False, True)]
     pairs += [
         (CLUSTERED_ATTENTION_DECODE, shape.template(fused=True, clustered=True)) for shape in DECODE_SHAPES.values()
+    ]
+    pairs += [
+        (CAPPED_ATTENTION_DECODE, DECODE_SHAPES[head_dim].template(fused=fused, capped=True))
+        for head_dim in CAPPED_HEAD_DIMS
+        for fused in (False, True)
     ]
     return [(spec, (dtype, *template)) for dtype in dtypes if dtype != "float" for spec, template in pairs]
 
@@ -227,18 +236,21 @@ def plan_decode(
     fused: bool,
     clusters: bool,
     in_order: bool = False,
+    capped: bool = False,
 ) -> DecodePlan:
     """For rows of up to `max_context_len` keys, `max_splits` of which fit into memory."""
     groups = head_groups(num_heads, num_kv_heads)
-    division = divide(num_seqs, groups, max_context_len, max_splits, clusters=fused and clusters, in_order=in_order)
+    clusters = fused and clusters and not capped
+    division = divide(num_seqs, groups, max_context_len, max_splits, clusters=clusters, in_order=in_order)
     splits = decode_splits(max_context_len, window, division)
     shape = DECODE_SHAPES[head_dim]
-    if num_seqs * groups >= MANY_ROW_GROUPS and not in_order:  # other warps add other keys
+    if num_seqs * groups >= MANY_ROW_GROUPS and not in_order and not capped:  # other warps add other keys
         shape = MANY_ROWS_SHAPES.get(head_dim, shape)
     clustered = division.cluster > 1
+    spec = CAPPED_ATTENTION_DECODE if capped else PAGED_ATTENTION_DECODE
     return DecodePlan(
-        CLUSTERED_ATTENTION_DECODE if clustered else PAGED_ATTENTION_DECODE,
-        shape.template(fused=fused, clustered=clustered),
+        CLUSTERED_ATTENTION_DECODE if clustered else spec,
+        shape.template(fused=fused, clustered=clustered, capped=capped),
         decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, division),
         division,
     )
@@ -248,6 +260,8 @@ def _accepts(problem: AttentionProblem, device: CudaDevice) -> bool | None:
     if problem.rows not in ("decodes", "fused_decodes") or problem.dtype == "float":
         return None
     if not problem.is_aligned or problem.block_size % UNIT_KEYS or not problem.in_pairs:
+        return None
+    if problem.capped and problem.head_dim not in CAPPED_HEAD_DIMS:
         return None
     return True if problem.head_dim in DECODE_SHAPES else None
 
@@ -267,6 +281,7 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         fused=operands.transform is not None,
         clusters=device.compute_capability >= (9, 0),
         in_order=problem.in_order,
+        capped=problem.capped,
     )
     cos_sin, q_norm, k_norm, eps = operands.transform or HeadTransform()
     partial_out, partial_sums, arrivals = memory.decode_pointers(num_seqs, num_heads, head_dim)
@@ -302,6 +317,7 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         beside_prefill=operands.beside_prefill,
         eps=eps,
         scale_log2=operands.scale_log2,
+        cap_log2=operands.cap_log2,
     )
     device.launch(spec, (problem.dtype, *template), config, params)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
@@ -31,15 +32,18 @@ class PagedAttentionParams(NamedTuple):
     block_table_width: Int32
     sliding_window: Int32
     scale_log2: Float32
+    cap_log2: Float32
 
 
 PAGED_ATTENTION = KernelSpec(
     file="attention/attention.cu",
     name="paged_attention_kernel",
-    template=("T",),
+    template=("T", "CAPPED"),
     params=PagedAttentionParams,
 )
-SPECS = (PAGED_ATTENTION,)
+# The same function, with CAPPED.
+CAPPED_ATTENTION = replace(PAGED_ATTENTION, on_demand=True)
+SPECS = (PAGED_ATTENTION, CAPPED_ATTENTION)
 
 WARPS = Constant(4, "of a block")
 MAX_HEAD_DIM = Constant(LARGEST_HEAD_DIM)
@@ -48,7 +52,9 @@ declare_header("attention", __name__, {"WARPS": WARPS, "MAX_HEAD_DIM": MAX_HEAD_
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
-    return [(PAGED_ATTENTION, (dtype,)) for dtype in dtypes]
+    return [
+        pair for dtype in dtypes for pair in ((PAGED_ATTENTION, (dtype, "false")), (CAPPED_ATTENTION, (dtype, "true")))
+    ]
 
 
 def _accepts(problem: AttentionProblem, device: CudaDevice) -> bool | None:
@@ -74,9 +80,13 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         block_table_width=metadata.block_tables.shape[1],
         sliding_window=operands.window,
         scale_log2=operands.scale_log2,
+        cap_log2=operands.cap_log2,
     )
     config = LaunchConfig((q.shape[0], operands.num_heads, 1), (WARPS * WARP_SIZE, 1, 1))
-    device.launch(PAGED_ATTENTION, (problem.dtype,), config, params)
+    if problem.capped:
+        device.launch(CAPPED_ATTENTION, (problem.dtype, "true"), config, params)
+    else:
+        device.launch(PAGED_ATTENTION, (problem.dtype, "false"), config, params)
 
 
 ATTENTION.register(Candidate("general", SPECS, _accepts, _launch, order=0))

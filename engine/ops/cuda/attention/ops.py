@@ -55,6 +55,7 @@ class AttentionOps(RopeOps):
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None,
+        soft_cap: float | None,
         out: Tensor,
     ) -> None:
         head_dim = key_cache.shape[3]
@@ -65,10 +66,11 @@ class AttentionOps(RopeOps):
             value_cache,
             metadata,
             q.shape[1] // head_dim,
-            _kernel_scale(scale),
+            _kernel_scale(scale, soft_cap),
             _kernel_window(sliding_window),
             out,
             self.attention_memory,
+            cap_log2=_kernel_cap(soft_cap),
         )
         problem = self._problem("decodes", operands)
         decodes = self.attention_kernels.choose(problem)
@@ -96,6 +98,7 @@ class AttentionOps(RopeOps):
         num_heads: int,
         scale: float,
         sliding_window: int | None,
+        soft_cap: float | None,
         queries: Tensor,
         out: Tensor,
     ) -> None:
@@ -106,11 +109,12 @@ class AttentionOps(RopeOps):
                 value_cache,
                 metadata,
                 num_heads,
-                _kernel_scale(scale),
+                _kernel_scale(scale, soft_cap),
                 _kernel_window(sliding_window),
                 out,
                 self.attention_memory,
                 transform,
+                cap_log2=_kernel_cap(soft_cap),
             )
             cos_sin, q_norm, k_norm, _ = transform
             in_pairs = rotates_pairs(key_cache.shape[3], cos_sin, q_norm, k_norm)
@@ -118,19 +122,24 @@ class AttentionOps(RopeOps):
             if self.attention_kernels.launch(problem, operands):
                 return
         inputs = (qkv, key_cache, value_cache, metadata, transform)
-        super()._attention(*inputs, num_heads, scale, sliding_window, queries, out)
+        super()._attention(*inputs, num_heads, scale, sliding_window, soft_cap, queries, out)
 
     def _problem(self, rows: Rows, operands: AttentionOperands, *, in_pairs: bool = True) -> AttentionProblem:
         q, keys, values = operands.q, operands.key_cache, operands.value_cache
         is_aligned = aligned(16, q, keys, values, operands.out)
         sizes = keys.shape[3], keys.shape[2]
-        return AttentionProblem(rows, cuda_type(q.dtype), *sizes, is_aligned, self.batch_invariant, in_pairs)
+        dtype, capped = cuda_type(q.dtype), operands.cap_log2 > 0
+        return AttentionProblem(rows, dtype, *sizes, is_aligned, self.batch_invariant, in_pairs, capped)
 
 
-def _kernel_scale(scale: float) -> float:
-    """The kernels compute powers of 2."""
+def _kernel_scale(scale: float, soft_cap: float | None) -> float:
+    """The kernels compute powers of 2, and of what a soft cap takes the tanh."""
     assert scale > 0, "the kernels find the maximum before they scale"
-    return scale * math.log2(math.e)
+    return scale * math.log2(math.e) if soft_cap is None else scale / soft_cap
+
+
+def _kernel_cap(soft_cap: float | None) -> float:
+    return 0.0 if soft_cap is None else soft_cap * math.log2(math.e)
 
 
 def _kernel_window(sliding_window: int | None) -> int:

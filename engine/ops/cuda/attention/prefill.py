@@ -9,7 +9,7 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, Int32, RestrictInInt, RestrictInT, RestrictOutT
-from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem
+from tessera.engine.ops.cuda.attention.problem import ATTENTION, CAPPED_HEAD_DIMS, AttentionOperands, AttentionProblem
 from tessera.engine.ops.cuda.candidates import Candidate
 from tessera.engine.ops.cuda.types import HALF_BYTES, SEGMENT, WARP_SIZE
 
@@ -30,17 +30,21 @@ class PagedAttentionPrefillParams(NamedTuple):
     block_table_width: Int32
     sliding_window: Int32
     scale_log2: Float32
+    cap_log2: Float32
 
 
 PAGED_ATTENTION_PREFILL = KernelSpec(
     file="attention/prefill.cu",
     name="paged_attention_prefill_kernel",
-    template=("T", "HEAD_DIM", "ROW_TILES", "TILE_KEYS", "IN_ORDER"),
+    template=("T", "HEAD_DIM", "ROW_TILES", "TILE_KEYS", "IN_ORDER", "CAPPED"),
     params=PagedAttentionPrefillParams,
 )
 # The same function, with IN_ORDER.
 PREFILL_IN_ORDER = replace(PAGED_ATTENTION_PREFILL, batch_invariant=True)
-SPECS = (PAGED_ATTENTION_PREFILL, PREFILL_IN_ORDER)
+# The same function, with CAPPED.
+CAPPED_PREFILL = replace(PAGED_ATTENTION_PREFILL, on_demand=True)
+CAPPED_PREFILL_IN_ORDER = replace(PREFILL_IN_ORDER, on_demand=True)
+SPECS = (PAGED_ATTENTION_PREFILL, PREFILL_IN_ORDER, CAPPED_PREFILL, CAPPED_PREFILL_IN_ORDER)
 
 WARPS = Constant(4, "of a block")
 declare_header("prefill", __name__, {"WARPS": WARPS}, (PagedAttentionPrefillParams,))
@@ -58,14 +62,16 @@ class HeadShape:
     def tile_rows(self) -> int:
         return 64 * self.row_tiles
 
-    def prefill_template(self, *, in_order: bool) -> tuple[str, ...]:
-        return (str(self.head_dim), str(self.row_tiles), str(self.tile_keys), "true" if in_order else "false")
+    def prefill_template(self, *, in_order: bool, capped: bool = False) -> tuple[str, ...]:
+        flags = ("true" if flag else "false" for flag in (in_order, capped))
+        return (str(self.head_dim), str(self.row_tiles), str(self.tile_keys), *flags)
 
 
 HEAD_SHAPES = {
     shape.head_dim: shape
     for shape in (
         HeadShape(64, row_tiles=2, tile_keys=64),
+        HeadShape(80, row_tiles=2, tile_keys=64),
         HeadShape(96, row_tiles=2, tile_keys=64),
         HeadShape(128, row_tiles=2, tile_keys=64),
         HeadShape(256, row_tiles=1, tile_keys=32),
@@ -77,10 +83,11 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     halves = [dtype for dtype in dtypes if dtype != "float"]
     return [
-        (spec, (dtype, *shape.prefill_template(in_order=spec.batch_invariant)))
+        (spec, (dtype, *shape.prefill_template(in_order=spec.batch_invariant, capped=spec.on_demand)))
         for spec in SPECS
         for dtype in halves
         for shape in HEAD_SHAPES.values()
+        if shape.head_dim in CAPPED_HEAD_DIMS or not spec.on_demand
     ]
 
 
@@ -95,6 +102,8 @@ def prefill_config(shape: HeadShape, num_tokens: int, num_seqs: int, num_heads: 
 
 def _accepts(problem: AttentionProblem, device: CudaDevice) -> HeadShape | None:
     if problem.rows != "prompts" or problem.dtype == "float" or not problem.is_aligned:
+        return None
+    if problem.capped and problem.head_dim not in CAPPED_HEAD_DIMS:
         return None
     return HEAD_SHAPES.get(problem.head_dim)
 
@@ -118,10 +127,13 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: HeadShape, ope
         block_table_width=metadata.block_tables.shape[1],
         sliding_window=operands.window,
         scale_log2=operands.scale_log2,
+        cap_log2=operands.cap_log2,
     )
     config = prefill_config(shape, q.shape[0], num_seqs, operands.num_heads, num_kv_heads)
     spec = PREFILL_IN_ORDER if problem.in_order else PAGED_ATTENTION_PREFILL
-    template = shape.prefill_template(in_order=problem.in_order)
+    if problem.capped:
+        spec = CAPPED_PREFILL_IN_ORDER if problem.in_order else CAPPED_PREFILL
+    template = shape.prefill_template(in_order=problem.in_order, capped=problem.capped)
     device.launch(spec, (problem.dtype, *template), config, params)
 
 

@@ -13,6 +13,8 @@ from tessera.engine.tensor import Tensor
 # to be made from projections, or all.
 Rows = Literal["prompts", "decodes", "fused_decodes", "all"]
 
+CAPPED_HEAD_DIMS = (128, 256)  # of models with soft caps
+
 
 class AttentionProblem(NamedTuple):
     """Attention over the paged cache.
@@ -24,6 +26,7 @@ class AttentionProblem(NamedTuple):
         is_aligned: queries, caches and result begin at multiples of 16 bytes.
         in_order: a query's keys are added in an order of its own, whatever else is in the step.
         in_pairs: norms and rotation may take two elements at a time; of `fused_decodes`.
+        capped: scores pass a soft cap.
     """
 
     rows: Rows
@@ -33,11 +36,13 @@ class AttentionProblem(NamedTuple):
     is_aligned: bool
     in_order: bool = False
     in_pairs: bool = True
+    capped: bool = False
 
 
 class AttentionOperands(NamedTuple):
     """q is [T, (Hq + 2 Hkv) * D] where a transform is still to be done, else [T, Hq * D]; see `Ops.paged_attention`.
 
+    `scale_log2` is the scale times log2(e). With a soft cap c it is scale / c, and `cap_log2` c times log2(e).
     `beside_prefill`: the kernel in front is one of the same step's prompts, which lets this one run beside it.
     """
 
@@ -52,6 +57,7 @@ class AttentionOperands(NamedTuple):
     memory: AttentionMemory
     transform: HeadTransform | None = None
     beside_prefill: bool = False
+    cap_log2: float = 0.0
 
 
 ATTENTION: CandidateTable[AttentionProblem, AttentionOperands] = CandidateTable("attention")

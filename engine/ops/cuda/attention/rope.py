@@ -9,7 +9,7 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutT
-from tessera.engine.ops.cuda.types import WARP_SIZE, aligned, ceil_div, cuda_type
+from tessera.engine.ops.cuda.types import FLAT_BLOCK, WARP_SIZE, aligned, ceil_div, cuda_type
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
 from tessera.engine.tensor import Tensor, float32
 
@@ -33,6 +33,16 @@ class RopeAndStoreParams(NamedTuple):
     eps: Float32
 
 
+class RotateParams(NamedTuple):
+    qkv: OutT
+    cos_sin: InFloat
+    positions: InInt
+    width: Int32
+    num_heads: Int32
+    head_dim: Int32
+    rotary_dim: Int32
+
+
 ROPE_AND_STORE = KernelSpec(
     file="attention/rope.cu",
     name="rope_and_store_kernel",
@@ -40,10 +50,18 @@ ROPE_AND_STORE = KernelSpec(
     params=RopeAndStoreParams,
     overlaps=True,
 )
-SPECS = (ROPE_AND_STORE,)
+ROTATE = KernelSpec(
+    file="attention/rotate.cu",
+    name="rotate_kernel",
+    template=("T",),
+    params=RotateParams,
+    on_demand=True,
+)
+SPECS = (ROPE_AND_STORE, ROTATE)
 
 WARPS = Constant(4, "of a block")
 declare_header("rope", __name__, {"WARPS": WARPS}, (RopeAndStoreParams,))
+declare_header("rotate", __name__, params=(RotateParams,))
 
 MAX_HEAD_DIM = 256
 ROPE_PARTS = (1, 2, 4, 8)  # heads of a warp
@@ -54,7 +72,8 @@ ROPE_HEAD_DIMS = (128, MAX_HEAD_DIM)  # up to which a head has an instantiation
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     sizes = [(vector, str(dim)) for vector in ("1", "2") for dim in ROPE_HEAD_DIMS]
-    return [(ROPE_AND_STORE, (dtype, *size)) for dtype in dtypes for size in sizes]
+    rotate: list[Instantiation] = [(ROTATE, (dtype,)) for dtype in dtypes]
+    return rotate + [(ROPE_AND_STORE, (dtype, *size)) for dtype in dtypes for size in sizes]
 
 
 def rope_part_heads(num_tokens: int, num_heads: int, num_kv_heads: int) -> int:
@@ -127,3 +146,18 @@ class RopeOps(Ops):
                 eps=eps,
             ),
         )
+
+    def _rotate(self, qkv: Tensor, cos_sin: Tensor, positions: Tensor, num_heads: int, head_dim: int) -> None:
+        num_tokens, rotary_dim = qkv.shape[0], cos_sin.shape[1]
+        blocks = ceil_div(num_heads * rotary_dim // 2, FLAT_BLOCK)
+        params = RotateParams(
+            qkv=qkv,
+            cos_sin=cos_sin,
+            positions=positions,
+            width=qkv.shape[1],
+            num_heads=num_heads,
+            head_dim=head_dim,
+            rotary_dim=rotary_dim,
+        )
+        config = LaunchConfig((num_tokens, blocks, 1), (FLAT_BLOCK, 1, 1))
+        self.device.launch(ROTATE, (cuda_type(qkv.dtype),), config, params)

@@ -21,6 +21,7 @@ from tessera.engine.formats import (
     WeightFormat,
     WeightPart,
 )
+from tessera.engine.ops.cuda.quant import gather
 from tessera.engine.ops.cuda.quant.blocks import DEQUANTIZE_BLOCKS, LANE_ELEMENTS, PACK_BLOCKS
 from tessera.engine.ops.cuda.quant.product import kernels_of, takes_any_rows
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, cuda_type, row_config
@@ -77,9 +78,10 @@ class DequantizeOps(Ops):
     device: CudaDevice
     batch_invariant = False  # see `CudaOps`
     _scratch: Tensor | None = None
+    _ordered: Tensor | None = None
 
-    def reserve_linear(self, weights: Iterable[LinearWeight], dtype: np.dtype[Any]) -> None:
-        """Compile and allocate beforehand what products of these weights with `dtype` take."""
+    def reserve_linear(self, weights: Iterable[LinearWeight], dtype: np.dtype[Any], max_rows: int = 0) -> None:
+        """Compile and allocate beforehand what products of up to `max_rows` rows of `dtype` by these weights take."""
         stored = [weight for weight in weights if weight.dense is None]
         formats = {
             part.format for weight in stored for part in weight.parts if not isinstance(part.format, DenseFormat)
@@ -88,6 +90,10 @@ class DequantizeOps(Ops):
         for weight in stored:
             kernels |= kernels_of(weight, cuda_type(dtype), self.device)
         self.device.compile(sorted(kernels, key=lambda kernel: (kernel[0].name, kernel[1])))
+        ordered = [weight.shape[1] for weight in stored if weight.order is not None]
+        if ordered:
+            self.device.compile(gather.instantiations((cuda_type(dtype),)))
+            self._in_order_of(max_rows * max(ordered) * dtype.itemsize)
         always = self.batch_invariant or dtype.itemsize != HALF_BYTES
         copied = [weight.shape for weight in stored if always or not takes_any_rows(weight)]
         if copied:
@@ -99,6 +105,20 @@ class DequantizeOps(Ops):
             assert not self.device.is_capturing, "reserve_linear comes before a recording"
             self._scratch = empty((nbytes,), uint8, self.device)
         return self._scratch
+
+    def _in_order_of(self, nbytes: int) -> Tensor:
+        """At least this much memory for activations, the same for every product."""
+        if self._ordered is None or self._ordered.nbytes < nbytes:
+            assert not self.device.is_capturing, "reserve_linear comes before a recording"
+            self._ordered = empty((nbytes,), uint8, self.device)
+        return self._ordered
+
+    def _in_order(self, x: Tensor, order: Tensor) -> Tensor:
+        """x with its columns in a weight's order, until the next call."""
+        scratch = self._in_order_of(x.nbytes)
+        out = Tensor(scratch.buffer, x.shape, x.dtype, scratch.offset)
+        gather.gather_columns(self.device, x, order, out)
+        return out
 
     def _dequantized(self, weight: LinearWeight, dtype: np.dtype[Any]) -> Tensor:
         """[N, K] in `dtype`, until the next call."""
