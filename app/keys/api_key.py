@@ -16,7 +16,10 @@ PREFIX = "sk-tessera-"
 KEY_BYTES = 32
 NO_SLOT = -1
 
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+MAX_KEY_NAME = 64
+NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._@-]{{0,{MAX_KEY_NAME - 1}}}$"
+
+Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 Weight = Annotated[float, msgspec.Meta(ge=0.01, le=100)]
 Limit = Annotated[int, msgspec.Meta(ge=1, le=2**40)]

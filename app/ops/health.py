@@ -5,6 +5,8 @@ POST /reset_prefix_cache.
 
 from __future__ import annotations
 
+import re
+
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -13,13 +15,20 @@ from tessera.app.engines.engines import Engines
 from tessera.app.generate.served_models import models_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description
+from tessera.app.keys.api_key import MAX_KEY_NAME, NAME_PATTERN
 from tessera.app.keys.key_ring import accounts_of_name
 from tessera.app.ops.metrics_page import MetricsPage
 from tessera.app.ops.objects import HealthObject, LoadObject, ReadinessObject, ResetObject, VersionObject
+from tessera.engine.contract.errors import InvalidRequestError
 
 router = APIRouter(tags=["Operation"])
 
-KEY_PARAMETER = "Name of a key of the keys file, also one that was revoked: forget what it has computed, and no more."
+KEY_PARAMETER = {
+    "type": "string",
+    "maxLength": MAX_KEY_NAME,
+    "pattern": NAME_PATTERN,
+    "description": "Name of a key of the keys file, also of a revoked one: forget only what it has computed.",
+}
 METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -59,11 +68,15 @@ async def load(http_request: Request) -> Response:
     "/reset_prefix_cache",
     operation_id="resetPrefixCache",
     summary="Forget all cached prompt prefixes, or those of one key",
-    openapi_extra=Description(returns=ResetObject, query={"key": {"type": "string", "description": KEY_PARAMETER}}),
+    openapi_extra=Description(returns=ResetObject, query={"key": KEY_PARAMETER}),
 )
 async def reset_prefix_cache(http_request: Request) -> Response:
     name = http_request.query_params.get("key")
-    accounts = accounts_of_name(name) if name else None
+    if name is not None and not re.fullmatch(NAME_PATTERN, name):
+        raise InvalidRequestError(
+            f"key must be the name of a key: at most {MAX_KEY_NAME} letters, digits and ._@-", param="key"
+        )
+    accounts = accounts_of_name(name) if name is not None else None
     for engine in models_of(http_request).engines:
         if engine.is_resident:
             engine.client.reset_prefix_cache(accounts)

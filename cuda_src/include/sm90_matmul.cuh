@@ -8,6 +8,7 @@
 constexpr int CONSUMER_WARPS = CONSUMER_WARPGROUPS * WARPGROUP_SIZE / WARP_SIZE;
 constexpr int CONSUMERS = CONSUMER_WARPGROUPS * WARPGROUP_SIZE;
 constexpr int CHUNK_STRIDE = chunk_stride(CHUNK_COLUMNS);
+constexpr int PRODUCERS = 2;                               // threads that copy: one the weight, one x
 constexpr int SLOT_BYTES = CONSUMERS * 4 * sizeof(float);  // sums of all consumers in 8 columns
 
 // Fill the ring step after step: copy(tile, column, stage) announces how much arrives in this block and
@@ -170,6 +171,49 @@ struct RowCopies {
     const TensorMap& from = rows == V::TILE_M ? map : tail_map;
     barrier_arrive_expecting(&full[stage], max(rows, 0) * TILE_K * sizeof(typename V::T));
     if (rows > 0) copy_box(ring + stage * V::STAGE_ELEMENTS, from, row, column, &full[stage]);
+  }
+};
+
+// Producer of the weight: one step's part of a tile.
+template <typename V>
+struct WeightCopies {
+  using T = typename V::T;
+
+  T* ring;
+  Barrier* full;
+  const TensorMap& map;
+  int out_features;
+  int rank;
+  int silu_mul;
+  unsigned long long policy;
+
+  __device__ __forceinline__ void operator()(int2 tile, int column, int stage) const {
+    constexpr int WEIGHT_ELEMENTS = V::WEIGHT_ELEMENTS;
+    constexpr int HALF_N = V::HALF_N;
+    T* to = ring + stage * V::STAGE_ELEMENTS + V::X_ELEMENTS;
+    barrier_arrive_expecting(&full[stage], WEIGHT_ELEMENTS * sizeof(T));
+    if constexpr (V::SHARING > 1) {
+      // The other half comes from the other block, perhaps before this one has announced the whole:
+      // `full` may be that far ahead within a phase, which does not end before this thread has arrived.
+      const int row =
+          silu_mul ? tile.y * HALF_N + rank * (out_features / 2) : tile.y * V::TILE_N + rank * HALF_N;
+      copy_box_to_blocks<V::SHARING>(to + rank * HALF_N * TILE_K, map, row, column, &full[stage]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < V::WARPGROUPS_N; ++i, to += V::WARPGROUP_N * TILE_K) {
+        if (silu_mul) {
+          const int row = tile.y * (V::TILE_N / 2) + i * HALF_N;
+          copy(to, row, column, stage);
+          copy(to + HALF_N * TILE_K, row + out_features / 2, column, stage);
+        } else {
+          copy(to, tile.y * V::TILE_N + i * V::WARPGROUP_N, column, stage);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void copy(T* to, int row, int column, int stage) const {
+    copy_box(to, map, row, column, &full[stage], policy);
   }
 };
 

@@ -3,51 +3,6 @@
 
 #include "sm90_matmul.cuh"
 
-constexpr int PRODUCERS = 2;  // threads that copy: one the weight, one x
-
-// Producer of the weight: one step's part of a tile.
-template <typename V>
-struct WeightCopies {
-  using T = typename V::T;
-
-  T* ring;
-  Barrier* full;
-  const TensorMap& map;
-  int out_features;
-  int rank;
-  int silu_mul;
-  unsigned long long policy;
-
-  __device__ __forceinline__ void operator()(int2 tile, int column, int stage) const {
-    constexpr int WEIGHT_ELEMENTS = V::WEIGHT_ELEMENTS;
-    constexpr int HALF_N = V::HALF_N;
-    T* to = ring + stage * V::STAGE_ELEMENTS + V::X_ELEMENTS;
-    barrier_arrive_expecting(&full[stage], WEIGHT_ELEMENTS * sizeof(T));
-    if constexpr (V::SHARING > 1) {
-      // The other half comes from the other block, perhaps before this one has announced the whole:
-      // `full` may be that far ahead within a phase, which does not end before this thread has arrived.
-      const int row =
-          silu_mul ? tile.y * HALF_N + rank * (out_features / 2) : tile.y * V::TILE_N + rank * HALF_N;
-      copy_box_to_blocks<V::SHARING>(to + rank * HALF_N * TILE_K, map, row, column, &full[stage]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < V::WARPGROUPS_N; ++i, to += V::WARPGROUP_N * TILE_K) {
-        if (silu_mul) {
-          const int row = tile.y * (V::TILE_N / 2) + i * HALF_N;
-          copy(to, row, column, stage);
-          copy(to + HALF_N * TILE_K, row + out_features / 2, column, stage);
-        } else {
-          copy(to, tile.y * V::TILE_N + i * V::WARPGROUP_N, column, stage);
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void copy(T* to, int row, int column, int stage) const {
-    copy_box(to, map, row, column, &full[stage], policy);
-  }
-};
-
 // out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; if `silu_mul`,
 // out[m, i] = silu(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I]. Sums in float32, rounded once.
 //   in:  x_map: x [num_rows, in_features] T in boxes of TILE_M rows and 64 columns; x_tail_map: the same in

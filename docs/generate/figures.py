@@ -1,4 +1,4 @@
-"""Tables of measured figures, from `docs/figures/serving.json` and `docs/figures/kernels.json`."""
+"""Tables of measured figures, from the files in `docs/figures`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def serving() -> dict[str, Any]:
 def kernels() -> dict[str, Any]:
     """Figures of kernels, by table; rows are lists, a list in a cell is (ours, further figures)."""
     return _read("kernels.json")
+
+
+@cache
+def quantisation() -> dict[str, Any]:
+    """What quantised weights do to models, as `tests.evaluation.quantisation` writes it."""
+    return _read("quantisation.json")
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -149,6 +155,12 @@ def kernel_table(name: str) -> str:
     return with_source(markdown_table(table["columns"], rows, max(text_columns, 1)), table)
 
 
+def quality_table() -> str:
+    table = quantisation()["quality"]
+    rows = [[cells[0], *("-" if cell is None else number(cell) for cell in cells[1:])] for cells in table["rows"]]
+    return with_source(markdown_table(table["columns"], rows), table)
+
+
 def _cell(cell: Any) -> str:
     """The last figure of several is the reference, in brackets; names stay on one line."""
     if isinstance(cell, str):
@@ -216,6 +228,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "long_prompt_ttft_ms": "TTFT of the long prompt, ms",
         },
     ),
+    "quantisation": quality_table,
     "builtin": partial(rows_table, "builtin", {"skill": "skill", "exact_percent": "exact match, %"}),
     "cpu_streams": partial(
         rows_table,

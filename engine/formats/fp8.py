@@ -36,7 +36,7 @@ class Fp8Format(WeightFormat):
 
     name = "fp8"
     tensor_names = ("values", "scales")
-    on_cuda = False
+    on_cuda = True
 
     @property
     def label(self) -> str:

@@ -109,7 +109,8 @@ class ModelRunner:
             self._prepare_kernels(progress)
         weights = self._load_weights(progress)
         if not isinstance(device, CpuDevice):
-            self._cuda_ops.reserve_linear(weights.linear_weights(), self._dtype, self._buffer_tokens)
+            rows = max(self._buffer_tokens, config.max_num_seqs)
+            self._cuda_ops.reserve_linear(weights.linear_weights(), self._dtype, rows)
         self.generates = weights.has_head
         self.weight_bytes = weights.nbytes
         self.stored_bytes = weights.bytes_by_format if model.quantisation is not None else {}

@@ -304,6 +304,11 @@ def test_one_key_s_prefixes_are_forgotten(tmp_path: Path) -> None:
     assert client.submissions[0].account.id not in client.reset_accounts
     call(client, settings, "POST", "/reset_prefix_cache", headers=bearing())
     assert client.reset_accounts is None
+    for wrong in ("", "a/b", "a" * 65):
+        answer = call(client, settings, "POST", f"/reset_prefix_cache?key={wrong}", headers=bearing())
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith("key must be the name of a key: at most 64 letters")
+    assert client.num_resets == 3
 
 
 def test_the_log_names_the_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

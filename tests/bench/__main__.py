@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench import client, serve
+from tests.bench.fp8_models import FP8_CONFIGS
 from tests.bench.gguf_models import GGUF_CONFIGS
 from tests.bench.models import CONFIGS
 
@@ -78,10 +79,11 @@ def plain_table(title: str, rows: list[dict[str, Any]]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--only", choices=PARTS, help="a part of it (default: all)")
-    names = (*CONFIGS, *(name + serve.GGUF for name in GGUF_CONFIGS))
-    about = "of the loads (default: all with 16-bit weights); .gguf: in Q4_K_M's mix of blocks"
+    names = (*CONFIGS, *(name + serve.GGUF for name in GGUF_CONFIGS), *(name + serve.FP8 for name in FP8_CONFIGS))
+    about = "of the loads (default: all with 16-bit weights); .gguf: in Q4_K_M's mix of blocks; .fp8: e4m3 by rows"
     parser.add_argument("--model", action="append", choices=names, help=about)
     parser.add_argument("--sweep", action="store_true", help="of the loads: how cost grows with streams and lengths")
+    parser.add_argument("--long-prompts", action="store_true", help="of the loads: 32 streams of 6,000 tokens alone")
     parser.add_argument("--no-reference", action="store_true", help="do not time PyTorch beside")
     parser.add_argument("--output", type=Path, default=Path(".out"), help="folder for JSON and logs (%(default)s)")
     options = parser.parse_args()
@@ -103,7 +105,7 @@ def main() -> None:
         console.print(kernel_table(figures["kernels"]))
     with tempfile.TemporaryDirectory() as work:
         if wanted("loads"):
-            loads = serve.SWEEP if options.sweep else serve.LOADS
+            loads = serve.SWEEP if options.sweep else serve.LONG_PROMPTS if options.long_prompts else serve.LOADS
             arguments = ("--max-num-seqs", "512") if options.sweep else ()
             figures["loads"] = [
                 row for name in models for row in serve.measure(name, loads, Path(work), options.output, *arguments)

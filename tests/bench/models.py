@@ -52,9 +52,9 @@ LLAMA_8B: dict[str, Any] = {
 CONFIGS = {"qwen3-0.6b": QWEN3_06B, "llama-8b": LLAMA_8B}
 
 
-def write_model(root: Path, name: str) -> Path:
+def write_model(root: Path, name: str, config: dict[str, Any] | None = None) -> Path:
     """Make `root/name` with config.json and a word-level tokenizer of the model's vocabulary size."""
-    config = CONFIGS[name]
+    config = CONFIGS[name] if config is None else config
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))

@@ -21,12 +21,14 @@ import httpx
 from tessera.loadtest.run.load_run import run_load
 from tessera.loadtest.workload.arrival import Arrival
 from tessera.loadtest.workload.random_prompts import RandomWorkload
+from tests.bench.fp8_models import fp8_decode_bytes, write_fp8_model
 from tests.bench.gguf_models import gguf_decode_bytes, write_gguf_model
 from tests.bench.models import decode_bytes, write_model
 
 READ_BANDWIDTH = 4.3e12  # bytes per second, measured on one H200; see docs/performance.md
 START_LIMIT = 300.0
 GGUF = ".gguf"
+FP8 = ".fp8"
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ LOADS = (
     Load(256, 512, 256, 768, stream=False),
     Load(1, 8000, 2, 5),
 )
+LONG_PROMPTS = (Load(32, 6000, 256, 96),)
 # How cost grows: streams at a usual length, then prompt lengths at one stream.
 SWEEP = (
     *(Load(streams, 512, 128, max(3 * streams, 4)) for streams in (1, 4, 16, 64, 256, 512)),
@@ -105,7 +108,12 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, dea
 
 
 def prepare(name: str, work: Path) -> tuple[Path, tuple[str, ...]]:
-    """The model as a folder with dummy weights, or with `.gguf` behind its name as a file; options to serve it with."""
+    """The model with dummy weights, or a file or folder of quantised ones; options to serve it with."""
+    if name.endswith(FP8):
+        folder = work / name
+        made = folder / name.removesuffix(FP8)
+        made = made if made.exists() else write_fp8_model(folder, name.removesuffix(FP8))
+        return made, ("--served-model-name", name)
     if not name.endswith(GGUF):
         return write_model(work, name), ("--load-format", "dummy")
     path = work / name
@@ -114,6 +122,8 @@ def prepare(name: str, work: Path) -> tuple[Path, tuple[str, ...]]:
 
 def step_bytes(name: str) -> int:
     """Of weights that one decode step must read."""
+    if name.endswith(FP8):
+        return fp8_decode_bytes(name.removesuffix(FP8))
     return gguf_decode_bytes(name.removesuffix(GGUF)) if name.endswith(GGUF) else decode_bytes(name)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig, P
-from tessera.engine.formats import LinearWeight
+from tessera.engine.formats import Fp8Format, LinearWeight, WeightPart
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
@@ -83,6 +83,19 @@ def linear_problems(ops: CudaOps, device: GridDevice) -> Iterator[tuple[str, Cal
         )
 
 
+def fp8_problems(ops: CudaOps, device: GridDevice) -> Iterator[tuple[str, Callable[[], object]]]:
+    for scheme, (n, k), m in product((Fp8Format(), Fp8Format(block=(128, 128))), FEATURES[1:4], ROWS[::2]):
+        layouts = scheme.layout(n, k)
+        tensors = [device.tensor(*layout.shape, dtype=layout.dtype) for layout in layouts]
+        weight = LinearWeight((WeightPart(scheme, (n, k), dict(zip(scheme.tensor_names, tensors, strict=True))),))
+        x, out, half = device.tensor(m, k), device.tensor(m, n), device.tensor(m, n // 2)
+        norm = RMSNorm(device.tensor(k), 1e-5, device.tensor(m, k))
+        name = f"fp8 {'rows' if scheme.block is None else 'blocks'} {m}x{k}x{n}"
+        yield f"plain {name}", partial(ops.linear, x, weight, out=out)
+        gate = Activate("silu_mul", device.tensor(m, n))
+        yield f"normed gated {name}", partial(ops.linear, x, weight, prologue=norm, epilogue=gate, out=half)
+
+
 def attention_problems(ops: CudaOps, device: GridDevice) -> Iterator[tuple[str, Callable[[], object]]]:
     for head_dim, (heads, kv_heads), (queries, contexts) in product((64, 72, 80, 128, 256), ((32, 8), (4, 4)), STEPS):
         tokens, rows, width = sum(queries), len(queries), -(-max(contexts) // 16)
@@ -119,7 +132,7 @@ def choices() -> Iterator[str]:
         device = GridDevice(*DEVICES[name])
         ops = CudaOps(device, batch_invariant=batch_invariant)  # type: ignore[arg-type]
         ops.reserve_attention(64, 32, 128)
-        for problems in (linear_problems, attention_problems):
+        for problems in (linear_problems, fp8_problems, attention_problems):
             for problem, run in problems(ops, device):
                 device.launches.clear()
                 run()
@@ -129,8 +142,9 @@ def choices() -> Iterator[str]:
 
 if __name__ == "__main__":
     from tessera.engine.ops.cuda.attention import sm90_prefill
+    from tessera.engine.ops.cuda.fp8 import sm90 as sm90_fp8
     from tessera.engine.ops.cuda.linear import sm90
 
-    for module, name in ((sm90, "box_map"), (sm90_prefill, "row_groups_map")):
+    for module, name in ((sm90, "box_map"), (sm90_fp8, "box_map"), (sm90_prefill, "row_groups_map")):
         setattr(module, name, lambda *_: bytes(128))
     CHOICES.write_text("".join(choices()))

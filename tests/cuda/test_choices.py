@@ -12,6 +12,8 @@ from tessera.engine.cuda.kernel import KernelSpec
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import ATTENTION, sm90_prefill
 from tessera.engine.ops.cuda.candidates import Candidate, CandidateTable, Chooser
+from tessera.engine.ops.cuda.fp8 import sm90 as sm90_fp8
+from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR
 from tessera.engine.ops.cuda.linear import LINEAR, costs, sm90
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL
 from tessera.engine.ops.cuda.registry import all_specs
@@ -21,6 +23,7 @@ from tests.cuda.choices import CHOICES, DEVICES, GridDevice, choices
 @pytest.fixture(autouse=True)
 def maps_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sm90, "box_map", lambda *_: bytes(128))
+    monkeypatch.setattr(sm90_fp8, "box_map", lambda *_: bytes(128))
     monkeypatch.setattr(sm90_prefill, "row_groups_map", lambda *_: bytes(128))
 
 
@@ -31,7 +34,7 @@ def test_every_problem_takes_the_kernels_that_were_recorded() -> None:
 
 def test_the_recorded_problems_take_every_candidate() -> None:
     text = CHOICES.read_text()
-    for table in (LINEAR, ATTENTION):
+    for table in (LINEAR, FP8_LINEAR, ATTENTION):
         for candidate in table.candidates:
             assert any(f" {spec.name}" in text for spec in candidate.specs), candidate.name
 
@@ -73,7 +76,7 @@ def test_a_device_has_figures_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_every_kernel_of_a_table_is_described() -> None:
     specs = set(all_specs())
-    for table in (LINEAR, ATTENTION):
+    for table in (LINEAR, FP8_LINEAR, ATTENTION):
         assert {spec for candidate in table.candidates for spec in candidate.specs} <= specs
 
 

@@ -25,7 +25,8 @@ from tessera.engine.cuda.headers import include_folders
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import InT, Int32, OutT
 from tessera.engine.formats import KERNEL_FORMATS
-from tessera.engine.ops.cuda import sampling
+from tessera.engine.ops.cuda import fp8, sampling
+from tessera.engine.ops.cuda.fp8.sm90 import SM90_FP8_MATMUL
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL, SM90_MATMUL_WIDE
 from tessera.engine.ops.cuda.quant.product import BLOCK_MATMUL, TILES
@@ -120,11 +121,33 @@ OF_ONE_ORDER = {
 }
 
 
-SAMPLED = (BLOCK_MATMUL, SM90_BLOCK_MATMUL)  # of which there are hundreds
+BLOCK_PRODUCTS = (BLOCK_MATMUL, SM90_BLOCK_MATMUL)
+SAMPLED = (*BLOCK_PRODUCTS, *fp8.SPECS)  # of which there are hundreds
+
+# Of the products by e4m3 weights, template arguments behind the types, for each architecture.
+OF_FP8 = {
+    "89": {
+        "fp8_quantize_kernel": {"false"},
+        "fp8_decode_kernel": {"8 4 2 true"},
+        "fp8_matmul_kernel": {"64 128 false"},
+    },
+    "90a": {
+        "fp8_quantize_kernel": {"true"},
+        "fp8_decode_kernel": {"1 6 3 true", "16 6 3 false"},
+        "fp8_matmul_kernel": {"32 64 true"},
+        "sm90_fp8_matmul_kernel": {"2 192 2 false", "2 128 1 true", "1 32 1 false"},
+        "fp8_dequantize_kernel": {""},
+    },
+    "120a": {"fp8_matmul_kernel": {"64 64 true"}},
+}
 
 
 def is_compiled_here(pair: Instantiation, arch: str) -> bool:
     spec, template = pair
+    if spec in fp8.SPECS:
+        types = {"__nv_bfloat16"} & set(template[:1]) and not {"float", "__half"} & set(template)
+        arguments = " ".join(part for part in template if not part.startswith("__"))
+        return bool(types) and arguments in OF_FP8.get(arch, {}).get(spec.name, ())
     if spec.batch_invariant and not (arch == "90a" and template[0] == DTYPE_OF_ARCH[arch]):
         sizes = OF_ONE_ORDER.get(spec.name)
         return sizes is not None and all(size in template for size in sizes)
@@ -159,7 +182,8 @@ def test_all_instantiations_are_compiled_for_some_architecture() -> None:
     for dtype in C_TYPE_NAMES.values():
         pairs = {pair for pair in all_instantiations((dtype,)) if pair[0] not in SAMPLED}
         assert {pair for pair in pairs if dtype == "__nv_bfloat16" or not pair[0].batch_invariant} <= compiled
-    for sampled in SAMPLED:
+    assert {spec for spec, _ in compiled if spec in fp8.SPECS} == set(fp8.SPECS)
+    for sampled in BLOCK_PRODUCTS:
         assert {template[2] for spec, template in compiled if spec is sampled} == KERNEL_FORMATS.keys()
     for arch in DTYPE_OF_ARCH:
         expected = {spec for spec in all_specs() if spec.supports(arch)} - set(SAMPLED)
@@ -203,6 +227,7 @@ def shared_bytes(cubin: Cubin, name: str) -> int:
     [
         (SM90_MATMUL, sm90.BARRIER_BYTES),
         (SM90_MATMUL_WIDE, sm90.BARRIER_BYTES),
+        (SM90_FP8_MATMUL, sm90.BARRIER_BYTES),
         (sampling.SAMPLE_CLUSTER, sampling.SAMPLE_STATIC_BYTES),
         (sampling.TOP_LOGPROBS_CLUSTER, sampling.LOGPROBS_STATIC_BYTES),
     ],

@@ -26,11 +26,15 @@ std::uint32_t MatrixLayout::at(unsigned outer, unsigned k) const {
 }
 
 float value(Element element, std::uint16_t bits) {
+  if (element == Element::E4M3) return e4m3_value(static_cast<unsigned char>(bits));
   return element == Element::BFLOAT16 ? __bfloat162float({bits}) : __half2float({bits});
 }
 
 void Product::multiply(const unsigned char* shared) {
+  const bool bytes = element == Element::E4M3;
+  const unsigned depth = bytes ? MOST_K : K;
   const auto load = [&](const MatrixLayout& layout, unsigned outer, unsigned k) {
+    if (bytes) return value(element, shared[layout.at(outer, k / 2) + k % 2]);
     std::uint16_t bits;
     std::memcpy(&bits, shared + layout.at(outer, k), sizeof(bits));
     return value(element, bits);
@@ -38,7 +42,7 @@ void Product::multiply(const unsigned char* shared) {
   const unsigned g = lane / 4, t = lane % 4;
   if (!a_in_registers) {
     for (unsigned h = 0; h < 2; ++h) {
-      for (unsigned k = 0; k < K; ++k) rows[h][k] = load(a, warp * 16 + g + h * 8, k);
+      for (unsigned k = 0; k < depth; ++k) rows[h][k] = load(a, warp * 16 + g + h * 8, k);
     }
   }
   if (negates) {
@@ -48,15 +52,15 @@ void Product::multiply(const unsigned char* shared) {
   }
   const unsigned pairs = columns / 8;
   constexpr unsigned MOST_COLUMNS = 64;  // of a thread
-  alignas(64) float b_rows[K][MOST_COLUMNS], totals[2][MOST_COLUMNS];
+  alignas(64) float b_rows[MOST_K][MOST_COLUMNS], totals[2][MOST_COLUMNS];
   for (unsigned j = 0; j < pairs; ++j) {
     for (unsigned e = 0; e < 2; ++e) {
-      for (unsigned k = 0; k < K; ++k) b_rows[k][j * 2 + e] = load(b, j * 8 + t * 2 + e, k);
+      for (unsigned k = 0; k < depth; ++k) b_rows[k][j * 2 + e] = load(b, j * 8 + t * 2 + e, k);
       for (unsigned h = 0; h < 2; ++h) totals[h][j * 2 + e] = adds ? before[j * 4 + h * 2 + e] : 0.0f;
     }
   }
   for (unsigned h = 0; h < 2; ++h) {
-    for (unsigned k = 0; k < K; ++k) {
+    for (unsigned k = 0; k < depth; ++k) {
       for (unsigned c = 0; c < pairs * 2; ++c) totals[h][c] += rows[h][k] * b_rows[k][c];
     }
   }

@@ -16,11 +16,12 @@ struct MatrixLayout {
   std::uint32_t at(unsigned outer, unsigned k) const;
 };
 
-enum class Element { BFLOAT16, FLOAT16 };
+enum class Element { BFLOAT16, FLOAT16, E4M3 };
 float value(Element element, std::uint16_t bits);
 
 struct Product {
-  static constexpr unsigned K = 16;
+  static constexpr unsigned K = 16;  // elements of 2 bytes, twice as many of one
+  static constexpr unsigned MOST_K = 32;
 
   Element element;
   unsigned columns;
@@ -29,7 +30,7 @@ struct Product {
   bool negates;
   bool a_in_registers;
   MatrixLayout a, b;
-  float rows[2][K];           // of A where it comes from registers
+  float rows[2][MOST_K];      // of A where it comes from registers
   std::vector<float*> sums;   // where they are to go
   std::vector<float> before;  // what was there, or what comes of the product in flight with the same sums
   std::vector<const std::uint32_t*> registers;  // of A, that must not change

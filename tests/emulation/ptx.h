@@ -85,6 +85,25 @@ void mma_m16n8k16(float& c0, float& c1, float& c2, float& c3, std::uint32_t a0, 
   }
 }
 
+inline void mma_e4m3(float& c0, float& c1, float& c2, float& c3, std::uint32_t a0, std::uint32_t a1,
+                     std::uint32_t a2, std::uint32_t a3, std::uint32_t b0, std::uint32_t b1, float, float,
+                     float, float) {
+  const std::uint32_t words[] = {a0, a1, a2, a3, b0, b1};
+  const auto shown = show(~0u, words, 6);
+  float* const c[] = {&c0, &c1, &c2, &c3};
+  const int g = lane() / 4, t = lane() % 4;
+  for (int i = 0; i < 4; ++i) {
+    const int row = g + i / 2 * 8, column = 2 * t + i % 2;
+    float sum = *c[i];
+    for (int k = 0; k < 32; ++k) {
+      const std::uint32_t a = shown[row % 8 * 4 + k % 16 / 4][row / 8 + k / 16 * 2] >> k % 4 * 8;
+      const std::uint32_t b = shown[column * 4 + k % 16 / 4][4 + k / 16] >> k % 4 * 8;
+      sum += e4m3_value(a) * e4m3_value(b);
+    }
+    *c[i] = sum;
+  }
+}
+
 template <bool TRANSPOSED>
 void ldmatrix(std::uint32_t& r0, std::uint32_t& r1, std::uint32_t& r2, std::uint32_t& r3,
               std::uint32_t address) {
@@ -184,6 +203,10 @@ void ptx_mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(P&&... operands) {
   emulated::mma_m16n8k16<__half>(operands...);
 }
 template <typename... P>
+void ptx_mma_sync_aligned_m16n8k32_row_col_f32_e4m3_e4m3_f32(P&&... operands) {
+  emulated::mma_e4m3(operands...);
+}
+template <typename... P>
 void ptx_ldmatrix_sync_aligned_m8n8_x4_shared_b16(P&&... operands) {
   emulated::ldmatrix<false>(operands...);
 }
@@ -197,6 +220,13 @@ inline void ptx_cvt_rn_bf16x2_f32(unsigned& packed, float high, float low) {
 }
 inline void ptx_cvt_rn_f16x2_f32(unsigned& packed, float high, float low) {
   packed = std::uint32_t{__float2half_rn(high).bits} << 16 | __float2half_rn(low).bits;
+}
+inline void ptx_cvt_rn_satfinite_e4m3x2_f32(unsigned short& packed, float high, float low) {
+  packed = static_cast<unsigned short>(e4m3_code(high) << 8 | e4m3_code(low));
+}
+inline void ptx_cvt_rn_f16x2_e4m3x2(unsigned& halves, unsigned short codes) {
+  halves = std::uint32_t{__float2half_rn(e4m3_value(codes >> 8)).bits} << 16 |
+           __float2half_rn(e4m3_value(codes)).bits;
 }
 
 template <typename T>

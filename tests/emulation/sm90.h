@@ -115,6 +115,11 @@ inline void ptx_wgmma_wait_group_sync_aligned(int pending) { emulated::wait_for_
   void ptx_wgmma_mma_async_sync_aligned_m64n##N##k16_f32_f16_f16(const emulated::Sums& d, const A& a,   \
                                                                  P... p) {                              \
     emulated::start_product({emulated::Element::FLOAT16, N}, d, a, p...);                               \
+  }                                                                                                     \
+  inline void ptx_wgmma_mma_async_sync_aligned_m64n##N##k32_f32_e4m3_e4m3(                              \
+      const emulated::Sums& d, unsigned long long a, unsigned long long b, bool adds, int sign_a,       \
+      int sign_b) {                                                                                     \
+    emulated::start_product({emulated::Element::E4M3, N}, d, a, b, adds, sign_a, sign_b, false, false); \
   }
 DEFINE_WGMMA(8)
 DEFINE_WGMMA(16)

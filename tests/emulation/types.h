@@ -1,6 +1,7 @@
 // CUDA C++ keywords and types.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -113,4 +114,28 @@ inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162
 inline __nv_bfloat162 __hmul2(__nv_bfloat162 a, __nv_bfloat162 b) {
   return {__float2bfloat16_rn(__bfloat162float(a.x) * __bfloat162float(b.x)),
           __float2bfloat16_rn(__bfloat162float(a.y) * __bfloat162float(b.y))};
+}
+
+// e4m3 of the OCP 8-bit floating point specification: bias 7, no infinity, 0x7f and 0xff are NaN.
+inline float e4m3_value(unsigned char code) {
+  const int exponent = code >> 3 & 15, fraction = code & 7;
+  float magnitude = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+  if ((code & 0x7f) == 0x7f) magnitude = bits_as<float>(0x7fffffffu);
+  return (code & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+// Nearest even; what is larger than 448 becomes 448.
+inline unsigned char e4m3_code(float value) {
+  if (std::isnan(value)) return 0x7f;
+  const unsigned char sign = std::signbit(value) ? 0x80 : 0;
+  const float magnitude = std::min(std::fabs(value), 448.0f);
+  int exponent;
+  std::frexp(magnitude, &exponent);
+  const int step = std::max(exponent - 4, -9);  // a unit of the last place is 2^step
+  const float units = std::nearbyint(std::ldexp(magnitude, -step));
+  if (units == 0) return sign;
+  if (step == -9 && units < 8) return sign | static_cast<unsigned char>(units);
+  const int carried = units == 16 ? 1 : 0;
+  const int fraction = carried ? 0 : static_cast<int>(units) - 8;
+  return sign | static_cast<unsigned char>((step + carried + 10) << 3 | fraction);
 }

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 from rich.console import Console
@@ -107,12 +110,15 @@ class Text:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of a model: mean |difference| of log-probabilities, KL divergence in nats, bytes of weights, share right."""
+    """Of a model: mean |difference| of log-probabilities, KL divergence in nats, bytes of weights, share right.
+
+    `right` is None where no text is a case that is judged.
+    """
 
     difference: float
     divergence: float
     nbytes: int
-    right: float
+    right: float | None
 
 
 def held_out(count: int) -> list[Text]:
@@ -140,7 +146,7 @@ def held_out(count: int) -> list[Text]:
 def stories(folder: Path) -> list[Text]:
     listed = json.loads((folder / "greedy_ref.json").read_text())["cases"]
     texts = [[*case["prompt_ids"], *case["greedy_ids"]][:CONTEXT] for case in listed]
-    return [Text(ids, np.ones(len(ids) - 1, bool), np.ones(len(ids) - 1, bool)) for ids in texts]
+    return [Text(ids, np.ones(len(ids) - 1, bool), np.zeros(len(ids) - 1, bool)) for ids in texts]
 
 
 def log_probabilities(harness: DecoderHarness, text: Text) -> Array:
@@ -192,7 +198,12 @@ def score(
         else:
             all_found.append(found.astype(np.float32))
         count += len(targets)
-    return Scores(difference / count, divergence / count, nbytes, right / len(texts)), all_found
+    is_judged = any(text.judged.any() for text in texts)
+    share = right / len(texts) if is_judged else None
+    return Scores(difference / count, divergence / count, nbytes, share), all_found
+
+
+Results: TypeAlias = dict[str, list[tuple[str, Scores | None]]]
 
 
 def rows_of(source: Path, texts: list[Text], title: str) -> list[tuple[str, Scores | None]]:
@@ -218,9 +229,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.evaluation.quantisation", description=__doc__)
     parser.add_argument("--count", type=int, default=100, help="cases a skill (%(default)s)")
     parser.add_argument("--stories", type=Path, help="folder of stories260K")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write the figures as docs/figures/quantisation.json has them"
+    )
     options = parser.parse_args()
-    results = {"demonstration model": rows_of(BUILTIN, held_out(options.count), "demonstration model")}
+    results: Results = {"demonstration model": rows_of(BUILTIN, held_out(options.count), "demonstration model")}
     if options.stories is not None:
         results["stories260K"] = rows_of(options.stories, stories(options.stories), "stories260K")
     for title, rows in results.items():
@@ -234,17 +247,38 @@ def main() -> int:
                     f"{scores.nbytes / 1024:,.0f}",
                     f"{scores.difference:.4f}",
                     f"{scores.divergence:.5f}",
-                    f"{100 * scores.right:.1f}",
+                    "" if scores.right is None else f"{100 * scores.right:.1f}",
                 )
             table.add_row(name, *cells)
         Console(width=120).print(table)
     if options.output:
-        content = {
-            title: {name: None if scores is None else vars(scores) for name, scores in rows}
-            for title, rows in results.items()
-        }
-        options.output.write_text(json.dumps(content, indent=1))
+        command = f"python -m tests.evaluation.quantisation --count {options.count}"
+        options.output.write_text(json.dumps({"quality": figures(results, command)}, indent=1) + "\n")
     return 0
+
+
+def figures(results: Results, command: str) -> dict[str, Any]:
+    """A part of `docs/figures/quantisation.json`."""
+    commit = subprocess.run(("git", "rev-parse", "--short", "HEAD"), check=True, capture_output=True, text=True)
+    head = {"date": date.today().isoformat(), "commit": commit.stdout.strip(), "device": "CPU, float32"}
+    columns = ["weights"]
+    is_judged = {title: found[0][1] is not None and found[0][1].right is not None for title, found in results.items()}
+    for title in results:
+        columns += [f"{title}: KiB", *(("right, %",) if is_judged[title] else ()), "difference, 0.001", "KL, 0.001"]
+    rows: list[list[str | float | None]] = []
+    for number, (name, _) in enumerate(next(iter(results.values()))):
+        row: list[str | float | None] = [name]
+        for title, found in results.items():
+            scores = found[number][1]
+            if scores is None:
+                row += [None] * (3 + is_judged[title])
+                continue
+            row.append(round(scores.nbytes / 1024))
+            if scores.right is not None:
+                row.append(round(100 * scores.right, 1))
+            row += [round(1000 * scores.difference, 1), round(1000 * scores.divergence, 2)]
+        rows.append(row)
+    return {**head, "command": command, "columns": columns, "rows": rows}
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.ops.training.cpu",),
     ("engine.ops.cpu", "engine.ops.cuda"),
     ("engine.ops.cuda.attention", "engine.ops.cuda.quant"),
+    ("engine.ops.cuda.fp8",),
     ("engine.ops.cuda.linear",),
     ("engine.ops.cuda.candidates", "engine.ops.cuda.types"),
     ("engine.ops.training",),

@@ -65,7 +65,10 @@ class _DummySource(WeightSource):
         if self._rounding is None or field.name not in PROJECTIONS or field.columns % 2:
             return None
         stored = ROUNDED[self._rounding]
-        return stored if self._ops.device.name == "cpu" else packed_format(stored, field.columns)
+        as_stored = self._ops.multiplies_stored(stored, (field.rows, field.columns), self._dtype)
+        if as_stored or self._ops.device.name == "cpu":
+            return stored
+        return packed_format(stored, field.columns)
 
     def _quantised_part(self, field: MatrixField, format: WeightFormat) -> WeightPart:
         """REPEATED_ROWS random rows, one below the other again and again."""

@@ -67,7 +67,7 @@ class QuantisedSource(CheckpointSource):
 
     def _format_of(self, matrix: StoredMatrix) -> WeightFormat:
         """On the CPU its own, elsewhere that of kernels, dense where there are none."""
-        if self.ops.device.name == "cpu":
+        if self.ops.device.name == "cpu" or self.ops.multiplies_stored(matrix.format, matrix.shape, self.dtype):
             return matrix.format
         packed = packed_format(matrix.format, matrix.shape[1])
         return DenseFormat(self.dtype) if packed is None else packed

@@ -12,14 +12,14 @@ from functools import cached_property
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.formats import LinearWeight
 from tessera.engine.ops.cuda.candidates import Chooser
+from tessera.engine.ops.cuda.fp8_ops import Fp8LinearOps
 from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
-from tessera.engine.ops.cuda.quant.dequantize import DequantizeOps
 from tessera.engine.ops.cuda.quant.product import BlockOperands, launch_block_product
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, LayerNorm, Prologue
 from tessera.engine.tensor import Tensor
 
 
-class LinearOps(DequantizeOps):
+class LinearOps(Fp8LinearOps):
     @cached_property
     def linear_kernels(self) -> Chooser[LinearProblem, LinearOperands]:
         """Chooses the kernels of products; tests and benchmarks restrict it."""
@@ -34,6 +34,8 @@ class LinearOps(DequantizeOps):
     def _linear(
         self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor
     ) -> None:
+        if weight.dense is None and self._fp8_linear(x, weight, prologue, epilogue, out):
+            return
         if not self._fused(x, weight, prologue, epilogue, out):
             super()._linear(x, weight, prologue, epilogue, out)
 

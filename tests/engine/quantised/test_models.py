@@ -39,8 +39,12 @@ def numbers(weights: Weights) -> list[Array]:
     return found
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("base", ["llama", "phi3"])
+FUSED = ("w4a16-actorder", "deepseek", "fp8-tensor", "awq", "mlx")
+
+
+@pytest.mark.parametrize(
+    ("name", "base"), [*((name, "llama") for name in SCHEMES), *((name, "phi3") for name in FUSED)]
+)
 def test_a_model_has_the_numbers_that_its_tensors_stand_for(name: str, base: str, tmp_path: Path) -> None:
     """Every bit of them, except for the sum of MLX's scale and offset; phi3's matrices are stored fused."""
     quantised, exact = quantised_model(tmp_path, SCHEMES[name], base)

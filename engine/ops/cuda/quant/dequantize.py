@@ -15,12 +15,14 @@ from tessera.engine.cuda.params import InInt, Int32, OutT, Pointer
 from tessera.engine.formats import (
     FORMATS,
     DenseFormat,
+    Fp8Format,
     LinearWeight,
     PackedBlockFormat,
     PackedFormat,
     WeightFormat,
     WeightPart,
 )
+from tessera.engine.ops.cuda.fp8.dequantize import FP8_DEQUANTIZE, launch_dequantize
 from tessera.engine.ops.cuda.quant import gather
 from tessera.engine.ops.cuda.quant.blocks import DEQUANTIZE_BLOCKS, LANE_ELEMENTS, PACK_BLOCKS
 from tessera.engine.ops.cuda.quant.product import kernels_of, takes_any_rows
@@ -57,7 +59,7 @@ def _spec(format: type[WeightFormat]) -> KernelSpec[Any]:
 DEQUANTIZE = {
     name: _spec(format)
     for name, format in FORMATS.items()
-    if format.on_cuda and format is not DenseFormat and not issubclass(format, PackedFormat)
+    if format.on_cuda and not issubclass(format, (DenseFormat, PackedFormat, Fp8Format))
 }
 SPECS = tuple(DEQUANTIZE.values())
 declare_header("dequantize", __name__, params=[spec.params for spec in SPECS])
@@ -71,6 +73,8 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 def _kernel(format: WeightFormat, dtype: np.dtype[Any]) -> Instantiation:
     if isinstance(format, PackedFormat):
         return DEQUANTIZE_BLOCKS, (cuda_type(dtype), format.kernel_type)
+    if isinstance(format, Fp8Format):
+        return FP8_DEQUANTIZE, (cuda_type(dtype),)
     return DEQUANTIZE[format.name], (cuda_type(dtype),)
 
 
@@ -139,6 +143,9 @@ class DequantizeOps(Ops):
         self._dequantize(part, ids, sampled, out)
 
     def _dequantize(self, part: WeightPart, ids: Tensor | None, sampled: Tensor | None, out: Tensor) -> None:
+        if isinstance(part.format, Fp8Format):
+            launch_dequantize(self.device, part, ids, sampled, out)
+            return
         stored, columns = part.shape
         config = row_config(out.shape[0], columns)
         if isinstance(part.format, PackedFormat):

@@ -1,0 +1,238 @@
+// Matrix product of e4m3 rows by an e4m3 weight on sm_90a: the ring and the epilogue of sm90_matmul.cuh,
+// whose 2-byte elements are pairs of e4m3 here, and sums that leave the tensor cores every 128 of k.
+
+#include "generated/sm90_fp8_matmul.cuh"
+#include "ptx/sm90_fp8.cuh"
+#include "sm90_matmul.cuh"
+
+constexpr int STEP = 2 * TILE_K;   // of k, in a stage
+constexpr int SCALE_BLOCK = STEP;  // rows and columns of a weight that share a scale
+static_assert(SCALES == SCALE_BLOCK, "a stage has one scale of x a row");
+
+// Scales of what a thread holds of a warp group's tile: two rows of x, and of the weight pairs of columns or,
+// with BLOCKS, the block that each half of the columns lies in.
+template <typename V, bool BLOCKS>
+struct TileScales {
+  const float* x;       // [1 or steps][num_rows], at the warp's first row
+  const float* weight;  // [out_features] or [.][steps]
+  int num_rows, rows;   // of x, and of them from the warp's first row on
+  int steps;            // of a row of the weight
+  int first[2], end;    // rows of the weight that the halves of the columns begin with, and where it ends
+  int lane;
+
+  __device__ __forceinline__ float of_row(int i, int step) const {
+    const int row = lane / 4 + i * 8;
+    return row < rows ? load_updated(x + static_cast<long long>(step) * num_rows + row) : 0.0f;
+  }
+  __device__ __forceinline__ float of_block(int half, int step) const {
+    return first[half] < end ? weight[first[half] / SCALE_BLOCK * steps + step] : 0.0f;
+  }
+  // Of the pair of columns in which this thread's sums 4 j to 4 j + 3 are.
+  __device__ __forceinline__ float2 of_columns(int j) const {
+    constexpr int HALF_BLOCKS = V::HALF_N / 8;
+    const int row = first[j / HALF_BLOCKS] + j % HALF_BLOCKS * 8 + lane % 4 * 2;
+    return row < end ? *reinterpret_cast<const float2*>(weight + row) : make_float2(0.0f, 0.0f);
+  }
+};
+
+// A warp group that multiplies: the tiles of `work` one after another, from the ring to their places.
+template <typename V, bool BLOCKS>
+__device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work, unsigned char* shared_memory,
+                                                   Barrier* full, Barrier* empty, Barrier* received,
+                                                   int stages, int split, int splits, int num_rows,
+                                                   int out_features, int in_features, const float* x_scales,
+                                                   const float* weight_scales, const typename V::T* bias,
+                                                   typename V::Out* out, int out_stride, int accumulate,
+                                                   int silu_mul) {
+  using T = typename V::T;
+  using Out = typename V::Out;
+  constexpr int WARPGROUPS_M = V::WARPGROUPS_M, WARPGROUP_N = V::WARPGROUP_N, SHARING = V::SHARING;
+  constexpr int SUMS = WARPGROUP_N / 2;
+  T* const ring = reinterpret_cast<T*>(shared_memory);
+  const int lane = threadIdx.x % WARP_SIZE;
+  const int warp = threadIdx.x / WARP_SIZE;
+  const int warpgroup_m = WARPGROUPS_M == 2 ? warp / 4 : 0;
+  const int warpgroup_n = WARPGROUPS_M == 2 ? 0 : warp / 4;
+  const int out_columns = silu_mul ? out_features / 2 : out_features;
+  const int warpgroup_columns = silu_mul ? V::HALF_N : WARPGROUP_N;
+  const unsigned long long x_descriptor = operand_descriptor(ring + warpgroup_m * WGMMA_M * TILE_K);
+  const unsigned long long weight_descriptor =
+      operand_descriptor(ring + V::X_ELEMENTS + warpgroup_n * WARPGROUP_N * TILE_K);
+  T* const staging = ring + stages * V::STAGE_ELEMENTS + warp * WARP_ROWS * CHUNK_STRIDE;
+
+  wait_for_earlier_kernels();
+  RingPosition at;
+#pragma unroll 1
+  for (int index = work.first; index < work.tiles_m * work.tiles_n; index += work.stride) {
+    const int2 tile = work.tile(index);
+    const int row0 = tile.x * V::TILE_M + warpgroup_m * WGMMA_M + warp % 4 * WARP_ROWS;
+    const int column0 = (tile.y * V::WARPGROUPS_N + warpgroup_n) * warpgroup_columns;
+    Result<T, Out> result = {bias == nullptr ? nullptr : bias + column0,
+                             out + static_cast<long long>(row0) * out_stride + column0,
+                             num_rows - row0,
+                             min(warpgroup_columns, out_columns - column0),
+                             out_stride,
+                             accumulate != 0,
+                             lane};
+    const TileScales<V, BLOCKS> scales = {x_scales + row0,
+                                          weight_scales,
+                                          num_rows,
+                                          num_rows - row0,
+                                          ceil_div(in_features, STEP),
+                                          {column0, column0 + (silu_mul ? out_columns : V::HALF_N)},
+                                          out_features,
+                                          lane};
+
+    float sums[SUMS] = {};
+#pragma unroll 1
+    for (int step = 0; step < work.num_steps; ++step) {
+      float of_rows[2], of_blocks[2];
+      if constexpr (BLOCKS) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          of_rows[i] = scales.of_row(i, work.first_step + step);
+          of_blocks[i] = scales.of_block(i, work.first_step + step);
+        }
+      }
+      float parts[SUMS];
+      barrier_wait(&full[at.stage], at.parity);
+      const unsigned long long offset = at.stage * (V::STAGE_ELEMENTS * sizeof(T) >> 4);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < TILE_K / WGMMA_K; ++k) {
+        wgmma_e4m3<WARPGROUP_N>(parts, x_descriptor + offset + k * DESCRIPTOR_STEP_K,
+                                weight_descriptor + offset + k * DESCRIPTOR_STEP_K, k > 0);
+      }
+      wgmma_commit();
+      wgmma_wait<0>();
+      hold_registers(parts);
+      release_stage<SHARING>(&empty[at.stage], lane);
+      at.advance(stages);
+#pragma unroll
+      for (int i = 0; i < SUMS; ++i) {
+        if constexpr (BLOCKS) {
+          sums[i] = fmaf(parts[i], of_rows[i / 2 % 2] * of_blocks[i / (SUMS / 2)], sums[i]);
+        } else {
+          sums[i] += parts[i];
+        }
+      }
+    }
+    if constexpr (!BLOCKS) {
+      const float of_rows[2] = {scales.of_row(0, 0), scales.of_row(1, 0)};
+#pragma unroll
+      for (int j = 0; j < WARPGROUP_N / 8; ++j) {
+        const float2 of_columns = scales.of_columns(j);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sums[j * 4 + i] *= of_rows[i / 2] * (i % 2 == 0 ? of_columns.x : of_columns.y);
+        }
+      }
+    }
+
+    if constexpr (V::SPLITTABLE) {
+      if (splits > 1) {
+        finish_share<T, Out, WARPGROUP_N>(
+            sums, result, split, splits, received, shared_memory,
+            reinterpret_cast<unsigned char*>(ring + stages * V::STAGE_ELEMENTS) +
+                CONSUMER_WARPS * WARP_ROWS * CHUNK_STRIDE * sizeof(T),
+            staging, silu_mul != 0);
+        return;
+      }
+    }
+
+    uint4 residual[Result<T, Out>::SEGMENTS];
+    if constexpr (V::THROUGH_SHARED) {
+      if (accumulate) result.load_chunk(residual, 0);
+    }
+    if (silu_mul) {
+#pragma unroll
+      for (int j = 0; j < V::HALF_N / 8; ++j) silu_mul_into(sums + j * 4, sums + (j + V::HALF_N / 8) * 4);
+    }
+    store_tile<V>(sums, result, staging, residual);
+  }
+}
+
+// out[m, n] = sum over k of x[m, k] * weight[n, k], times x_scales[m] * weight_scales[n], or with BLOCKS each
+// product times x_scales[k / 128, m] * weight_scales[n / 128, k / 128]; + bias[n], + out[m, n] if
+// `accumulate`; if `silu_mul`, out[m, i] = silu(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I].
+// Sums of 128 of k in the tensor cores, of those in float32, rounded once.
+//   in:  maps as of `sm90_matmul_kernel`, of x [num_rows, in_features] and weight [out_features, in_features]
+//        e4m3 as matrices of 2-byte elements; x_scales [1 or ceil(in_features / 128), num_rows] float;
+//        weight_scales [out_features] or [ceil(out_features / 128), ceil(in_features / 128)] float; bias
+//        [out_features] T or null
+//   out: out [num_rows, out_features, or half of it if `silu_mul`] T or float, rows `out_stride` apart. A
+//        float out takes no bias, accumulate or silu_mul; it and SHARING > 1 take no splits
+// Layout: row-major; in_features a multiple of 16, the columns of out of 8, its rows 16-byte aligned. With
+// BLOCKS, WARPGROUP_N divides 128 and, if `silu_mul`, half of it divides I.
+// Grid: as of `sm90_matmul_kernel`. Block: 384 threads. Shared memory: as there, a stage having 128 of k.
+// Unit of work: one block a tile at a time, one warp group 64 rows by WARPGROUP_N columns of it.
+template <typename T, typename Out, int WARPGROUPS_M, int WARPGROUP_N, int SHARING, bool BLOCKS>
+__global__ void __launch_bounds__(384, 1) sm90_fp8_matmul_kernel(SM90_FP8_MATMUL_PARAMS(T, Out)) {
+  using V = Variant<T, Out, WARPGROUPS_M, WARPGROUP_N, SHARING>;
+  static_assert(!BLOCKS || SCALE_BLOCK % WARPGROUP_N == 0, "a warp group's columns lie in one block");
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  __shared__ Barrier full[MAX_STAGES], empty[MAX_STAGES], received;
+  T* const ring = reinterpret_cast<T*>(shared_memory);
+
+  const int rank = SHARING > 1 ? cluster_rank() : 0;
+  const int split = splits > 1 ? cluster_rank() : 0;
+  const int steps = ceil_div(in_features, STEP);
+  const int first_step = small_div(split * steps, splits);
+  const int cluster_blocks = SHARING > 1 ? SHARING : splits;
+  const Work<SHARING> work = {ceil_div(num_rows, V::TILE_M * SHARING),
+                              ceil_div(out_features, V::TILE_N),
+                              tiles_m_in_l2,
+                              small_div(blockIdx.x, cluster_blocks),
+                              small_div(gridDim.x, cluster_blocks),
+                              first_step,
+                              small_div((split + 1) * steps, splits) - first_step,
+                              stages,
+                              rank};
+
+  if (threadIdx.x == CONSUMERS) {
+    prefetch_map(weight_map);
+    prefetch_map(x_map);
+    prefetch_map(x_tail_map);
+#pragma unroll 1
+    for (int i = 0; i < stages; ++i) {
+      barrier_init(&full[i], PRODUCERS);
+      barrier_init(&empty[i], CONSUMER_WARPS * SHARING);
+    }
+    barrier_init(&received, 1);
+    barrier_init_done();
+  }
+  __syncthreads();
+  if (SHARING > 1 || splits > 1) cluster_arrive();  // others may send from here on, and wait before they do
+  if constexpr (SHARING > 1) cluster_wait();
+
+  if (threadIdx.x >= CONSUMERS) {
+    give_registers<40>();
+    if (threadIdx.x == CONSUMERS) {
+      // Weights do not change: their copies need not wait for earlier kernels.
+      const unsigned long long policy =
+          num_rows <= V::TILE_M ? evict_first_policy() : evict_unchanged_policy();
+      const WeightCopies<V> copy = {ring, full, weight_map, out_features, rank, silu_mul, policy};
+      RingPosition at = produce(work, empty, copy);
+      let_next_kernel_start();
+      if constexpr (SHARING > 1) {
+        // The other block arrives here until it is through with every stage; its copies end before that.
+#pragma unroll 1
+        for (int i = 0; i < stages; ++i) {
+          barrier_wait(&empty[at.stage], at.parity ^ 1);
+          at.advance(stages);
+        }
+      }
+    } else if (threadIdx.x == CONSUMERS + WARP_SIZE) {
+      wait_for_earlier_kernels();
+      fence_global_for_async();
+      produce(work, empty, RowCopies<V>{ring, full, x_map, x_tail_map, num_rows});
+    }
+    if (splits > 1) cluster_wait();
+    return;
+  }
+
+  take_registers<232>();
+  multiply_fp8_tiles<V, BLOCKS>(work, shared_memory, full, empty, &received, stages, split, splits, num_rows,
+                                out_features, in_features, x_scales, weight_scales, bias, out, out_stride,
+                                accumulate, silu_mul);
+}

@@ -1,0 +1,181 @@
+"""Products of up to 16 e4m3 rows: which variant of `fp8_decode_kernel` runs.
+
+A row's result does not depend on the other rows, nor on their number: every sum runs over the same eight interleaved
+parts of k in the same order. (A single row is quantised by the kernel itself, with a norm of which the last bit may
+differ.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import declare_header
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.params import Float32, InFloat, InT, Int32, OutOut, Pointer
+from tessera.engine.ops.cuda.candidates import Candidate
+from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, GROUP, Fp8Operands, Fp8Problem, format_of
+from tessera.engine.ops.cuda.linear.decode import THREADS, UNIT, WARPS
+from tessera.engine.ops.cuda.types import HALF_BYTES, WARP_SIZE, ceil_div
+from tessera.engine.tensor import float32
+
+InBytes = Annotated[Pointer, "const unsigned char*"]
+
+
+class Fp8DecodeParams(NamedTuple):
+    x: InT
+    norm: InT
+    values: InBytes
+    x_scales: InFloat
+    weight: InBytes
+    weight_scales: InFloat
+    bias: InT
+    out: OutOut
+    num_rows: Int32
+    out_features: Int32
+    in_features: Int32
+    out_stride: Int32
+    eps: Float32
+    static_scale: Float32
+    accumulate: Int32
+    gated: Int32
+
+
+FP8_DECODE = KernelSpec(
+    file="linear/fp8_decode.cu",
+    name="fp8_decode_kernel",
+    template=("T", "Out", "TOKENS", "UNITS", "STAGES", "BLOCKS"),
+    params=Fp8DecodeParams,
+    min_arch=89,
+    overlaps=True,
+    on_demand=True,
+)
+SPECS = (FP8_DECODE,)
+declare_header("fp8_decode", __name__, params=(Fp8DecodeParams,))
+declare_header("fp8_product", __name__, {"SCALES": GROUP})
+
+HALVES = 2  # of a warp's step, of 64 elements each
+STEP = GROUP  # elements of each row that a warp takes at a time
+LANE_BYTES = 16
+MAX_ROWS = 16
+MAX_RESIDENT_FEATURES = 32768  # of the one row that a block keeps in shared memory
+
+
+@dataclass(frozen=True)
+class Fp8DecodeTile:
+    """A variant of the kernel: the most rows, units of 8 weight rows at a time, stages of the ring."""
+
+    tokens: int
+    units: int
+    stages: int
+
+    def template(self, dtype: str, out_dtype: str, *, groups: bool) -> tuple[str, ...]:
+        numbers = (str(self.tokens), str(self.units), str(self.stages))
+        return (dtype, out_dtype, *numbers, "true" if groups else "false")
+
+    def steps(self, in_features: int) -> int:
+        """That each warp takes."""
+        return ceil_div(in_features, STEP * WARPS)
+
+    def shared_bytes(self, in_features: int, *, normed: bool) -> int:
+        """Dynamic shared memory of a block; a single row of x stays in it, and so does its norm."""
+        groups = ceil_div(self.tokens, 8)
+        resident = self.tokens == 1
+        loads = HALVES * (self.units + (0 if resident else groups))
+        ring = self.stages * loads * THREADS * LANE_BYTES
+        partial = WARPS * self.units * groups * WARP_SIZE * 2 * float32.itemsize
+        row = self.steps(in_features) * WARPS * STEP * HALF_BYTES
+        scales = self.steps(in_features) * WARPS * LANE_BYTES  # more than they take: what follows is aligned
+        return ring + partial + (row + scales + normed * row if resident else 0)
+
+    def fits(self, in_features: int, limit: int, *, normed: bool) -> bool:
+        """Whether a block has this much shared memory, beside a few sums of each warp."""
+        beside = WARPS * (self.tokens + 1) * float32.itemsize
+        return self.shared_bytes(in_features, normed=normed) + beside <= limit
+
+
+TOKENS = (1, 8, 16)
+SIZES = ((1, 6), (2, 4), (4, 2), (4, 3), (6, 2), (6, 3), (8, 2))  # units and stages
+LOGITS_SIZES = ((4, 2), (6, 3))
+
+
+def tiles_of(tokens: int, *, logits: bool) -> list[Fp8DecodeTile]:
+    return [Fp8DecodeTile(tokens, *size) for size in (LOGITS_SIZES if logits else SIZES)]
+
+
+def choose_tile(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) -> Fp8DecodeTile | None:
+    """As many units as a block has to do, if they can be taken at once; a ring that goes round has a third stage."""
+    tokens = 1 if problem.from_x else 8 if problem.num_rows <= 8 else 16
+    fitting = [
+        tile
+        for tile in tiles_of(tokens, logits=problem.out_dtype == "float")
+        if tile.units > problem.gated and tile.fits(problem.in_features, shared_bytes, normed=problem.normed)
+    ]
+    if not fitting:
+        return None
+    needed = ceil_div(ceil_div(problem.features, UNIT), multiprocessors) * (1 + problem.gated)
+    units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
+    short, *deep = [tile for tile in fitting if tile.units == units]
+    goes_round = short.steps(problem.in_features) * ceil_div(needed, units) > short.stages
+    return deep[-1] if deep and goes_round else short
+
+
+def takes_row(in_features: int, num_rows: int) -> bool:
+    """Whether a product of so many rows is of a row that the kernel quantises itself."""
+    return num_rows == 1 and in_features <= MAX_RESIDENT_FEATURES
+
+
+def _accepts(problem: Fp8Problem, device: CudaDevice) -> Fp8DecodeTile | None:
+    if problem.num_rows > MAX_ROWS or problem.in_order or not FP8_DECODE.supports(device.arch):
+        return None
+    if problem.features % 2 or (problem.gated and problem.groups and problem.features % UNIT):
+        return None
+    if problem.gated and (problem.biased or problem.accumulates):
+        return None
+    return choose_tile(problem, device.multiprocessors, device.max_shared_bytes)
+
+
+def _launch(device: CudaDevice, problem: Fp8Problem, tile: Fp8DecodeTile, operands: Fp8Operands) -> None:
+    blocks = min(device.multiprocessors, ceil_div(problem.features, UNIT))
+    config = LaunchConfig(
+        (blocks, 1, 1), (THREADS, 1, 1), tile.shared_bytes(problem.in_features, normed=problem.normed)
+    )
+    params = Fp8DecodeParams(
+        x=operands.x,
+        norm=operands.norm,
+        values=operands.values,
+        x_scales=operands.scales,
+        weight=operands.part.tensors["values"],
+        weight_scales=operands.part.tensors["scales"],
+        bias=operands.bias,
+        out=operands.out,
+        num_rows=problem.num_rows,
+        out_features=problem.weight_rows,
+        in_features=problem.in_features,
+        out_stride=operands.out_stride,
+        eps=operands.eps,
+        static_scale=format_of(operands.part).input_scale or 0.0,
+        accumulate=problem.accumulates,
+        gated=problem.gated,
+    )
+    device.launch(FP8_DECODE, tile.template(problem.dtype, problem.out_dtype, groups=problem.groups), config, params)
+
+
+def kernels_of(dtype: str, *, groups: bool) -> list[Instantiation]:
+    """All that may be launched for elements of this C type."""
+    return [
+        (FP8_DECODE, tile.template(dtype, out, groups=groups))
+        for out in (dtype, "float")
+        for tokens in TOKENS
+        for tile in tiles_of(tokens, logits=out == "float")
+    ]
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that may be launched for elements of these C types."""
+    halves = [dtype for dtype in dtypes if dtype != "float"]
+    return [kernel for dtype in halves for groups in (False, True) for kernel in kernels_of(dtype, groups=groups)]
+
+
+FP8_LINEAR.register(Candidate("decode", SPECS, _accepts, _launch, order=0))

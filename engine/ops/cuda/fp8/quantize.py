@@ -1,0 +1,83 @@
+"""Activations as e4m3, with the norm before them."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import declare_header
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.cuda.params import Float32, InT, Int32, OutFloat, Pointer
+from tessera.engine.formats import Fp8Format
+from tessera.engine.ops.cuda.fp8.problem import GROUP
+from tessera.engine.ops.cuda.types import NORM_CHUNKS, NORM_THREADS, ceil_div, cuda_type, rmsnorm_config
+from tessera.engine.tensor import Tensor, float32, uint8
+
+OutBytes = Annotated[Pointer, "unsigned char*"]
+
+
+class Fp8QuantizeParams(NamedTuple):
+    x: InT
+    norm: InT
+    values: OutBytes
+    scales: OutFloat
+    hidden: Int32
+    eps: Float32
+    static_scale: Float32
+
+
+FP8_QUANTIZE = KernelSpec(
+    file="linear/fp8_quantize.cu",
+    name="fp8_quantize_kernel",
+    template=("T", "GROUPS"),
+    params=Fp8QuantizeParams,
+    min_arch=89,
+    overlaps=True,
+    on_demand=True,
+)
+SPECS = (FP8_QUANTIZE,)
+declare_header(
+    "fp8_quantize",
+    __name__,
+    {"MAX_THREADS": NORM_THREADS, "ROW_CHUNKS": NORM_CHUNKS, "GROUP": GROUP},
+    (Fp8QuantizeParams,),
+)
+
+SCALES_ALIGNMENT = 256  # bytes, of where the scales begin behind the values
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that is launched for elements of these C types."""
+    return [(FP8_QUANTIZE, (dtype, groups)) for dtype in dtypes if dtype != "float" for groups in ("true", "false")]
+
+
+def scratch_bytes(num_rows: int, columns: int) -> int:
+    """Of rows as e4m3 and of as many scales as they may have."""
+    return _values_bytes(num_rows, columns) + num_rows * ceil_div(columns, GROUP) * float32.itemsize
+
+
+def _values_bytes(num_rows: int, columns: int) -> int:
+    return ceil_div(num_rows * columns, SCALES_ALIGNMENT) * SCALES_ALIGNMENT
+
+
+def quantized(
+    device: CudaDevice, x: Tensor, norm: Tensor | None, eps: float, format: Fp8Format, scratch: Tensor
+) -> tuple[Tensor, Tensor]:
+    """x [M, K], after the norm if there is one, as e4m3 [M, K] and scales [1 or ceil(K / 128), M] in `scratch`."""
+    num_rows, columns = x.shape
+    groups = ceil_div(columns, GROUP) if format.block is not None else 1
+    values = Tensor(scratch.buffer, (num_rows, columns), uint8, scratch.offset)
+    scales_at = scratch.offset + _values_bytes(num_rows, columns)
+    scales = Tensor(scratch.buffer, (groups, num_rows), float32, scales_at)
+    params = Fp8QuantizeParams(
+        x=x,
+        norm=norm,
+        values=values,
+        scales=scales,
+        hidden=columns,
+        eps=eps,
+        static_scale=format.input_scale or 0.0,
+    )
+    template = (cuda_type(x.dtype), "true" if format.block is not None else "false")
+    device.launch(FP8_QUANTIZE, template, rmsnorm_config(num_rows, columns), params)
+    return values, scales

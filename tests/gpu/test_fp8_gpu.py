@@ -1,0 +1,256 @@
+"""Products by e4m3 weights against float64 of the same quantised numbers. Those called "small" also run on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.engine.formats import Fp8Format, LinearWeight, WeightPart
+from tessera.engine.formats.fp8 import E4M3_VALUES
+from tessera.engine.models.config import load_config
+from tessera.engine.models.weights.loader import load_weights
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.fp8.quantize import quantized, scratch_bytes
+from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
+from tessera.engine.ops.make import make_ops
+from tessera.engine.tensor import CPU, Device, bfloat16, empty, float16, float32, from_numpy, uint8
+from tests.gpu.conftest import NoTransfers
+from tests.support import reference
+from tests.support.decoder_harness import DecoderHarness, relative_error
+from tests.support.op_cases import poisoned, random_array
+from tests.support.quantisers import SCHEMES as QUANTISED
+from tests.support.quantisers import quantised_model
+from tests.support.reference import assert_close
+from tests.support.tiny_models import prompt
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = pytest.mark.gpu
+HALVES = [bfloat16, float16]
+SCHEMES = {
+    "rows": Fp8Format(),
+    "blocks": Fp8Format(block=(128, 128)),
+    "static": Fp8Format(input_scale=0.02),
+}
+schemes = pytest.mark.parametrize("scheme", SCHEMES)
+dtypes = pytest.mark.parametrize("dtype", HALVES, ids=str)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Features and width of a weight, and counts of rows that it is multiplied by."""
+
+    n: int
+    k: int
+    rows: tuple[int, ...]
+
+
+SHAPES = {
+    # Less than a step and rests of one; odd numbers of units; few features.
+    "small": Shape(80, 144, (1, 2, 9, 17, 70)),
+    "small long": Shape(16, 1680, (1, 8, 16, 40)),
+    "whole tiles": Shape(1024, 2048, (1, 5, 16, 33, 64, 128, 256, 1300)),
+    "edges": Shape(1000, 1104, (1, 3, 8, 15, 17, 31, 129, 300)),
+    "features that are no multiple of 8": Shape(1010, 512, (1, 4, 16, 17, 100)),
+    "many features": Shape(6144, 4096, (1, 8, 16, 24, 64, 200, 1024, 1500)),
+    "long k": Shape(2048, 14336, (1, 7, 16, 20, 96)),
+}
+cases = pytest.mark.parametrize(
+    ("name", "count"), [(name, count) for name, shape in SHAPES.items() for count in shape.rows]
+)
+
+
+def weight_of(format: Fp8Format, n: int, k: int, device: Device, seed: int = 1) -> tuple[WeightPart, Array]:
+    """Random codes and scales, and their numbers in float64."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 256, (n, k), dtype=np.uint8)
+    codes[codes & 0x7F == 0x7F] = 0x38
+    scales = rng.uniform(0.5, 2, format.layout(n, k)[1].shape).astype(np.float32) * np.float32(k**-0.5 / 100)
+    arrays = {"values": codes, "scales": scales}
+    numbers = format.dequantize(arrays, slice(None)).astype(np.float64)
+    tensors = {name: from_numpy(array, device) for name, array in arrays.items()}
+    return WeightPart(format, (n, k), tensors), numbers
+
+
+def rounded(format: Fp8Format, x: Array) -> Array:
+    return format.input_of(x.astype(np.float32)).astype(np.float64)
+
+
+def silu_mul(product: Array) -> Array:
+    gate, up = np.split(product, 2, axis=1)
+    return gate / (1 + np.exp(-gate)) * up
+
+
+@schemes
+@dtypes
+@pytest.mark.parametrize("k", [16, 144, 1024, 16640], ids=lambda k: f"small-{k}" if k < 1024 else str(k))
+def test_rows_are_quantised_bit_for_bit(scheme: str, dtype: np.dtype[Any], k: int, cuda_ops: CudaOps) -> None:
+    format, device = SCHEMES[scheme], cuda_ops.device
+    x = random_array(2, (7, k), dtype, 3.0)
+    x[2] = 0
+    x[3] *= np.asarray(1e-4, dtype)
+    x[4, 5] = 20_000
+    scratch = empty((scratch_bytes(*x.shape),), uint8, device)
+    values, scales = quantized(device, from_numpy(x, device), None, 0.0, format, scratch)
+    wide = np.repeat(scales.numpy(), 128 if format.block else k, axis=0)[:k].T
+    actual = E4M3_VALUES[values.numpy()] * wide
+    np.testing.assert_array_equal(actual, format.input_of(x.astype(np.float32)))
+
+
+@schemes
+def test_a_norm_before_quantising_small(scheme: str, cuda_ops: CudaOps) -> None:
+    """With the bits of the norm's own kernel."""
+    format, device, k = SCHEMES[scheme], cuda_ops.device, 400
+    x, norm = from_numpy(random_array(3, (5, k), bfloat16), device), from_numpy(random_array(4, (k,), bfloat16), device)
+    scratch = [empty((scratch_bytes(5, k),), uint8, device) for _ in range(2)]
+    fused = quantized(device, x, norm, 1e-5, format, scratch[0])
+    apart = quantized(device, cuda_ops.rmsnorm(x, norm, 1e-5), None, 0.0, format, scratch[1])
+    for actual, expected in zip(fused, apart, strict=True):
+        np.testing.assert_array_equal(actual.numpy(), expected.numpy())
+
+
+@cases
+@schemes
+@dtypes
+def test_products(
+    name: str, count: int, scheme: str, dtype: np.dtype[Any], cuda_ops: CudaOps, no_transfers: NoTransfers
+) -> None:
+    """Plain, with bias, added to the residual, as logits, after a norm, and with the gate."""
+    format, device, shape = SCHEMES[scheme], cuda_ops.device, SHAPES[name]
+    n, k = shape.n, shape.k
+    part, numbers = weight_of(format, n, k, device)
+    x, bias, norm = (random_array(5 + i, size, dtype) for i, size in enumerate([(count, k), (n,), (k,)]))
+    residual = random_array(9, (count, n), dtype)
+    device_x, device_bias, device_norm = (from_numpy(array, device) for array in (x, bias, norm))
+    plain, biased = LinearWeight((part,)), LinearWeight((part,), device_bias)
+    cuda_ops.reserve_linear([plain, biased], dtype, count)
+    product = rounded(format, x) @ numbers.T
+
+    out, logits, normed = (poisoned((count, n), kind, device) for kind in (dtype, float32, dtype))
+    added = from_numpy(residual, device)
+    prologue = RMSNorm(device_norm, 1e-5, poisoned((count, k), dtype, device))
+    with no_transfers():
+        cuda_ops.linear(device_x, biased, out=out)
+        cuda_ops.linear(device_x, plain, out=logits)
+        cuda_ops.linear(device_x, biased, epilogue=Accumulate(), out=added)
+        cuda_ops.linear(device_x, plain, prologue=prologue, out=normed)
+    assert_close(out.numpy(), product + bias.astype(np.float64), dtype)
+    assert_close(logits.numpy(), product, float32, floor=4)  # sums of k floats
+    assert_close(added.numpy(), product + bias.astype(np.float64) + residual.astype(np.float64), dtype)
+    after_norm = reference.rmsnorm(x, norm, 1e-5).astype(dtype)
+    assert_close(normed.numpy(), rounded(format, after_norm) @ numbers.T, dtype, roundings=2)
+
+    if n % 2 == 0:
+        gated = poisoned((count, n // 2), dtype, device)
+        activate = Activate("silu_mul", poisoned((count, n), dtype, device))
+        cuda_ops.linear(device_x, plain, epilogue=activate, out=gated)
+        assert_close(gated.numpy(), silu_mul(product), dtype, roundings=3)
+
+
+@pytest.mark.parametrize("count", [1, 9, 40], ids=lambda count: f"small-{count}")
+def test_parts_with_scales_of_their_own(count: int, cuda_ops: CudaOps) -> None:
+    device, k = cuda_ops.device, 272
+    formats = [Fp8Format(input_scale=0.02), Fp8Format(input_scale=0.03), Fp8Format(), Fp8Format(block=(128, 128))]
+    parts = [weight_of(format, 24 + 8 * i, k, device, seed=i) for i, format in enumerate(formats)]
+    weight = LinearWeight(tuple(part for part, _ in parts))
+    x = random_array(12, (count, k), bfloat16)
+    cuda_ops.reserve_linear([weight], bfloat16, count)
+    out = poisoned((count, weight.shape[0]), bfloat16, device)
+    cuda_ops.linear(from_numpy(x, device), weight, out=out)
+    expected = [rounded(format, x) @ numbers.T for format, (_, numbers) in zip(formats, parts, strict=True)]
+    for actual, part in zip(np.split(out.numpy(), np.cumsum([24, 32, 40]), axis=1), expected, strict=True):
+        assert_close(actual, part, bfloat16)
+
+
+@pytest.mark.parametrize("k", [40, 131], ids=lambda k: f"small-{k}")
+@pytest.mark.parametrize("count", [1, 33])
+def test_widths_and_schemes_that_no_product_takes_are_dequantised(count: int, k: int, cuda_ops: CudaOps) -> None:
+    device = cuda_ops.device
+    for format, width in ((Fp8Format(), k), (Fp8Format(rounds_input=False, block=(128, 128)), 160)):
+        part, numbers = weight_of(format, 48, width, device)
+        weight, x = LinearWeight((part,)), random_array(13, (count, width), bfloat16)
+        cuda_ops.reserve_linear([weight], bfloat16, count)
+        out = poisoned((count, 48), bfloat16, device)
+        cuda_ops.linear(from_numpy(x, device), weight, out=out)
+        assert_close(out.numpy(), x.astype(np.float64) @ numbers.T, bfloat16)
+
+
+@schemes
+@pytest.mark.parametrize("count", [1, 20], ids=lambda count: f"small-{count}")
+def test_a_broken_row_keeps_to_itself(scheme: str, count: int, cuda_ops: CudaOps) -> None:
+    device, format = cuda_ops.device, SCHEMES[scheme]
+    part, _ = weight_of(format, 16, 144, device)
+    x = random_array(14, (count, 144), bfloat16)
+    x[0, 3] = np.nan
+    out = poisoned((count, 16), bfloat16, device)
+    weight = LinearWeight((part,))
+    cuda_ops.reserve_linear([weight], bfloat16, count)
+    cuda_ops.linear(from_numpy(x, device), weight, out=out)
+    assert np.isnan(out.numpy().astype(np.float32)).any(1).nonzero()[0].tolist() == [0]
+
+
+@schemes
+@pytest.mark.parametrize("gated", [False, True])
+def test_one_order_of_sums_small(scheme: str, gated: bool, cuda_ops: CudaOps) -> None:
+    """With `batch_invariant` a row's bits do not depend on the number of rows."""
+    device, format = cuda_ops.device, SCHEMES[scheme]
+    ops = CudaOps(device, batch_invariant=True)
+    part, _ = weight_of(format, 64, 400, device)
+    weight, x = LinearWeight((part,)), random_array(15, (70, 400), bfloat16)
+    norm = from_numpy(random_array(16, (400,), bfloat16), device)
+    ops.reserve_linear([weight], bfloat16, 70)
+    results = []
+    for count in (1, 2, 17, 70):
+        prologue = RMSNorm(norm, 1e-5, empty((count, 400), bfloat16, device))
+        activate = Activate("silu_mul", empty((count, 64), bfloat16, device)) if gated else None
+        out = poisoned((count, 32 if gated else 64), bfloat16, device)
+        ops.linear(from_numpy(x[:count].copy(), device), weight, prologue=prologue, epilogue=activate, out=out)
+        results.append(out.numpy()[0].view(np.uint16).tolist())
+    assert results.count(results[0]) == len(results)
+
+
+@pytest.mark.parametrize("count", [1, 9, 40])
+def test_a_recorded_chain_waits(count: int, cuda_ops: CudaOps) -> None:
+    """All products take turns with one scratch, and may start before the one in front of them ends."""
+    device, width = cuda_ops.device, 1024
+    weights = [LinearWeight((weight_of(Fp8Format(), width, width, device, seed=i)[0],)) for i in range(6)]
+    cuda_ops.reserve_linear(weights, bfloat16, count)
+    norm = from_numpy(random_array(17, (width,), bfloat16), device)
+    x = from_numpy(random_array(18, (count, width), bfloat16), device)
+    outs = [empty((count, width), bfloat16, device) for _ in weights]
+    scratch = empty((count, width), bfloat16, device)
+
+    def run() -> None:
+        for source, weight, out in zip([x, *outs], weights, outs, strict=False):
+            cuda_ops.linear(source, weight, prologue=RMSNorm(norm, 1e-5, scratch), out=out)
+
+    run()
+    expected = outs[-1].numpy().copy()
+    with device.capture() as finish:
+        run()
+    graph = finish()
+    for _ in range(10):
+        for out in outs:
+            out.upload(np.full(out.shape, np.nan, bfloat16))
+        graph.launch()
+        np.testing.assert_array_equal(outs[-1].numpy(), expected)
+
+
+# Activations in blocks of 16 columns are rounded by NumPy alone.
+ERRORS = {"fp8-tensor": 0.08, "fp8-channel": 0.08, "fp8-weights": 0.03, "deepseek": 0.15}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_small_checkpoint_computes_what_numpy_does(name: str, tmp_path: Path, cuda_ops: CudaOps) -> None:
+    folder, _ = quantised_model(tmp_path, QUANTISED[name])
+    on_cpu, on_cuda = (
+        DecoderHarness.of(folder, ops, bfloat16, max_model_len=64).logits(prompt()) for ops in (make_ops(CPU), cuda_ops)
+    )
+    assert relative_error(on_cuda, on_cpu) < ERRORS[name]
+    weights = load_weights(folder, load_config(folder), bfloat16, cuda_ops).linear_weights()
+    found = {part.format.name for weight in weights for part in weight.parts}
+    assert ("fp8" in found) == (name in ("fp8-tensor", "fp8-channel"))
