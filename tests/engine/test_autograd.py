@@ -304,7 +304,7 @@ def test_errors_name_the_tensors() -> None:
         f.packed_attention(x, PackedSequences.of_lengths([2], CPU), num_heads=2, num_kv_heads=1, scale=1.0)
     with pytest.raises(TesseraError, match="packed sequences: "):
         f.packed_attention(x, PackedSequences.of_lengths([3], CPU), num_heads=1, num_kv_heads=1, scale=1.0)
-    with pytest.raises(ConfigError, match="training on cuda:0 is not supported: .* for the CPU alone"):
+    with pytest.raises(ConfigError, match=r"training on cuda:0 is not supported: .* for the CPU alone"):
         make_training_ops(cast(Any, "cuda:0"))
     with pytest.raises(TesseraError, match="at least one token"):
         PackedSequences.of_lengths([2, 0], CPU)
