@@ -552,7 +552,7 @@ def test_app_processes_are_replaced_and_none_outlives_the_server(serve: Any, sho
 @pytest.mark.parametrize(
     ("change", "arguments", "sentence"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, (), r"tessera: .*MambaForCausalLM.*LlamaForCausalLM"),
+        ({"architectures": ["MambaForCausalLM"]}, (), r"tessera: .*MambaForCausalLM.* Llama,"),
         ({}, ("--load-format", "auto"), r"tessera: .*safetensors"),
     ],
 )
