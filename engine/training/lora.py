@@ -104,7 +104,7 @@ def adapter_parameters(adapters: Mapping[str, Adapter]) -> Iterator[Parameter]:
 
 
 def save_adapter(folder: Path, adapters: Mapping[str, Adapter], settings: LoraSettings, base: str) -> None:
-    """Write adapter_config.json and adapter_model.safetensors (float32); `base` is the model's name or path."""
+    """Write adapter_config.json and adapter_model.safetensors; `base` is the model's name or path."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "peft_type": "LORA",

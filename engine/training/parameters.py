@@ -23,6 +23,7 @@ from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor, empty, float32, from_numpy
 
 NARROW = ("out", "down")  # projections that add to the residual stream
+ACTIVATIONS = ("silu_mul", "gelu_tanh_mul", "gelu_erf_mul", "gelu_tanh", "gelu_erf")  # that have a backward
 INITIAL_STD = 0.02  # Radford et al. 2019; of narrow ones divided by sqrt(2 layers)
 
 Key = tuple[int | None, str, str]  # layer (None: outside of layers), name of the field, "weight" or "bias"
@@ -158,6 +159,8 @@ def initial_parameters(config: ModelConfig, ops: Ops, dtype: np.dtype[Any] = flo
 
 def check_trainable(config: ModelConfig, source: str) -> None:
     """Raises: ConfigError with the reason why a model cannot be trained."""
+    architecture = ARCHITECTURES[config.architecture]
+    attentions = [layer.attention for layer in config.layers]
     reasons = {
         "is an encoder": config.is_encoder,
         "is a classifier": config.classifier is not None,
@@ -165,10 +168,23 @@ def check_trainable(config: ModelConfig, source: str) -> None:
         "is quantised": config.quantisation is not None,
         "is part of a multimodal model": config.is_text_part,
         "limits its logits": config.logits_soft_cap is not None,
+        "limits its attention scores": any(spec.soft_cap is not None for spec in attentions),
+        "has norms of queries and keys of another form than a weight for all heads before the rotation": any(
+            spec.qk_norm is not None and spec.qk_norm_form != "head" for spec in attentions
+        ),
+        "has an MLP with ReLU": any(layer.mlp.activation not in ACTIVATIONS for layer in config.layers),
+        "has a head with a bias": config.head_bias,
+        "has a head that is normalised": config.head_normalised,
+        "rounds the multiplier of its embeddings": config.embedding_rounded,
+        "has norms without weights": not architecture.norm_weights,
+        "stores norms as differences from 1": architecture.norm_offset,
+        "skips positions": architecture.skipped_positions > 0,
+        "stores queries, keys and values in another order": architecture.qkv_order is not None
+        or architecture.rope_interleaved,
     }
     for reason, applies in reasons.items():
         if applies:
-            raise ConfigError(f"{source} {reason}; dense decoders in 16 or 32 bits can be trained")
+            raise ConfigError(f"{source} {reason}, and such a model cannot be trained here")
 
 
 def _collect(config: ModelConfig, source: _Source) -> Parameters:

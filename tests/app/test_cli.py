@@ -212,7 +212,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["train"], "invalid choice: 'train' (choose from serve, chat, pull, list, show, rm, bench, "),
+        (["fly"], "invalid choice: 'fly' (choose from serve, chat, pull, list, show, rm, bench, "),
         (["srve"], "did you mean serve?"),
         (["serve", "{model}", "--prot", "1"], "unrecognized arguments: --prot 1; did you mean --port?"),
         (["serve", "{model}", "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
@@ -552,7 +552,7 @@ def test_app_processes_are_replaced_and_none_outlives_the_server(serve: Any, sho
 @pytest.mark.parametrize(
     ("change", "arguments", "sentence"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, (), r"tessera: .*MambaForCausalLM.*LlamaForCausalLM"),
+        ({"architectures": ["MambaForCausalLM"]}, (), r"tessera: .*MambaForCausalLM.* Llama,"),
         ({}, ("--load-format", "auto"), r"tessera: .*safetensors"),
     ],
 )

@@ -10,14 +10,19 @@ import pytest
 
 from tessera.engine.autograd.functions import Functions
 from tessera.engine.contract.errors import ConfigError
+from tessera.engine.models.weights.safetensors import Checkpoint
 from tessera.engine.tensor import CPU, bfloat16, float32
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example, micro_batches
 from tessera.engine.training.optimizer import AdamW, AdamWSettings
 from tessera.engine.training.parameters import load_parameters
 from tessera.engine.training.trainer import Trainer
+from tests.support.decoder_harness import DecoderHarness
 from tests.support.golden_gradients import ADAMW, MODELS, TRAINED, places
 from tests.support.paths import GOLDEN
+from tests.support.tiny_families import FAMILIES, MAX_LEN, build_family
+from tests.support.tiny_families import prompt as family_prompt
+from tests.support.tiny_mixtures import TINY_MIXTURES
 from tests.support.tiny_models import TINY_MODELS, build, prompt
 
 Array = np.ndarray[Any, Any]
@@ -114,9 +119,36 @@ def test_bfloat16_gradients_are_near_those_of_float32(tmp_path: Path) -> None:
         assert np.linalg.norm(rounded[1][name] - gradient) < 0.1 * np.linalg.norm(gradient), name
 
 
+@pytest.mark.parametrize("name", [name for name in (*TINY_MODELS, *FAMILIES) if name not in MODELS])
+def test_every_other_model_is_trained_as_it_is_served_or_refused(name: str, tmp_path: Path) -> None:
+    """The tensors that would be saved are those that were loaded, and the loss is that of the server's logits."""
+    if name in TINY_MODELS:
+        folder, ids, max_len = build(TINY_MODELS[name], tmp_path), prompt(), TINY_MODELS[name].max_model_len
+    else:
+        folder, ids, max_len = build_family(name, tmp_path), family_prompt(), MAX_LEN
+    f = Functions.on(CPU)
+    try:
+        parameters = load_parameters(folder, f.ops)
+    except ConfigError:
+        with pytest.raises(ConfigError, match="and such a model cannot be trained here"):
+            load_parameters(folder, f.ops)
+        assert name in FAMILIES or name in TINY_MIXTURES
+        return
+    checkpoint = Checkpoint(folder)
+    for stored, tensor in parameters.stored().items():
+        found = np.asarray(checkpoint.tensor(stored)).astype(np.float32)
+        np.testing.assert_array_equal(tensor.numpy(), found, err_msg=stored)
+    only = Example(np.array(ids, np.int32), np.ones(len(ids), np.float32))
+    (batch,) = micro_batches([only], 10_000, only.total_weight, CPU)
+    loss = float(TrainableDecoder(parameters, f, max_len=max_len).loss(*batch).value.numpy()[0])
+    logits = DecoderHarness.of(folder, f.ops, float32, max_model_len=max_len).logits(ids).astype(np.float64)
+    logs = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, np.append(ids[1:], 0)[:, None], 1)[:, 0]
+    assert loss == pytest.approx(float(logs[:-1].mean()), rel=1e-4)
+
+
 def test_what_cannot_be_trained_says_why(tmp_path: Path) -> None:
     f = Functions.on(CPU)
     with pytest.raises(ConfigError, match=r"model\.gguf is a GGUF file; models are trained from folders"):
         load_parameters(tmp_path / "model.gguf", f.ops)
-    with pytest.raises(ConfigError, match="is a mixture of experts; dense decoders in 16 or 32 bits can be trained"):
+    with pytest.raises(ConfigError, match="is a mixture of experts, and such a model cannot be trained here"):
         load_parameters(build(TINY_MODELS["mixtral"], tmp_path / "mixtral"), f.ops)
