@@ -45,7 +45,7 @@ SCALED_FAMILY: dict[str, Architecture] = {
             "has_mamba": rules.has_mamba,
             "rotates": lambda config: config.raw("position_embedding_type") == "rope",
         },
-        refused={"num_local_experts": "mixtures of experts are not supported", "has_mamba": MAMBA},
+        refused={"num_local_experts": "mixtures of experts of Granite 4 are not supported", "has_mamba": MAMBA},
         qkv_bias="attention_bias",
         out_bias="attention_bias",
         embedding_multiplier="embedding_multiplier",
@@ -75,7 +75,7 @@ SCALED_FAMILY: dict[str, Architecture] = {
                 rules.positive(config, "hidden_size") / rules.positive(config, "dim_model_base")
             ),
         },
-        refused={"num_experts": "mixtures of experts are not supported"},
+        refused={"num_experts": "mixtures of experts of MiniCPM are not supported"},
         qkv_bias="attention_bias",
         out_bias="attention_bias",
         embedding_multiplier="scale_emb",
