@@ -136,7 +136,7 @@ def json_response(content: dict[str, Any], status: int = 200) -> Response:
 
 
 async def built(num_values: int, build: Callable[[], T]) -> T:
-    """What `build` makes of so many values: if they are many, in a thread that takes turns with the event loop."""
+    """The result of `build`; for many values it runs in a thread, beside the event loop."""
     if num_values <= MAX_INLINE_VALUES:
         return build()
     return await asyncio.get_running_loop().run_in_executor(_response_thread, build)

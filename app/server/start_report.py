@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tessera import __version__
 from tessera.app.settings import AppSettings
+from tessera.app.units import si
 from tessera.engine.contract.messages import EngineInfo, LoadProgress
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ logger = logging.getLogger("tessera.serve")
 STAGES = {"kernels": "compiling kernels", "weights": "loading weights"}
 BYTE_STAGES = frozenset({"weights"})  # the other stages count pieces
 PLAIN_STEPS = 4  # lines per stage where there is no terminal to draw a bar on
-SI_UNITS = ("", "k", "M", "G", "T")
 
 
 class StartReport:
@@ -205,15 +205,6 @@ def _mix(stored_bytes: Mapping[str, int]) -> str:
     total = sum(stored_bytes.values())
     shares = (f"{name} ({100 * nbytes / total:.3g} %)" for name, nbytes in stored_bytes.items())
     return f"{si(total)}B: {', '.join(shares)}"
-
-
-def si(value: float) -> str:
-    """`value` with three digits and an SI prefix: 1.04 M, 16.1 G."""
-    unit = 0
-    while value >= 999.5 and unit < len(SI_UNITS) - 1:
-        value /= 1000
-        unit += 1
-    return f"{value:.3g} {SI_UNITS[unit]}"
 
 
 def _amount(progress: LoadProgress) -> str:

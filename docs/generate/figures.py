@@ -28,7 +28,7 @@ def kernels() -> dict[str, Any]:
 
 @cache
 def quantisation() -> dict[str, Any]:
-    """What quantised weights do to models, as `tests.evaluation.quantisation` writes it."""
+    """The table of quality by quantisation, as `tests.evaluation.quantisation` writes it."""
     return _read("quantisation.json")
 
 

@@ -81,7 +81,7 @@ class ThreadClock:
 
 
 def own_seconds(seconds: float, waited: float, computed: float, *, was_seen: bool) -> float:
-    """What a process owes of a turn that took `seconds`.
+    """Seconds of a turn of `seconds` that are the process's own fault.
 
     Where the watch never saw the stack, a thread of this process held the interpreter's lock all the time. It computes
     as long as it runs, so what the process did not compute is time in which the machine ran others.

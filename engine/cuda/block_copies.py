@@ -90,7 +90,7 @@ class CudaBlockCopies:
         return row
 
     def _follow_steps(self, stream: Any) -> None:
-        """What is submitted to `stream` from now on begins after all steps so far."""
+        """Make later work on `stream` wait for all steps submitted so far."""
         self._device.activate()
         self._submitted.record()
         check(driver.cuStreamWaitEvent, stream, self._submitted.handle, 0)

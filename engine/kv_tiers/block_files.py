@@ -25,7 +25,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class BlockHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What a file says of its block.
+    """Header of a block's file.
 
     Attributes:
         parent: digest of the block before it; for the first of a prefix the salt's.

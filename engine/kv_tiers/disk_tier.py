@@ -72,7 +72,7 @@ class DiskTier:
 
     @property
     def is_scanning(self) -> bool:
-        """What an earlier process left is still looked through."""
+        """Whether files of an earlier process are still being read in."""
         return self._scan is not None
 
     def close(self) -> None:

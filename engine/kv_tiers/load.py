@@ -10,7 +10,7 @@ from tessera.engine.tensor import Mark
 
 @dataclass(eq=False)
 class SavedTail:
-    """What a preempted sequence has computed behind its published blocks, in slots of its own.
+    """Computed tokens of a preempted sequence behind its published blocks, in slots of its own.
 
     Attributes:
         first: index of its first block in the sequence.
@@ -45,6 +45,6 @@ class Load:
     is_cancelled: bool = False
 
     def truncate(self, slot: int) -> None:
-        """What `slot` was to hold cannot be read."""
+        """End the load before `slot`, whose contents cannot be read."""
         if slot in self.slots:
             self.num_loaded = min(self.num_loaded, self.slots.index(slot))

@@ -73,5 +73,5 @@ class SlotPool:
             self.free.append(slot)
 
     def oldest(self, count: int) -> Iterator[PublishedBlock]:
-        """What is evicted next."""
+        """The blocks that are evicted next."""
         return islice(self.kept.values(), count)

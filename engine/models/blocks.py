@@ -148,7 +148,7 @@ class RotationInPlace:
 def make_preparation(
     spec: AttentionSpec, weights: AttentionWeights, ops: Ops, cos_sin: Tensor | None
 ) -> NormInPlace | RotationInPlace | None:
-    """What queries and keys pass before their `HeadTransform`."""
+    """The norm or rotation of queries and keys that comes before `HeadTransform`; None where there is none."""
     if spec.qk_norm is None or spec.qk_norm_form == "head":
         return None
     if spec.qk_norm_form == "rotated_head":

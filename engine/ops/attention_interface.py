@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tessera.engine.ops.checks import CheckedOps
+from tessera.engine.ops.checks import CheckedOps, require_cos_sin
 from tessera.engine.ops.checks import require as _require
-from tessera.engine.tensor import Tensor, float32
+from tessera.engine.tensor import Tensor
 
 # Tokens: how attention over a few rows is divided may depend on whether any of them may have more.
 SHORT_CONTEXT = 2048
@@ -87,7 +87,7 @@ class AttentionOps(CheckedOps):
         self._check(qkv=qkv, cos_sin=cos_sin, positions=positions)
         _require(qkv.ndim == 2 and num_heads * head_dim <= qkv.shape[1], "rotate", qkv)
         _require(positions.shape == qkv.shape[:1], "positions", positions, qkv)
-        self._check_cos_sin(cos_sin, head_dim)
+        require_cos_sin(cos_sin, head_dim)
         if qkv.size:
             self._rotate(qkv, cos_sin, positions, num_heads, head_dim)
         return qkv
@@ -169,14 +169,10 @@ class AttentionOps(CheckedOps):
         _require(metadata.positions.shape == qkv.shape[:1], "positions", metadata.positions, qkv)
         _require(metadata.slot_mapping.shape == qkv.shape[:1], "slot_mapping", metadata.slot_mapping, qkv)
         if cos_sin is not None:
-            self._check_cos_sin(cos_sin, head_dim)
+            require_cos_sin(cos_sin, head_dim)
         for norm in (q_norm, k_norm):
             if norm is not None:
                 _require(norm.shape == (head_dim,) and norm.dtype == qkv.dtype, "head norm", norm, qkv)
-
-    def _check_cos_sin(self, cos_sin: Tensor, head_dim: int) -> None:
-        fits = cos_sin.ndim == 2 and cos_sin.shape[1] % 2 == 0 and cos_sin.shape[1] <= head_dim
-        _require(fits and cos_sin.dtype == float32, f"cos_sin of heads of {head_dim}", cos_sin)
 
     def _check_attention(
         self,

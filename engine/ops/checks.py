@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.formats import LinearWeight
-from tessera.engine.tensor import Device, Tensor, empty
+from tessera.engine.tensor import Device, Tensor, empty, float32
 
 
 class CheckedOps(ABC):
@@ -40,3 +40,9 @@ def require(condition: bool, what: str, *tensors: Tensor | LinearWeight) -> None
     """Raise TesseraError naming the tensors unless `condition` holds."""
     if not condition:
         raise TesseraError(f"{what}: shapes or dtypes do not fit: {', '.join(map(repr, tensors))}")
+
+
+def require_cos_sin(cos_sin: Tensor, head_dim: int) -> None:
+    """The same for the cosines and sines of a RoPE over heads of this size; see `HeadTransform`."""
+    fits = cos_sin.ndim == 2 and cos_sin.shape[1] % 2 == 0 and cos_sin.shape[1] <= head_dim
+    require(fits and cos_sin.dtype == float32, f"cos_sin of heads of {head_dim}", cos_sin)

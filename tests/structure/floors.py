@@ -34,7 +34,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.model_settings",),
     ("app.engines",),
     ("app.limits",),
-    ("app.keys",),
+    ("app.keys", "app.units"),
     ("engine.ipc.process",),
     ("engine.ipc",),
     ("engine.runner",),

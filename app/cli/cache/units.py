@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-UNITS = ("B", "kB", "MB", "GB", "TB")
+from tessera.app.units import si
+
 PERIODS = ((86400 * 365, "year"), (86400 * 30, "month"), (86400, "day"), (3600, "hour"), (60, "minute"))
 
 
 def size(nbytes: float) -> str:
     """Three digits with a decimal unit, as disks and hubs count: 1.52 GB."""
-    unit = 0
-    while nbytes >= 999.5 and unit < len(UNITS) - 1:
-        nbytes /= 1000
-        unit += 1
-    return f"{nbytes:.3g} {UNITS[unit]}"
+    return f"{si(nbytes)}B"
 
 
 def count(number: float) -> str:

@@ -123,8 +123,8 @@ def _soft_caps(keys: ArchitectureKeys) -> dict[str, float | None]:
 
 
 def _scalar(name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """What Gemma 2 and 3 divide queries by the root of: a head's length, but in the largest what that would be without
-    one of its own."""
+    """The scalar of Gemma 2 and 3 by whose root queries are divided: a head's length, in the largest model
+    the width of the model divided by its heads."""
     if values["num_hidden_layers"] == GEMMA_27B_LAYERS.get(name):
         return {"query_pre_attn_scalar": values["hidden_size"] // values["num_attention_heads"]}
     return {"query_pre_attn_scalar": values["head_dim"]}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tessera.engine.models.registry import rules
 from tessera.engine.models.registry.architecture import Architecture, WeightNames
+from tessera.engine.models.registry.layernorm import GPT2_DEFAULTS, GPT2_KEYS
 from tessera.engine.models.registry.llama import LLAMA_DEFAULTS, LLAMA_LAYER, LLAMA_WEIGHTS
 
 PHI_WEIGHTS: WeightNames = {
@@ -49,24 +51,12 @@ FALCON_WEIGHTS: WeightNames = {
     "up": (GPTJ_LAYER + "mlp.dense_h_to_4h",),
     "down": (GPTJ_LAYER + "mlp.dense_4h_to_h",),
 }
-GPTJ_KEYS = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "intermediate_size": "n_inner",
-    "max_position_embeddings": "n_positions",
-    "hidden_act": "activation_function",
-    "rms_norm_eps": "layer_norm_epsilon",
-}
 GPTJ_DEFAULTS: dict[str, Any] = {
+    **GPT2_DEFAULTS,
     "n_positions": 2048,
     "rotary_dim": 64,
-    "activation_function": "gelu_new",
-    "layer_norm_epsilon": 1e-5,
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
-    "bos_token_id": 50256,
-    "eos_token_id": 50256,
 }
 GPTJ_DERIVED: dict[str, Any] = {
     "n_inner": lambda config: 4 * config.integer("n_embd", 1, 2**17),
@@ -83,6 +73,23 @@ COHERE_DEFAULTS: dict[str, Any] = {
     "eos_token_id": 255001,
 }
 MASKS = (r".*\.attn\.(masked_)?bias", r".*\.attention\.(masked_)?bias", r".*\.rotary_emb\.inv_freq", r".*causal_mask")
+
+GPTJ = Architecture(
+    model_type="gptj",
+    base_classes=("GPTJModel",),
+    weights=GPTJ_WEIGHTS,
+    prefixes=("transformer.", ""),
+    defaults=GPTJ_DEFAULTS,
+    keys=GPT2_KEYS,
+    derived=GPTJ_DERIVED,
+    norm="layernorm",
+    gated=False,
+    rope_interleaved=True,
+    mlp_bias=True,
+    head_bias=True,
+    parallel=True,
+    ignored=MASKS,
+)
 
 PARALLEL_FAMILY: dict[str, Architecture] = {
     "CohereForCausalLM": Architecture(
@@ -170,39 +177,14 @@ PARALLEL_FAMILY: dict[str, Architecture] = {
         parallel_norms=True,
         ignored=MASKS,
     ),
-    "GPTJForCausalLM": Architecture(
-        model_type="gptj",
-        base_classes=("GPTJModel",),
-        weights=GPTJ_WEIGHTS,
-        prefixes=("transformer.", ""),
-        defaults=GPTJ_DEFAULTS,
-        keys=GPTJ_KEYS,
-        derived=GPTJ_DERIVED,
-        norm="layernorm",
-        gated=False,
-        rope_interleaved=True,
-        mlp_bias=True,
-        head_bias=True,
-        parallel=True,
-        ignored=MASKS,
-    ),
-    "CodeGenForCausalLM": Architecture(
+    "GPTJForCausalLM": GPTJ,
+    "CodeGenForCausalLM": replace(
+        GPTJ,
         model_type="codegen",
         base_classes=("CodeGenModel",),
         weights={**GPTJ_WEIGHTS, "qkv": (GPTJ_LAYER + "attn.qkv_proj",)},
-        prefixes=("transformer.", ""),
-        defaults=GPTJ_DEFAULTS,
-        keys=GPTJ_KEYS,
-        derived=GPTJ_DERIVED,
         required={"n_head": lambda config: max(config.integer("n_head", 1, 2**20) // 4 * 4, 4)},
-        norm="layernorm",
-        gated=False,
         qkv_order=rules.codegen_order,
-        rope_interleaved=True,
-        mlp_bias=True,
-        head_bias=True,
-        parallel=True,
-        ignored=MASKS,
     ),
     "FalconForCausalLM": Architecture(
         model_type="falcon",

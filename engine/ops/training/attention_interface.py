@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.engine.contract.errors import TesseraError
-from tessera.engine.ops.checks import CheckedOps, require
+from tessera.engine.ops.checks import CheckedOps, require, require_cos_sin
 from tessera.engine.tensor import FLOAT_DTYPES, Device, Tensor, float32, from_numpy, int32
 
 
@@ -63,8 +63,7 @@ class AttentionTraining(CheckedOps):
         require(x.ndim == 2 and x.dtype in FLOAT_DTYPES and x.shape[1] % head_dim == 0, "rope", x)
         require(0 < num_rotated * head_dim <= x.shape[1], "rope of more heads than there are", x)
         require(positions.shape == x.shape[:1] and positions.dtype == int32, "rope's positions", positions, x)
-        fits = cos_sin.ndim == 2 and cos_sin.shape[1] % 2 == 0 and cos_sin.shape[1] <= head_dim
-        require(fits and cos_sin.dtype == float32, "cos_sin", cos_sin)
+        require_cos_sin(cos_sin, head_dim)
         out = self._out(out, x.shape, x.dtype)
         if x.size:
             self._rope(x, cos_sin, positions, head_dim, num_rotated, inverse, out)
