@@ -48,6 +48,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.models.buffers",),
     ("engine.models.mixture.buffers", "engine.models.weights"),
     ("engine.models.mixture.stored",),
+    ("engine.models.partition",),
     ("engine.models.config",),
     ("engine.models.classifier", "engine.models.layers"),
     ("engine.models.gguf",),

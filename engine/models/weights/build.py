@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
 from tessera.engine.formats import BLOCK_FORMATS, DenseFormat, LinearWeight, WeightFormat
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.mixture.stored import EXPERTS_DOWN, EXPERTS_UP
+from tessera.engine.models.partition import Share
 from tessera.engine.models.specs import HalfNorms, LayerSpec, MLPSpec, MoESpec, NormSpec
 from tessera.engine.models.weights.weights import (
     AttentionWeights,
@@ -38,6 +40,18 @@ class MatrixField:
     @property
     def rows(self) -> int:
         return sum(self.part_rows)
+
+    def shared(self, share: Share) -> Self:
+        """A rank's part of it."""
+        counts, columns = self.part_rows, self.columns
+        if share.rows is not None:
+            bounds = np.cumsum((0, *counts))
+            counts = tuple(
+                int(((share.rows >= first) & (share.rows < last)).sum()) for first, last in itertools.pairwise(bounds)
+            )
+        if share.columns is not None:
+            columns = share.columns.stop - share.columns.start
+        return replace(self, part_rows=counts, columns=columns, bias=self.bias and share.has_bias)
 
 
 @dataclass(frozen=True)

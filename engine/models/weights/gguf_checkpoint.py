@@ -36,10 +36,20 @@ class GGUFTensor:
         self._stored = model.stored(name)
         self._order = order
 
-    def reordered(self, order: Array) -> GGUFTensor:
-        """With row `order[i]` as row i."""
-        found = GGUFTensor(self._model, self._name, order if self._order is None else self._order[order])
-        found.shape = (len(order), *self.shape[1:])
+    def chosen(self, rows: Array | None, columns: slice | None) -> GGUFTensor:
+        """With row `rows[i]` as row i; None: all. Raises: ValueError where columns are not whole blocks."""
+        order = self._order if rows is None else rows if self._order is None else self._order[rows]
+        found = GGUFTensor(self._model, self._name, order)
+        found.shape = self.shape if rows is None else (len(rows), *self.shape[1:])
+        if columns is not None:
+            type = self.type
+            if columns.start % type.block_size or columns.stop % type.block_size:
+                raise ValueError(
+                    f"columns {columns.start} to {columns.stop - 1} are not whole blocks of {type.block_size}"
+                )
+            first, last = (place // type.block_size * type.block_bytes for place in (columns.start, columns.stop))
+            found.shape = (found.shape[0], columns.stop - columns.start)
+            found._stored = found._stored[:, first:last]
         return found
 
     def flattened(self) -> GGUFTensor:

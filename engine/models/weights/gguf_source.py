@@ -17,15 +17,13 @@ from tessera.engine.formats import (
 from tessera.engine.models.weights.build import MatrixField
 from tessera.engine.models.weights.checkpoint_source import CheckpointSource
 from tessera.engine.models.weights.gguf_checkpoint import GGUFTensor
-from tessera.engine.models.weights.row_order import Rows
 
 
 class _Stored(NamedTuple):
-    """A tensor of a fused weight, with its rows in `order` already."""
+    """A tensor of a fused weight, with the rank's rows in order and its columns."""
 
     name: str
     tensor: GGUFTensor
-    order: Rows | None
 
 
 class GGUFSource(CheckpointSource):
@@ -39,38 +37,35 @@ class GGUFSource(CheckpointSource):
     as_published = False
 
     def linear(self, field: MatrixField, layer: int | None) -> LinearWeight:
-        names = self._names(field, "weight", layer)
-        part_rows = (field.rows,) if len(names) == 1 else field.part_rows
-        order = self._order(field, layer, names)
-        stored: list[_Stored] = []
-        start = 0
-        for name, rows in zip(names, part_rows, strict=True):
-            part_order = None if order is None else order[start : start + rows] - start
-            stored.append(_Stored(name, self._gguf_tensor(name, (rows, field.columns), part_order), part_order))
-            start += rows
+        stored = self._open(field, layer)
+        columns = field.shared(self.partition.share(field.name, layer)).columns
         parts = tuple(
-            self._part(format, list(group), field.columns)
+            self._part(format, list(group), columns)
             for format, group in itertools.groupby(stored, key=lambda entry: self._format_of(entry.tensor))
         )
         return LinearWeight(parts, self._bias(field, layer))
+
+    def _open(self, field: MatrixField, layer: int | None) -> list[_Stored]:
+        columns = self.partition.share(field.name, layer).columns
+        found = []
+        for piece in self._pieces(field, "weight", layer):
+            tensor = self._chosen(self._tensor(piece.name, (piece.height, field.columns)), piece, columns)
+            assert isinstance(tensor, GGUFTensor)
+            found.append(_Stored(piece.name, tensor))
+        return found
 
     def _part(self, format: WeightFormat, stored: list[_Stored], columns: int) -> WeightPart:
         """The rows of these tensors one below the other."""
         part = WeightPart.empty(format, sum(entry.tensor.shape[0] for entry in stored), columns, self.ops.device)
         start = 0
-        for name, tensor, order in stored:
+        for name, tensor in stored:
             rows = tensor.shape[0]
             if isinstance(format, DenseFormat):
-                self._read_part(name, part.tensors["values"][start : start + rows], order)
+                self.send_rows(tensor, part.tensors["values"][start : start + rows], name)
             else:
                 self.block_upload.send(tensor, slice(0, rows), part, start)
             start += rows
         return part
-
-    def _gguf_tensor(self, name: str, expected: tuple[int, ...], order: Rows | None) -> GGUFTensor:
-        stored = self._tensor(name, expected, order)
-        assert isinstance(stored, GGUFTensor)
-        return stored
 
     def _format_of(self, stored: GGUFTensor) -> WeightFormat:
         dense = DenseFormat(self.dtype)
@@ -80,15 +75,18 @@ class GGUFSource(CheckpointSource):
 
     def _count_bytes(self) -> int:
         total = 0
-        for name in set(self._all_names()):
-            stored = self.checkpoint.tensor(name)
-            assert isinstance(stored, GGUFTensor)
-            if len(stored.shape) == 2:
-                format = self._format_of(stored)
-                stays = not isinstance(format, DenseFormat)
-                total += (
-                    stored.type.row_bytes(stored.shape[1]) * stored.shape[0] if stays else format.nbytes(*stored.shape)
-                )
-            else:
-                total += stored.shape[0] * self.dtype.itemsize
+        for field, layer in self._fields():
+            if not isinstance(field, MatrixField):
+                size = sum(piece.size for piece in self._pieces(field, "weight", layer))
+                total += size * (1 + field.bias) * self.dtype.itemsize
+                continue
+            own = field.shared(self.partition.share(field.name, layer))
+            total += own.bias * own.rows * self.dtype.itemsize
+            total += sum(self._nbytes(entry.tensor) for entry in self._open(field, layer))
         return total
+
+    def _nbytes(self, stored: GGUFTensor) -> int:
+        format = self._format_of(stored)
+        if isinstance(format, DenseFormat):
+            return format.nbytes(*stored.shape)
+        return stored.type.row_bytes(stored.shape[1]) * stored.shape[0]
