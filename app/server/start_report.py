@@ -168,6 +168,7 @@ def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
     facts = {
         "model": f"{names} ({info.architecture}, {si(info.num_parameters)} parameters)",
         "device": f"{info.device}, {info.device_name}: {info.device_reason}",
+        **({"ranks": f"{info.num_ranks} share the model"} if info.num_ranks > 1 else {}),
         "dtype": f"{info.dtype}, {si(info.weight_bytes)}B of weights",
         **({"stored as": _mix(info.stored_bytes)} if info.stored_bytes else {}),
         **({"KV cache": kv_cache} if info.generates else {}),

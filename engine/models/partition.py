@@ -202,7 +202,8 @@ class Partition:
 
 def _half(spec: LayerSpec, name: str) -> MLPSpec | MoESpec:
     if name.startswith("shared_"):
-        assert isinstance(spec.mlp, MoESpec) and spec.mlp.shared is not None, f"{name} is of a shared expert"
+        assert isinstance(spec.mlp, MoESpec), f"{name} is of a mixture"
+        assert spec.mlp.shared is not None, f"{name} is of a shared expert"
         return spec.mlp.shared
     return spec.mlp
 

@@ -57,6 +57,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.models.specs",),
     ("engine.models.fields",),
     ("engine.autograd",),
+    ("engine.collectives",),
     ("engine.ops.make", "engine.ops.training.make"),
     ("engine.ops.training.cpu",),
     ("engine.ops.cpu", "engine.ops.cuda"),

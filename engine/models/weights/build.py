@@ -184,6 +184,17 @@ def num_weight_bytes(config: ModelConfig, dtype: np.dtype[Any]) -> int:
     return sum(_field_bytes(field, dtype, in_mxfp4=config.mxfp4_experts) for field in fields)
 
 
+def num_parameters(config: ModelConfig) -> int:
+    """Numbers that the weights stand for."""
+    fields = [*model_fields(config)]
+    for spec in config.layers:
+        fields += layer_fields(spec, config.hidden_size)
+    return sum(
+        field.rows * (field.columns + field.bias) if isinstance(field, MatrixField) else field.size * (1 + field.bias)
+        for field in fields
+    )
+
+
 def _field_bytes(field: Field, dtype: np.dtype[Any], *, in_mxfp4: bool) -> int:
     if isinstance(field, NormField):
         return field.size * (1 + field.bias) * dtype.itemsize

@@ -35,8 +35,8 @@ def load_weights(
 
     The head is tied or not as the checkpoint has it, whatever config.json says. Extra tensors are left out, which the
     log says. Weights of a folder in 16 or 32 bits are in `dtype`. Those of a GGUF file stay in their blocks where `ops`
-    can multiply these, and those of a quantised folder in the format that is nearest to theirs. `rank`: its share of them,
-    of which `Partition` has the sizes; nothing else is read.
+    can multiply these, and those of a quantised folder in the format that is nearest to theirs. With a `rank` they are
+    its shares (see `Partition`), and nothing else is read.
 
     Raises: ModelError naming the tensors that are missing, quantised, mis-shaped or not
     representable in `dtype`; OutOfMemoryError.
