@@ -76,9 +76,7 @@ class PreferenceTrainer(BaseTrainer[Preference]):
         max_gradient_norm: float,
         beta: float,
     ) -> None:
-        super().__init__(
-            decoder, optimizer, micro_batch_tokens=micro_batch_tokens, max_gradient_norm=max_gradient_norm
-        )
+        super().__init__(decoder, optimizer, micro_batch_tokens=micro_batch_tokens, max_gradient_norm=max_gradient_norm)
         self._beta = beta
 
     def accumulate_gradients(self, items: Sequence[Preference]) -> float:

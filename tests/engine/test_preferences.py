@@ -1,4 +1,4 @@
-"""Direct preference optimisation: its loss and gradients against a forward in float64, and what a model learns by it."""
+"""Direct preference optimisation: loss and gradients against a forward in float64, and what a model learns by it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def preferences(count: int = 3) -> list[Preference]:
         for length in rng.integers(1, 5, 2):
             ids = np.append(prompt, rng.integers(3, 90, length)).astype(np.int32)
             pair.append(Example(ids, (np.arange(len(ids)) >= NUM_PROMPT).astype(np.float32)))
-        found.append(Preference(*pair))
+        found.append(Preference(pair[0], pair[1]))
     return found
 
 
