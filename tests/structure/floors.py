@@ -27,6 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.tracing",),
     ("app.generate", "app.store", "app.sockets", "app.training"),
     ("app.tools.formats",),
+    ("app.tools.harmony",),
     ("app.tools",),
     ("app.reasoning", "app.text", "app.http"),
     ("app.schema",),
