@@ -94,5 +94,6 @@ EXCEPTIONS = {
     "app.cli.hub": ("engine",),
     "app.cli.cache.model_facts": ("engine",),
     "app.cli.train.command": ("engine",),
+    "app.training.dataset": ("engine.models.config", "engine.training"),
     "app.cli.doctor.gpu": ("engine.cuda.cache",),
 }
