@@ -138,7 +138,7 @@ SHOWN_USER = "<|start|>user<|message|>hi<|end|>"
 
 
 def test_tools_and_a_call_are_rendered_as_the_format_says(template: ChatTemplate) -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Use a friendly tone."},
         USER,
         {
@@ -160,7 +160,7 @@ def test_tools_and_a_call_are_rendered_as_the_format_says(template: ChatTemplate
 
 def test_reasoning_before_an_answer_is_dropped_and_text_before_calls_is_kept(template: ChatTemplate) -> None:
     calls = [tool_call("a", "f", {}), tool_call("b", "g", "broken {")]
-    turn = [
+    turn: list[dict[str, Any]] = [
         {"role": "assistant", "content": "I look.", "thinking": "two calls", "tool_calls": calls},
         {"role": "tool", "tool_call_id": "b", "content": "of g"},
         {"role": "tool", "tool_call_id": "a", "content": "of f"},
