@@ -292,7 +292,7 @@ class CheckpointSource(WeightSource):
         if order is not None:
             expected = (int(order.max()) + 1, *expected[1:])
         in_rows = self.architecture.qk_norm_form == "each_head" and len(expected) == 1 and len(stored.shape) == 2
-        if in_rows:  # a norm's weights of each head
+        if in_rows or stored.shape == (1, *expected):  # a norm's weights of each head, or ERNIE's vector in a row
             stored = stored.flattened() if isinstance(stored, GGUFTensor) else np.asarray(stored).reshape(-1)
         if stored.shape != expected:
             raise ModelError(
