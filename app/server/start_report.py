@@ -168,6 +168,7 @@ def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
     facts = {
         "model": f"{names} ({info.architecture}, {si(info.num_parameters)} parameters)",
         "device": f"{info.device}, {info.device_name}: {info.device_reason}",
+        **({"engines": f"{settings.data_parallel_size}, each as follows"} if settings.data_parallel_size > 1 else {}),
         "dtype": f"{info.dtype}, {si(info.weight_bytes)}B of weights",
         **({"stored as": _mix(info.stored_bytes)} if info.stored_bytes else {}),
         **({"KV cache": kv_cache} if info.generates else {}),

@@ -68,6 +68,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         embedding_name, reranker_name: names of these in metrics; empty takes the folder's.
         beside_others: other engines share the device: memory that was in use before does not count against this one's
             share.
+        reports_prefixes: its heartbeats say what the prefix cache has, for the choice among several engines.
     """
 
     model: str
@@ -77,6 +78,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     reranker_model: str = ""
     reranker_name: str = ""
     beside_others: bool = False
+    reports_prefixes: bool = False
     max_model_len: Annotated[
         int | None,
         Option(

@@ -33,6 +33,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.settings",),
     ("app.model_settings",),
     ("app.engines",),
+    ("app.routing",),
     ("app.limits",),
     ("app.keys", "app.units"),
     ("engine.ipc.process",),
@@ -89,7 +90,7 @@ APP_SEES = ("engine.ipc.client", "engine.contract", "engine.gguf", "engine.token
 EXCEPTIONS = {
     "app.server.serve": ("engine.ipc.supervisor",),
     "app.engines.pool": ("engine.ipc.supervisor",),
-    "app.engines.pooled_model": ("engine.ipc.supervisor",),
+    "app.engines.engine_group": ("engine.ipc.supervisor",),
     "app.cli.hub": ("engine",),
     "app.cli.cache.model_facts": ("engine",),
     "app.cli.train.command": ("engine",),
