@@ -121,7 +121,8 @@ struct DecodeRow {
 // -1: then the cache has them); else q holds finished queries and the cache every key.
 //   in:  q [num_tokens, num_heads * HEAD_DIM] T; FUSED:
 //        q [num_tokens, (num_heads + 2 * num_kv_heads) * HEAD_DIM] T
-//        key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] T
+//        key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] Cached: T, or e4m3 with
+//        kv_scales [2, num_kv_heads] float or null
 //        block_tables [*, block_table_width] int
 //        table_rows [num_seqs] int, each row's place in block_tables
 //        cu_seqlens_q [num_seqs + 1] int
@@ -143,17 +144,18 @@ struct DecodeRow {
 // CLUSTERED: 2^cluster_log2 blocks along x, a cluster, for each of the former, and one along z.
 // Block: 32 * WARPS threads.
 // Shared memory: (WARPS * STAGES * 2 * 16 + min(group, 8)) * (HEAD_DIM + 8) * sizeof(T) + 2 * HEAD_DIM *
-// sizeof(T), and CLUSTERED SENT_FLOATS floats for each split and MERGED_FLOATS elements of the largest share.
-// Unit of work: a block block_splits consecutive splits of a key/value head's keys, CLUSTERED an even part of
-// them, all of its query heads (up to 8) together; blocks beyond a row's splits end at once. Warps take 16
-// keys at a time in turn, each with its own ring of STAGES copies that runs on across splits, and meet only
-// at the end of a split. Where a row's splits are several blocks' work, every split's sum of weighted values,
-// maximum and sum go to partial_out and partial_sums, and the last of the blocks to arrive merges them; or,
-// CLUSTERED, to the shared memory of the block of the cluster whose share of the elements they belong to;
-// else the one block merges as it goes. The order is the same.
-template <typename T, int HEAD_DIM, int WARPS, int STAGES, bool FUSED, bool CLUSTERED>
+// sizeof(T) (e4m3: WARPS * 2 * 16 of those rows and WARPS * STAGES * 2 * 16 * HEAD_DIM bytes in the place of
+// the first), and CLUSTERED SENT_FLOATS floats for each split and MERGED_FLOATS elements of the largest
+// share. Unit of work: a block block_splits consecutive splits of a key/value head's keys, CLUSTERED an even
+// part of them, all of its query heads (up to 8) together; blocks beyond a row's splits end at once. Warps
+// take 16 keys at a time in turn, each with its own ring of STAGES copies that runs on across splits, and
+// meet only at the end of a split. Where a row's splits are several blocks' work, every split's sum of
+// weighted values, maximum and sum go to partial_out and partial_sums, and the last of the blocks to arrive
+// merges them; or, CLUSTERED, to the shared memory of the block of the cluster whose share of the elements
+// they belong to; else the one block merges as it goes. The order is the same.
+template <typename T, typename Cached, int HEAD_DIM, int WARPS, int STAGES, bool FUSED, bool CLUSTERED>
 __global__ void __launch_bounds__(32 * WARPS)
-    paged_attention_decode_kernel(PAGED_ATTENTION_DECODE_PARAMS(T)) {
+    paged_attention_decode_kernel(PAGED_ATTENTION_DECODE_PARAMS(T, Cached)) {
   constexpr int THREADS = WARP_SIZE * WARPS;
   constexpr int STEP_KEYS = WARP_KEYS * WARPS;
   using Attention = WarpAttention<T, HEAD_DIM>;
@@ -168,7 +170,9 @@ __global__ void __launch_bounds__(32 * WARPS)
   __shared__ float warp_sums[WARPS][GROUP_ROWS];
   __shared__ bool is_last;
   T* const tiles = reinterpret_cast<T*>(shared_memory);
-  T* const tile_q = tiles + WARPS * STAGES * 2 * TILE_ELEMENTS;
+  constexpr int TILES = IS_E4M3<Cached> ? 1 : STAGES;  // of keys and values in T, of a warp
+  constexpr int RING_BYTES = IS_E4M3<Cached> ? STAGES * 2 * WARP_KEYS * HEAD_DIM : 0;  // of a warp's codes
+  T* const tile_q = tiles + WARPS * (TILES * 2 * TILE_ELEMENTS + RING_BYTES / sizeof(T));
 
   let_next_kernel_start();
   if (!FUSED && !beside_prefill) wait_for_earlier_kernels();
@@ -216,10 +220,14 @@ __global__ void __launch_bounds__(32 * WARPS)
   const int* const block_table = block_tables + static_cast<long long>(own_row.table_row) * block_table_width;
 
   const int split_steps = splits.size / STEP_KEYS;
-  const unsigned warp_tiles = shared_address(tiles + warp * STAGES * 2 * TILE_ELEMENTS);
-  const PagedKeys<T> keys{
+  const unsigned char* const warp_codes =
+      reinterpret_cast<const unsigned char*>(tiles + WARPS * 2 * TILE_ELEMENTS) + warp * RING_BYTES;
+  const unsigned warp_tiles = IS_E4M3<Cached> ? shared_address(warp_codes)
+                                              : shared_address(tiles + warp * STAGES * 2 * TILE_ELEMENTS);
+  PagedKeys<Cached> keys{
       key_cache, value_cache, block_table, kv_head, num_kv_heads, block_size, 0xffffffffu / block_size + 1};
-  const KeyRing<T, HEAD_DIM, WARPS, STAGES> ring{
+  if constexpr (IS_E4M3<Cached>) keys.scales = kv_scales;
+  const KeyRing<T, Cached, HEAD_DIM, WARPS, STAGES> ring{
       keys, key_begin, key_end, oldest_key, cached_end, warp_tiles, evict_first_policy(), lane, warp};
 
   // The keys of earlier steps may be copied while the kernels in front of this one still run.
@@ -260,8 +268,9 @@ __global__ void __launch_bounds__(32 * WARPS)
     __syncwarp();
 
     if (ring.tile_begin(i) < key_end) {
-      T* const tile_k = tiles + (warp * STAGES + i % STAGES) * 2 * TILE_ELEMENTS;
+      T* const tile_k = tiles + (warp * TILES + i % TILES) * 2 * TILE_ELEMENTS;
       T* const tile_v = tile_k + TILE_ELEMENTS;
+      if constexpr (IS_E4M3<Cached>) ring.widen(i, warp_codes, tile_k, tile_v);
       const int newest_place = newest_key - ring.tile_begin(i);
       if (FUSED && newest_place >= 0 && newest_place < WARP_KEYS) {
         ring.insert(newest, newest_place, tile_k, tile_v);
@@ -272,8 +281,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
     if (--steps_left == 0 || i + 1 == num_steps) {
       // The end of a split: merge the warps through the stages that they have just left.
-      float* const merged = reinterpret_cast<float*>(tiles + i % STAGES * 2 * TILE_ELEMENTS);
-      constexpr int MERGE_STRIDE = STAGES * 2 * TILE_ELEMENTS * sizeof(T) / sizeof(float);  // between warps
+      float* const merged = reinterpret_cast<float*>(tiles + i % TILES * 2 * TILE_ELEMENTS);
+      constexpr int MERGE_STRIDE = TILES * 2 * TILE_ELEMENTS * sizeof(T) / sizeof(float);  // between warps
       attention.finish(merged + warp * MERGE_STRIDE, warp_maxima[warp], warp_sums[warp], num_group_heads);
       if (CLUSTERED && num_blocks > 1 && split == own.first) Blocks::wait();  // the others have begun
       __syncthreads();

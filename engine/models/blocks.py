@@ -12,7 +12,7 @@ from tessera.engine.models.specs import AttentionSpec, HalfNorms, LayerSpec, MLP
 from tessera.engine.models.weights.weights import AttentionWeights, HalfNormWeights, MLPWeights, NormWeights
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
 from tessera.engine.ops.linear_interface import Accumulate, Activate, LayerNorm, Prologue, RMSNorm
-from tessera.engine.tensor import Tensor
+from tessera.engine.tensor import Tensor, uint8
 
 ACCUMULATE = Accumulate()
 
@@ -122,6 +122,7 @@ class CausalAttention:
         self._spec = spec
         self._ops = ops
         self._keys, self._values = cache
+        self._kv_scales = weights.kv_scales if self._keys.dtype == uint8 else None
         self._input = HalfInput(make_norm(spec.norms.before, weights.norms.before), weights.qkv, ops)
         eps = 0.0 if spec.qk_norm is None else spec.qk_norm.eps
         self._transform = HeadTransform(cos_sin, weights.q_norm, weights.k_norm, eps)
@@ -138,6 +139,7 @@ class CausalAttention:
             num_heads=spec.num_heads,
             scale=spec.scale,
             sliding_window=spec.sliding_window,
+            kv_scales=self._kv_scales,
             queries=buffers.inner("queries", num_tokens, spec.q_size),
             out=buffers.inner("attended", num_tokens, spec.q_size),
         )
@@ -159,6 +161,7 @@ class CausalAttention:
             metadata,
             self._transform,
             num_heads=spec.num_heads,
+            kv_scales=self._kv_scales,
             out=buffers.inner("queries", stream.shape[0], spec.q_size),
         )
         return ops.paged_attention(
@@ -168,6 +171,7 @@ class CausalAttention:
             last,
             scale=spec.scale,
             sliding_window=spec.sliding_window,
+            kv_scales=self._kv_scales,
             out=buffers.inner("attended", num_chosen, spec.q_size),
         )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.engine.ops.checks import CheckedOps
 from tessera.engine.ops.checks import require as _require
-from tessera.engine.tensor import Tensor, float32
+from tessera.engine.tensor import Tensor, float32, uint8
 
 # Tokens: how attention over a few rows is divided may depend on whether any of them may have more.
 SHORT_CONTEXT = 2048
@@ -66,19 +66,21 @@ class AttentionOps(CheckedOps):
         transform: HeadTransform,
         *,
         num_heads: int,
+        kv_scales: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Normalise and rotate queries and keys, store keys and values in the cache, return queries.
 
         qkv [T, (Hq + 2 Hkv) * D], each token's query, key and value heads in that order. key_cache
-        and value_cache [num_blocks, Hkv, block_size, D]. -> [T, Hq * D].
+        and value_cache [num_blocks, Hkv, block_size, D], of the activations' dtype, or uint8: e4m3, which
+        times a head's `kv_scales` [2, Hkv] float32 (keys, values; None: 1) are what it holds. -> [T, Hq * D].
         """
-        self._check(out=out)
+        self._check(out=out, kv_scales=kv_scales)
         self._check_rope(qkv, key_cache, value_cache, metadata, transform, num_heads)
         head_dim = key_cache.shape[3]
         out = self._out(out, (qkv.shape[0], num_heads * head_dim), qkv.dtype)
         if qkv.size:
-            self._rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads, out)
+            self._rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads, kv_scales, out)
         return out
 
     def paged_attention(
@@ -90,6 +92,7 @@ class AttentionOps(CheckedOps):
         *,
         scale: float,
         sliding_window: int | None = None,
+        kv_scales: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Causal softmax(q k^T * scale) v over each row's cached keys; q [T, Hq * D] -> same.
@@ -98,11 +101,11 @@ class AttentionOps(CheckedOps):
         Query heads share key/value heads in groups of Hq / Hkv. With a sliding window of w a query
         sees itself and the w - 1 tokens before it.
         """
-        self._check(out=out)
+        self._check(out=out, kv_scales=kv_scales)
         self._check_attention(q, key_cache, value_cache, metadata)
         out = self._out(out, q.shape, q.dtype)
         if q.size:
-            self._paged_attention(q, key_cache, value_cache, metadata, scale, sliding_window, out)
+            self._paged_attention(q, key_cache, value_cache, metadata, scale, sliding_window, kv_scales, out)
         return out
 
     def attention(
@@ -116,11 +119,12 @@ class AttentionOps(CheckedOps):
         num_heads: int,
         scale: float,
         sliding_window: int | None = None,
+        kv_scales: Tensor | None = None,
         queries: Tensor,
         out: Tensor | None = None,
     ) -> Tensor:
         """`rope_and_store`, then `paged_attention` of what it returns; `queries` [T, Hq * D] is scratch."""
-        self._check(qkv=qkv, queries=queries, out=out)
+        self._check(qkv=qkv, queries=queries, out=out, kv_scales=kv_scales)
         self._check_rope(qkv, key_cache, value_cache, metadata, transform, num_heads)
         self._check_attention(queries, key_cache, value_cache, metadata)
         shape = (qkv.shape[0], num_heads * key_cache.shape[3])
@@ -128,7 +132,7 @@ class AttentionOps(CheckedOps):
         out = self._out(out, shape, qkv.dtype)
         if qkv.size:
             inputs = (qkv, key_cache, value_cache, metadata, transform)
-            self._attention(*inputs, num_heads, scale, sliding_window, queries, out)
+            self._attention(*inputs, num_heads, scale, sliding_window, kv_scales, queries, out)
         return out
 
     def _check_rope(
@@ -173,7 +177,7 @@ class AttentionOps(CheckedOps):
 
     def _caches(self, dtype: np.dtype[Any], cached: np.dtype[Any]) -> bool:
         """Whether keys and values of `dtype` can be stored as, and attended in, a cache of `cached`."""
-        return cached == dtype
+        return cached in (dtype, uint8)
 
     @abstractmethod
     def _rope_and_store(
@@ -184,6 +188,7 @@ class AttentionOps(CheckedOps):
         metadata: AttentionMetadata,
         transform: HeadTransform,
         num_heads: int,
+        kv_scales: Tensor | None,
         out: Tensor,
     ) -> None: ...
     @abstractmethod
@@ -195,6 +200,7 @@ class AttentionOps(CheckedOps):
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None,
+        kv_scales: Tensor | None,
         out: Tensor,
     ) -> None: ...
 
@@ -208,8 +214,9 @@ class AttentionOps(CheckedOps):
         num_heads: int,
         scale: float,
         sliding_window: int | None,
+        kv_scales: Tensor | None,
         queries: Tensor,
         out: Tensor,
     ) -> None:
-        self._rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads, queries)
-        self._paged_attention(queries, key_cache, value_cache, metadata, scale, sliding_window, out)
+        self._rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads, kv_scales, queries)
+        self._paged_attention(queries, key_cache, value_cache, metadata, scale, sliding_window, kv_scales, out)

@@ -25,14 +25,14 @@ from tessera.engine.cuda.headers import include_folders
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import InT, Int32, OutT
 from tessera.engine.formats import PACKED_FORMATS
-from tessera.engine.ops.cuda import fp8, sampling
+from tessera.engine.ops.cuda import attention, fp8, sampling
 from tessera.engine.ops.cuda.fp8.sm90 import SM90_FP8_MATMUL
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL, SM90_MATMUL_WIDE
 from tessera.engine.ops.cuda.quant.product import BLOCK_MATMUL, TILES
 from tessera.engine.ops.cuda.quant.sm90_product import SM90_BLOCK_MATMUL
 from tessera.engine.ops.cuda.registry import all_instantiations, all_specs
-from tessera.engine.ops.cuda.types import C_TYPE_NAMES
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES, E4M3
 from tests.support.paths import ROOT
 
 # Compiling every kernel for every dtype and architecture takes minutes; so each architecture gets every
@@ -122,9 +122,11 @@ OF_ONE_ORDER = {
 
 
 BLOCK_PRODUCTS = (BLOCK_MATMUL, SM90_BLOCK_MATMUL)
-SAMPLED = (*BLOCK_PRODUCTS, *fp8.SPECS)  # of which there are hundreds
+E4M3_CACHE = tuple(spec for spec in attention.SPECS if spec.on_demand and not spec.batch_invariant)
+OF_FP8_SPECS = (*fp8.SPECS, *E4M3_CACHE)
+SAMPLED = (*BLOCK_PRODUCTS, *fp8.SPECS, *(spec for spec in attention.SPECS if spec.on_demand))  # of hundreds
 
-# Of the products by e4m3 weights, template arguments behind the types, for each architecture.
+# Of kernels of e4m3, template arguments behind the types, for each architecture.
 OF_FP8 = {
     "89": {
         "fp8_quantize_kernel": {"false"},
@@ -137,6 +139,10 @@ OF_FP8 = {
         "fp8_matmul_kernel": {"32 64 true"},
         "sm90_fp8_matmul_kernel": {"2 192 2 false", "2 128 1 true", "1 32 1 false"},
         "fp8_dequantize_kernel": {""},
+        "paged_attention_decode_kernel": {"64 4 2 true false", "128 4 2 true true"},
+        "paged_attention_prefill_kernel": {"64 2 64 false"},
+        "paged_attention_kernel": {""},
+        "rope_and_store_kernel": {"2 128"},
     },
     "120a": {"fp8_matmul_kernel": {"64 64 true"}},
 }
@@ -144,10 +150,13 @@ OF_FP8 = {
 
 def is_compiled_here(pair: Instantiation, arch: str) -> bool:
     spec, template = pair
-    if spec in fp8.SPECS:
-        types = {"__nv_bfloat16"} & set(template[:1]) and not {"float", "__half"} & set(template)
-        arguments = " ".join(part for part in template if not part.startswith("__"))
-        return bool(types) and arguments in OF_FP8.get(arch, {}).get(spec.name, ())
+    if spec in OF_FP8_SPECS:
+        if template[0] != "__nv_bfloat16" or {"float", "__half"} & set(template):
+            return False
+        arguments = " ".join(part for part in template if part not in ("__nv_bfloat16", E4M3))
+        return arguments in OF_FP8.get(arch, {}).get(spec.name, ())
+    if spec.batch_invariant and E4M3 in template:
+        return False  # another only by a flag
     if spec.batch_invariant and not (arch == "90a" and template[0] == DTYPE_OF_ARCH[arch]):
         sizes = OF_ONE_ORDER.get(spec.name)
         return sizes is not None and all(size in template for size in sizes)
@@ -180,7 +189,7 @@ def test_all_instantiations_are_compiled_for_some_architecture() -> None:
     for dtype in C_TYPE_NAMES.values():
         pairs = {pair for pair in all_instantiations((dtype,)) if pair[0] not in SAMPLED}
         assert {pair for pair in pairs if dtype == "__nv_bfloat16" or not pair[0].batch_invariant} <= compiled
-    assert {spec for spec, _ in compiled if spec in fp8.SPECS} == set(fp8.SPECS)
+    assert {spec for spec, _ in compiled if spec in OF_FP8_SPECS} == set(OF_FP8_SPECS)
     for sampled in BLOCK_PRODUCTS:
         assert {template[2] for spec, template in compiled if spec is sampled} == PACKED_FORMATS.keys()
     for arch in DTYPE_OF_ARCH:

@@ -21,6 +21,7 @@ from tessera.engine.models.weights.weights import (
     NormWeights,
     Weights,
 )
+from tessera.engine.tensor import Tensor
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class WeightSource(ABC):
 
     @abstractmethod
     def norm(self, field: NormField, layer: int | None) -> NormWeights: ...
+
+    def kv_scales(self, layer: int, num_kv_heads: int) -> Tensor | None:
+        """[2, num_kv_heads] float32, of a layer's keys and values in a cache of e4m3; None: 1."""
+        return None
 
 
 def model_fields(config: ModelConfig) -> Iterator[Field]:
@@ -123,7 +128,10 @@ def build_weights(config: ModelConfig, source: WeightSource) -> Weights:
     """Everything that `source` makes, in the order of the fields."""
     linears, norms = _make(model_fields(config), source, None)
     layers = tuple(
-        _layer(*_make(layer_fields(spec, config.hidden_size), source, index))
+        _layer(
+            *_make(layer_fields(spec, config.hidden_size), source, index),
+            source.kv_scales(index, spec.attention.num_kv_heads),
+        )
         for index, spec in enumerate(config.layers)
     )
     embedding = linears["embedding"]
@@ -156,13 +164,13 @@ def _make(
     return linears, norms
 
 
-def _layer(linears: dict[str, LinearWeight], norms: dict[str, NormWeights]) -> LayerWeights:
+def _layer(linears: dict[str, LinearWeight], norms: dict[str, NormWeights], kv_scales: Tensor | None) -> LayerWeights:
     def around(half: str) -> HalfNormWeights:
         places = ("before", "after", "of_sum")
         return HalfNormWeights(*(norms.get(f"{half}_norm_{place}") for place in places))
 
     q_norm, k_norm = (norms[name].weight if name in norms else None for name in ("q_norm", "k_norm"))
     return LayerWeights(
-        AttentionWeights(linears["qkv"], linears["out"], around("attention"), q_norm, k_norm),
+        AttentionWeights(linears["qkv"], linears["out"], around("attention"), q_norm, k_norm, kv_scales),
         MLPWeights(linears["up"], linears["down"], around("mlp")),
     )

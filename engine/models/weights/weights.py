@@ -37,6 +37,7 @@ class AttentionWeights:
     norms: HalfNormWeights
     q_norm: Tensor | None = None  # [D]
     k_norm: Tensor | None = None  # [D]
+    kv_scales: Tensor | None = None  # [2, Hkv] float32, of keys and values in a cache of e4m3
 
 
 @dataclass(frozen=True)

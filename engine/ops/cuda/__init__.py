@@ -26,7 +26,7 @@ from tessera.engine.ops.cuda.random import RandomOps
 from tessera.engine.ops.cuda.registry import all_instantiations
 from tessera.engine.ops.cuda.sampling import SamplingOps
 from tessera.engine.ops.cuda.softmax import SoftmaxOps
-from tessera.engine.ops.cuda.types import cuda_type
+from tessera.engine.ops.cuda.types import E4M3, cuda_type
 
 
 class CudaOps(
@@ -46,10 +46,11 @@ class CudaOps(
         *,
         encoder_only: bool = False,
         head_dims: Collection[int] | None = None,
+        e4m3_cache: bool = False,
     ) -> None:
         """Compile beforehand all that a model in `dtype` launches; `progress` is told (done, total).
 
-        With `head_dims` only attention over heads of these sizes.
+        With `head_dims` only attention over heads of these sizes; `e4m3_cache`: also over a KV cache of e4m3.
 
         `reserve_linear` compiles those for its weights' formats, and what is left is compiled when it is first used.
 
@@ -59,6 +60,7 @@ class CudaOps(
         pairs = [
             (spec, template)
             for spec, template in pairs
-            if not spec.on_demand and (self.batch_invariant or not spec.batch_invariant)
+            if (not spec.on_demand or (e4m3_cache and E4M3 in template))
+            and (self.batch_invariant or not spec.batch_invariant)
         ]
         self.device.compile([pair for pair in pairs if pair[0].supports(self.device.arch)], progress)

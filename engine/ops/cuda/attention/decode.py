@@ -15,20 +15,20 @@ from typing import NamedTuple
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutFloat, OutT, OutUint
+from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutCached, OutFloat, OutT, OutUint
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.cuda.attention.memory import MAX_SPLITS
 from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem
 from tessera.engine.ops.cuda.candidates import Candidate
-from tessera.engine.ops.cuda.types import HALF_BYTES, MAX_CACHED_CONFIGS, SEGMENT, WARP_SIZE, ceil_div
+from tessera.engine.ops.cuda.types import E4M3, HALF_BYTES, MAX_CACHED_CONFIGS, SEGMENT, WARP_SIZE, ceil_div
 from tessera.engine.ops.interface import HeadTransform
 from tessera.engine.tensor import float32
 
 
 class PagedAttentionDecodeParams(NamedTuple):
     q: InT
-    key_cache: OutT
-    value_cache: OutT
+    key_cache: OutCached
+    value_cache: OutCached
     block_tables: InInt
     table_rows: InInt
     cu_seqlens_q: InInt
@@ -57,18 +57,22 @@ class PagedAttentionDecodeParams(NamedTuple):
     beside_prefill: Int32
     eps: Float32
     scale_log2: Float32
+    kv_scales: InFloat
 
 
 PAGED_ATTENTION_DECODE = KernelSpec(
     file="attention/decode.cu",
     name="paged_attention_decode_kernel",
-    template=("T", "HEAD_DIM", "WARPS", "STAGES", "FUSED", "CLUSTERED"),
+    template=("T", "Cached", "HEAD_DIM", "WARPS", "STAGES", "FUSED", "CLUSTERED"),
     params=PagedAttentionDecodeParams,
     overlaps=True,
 )
 # The same function, with CLUSTERED: blocks that share a row's keys merge in each other's shared memory.
 CLUSTERED_ATTENTION_DECODE = replace(PAGED_ATTENTION_DECODE, min_arch=90)
-SPECS = (PAGED_ATTENTION_DECODE, CLUSTERED_ATTENTION_DECODE)
+# And for a cache of e4m3.
+DECODE_E4M3 = replace(PAGED_ATTENTION_DECODE, min_arch=89, on_demand=True)
+CLUSTERED_DECODE_E4M3 = replace(CLUSTERED_ATTENTION_DECODE, on_demand=True)
+SPECS = (PAGED_ATTENTION_DECODE, CLUSTERED_ATTENTION_DECODE, DECODE_E4M3, CLUSTERED_DECODE_E4M3)
 
 GROUP_ROWS = Constant(8, "query heads of a key/value head that are handled together")
 UNIT_KEYS = Constant(8, "keys that lie in one block of the cache")
@@ -133,7 +137,16 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     pairs += [
         (CLUSTERED_ATTENTION_DECODE, shape.template(fused=True, clustered=True)) for shape in DECODE_SHAPES.values()
     ]
-    return [(spec, (dtype, *template)) for dtype in dtypes if dtype != "float" for spec, template in pairs]
+    halves = [dtype for dtype in dtypes if dtype != "float"]
+    same = [(spec, (dtype, dtype, *template)) for dtype in halves for spec, template in pairs]
+    e4m3 = {PAGED_ATTENTION_DECODE: DECODE_E4M3, CLUSTERED_ATTENTION_DECODE: CLUSTERED_DECODE_E4M3}
+    widened = [(spec, template) for spec, template in pairs if may_cluster(int(template[0])) or template[-1] == "false"]
+    return same + [(e4m3[spec], (dtype, E4M3, *template)) for dtype in halves for spec, template in widened]
+
+
+def may_cluster(head_dim: int) -> bool:
+    """Whether blocks that widen e4m3 have the registers for a cluster's merging, too."""
+    return head_dim <= 128
 
 
 class Division(NamedTuple):
@@ -188,13 +201,21 @@ def divide(
 
 
 def decode_config(
-    shape: DecodeShape, num_seqs: int, num_heads: int, num_kv_heads: int, splits: int, division: Division
+    shape: DecodeShape,
+    num_seqs: int,
+    num_heads: int,
+    num_kv_heads: int,
+    splits: int,
+    division: Division,
+    *,
+    e4m3: bool = False,
 ) -> LaunchConfig:
     """Blocks for `splits` splits of every row."""
     pitch = (shape.head_dim + SEGMENT) * HALF_BYTES
     query_rows = min(num_heads // num_kv_heads, GROUP_ROWS)
-    rows = shape.warps * shape.stages * 2 * WARP_KEYS + query_rows
-    shared_bytes = rows * pitch + 2 * shape.head_dim * HALF_BYTES
+    tiles, codes = (1, shape.warps * shape.stages * 2 * WARP_KEYS * shape.head_dim) if e4m3 else (shape.stages, 0)
+    rows = shape.warps * tiles * 2 * WARP_KEYS + query_rows
+    shared_bytes = rows * pitch + codes + 2 * shape.head_dim * HALF_BYTES
     block = (shape.warps * WARP_SIZE, 1, 1)
     groups, num_seqs, cluster = head_groups(num_heads, num_kv_heads), max(num_seqs, 1), division.cluster
     if cluster == 1:
@@ -227,19 +248,28 @@ def plan_decode(
     fused: bool,
     clusters: bool,
     in_order: bool = False,
+    e4m3: bool = False,
 ) -> DecodePlan:
     """For rows of up to `max_context_len` keys, `max_splits` of which fit into memory."""
     groups = head_groups(num_heads, num_kv_heads)
-    division = divide(num_seqs, groups, max_context_len, max_splits, clusters=fused and clusters, in_order=in_order)
+    division = divide(
+        num_seqs,
+        groups,
+        max_context_len,
+        max_splits,
+        clusters=fused and clusters and (not e4m3 or may_cluster(head_dim)),
+        in_order=in_order,
+    )
     splits = decode_splits(max_context_len, window, division)
     shape = DECODE_SHAPES[head_dim]
     if num_seqs * groups >= MANY_ROW_GROUPS and not in_order:  # other warps add other keys
         shape = MANY_ROWS_SHAPES.get(head_dim, shape)
     clustered = division.cluster > 1
+    specs = (DECODE_E4M3, CLUSTERED_DECODE_E4M3) if e4m3 else SPECS[:2]
     return DecodePlan(
-        CLUSTERED_ATTENTION_DECODE if clustered else PAGED_ATTENTION_DECODE,
+        specs[clustered],
         shape.template(fused=fused, clustered=clustered),
-        decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, division),
+        decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, division, e4m3=e4m3),
         division,
     )
 
@@ -267,6 +297,7 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         fused=operands.transform is not None,
         clusters=device.compute_capability >= (9, 0),
         in_order=problem.in_order,
+        e4m3=problem.cached == E4M3,
     )
     cos_sin, q_norm, k_norm, eps = operands.transform or HeadTransform()
     partial_out, partial_sums, arrivals = memory.decode_pointers(num_seqs, num_heads, head_dim)
@@ -302,8 +333,9 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         beside_prefill=operands.beside_prefill,
         eps=eps,
         scale_log2=operands.scale_log2,
+        kv_scales=operands.kv_scales,
     )
-    device.launch(spec, (problem.dtype, *template), config, params)
+    device.launch(spec, (problem.dtype, problem.cached, *template), config, params)
 
 
 ATTENTION.register(Candidate("decode", SPECS, _accepts, _launch, order=0))

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import Float32, Int32, RestrictInInt, RestrictInT, RestrictOutT
+from tessera.engine.cuda.params import (
+    Float32,
+    InFloat,
+    Int32,
+    RestrictInCached,
+    RestrictInInt,
+    RestrictInT,
+    RestrictOutT,
+)
 from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem
 from tessera.engine.ops.cuda.attention.rope import MAX_HEAD_DIM as LARGEST_HEAD_DIM
 from tessera.engine.ops.cuda.candidates import Candidate
-from tessera.engine.ops.cuda.types import WARP_SIZE
+from tessera.engine.ops.cuda.types import E4M3, WARP_SIZE
 
 
 class PagedAttentionParams(NamedTuple):
     q: RestrictInT
-    key_cache: RestrictInT
-    value_cache: RestrictInT
+    key_cache: RestrictInCached
+    value_cache: RestrictInCached
     block_tables: RestrictInInt
     table_rows: RestrictInInt
     cu_seqlens_q: RestrictInInt
@@ -31,15 +40,18 @@ class PagedAttentionParams(NamedTuple):
     block_table_width: Int32
     sliding_window: Int32
     scale_log2: Float32
+    kv_scales: InFloat
 
 
 PAGED_ATTENTION = KernelSpec(
     file="attention/attention.cu",
     name="paged_attention_kernel",
-    template=("T",),
+    template=("T", "Cached"),
     params=PagedAttentionParams,
 )
-SPECS = (PAGED_ATTENTION,)
+# The same function, for a cache of e4m3.
+PAGED_ATTENTION_E4M3 = replace(PAGED_ATTENTION, min_arch=89, on_demand=True)
+SPECS = (PAGED_ATTENTION, PAGED_ATTENTION_E4M3)
 
 WARPS = Constant(4, "of a block")
 MAX_HEAD_DIM = Constant(LARGEST_HEAD_DIM)
@@ -48,7 +60,8 @@ declare_header("attention", __name__, {"WARPS": WARPS, "MAX_HEAD_DIM": MAX_HEAD_
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
-    return [(PAGED_ATTENTION, (dtype,)) for dtype in dtypes]
+    same: list[Instantiation] = [(PAGED_ATTENTION, (dtype, dtype)) for dtype in dtypes]
+    return same + [(PAGED_ATTENTION_E4M3, (dtype, E4M3)) for dtype in dtypes]
 
 
 def _accepts(problem: AttentionProblem, device: CudaDevice) -> bool | None:
@@ -74,9 +87,11 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         block_table_width=metadata.block_tables.shape[1],
         sliding_window=operands.window,
         scale_log2=operands.scale_log2,
+        kv_scales=operands.kv_scales,
     )
     config = LaunchConfig((q.shape[0], operands.num_heads, 1), (WARPS * WARP_SIZE, 1, 1))
-    device.launch(PAGED_ATTENTION, (problem.dtype,), config, params)
+    spec = PAGED_ATTENTION_E4M3 if problem.cached == E4M3 else PAGED_ATTENTION
+    device.launch(spec, (problem.dtype, problem.cached), config, params)
 
 
 ATTENTION.register(Candidate("general", SPECS, _accepts, _launch, order=0))

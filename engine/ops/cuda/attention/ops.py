@@ -16,7 +16,7 @@ from tessera.engine.ops.cuda.attention.memory import AttentionMemory
 from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem, Rows
 from tessera.engine.ops.cuda.attention.rope import RopeOps, check_head_dim, rotates_pairs
 from tessera.engine.ops.cuda.candidates import Chooser
-from tessera.engine.ops.cuda.types import aligned, cuda_type
+from tessera.engine.ops.cuda.types import aligned, cached_type, cuda_type
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
 from tessera.engine.tensor import Tensor
 
@@ -55,6 +55,7 @@ class AttentionOps(RopeOps):
         metadata: AttentionMetadata,
         scale: float,
         sliding_window: int | None,
+        kv_scales: Tensor | None,
         out: Tensor,
     ) -> None:
         head_dim = key_cache.shape[3]
@@ -69,6 +70,7 @@ class AttentionOps(RopeOps):
             _kernel_window(sliding_window),
             out,
             self.attention_memory,
+            kv_scales=kv_scales,
         )
         problem = self._problem("decodes", operands)
         decodes = self.attention_kernels.choose(problem)
@@ -96,6 +98,7 @@ class AttentionOps(RopeOps):
         num_heads: int,
         scale: float,
         sliding_window: int | None,
+        kv_scales: Tensor | None,
         queries: Tensor,
         out: Tensor,
     ) -> None:
@@ -111,6 +114,7 @@ class AttentionOps(RopeOps):
                 out,
                 self.attention_memory,
                 transform,
+                kv_scales=kv_scales,
             )
             cos_sin, q_norm, k_norm, _ = transform
             in_pairs = rotates_pairs(key_cache.shape[3], cos_sin, q_norm, k_norm)
@@ -118,13 +122,14 @@ class AttentionOps(RopeOps):
             if self.attention_kernels.launch(problem, operands):
                 return
         inputs = (qkv, key_cache, value_cache, metadata, transform)
-        super()._attention(*inputs, num_heads, scale, sliding_window, queries, out)
+        super()._attention(*inputs, num_heads, scale, sliding_window, kv_scales, queries, out)
 
     def _problem(self, rows: Rows, operands: AttentionOperands, *, in_pairs: bool = True) -> AttentionProblem:
         q, keys, values = operands.q, operands.key_cache, operands.value_cache
         is_aligned = aligned(16, q, keys, values, operands.out)
         sizes = keys.shape[3], keys.shape[2]
-        return AttentionProblem(rows, cuda_type(q.dtype), *sizes, is_aligned, self.batch_invariant, in_pairs)
+        types = cuda_type(q.dtype), cached_type(q.dtype, keys.dtype)
+        return AttentionProblem(rows, *types, *sizes, is_aligned, self.batch_invariant, in_pairs)
 
 
 def _kernel_scale(scale: float) -> float:

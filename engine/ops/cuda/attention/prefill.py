@@ -8,16 +8,24 @@ from typing import NamedTuple
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import Float32, Int32, RestrictInInt, RestrictInT, RestrictOutT
+from tessera.engine.cuda.params import (
+    Float32,
+    InFloat,
+    Int32,
+    RestrictInCached,
+    RestrictInInt,
+    RestrictInT,
+    RestrictOutT,
+)
 from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem
 from tessera.engine.ops.cuda.candidates import Candidate
-from tessera.engine.ops.cuda.types import HALF_BYTES, SEGMENT, WARP_SIZE
+from tessera.engine.ops.cuda.types import E4M3, HALF_BYTES, SEGMENT, WARP_SIZE
 
 
 class PagedAttentionPrefillParams(NamedTuple):
     q: RestrictInT
-    key_cache: RestrictInT
-    value_cache: RestrictInT
+    key_cache: RestrictInCached
+    value_cache: RestrictInCached
     block_tables: RestrictInInt
     table_rows: RestrictInInt
     cu_seqlens_q: RestrictInInt
@@ -30,17 +38,21 @@ class PagedAttentionPrefillParams(NamedTuple):
     block_table_width: Int32
     sliding_window: Int32
     scale_log2: Float32
+    kv_scales: InFloat
 
 
 PAGED_ATTENTION_PREFILL = KernelSpec(
     file="attention/prefill.cu",
     name="paged_attention_prefill_kernel",
-    template=("T", "HEAD_DIM", "ROW_TILES", "TILE_KEYS", "IN_ORDER"),
+    template=("T", "Cached", "HEAD_DIM", "ROW_TILES", "TILE_KEYS", "IN_ORDER"),
     params=PagedAttentionPrefillParams,
 )
 # The same function, with IN_ORDER.
 PREFILL_IN_ORDER = replace(PAGED_ATTENTION_PREFILL, batch_invariant=True)
-SPECS = (PAGED_ATTENTION_PREFILL, PREFILL_IN_ORDER)
+# And for a cache of e4m3.
+PREFILL_E4M3 = replace(PAGED_ATTENTION_PREFILL, min_arch=89, on_demand=True)
+PREFILL_E4M3_IN_ORDER = replace(PREFILL_E4M3, batch_invariant=True)
+SPECS = (PAGED_ATTENTION_PREFILL, PREFILL_IN_ORDER, PREFILL_E4M3, PREFILL_E4M3_IN_ORDER)
 
 WARPS = Constant(4, "of a block")
 declare_header("prefill", __name__, {"WARPS": WARPS}, (PagedAttentionPrefillParams,))
@@ -77,19 +89,23 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     halves = [dtype for dtype in dtypes if dtype != "float"]
     return [
-        (spec, (dtype, *shape.prefill_template(in_order=spec.batch_invariant)))
+        (spec, (dtype, E4M3 if spec.on_demand else dtype, *shape.prefill_template(in_order=spec.batch_invariant)))
         for spec in SPECS
         for dtype in halves
         for shape in HEAD_SHAPES.values()
     ]
 
 
-def prefill_config(shape: HeadShape, num_tokens: int, num_seqs: int, num_heads: int, num_kv_heads: int) -> LaunchConfig:
+def prefill_config(
+    shape: HeadShape, num_tokens: int, num_seqs: int, num_heads: int, num_kv_heads: int, *, e4m3: bool = False
+) -> LaunchConfig:
     """As many tiles as `num_tokens` can make however they are divided into rows: each row's last may be partial."""
     group = num_heads // num_kv_heads
     tiles = num_tokens * group // shape.tile_rows + min(num_seqs, num_tokens)
     pitch = (shape.head_dim + SEGMENT) * HALF_BYTES
     shared_bytes = (shape.tile_rows + 2 * shape.tile_keys) * pitch + 8 * shape.tile_keys
+    if e4m3:
+        shared_bytes += shape.tile_keys * shape.head_dim
     return LaunchConfig((tiles, num_kv_heads, 1), (WARPS * WARP_SIZE, 1, 1), shared_bytes)
 
 
@@ -118,11 +134,13 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: HeadShape, ope
         block_table_width=metadata.block_tables.shape[1],
         sliding_window=operands.window,
         scale_log2=operands.scale_log2,
+        kv_scales=operands.kv_scales,
     )
-    config = prefill_config(shape, q.shape[0], num_seqs, operands.num_heads, num_kv_heads)
-    spec = PREFILL_IN_ORDER if problem.in_order else PAGED_ATTENTION_PREFILL
+    config = prefill_config(shape, q.shape[0], num_seqs, operands.num_heads, num_kv_heads, e4m3=problem.cached == E4M3)
+    specs = (PREFILL_E4M3, PREFILL_E4M3_IN_ORDER) if problem.cached == E4M3 else SPECS[:2]
+    spec = specs[problem.in_order]
     template = shape.prefill_template(in_order=problem.in_order)
-    device.launch(spec, (problem.dtype, *template), config, params)
+    device.launch(spec, (problem.dtype, problem.cached, *template), config, params)
 
 
 ATTENTION.register(Candidate("prefill", SPECS, _accepts, _launch, order=2))

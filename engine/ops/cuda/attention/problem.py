@@ -19,7 +19,7 @@ class AttentionProblem(NamedTuple):
 
     Attributes:
         rows: of the step.
-        dtype: C name of the elements.
+        dtype, cached: C names of the elements of activations and cache.
         head_dim, block_size: of the cache.
         is_aligned: queries, caches and result begin at multiples of 16 bytes.
         in_order: a query's keys are added in an order of its own, whatever else is in the step.
@@ -28,6 +28,7 @@ class AttentionProblem(NamedTuple):
 
     rows: Rows
     dtype: str
+    cached: str
     head_dim: int
     block_size: int
     is_aligned: bool
@@ -52,6 +53,7 @@ class AttentionOperands(NamedTuple):
     memory: AttentionMemory
     transform: HeadTransform | None = None
     beside_prefill: bool = False
+    kv_scales: Tensor | None = None
 
 
 ATTENTION: CandidateTable[AttentionProblem, AttentionOperands] = CandidateTable("attention")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutT
-from tessera.engine.ops.cuda.types import WARP_SIZE, aligned, ceil_div, cuda_type
+from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutCached, OutT
+from tessera.engine.ops.cuda.types import E4M3, WARP_SIZE, aligned, cached_type, ceil_div, cuda_type
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
 from tessera.engine.tensor import Tensor, float32
 
@@ -21,8 +22,8 @@ class RopeAndStoreParams(NamedTuple):
     cos_sin: InFloat
     positions: InInt
     slot_mapping: InInt
-    key_cache: OutT
-    value_cache: OutT
+    key_cache: OutCached
+    value_cache: OutCached
     out: OutT
     num_heads: Int32
     num_kv_heads: Int32
@@ -31,16 +32,19 @@ class RopeAndStoreParams(NamedTuple):
     rotary_dim: Int32
     block_size: Int32
     eps: Float32
+    kv_scales: InFloat
 
 
 ROPE_AND_STORE = KernelSpec(
     file="attention/rope.cu",
     name="rope_and_store_kernel",
-    template=("T", "VECTOR", "MAX_HEAD_DIM"),
+    template=("T", "Cached", "VECTOR", "MAX_HEAD_DIM"),
     params=RopeAndStoreParams,
     overlaps=True,
 )
-SPECS = (ROPE_AND_STORE,)
+# The same function, for a cache of e4m3.
+ROPE_AND_STORE_E4M3 = replace(ROPE_AND_STORE, min_arch=89, on_demand=True)
+SPECS = (ROPE_AND_STORE, ROPE_AND_STORE_E4M3)
 
 WARPS = Constant(4, "of a block")
 declare_header("rope", __name__, {"WARPS": WARPS}, (RopeAndStoreParams,))
@@ -54,7 +58,8 @@ ROPE_HEAD_DIMS = (128, MAX_HEAD_DIM)  # up to which a head has an instantiation
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     sizes = [(vector, str(dim)) for vector in ("1", "2") for dim in ROPE_HEAD_DIMS]
-    return [(ROPE_AND_STORE, (dtype, *size)) for dtype in dtypes for size in sizes]
+    same: list[Instantiation] = [(ROPE_AND_STORE, (dtype, dtype, *size)) for dtype in dtypes for size in sizes]
+    return same + [(ROPE_AND_STORE_E4M3, (dtype, E4M3, *size)) for dtype in dtypes for size in sizes]
 
 
 def rope_part_heads(num_tokens: int, num_heads: int, num_kv_heads: int) -> int:
@@ -94,6 +99,7 @@ class RopeOps(Ops):
         metadata: AttentionMetadata,
         transform: HeadTransform,
         num_heads: int,
+        kv_scales: Tensor | None,
         out: Tensor,
     ) -> None:
         cos_sin, q_norm, k_norm, eps = transform
@@ -104,9 +110,10 @@ class RopeOps(Ops):
         largest = next(dim for dim in ROPE_HEAD_DIMS if dim >= head_dim)
         num_tokens = qkv.shape[0]
         part_heads = rope_part_heads(num_tokens, num_heads, num_kv_heads)
+        cached = cached_type(qkv.dtype, key_cache.dtype)
         self.device.launch(
-            ROPE_AND_STORE,
-            (cuda_type(qkv.dtype), "2" if pairs else "1", str(largest)),
+            ROPE_AND_STORE_E4M3 if cached == E4M3 else ROPE_AND_STORE,
+            (cuda_type(qkv.dtype), cached, "2" if pairs else "1", str(largest)),
             rope_config(num_tokens, num_heads, num_kv_heads, part_heads),
             RopeAndStoreParams(
                 qkv=qkv,
@@ -125,5 +132,6 @@ class RopeOps(Ops):
                 rotary_dim=rotary_dim,
                 block_size=block_size,
                 eps=eps,
+                kv_scales=kv_scales,
             ),
         )
