@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tessera.app.engines.messages import (
     ToPool,
     Wake,
     Yield,
+    Yielded,
     engine_dir,
     pool_address,
 )
@@ -59,7 +61,7 @@ class Engine:
         self._num_uses = 0
         self._num_waiting = 0
         self._is_held = False
-        self._unused_since = 0.0
+        self._used_at = 0.0
         self._answer: asyncio.Future[None] | None = None
 
     @property
@@ -193,9 +195,8 @@ class Engines:
         engine = self._engines[index]
         engine._num_uses -= 1
         if engine._num_uses == 0 and not self.is_static:
-            loop = asyncio.get_running_loop()
-            engine._unused_since = loop.time()
-            loop.call_later(LINGER, self._release_lingering, engine)
+            engine._used_at = time.monotonic()
+            asyncio.get_running_loop().call_later(LINGER, self._release_lingering, engine)
 
     def keep(self, index: int, seconds: float) -> None:
         """Keep the model for `seconds` after its last request from now on; infinite: for ever."""
@@ -249,13 +250,13 @@ class Engines:
             del self._orders[token]
 
     def _release_lingering(self, engine: Engine) -> None:
-        if asyncio.get_running_loop().time() - engine._unused_since >= 0.9 * LINGER:  # timers may be early
+        if time.monotonic() - engine._used_at >= 0.9 * LINGER:  # timers may be early
             self._release_unused(engine)
 
     def _release_unused(self, engine: Engine) -> None:
         if engine._num_uses == 0 and engine._is_held:
             engine._is_held = False
-            self._send(Release(engine.index, asyncio.get_running_loop().time() - engine._unused_since))
+            self._send(Release(engine.index, engine._used_at))
 
     # -- link -----------------------------------------------------------------------------------
 
@@ -290,6 +291,7 @@ class Engines:
             case Yield():
                 for engine in self._engines:
                     self._release_unused(engine)
+                self._send(Yielded())
             case Done(token, reason):
                 done = self._orders.get(token)
                 if done is not None and not done.done():

@@ -57,10 +57,14 @@ class Hold(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """No request of this app process uses the model any more, for `unused` seconds now."""
+    """No request of this app process has used the model since `time.monotonic()` was `used_at`."""
 
     model: int
-    unused: float
+    used_at: float
+
+
+class Yielded(msgspec.Struct, frozen=True, tag=True):
+    """The answer to `Yield`, after the `Release` of each model that no request uses."""
 
 
 class KeepAlive(msgspec.Struct, frozen=True, tag=True):
@@ -109,7 +113,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Yield(msgspec.Struct, frozen=True, tag=True):
-    """Room is needed: release what no request uses."""
+    """Room is needed: release what no request uses, then answer `Yielded`."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -119,5 +123,5 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     reason: str | None = None
 
 
-ToPool: TypeAlias = Hold | Release | KeepAlive | Sleep | Wake
+ToPool: TypeAlias = Hold | Release | Yielded | KeepAlive | Sleep | Wake
 FromPool: TypeAlias = Statuses | Granted | Refused | Yield | Done

@@ -29,6 +29,7 @@ from tessera.app.engines.messages import (
     ToPool,
     Wake,
     Yield,
+    Yielded,
     engine_dir,
     pool_address,
 )
@@ -42,7 +43,7 @@ logger = logging.getLogger("tessera.models")
 LOOK_INTERVAL = 0.5  # seconds between two looks for idle models
 STOP_TIMEOUT = 5.0  # seconds, of an engine without requests
 RETRY_DELAY = 30.0  # seconds after a failed load in which requests are refused at once
-YIELD_TIME = 0.05  # seconds for the app processes to release what they do not use
+YIELD_TIMEOUT = 1.0  # seconds for the app processes to release what they do not use
 MAX_LINE = 2**16
 SHARE_MARGIN = 1e-6  # sums of shares are sums of floats
 LOADED: tuple[State, ...] = ("loading", "loaded", "unloading")  # states that take room on the device
@@ -148,18 +149,22 @@ class EnginePool:
             logger.debug("an app process's link broke", exc_info=True)
         finally:
             self._links.discard(link)
+            link.yielded.set()
             for model in self._models:
-                self._release(link, model)
+                self._release(link, model, time.monotonic())
             writer.close()
 
     def _handle(self, link: Link, message: ToPool) -> None:
+        if isinstance(message, Yielded):
+            link.yielded.set()
+            return
         model = self._models[message.model]
         match message:
             case Hold():
                 model.num_asking += 1
                 self._spawn(self._grant(link, model))
             case Release():
-                self._release(link, model, message.unused)
+                self._release(link, model, message.used_at)
             case KeepAlive():
                 model.keep_alive = message.limit
                 self._tell()
@@ -186,10 +191,10 @@ class EnginePool:
             model.idle_since = None
             link.send(Granted(model.index))
 
-    def _release(self, link: Link, model: PooledModel, unused: float = 0.0) -> None:
+    def _release(self, link: Link, model: PooledModel, used_at: float) -> None:
         if link in model.holds:
             model.holds.discard(link)
-            model.used_at = max(model.used_at, time.monotonic() - unused)
+            model.used_at = max(model.used_at, used_at)
             self._notify()
 
     async def _sleep(self, link: Link, model: PooledModel, token: int) -> None:
@@ -315,9 +320,7 @@ class EnginePool:
         """
         deadline = time.monotonic() + self._patience
         while not self._fits(model):
-            for link in self._links:
-                link.send(Yield())
-            await asyncio.sleep(YIELD_TIME)
+            await self._release_all_unused()
             idle = [other for other in self._models if other.is_idle]
             if idle:
                 unused = min(idle, key=lambda other: other.used_at)
@@ -334,6 +337,15 @@ class EnginePool:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(changed.wait(), LOOK_INTERVAL)  # an engine's work ends without a word
         self._set_state(model, "loading")
+
+    async def _release_all_unused(self) -> None:
+        """Have the app processes release what they hold for the requests that may follow."""
+        links = list(self._links)
+        for link in links:
+            link.yielded.clear()
+            link.send(Yield())
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(link.yielded.wait() for link in links)), YIELD_TIMEOUT)
 
     def _fits(self, model: PooledModel) -> bool:
         taken = sum(other.share for other in self._models if other is not model and other.state in LOADED)

@@ -14,10 +14,15 @@ from tessera.engine.ipc.supervisor import EngineSupervisor
 
 
 class Link:
-    """One app process's connection."""
+    """One app process's connection.
+
+    Attributes:
+        yielded: whether it has answered the last `Yield`, or is gone.
+    """
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
+        self.yielded = asyncio.Event()
 
     def send(self, message: FromPool) -> None:
         if not self._writer.is_closing():

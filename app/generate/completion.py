@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from fastapi import Request
 
@@ -32,6 +34,14 @@ class Completion:
     def as_delta(self) -> Delta:
         """All of it as one delta, for writers of events that also write whole responses."""
         return Delta(0, self.text, self.token_ids, self.entries, self.finish_reason, self.parts)
+
+
+def num_values(generation: Generation, completions: Sequence[Completion]) -> int:
+    """Tokens and log-probabilities that a response may list: what it takes to build it."""
+    listed = [each for completion in completions for each in completion.entries]
+    scores = chain((entry.logprobs for entry in listed), *(choice.prompt_logprobs for choice in generation.choices))
+    num_tokens = sum(1 + len(completion.token_ids) for completion in completions)
+    return num_tokens + sum(1 + len(each.top_token_ids) for each in scores)
 
 
 async def complete(http_request: Request, generation: Generation, timeout: float) -> list[Completion]:

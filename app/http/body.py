@@ -23,6 +23,7 @@ MAX_JSON_DEPTH = 64
 MAX_JSON_CONTAINERS = 2**17  # objects and lists of one body
 MAX_LARGE_BODIES = 4  # of the largest size, in hand at a time
 MAX_LARGE_BODIES_OF_ONE = 2  # of them, of one key or address
+MAX_INLINE_VALUES = 2**12  # of a response that is built on the event loop, in a few milliseconds
 LARGE_BODY = 2**16  # bytes; larger ones are parsed and checked in a thread, one after the other
 
 P = TypeVar("P")
@@ -31,6 +32,7 @@ T = TypeVar("T")
 # A string, which ends with the text if nothing else ends it, or a bracket.
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]+|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
 _one_thread = ThreadPoolExecutor(1, thread_name_prefix="body")
+_response_thread = ThreadPoolExecutor(1, thread_name_prefix="response")
 
 
 class LargeBody:
@@ -83,9 +85,9 @@ async def read_json_object(request: Request, settings: AppSettings, *, any_media
         raise _too_large(settings)
     large = LargeBody(settings.max_body_bytes, account_of(request.scope).id)
     try:
-        body = await _within(settings.body_timeout, _receive_all(request, settings, large))
-        request.scope["state"]["body_is_large"] = len(body) > LARGE_BODY
-        return await run_in_turn(request, parse_json_object, body)
+        chunks = await _within(settings.body_timeout, _receive_all(request, settings, large))
+        request.scope["state"]["body_is_large"] = sum(map(len, chunks)) > LARGE_BODY
+        return await run_in_turn(request, _parse_chunks, chunks)
     except asyncio.TimeoutError:
         raise BodyTimeoutError(f"The body did not arrive within {settings.body_timeout:g} seconds.") from None
     finally:
@@ -133,6 +135,13 @@ def json_response(content: dict[str, Any], status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type="application/json")
 
 
+async def built(num_values: int, build: Callable[[], T]) -> T:
+    """What `build` makes of so many values: if they are many, in a thread that takes turns with the event loop."""
+    if num_values <= MAX_INLINE_VALUES:
+        return build()
+    return await asyncio.get_running_loop().run_in_executor(_response_thread, build)
+
+
 def parse_json_object(body: bytes) -> dict[str, Any]:
     # A body with fewer brackets cannot be nested that deeply: most need no scan.
     if body.count(b"{") + body.count(b"[") > MAX_JSON_DEPTH:
@@ -150,7 +159,13 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
     return parsed
 
 
-async def _receive_all(request: Request, settings: AppSettings, large: LargeBody) -> bytes:
+def _parse_chunks(chunks: list[bytes]) -> dict[str, Any]:
+    body = b"".join(chunks)
+    chunks.clear()
+    return parse_json_object(body)
+
+
+async def _receive_all(request: Request, settings: AppSettings, large: LargeBody) -> list[bytes]:
     chunks: list[bytes] = []
     size = 0
     more = True
@@ -165,7 +180,7 @@ async def _receive_all(request: Request, settings: AppSettings, large: LargeBody
         large.grow(size)
         chunks.append(chunk)
         more = message.get("more_body", False)
-    return b"".join(chunks)
+    return chunks
 
 
 def _too_large(settings: AppSettings) -> PayloadTooLargeError:

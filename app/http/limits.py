@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tessera.app.http.access_log import trace_of
 from tessera.app.http.auth import OPEN_PATHS
 from tessera.app.http.errors import PermissionDeniedError, error_response
-from tessera.app.keys.key_ring import KeyHolder, account_of_owner
+from tessera.app.keys.key_ring import KeyHolder, account_of_owner, background_account
 from tessera.app.limits.key_use import KeyUse
 from tessera.app.limits.lease import Lease
 from tessera.app.limits.memory_watermark import MemoryWatermark
@@ -90,7 +90,7 @@ def account_of(scope: MutableMapping[str, Any]) -> AccountRef:
         return holder.account
     state = scope.get("state", {})
     if state.get("in_background"):
-        return account_of_owner(f"background of {state.get('tenant', '')}")
+        return background_account(state.get("tenant", ""))
     client = scope.get("client")
     return account_of_host(client[0]) if client is not None else NO_ACCOUNT
 

@@ -42,7 +42,7 @@ class KeyRing:
             tenant = hashlib.sha256(b"tenant" + digest).hexdigest()
             holders.append((digest, KeyHolder(f"key-{number}", tenant, None, account_of_owner(tenant))))
         for key in keys.named:
-            tenant = hashlib.sha256(b"name" + key.name.encode()).hexdigest()
+            tenant = tenant_of_name(key.name)
             holder = KeyHolder(key.name, tenant, key, account_of_owner(tenant, key))
             holders += [(bytes.fromhex(digest), holder) for digest in key.sha256]
         self._holders = tuple(holders)
@@ -56,6 +56,22 @@ class KeyRing:
             if hmac.compare_digest(digest, accepted):
                 found = holder
         return found
+
+
+def tenant_of_name(name: str) -> str:
+    """The tenant of a key of the keys file, which stays as long as the name."""
+    return hashlib.sha256(b"name" + name.encode()).hexdigest()
+
+
+def accounts_of_name(name: str) -> list[int]:
+    """Ids of the engine's accounts of a key of the keys file: that of its requests, and that of its batches."""
+    tenant = tenant_of_name(name)
+    return [account_of_owner(tenant).id, background_account(tenant).id]
+
+
+def background_account(tenant: str) -> AccountRef:
+    """The engine's account of a tenant's work in the background."""
+    return account_of_owner(f"background of {tenant}")
 
 
 def account_of_owner(owner: str, key: ApiKey | None = None) -> AccountRef:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+from tessera.engine.contract.available_memory import available_memory
 from tessera.engine.contract.errors import EngineUnavailableError
 
 INTERVAL = 0.2  # seconds between two looks
-CGROUP = Path("/sys/fs/cgroup")
-MEMINFO = Path("/proc/meminfo")
 
 
 class LowMemoryError(EngineUnavailableError):
@@ -45,28 +43,3 @@ class MemoryWatermark:
             self._is_low = free is not None and free < self._min_free
         if self._is_low:
             raise LowMemoryError("The server is short of memory and takes no requests just now; please try again.")
-
-
-def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
-    """Bytes that can still be had: the machine's, or what the container's limit leaves; None if that is not known.
-
-    Pages that cache files count as available, because the kernel gives them up first.
-    """
-    found = []
-    try:
-        for line in meminfo.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                found.append(int(value.split()[0]) * 1024)
-    except (OSError, ValueError, IndexError):
-        pass
-    try:
-        most = (cgroup / "memory.max").read_text().strip()
-        if most != "max":
-            used = int((cgroup / "memory.current").read_text())
-            stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-            cached = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
-            found.append(int(most) - used + cached)
-    except (OSError, ValueError):
-        pass
-    return min(found, default=None)

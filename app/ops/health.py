@@ -13,11 +13,13 @@ from tessera.app.engines.engines import Engines
 from tessera.app.generate.served_models import models_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description
+from tessera.app.keys.key_ring import accounts_of_name
 from tessera.app.ops.metrics_page import MetricsPage
 from tessera.app.ops.objects import HealthObject, LoadObject, ReadinessObject, ResetObject, VersionObject
 
 router = APIRouter(tags=["Operation"])
 
+KEY_PARAMETER = "Name of a key of the keys file, also one that was revoked: forget what it has computed, and no more."
 METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -56,13 +58,15 @@ async def load(http_request: Request) -> Response:
 @router.post(
     "/reset_prefix_cache",
     operation_id="resetPrefixCache",
-    summary="Forget all cached prompt prefixes",
-    openapi_extra=Description(returns=ResetObject),
+    summary="Forget all cached prompt prefixes, or those of one key",
+    openapi_extra=Description(returns=ResetObject, query={"key": {"type": "string", "description": KEY_PARAMETER}}),
 )
 async def reset_prefix_cache(http_request: Request) -> Response:
+    name = http_request.query_params.get("key")
+    accounts = accounts_of_name(name) if name else None
     for engine in models_of(http_request).engines:
         if engine.is_resident:
-            engine.client.reset_prefix_cache()
+            engine.client.reset_prefix_cache(accounts)
     return json_response({"success": True})
 
 

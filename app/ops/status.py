@@ -30,6 +30,7 @@ def status_object(model: ServedModel, models: ServedModels) -> dict[str, Any]:
         "version": __version__,
         "state": {"ready": well, "reason": reason},
         "models": [name for each in ordered for name in each.names],
+        "default_names": [each.default_name for each in models],
         "generating_models": [name for each in ordered for name in each.settings.served_model_names],
         "chat": model.template is not None,
         "engine": _engine(client.info) if client.info is not None else None,
@@ -58,6 +59,8 @@ def _engine(info: EngineInfo) -> dict[str, Any]:
         "block_size": info.block_size,
         "num_kv_blocks": info.num_kv_blocks,
         "kv_cache_bytes": info.kv_cache_bytes,
+        "num_host_kv_blocks": info.num_host_kv_blocks,
+        "num_disk_kv_blocks": info.num_disk_kv_blocks,
         "generates": info.generates,
     }
 

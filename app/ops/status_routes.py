@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from tessera.app.generate.served_model import ServedModel
 from tessera.app.generate.served_models import models_of
 from tessera.app.http.body import json_response
 from tessera.app.ops.page_files import PAGE, PAGE_PATHS, page_file
@@ -28,15 +29,20 @@ for path in sorted(PAGE_PATHS - {PAGE}):
 async def show_status(http_request: Request) -> Response:
     state = http_request.app.state
     use = use_object(state.http_counts, state.key_ring, state.key_use, getattr(http_request.state, "holder", None))
-    models = models_of(http_request)
-    model = models.find(http_request.query_params.get("model", "")) or models.default
-    response = json_response({**status_object(model, models), "use": use})
+    response = json_response({**status_object(_model(http_request), models_of(http_request)), "use": use})
     response.headers.update(NOT_STORED)
     return response
 
 
 @router.get("/status/history.json")
 async def show_history(http_request: Request) -> Response:
-    response = json_response(http_request.app.state.hour_history.as_object())
+    history = http_request.app.state.hour_histories[_model(http_request).engine.index]
+    response = json_response(history.as_object())
     response.headers.update(NOT_STORED)
     return response
+
+
+def _model(http_request: Request) -> ServedModel:
+    """The one named `model` in the query, or the first."""
+    models = models_of(http_request)
+    return models.find(http_request.query_params.get("model", "")) or models.default

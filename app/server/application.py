@@ -121,10 +121,12 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
                 model.template.start()
         app.state.store.start()
         app.state.batch_runner.start()
-        app.state.hour_history.start()
+        for history in app.state.hour_histories:
+            history.start()
         app.state.seal = Seal(await stored_seal_key(app.state.store))
         yield
-        app.state.hour_history.close()
+        for history in app.state.hour_histories:
+            history.close()
         await app.state.batch_runner.close()
         await app.state.background.close()
         await app.state.store.close()
@@ -176,7 +178,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
         DerivedGauges(engines, [model.default_name for model in models]),
         ServerProcess(settings.app_process),
     )
-    app.state.hour_history = HourHistory(models.default.client)
+    app.state.hour_histories = [HourHistory(model.client) for model in models]
     app.state.draining = False
     app.state.openapi_lock = asyncio.Lock()
     texts = EngineTexts(engines, METRICS_PATIENCE)

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.routing import _IncludedRouter
 
 from tessera.app.engines.engines import Engines
 from tessera.app.http.counts import HttpCounts
@@ -29,6 +30,7 @@ from tessera.app.settings import AppSettings
 from tessera.app.sockets.listener import BACKLOG
 from tessera.app.sockets.tls import HANDSHAKE_TIMEOUT, TlsContext, make_context
 from tessera.app.text.tokenizer import IdTokenizer
+from tessera.engine.contract.heap import HeapTrimmer, bound_heap
 
 logger = logging.getLogger("tessera.serve")
 
@@ -39,10 +41,21 @@ LAST_WORDS = 1.0  # seconds for errors after the drain
 
 def freeze_what_is_loaded() -> None:
     """To be called before serving: what was loaded stays, so that later garbage collections, which hold up every
-    stream, need not look at it."""
+    stream, need not look at it. What comes later goes back to the system.
+    """
     gc.collect()
     gc.freeze()
     gc.enable()
+    bound_heap()
+    HeapTrimmer().start()
+
+
+def prepare_routes(app: FastAPI) -> None:
+    """Make what FastAPI would make of a router's routes when it first looks at them, in the midst of serving."""
+    for route in app.routes:
+        if isinstance(route, _IncludedRouter):
+            route.effective_candidates()
+            route.effective_low_priority_routes()
 
 
 def engines_of(run_dir: str | Path, settings: AppSettings) -> Engines:
@@ -176,6 +189,7 @@ class HttpServer(BoundedServer):
     def __init__(self, engines: Engines, settings: AppSettings, drain_timeout: int) -> None:
         """Raises ConfigError if the model's tokenizer or templates, or the files for TLS, cannot be used."""
         app = create_app(engines, settings)
+        prepare_routes(app)
         self.has_tokenizer = not isinstance(app.state.models.default.tokenizer, IdTokenizer)
         self.has_template = app.state.models.default.template is not None
         self.counts: Sequence[Countable] = app.state.counts

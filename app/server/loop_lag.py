@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tessera.engine.contract.stalls import Stall, ThreadClock, log_stall, stack_of
+from tessera.engine.contract.stalls import Stall, ThreadClock, log_stall, own_seconds, stack_of
 
 INTERVAL = 0.1  # seconds between two looks
 LOOKS_PER_LIMIT = 4
@@ -59,7 +59,7 @@ class LoopLag:
 
     def _look(self) -> None:
         self._signed.clear()
-        waited, asked = self._clock.waited(), time.perf_counter()
+        waited, computed, asked = self._clock.waited(), time.process_time(), time.perf_counter()
         try:
             self._loop.call_soon_threadsafe(self._sign)
         except RuntimeError:  # closed
@@ -76,5 +76,6 @@ class LoopLag:
         seconds = self._signed_at - asked
         self._observe(seconds)
         if seconds > self._limit:
-            own = max(seconds - (self._clock.waited() - waited), 0.0)
+            waited, computed = self._clock.waited() - waited, time.process_time() - computed
+            own = own_seconds(seconds, waited, computed, was_seen=bool(found[1]))
             self._report(Stall("the event loop", seconds, own, *found))

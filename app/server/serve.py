@@ -21,6 +21,7 @@ import uvloop
 
 from tessera.app.engines.pool import EnginePool
 from tessera.app.keys.api_key import AcceptedKeys
+from tessera.app.keys.key_ring import accounts_of_name
 from tessera.app.keys.keys_file import with_slots
 from tessera.app.limits.shared_memory import make_shared_memory
 from tessera.app.server.logs import configure_logging
@@ -244,10 +245,19 @@ class Server:
             logger.error("the API keys stay as they were: %s", error)
             return
         keys = AcceptedKeys(keys.plain, with_slots(keys.named, self._named_keys))
+        revoked = {key.name for key in self._named_keys} - {key.name for key in keys.named}
         self._named_keys = keys.named
         self._http.replace_keys(keys)
         self._workers.replace_keys(keys)
         logger.info("%d API keys are accepted from now on", len(keys.plain) + sum(len(k.sha256) for k in keys.named))
+        self._forget_prefixes(revoked)
+
+    def _forget_prefixes(self, revoked: set[str]) -> None:
+        """Nothing that these keys have computed stays in a cache."""
+        accounts = [account for name in revoked for account in accounts_of_name(name)]
+        for engine in self._engines if accounts else ():
+            if engine.is_resident and engine.health()[0]:
+                engine.client.reset_prefix_cache(accounts)
 
     async def _watch_keys_file(self, path: Path) -> None:
         """Read the keys again whenever the file is another one."""

@@ -171,6 +171,7 @@ def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
         "dtype": f"{info.dtype}, {si(info.weight_bytes)}B of weights",
         **({"stored as": _mix(info.stored_bytes)} if info.stored_bytes else {}),
         **({"KV cache": kv_cache} if info.generates else {}),
+        **({"KV offload": _offload(info)} if info.num_host_kv_blocks else {}),
         "context": f"{info.max_model_len} tokens",
         "step": f"at most {info.max_num_seqs} sequences and {info.max_num_batched_tokens} tokens",
         "loaded in": f"{info.load_seconds:.1f} s",
@@ -189,10 +190,21 @@ def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
     return facts
 
 
+def _offload(info: EngineInfo) -> str:
+    """Room for KV blocks beyond the device."""
+    block_bytes = info.kv_cache_bytes / info.num_kv_blocks
+    places = {"host memory": info.num_host_kv_blocks, "disk": info.num_disk_kv_blocks}
+    return ", ".join(
+        f"{count * info.block_size} tokens in {place}, {si(count * block_bytes)}B"
+        for place, count in places.items()
+        if count
+    )
+
+
 def _mix(stored_bytes: Mapping[str, int]) -> str:
     total = sum(stored_bytes.values())
     shares = (f"{name} ({100 * nbytes / total:.3g} %)" for name, nbytes in stored_bytes.items())
-    return f"GGUF of {si(total)}B: {', '.join(shares)}"
+    return f"{si(total)}B: {', '.join(shares)}"
 
 
 def si(value: float) -> str:

@@ -22,6 +22,7 @@ from tessera.engine.tokens.folder import read_folder_tokenizer
 TokenSpelling = Literal["byte_level", "metaspace", "other"]
 
 METASPACE = "\u2581"
+MAX_LOCKED_IDS = 256  # that are decoded with the interpreter's lock held, in well under a millisecond
 
 logger = logging.getLogger("tessera.serve")
 
@@ -154,7 +155,10 @@ class HuggingFaceTokenizer:
         return text if len(offsets) <= max_tokens else text[: offsets[max_tokens - 1][1]]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return self._inner.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        if len(token_ids) <= MAX_LOCKED_IDS:
+            return self._inner.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        # As with `encode`: the batch call lets go of the interpreter lock.
+        return self._inner.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
 
     def token_bytes(self, token_id: int) -> bytes:
         """Raw bytes, which need not be whole characters; empty for an id without a token."""

@@ -144,15 +144,15 @@ struct DecodeRow {
 // CLUSTERED: 2^cluster_log2 blocks along x, a cluster, for each of the former, and one along z.
 // Block: 32 * WARPS threads.
 // Shared memory: (WARPS * STAGES * 2 * 16 + min(group, 8)) * (HEAD_DIM + 8) * sizeof(T) + 2 * HEAD_DIM *
-// sizeof(T) (e4m3: WARPS * 2 * 16 of those rows and WARPS * STAGES * 2 * 16 * HEAD_DIM bytes in the place of
-// the first), and CLUSTERED SENT_FLOATS floats for each split and MERGED_FLOATS elements of the largest
-// share. Unit of work: a block block_splits consecutive splits of a key/value head's keys, CLUSTERED an even
-// part of them, all of its query heads (up to 8) together; blocks beyond a row's splits end at once. Warps
-// take 16 keys at a time in turn, each with its own ring of STAGES copies that runs on across splits, and
-// meet only at the end of a split. Where a row's splits are several blocks' work, every split's sum of
-// weighted values, maximum and sum go to partial_out and partial_sums, and the last of the blocks to arrive
-// merges them; or, CLUSTERED, to the shared memory of the block of the cluster whose share of the elements
-// they belong to; else the one block merges as it goes. The order is the same.
+// sizeof(T), and CLUSTERED SENT_FLOATS floats for each split and MERGED_FLOATS elements of the largest share;
+// of e4m3 one stage of those rows alone, and WARPS * STAGES * 2 * 16 * HEAD_DIM bytes.
+// Unit of work: a block block_splits consecutive splits of a key/value head's keys, CLUSTERED an even part of
+// them, all of its query heads (up to 8) together; blocks beyond a row's splits end at once. Warps take 16
+// keys at a time in turn, each with its own ring of STAGES copies that runs on across splits, and meet only
+// at the end of a split. Where a row's splits are several blocks' work, every split's sum of weighted values,
+// maximum and sum go to partial_out and partial_sums, and the last of the blocks to arrive merges them; or,
+// CLUSTERED, to the shared memory of the block of the cluster whose share of the elements they belong to;
+// else the one block merges as it goes. The order is the same.
 template <typename T, typename Cached, int HEAD_DIM, int WARPS, int STAGES, bool FUSED, bool CLUSTERED>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_decode_kernel(PAGED_ATTENTION_DECODE_PARAMS(T, Cached)) {
@@ -170,9 +170,8 @@ __global__ void __launch_bounds__(32 * WARPS)
   __shared__ float warp_sums[WARPS][GROUP_ROWS];
   __shared__ bool is_last;
   T* const tiles = reinterpret_cast<T*>(shared_memory);
-  constexpr int TILES = IS_E4M3<Cached> ? 1 : STAGES;  // of keys and values in T, of a warp
-  constexpr int RING_BYTES = IS_E4M3<Cached> ? STAGES * 2 * WARP_KEYS * HEAD_DIM : 0;  // of a warp's codes
-  T* const tile_q = tiles + WARPS * (TILES * 2 * TILE_ELEMENTS + RING_BYTES / sizeof(T));
+  using Ring = KeyRing<T, Cached, HEAD_DIM, WARPS, STAGES>;
+  T* const tile_q = tiles + WARPS * Ring::WARP_ELEMENTS;
 
   let_next_kernel_start();
   if (!FUSED && !beside_prefill) wait_for_earlier_kernels();
@@ -220,15 +219,11 @@ __global__ void __launch_bounds__(32 * WARPS)
   const int* const block_table = block_tables + static_cast<long long>(own_row.table_row) * block_table_width;
 
   const int split_steps = splits.size / STEP_KEYS;
-  const unsigned char* const warp_codes =
-      reinterpret_cast<const unsigned char*>(tiles + WARPS * 2 * TILE_ELEMENTS) + warp * RING_BYTES;
-  const unsigned warp_tiles = IS_E4M3<Cached> ? shared_address(warp_codes)
-                                              : shared_address(tiles + warp * STAGES * 2 * TILE_ELEMENTS);
-  PagedKeys<Cached> keys{
-      key_cache, value_cache, block_table, kv_head, num_kv_heads, block_size, 0xffffffffu / block_size + 1};
-  if constexpr (IS_E4M3<Cached>) keys.scales = kv_scales;
-  const KeyRing<T, Cached, HEAD_DIM, WARPS, STAGES> ring{
-      keys, key_begin, key_end, oldest_key, cached_end, warp_tiles, evict_first_policy(), lane, warp};
+  const PagedKeys<Cached> keys{
+      key_cache, value_cache, block_table, kv_head, num_kv_heads, block_size, 0xffffffffu / block_size + 1,
+      kv_scales};
+  const unsigned place = Ring::place_of(tiles, warp);
+  const Ring ring{keys, key_begin, key_end, oldest_key, cached_end, place, evict_first_policy(), lane, warp};
 
   // The keys of earlier steps may be copied while the kernels in front of this one still run.
   int next_row = ring.find_unit_row(0);
@@ -268,9 +263,9 @@ __global__ void __launch_bounds__(32 * WARPS)
     __syncwarp();
 
     if (ring.tile_begin(i) < key_end) {
-      T* const tile_k = tiles + (warp * TILES + i % TILES) * 2 * TILE_ELEMENTS;
+      T* const tile_k = tiles + (warp * Ring::TILES + i % Ring::TILES) * 2 * TILE_ELEMENTS;
       T* const tile_v = tile_k + TILE_ELEMENTS;
-      if constexpr (IS_E4M3<Cached>) ring.widen(i, warp_codes, tile_k, tile_v);
+      if constexpr (IS_E4M3<Cached>) ring.widen(i, tiles, tile_k, tile_v);
       const int newest_place = newest_key - ring.tile_begin(i);
       if (FUSED && newest_place >= 0 && newest_place < WARP_KEYS) {
         ring.insert(newest, newest_place, tile_k, tile_v);
@@ -281,12 +276,12 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
     if (--steps_left == 0 || i + 1 == num_steps) {
       // The end of a split: merge the warps through the stages that they have just left.
-      float* const merged = reinterpret_cast<float*>(tiles + i % TILES * 2 * TILE_ELEMENTS);
-      constexpr int MERGE_STRIDE = TILES * 2 * TILE_ELEMENTS * sizeof(T) / sizeof(float);  // between warps
-      attention.finish(merged + warp * MERGE_STRIDE, warp_maxima[warp], warp_sums[warp], num_group_heads);
+      float* const merged = reinterpret_cast<float*>(tiles + i % Ring::TILES * 2 * TILE_ELEMENTS);
+      attention.finish(merged + warp * Ring::MERGE_STRIDE, warp_maxima[warp], warp_sums[warp],
+                       num_group_heads);
       if (CLUSTERED && num_blocks > 1 && split == own.first) Blocks::wait();  // the others have begun
       __syncthreads();
-      merger.merge_split(merged, MERGE_STRIDE, warp_maxima, warp_sums, split);
+      merger.merge_split(merged, Ring::MERGE_STRIDE, warp_maxima, warp_sums, split);
       __syncthreads();  // the stages are free, and all of the split's results are written
       ++split;
       steps_left = split_steps;

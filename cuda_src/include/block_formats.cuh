@@ -1,10 +1,11 @@
-// The quantised blocks of GGUF files in the order of `engine/formats/packed_blocks.py`: where a lane's part
-// of a step lies, its scales, and its elements.
+// Quantised weights in the order of `engine/formats/packed.py`: where a lane's part of a step lies, its
+// scales, and its elements.
 //
-// A weight is factor * value + offset. The value is an integer of a few bits less ZERO, a signed byte, or the
-// entry of a table; factor and offset belong to 16 or 32 elements. In 16-bit types factor and offset are
-// rounded, then the whole once more: |error| <= 1.01 u (|factor * value| + |offset| + |w|) with u = 2^-8
-// (bfloat16) or 2^-11.
+// A weight is factor * value + offset. The value is an integer of a few bits less ZERO or the zero of a
+// group, a signed byte, an e4m3, or the entry of a table; factor and offset belong to 16 or 32 elements. In
+// 16-bit types factor, offset and the entries of NF4 are rounded, then the whole once more: |error| <= 1.01 u
+// (|factor * value| + |offset| + |w|), of NF4 1.01 u (2 |factor * value| + |w|), with u = 2^-8 (bfloat16) or
+// 2^-11.
 #pragma once
 
 #include "common.cuh"
@@ -133,6 +134,21 @@ struct ExponentScale {
   }
 };
 
+// The upper 24 bits of a float and a zero of 8 for each LANES * 32 elements: groups of safetensors files.
+template <int LANES>
+struct GroupScale {
+  static constexpr int HEADER_WORDS = 4 / LANES, SPAN = STEP, GROUPS = 1;
+  static constexpr bool HAS_OFFSET = false;
+  static __device__ __forceinline__ void scales(const unsigned (&record)[RECORD_WORDS], int, int lane,
+                                                float (&factors)[1], float (&zeros)[1]) {
+    unsigned word = record[0];
+    if (LANES == 2) word = lane < 2 ? record[0] : record[1];
+    if (LANES == 1) word = lane < 2 ? (lane == 0 ? record[0] : record[1]) : lane == 2 ? record[2] : record[3];
+    factors[0] = __uint_as_float(word & 0xffffff00);
+    zeros[0] = word & 0xff;
+  }
+};
+
 // ---- types ------------------------------------------------------------------------------------------------
 
 // LOW and HIGH are the bits of an integer's planes, Values the table in which it is looked up.
@@ -144,6 +160,8 @@ struct BlockFormat : Scale {
   using Table = Values;
   static constexpr int LOW = LOW_BITS, HIGH = HIGH_BITS, ZERO = ZERO_VALUE;
   static constexpr bool SIGNED = LOW == 8 || Values::LOOKS_UP;  // a value is a signed byte
+  static constexpr int GROUP_ZERO = -1;  // in whose place the header has a zero, where it has one
+  static constexpr bool IS_E4M3 = false, IS_NF4 = false;
   static constexpr int LANE_WORDS = LOW + HIGH;
   static constexpr int STEP_WORDS = LANE_WORDS * 4;
   static constexpr int STEPS_A_SPAN = Scale::SPAN / STEP;
@@ -162,6 +180,30 @@ struct Q6_K : BlockFormat<ByteScale, 4, 2, 32> {};
 struct IQ4_NL : BlockFormat<HalfScale, 4, 0, 0, NonlinearTable> {};
 struct IQ4_XS : BlockFormat<SplitSixBitScale, 4, 0, 0, NonlinearTable> {};
 struct MXFP4 : BlockFormat<ExponentScale, 4, 0, 0, TwiceE2M1Table> {};
+
+template <int LANES>
+struct Int4 : BlockFormat<GroupScale<LANES>, 4, 0> {
+  static constexpr int GROUP_ZERO = 0;
+};
+struct Int4Group32 : Int4<1> {};
+struct Int4Group64 : Int4<2> {};
+struct Int4Group128 : Int4<4> {};
+template <int LANES>
+struct Int8 : BlockFormat<GroupScale<LANES>, 8, 0> {
+  static constexpr int GROUP_ZERO = 128;
+};
+struct Int8Group32 : Int8<1> {};
+struct Int8Group64 : Int8<2> {};
+struct Int8Group128 : Int8<4> {};
+struct Fp8Group128 : BlockFormat<GroupScale<4>, 8, 0> {
+  static constexpr bool IS_E4M3 = true;
+};
+template <int LANES>
+struct Nf4 : BlockFormat<GroupScale<LANES>, 4, 0> {
+  static constexpr bool IS_NF4 = true;
+};
+struct Nf4Group64 : Nf4<2> {};
+struct Nf4Group128 : Nf4<4> {};
 
 // The word of a span's header that lane `lane` brings into the record of its step; none where it is negative.
 template <typename F>
@@ -255,7 +297,27 @@ __device__ __forceinline__ void integers(const LaneCodes<F>& codes, int round, u
   }
 }
 
-// Factors and offsets of a lane's elements as T takes them: in pairs of equal halves, or floats.
+template <typename T>
+constexpr unsigned INTEGER_BASE = 0x64006400;  // 1024 in both halves: an integer below 128 is its last bits
+template <>
+constexpr unsigned INTEGER_BASE<__nv_bfloat16> = 0x43004300;  // 128
+
+// e4m3 as T has the exponent of T, which counts from another bias: what it then lacks is in the factor.
+template <typename T>
+constexpr float E4M3_FACTOR = 256.0f;
+template <>
+constexpr float E4M3_FACTOR<float> = 1.0f;
+template <>
+constexpr float E4M3_FACTOR<__nv_bfloat16> = 1.329227995784916e36f;  // 2^120
+
+template <typename T>
+constexpr int E4M3_SHIFT = 7;  // to the last bit of T's exponent
+template <>
+constexpr int E4M3_SHIFT<__nv_bfloat16> = 4;
+
+// Factors and offsets of a lane's elements as T takes them: in pairs of equal halves, or floats. The offsets
+// of a group with a zero are what is subtracted from integers in the last bits of INTEGER_BASE, or from
+// bytes.
 template <typename T, typename F>
 struct LaneScales {
   unsigned factors[F::GROUPS], offsets[F::GROUPS];
@@ -264,6 +326,13 @@ struct LaneScales {
   __device__ __forceinline__ LaneScales(const unsigned (&record)[RECORD_WORDS], int half, int lane) {
     float wide_factors[F::GROUPS], wide_offsets[F::GROUPS] = {};
     F::scales(record, half, lane, wide_factors, wide_offsets);
+    if constexpr (F::IS_E4M3) wide_factors[0] *= E4M3_FACTOR<T>;
+    if constexpr (F::GROUP_ZERO >= 0) wide_offsets[0] -= F::GROUP_ZERO;
+    if constexpr (F::GROUP_ZERO == 0 && sizeof(T) == 2) {
+      factors[0] = pair_of_one(wide_factors[0]);
+      offsets[0] = INTEGER_BASE<T> + static_cast<unsigned>(wide_offsets[0]) * 0x00010001u;
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < F::GROUPS; ++i) {
       factors[i] = pair_of_one(wide_factors[i]);
@@ -284,10 +353,31 @@ struct LaneScales {
 // Which of a lane's eight elements in a row it takes in a round.
 __device__ __forceinline__ int vector_of_round(int round, int lane) { return (round + lane) % 4; }
 
+// The bytes of NF4's entries in a 16-bit T.
 template <typename T>
-constexpr unsigned INTEGER_BASE = 0x64006400;  // 1024 in both halves: an integer below 128 is its last bits
+struct Nf4Bytes {
+  using Low = Nf4Float16Byte0;
+  using High = Nf4Float16Byte1;
+};
 template <>
-constexpr unsigned INTEGER_BASE<__nv_bfloat16> = 0x43004300;  // 128
+struct Nf4Bytes<__nv_bfloat16> {
+  using Low = Nf4Bfloat16Byte0;
+  using High = Nf4Bfloat16Byte1;
+};
+
+// The entries of NF4 in T for the eight nibbles of a word: pairs [4], even elements in the lower halves.
+template <typename T>
+__device__ __forceinline__ void nf4_pairs(unsigned nibbles, unsigned (&pairs)[4]) {
+  const uint2 low = look_up<typename Nf4Bytes<T>::Low>(nibbles);
+  const uint2 high = look_up<typename Nf4Bytes<T>::High>(nibbles);
+#pragma unroll
+  for (int p = 0; p < 4; p += 2) {
+    const unsigned order = p == 0 ? 0x5140 : 0x7362;  // of two elements' bytes
+    const unsigned even = __byte_perm(low.x, high.x, order), odd = __byte_perm(low.y, high.y, order);
+    pairs[p] = __byte_perm(even, odd, 0x5410);
+    pairs[p + 1] = __byte_perm(even, odd, 0x7632);
+  }
+}
 
 // Eight elements of a 16-bit T: pairs of neighbours.
 template <typename T, typename F>
@@ -299,17 +389,53 @@ __device__ __forceinline__ uint4 elements_of(const LaneCodes<F>& codes, int roun
   const unsigned factor = second ? scales.factors[F::GROUPS - 1] : scales.factors[0];
   const unsigned offset = second ? scales.offsets[F::GROUPS - 1] : scales.offsets[0];
   unsigned pairs[4];
+  if constexpr (F::IS_NF4) {
+    nf4_pairs<T>(codes.words[round], pairs);
+#pragma unroll
+    for (int p = 0; p < 4; ++p) pairs[p] = multiply_pair<Pair>(pairs[p], factor);
+    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
   integers<F>(codes, round, F::SIGNED ? 0 : BASE, pairs);
+  if constexpr (F::IS_E4M3) {
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      const unsigned magnitude = (pairs[p] & 0x007f007f) << E4M3_SHIFT<T>;
+      pairs[p] = multiply_pair<Pair>(mask_into(pairs[p] << 8, 0x80008000, magnitude), factor);
+    }
+    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+  if constexpr (F::GROUP_ZERO == 0) {
+#pragma unroll
+    for (int p = 0; p < 4; ++p) pairs[p] = multiply_pair<Pair>(subtract_pair<Pair>(pairs[p], offset), factor);
+    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
 #pragma unroll
   for (int p = 0; p < 4; ++p) {
     // Bit 7 of a signed byte counts -128: the difference of 128 and 256, or of 1024 and 1152.
     const unsigned value = F::SIGNED ? subtract_pair<Pair>(mask_into(pairs[p], 0x007f007f, BASE),
                                                            mask_into(pairs[p], 0x00800080, BASE))
                                      : subtract_pair<Pair>(pairs[p], BASE + F::ZERO * 0x00010001u);
-    pairs[p] =
-        F::HAS_OFFSET ? multiply_add_pair<Pair>(value, factor, offset) : multiply_pair<Pair>(value, factor);
+    if constexpr (F::GROUP_ZERO >= 0) {
+      pairs[p] = multiply_pair<Pair>(subtract_pair<Pair>(value, offset), factor);
+    } else {
+      pairs[p] =
+          F::HAS_OFFSET ? multiply_add_pair<Pair>(value, factor, offset) : multiply_pair<Pair>(value, factor);
+    }
   }
   return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
+// The entries of NF4 for the eight nibbles of a word.
+__device__ __forceinline__ void nf4_floats(unsigned nibbles, float (&elements)[8]) {
+  const uint2 bytes[4] = {look_up<Nf4Float32Byte0>(nibbles), look_up<Nf4Float32Byte1>(nibbles),
+                          look_up<Nf4Float32Byte2>(nibbles), look_up<Nf4Float32Byte3>(nibbles)};
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    unsigned word = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word |= byte_of(e % 2 == 0 ? bytes[i].x : bytes[i].y, e / 2) << i * 8;
+    elements[e] = __uint_as_float(word);
+  }
 }
 
 // The same as floats, in the arithmetic of ggml.
@@ -320,10 +446,26 @@ __device__ __forceinline__ void float_elements_of(const LaneCodes<F>& codes, int
   const float factor = __uint_as_float(second ? scales.factors[F::GROUPS - 1] : scales.factors[0]);
   const float offset = __uint_as_float(second ? scales.offsets[F::GROUPS - 1] : scales.offsets[0]);
   unsigned pairs[4];
+  if constexpr (F::IS_NF4) {
+    nf4_floats(codes.words[round], elements);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) elements[e] = __fmul_rn(factor, elements[e]);
+    return;
+  }
   integers<F>(codes, round, 0, pairs);
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
     const unsigned bits = pairs[e / 2] >> e % 2 * 16 & 0xffff;
+    if constexpr (F::IS_E4M3) {
+      // As a half its exponent counts from another bias by eight.
+      elements[e] = __fmul_rn(factor, low_half((bits & 0x7f) << 7 | (bits & 0x80) << 8) * 256.0f);
+      continue;
+    }
+    if constexpr (F::GROUP_ZERO >= 0) {
+      const int integer = F::SIGNED ? static_cast<signed char>(bits) : static_cast<int>(bits);
+      elements[e] = __fmul_rn(factor, integer - offset);
+      continue;
+    }
     const int value = F::SIGNED ? static_cast<signed char>(bits) : static_cast<int>(bits) - F::ZERO;
     const float product = __fmul_rn(factor, value);
     elements[e] = F::HAS_OFFSET ? product + offset : product;

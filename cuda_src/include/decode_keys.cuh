@@ -38,8 +38,24 @@ struct KeyRing {
   static constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
   static constexpr int PITCH = WarpAttention<T, HEAD_DIM>::PITCH;
   static constexpr int TILE_ELEMENTS = WarpAttention<T, HEAD_DIM>::TILE_ELEMENTS;
-  static constexpr int CODE_BYTES = WARP_KEYS * HEAD_DIM;  // of keys or values of a tile
-  static constexpr int CODES = 16;                         // that a lane copies or widens at a time
+  static constexpr int CODE_BYTES = WARP_KEYS * HEAD_DIM;     // of keys or values of a tile
+  static constexpr int CODES = 16;                            // that a lane copies or widens at a time
+  static constexpr int TILES = IS_E4M3<Cached> ? 1 : STAGES;  // of keys and values in T, of a warp
+  static constexpr int RING_BYTES = IS_E4M3<Cached> ? STAGES * 2 * CODE_BYTES : 0;  // of its codes
+  static constexpr int WARP_ELEMENTS = TILES * 2 * TILE_ELEMENTS + RING_BYTES / sizeof(T);
+  static constexpr int MERGE_STRIDE = TILES * 2 * TILE_ELEMENTS * sizeof(T) / sizeof(float);  // of warps
+
+  // Where a warp's codes begin, after all warps' tiles, and where its copies go.
+  static __device__ __forceinline__ const unsigned char* codes_of(const T* tiles, int warp) {
+    return reinterpret_cast<const unsigned char*>(tiles + WARPS * 2 * TILE_ELEMENTS) + warp * RING_BYTES;
+  }
+  static __device__ __forceinline__ unsigned place_of(const T* tiles, int warp) {
+    if constexpr (IS_E4M3<Cached>) {
+      return shared_address(codes_of(tiles, warp));
+    } else {
+      return shared_address(tiles + warp * STAGES * 2 * TILE_ELEMENTS);
+    }
+  }
 
   PagedKeys<Cached> keys;
   int key_begin;  // the block's
@@ -86,9 +102,9 @@ struct KeyRing {
     }
   }
 
-  // Tile i of the ring `codes` to the tiles of T, by the warp.
-  __device__ __forceinline__ void widen(int i, const unsigned char* codes, T* tile_k, T* tile_v) const {
-    const unsigned char* const codes_k = codes + i % STAGES * 2 * CODE_BYTES;
+  // Tile i of the warp's codes to its tiles of T.
+  __device__ __forceinline__ void widen(int i, const T* tiles, T* tile_k, T* tile_v) const {
+    const unsigned char* const codes_k = codes_of(tiles, warp) + i % STAGES * 2 * CODE_BYTES;
 #pragma unroll 1
     for (int place = 0; place < CODE_BYTES; place += WARP_SIZE * CODES) {
       const int byte = place + lane * CODES;

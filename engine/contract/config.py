@@ -15,6 +15,7 @@ DeviceName = Literal["auto", "cuda", "cpu"]
 DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
 KVCacheDTypeName = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
+QuantizationName = Literal["none", "fp8", "int4"]
 PoolingName = Literal["auto", "mean", "last", "cls"]
 ScoringName = Literal["auto", "yes-no", "none"]
 BlockSize = Literal[8, 16, 32, 64, 128]
@@ -92,6 +93,14 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         LoadFormat,
         Option("auto: read the weights; dummy: make random ones from config.json, for benchmarks", group="model"),
     ] = "auto"
+    quantization: Annotated[
+        QuantizationName,
+        Option(
+            "quantise a checkpoint in 16 or 32 bits while it loads: fp8, a scale for each row; int4, groups of 128; "
+            "embeddings and head stay as they are",
+            group="model",
+        ),
+    ] = "none"
     pooling: Annotated[
         PoolingName,
         Option(
@@ -154,6 +163,38 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             default="what memory allows",
         ),
     ] = None
+    kv_offload_gib: Annotated[
+        float | None,
+        Option(
+            "page-locked host memory for KV blocks that the cache evicts, in GiB; they are copied back when a prompt "
+            "begins with them, and preempted requests wait there",
+            group="device and memory",
+            metavar="GIB",
+            low=0.001,
+            high=65536,
+            default="none",
+        ),
+    ] = None
+    kv_offload_dir: Annotated[
+        str | None,
+        Option(
+            "folder for KV blocks that host memory evicts in turn; each model has a folder of its own in it",
+            group="device and memory",
+            metavar="FOLDER",
+            default="none",
+        ),
+    ] = None
+    kv_offload_disk_gib: Annotated[
+        float | None,
+        Option(
+            "most that --kv-offload-dir holds for a model, in GiB",
+            group="device and memory",
+            metavar="GIB",
+            low=0.001,
+            high=2**20,
+            default="100",
+        ),
+    ] = None
     block_size: Annotated[BlockSize, Option("tokens in a KV block", group="device and memory")] = 16
     max_num_seqs: Annotated[
         int,
@@ -209,6 +250,10 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             check_fields(self)
         except OptionError as error:
             raise ConfigError(str(error)) from None
+        if self.kv_offload_dir is not None and self.kv_offload_gib is None:
+            raise ConfigError("--kv-offload-dir needs --kv-offload-gib: blocks reach the disk through host memory")
+        if self.kv_offload_disk_gib is not None and self.kv_offload_dir is None:
+            raise ConfigError("--kv-offload-disk-gib needs --kv-offload-dir, whose size it bounds")
         if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least "

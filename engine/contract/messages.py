@@ -135,7 +135,9 @@ class GetMetrics(msgspec.Struct, frozen=True, tag="metrics"):
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
-    """Forget all cached prefixes; sequences that share one go on."""
+    """Forget cached prefixes; sequences that share one go on. `accounts`: those that these have computed, else all."""
+
+    accounts: list[int] | None = None
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
@@ -177,7 +179,10 @@ class ScorerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts settled when the engine starts, for logs, /v1/models and request checks."""
+    """Facts settled when the engine starts, for logs, /v1/models and request checks.
+
+    `num_host_kv_blocks` and `num_disk_kv_blocks`: there is room for in the KV tiers, 0 without.
+    """
 
     device: str
     device_name: str
@@ -191,6 +196,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_kv_blocks: int
     kv_cache_bytes: int
+    num_host_kv_blocks: int = 0
+    num_disk_kv_blocks: int = 0
     weight_bytes: int
     num_parameters: int
     eos_token_ids: tuple[int, ...]
@@ -198,7 +205,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True  # False: a model that makes embeddings or scores only
     embeddings: tuple[EmbeddingInfo, ...] = ()
     scorer: ScorerInfo | None = None
-    stored_bytes: dict[str, int] = {}  # of a GGUF file, by type
+    stored_bytes: dict[str, int] = {}  # of a GGUF file or a quantised checkpoint, by type
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="progress"):

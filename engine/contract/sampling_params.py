@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Collection
 from typing import Annotated, Literal, NamedTuple, get_type_hints
 
 import msgspec
@@ -55,7 +56,7 @@ class Grammar(msgspec.Struct, frozen=True):
             )
         for token_id in (self.start_token_id, self.section_token_id):
             if token_id is not None:
-                _token_id(self.param, token_id, vocab_size)
+                _token_ids(self.param, (token_id,), vocab_size)
 
 
 class ReasoningBudget(msgspec.Struct, frozen=True):
@@ -78,7 +79,7 @@ class ReasoningBudget(msgspec.Struct, frozen=True):
         _in_range(self.param, self.max_tokens, 0, MAX_INT32)
         for token_id in (self.end_token_id, self.begin_token_id):
             if token_id is not None:
-                _token_id(self.param, token_id, vocab_size)
+                _token_ids(self.param, (token_id,), vocab_size)
 
 
 class RowFlag(enum.IntEnum):
@@ -197,30 +198,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if self.logprobs is not None:
             _in_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _at_most("logprob_token_ids", len(self.logprob_token_ids), MAX_LOGPROB_TOKEN_IDS)
-        for token_id in self.logprob_token_ids:
-            _token_id("logprob_token_ids", token_id, vocab_size)
+        _token_ids("logprob_token_ids", self.logprob_token_ids, vocab_size)
         if self.logprob_token_ids and self.logprobs is None:
             raise InvalidRequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
         if self.prompt_logprobs is not None and self.prompt_logprobs != vocab_size:
             _in_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
         _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
-        for token_id, bias in self.logit_bias.items():
-            _token_id("logit_bias", token_id, vocab_size)
+        _token_ids("logit_bias", self.logit_bias, vocab_size)
+        for bias in self.logit_bias.values():
             _in_range("logit_bias", bias, -100.0, 100.0)
-        for token_id in self.stop_token_ids:
-            _token_id("stop_token_ids", token_id, vocab_size)
+        _token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 raise InvalidRequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
             _at_most("allowed_token_ids", len(self.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS)
-            for token_id in self.allowed_token_ids:
-                _token_id("allowed_token_ids", token_id, vocab_size)
+            _token_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
         _at_most("bad_words", len(self.bad_words), MAX_BAD_WORDS)
         for word in self.bad_words:
             _in_range("the number of tokens of each of bad_words", len(word), 1, MAX_BAD_WORD_LENGTH)
-            for token_id in word:
-                _token_id("bad_words", token_id, vocab_size)
+            _token_ids("bad_words", word, vocab_size)
         if self.grammar is not None:
             self.grammar.verify(vocab_size)
         if self.reasoning_budget is not None:
@@ -254,6 +251,7 @@ def _at_most(name: str, count: int, limit: int) -> None:
         raise InvalidRequestError(f"{name} may have at most {limit} entries, not {count}", param=name)
 
 
-def _token_id(name: str, token_id: int, vocab_size: int) -> None:
-    if not 0 <= token_id < vocab_size:
-        raise InvalidRequestError(f"{name} has token id {token_id}, but ids go from 0 to {vocab_size - 1}", param=name)
+def _token_ids(name: str, token_ids: Collection[int], vocab_size: int) -> None:
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise InvalidRequestError(f"{name} has token id {wrong}, but ids go from 0 to {vocab_size - 1}", param=name)

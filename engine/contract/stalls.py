@@ -28,7 +28,7 @@ class Stall:
 
     Attributes:
         seconds: from its beginning to its end.
-        own_seconds: the same without the time in which the thread was ready but the machine ran others.
+        own_seconds: the same without the time in which the machine ran other programs; see `own_seconds`.
         request: the request that was worked on, if the stack tells.
         stack: the innermost frames, the last innermost, when the limit had passed; empty if the turn ended before
             the watch could look.
@@ -80,6 +80,20 @@ class ThreadClock:
             self._fd = None
 
 
+def own_seconds(seconds: float, waited: float, computed: float, *, was_seen: bool) -> float:
+    """What a process owes of a turn that took `seconds`.
+
+    Where the watch never saw the stack, a thread of this process held the interpreter's lock all the time. It computes
+    as long as it runs, so what the process did not compute is time in which the machine ran others.
+
+    Args:
+        waited: seconds in which the thread was ready, but the machine ran others.
+        computed: seconds of processor time of the whole process.
+    """
+    own = max(seconds - waited, 0.0)
+    return own if was_seen else min(own, computed)
+
+
 class StallWatch:
     """A thread that looks again and again whether the watched one is still in a turn that has taken too long.
 
@@ -100,7 +114,7 @@ class StallWatch:
         self._clock = ThreadClock(threading.get_native_id()) if limit else None
         self._began: float | None = None
         self._before = 0.0  # counted in this turn before the last pause
-        self._waited = 0.0
+        self._waited = self._computed = 0.0
         self._seen: tuple[str | None, tuple[str, ...]] | None = None
         self._stopped = threading.Event()
         if limit:
@@ -109,7 +123,7 @@ class StallWatch:
     def begin(self) -> None:
         self._before, self._seen = 0.0, None
         if self._clock is not None:
-            self._waited = self._clock.waited()
+            self._waited, self._computed = self._clock.waited(), time.process_time()
         self._began = time.perf_counter()
 
     def pause(self) -> None:
@@ -126,8 +140,9 @@ class StallWatch:
         seconds = self._before
         if self._clock is not None and seconds > self._limit:
             request, stack = self._seen or (None, ())
-            waited = self._clock.waited() - self._waited
-            self._report(Stall(self._thread, seconds, max(seconds - waited, 0.0), request, stack))
+            waited, computed = self._clock.waited() - self._waited, time.process_time() - self._computed
+            own = own_seconds(seconds, waited, computed, was_seen=bool(stack))
+            self._report(Stall(self._thread, seconds, own, request, stack))
         return seconds
 
     def close(self) -> None:

@@ -94,6 +94,11 @@ class Account:
         self.service += cost / self.weight
 
 
+def start_service(account: Account, allowance: float) -> float:
+    """The service by which an account is judged when one of its sequences is to start."""
+    return account.service if account.num_running else account.service - allowance
+
+
 class Accounts:
     """The accounts with live requests, and what is known of others."""
 

@@ -10,33 +10,23 @@ A full block is published once its keys and values are computed. It is found aga
 over (parent's digest, token ids), with the salt at the root, and a hit is confirmed by comparing the
 tokens and the parent block's own entry, so by induction the whole prefix: a hash collision costs a
 hit, never a wrong answer.
+
+With `tiers`, evicted blocks go there, and a sequence whose prefix lies there has it loaded before its first step.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
-
-import msgspec
+from collections.abc import Callable, Collection
+from itertools import islice
 
 from tessera.engine.core.sequence import Sequence
+from tessera.engine.kv_tiers.load import SavedTail
+from tessera.engine.kv_tiers.published_block import NOWHERE, PublishedBlock
+from tessera.engine.kv_tiers.tiers import KVTiers
 
-
-class PublishedBlock(msgspec.Struct, eq=False, frozen=True):
-    """Contents of a published block. Compared by identity: a block published again is another one.
-
-    That makes everything behind a withdrawn block unreachable, because its parent is gone for good.
-    """
-
-    block: int
-    digest: bytes
-    parent: PublishedBlock | None
-    token_bytes: bytes
-    salt: bytes
-
-    def holds(self, token_bytes: bytes, parent: PublishedBlock | None, salt: bytes) -> bool:
-        return self.token_bytes == token_bytes and self.parent is parent and self.salt == salt
+MAX_STORED_AHEAD = 512  # blocks of the device that can be had without waiting for a copy of their contents
 
 
 class BlockManager:
@@ -47,6 +37,7 @@ class BlockManager:
         cached_blocks: in the order of eviction. A sequence's blocks enter last block first, so that of
             a prefix the end is evicted before the beginning.
         reference_counts: [num_blocks]
+        published: [num_blocks], what can be found in each block.
     """
 
     def __init__(
@@ -55,17 +46,21 @@ class BlockManager:
         block_size: int,
         *,
         prefix_caching: bool = True,
+        tiers: KVTiers | None = None,
         digest: Callable[[bytes], bytes] = lambda data: hashlib.sha256(data).digest(),
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
+        self.tiers = tiers
         self.free_blocks = list(range(num_blocks - 1, -1, -1))
         self.cached_blocks: OrderedDict[int, None] = OrderedDict()
         self.reference_counts = [0] * num_blocks
-        self._published: list[PublishedBlock | None] = [None] * num_blocks
+        self.published: list[PublishedBlock | None] = [None] * num_blocks
         self._by_digest: dict[bytes, PublishedBlock] = {}
         self._digest = digest
+        self._num_ahead = min(MAX_STORED_AHEAD, num_blocks // 8)
+        self._num_taken = 0  # since blocks were stored ahead
 
     @property
     def num_available_blocks(self) -> int:
@@ -80,7 +75,7 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def is_published(self, block: int) -> bool:
-        return self._published[block] is not None
+        return self.published[block] is not None
 
     def match_prefix(self, sequence: Sequence) -> list[int]:
         """Published blocks that hold the beginning of `sequence`; takes no references.
@@ -133,6 +128,8 @@ class BlockManager:
             block = self._take()
             self.reference_counts[block] = 1
             sequence.block_table.append(block)
+            if self.tiers is not None:
+                self.tiers.claim(block)
         return True
 
     def publish(self, sequence: Sequence, num_computed_tokens: int) -> None:
@@ -144,7 +141,7 @@ class BlockManager:
         if not self.prefix_caching:
             return
         first, num_full = sequence.num_published_blocks, num_computed_tokens // self.block_size
-        parent = self._published[sequence.block_table[first - 1]] if first > 0 else None
+        parent = self.published[sequence.block_table[first - 1]] if first > 0 else None
         if first > 0 and parent is None:
             return  # the parent was withdrawn, so nothing behind it may be found
         self.extend_digests(sequence, num_full)
@@ -154,6 +151,9 @@ class BlockManager:
 
     def release(self, sequence: Sequence, *, withdraw: bool = False) -> None:
         """Drop the sequence's references; with `withdraw` its blocks are never shared again."""
+        if sequence.load is not None and self.tiers is not None:
+            self.tiers.cancel(sequence.load)
+            sequence.load = None
         for block in reversed(sequence.block_table):
             if withdraw:
                 self._withdraw(block)
@@ -161,28 +161,149 @@ class BlockManager:
         sequence.block_table.clear()
         sequence.num_published_blocks = 0
 
-    def reset(self) -> None:
-        """Take all blocks out of the prefix cache, even those in use."""
-        for block, entry in enumerate(self._published):
-            if entry is not None:
+    def reset(self, accounts: Collection[int] | None = None) -> None:
+        """Take all blocks out of the prefix cache, even those in use, or those that these accounts have computed."""
+        for block, entry in enumerate(self.published):
+            if entry is not None and (accounts is None or entry.account in accounts):
                 self._withdraw(block)
+        if self.tiers is not None:
+            self.tiers.wipe(accounts)
+
+    # -- tiers ----------------------------------------------------------------------------------
+
+    def start_load(self, sequence: Sequence) -> bool:
+        """Begin to bring back what follows the sequence's shared blocks, which are all that it has; False if nothing.
+
+        Its table gets the blocks, which hold their contents once its load is done and `finish_load` was called. Its
+        tokens in them count as computed.
+        """
+        if self.tiers is None:
+            return False
+        first = len(sequence.block_table)
+        sequence.num_computed_tokens = first * self.block_size
+        wanted = self._find_offloaded(sequence)
+        tail = self._take_tail(sequence, first + len(wanted))
+        self.tiers.metrics.num_queries += max(sequence.max_shared_tokens - first * self.block_size, 0)
+        if not wanted and tail is None:
+            return False
+        load = self.tiers.begin_load(wanted, tail)
+        if not load.slots:
+            return False
+        blocks = [self._take() for _ in load.slots]
+        for block in blocks:
+            self.reference_counts[block] = 1
+        sequence.block_table += blocks
+        has_tail = tail is not None and load.published[-1] is None
+        sequence.num_computed_tokens = tail.num_tokens if tail and has_tail else (first + len(blocks)) * self.block_size
+        sequence.load = load
+        self.tiers.submit_load(load, blocks)
+        return True
+
+    def finish_load(self, sequence: Sequence) -> int:
+        """Keep what a load that is done has brought, and let others share it; -> index of its first block."""
+        load, sequence.load = sequence.load, None
+        assert load is not None
+        assert self.tiers is not None
+        table = sequence.block_table
+        first = len(table) - len(load.slots)
+        if load.num_loaded < len(load.slots):
+            for block in reversed(table[first + load.num_loaded :]):
+                self._dereference(block)
+            del table[first + load.num_loaded :]
+            sequence.num_computed_tokens = len(table) * self.block_size
+        loaded = [published for published in load.published[: load.num_loaded] if published is not None]
+        for index, (published, slot) in enumerate(zip(loaded, load.slots, strict=False), first):
+            known = self._by_digest.get(published.digest)
+            if published.slot != slot or known not in (None, published):
+                break  # withdrawn meanwhile: this sequence alone has it, and nothing behind it may be found
+            self._place(sequence, index, published)
+        sequence.num_published_blocks = first + len(loaded)
+        self.tiers.metrics.num_hits += sequence.num_computed_tokens - first * self.block_size
+        return first
+
+    def save_tail(self, sequence: Sequence) -> None:
+        """Keep what a sequence that is preempted has computed and not published; the rest is kept anyway."""
+        if self.tiers is None or sequence.load is not None:
+            return
+        first, num_tokens = sequence.num_published_blocks, sequence.num_computed_tokens
+        blocks = sequence.block_table[first : self.num_blocks_for(num_tokens)]
+        if blocks:
+            sequence.saved_tail = self.tiers.save_tail(blocks, first, num_tokens)
+
+    def drop_tail(self, sequence: Sequence) -> None:
+        """Forget what `save_tail` kept."""
+        tail, sequence.saved_tail = sequence.saved_tail, None
+        if self.tiers is not None and tail is not None:
+            self.tiers.drop_tail(tail)
+
+    def store_ahead(self) -> None:
+        """Copy what is evicted next, so that what evicts it need not wait; ideally while a step runs."""
+        if self.tiers is None or self._num_taken * 16 < self._num_ahead:
+            return
+        self._num_taken = 0
+        for block in islice(self.cached_blocks, max(self._num_ahead - len(self.free_blocks), 0)):
+            published = self.published[block]
+            assert published is not None, "what is cached is published"
+            self.tiers.store(published, block)
+        self.tiers.submit()
+
+    def _find_offloaded(self, sequence: Sequence) -> list[PublishedBlock]:
+        """The blocks behind those that the sequence has, as far as the tiers have them."""
+        found: list[PublishedBlock] = []
+        if self.tiers is None or not self.prefix_caching:
+            return found
+        first, end = len(sequence.block_table), sequence.max_shared_tokens // self.block_size
+        parent = self.published[sequence.block_table[-1]] if first else None
+        if first and parent is None:
+            return found
+        for index, token_bytes in enumerate(sequence.block_bytes(first, end, self.block_size), first):
+            self.extend_digests(sequence, index + 1)
+            published = self.tiers.find(sequence.block_digests[index], token_bytes, parent, sequence.prefix_salt)
+            if published is None or published.block != NOWHERE:
+                break
+            found.append(published)
+            parent = published
+        return found
+
+    def _take_tail(self, sequence: Sequence, first: int) -> SavedTail | None:
+        """The sequence's saved tail, if it begins at block `first` and can be used."""
+        assert self.tiers is not None
+        tail = sequence.saved_tail
+        if tail is None:
+            return None
+        if not self.tiers.is_up or tail.first != first or tail.num_tokens > sequence.max_shared_tokens:
+            self.drop_tail(sequence)
+            return None
+        sequence.saved_tail = None
+        return tail
 
     def _publish_block(
         self, sequence: Sequence, index: int, token_bytes: bytes, parent: PublishedBlock | None
     ) -> PublishedBlock:
-        own = sequence.block_table[index]
         digest = sequence.block_digests[index]
         known = self._by_digest.get(digest)
         if known is not None:
             if known.holds(token_bytes, parent, sequence.prefix_salt):
-                self._reference(known.block)
-                sequence.block_table[index] = known.block
-                self._dereference(own)
+                self._place(sequence, index, known)
                 return known
             self._withdraw(known.block)  # unreachable: its parent is gone
-        entry = PublishedBlock(own, digest, parent, token_bytes, sequence.prefix_salt)
-        self._by_digest[digest] = self._published[own] = entry
+        salt = sequence.prefix_salt
+        entry = self.tiers.find(digest, token_bytes, parent, salt) if self.tiers is not None else None
+        if entry is None:
+            entry = PublishedBlock(digest, parent, token_bytes, salt, sequence.account.id)
+        self._place(sequence, index, entry)
         return entry
+
+    def _place(self, sequence: Sequence, index: int, entry: PublishedBlock) -> None:
+        """A sequence's block holds `entry`: publish it, or share the one that holds it already."""
+        own = sequence.block_table[index]
+        if entry.block == NOWHERE:
+            entry.block = own
+            self._by_digest[entry.digest] = self.published[own] = entry
+        else:
+            self._reference(entry.block)
+            sequence.block_table[index] = entry.block
+            self._dereference(own)
 
     def _append_digest(self, sequence: Sequence, token_bytes: bytes) -> None:
         digests = sequence.block_digests
@@ -191,10 +312,13 @@ class BlockManager:
 
     def _take(self) -> int:
         """Pop a free block, or evict a cached one."""
+        self._num_taken += 1
         if self.free_blocks:
             return self.free_blocks.pop()
         block, _ = self.cached_blocks.popitem(last=False)
-        self._forget(block)
+        entry = self._forget(block)
+        if self.tiers is not None and entry is not None:
+            self.tiers.store(entry, block)
         return block
 
     def _reference(self, block: int) -> None:
@@ -205,20 +329,25 @@ class BlockManager:
     def _dereference(self, block: int) -> None:
         self.reference_counts[block] -= 1
         if self.reference_counts[block] == 0:
-            if self._published[block] is None:
+            if self.published[block] is None:
                 self.free_blocks.append(block)
             else:
                 self.cached_blocks[block] = None
 
     def _withdraw(self, block: int) -> None:
         """Take a block out of the prefix cache, even while it is referenced."""
-        self._forget(block)
+        entry = self._forget(block)
+        if self.tiers is not None and entry is not None:
+            self.tiers.drop(entry)
         if block in self.cached_blocks:
             del self.cached_blocks[block]
             self.free_blocks.append(block)
 
-    def _forget(self, block: int) -> None:
-        entry = self._published[block]
+    def _forget(self, block: int) -> PublishedBlock | None:
+        """A block of the device holds nothing that can be found; -> what it held."""
+        entry = self.published[block]
         if entry is not None:
-            self._published[block] = None
+            self.published[block] = None
+            entry.block = NOWHERE
             del self._by_digest[entry.digest]
+        return entry

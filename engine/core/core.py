@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import repeat
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -41,6 +41,7 @@ from tessera.engine.grammar.constraint import (
     advance_constraints,
 )
 from tessera.engine.grammar.token_tables import TokenTables
+from tessera.engine.kv_tiers.tiers import KVTiers
 
 Outputs: TypeAlias = defaultdict[ClientId, list[RequestOutput]]
 
@@ -94,11 +95,15 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         metrics: EngineMetrics | None = None,
         accounts: Accounts | None = None,
+        tiers: KVTiers | None = None,
     ) -> None:
         self.num_steps = 0
         self.accounts = accounts if accounts is not None else Accounts()
         self.metrics = metrics if metrics is not None else EngineMetrics(config.model)
-        self.block_manager = BlockManager(num_kv_blocks, config.block_size, prefix_caching=config.prefix_caching)
+        self._tiers = tiers
+        self.block_manager = BlockManager(
+            num_kv_blocks, config.block_size, prefix_caching=config.prefix_caching, tiers=tiers
+        )
         self._vocab_size = vocab_size
         self._max_context = min(max_model_len, num_kv_blocks * config.block_size)
         self._verifier = RequestVerifier(
@@ -137,13 +142,13 @@ class EngineCore:
     def num_waiting(self) -> int:
         return len(self.scheduler.waiting) + len(self._compiling)
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes; sequences that share one go on."""
-        self.block_manager.reset()
+    def reset_prefix_cache(self, accounts: Collection[int] | None = None) -> None:
+        """Forget all cached prefixes, or those that these accounts have computed; sequences that share one go on."""
+        self.block_manager.reset(accounts)
 
     def stats(self) -> SchedulerStats:
         stats = self.scheduler.stats()
-        stats.num_waiting = self.num_waiting
+        stats.num_waiting += len(self._compiling)
         stats.totals = self.metrics.totals()
         return stats
 
@@ -244,6 +249,7 @@ class EngineCore:
             submitted = self._clock()
             in_flight.append((step, self._runner.start(step.batch), submitted))
             self.scheduler.index_prefixes()
+            self.block_manager.store_ahead()
         if in_flight and (step is None or len(in_flight) > 1):
             self._finish_step(outputs)
         if step is not None:
@@ -253,6 +259,8 @@ class EngineCore:
                 self._finish_step(outputs)
         elif self._compiling and not outputs and not in_flight and self._grammars is not None:
             self._grammars.wait(list(self._compiling.values()), GRAMMAR_WAIT)
+        elif self._tiers is not None and self.scheduler.loading and not outputs and not in_flight:
+            self._tiers.wait()
         return outputs
 
     def _finish_step(self, outputs: Outputs) -> None:

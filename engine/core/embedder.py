@@ -6,7 +6,7 @@ No device code.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -261,7 +261,7 @@ class EmbeddingOnlyCore:
     def stats(self) -> SchedulerStats:
         return SchedulerStats(0, 0, 0, 0, 0)
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, accounts: Collection[int] | None = None) -> None:
         """There is none."""
 
 

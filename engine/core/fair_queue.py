@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from operator import attrgetter
 
-from tessera.engine.core.account import Lane
+from tessera.engine.core.account import Lane, start_service
 from tessera.engine.core.sequence import Sequence
 
 _in_order = attrgetter("order")
@@ -18,9 +18,14 @@ AGEING_ADMISSIONS = 16
 
 
 class FairQueue:
-    """Lanes with waiting sequences. Among lanes the one whose account was served least is first; see `account`."""
+    """Lanes with waiting sequences. Among lanes the one whose account was served least is first; see `account`.
 
-    def __init__(self) -> None:
+    An account with nothing running is before those that run, unless it is ahead of them by more than
+    `start_allowance` of service: its client waits for a first token, and theirs read on.
+    """
+
+    def __init__(self, start_allowance: float = 0.0) -> None:
+        self._start_allowance = start_allowance
         self._lanes: list[Lane] = []
         self._length = 0
         self._num_outranked = 0  # admissions in a row while a lower rank waited
@@ -73,7 +78,7 @@ class FairQueue:
         upcoming = [_next_of(lane) for lane in self._lanes]
         followed: dict[int, Iterator[Sequence]] = {}  # the rest of lanes that were asked for more than their first
         while upcoming:
-            sequence = min(upcoming, key=self._turn)
+            sequence = min(upcoming, key=self._order)
             upcoming.remove(sequence)
             lane = sequence.lane
             if id(lane) not in followed:
@@ -84,10 +89,13 @@ class FairQueue:
             if following is not None:
                 upcoming.append(following)
 
-    def _turn(self, sequence: Sequence) -> tuple[int, float, int]:
-        lane = sequence.lane
-        rank = lane.rank if self._num_outranked < AGEING_ADMISSIONS else -lane.rank
-        return rank, lane.account.service, sequence.arrival_number
+    def turn(self, lane: Lane) -> tuple[int, float]:
+        """Sort key of lanes that wait: the first is admitted first. Comparable with `Lane.turn` of those that run."""
+        return lane.rank, start_service(lane.account, self._start_allowance)
+
+    def _order(self, sequence: Sequence) -> tuple[int, float, int]:
+        rank, service = self.turn(sequence.lane)
+        return rank if self._num_outranked < AGEING_ADMISSIONS else -rank, service, sequence.arrival_number
 
 
 def _oldest(lane: Lane) -> Sequence:

@@ -31,6 +31,7 @@ from tessera.engine.core.takeover import find_victim
 _in_order = attrgetter("order")
 _turn = attrgetter("turn")
 
+MAX_MATCHED_BLOCKS = 2048  # of cached prefixes in one step, beyond which no more sequences start: a few milliseconds
 BACKLOG_SEQS = 256  # waiting sequences that are counted before each step
 
 
@@ -42,6 +43,7 @@ class Scheduler:
 
     Attributes:
         running: in the order in which they are served; with several lanes, that of the last step.
+        loading: have a seat, and wait for blocks that are copied back to the device; the first to begin is first.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class Scheduler:
         self.accounts = accounts if accounts is not None else Accounts()
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting = FairQueue()
+        self.waiting = FairQueue(start_allowance=max_num_batched_tokens)
         self.running: list[Sequence] = []
+        self.loading: list[Sequence] = []
+        self._loaded: list[Sequence] = []  # running, but in no step yet
         num_blocks = block_manager.num_blocks_for(max_context)
         self._slots = SlotTable(max_num_seqs, num_blocks, block_manager.block_size, batch_invariant=batch_invariant)
         self._recomputed_rows = 0  # that the step has room for
@@ -75,13 +79,13 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running or self.waiting or self.loading)
 
     def stats(self) -> SchedulerStats:
         blocks = self.block_manager
         return SchedulerStats(
             num_running=len(self.running),
-            num_waiting=len(self.waiting),
+            num_waiting=len(self.waiting) + len(self.loading),
             num_free_blocks=len(blocks.free_blocks),
             num_cached_blocks=len(blocks.cached_blocks),
             num_used_blocks=blocks.num_used_blocks,
@@ -106,11 +110,12 @@ class Scheduler:
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Remove a sequence; the blocks of one that failed leave the prefix cache."""
-        if sequence.is_running:
+        if sequence.has_seat:
             self._leave(sequence, withdraw=reason == "error")
             sequence.account.drop_if_empty(sequence.lane)
         elif sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
+            self.block_manager.drop_tail(sequence)
             sequence.account.drop_if_empty(sequence.lane)
             self._admission_is_blocked = False
         sequence.status = SequenceStatus.FINISHED
@@ -126,6 +131,8 @@ class Scheduler:
         sequences: list[Sequence] = []
         counts: list[int] = []
         preempted: list[Sequence] = []
+        if self.block_manager.tiers is not None:
+            self._finish_loads()
         is_shared = self.accounts.is_shared
         self._recomputed_rows = self.max_num_seqs
         if is_shared:
@@ -141,7 +148,10 @@ class Scheduler:
                 else:
                     account = sequence.account
                     account.service += count / account.weight
-        admitted = self._admit_waiting(sequences, counts, budget, preempted, now, is_shared=is_shared)
+        admitted = self._note_loaded(sequences, now) if self._loaded else []
+        admitted += self._admit_waiting(sequences, counts, budget, preempted, now, is_shared=is_shared)
+        if self.block_manager.tiers is not None:
+            self.block_manager.tiers.submit()
         if not sequences:
             return None
         step = self._slots.gather(sequences, counts, admitted)
@@ -217,10 +227,10 @@ class Scheduler:
 
         Prompts of lanes behind it must leave them.
         """
-        upcoming = self._next_ready() if len(self.running) < self.max_num_seqs else None
+        upcoming = self._next_ready() if self._has_seat else None
         if upcoming is None or not self._has_room(upcoming):
             return 0, None
-        return min(upcoming.num_tokens, prompt_budget), upcoming.lane.turn
+        return min(upcoming.num_tokens, prompt_budget), self.waiting.turn(upcoming.lane)
 
     def _next_ready(self) -> Sequence | None:
         """The first waiting sequence that waits for nothing but room."""
@@ -235,14 +245,16 @@ class Scheduler:
         """Put the lane of the account that was served least first."""
         lanes = [lane for account in self.accounts.active.values() for lane in account.lanes.values() if lane.running]
         self.running[:] = chain.from_iterable([lane.running for lane in sorted(lanes, key=_turn)])
+        if self.loading:
+            self.running[:] = [sequence for sequence in self.running if sequence.is_running]
 
     def _make_way(self, preempted: list[Sequence]) -> None:
         """Preempt what must make way for the next waiting sequence."""
         head = self._next_ready()
         while head is not None and not self._has_room(head):
             needed = self.block_manager.num_blocks_for(head.num_tokens)
-            needs_seat = len(self.running) >= self.max_num_seqs
-            victim = find_victim(head, self.accounts, 0 if needs_seat else needed)
+            needs_seat = not self._has_seat
+            victim = find_victim(head, self.accounts, 0 if needs_seat else needed, self.max_num_batched_tokens)
             if victim is None:
                 return
             self._preempt(victim)
@@ -251,10 +263,10 @@ class Scheduler:
 
     def _has_room(self, sequence: Sequence) -> bool:
         """A seat is free, and blocks for all of the sequence's tokens."""
-        if len(self.running) >= self.max_num_seqs:
+        if not self._has_seat:
             return False
         shared_blocks = self.block_manager.match_prefix(sequence)
-        return self.block_manager.fits(sequence.num_tokens, shared_blocks, spare=len(self.running))
+        return self.block_manager.fits(sequence.num_tokens, shared_blocks, spare=len(self.running) + len(self.loading))
 
     def _prompt_token_budget(self) -> int:
         """Prompt tokens that the next step may take."""
@@ -279,8 +291,9 @@ class Scheduler:
         """Get blocks for `num_tokens` tokens, preempting the last running; False if that was `sequence` itself."""
         first = len(sequence.block_table)
         while not self.block_manager.allocate(sequence, num_tokens):
-            assert len(self.running) > 1, f"sequence {sequence.request_id} does not fit on its own"
-            victim = self.running[-1]
+            alone = len(self.running) == 1 and not self.loading
+            assert not alone, f"sequence {sequence.request_id} does not fit on its own"
+            victim = self.loading[-1] if self.loading else self.running[-1]
             self._preempt(victim)
             preempted.append(victim)
             if victim is sequence:
@@ -304,7 +317,8 @@ class Scheduler:
             return admitted
         blocks = self.block_manager
         candidates = self.waiting.candidates()
-        while budget > 0 and len(self.running) < self.max_num_seqs:
+        num_matched = 0
+        while budget > 0 and self._has_seat and num_matched < MAX_MATCHED_BLOCKS:
             sequence = next(candidates, None)
             if sequence is None:
                 break
@@ -315,23 +329,28 @@ class Scheduler:
             if self._prefixes.is_waiting(sequence):
                 continue
             shared_blocks = blocks.match_prefix(sequence)
+            num_matched += len(shared_blocks)
             if self._prefixes.await_longest(sequence, len(shared_blocks)):
                 continue
             # A spare block for each running sequence: without it the next step would preempt again.
-            if not blocks.fits(sequence.num_tokens, shared_blocks, spare=len(self.running)):
+            if not blocks.fits(sequence.num_tokens, shared_blocks, spare=len(self.running) + len(self.loading)):
                 self._admission_is_blocked = True
                 break
             self.waiting.admit(sequence)
             blocks.share(sequence, shared_blocks)
-            self._prefixes.add_running(sequence)
             sequence.num_computed_tokens = len(shared_blocks) * blocks.block_size
-            if sequence.first_scheduled_time is None:
-                sequence.first_scheduled_time = now
-                sequence.num_cached_tokens = sequence.num_computed_tokens
+            is_loading = blocks.start_load(sequence) and not self._finish_at_once(sequence)
+            self._prefixes.add_running(sequence)
             if sequence.displaced_by is not None:
                 again = max(sequence.num_charged_tokens - sequence.num_computed_tokens, 0)
                 self.accounts.charge_late(sequence.displaced_by, again)
                 sequence.displaced_by = None
+            if is_loading:
+                sequence.status = SequenceStatus.LOADING
+                self.loading.append(sequence)
+                insort(sequence.lane.running, sequence, key=_in_order)
+                continue
+            _note_start(sequence, now)
             count = self._limit_rows(sequence, min(sequence.num_uncomputed_tokens, budget))
             enough = blocks.allocate(sequence, sequence.num_computed_tokens + count)
             assert enough, "a sequence that fits has its blocks"
@@ -347,6 +366,40 @@ class Scheduler:
                 _charge(sequence, count)
         return admitted
 
+    @property
+    def _has_seat(self) -> bool:
+        return len(self.running) + len(self.loading) < self.max_num_seqs
+
+    def _finish_at_once(self, sequence: Sequence) -> bool:
+        """Finish a load that took no time."""
+        if sequence.load is None or not sequence.load.is_done:
+            return False
+        self.block_manager.finish_load(sequence)
+        return True
+
+    def _finish_loads(self) -> None:
+        """Let sequences run whose blocks have come."""
+        tiers = self.block_manager.tiers
+        assert tiers is not None
+        tiers.poll()
+        for sequence in [each for each in self.loading if each.load is not None and each.load.is_done]:
+            first = self.block_manager.finish_load(sequence)
+            self.loading.remove(sequence)
+            sequence.status = SequenceStatus.RUNNING
+            insort(self.running, sequence, key=_in_order)
+            self._slots.assign_slot(sequence)
+            self._loaded.append(sequence)
+            if self._prefixes.publish(sequence, first, sequence.num_published_blocks):
+                self._admission_is_blocked = False
+
+    def _note_loaded(self, scheduled: list[Sequence], now: float) -> list[Sequence]:
+        """-> the sequences that take their first step since they were loaded."""
+        started = [sequence for sequence in self._loaded if sequence in scheduled]
+        for sequence in started:
+            self._loaded.remove(sequence)
+            _note_start(sequence, now)
+        return started
+
     def _limit_rows(self, sequence: Sequence, count: int) -> int:
         """As many of a sequence's next `count` tokens as the step has rows for, at least 1.
 
@@ -361,7 +414,8 @@ class Scheduler:
         return min(count, before + 1 + extra)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Move a running sequence back to the queue; its tokens stay, and its blocks may still be cached."""
+        """Move a running or loading sequence back to the queue; its tokens stay, and its blocks may still be cached."""
+        self.block_manager.save_tail(sequence)
         self._leave(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_charged_tokens = max(sequence.num_charged_tokens, sequence.num_computed_tokens)
@@ -370,12 +424,24 @@ class Scheduler:
         self.waiting.enqueue(sequence)
 
     def _leave(self, sequence: Sequence, *, withdraw: bool = False) -> None:
-        self.running.remove(sequence)
         sequence.lane.running.remove(sequence)
-        self._slots.release_slot(sequence)
+        if sequence.is_running:
+            self.running.remove(sequence)
+            self._slots.release_slot(sequence)
+        else:
+            self.loading.remove(sequence)
+        if sequence in self._loaded:
+            self._loaded.remove(sequence)
         self._prefixes.remove_running(sequence)
         self.block_manager.release(sequence, withdraw=withdraw)
         self._admission_is_blocked = False
+
+
+def _note_start(sequence: Sequence, now: float) -> None:
+    """Its first step, unless it was preempted."""
+    if sequence.first_scheduled_time is None:
+        sequence.first_scheduled_time = now
+        sequence.num_cached_tokens = sequence.num_computed_tokens
 
 
 def _charge(sequence: Sequence, count: int) -> None:

@@ -15,6 +15,7 @@ from tessera.engine.contract.sampling_params import MAX_INT32, SamplingParams
 from tessera.engine.core.account import CONSTRAINT_COST, LOGPROBS_COST, SAMPLED_COST, Account, Lane
 from tessera.engine.grammar.constraint import TokenConstraint
 from tessera.engine.grammar.token_tables import TokenTables
+from tessera.engine.kv_tiers.load import Load, SavedTail
 from tessera.engine.models.rope_tables import first_row
 
 ClientId: TypeAlias = bytes
@@ -23,6 +24,7 @@ ClientId: TypeAlias = bytes
 class SequenceStatus(enum.Enum):
     NEW = enum.auto()  # its grammar may still be compiled
     WAITING = enum.auto()
+    LOADING = enum.auto()  # it has a seat, and its prefix is on the way back to the device
     RUNNING = enum.auto()
     FINISHED = enum.auto()
 
@@ -56,6 +58,8 @@ class Sequence:
         block_digests: chained hashes of the first full blocks; kept by the block manager.
         awaited_digest: of a block that another sequence is computing; this one waits until it is published.
         num_published_blocks: blocks of the table that were offered to the prefix cache or came from it.
+        load: of blocks on their way back to the device.
+        saved_tail: what it had computed and not published when it was preempted.
         slot: row of the scheduler's arrays while running, else -1.
         num_prompt_logprobs: prompt tokens whose log-probability has been requested, preemptions included.
         prompt_logprobs: the results, until they are sent with the first token; None if not requested.
@@ -92,6 +96,8 @@ class Sequence:
     block_digests: list[bytes] = field(default_factory=list)
     awaited_digest: bytes | None = None
     num_published_blocks: int = 0
+    load: Load | None = None
+    saved_tail: SavedTail | None = None
     slot: int = -1
     num_prompt_logprobs: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
@@ -189,6 +195,10 @@ class Sequence:
     @property
     def is_running(self) -> bool:
         return self.status is SequenceStatus.RUNNING
+
+    @property
+    def has_seat(self) -> bool:
+        return self.status in (SequenceStatus.RUNNING, SequenceStatus.LOADING)
 
     @property
     def is_finished(self) -> bool:

@@ -24,9 +24,10 @@ class Event:
         self.handle: Any = check(driver.cuEventCreate, flags)
         weakref.finalize(self, _destroy, device, driver.cuEventDestroy, self.handle).atexit = False
 
-    def record(self) -> None:
+    def record(self, stream: Any = None) -> None:
+        """Put it into `stream`, by default the device's."""
         self.device.activate()
-        check(driver.cuEventRecord, self.handle, self.device.stream)
+        check(driver.cuEventRecord, self.handle, self.device.stream if stream is None else stream)
 
     def query(self) -> bool:
         """Whether it is passed; does not wait."""

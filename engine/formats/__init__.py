@@ -1,10 +1,10 @@
 """Formats of weights and of cached keys and values.
 
-Public: `LinearWeight`, `WeightPart` and `WeightFormat`; `DenseFormat`, `Fp8Format`, `GroupFormat`,
-`AffineFormat`, `Nf4Format` and `Int8RowsFormat`;
-`BLOCK_FORMATS`, those of GGUF by type; `KVFormat`; `FORMATS`, every weight format by name. A format belongs to a file
-of this room that is imported here; one with a `dequantize_{name}_kernel` in `cuda_src/linear/dequantize.cu` runs on
-CUDA devices too.
+Public: `LinearWeight`, `WeightPart` and `WeightFormat`; `DenseFormat`, `Fp8Format`, `GroupFormat`, `AffineFormat`,
+`Nf4Format` and `Int8RowsFormat`; `BLOCK_FORMATS`, those of GGUF by type; `PackedFormat`, which kernels multiply, and
+`KERNEL_FORMATS`, all of its kind by their struct in the kernels; `packed_format`, which chooses one; `KVFormat`;
+`FORMATS`, every weight format by name. A format belongs to a file of this room that is imported here; one with a
+`dequantize_{name}_kernel` in `cuda_src/linear/dequantize.cu` runs on CUDA devices too.
 """
 
 from tessera.engine.formats.dense import DenseFormat
@@ -16,11 +16,14 @@ from tessera.engine.formats.int8_rows import Int8RowsFormat
 from tessera.engine.formats.kv import KVFormat
 from tessera.engine.formats.linear_weight import LinearWeight, WeightPart
 from tessera.engine.formats.nf4 import Nf4Format
-from tessera.engine.formats.packed_blocks import PACKED_FORMATS, PackedFormat
+from tessera.engine.formats.packed import KERNEL_FORMATS, PackedFormat
+from tessera.engine.formats.packed_blocks import PACKED_FORMATS, PackedBlockFormat
+from tessera.engine.formats.packed_groups import PackedGroupFormat, packed_format
 
 __all__ = [
     "BLOCK_FORMATS",
     "FORMATS",
+    "KERNEL_FORMATS",
     "PACKED_FORMATS",
     "AffineFormat",
     "DenseFormat",
@@ -30,7 +33,10 @@ __all__ = [
     "KVFormat",
     "LinearWeight",
     "Nf4Format",
+    "PackedBlockFormat",
     "PackedFormat",
+    "PackedGroupFormat",
     "WeightFormat",
     "WeightPart",
+    "packed_format",
 ]

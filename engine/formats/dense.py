@@ -21,6 +21,10 @@ class DenseFormat(WeightFormat):
     name = "dense"
     tensor_names = ("values",)
 
+    @property
+    def label(self) -> str:
+        return self.dtype.name
+
     def layout(self, rows: int, columns: int) -> tuple[TensorLayout, ...]:
         return (TensorLayout((rows, columns), self.dtype),)
 

@@ -46,6 +46,11 @@ class WeightFormat(ABC):
         FORMATS[cls.name] = cls
 
     @property
+    def label(self) -> str:
+        """As people know it."""
+        return self.name
+
+    @property
     def row_step(self) -> int:
         """Rows that share numbers: matrices one below the other are one where all but the last have whole steps."""
         return 1

@@ -39,6 +39,10 @@ class Fp8Format(WeightFormat):
     on_cuda = True
 
     @property
+    def label(self) -> str:
+        return "FP8"
+
+    @property
     def row_step(self) -> int:
         return 1 if self.block is None else self.block[0]
 
@@ -68,18 +72,23 @@ class Fp8Format(WeightFormat):
         pieces = [x[:, start : start + width] for start in range(0, x.shape[1], width)]
         return np.concatenate([_rounded(piece, scales_of(piece)) for piece in pieces], axis=1)
 
+    @classmethod
+    def quantize(cls, values: Array) -> dict[str, Array]:
+        """Tensors for [R, K], see `rounded`."""
+        return {name: cls.rounded(name, values.astype(float32)) for name in cls.tensor_names}
+
     @staticmethod
-    def quantize(values: Array) -> dict[str, Array]:
-        """Tensors for [R, K] with a scale a row: rounded to nearest, each row's largest magnitude becomes 448."""
-        wide = values.astype(float32)
-        scales = scales_of(wide)
-        return {"values": codes_of(wide / scales), "scales": scales}
+    @np.errstate(all="ignore")
+    def rounded(name: str, values: Float32Array) -> Array:
+        """Tensor `name` for [R, K], a scale a row: rounded to nearest, each row's largest magnitude becomes 448."""
+        scales = scales_of(values)
+        return scales if name == "scales" else codes_of(values / scales)
 
 
 def scales_of(values: Float32Array) -> Float32Array:
     """That make the largest magnitude of each row 448, or 1 where a row is zeros, [R, 1]."""
     largest = np.abs(values).max(axis=1, keepdims=True)
-    scales: Float32Array = np.where(largest > 0, largest / E4M3_MAX, np.float32(1)).astype(np.float32)
+    scales: Float32Array = np.where(largest == 0, np.float32(1), largest / E4M3_MAX).astype(np.float32)
     return np.maximum(scales, np.finfo(np.float32).tiny)
 
 

@@ -26,6 +26,10 @@ class IntegerFormat(WeightFormat, abstract=True):
 
     on_cuda = False
 
+    @property
+    def label(self) -> str:
+        return f"INT{self.bits}"
+
     def layout(self, rows: int, columns: int) -> tuple[TensorLayout, ...]:
         """Raises: ValueError where two integers of 4 bits do not fill a byte."""
         if self.bits == 4 and columns % 2:
@@ -67,18 +71,31 @@ class GroupFormat(IntegerFormat):
         return result
 
     def quantize(self, values: Array) -> dict[str, Array]:
-        """Tensors for [R, K], rounded to nearest: from the smallest to the largest number of a group, 0 among them."""
-        wide = values.astype(float32)
-        rows, columns = wide.shape
-        missing = -columns % self.group
-        groups = np.pad(wide, ((0, 0), (0, missing)), mode="edge").reshape(rows, -1, self.group)
+        """Tensors for [R, K], see `rounded`."""
+        return {name: self.rounded(name, values.astype(float32)) for name in self.tensor_names}
+
+    @np.errstate(all="ignore")
+    def rounded(self, name: str, values: Float32Array) -> Array:
+        """Tensor `name` for [R, K], rounded to nearest: from the smallest to the largest number of a group, or 0.
+
+        Scales keep 15 bits of their fraction, which kernels have, too.
+        """
+        rows, columns = values.shape
+        groups = np.pad(values, ((0, 0), (0, -columns % self.group)), mode="edge").reshape(rows, -1, self.group)
         low, high = np.minimum(groups.min(axis=2), 0), np.maximum(groups.max(axis=2), 0)
         most = np.float32((1 << self.bits) - 1)
-        scales = np.maximum((high - low) / most, np.finfo(np.float32).tiny).astype(np.float32)
-        zeros = np.clip(np.rint(-low / scales), 0, most)
-        integers = np.clip(np.rint(groups / scales[:, :, None]) + zeros[:, :, None], 0, most)
-        flat = integers.reshape(rows, -1)[:, :columns].astype(np.uint8)
-        return {"values": self.stored(flat), "scales": scales, "zeros": zeros.astype(np.uint8)}
+        steps = np.maximum((high - low) / most, np.finfo(np.float32).tiny)
+        scales: Array = (steps.view(np.uint32) + np.uint32(0x80) & np.uint32(0xFFFFFF00)).view(np.float32)
+        if name == "scales":
+            return scales
+        zeros: Array = np.clip(np.rint(-low / scales), 0, most)
+        if name == "zeros":
+            return zeros.astype(np.uint8)
+        integers: Array = groups / scales[:, :, None]
+        np.rint(integers, out=integers)
+        integers += zeros[:, :, None]
+        np.clip(integers, 0, most, out=integers)
+        return self.stored(integers.reshape(rows, -1)[:, :columns].astype(np.uint8))
 
 
 @dataclass(frozen=True)

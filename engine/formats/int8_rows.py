@@ -28,6 +28,10 @@ class Int8RowsFormat(WeightFormat):
     name = "int8_rows"
     tensor_names = ("values", "scales")
 
+    @property
+    def label(self) -> str:
+        return "INT8"
+
     def layout(self, rows: int, columns: int) -> tuple[TensorLayout, ...]:
         return TensorLayout((rows, columns), int8), TensorLayout((rows,), float32)
 

@@ -36,6 +36,10 @@ class Nf4Format(WeightFormat):
     tensor_names = ("values", "scales")
     on_cuda = False
 
+    @property
+    def label(self) -> str:
+        return "NF4"
+
     def layout(self, rows: int, columns: int) -> tuple[TensorLayout, ...]:
         """Raises: ValueError where two codes do not fill a byte."""
         if columns % 2:

@@ -44,7 +44,7 @@ EXIT_TIMEOUT = 5.0
 # Compiled grammars are kept until there are too many, or until they took so long to compile in all,
 # because the largest take longest: about 200 MB a second.
 MAX_CACHED = 128
-MAX_CACHED_SECONDS = 4.0
+MAX_CACHED_SECONDS = 0.5
 
 LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
 

@@ -74,7 +74,7 @@ STALL_LIMITS = {"cuda": 30.0, "cpu": 300.0}  # seconds for one step until the en
 METRICS_TIMEOUT = 5.0
 HISTORY_LENGTH = 241  # heartbeats of two minutes
 RECONNECT_DELAY = 0.5  # seconds
-MESSAGES_PER_TURN = 64  # read before other tasks of the event loop have their turn
+RECEIVE_SECONDS = 0.005  # for messages, before other tasks of the event loop have their turn
 
 
 class RequestStream:
@@ -227,6 +227,7 @@ class EngineClient:
         self._first_ready = asyncio.Event()
         self._lost: str | None = None
         self._inboxes: dict[str, _Inbox] = {}
+        self._abandoned: list[str] = []  # of which the engine is to hear
         self._embedding_waiters: dict[str, asyncio.Future[bytes]] = {}
         self._metrics_waiters: dict[int, asyncio.Future[bytes]] = {}
         self._counter = itertools.count()
@@ -366,12 +367,12 @@ class EngineClient:
 
         return np.frombuffer(vectors, "<f4").reshape(len(inputs), -1)
 
-    def reset_prefix_cache(self) -> None:
-        """Have the engine forget all cached prefixes. Raises EngineUnavailableError."""
+    def reset_prefix_cache(self, accounts: list[int] | None = None) -> None:
+        """Have the engine forget all cached prefixes, or those of these accounts. Raises EngineUnavailableError."""
         well, reason = self.health()
         if not well:
             raise EngineUnavailableError(f"{reason}; please try again later")
-        self._send(ResetPrefixCache())
+        self._send(ResetPrefixCache(accounts))
 
     async def metrics(self) -> bytes:
         """The engine's metrics in Prometheus text format.
@@ -439,7 +440,8 @@ class EngineClient:
         socket = self._socket
         if socket.closed:
             return
-        for _ in range(MESSAGES_PER_TURN):
+        end = time.monotonic() + RECEIVE_SECONDS
+        while time.monotonic() < end:
             if not has_message(socket):
                 return
             self._dispatch(self._decoder.decode(socket.recv(zmq.NOBLOCK)))
@@ -527,7 +529,13 @@ class EngineClient:
 
     def _abandon(self, request_id: str) -> None:
         if self._inboxes.pop(request_id, None) is not None:
-            self._send(AbortRequests([request_id]))
+            if not self._abandoned:  # those of a request with many sequences go as one message
+                self._loop.call_soon(self._send_aborts)
+            self._abandoned.append(request_id)
+
+    def _send_aborts(self) -> None:
+        request_ids, self._abandoned = self._abandoned, []
+        self._send(AbortRequests(request_ids))
 
     def _abandon_from_anywhere(self, request_id: str) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop is closed, and with it this client

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -33,6 +33,7 @@ from tessera.engine.contract.errors import (
     InvalidRequestError,
     RequestError,
 )
+from tessera.engine.contract.heap import HeapTrimmer
 from tessera.engine.contract.logs import configure_logging, request_fields
 from tessera.engine.contract.messages import (
     AbortRequests,
@@ -71,6 +72,7 @@ from tessera.engine.ipc.turns import TimedRunner, Turns
 from tessera.engine.tensor import Device
 
 if TYPE_CHECKING:
+    from tessera.engine.kv_tiers.tiers import KVTiers
     from tessera.engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger("tessera.engine")
@@ -91,7 +93,7 @@ class Core(Protocol):
     def abort(self, request_ids: list[str], client: bytes) -> None: ...
     def step(self) -> Mapping[bytes, list[RequestOutput]]: ...
     def stats(self) -> SchedulerStats: ...
-    def reset_prefix_cache(self) -> None: ...
+    def reset_prefix_cache(self, accounts: Collection[int] | None = None) -> None: ...
 
 
 class Embedding(Protocol):
@@ -269,7 +271,7 @@ class EngineProcess:
                 for embedder in self._engine.embedders.values():
                     embedder.abort(message.request_ids, client)
             case ResetPrefixCache():
-                core.reset_prefix_cache()
+                core.reset_prefix_cache(message.accounts)
             case GetMetrics():
                 assert self._metrics is not None
                 self._metrics.ask(client, message.token)
@@ -364,6 +366,7 @@ def serve(load: Loader) -> int:
         gc.collect()
         gc.freeze()  # later collections skip all that was loaded
         gc.enable()
+        HeapTrimmer().start()
         report(Ready(process.epoch, engine.info))
     except ConfigError as error:
         report(StartFailed(str(error), user_error=True))
@@ -395,7 +398,9 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     from tessera.engine.core.embedder import EmbeddingOnlyCore
     from tessera.engine.core.metrics import EngineMetrics
     from tessera.engine.grammar.compiler import GrammarCompiler
+    from tessera.engine.kv_tiers.make import make_tiers
     from tessera.engine.models.config import load_config
+    from tessera.engine.models.weights.rounding import rounded_while_loading
     from tessera.engine.ops.make import make_ops
     from tessera.engine.runner.devices import select_device
     from tessera.engine.runner.embedding_engine import EmbeddingEngine
@@ -404,6 +409,8 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     start = time.monotonic()
     folder = Path(config.model)
     model = load_config(folder)
+    if config.quantization != "none":
+        model = rounded_while_loading(model, config.quantization, folder)
     device, device_reason = select_device(config.device)
     config = config.with_device_defaults("cpu" if device.name == "cpu" else "cuda")
     config.verify()
@@ -419,12 +426,15 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     embedding.load_beside(ops, progress)  # before the KV cache takes what memory is left
     runner = ModelRunner(config, model, device, ops, progress)
     embedding.add_decoder(model, runner)
+    planes = runner.kv_cache.planes if runner.generates else []
+    tiers = make_tiers(runner.config, device, planes, runner.dtype, config.served_name or folder.name)
     info = engine_info(
         runner,
         device_reason=device_reason,
         load_seconds=time.monotonic() - start,
         embeddings=embedding.infos,
         scorer=embedding.scorer,
+        tiers=tiers,
     )
     if not runner.generates:
         grammars.close()
@@ -441,10 +451,12 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         grammars=grammars,
         metrics=EngineMetrics(config.served_name or folder.name),
         accounts=accounts,
+        tiers=tiers,
     )
 
     def render_metrics() -> bytes:
-        return core.render_metrics() + embedding.render_metrics()
+        offload = tiers.metrics.render() if tiers is not None else b""
+        return core.render_metrics() + embedding.render_metrics() + offload
 
     return LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device), turns)
 
@@ -456,6 +468,7 @@ def engine_info(
     load_seconds: float,
     embeddings: tuple[EmbeddingInfo, ...],
     scorer: ScorerInfo | None,
+    tiers: KVTiers | None,
 ) -> EngineInfo:
     """The facts of a loaded decoder."""
     from tessera.engine.gguf.model import stored_bytes
@@ -474,6 +487,8 @@ def engine_info(
         block_size=runner.block_size,
         num_kv_blocks=runner.num_kv_blocks,
         kv_cache_bytes=runner.kv_cache_bytes,
+        num_host_kv_blocks=tiers.pool.num_slots if tiers is not None else 0,
+        num_disk_kv_blocks=tiers.disk.max_blocks if tiers is not None and tiers.disk is not None else 0,
         weight_bytes=runner.weight_bytes,
         num_parameters=runner.num_parameters,
         eos_token_ids=model.eos_token_ids,
@@ -481,7 +496,7 @@ def engine_info(
         generates=runner.generates,
         embeddings=embeddings,
         scorer=scorer,
-        stored_bytes=stored_bytes(Path(config.model)),
+        stored_bytes=runner.stored_bytes or stored_bytes(Path(config.model)),
     )
 
 

@@ -30,6 +30,11 @@ class KVCache:
             self.layers.append((keys, values))
             offset += keys.nbytes + values.nbytes
 
+    @property
+    def planes(self) -> list[Tensor]:
+        """All of the tensors, in which a block has its parts."""
+        return [tensor for pair in self.layers for tensor in pair]
+
 
 def block_bytes(config: ModelConfig, block_size: int, format: KVFormat) -> int:
     """Bytes of one block over all layers, keys and values together."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from tessera.engine.formats import LinearWeight, PackedFormat, WeightPart
+from tessera.engine.formats import LinearWeight, PackedBlockFormat, WeightPart
 from tessera.engine.ops.attention_interface import AttentionMetadata, AttentionOps, HeadTransform
 from tessera.engine.ops.checks import require as _require
 from tessera.engine.ops.encoder_interface import EncoderOps
@@ -109,7 +109,7 @@ class Ops(LinearOps, AttentionOps, EncoderOps, SamplingOps):
     def pack_blocks(self, stored: Tensor, part: WeightPart, first: int) -> None:
         """Rows as a GGUF file has them, [n, bytes of a row] uint8, to the rows of a packed part from `first` on."""
         format, (rows, columns) = part.format, part.shape
-        assert isinstance(format, PackedFormat)
+        assert isinstance(format, PackedBlockFormat)
         self._check(stored=stored, **part.tensors)
         fits = stored.ndim == 2 and stored.dtype == uint8 and stored.shape[1] == format.type.row_bytes(columns)
         _require(fits and first >= 0 and first + stored.shape[0] <= rows, "pack_blocks", stored, *part.tensors.values())

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from tessera.engine.formats import LinearWeight
+import numpy as np
+
+from tessera.engine.formats import LinearWeight, WeightFormat
 from tessera.engine.ops.checks import CheckedOps, require
 from tessera.engine.ops.layer_interface import LayerOps
 from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32
@@ -120,6 +122,10 @@ class LinearOps(LayerOps, CheckedOps):
         if out.size:
             self._linear(x, weight, prologue, epilogue, out)
         return out
+
+    def multiplies_stored(self, format: WeightFormat, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+        """Whether products of `dtype` take such a matrix [N, K] best as a checkpoint stores it."""
+        return False
 
     def _check_prologue(self, x: Tensor, prologue: Prologue) -> None:
         weight, scratch = prologue.weight, prologue.scratch

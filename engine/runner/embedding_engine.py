@@ -140,7 +140,7 @@ class EmbeddingEngine:
             generates=False,
             embeddings=self.infos,
             scorer=self.scorer,
-            stored_bytes=stored_bytes(folder),
+            stored_bytes=runner.stored_bytes or stored_bytes(folder),
         )
         return EmbeddingOnlyCore(), info
 

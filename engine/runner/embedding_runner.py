@@ -146,6 +146,7 @@ class EncoderRunner(EmbeddingRunner):
         except OutOfMemoryError as error:
             raise ConfigError(f"{device} has too little memory for the encoder in {folder}: {error}") from error
         self.weight_bytes, self.num_parameters = weights.nbytes, weights.num_parameters
+        self.stored_bytes = weights.bytes_by_format if model.quantisation is not None else {}
         self.classifier = weights.classifier
         self._model = model
         if not isinstance(device, CpuDevice):

@@ -63,8 +63,10 @@ class ModelRunner:
         dtype: name of the dtype of weights, activations and KV cache.
         max_model_len: most tokens of a sequence, prompt and answer.
         max_num_tokens: most tokens of a step.
+        kv_cache: keys and values.
         num_kv_blocks, block_size, kv_cache_bytes: of the KV cache.
         weight_bytes, num_parameters: of the weights.
+        stored_bytes: of a quantised checkpoint's weights, by the name of their format.
         generates: False for a decoder without a head, which makes embeddings only.
 
     Raises: ConfigError where a setting does not fit the model or the memory; ModelError (see
@@ -112,6 +114,7 @@ class ModelRunner:
             self._cuda_ops.reserve_linear(weights.linear_weights(), self._dtype, rows)
         self.generates = weights.has_head
         self.weight_bytes = weights.nbytes
+        self.stored_bytes = weights.bytes_by_format if model.quantisation is not None else {}
         self.num_parameters = weights.num_parameters
         rope_tables = make_tables(model.ropes, self.max_model_len, device)
         rows = config.max_num_seqs
@@ -124,9 +127,9 @@ class ModelRunner:
         self._numbers = from_numpy(np.arange(rows + 1, dtype=np.int32), device)
         self._graphs = StepGraphs(rows, self._buffer_tokens, self.max_model_len, SHORT_CONTEXT, self._max_rows)
         self.num_kv_blocks = config.num_kv_blocks or self._num_blocks_that_fit()
-        kv_cache = KVCache(model, self.num_kv_blocks, self.block_size, self._kv_format, device)
-        self.kv_cache_bytes = kv_cache.nbytes
-        self.decoder = Decoder(model, weights, self.ops, kv_cache.layers, rope_tables)
+        self.kv_cache = KVCache(model, self.num_kv_blocks, self.block_size, self._kv_format, device)
+        self.kv_cache_bytes = self.kv_cache.nbytes
+        self.decoder = Decoder(model, weights, self.ops, self.kv_cache.layers, rope_tables)
         if not isinstance(device, CpuDevice):
             self.warm_up()
             if not config.enforce_eager:

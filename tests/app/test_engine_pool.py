@@ -13,7 +13,7 @@ import pytest
 from tessera.app.engines import engines as engines_module
 from tessera.app.engines import pool as pool_module
 from tessera.app.engines.engines import Engines
-from tessera.app.engines.messages import EngineLaunch
+from tessera.app.engines.messages import EngineLaunch, FromPool, Yield
 from tessera.app.engines.pool import EnginePool
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, EngineUnavailableError
@@ -73,7 +73,6 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(FakeSupervisor, name, value)
     monkeypatch.setattr(pool_module, "EngineSupervisor", FakeSupervisor)
     monkeypatch.setattr(pool_module, "LOOK_INTERVAL", 0.01)
-    monkeypatch.setattr(pool_module, "YIELD_TIME", 0.01)
     monkeypatch.setattr(engines_module, "EngineClient", AlwaysReady)
     monkeypatch.setattr(engines_module, "LINGER", 0.0)
 
@@ -132,6 +131,33 @@ def test_the_longest_unused_goes_and_no_more_than_needed(tmp_path: Path) -> None
         assert FakeSupervisor.stopped == ["b", "c", "a", "d"], "all that are loaded, for the one that takes it all"
 
     run(tmp_path, {"a": 0.3, "b": 0.3, "c": 0.3, "d": 0.3, "all": 0.9}, story)
+
+
+def test_a_slow_app_process_is_heard_before_a_model_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest unused model may be held by a process that is late to release it."""
+
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        other = Engines.of_run_dir(tmp_path, ["a", "b", "c"], is_static=False)
+        await other.start()
+        await until(lambda: other._writer is not None)
+        hear, late = other._take, asyncio.Event()
+
+        def take_late(message: FromPool) -> None:
+            if isinstance(message, Yield):
+                asyncio.get_running_loop().call_later(0.1, hear, message)
+                late.set()
+            else:
+                hear(message)
+
+        monkeypatch.setattr(other, "_take", take_late)
+        monkeypatch.setattr(engines_module, "LINGER", LIMIT)  # only `Yield` has a model released
+        await use(other, 0)
+        await use(engines, 1, 2)
+        assert late.is_set()
+        assert FakeSupervisor.stopped == ["a"]
+        await other.close()
+
+    run(tmp_path, {"a": 0.4, "b": 0.4, "c": 0.4}, story)
 
 
 def test_what_is_used_or_at_work_stays_and_the_wait_is_bounded(tmp_path: Path) -> None:

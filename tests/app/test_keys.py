@@ -19,9 +19,10 @@ from tessera.app.keys.key_ring import KeyRing
 from tessera.app.keys.keys_file import MAX_KEYS, read_keys_file, with_slots
 from tessera.app.limits.key_use import Cell, KeyUse, Rate, duration
 from tessera.app.limits.lease import Lease, RateLimitError
-from tessera.app.limits.memory_watermark import LowMemoryError, MemoryWatermark, available_memory
+from tessera.app.limits.memory_watermark import LowMemoryError, MemoryWatermark
 from tessera.app.limits.shared_memory import make_shared_memory
 from tessera.app.settings import AppSettings
+from tessera.engine.contract.available_memory import available_memory
 from tessera.engine.contract.errors import ConfigError
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder

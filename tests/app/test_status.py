@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tessera.app.keys.api_key import ApiKey, digest_of
+from tessera.app.model_settings import ModelSettings
 from tessera.app.ops.hour_history import INTERVAL, HourHistory
 from tessera.app.ops.page_files import FILES, FOLDER, PAGE
 from tessera.app.ops.root_routes import RUNNING
@@ -225,6 +226,28 @@ def test_the_hour_is_kept_in_points_of_its_intervals(tmp_path: Path) -> None:
     client.history.append((INTERVAL * 300, stats(0)))
     hour.sample()
     assert hour.as_object()["points"][-1]["age"] == INTERVAL, "a new engine counts from nothing"
+
+
+def test_each_model_has_an_hour_of_its_own(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path)
+    second = ModelSettings(model_folder=str(folder), served_model_names=("second",))
+    clients = [FakeClient(always(HELLO)), FakeClient(always(HELLO))]
+    app = create_app(as_engines(*clients), settings_for(folder, other_models=(second,)))
+    for number in range(3):
+        clients[1].history.append((INTERVAL * number, stats(150 * number)))
+        for history in app.state.hour_histories:
+            history.sample()
+
+    async def ask() -> list[Any]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+            hours = [await http.get("/status/history.json", params={"model": name}) for name in ("tiny", "second")]
+            status = await http.get("/status.json", params={"model": "second"})
+            return [*(hour.json()["points"] for hour in hours), status.json()]
+
+    first, points, status = asyncio.run(ask())
+    assert (first, len(points)) == ([], 2)
+    assert (status["models"], status["default_names"]) == (["second", "tiny"], ["tiny", "second"])
 
 
 def test_use_is_told_by_model_and_to_each_key_its_own(tmp_path: Path) -> None:

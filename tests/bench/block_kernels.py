@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tessera.engine.cuda.device import CudaDevice
-from tessera.engine.formats import PACKED_FORMATS, LinearWeight, PackedFormat, WeightPart
+from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat, WeightPart
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.quant import product
 from tessera.engine.tensor import Tensor, bfloat16, empty
@@ -67,7 +67,7 @@ def measure_shape(
             least, product.MIN_ROWS_SM90 = product.MIN_ROWS_SM90, 1 if m < product.MIN_ROWS_SM90 else 1 << 30
             cells.append(f"{'wgmma' if m < least else 'without wgmma'} {measure(device, calls):.1f}")
             product.MIN_ROWS_SM90 = least
-        print(f"{format.type.name:7}{m:>4} x {k:>6} x {n:>6} " + "  ".join(cells), flush=True)
+        print(f"{format.kernel_type:13}{m:>4} x {k:>6} x {n:>6} " + "  ".join(cells), flush=True)
 
 
 def _random(ops: CudaOps, *shape: int) -> Tensor:
@@ -80,14 +80,14 @@ def main() -> None:
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS, help="(default: %(default)s)")
     options = parser.parse_args()
-    if unknown := set(options.types) - PACKED_FORMATS.keys():
-        sys.exit(f"no such type: {', '.join(sorted(unknown))}; there are {', '.join(PACKED_FORMATS)}")
+    if unknown := set(options.types) - KERNEL_FORMATS.keys():
+        sys.exit(f"no such type: {', '.join(sorted(unknown))}; there are {', '.join(KERNEL_FORMATS)}")
     device = CudaDevice(0)
     ops = CudaOps(device)
     bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 22, dtype=np.uint32)
     for name in options.types:
         for shape in SHAPES:
-            measure_shape(ops, device, PACKED_FORMATS[name], shape, tiles=options.tiles, rows=options.rows, bits=bits)
+            measure_shape(ops, device, KERNEL_FORMATS[name], shape, tiles=options.tiles, rows=options.rows, bits=bits)
 
 
 if __name__ == "__main__":

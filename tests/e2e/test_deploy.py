@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,16 @@ def test_the_services_options_are_ones_that_the_server_has(tmp_path: Path, sever
     assert int(re.findall(r"TimeoutStopSec=(\d+)", unit)[0]) > given.value("drain_timeout")
 
 
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
-def test_nginx_takes_its_configuration() -> None:
-    subprocess.run(["nginx", "-t", "-q", "-p", ROOT, "-c", DEPLOY / "proxies/nginx.conf"], check=True)
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    text = (DEPLOY / "tessera.service").read_text()
+    unit = tmp_path / "tessera.service"
+    unit.write_text(text.replace("/opt/tessera/bin/tessera", sys.executable))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_kubernetes_own_schemas_take_the_manifests() -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for manifest in yaml.safe_load_all((DEPLOY / "kubernetes.yml").read_text()):
+        validate.validate(manifest, "1.30", strict=True)

@@ -73,7 +73,8 @@ async def _kill_while_serving(server: Server, pid: int) -> list[dict[str, Any]]:
         return found
 
     async def through_the_sdk(sdk: openai.AsyncOpenAI) -> dict[str, Any]:
-        stream = await sdk.completions.create(model=server.model, prompt=PROMPT, max_tokens=ENDLESS, stream=True)
+        body = server.body(PROMPT, ENDLESS)
+        stream = await sdk.completions.create(model=server.model, prompt=PROMPT, stream=True, extra_body=body)
 
         async def read() -> None:
             async for _ in stream:
@@ -82,8 +83,8 @@ async def _kill_while_serving(server: Server, pid: int) -> list[dict[str, Any]]:
         with pytest.raises(openai.APIError) as raised:
             await read()
         assert isinstance(raised.value.body, dict)
-        body: dict[str, Any] = raised.value.body
-        return body
+        found: dict[str, Any] = raised.value.body
+        return found
 
     async def whole(client: httpx.AsyncClient) -> dict[str, Any]:
         response = await client.post("/v1/completions", json=server.body(PROMPT, ENDLESS))

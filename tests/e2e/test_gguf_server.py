@@ -73,7 +73,7 @@ def test_text_chat_and_structured_output(server: Server) -> None:
 
 def test_the_start_report_names_the_types(server: Server) -> None:
     report = server.log
-    assert "stored as   GGUF of" in report
+    assert "stored as   " in report
     assert "F16 (" in report
     assert "F32 (" in report
 

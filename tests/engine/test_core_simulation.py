@@ -7,15 +7,34 @@ test id is the seed, so a failure can be repeated with `pytest -k "[SEED]"`. `ma
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from tessera.engine.contract.errors import ContextLengthError, QueueFullError
 from tessera.engine.contract.messages import AccountRef, TokenLogprobs
-from tests.support.fake_runner import CLIENT, EOS, NON_FINITE, Harness, generate, score
+from tessera.engine.kv_tiers.tiers import KVTiers
+from tests.support.fake_runner import CLIENT, EOS, NON_FINITE, FakeRunner, Harness, generate, score
+from tests.support.fake_tiers import MemoryFiles, check_tiers_quiet, make_fake_tiers
 
 MAX_MODEL_LEN = 48
+MOST_LOOKS = 40  # steps in which a load ends
+
+
+def draw_tiers(rng: random.Random) -> Callable[[FakeRunner], KVTiers] | None:
+    """In half of the worlds there are tiers, some of them with faults."""
+    if rng.random() < 0.5:
+        return None
+    files, max_files = None, 0
+    if rng.random() < 0.5:
+        files = MemoryFiles(rng, full_rate=rng.choice((0, 0, 0.1)), corrupt_rate=rng.choice((0, 0.2)))
+        max_files = rng.choice((2, 10, 100))
+    fault_rate = rng.choice((0, 0, 0, 0.02))
+    num_slots = rng.choice((1, 6, 20, 100))
+    return lambda runner: make_fake_tiers(
+        rng, runner.planes, num_slots, fault_rate=fault_rate, files=files, max_files=max_files
+    )
 
 
 def make_engine(rng: random.Random, max_queue_len: int, *, asynchronous: bool, batch_invariant: bool) -> Harness:
@@ -31,6 +50,7 @@ def make_engine(rng: random.Random, max_queue_len: int, *, asynchronous: bool, b
         asynchronous=asynchronous,
         batch_invariant=batch_invariant,
         short_rope_len=rng.choice([0, 0, 20, 30]),
+        make_tiers=draw_tiers(rng),
     )
 
 
@@ -98,6 +118,8 @@ def test_fault_liveness_every_request_ends_once_with_the_tokens_it_gives_alone(s
                 scores[name] = [score(tokens[:end], prompt[end], num_logprobs) for end in range(1, len(prompt))]
         for _ in range(rng.choice([0, 0, 1, 2, 5])):
             engine.step()
+        if rng.random() < 0.05:
+            engine.core.reset_prefix_cache(rng.choice([None, [accounts[0].id]]))
         if expected and rng.random() < 0.15:
             victim = rng.choice(sorted(expected))
             engine.core.abort([victim], CLIENT)
@@ -106,7 +128,7 @@ def test_fault_liveness_every_request_ends_once_with_the_tokens_it_gives_alone(s
             engine.check_blocks()
     # The first in order advances in every step and, now that nobody arrives, is never preempted.
     # One step ahead, each of its tokens is followed by a step that may have been for nothing.
-    engine.run(max_steps=2 * most_steps + 2)
+    engine.run(max_steps=(2 * most_steps + 2) * (MOST_LOOKS if engine.tiers is not None else 1))
 
     for name, (token_ids, finish_reason) in expected.items():
         if name in aborted:
@@ -120,3 +142,5 @@ def test_fault_liveness_every_request_ends_once_with_the_tokens_it_gives_alone(s
     stats = engine.core.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
     assert sum(engine.core.metrics.num_finished.values()) == len(expected)
+    if engine.tiers is not None:
+        check_tiers_quiet(engine.tiers)

@@ -100,7 +100,7 @@ def test_fault_fairness_accounts_with_work_waiting_are_served_equally_for_their_
     rng = random.Random(seed)
     accounts = [AccountRef(number, rng.choice([1.0, 1.0, 2.0])) for number in range(1, rng.randint(3, 7))]
     world = World(rng, accounts, asynchronous=seed % 2 == 1)
-    bound = 2 * (world.engine.core.scheduler.max_num_batched_tokens + MAX_LEN)
+    bound = 3 * world.engine.core.scheduler.max_num_batched_tokens + 2 * MAX_LEN
     for _ in range(400):
         world.top_up()
         world.step()
@@ -135,6 +135,43 @@ def test_fault_fairness_d7_a_light_keys_first_token_waits_for_no_end_of_a_heavy_
     engine.add("light", [7, 8, 9], 5, account=LIGHT)
     assert steps_to_first_token(engine, "light") <= 3
     assert engine.core.metrics.num_preemptions == 1, "one seat is enough"
+
+
+def test_fault_fairness_d7_a_key_that_uses_its_share_waits_for_no_turn_of_20_heavy_ones() -> None:
+    """One request after the other of 33 + 8 tokens, beside 320 streams on 64 seats: about a 21st of all tokens."""
+    engine = Harness(num_blocks=3000, max_num_seqs=64, max_num_batched_tokens=512)
+    rng = random.Random(18)
+    heavy = {f"{account}-{number}": AccountRef(account) for account in range(1, 21) for number in range(16)}
+    for name, account in heavy.items():
+        engine.add(name, [rng.randrange(1, 90) for _ in range(12)], rng.randint(40, 140), account=account)
+    for _ in range(20):
+        engine.step()
+    waits = []
+    for number in range(12):
+        name = f"light{number}"
+        engine.add(name, [rng.randrange(1, 90) for _ in range(33)], 8, account=AccountRef(99), ignore_eos=True)
+        waits.append(steps_to_first_token(engine, name))
+        while name not in engine.finish_reasons:
+            engine.step()
+    assert engine.core.num_waiting > 100
+    assert max(waits) == 1, waits
+
+
+def test_a_key_that_is_ahead_by_more_than_a_step_waits_until_others_have_caught_up() -> None:
+    """What is allowed to an account that runs nothing has a bound: it is no way to get more than one's share."""
+    engine = busy_engine(64)
+    accounts = engine.core.accounts
+    allowance = engine.core.scheduler.max_num_batched_tokens
+    for name, ahead, most in (("at once", allowance - 1, 1), ("later", 3 * allowance, 30)):
+        light = accounts.find(AccountRef(3))
+        accounts.open(light)
+        light.service = accounts.active[HEAVY.id].service + ahead
+        begun = accounts.active[HEAVY.id].service
+        engine.add(name, [7, 8, 9], 1, account=AccountRef(3))
+        assert steps_to_first_token(engine, name) <= most
+        caught_up = accounts.active[HEAVY.id].service - begun
+        accounts.close(light)
+    assert caught_up >= 2 * allowance
 
 
 def test_fault_fairness_d7_a_priority_acts_within_its_key() -> None:

@@ -106,6 +106,25 @@ def receive(message: Request) -> None:
     hold_up(LONG)
 
 
+def test_fault_stalls_time_that_no_thread_computed_is_the_machines() -> None:
+    """The thread that held the interpreter's lock was not run: other programs were."""
+    stalls: list[Stall] = []
+    watch = StallWatch("the engine's thread", LIMIT, stalls.append)
+    watch.close()
+    watch.begin()
+    hold_up(LONG)
+    watch.end()
+    watch.begin()
+    end = time.thread_time() + 2 * LIMIT
+    while time.thread_time() < end:
+        pass
+    watch.end()
+    idle, busy = stalls
+    assert idle.seconds >= LONG
+    assert idle.own_seconds < LONG / 4
+    assert busy.own_seconds >= LIMIT
+
+
 def test_fault_stalls_the_timed_runner_takes_nothing_from_a_step() -> None:
     turns = Turns()
     harness = Harness(asynchronous=True)

@@ -1,19 +1,20 @@
-"""The quantised blocks of GGUF files on a CUDA device: packed, dequantised, looked up and multiplied."""
+"""Packed weights on a CUDA device: blocks of GGUF and groups of safetensors, dequantised, looked up and multiplied."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tessera.engine.formats import PACKED_FORMATS, LinearWeight, PackedFormat, WeightPart
+from tessera.engine.formats import KERNEL_FORMATS, PACKED_FORMATS, LinearWeight, PackedBlockFormat, WeightPart
 from tessera.engine.gguf.blocks import dequantize, weights_of
 from tessera.engine.gguf.headers import SCALES, header_of
 from tessera.engine.gguf.numbers import NUMBERS
 from tessera.engine.models.config import load_config
-from tessera.engine.models.weights import gguf_source
+from tessera.engine.models.weights import gguf_source, quantised_source
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
@@ -23,6 +24,7 @@ from tests.gpu.conftest import NoTransfers
 from tests.support import reference
 from tests.support.gguf_blocks import extreme_blocks, random_blocks
 from tests.support.op_cases import DTYPES, mixed_weight, poisoned, random_array
+from tests.support.quantisers import SCHEMES, nf4, quantised_model
 from tests.support.reference import assert_close
 
 Array = np.ndarray[Any, Any]
@@ -32,7 +34,7 @@ types = pytest.mark.parametrize("name", list(PACKED_FORMATS))
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-def columns_of(format: PackedFormat) -> tuple[int, ...]:
+def columns_of(format: PackedBlockFormat) -> tuple[int, ...]:
     """Widths with whole steps, and for blocks of 32 such as end within one."""
     return (256, 1280) if format.type.block_size == 256 else (32, 224, 1056)
 
@@ -59,7 +61,7 @@ def bounds(name: str, stored: Array, dtype: np.dtype[Any]) -> Array:
     return (unit * of_group + subnormal).reshape(len(stored), -1)
 
 
-def part_of(format: PackedFormat, stored: Array, columns: int, device: Device) -> WeightPart:
+def part_of(format: PackedBlockFormat, stored: Array, columns: int, device: Device) -> WeightPart:
     tensors = {name: from_numpy(array, device) for name, array in format.pack(stored).items()}
     return WeightPart(format, (len(stored), columns), tensors)
 
@@ -101,6 +103,27 @@ def test_rows_of_packed_blocks(name: str, dtype: np.dtype[Any], cuda_ops: CudaOp
             np.testing.assert_array_equal(out[:1].numpy(), dequantize(stored[8:], format.type))
 
 
+@pytest.mark.parametrize("name", sorted(KERNEL_FORMATS.keys() - PACKED_FORMATS.keys()))
+@dtypes
+def test_rows_of_packed_groups(name: str, dtype: np.dtype[Any], cuda_ops: CudaOps) -> None:
+    """Float32 bit for bit; 16-bit types within the bound of block_formats.cuh."""
+    format = KERNEL_FORMATS[name]
+    unit = 1.01 * (2.0**-8 if dtype == bfloat16 else 2.0**-11)
+    terms = 3 if name.startswith("Nf4") else 2
+    for columns in (32, 224, 1056):
+        table, numbers = mixed_weight(cuda_ops.device, dtype, [format.name], [9], columns)
+        rows = np.array([7, 0, -1, 9, 3, 8], np.int32)
+        known = (rows >= 0) & (rows < 9)
+        out = poisoned((6, columns), dtype, cuda_ops.device)
+        cuda_ops.lookup(from_numpy(rows, cuda_ops.device), table, out=out)
+        actual, expected = out.numpy().astype(np.float64), numbers[rows[known]].astype(np.float64)
+        assert not actual[~known].any()
+        if dtype == float32:
+            np.testing.assert_array_equal(actual[known], expected)
+        else:
+            assert (np.abs(actual[known] - expected) <= terms * unit * np.abs(expected) + 2.0**-25).all()
+
+
 # Rows of x and the weight's shape: by mma, by wgmma with 64 and 128 rows a tile, k in slices, tiles cut off, dense.
 ROWS_BY_SHAPE = [
     (1, 40, 1280),
@@ -114,14 +137,14 @@ ROWS_BY_SHAPE = [
 ]
 
 
-@types
+@pytest.mark.parametrize("name", list(KERNEL_FORMATS))
 @pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
 @pytest.mark.parametrize(("m", "rows", "columns"), ROWS_BY_SHAPE)
 def test_products_by_packed_blocks(
     name: str, dtype: np.dtype[Any], m: int, rows: int, columns: int, cuda_ops: CudaOps, no_transfers: NoTransfers
 ) -> None:
     """Products of the elements that the dequantising kernel gives, with all that can stand around them."""
-    weight, _ = mixed_weight(cuda_ops.device, dtype, [PACKED_FORMATS[name].name], [rows], columns)
+    weight, _ = mixed_weight(cuda_ops.device, dtype, [KERNEL_FORMATS[name].name], [rows], columns)
     numbers = dequantized(cuda_ops, weight, dtype)
     x, bias = random_array(20, (m, columns), dtype, 1 / 64), random_array(21, (rows,), dtype)
     norm = random_array(22, (columns,), dtype, 1 / 64)
@@ -188,3 +211,27 @@ def test_a_file_loads_into_packed_parts(tmp_path: Path, cuda_ops: CudaOps, monke
             formats.add(part.format.name)
             start += part.shape[0]
     assert formats == {"packed_q4_k", "packed_q6_k", "packed_q8_0", "packed_mxfp4", "dense"}
+
+
+@pytest.mark.parametrize("name", ["w4a16-asymmetric", "gptq-row-8", "awq", "fp8-channel", "w8a8", "nf4"])
+def test_a_quantised_checkpoint_loads_into_packed_parts(
+    name: str, tmp_path: Path, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks; what no kernel takes is dense. Scales keep 16 bits of their fraction."""
+    monkeypatch.setattr(quantised_source, "CHUNK_BYTES", 700)
+    scheme = SCHEMES[name] if name != "nf4" else replace(SCHEMES[name], pack=lambda w: nf4(w, w.shape[1], nested=True))
+    quantised, exact = quantised_model(tmp_path, scheme)
+    loaded = load_weights(quantised, load_config(quantised), bfloat16, cuda_ops)
+    expected = load_weights(exact, load_config(exact), float32, make_ops(CPU))
+    packed = 0
+    for one, other in zip(loaded.linear_weights(), expected.linear_weights(), strict=True):
+        start = 0
+        for part in one.parts:
+            assert other.dense is not None
+            arrays = {key: tensor.numpy() for key, tensor in part.tensors.items()}
+            found = part.format.dequantize(arrays, slice(None))[:, : part.shape[1]]
+            rows = other.dense.numpy()[start : start + part.shape[0]]
+            np.testing.assert_allclose(found, rows, rtol=2.0**-8 if part.format.name == "dense" else 2.0**-15)
+            packed += part.format.name.startswith("packed_")
+            start += part.shape[0]
+    assert packed >= 4 * 3

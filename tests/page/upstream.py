@@ -52,21 +52,30 @@ class Upstream:
         replies: by the last message's text, which is repeated where there is none.
         bodies: of the requests.
         closed: texts of requests that the page left before their end.
+        default_names: of the models that are served.
+        asked: paths of figures, and the model named in each query.
     """
 
     url: str = ""
     replies: dict[str, Reply] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
+    default_names: list[str] = field(default_factory=lambda: MODELS[:1])
+    asked: set[tuple[str, str | None]] = field(default_factory=set)
     end: threading.Event = field(default_factory=threading.Event)
 
     async def show_file(self, request: Request) -> Response:
         return page_file(request.url.path.removeprefix(PREFIX), request.headers.get("if-none-match"))
 
     async def show_status(self, request: Request) -> Response:
-        return JSONResponse(status_of_a_busy_server())
+        chosen = request.query_params.get("model")
+        self.asked.add((request.url.path, chosen))
+        is_loaded = chosen is None or chosen in MODELS
+        status = status_of_a_busy_server() if is_loaded else status_of_an_unloaded_model(chosen or "")
+        return JSONResponse({**status, "default_names": self.default_names})
 
     async def show_history(self, request: Request) -> Response:
+        self.asked.add((request.url.path, request.query_params.get("model")))
         return JSONResponse(an_hour())
 
     async def complete(self, request: Request) -> Response:
@@ -198,6 +207,13 @@ def status_of_a_busy_server() -> dict[str, Any]:
             ],
         },
     }
+
+
+def status_of_an_unloaded_model(name: str) -> dict[str, Any]:
+    """/status.json of a model that is loaded on demand, among others."""
+    busy = status_of_a_busy_server()
+    unknown = dict.fromkeys(("engine", "now", "rates", "latency", "totals", "gpu"))
+    return {**busy, **unknown, "history": [], "models": [name, *(each for each in busy["models"] if each != name)]}
 
 
 def an_hour() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from tessera.app.generate import generation
 from tessera.engine.contract.config import EngineConfig
@@ -19,11 +19,14 @@ from tessera.engine.contract.messages import EngineInfo
 from tessera.engine.ipc import client, heartbeat, process, supervisor
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.supervisor import EngineState
+from tessera.engine.kv_tiers.tiers import KVTiers
 from tests.simulation.invariants import check_quiet
 from tests.simulation.processes import RUN_DIR, Heart, SimulatedSupervisor, engine_info
 from tests.simulation.requests import Plan, SimulatedRequest, expected_answer, make_plan
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.wire import Wire
+from tests.support.fake_runner import FakeRunner
+from tests.support.fake_tiers import MemoryFiles, make_fake_tiers
 
 MAX_MODEL_LEN = 64
 FAULT_SECONDS = 2.0  # in which requests and faults begin
@@ -31,7 +34,42 @@ SETTLED = 0.5  # seconds in which aborts arrive
 AFTERMATH = 2.0  # seconds in which a step that hung for long may still have its engine killed
 DROP_SECONDS = 10.0
 RECOVERY = 240.0  # seconds within which all has ended and the server serves again
+MORE_REQUESTS = 8  # in worlds with tiers, whose prefixes are to be evicted and asked for again
 FAULTS = ("kill", "stop", "stop for long", "hang", "exception", "no descriptors", "reset", "bad starts")
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """Host memory of `num_slots` blocks, and `files`, which outlive engines; copies and disks have faults."""
+
+    num_slots: int
+    fault_rate: float
+    files: MemoryFiles | None
+    max_files: int
+
+    def make(self, rng: random.Random, runner: FakeRunner, clock: Callable[[], float]) -> KVTiers:
+        return make_fake_tiers(
+            rng,
+            runner.planes,
+            self.num_slots,
+            fault_rate=self.fault_rate,
+            files=self.files,
+            max_files=self.max_files,
+            clock=clock,
+        )
+
+
+def draw_tiers(rng: random.Random) -> Tiers | None:
+    """In a third of the worlds there are some."""
+    if rng.random() < 0.67:
+        return None
+    files = MemoryFiles(rng, full_rate=rng.choice((0, 0.05)), corrupt_rate=rng.choice((0, 0.1)))
+    return Tiers(
+        num_slots=rng.choice((1, 5, 20, 60)),
+        fault_rate=rng.choice((0, 0, 0.01)),
+        files=rng.choice((None, files)),
+        max_files=rng.choice((2, 20, 100)),
+    )
 
 
 @dataclass(frozen=True)
@@ -42,20 +80,21 @@ class World:
     max_model_len: int
     asynchronous: bool
     info: EngineInfo
+    tiers: Tiers | None
 
     @property
     def context(self) -> int:
         return min(self.max_model_len, self.num_blocks * self.config.block_size)
 
 
-def make_world(rng: random.Random) -> World:
+def make_world(rng: random.Random, tiers: Tiers | None) -> World:
     max_num_seqs = rng.randint(1, 6)
     config = EngineConfig(
         model="simulated",
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=rng.choice((max_num_seqs, max_num_seqs + 5, 40)),
         max_queue_len=rng.choice((2, 10, 100)),
-        block_size=8,
+        block_size=cast(Any, 4 if tiers is not None else 8),  # smaller than a model may have
         prefix_caching=rng.random() < 0.8,
     )
     num_blocks = rng.randint(3, 16)
@@ -66,6 +105,7 @@ def make_world(rng: random.Random) -> World:
         max_model_len=MAX_MODEL_LEN,
         asynchronous=rng.random() < 0.5,
         info=engine_info(config, MAX_MODEL_LEN, num_blocks),
+        tiers=tiers,
     )
 
 
@@ -78,7 +118,7 @@ class History:
         self.loop.set_exception_handler(self._on_fault)
         self._fault: BaseException | None = None
         self.wire = Wire(self.loop, self.rng)
-        self.world = make_world(self.rng)
+        self.world = make_world(self.rng, draw_tiers(random.Random(f"tiers of {seed}")))
         self.run_dir = Path(RUN_DIR)
         self.clients: list[EngineClient] = []
         self.had_faults = False
@@ -98,9 +138,7 @@ class History:
     def run(self) -> int:
         try:
             with simulated_modules(self):
-                self.loop.run_until_complete(self._run())
-            if self._fault is not None:
-                raise self._fault
+                self._run_to_end()
         except BaseException:
             self._drop_all()
             raise
@@ -108,9 +146,24 @@ class History:
             self.loop.close()
         return self.digest
 
+    def _run_to_end(self) -> None:
+        def stop(main: asyncio.Task[None]) -> None:
+            self.loop.stop()
+
+        main = self.loop.create_task(self._run())
+        main.add_done_callback(stop)
+        try:
+            self.loop.run_forever()
+        finally:
+            main.remove_done_callback(stop)
+        if self._fault is not None:
+            raise self._fault
+        main.result()
+
     def _on_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An exception that only the event loop saw."""
+        """An exception that only the event loop saw ends the history: what should follow may never come."""
         self._fault = self._fault or context.get("exception") or AssertionError(context["message"])
+        loop.stop()
 
     def _drop_all(self) -> None:
         """After a failure nothing goes on."""
@@ -118,7 +171,8 @@ class History:
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
-        self.loop.run_until_complete(asyncio.sleep(DROP_SECONDS))
+        with contextlib.suppress(AssertionError):  # what was wrong may go on until the loop gives up
+            self.loop.run_until_complete(asyncio.sleep(DROP_SECONDS))
 
     def step_seconds(self) -> float:
         return self.rng.random() * (1.0 if self.slow_steps else 0.02)
@@ -134,12 +188,13 @@ class History:
         for _ in range(world.num_apps):
             self.clients.append(EngineClient(RUN_DIR))
             await self.clients[-1].start()
-        await self.clients[0].wait_first_ready()
+        await asyncio.wait_for(self.clients[0].wait_first_ready(), RECOVERY)
         begin = self.loop.now
-        prefixes = [[rng.randrange(1, 100) for _ in range(20)] for _ in range(2)]
+        has_tiers = world.tiers is not None
+        prefixes = [[rng.randrange(1, 100) for _ in range(40 if has_tiers else 20)] for _ in range(2 + has_tiers)]
         plans = [
             make_plan(rng, number, rng.random() * FAULT_SECONDS, world.num_apps, prefixes)
-            for number in range(rng.randint(2, 9))
+            for number in range(rng.randint(2, 9) + MORE_REQUESTS * has_tiers)
         ]
         requests = [SimulatedRequest(self, plan) for plan in plans if len(plan.prompt) < world.context]
         tasks = [self.loop.create_task(request.run()) for request in requests]
@@ -219,7 +274,7 @@ class History:
         elif fault == "reset":
             for one in self.clients:
                 if one.health()[0]:
-                    one.reset_prefix_cache()
+                    one.reset_prefix_cache(self.rng.choice((None, [0])) if self.world.tiers is not None else None)
         elif engine is None:
             return
         elif fault == "kill":

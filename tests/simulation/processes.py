@@ -29,7 +29,9 @@ from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
 from tessera.engine.ipc.heartbeat import INTERVAL
 from tessera.engine.ipc.process import EngineProcess, LoadedEngine
 from tessera.engine.ipc.supervisor import EngineSupervisor
+from tessera.engine.kv_tiers.tiers import WAIT_SECONDS
 from tests.simulation.invariants import check_core
+from tests.support.fake_runner import FakeRunner
 
 if TYPE_CHECKING:
     from tests.simulation.history import History
@@ -38,6 +40,7 @@ RUN_DIR = "/simulated"
 VOCAB_SIZE, EOS = 100, 0
 STEP_TIMEOUT = 5.0  # seconds
 MAX_IDLE_TURNS = 3  # one step ahead, the first gives nothing yet; an abort or a reset may leave nothing to do
+MAX_LOADING_TURNS = 80  # until late copies and files have come
 SIGKILL, SIGTERM = -9, -15
 
 
@@ -84,6 +87,14 @@ class HashingRunner:
         raise AssertionError("nothing is constrained here")
 
 
+class RememberingRunner(FakeRunner):
+    """Says the same, of what it reads from its KV cache, so that a block in the wrong place changes its tokens."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, asynchronous: bool) -> None:
+        super().__init__(num_blocks, block_size, asynchronous=asynchronous)
+        self.say = lambda context: token_after(extend(0, context.tolist())) if context.min() >= 0 else -1
+
+
 class NoMetrics:
     """In place of the metrics' thread."""
 
@@ -124,7 +135,7 @@ class SimulatedEngine:
         self.hangs = self.fails = False
         self._finished: set[tuple[bytes, str]] = set()
         self._turn_is_due = False
-        self._idle_turns = 0
+        self._idle_turns = self._loading_turns = 0
         self.process = EngineProcess(RUN_DIR, RUN_DIR)
         self.process._metrics = NoMetrics()  # type: ignore[assignment]
         self._send_outputs = self.process._send_outputs
@@ -181,14 +192,20 @@ class SimulatedEngine:
             self.exit(1)
             return
         world = history.world
+        runner: HashingRunner | RememberingRunner = HashingRunner(asynchronous=world.asynchronous)
+        tiers = None
+        if world.tiers is not None:
+            runner = RememberingRunner(world.num_blocks, world.config.block_size, asynchronous=world.asynchronous)
+            tiers = world.tiers.make(history.rng, runner, self._loop.time)
         self.core = EngineCore(
             world.config,
-            HashingRunner(asynchronous=world.asynchronous),
+            runner,
             vocab_size=VOCAB_SIZE,
             max_model_len=world.max_model_len,
             num_kv_blocks=world.num_blocks,
             eos_token_ids=(EOS,),
             clock=self._loop.time,
+            tiers=tiers,
         )
         self.engine = self.process._engine = LoadedEngine(self.core, world.info, lambda: b"")
         self.reports.put_nowait(Ready(self.process.epoch, world.info))
@@ -217,14 +234,19 @@ class SimulatedEngine:
         process._refresh_stats(core)
         check_core(core)
         self._history.note("turn", core.num_steps, len(core.scheduler.running), len(core.scheduler.waiting))
-        if core.num_steps > num_steps:
+        waits = core.num_steps == num_steps and bool(core.scheduler.loading)
+        self._loading_turns = self._loading_turns + 1 if waits else 0
+        assert self._loading_turns <= MAX_LOADING_TURNS, "a load has no end"
+        if core.num_steps > num_steps or waits:
             self._idle_turns = 0
         elif had_work:
             self._idle_turns += 1
             assert self._idle_turns <= MAX_IDLE_TURNS, "turns without progress"
+        elif not core.has_work and core.block_manager.tiers is not None:
+            core.block_manager.tiers.poll()
         if core.has_work:
             self._turn_is_due = True
-            self._loop.call_later(self._history.step_seconds(), self._turn)
+            self._loop.call_later(WAIT_SECONDS if waits else self._history.step_seconds(), self._turn)
         elif process._draining:
             self.exit(0)
 

@@ -19,7 +19,10 @@ from tessera.engine.core.scheduler import Scheduler
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.process import EngineProcess
 from tessera.engine.ipc.supervisor import EngineSupervisor
-from tests.simulation.history import History
+from tessera.engine.kv_tiers.tiers import KVTiers
+from tests.simulation.history import DROP_SECONDS, History
+from tests.simulation.virtual_loop import START
+from tests.simulation.wire import Socket
 
 NUM_SEEDS = 400  # about 4 s
 CHUNK = 50
@@ -51,9 +54,47 @@ def test_a_seed_is_a_whole_history() -> None:
     assert len({History(seed).run() for seed in range(10)}) == 10
 
 
+def raises(self: Any, option: int) -> int:
+    raise AttributeError("a socket that cannot do that")
+
+
+def calls_itself(self: Any) -> None:
+    self._loop.call_soon(self._receive)
+
+
+def test_an_error_that_only_the_event_loop_sees_ends_the_history_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Socket, "get", raises)
+    history = History(3)
+    with pytest.raises(AttributeError, match="cannot do that"):
+        history.run()
+    assert history.loop.now < START + DROP_SECONDS + 1
+
+
+def test_callbacks_that_follow_each_other_without_end_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineClient, "_receive", calls_itself)
+    with pytest.raises(AssertionError, match="without end"):
+        History(3).run()
+
+
+def test_an_engine_that_is_never_heard_of_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineClient, "_dispatch", lambda self, message: None)
+    with pytest.raises(asyncio.TimeoutError):
+        History(3).run()
+
+
 def loses_blocks(self: Any, sequence: Any, *, withdraw: bool = False) -> None:
     sequence.block_table.pop()
     RELEASE(self, sequence, withdraw=withdraw)
+
+
+def overtakes_copies(self: Any, block: int) -> None:
+    pass
+
+
+def runs_too_early(self: Any) -> None:
+    for load in self.loads:
+        load.is_done = True
+    POLL(self)
 
 
 def forgets_preempted(self: Any, sequence: Any) -> None:
@@ -88,6 +129,7 @@ def stands_still(self: Any, now: float) -> None:
 
 
 RELEASE, PREEMPT, SEND_OUTPUTS = BlockManager.release, Scheduler._preempt, EngineProcess._send_outputs
+POLL = KVTiers.poll
 
 
 @pytest.mark.parametrize(
@@ -100,6 +142,8 @@ RELEASE, PREEMPT, SEND_OUTPUTS = BlockManager.release, Scheduler._preempt, Engin
         (EngineSupervisor, "_describe_end", never_restarts),
         (Generation, "abort", leaves_choices),
         (EngineCore, "schedule", stands_still),
+        (KVTiers, "claim", overtakes_copies),
+        (KVTiers, "poll", runs_too_early),
     ],
     ids=lambda part: part if isinstance(part, str) else getattr(part, "__name__", ""),
 )

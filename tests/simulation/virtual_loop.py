@@ -7,14 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 START = 1000.0  # seconds
+MAX_SECONDS = 3600.0  # of a history; the longest takes a quarter of it
+MAX_TURNS = 10_000  # of the loop at one time
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """What happens when is decided by the timers alone. Readers are called by `signal`."""
+    """What happens when is decided by the timers alone. Readers are called by `signal`.
+
+    Raises AssertionError where nothing can happen any more, and beyond MAX_SECONDS or MAX_TURNS.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.now = START
+        self._num_turns = 0  # at this time
         self._selector = self
         self._clock_resolution = 1e-7
         self._readers: dict[int, tuple[Callable[..., object], tuple[Any, ...]]] = {}
@@ -25,7 +31,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def select(self, timeout: float | None) -> list[Any]:
         """In place of a selector's."""
         assert timeout is not None, "everything waits for something that never comes"
+        self._num_turns = 0 if timeout > 0 else self._num_turns + 1
+        if self._num_turns == MAX_TURNS:
+            self._num_turns = 0  # tasks that are cancelled afterwards have turns to end in
+            raise AssertionError("callbacks follow each other without end")
         self.now += timeout
+        assert self.now < START + MAX_SECONDS, "the history has no end"
         return []
 
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]

@@ -118,6 +118,7 @@ class FakeClient:
         self.submissions: list[Submission] = []
         self.submitted = threading.Event()
         self.num_resets = 0
+        self.reset_accounts: list[int] | None = None
 
     def health(self) -> tuple[bool, str]:
         return self.well, "the engine is ready" if self.well else "the engine is starting"
@@ -141,8 +142,9 @@ class FakeClient:
         self.submitted.set()
         return streams
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, accounts: list[int] | None = None) -> None:
         self.num_resets += 1
+        self.reset_accounts = accounts
 
     async def metrics(self) -> bytes:
         if not self.well:

@@ -29,6 +29,8 @@ from tessera.engine.contract.sampling_params import ROW_PARAMETERS, SamplingPara
 from tessera.engine.contract.sampling_row import SAMPLING_ROW
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import BATCH_INVARIANT_ROWS, SlotInit, StepBatch, StepResult, TokenMask
+from tessera.engine.kv_tiers.tiers import KVTiers
+from tests.support.fake_tiers import check_tiers
 
 VOCAB_SIZE = 100
 EOS = 0
@@ -103,11 +105,17 @@ class FakeRunner:
         self.batch_invariant = batch_invariant
         self._tables: dict[int, dict[int, int]] = defaultdict(dict)
         self.inspect: Callable[[StepBatch], None] = lambda batch: None
+        self.say: Callable[[np.ndarray[Any, Any]], int] = next_token
         self.last_batch: StepBatch | None = None
         self._token_ids = np.full(num_blocks * block_size, POISON, np.int32)
         self._positions = np.full(num_blocks * block_size, POISON, np.int32)
         self._in_long_rows = np.zeros(num_blocks * block_size, bool)
         self._slots: dict[int, tuple[SlotInit, list[int]]] = {}
+
+    @property
+    def planes(self) -> list[np.ndarray[Any, Any]]:
+        """What is kept of each block [num_blocks, block_size], for copies."""
+        return [each.reshape(-1, self.block_size) for each in (self._token_ids, self._positions, self._in_long_rows)]
 
     def poison(self, blocks: Iterable[int]) -> None:
         """Make it fatal to read these blocks again without storing to them first."""
@@ -199,7 +207,7 @@ class FakeRunner:
         assert row["num_prompt_tokens"] == len(init.prompt_token_ids)
         for name, parameter in ROW_PARAMETERS.items():
             assert row[name] == np.dtype(parameter.type).type(getattr(init.params, name)), name
-        token_id = next_token(context)
+        token_id = self.say(context)
         history.append(token_id)
         return token_id
 
@@ -246,7 +254,8 @@ def check_blocks(core: EngineCore) -> None:
     """free + cached + owned = total, no block in two places, references counted, salts kept apart."""
     blocks, scheduler = core.block_manager, core.scheduler
     free, cached = set(blocks.free_blocks), set(blocks.cached_blocks)
-    references = Counter(block for sequence in scheduler.running for block in sequence.block_table)
+    seated = [*scheduler.running, *scheduler.loading]
+    references = Counter(block for sequence in seated for block in sequence.block_table)
     owned = set(references)
     assert len(blocks.free_blocks) == len(free)
     assert len(free) + len(cached) + len(owned) == blocks.num_blocks
@@ -262,7 +271,7 @@ def check_blocks(core: EngineCore) -> None:
     assert not any(blocks.is_published(block) for block in free)
     assert not any(sequence.block_table or sequence.num_computed_tokens for sequence in scheduler.waiting)
     salts: dict[int, bytes] = {}
-    for sequence in scheduler.running:
+    for sequence in seated:
         for block in sequence.block_table:
             assert salts.setdefault(block, sequence.prefix_salt) == sequence.prefix_salt
 
@@ -284,7 +293,9 @@ class Harness:
         asynchronous: bool = False,
         short_rope_len: int = 0,
         batch_invariant: bool = False,
+        make_tiers: Callable[[FakeRunner], KVTiers] | None = None,
     ) -> None:
+        """`make_tiers` makes the tiers of a runner."""
         self.now = 100.0
         self.runner = FakeRunner(
             num_blocks,
@@ -294,6 +305,7 @@ class Harness:
             batch_invariant=batch_invariant,
         )
         self.runner.inspect = self._check_writes
+        self.tiers = make_tiers(self.runner) if make_tiers is not None else None
         self.core = EngineCore(
             EngineConfig(
                 model="fake",
@@ -311,6 +323,7 @@ class Harness:
             eos_token_ids=eos_token_ids,
             short_rope_len=short_rope_len,
             clock=lambda: self.now,
+            tiers=self.tiers,
         )
         self._idle_steps = 0
         self.token_ids: dict[str, list[int]] = {}
@@ -350,7 +363,9 @@ class Harness:
         had_work, num_steps = self.core.has_work, self.core.num_steps
         self.now += seconds
         outputs = self.core.step()
-        if self.runner.asynchronous:
+        if self.tiers is not None and self.core.scheduler.loading:
+            self._idle_steps = 0  # it may wait for copies
+        elif self.runner.asynchronous:
             self._idle_steps = 0 if self.core.num_steps > num_steps or not had_work else self._idle_steps + 1
             assert self._idle_steps <= 1, "a step without progress that was not the first of a row"
         else:
@@ -366,7 +381,8 @@ class Harness:
                 if output.finish_reason is not None:
                     self.finish_reasons[output.request_id] = output.finish_reason
         self.check_blocks()
-        self.runner.poison(self.core.block_manager.free_blocks)
+        copied = self.tiers.copied_blocks if self.tiers is not None else frozenset()
+        self.runner.poison(set(self.core.block_manager.free_blocks) - copied)
         return outputs
 
     def run(self, max_steps: int = 10_000) -> None:
@@ -379,6 +395,8 @@ class Harness:
 
     def check_blocks(self) -> None:
         check_blocks(self.core)
+        if self.tiers is not None:
+            check_tiers(self.tiers, self.core.block_manager.published)
 
     def _check_writes(self, batch: StepBatch) -> None:
         """A step stores only to blocks that one sequence owns and no other can find; it is as large as it may be."""

@@ -70,9 +70,9 @@ def settings_for(folder: Path, **changes: Any) -> AppSettings:
     return AppSettings(**{"model_folder": str(folder), "served_model_names": ("tiny",), **changes})
 
 
-def as_engines(client: FakeClient) -> Engines:
+def as_engines(*clients: FakeClient) -> Engines:
     """The application uses no more of a client than a fake has."""
-    return Engines.of_clients(cast(EngineClient, client))
+    return Engines.of_clients(*(cast(EngineClient, client) for client in clients))
 
 
 class SharedTemplate(ChatTemplate):

@@ -10,14 +10,15 @@ import numpy as np
 from tessera.engine.formats import (
     BLOCK_FORMATS,
     FORMATS,
-    PACKED_FORMATS,
+    KERNEL_FORMATS,
     DenseFormat,
     Fp8Format,
     GroupFormat,
     Int8RowsFormat,
     LinearWeight,
     Nf4Format,
-    PackedFormat,
+    PackedBlockFormat,
+    PackedGroupFormat,
     WeightPart,
 )
 from tessera.engine.ops.interface import AttentionMetadata
@@ -72,7 +73,9 @@ def mixed_weight(
         if name.upper() in BLOCK_FORMATS:
             blocks = random_blocks(name.upper(), count * columns, np.random.default_rng(seed))
             arrays = {"blocks": blocks.reshape(count, -1)}
-        elif isinstance(format, PackedFormat):
+        elif isinstance(format, PackedGroupFormat):
+            arrays = random_groups(format, count, columns, np.random.default_rng(seed))
+        elif isinstance(format, PackedBlockFormat):
             blocks = random_blocks(format.type.name, count * columns, np.random.default_rng(seed))
             arrays = format.pack(blocks.reshape(count, -1))
         else:
@@ -84,10 +87,30 @@ def mixed_weight(
     return LinearWeight(tuple(parts)), np.concatenate(numbers)
 
 
+def random_groups(format: PackedGroupFormat, rows: int, columns: int, rng: np.random.Generator) -> dict[str, Array]:
+    """Any codes but the NaN of e4m3; scales with few bits for weights of 1 at most or so; zeros of any integer."""
+    kind = format.kernel_type.partition("Group")[0]
+    codes, headers = format.layout(rows, columns)
+    numbers = rng.integers(
+        0,
+        0x7F if kind == "Fp8" else 1 << sum(format.planes),
+        (codes.shape[0] * codes.shape[1] * 32 // sum(format.planes) // 128, 128),
+    )
+    if kind == "Fp8":
+        numbers |= rng.integers(0, 2, numbers.shape) << 7
+    largest = {"Int4": -3.0, "Int8": -6.0, "Fp8": -8.0, "Nf4": 0.0}[kind]
+    scales = (
+        (2.0 ** rng.uniform(largest - 3, largest, headers.shape)).astype(bfloat16).astype(np.float32).view(np.uint32)
+    )
+    zeros = rng.integers(0, 1 << sum(format.planes), headers.shape) if kind.startswith("Int") else 0
+    arrays = format.codes_of(numbers.astype(np.uint8)).reshape(codes.shape), (scales | zeros).astype(np.uint32)
+    return dict(zip(format.tensor_names, arrays, strict=True))
+
+
 def columns_of(name: str, wanted: int) -> int:
     """The width next to `wanted` that a weight format can have; of packed blocks, without a part of a span."""
     block = BLOCK_FORMATS[name.upper()].type.block_size if name.upper() in BLOCK_FORMATS else 1 + (name in IN_PAIRS)
-    packed = {format.name: format.span for format in PACKED_FORMATS.values()}
+    packed = {format.name: format.span for format in KERNEL_FORMATS.values()}
     block = packed.get(name, block)
     return -(-wanted // block) * block
 

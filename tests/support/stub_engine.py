@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tessera.engine.contract.config import EngineConfig
@@ -82,7 +83,7 @@ class StubCore:
             finish_reason="length" if done else None,
         )
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self, accounts: Collection[int] | None = None) -> None:
         pass
 
     def stats(self) -> SchedulerStats:

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tessera.app.generate.admission import admit
-from tessera.app.generate.completion import Completion, complete
+from tessera.app.generate.completion import Completion, complete, num_values
 from tessera.app.generate.prompt import render_chat, truncated
-from tessera.app.http.body import json_response
+from tessera.app.http.body import built, json_response
 from tessera.app.http.description import Description
 from tessera.app.http.streaming import EventStream
 from tessera.app.openai.chat.completion import chat_completion, stored_messages
@@ -56,4 +56,4 @@ async def create_chat_completion(http_request: Request) -> Response:
         return EventStream(StoringSource(generation, store_completion, completions), events, model.settings)
     completions = await complete(http_request, generation, model.settings.request_timeout)
     await store_completion()
-    return json_response(whole())
+    return await built(num_values(generation, completions), lambda: json_response(whole()))

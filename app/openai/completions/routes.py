@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tessera.app.generate.admission import admit
-from tessera.app.generate.completion import complete
+from tessera.app.generate.completion import complete, num_values
 from tessera.app.generate.prompt import checked_token_ids, encode_text, truncated
 from tessera.app.generate.served_model import ServedModel
-from tessera.app.http.body import json_response
+from tessera.app.http.body import built, json_response
 from tessera.app.http.description import Description
 from tessera.app.http.streaming import EventStream
 from tessera.app.openai.completions.completion import ChoicePrompts, text_completion
@@ -55,7 +55,11 @@ async def create_completion(http_request: Request) -> Response:
         )
         return EventStream(generation, events, model.settings)
     completions = await complete(http_request, generation, model.settings.request_timeout)
-    return json_response(text_completion(head, request, shown, generation, completions, model.tokenizer))
+
+    def whole() -> Response:
+        return json_response(text_completion(head, request, shown, generation, completions, model.tokenizer))
+
+    return await built(num_values(generation, completions), whole)
 
 
 async def _token_ids(model: ServedModel, request: CompletionRequest, prompt: str | list[int]) -> list[int]:

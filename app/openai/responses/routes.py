@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tessera.app.generate.admission import admit, tenant_of
-from tessera.app.generate.completion import complete
+from tessera.app.generate.completion import complete, num_values
 from tessera.app.generate.generation import Generation
 from tessera.app.generate.sealing import seal_of
 from tessera.app.generate.served_models import model_of
-from tessera.app.http.body import json_response
+from tessera.app.http.body import built, json_response
 from tessera.app.http.description import Description, PathName
 from tessera.app.http.streaming import EventStream, run_while_connected
 from tessera.app.openai.conversations.objects import ItemList
@@ -81,7 +82,7 @@ async def create_response(http_request: Request) -> Response:
         source = StoringSource(generation, lambda: turn.store_response(events.last_state()))
         return EventStream(source, events, model.settings)
     (completion,) = await complete(http_request, generation, model.settings.request_timeout)
-    response = events.whole(completion)
+    response = await built(num_values(generation, [completion]), partial(events.whole, completion))
     await turn.store_response(response)
     return json_response(response)
 

@@ -53,12 +53,9 @@ async def detokenize(http_request: Request) -> Response:
     """Token ids -> text, special tokens included."""
     request = await receive(http_request, DetokenizeRequest)
     model = await _named_model(http_request, request.model)
-    if request.tokens:
-        checked_token_ids(request.tokens, model.info, "tokens")
-    decode = partial(model.tokenizer.decode, request.tokens, skip_special_tokens=False)
     if len(request.tokens) <= MAX_INLINE_IDS:
-        return json_response({"prompt": decode()})
-    return json_response({"prompt": await model.workers.run(decode, timeout=PROMPT_TIMEOUT)})
+        return _text(model, request.tokens)
+    return await model.workers.run(_text, model, request.tokens, timeout=PROMPT_TIMEOUT)
 
 
 @router.get(
@@ -81,6 +78,13 @@ async def _named_model(http_request: Request, name: str | None) -> ServedModel:
     if name is not None:
         model.check_name(name)
     return model
+
+
+def _text(model: ServedModel, token_ids: list[int]) -> Response:
+    """Raises InvalidRequestError for ids outside the vocabulary."""
+    if token_ids:
+        checked_token_ids(token_ids, model.info, "tokens")
+    return json_response({"prompt": model.tokenizer.decode(token_ids, skip_special_tokens=False)})
 
 
 def _token_list(model: ServedModel, token_ids: list[int], with_strings: bool) -> Response:

@@ -54,6 +54,10 @@ class ModuleTensors:
             )
         return found
 
+    def plain(self, name: str) -> Array:
+        """A matrix in 16 or more bits."""
+        return self.matrix(name, (*SCALES, np.dtype(np.float64)))
+
     def matrix(self, name: str, dtypes: tuple[np.dtype[Any], ...]) -> Array:
         found = self.tensor(name, dtypes)
         if found.ndim != 2 or not found.size:
@@ -112,10 +116,16 @@ class Scheme(ABC):
     Attributes:
         weight: the tensor that shows that a module is stored so.
         others: those that may be beside it.
+        takes_plain: that tensor is of a float dtype, and quantised only here.
     """
 
     weight: str
     others: tuple[str, ...]
+    takes_plain = False
+
+    def holds(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor `weight` of this shape can be quantised."""
+        return True
 
     @abstractmethod
     def open(self, tensors: ModuleTensors) -> StoredMatrix:

@@ -12,7 +12,7 @@ from tessera.engine.formats import (
     PACKED_FORMATS,
     DenseFormat,
     LinearWeight,
-    PackedFormat,
+    PackedBlockFormat,
     WeightFormat,
     WeightPart,
 )
@@ -59,7 +59,7 @@ class GGUFSource(CheckpointSource):
         part = WeightPart.empty(format, sum(rows for _, rows in stored), columns, self.ops.device)
         start = 0
         for name, rows in stored:
-            if isinstance(format, PackedFormat):
+            if isinstance(format, PackedBlockFormat):
                 self._pack_blocks(self._gguf_tensor(name, (rows, columns)), part, start)
             else:
                 (target,) = part.tensors.values()

@@ -16,7 +16,7 @@ PLAIN = {dtype.name for dtype in FLOAT_DTYPES} | {"float64"}
 class QuantisedCheckpoint:
     """The tensors of a quantised module are one, `module.weight`; the others are those of `stored`.
 
-    A module that has a plain weight stays in 16 bits, whatever its scheme.
+    A module that has a plain weight stays in 16 bits, unless its scheme takes such.
     """
 
     def __init__(self, stored: Checkpoint | TextPart, quantisation: Quantisation) -> None:
@@ -40,8 +40,11 @@ class QuantisedCheckpoint:
         self._names = names - hidden | set(self._schemes)
 
     def _is_quantised(self, name: str, scheme: Scheme) -> bool:
-        if self._stored.tensor(name).dtype.name not in PLAIN:
-            return True
+        stored = self._stored.tensor(name)
+        if stored.dtype.name not in PLAIN:
+            return not scheme.takes_plain
+        if scheme.takes_plain:
+            return scheme.holds(stored.shape)
         return any(f"{name.removesuffix(scheme.weight)}{other}" in self._stored.names for other in scheme.others)
 
     @property

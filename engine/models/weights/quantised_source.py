@@ -9,14 +9,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tessera.engine.formats import DenseFormat, Fp8Format, LinearWeight, WeightFormat, WeightPart
+from tessera.engine.formats import (
+    DenseFormat,
+    LinearWeight,
+    PackedGroupFormat,
+    WeightFormat,
+    WeightPart,
+    packed_format,
+)
+from tessera.engine.formats.format import Array
 from tessera.engine.models.quantised.stored import StoredMatrix
 from tessera.engine.models.weights.build import MatrixField
 from tessera.engine.models.weights.checkpoint_source import CheckpointSource
 from tessera.engine.models.weights.stream import CHUNK_BYTES
 from tessera.engine.tensor import from_numpy
-
-ROWS_OF_BLOCKS = 128  # a chunk begins at a multiple, whatever shares a scale
 
 
 class _Piece(NamedTuple):
@@ -55,9 +61,11 @@ class QuantisedSource(CheckpointSource):
         return _Piece(name, rows, DenseFormat(self.dtype), b"")
 
     def _format_of(self, matrix: StoredMatrix) -> WeightFormat:
-        if self.ops.device.name == "cpu" or isinstance(matrix.format, Fp8Format):
+        """On the CPU its own, elsewhere that of kernels, dense where there are none."""
+        if self.ops.device.name == "cpu" or self.ops.multiplies_stored(matrix.format, matrix.shape, self.dtype):
             return matrix.format
-        return DenseFormat(self.dtype)
+        packed = packed_format(matrix.format, matrix.shape[1])
+        return DenseFormat(self.dtype) if packed is None or matrix.order is not None else packed
 
     def _part(self, pieces: list[_Piece], columns: int) -> WeightPart:
         """The rows of these matrices one below the other."""
@@ -76,14 +84,16 @@ class QuantisedSource(CheckpointSource):
         """A matrix into the rows of a part from `first` on."""
         matrix, format = self.checkpoint.tensor(piece.name), part.format
         assert isinstance(matrix, StoredMatrix)
-        row_bytes = format.nbytes(1, part.shape[1])
-        step = max(CHUNK_BYTES // row_bytes // ROWS_OF_BLOCKS, 1) * ROWS_OF_BLOCKS
+        columns = part.shape[1]
+        step = max(CHUNK_BYTES // format.nbytes(1, columns) // format.row_step, 1) * format.row_step
+        packed = format if isinstance(format, PackedGroupFormat) else None
         for start in range(0, piece.rows, step):
             rows = slice(start, min(start + step, piece.rows))
             for name, tensor in part.tensors.items():
                 share = 1 if tensor.shape[0] == part.shape[0] else format.row_step  # rows that a row of it is for
                 target = tensor[(first + rows.start) // share : -(-(first + rows.stop) // share)]
-                self._stream.send(target, partial(matrix.array, name, rows))
+                make = partial(_packed, matrix, packed, name, rows) if packed else partial(matrix.array, name, rows)
+                self._stream.send(target, make)
 
     def _count_bytes(self) -> int:
         total = 0
@@ -94,6 +104,10 @@ class QuantisedSource(CheckpointSource):
             else:
                 total += int(np.prod(stored.shape)) * self.dtype.itemsize
         return total
+
+
+def _packed(matrix: StoredMatrix, format: PackedGroupFormat, name: str, rows: slice) -> Array:
+    return format.packed(name, matrix.format, lambda stored: matrix.array(stored, rows), rows, matrix.shape[1])
 
 
 def _groups(pieces: list[_Piece]) -> Iterator[list[_Piece]]:

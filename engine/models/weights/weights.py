@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,15 @@ class Weights:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors())
+
+    @property
+    def bytes_by_format(self) -> dict[str, int]:
+        """Of matrices; most first."""
+        counts: Counter[str] = Counter()
+        for weight in self.linear_weights():
+            for part in weight.parts:
+                counts[part.format.label] += sum(tensor.nbytes for tensor in part.tensors.values())
+        return dict(counts.most_common())
 
     @property
     def num_parameters(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tessera.engine.formats import PackedFormat, WeightPart
+from tessera.engine.formats import PackedBlockFormat, WeightPart
 from tessera.engine.ops.cpu.precision import store, widen
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import FLOAT_DTYPES, Tensor
@@ -51,7 +51,7 @@ class ElementwiseOps(Ops):
         store(out, chosen)
 
     def _pack_blocks(self, stored: Tensor, part: WeightPart, first: int) -> None:
-        assert isinstance(part.format, PackedFormat)
+        assert isinstance(part.format, PackedBlockFormat)
         for name, array in part.format.pack(stored.numpy()).items():
             part.tensors[name].numpy()[first : first + len(array)] = array
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tessera.engine.cuda.kernel import Instantiation
-from tessera.engine.formats import Fp8Format, LinearWeight
+from tessera.engine.formats import Fp8Format, LinearWeight, WeightFormat
 from tessera.engine.ops.cuda.candidates import Choice, Chooser
 from tessera.engine.ops.cuda.fp8 import decode, portable, sm90
 from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, GROUP, Fp8Operands, Fp8Problem, format_of
@@ -66,16 +66,16 @@ class Fp8LinearOps(DequantizeOps):
 
     def _rounds_rows_of(self, weight: LinearWeight, dtype: np.dtype[Any]) -> bool:
         """Whether products by this weight are of activations as e4m3; else of the weight dequantised."""
-        if not FP8_QUANTIZE.supports(self.device.arch) or dtype.itemsize != HALF_BYTES or weight.order is not None:
+        if weight.order is not None:
             return False
-        fitting = all(
-            isinstance(part.format, Fp8Format)
-            and part.format.rounds_input
-            and part.format.block in (None, (GROUP, GROUP))
-            and part.shape[0] % 2 == 0
-            for part in weight.parts
-        )
-        return fitting and weight.shape[1] % MULTIPLE == 0
+        return all(self.multiplies_stored(part.format, part.shape, dtype) for part in weight.parts)
+
+    def multiplies_stored(self, format: WeightFormat, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+        if not FP8_QUANTIZE.supports(self.device.arch) or dtype.itemsize != HALF_BYTES:
+            return False
+        if not isinstance(format, Fp8Format) or not format.rounds_input or format.block not in (None, (GROUP, GROUP)):
+            return False
+        return shape[0] % 2 == 0 and shape[1] % MULTIPLE == 0
 
     def _fp8_linear(
         self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor

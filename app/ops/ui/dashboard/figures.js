@@ -5,6 +5,8 @@ import { bytes, percent, rate, seconds, short, whole } from "./numbers.js";
 
 const MOST_SQUARES = 480;
 const LEAST_SECONDS = 20; // that a line is drawn over
+const UNKNOWN = "–"; // a figure of a model that is not loaded
+const NO_BLOCKS = { blocks_used: 0, blocks_cached: 0, blocks_free: 0 };
 
 const at = (id) => document.getElementById(id);
 const show = (id, text) => { if (at(id).textContent !== text) at(id).textContent = text; };
@@ -21,9 +23,8 @@ export function showEngine({ engine, models, version }) {
     ? `Tessera ${version} · ${short(engine.num_parameters)} parameters · ${engine.dtype} · ${engine.device_name} · ${whole(engine.max_model_len)} tokens of context`
     : `Tessera ${version}`);
   at("blocks-card").hidden = Boolean(engine) && !engine.generates;
-  if (!engine) return;
-  show("max-running", whole(engine.max_num_seqs));
-  const facts = {
+  show("max-running", engine ? whole(engine.max_num_seqs) : UNKNOWN);
+  const facts = !engine ? {} : {
     architecture: engine.architecture,
     device: engine.device,
     weights: bytes(engine.weight_bytes),
@@ -75,26 +76,21 @@ function drawLine(id, history, name) {
 }
 
 export function showFigures({ now, rates, latency, totals, engine, gpu, history }) {
-  if (now) {
-    show("running", whole(now.running));
-    show("waiting", whole(now.waiting));
-    showBlocks(now, engine?.block_size);
-  }
-  if (rates) {
-    show("generation-rate", rate(rates.generation_tokens));
-    show("prompt-rate", rate(rates.prompt_tokens));
-    show("request-rate", rate(rates.requests));
-  }
+  show("running", now ? whole(now.running) : UNKNOWN);
+  show("waiting", now ? whole(now.waiting) : UNKNOWN);
+  showBlocks(now ?? NO_BLOCKS, engine?.block_size);
+  show("generation-rate", rates ? rate(rates.generation_tokens) : UNKNOWN);
+  show("prompt-rate", rates ? rate(rates.prompt_tokens) : UNKNOWN);
+  show("request-rate", rates ? rate(rates.requests) : UNKNOWN);
   for (const name of ["ttft", "itl", "e2e"]) {
     for (const share of ["p50", "p99"]) show(`${name}-${share}`, seconds(latency?.[name][share] ?? null));
   }
-  if (totals) {
-    show("total-requests", whole(Object.values(totals.finished).reduce((sum, count) => sum + count, 0)));
-    show("total-prompt", whole(totals.prompt_tokens));
-    show("total-generation", whole(totals.generation_tokens));
-    show("prefix-share", totals.prefix_queries ? percent(totals.prefix_hits / totals.prefix_queries) : "–");
-    show("preemptions", whole(totals.preemptions));
-  }
+  const sum = (counts) => Object.values(counts).reduce((total, count) => total + count, 0);
+  show("total-requests", totals ? whole(sum(totals.finished)) : UNKNOWN);
+  show("total-prompt", totals ? whole(totals.prompt_tokens) : UNKNOWN);
+  show("total-generation", totals ? whole(totals.generation_tokens) : UNKNOWN);
+  show("prefix-share", totals?.prefix_queries ? percent(totals.prefix_hits / totals.prefix_queries) : UNKNOWN);
+  show("preemptions", totals ? whole(totals.preemptions) : UNKNOWN);
   drawLine("rate-line", history, "generation_tokens");
   drawLine("running-line", history, "running");
   at("gpu").hidden = !gpu;
@@ -102,6 +98,6 @@ export function showFigures({ now, rates, latency, totals, engine, gpu, history 
     show("gpu-memory", bytes(gpu.memory_used));
     show("gpu-total", bytes(gpu.memory_total));
     at("gpu-bar").value = gpu.memory_used / gpu.memory_total;
-    show("gpu-utilization", gpu.utilization === null ? "–" : percent(gpu.utilization));
+    show("gpu-utilization", gpu.utilization === null ? UNKNOWN : percent(gpu.utilization));
   }
 }

@@ -1,4 +1,4 @@
-"""The quantised blocks of GGUF files: packing them for kernels, and dequantising them.
+"""Packed weights: the blocks of GGUF files brought into that form, and elements made of it.
 
 Their kernels are templates on the type of the blocks, a struct of `cuda_src/include/block_formats.cuh`.
 """
@@ -12,8 +12,10 @@ import numpy as np
 from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import InInt, Int32, InUint, OutT, OutUint, Pointer
-from tessera.engine.formats import PACKED_FORMATS
+from tessera.engine.formats import KERNEL_FORMATS, PACKED_FORMATS
+from tessera.engine.formats.nf4 import NF4_VALUES
 from tessera.engine.gguf.blocks import TABLES
+from tessera.engine.tensor import bfloat16, float16, float32
 
 
 class PackBlocksParams(NamedTuple):
@@ -53,6 +55,15 @@ LANE_ELEMENTS = 32  # of a thread
 SPECS = (PACK_BLOCKS, DEQUANTIZE_BLOCKS)
 
 
+def _nf4_tables() -> str:
+    """Byte i of each of the 16 values in an element type, as table `Nf4{type}Byte{i}`."""
+    texts = []
+    for name, dtype in (("Bfloat16", bfloat16), ("Float16", float16), ("Float32", float32)):
+        planes = NF4_VALUES.astype(dtype).view(np.int8).reshape(len(NF4_VALUES), -1).T
+        texts += [_table(f"Nf4{name}Byte{i}", tuple(plane.tolist())) for i, plane in enumerate(planes)]
+    return "".join(texts)
+
+
 def _table(name: str, values: tuple[int, ...]) -> str:
     """The bytes of a table as four words."""
     words = np.array(values, np.int8).view("<u4")
@@ -64,11 +75,11 @@ declare_header("blocks", __name__, params=(PackBlocksParams, DequantizeBlocksPar
 declare_header(
     "block_formats",
     __name__,
-    declarations=_table("NonlinearTable", TABLES["IQ4_NL"]) + _table("TwiceE2M1Table", TABLES["MXFP4"]),
+    declarations=_table("NonlinearTable", TABLES["IQ4_NL"]) + _table("TwiceE2M1Table", TABLES["MXFP4"]) + _nf4_tables(),
 )
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
     packing: list[Instantiation] = [(PACK_BLOCKS, (name,)) for name in PACKED_FORMATS]
-    return packing + [(DEQUANTIZE_BLOCKS, (dtype, name)) for dtype in dtypes for name in PACKED_FORMATS]
+    return packing + [(DEQUANTIZE_BLOCKS, (dtype, name)) for dtype in dtypes for name in KERNEL_FORMATS]

@@ -12,7 +12,16 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import InInt, Int32, OutT, Pointer
-from tessera.engine.formats import FORMATS, DenseFormat, Fp8Format, LinearWeight, PackedFormat, WeightFormat, WeightPart
+from tessera.engine.formats import (
+    FORMATS,
+    DenseFormat,
+    Fp8Format,
+    LinearWeight,
+    PackedBlockFormat,
+    PackedFormat,
+    WeightFormat,
+    WeightPart,
+)
 from tessera.engine.ops.cuda.fp8.dequantize import FP8_DEQUANTIZE, launch_dequantize
 from tessera.engine.ops.cuda.quant.blocks import DEQUANTIZE_BLOCKS, LANE_ELEMENTS, PACK_BLOCKS
 from tessera.engine.ops.cuda.quant.product import kernels_of, takes_any_rows
@@ -62,7 +71,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 def _kernel(format: WeightFormat, dtype: np.dtype[Any]) -> Instantiation:
     if isinstance(format, PackedFormat):
-        return DEQUANTIZE_BLOCKS, (cuda_type(dtype), format.type.name)
+        return DEQUANTIZE_BLOCKS, (cuda_type(dtype), format.kernel_type)
     if isinstance(format, Fp8Format):
         return FP8_DEQUANTIZE, (cuda_type(dtype),)
     return DEQUANTIZE[format.name], (cuda_type(dtype),)
@@ -127,7 +136,7 @@ class DequantizeOps(Ops):
         self.device.launch(spec, template, config, params)
 
     def _pack_blocks(self, stored: Tensor, part: WeightPart, first: int) -> None:
-        assert isinstance(part.format, PackedFormat)
+        assert isinstance(part.format, PackedBlockFormat)
         rows, columns = stored.shape[0], part.shape[1]
         codes, headers = (part.tensors[name][first : first + rows] for name in part.format.tensor_names)
         params = PACK_BLOCKS.params(stored=stored, codes=codes, headers=headers, columns=columns)

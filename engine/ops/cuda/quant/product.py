@@ -14,7 +14,7 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, InUint, OutOut
-from tessera.engine.formats import PACKED_FORMATS, LinearWeight, PackedFormat, WeightPart
+from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat, WeightPart
 from tessera.engine.ops.cuda.quant import sm90_product
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARP_SIZE, ceil_div, cuda_type
 from tessera.engine.tensor import Tensor, bfloat16, float32
@@ -70,7 +70,7 @@ class BlockTile:
     blocks: int = 1
 
     def template(self, dtype: str, out_dtype: str, format: PackedFormat) -> tuple[str, ...]:
-        return (dtype, out_dtype, format.type.name, str(self.tokens), str(self.units), str(self.stages))
+        return (dtype, out_dtype, format.kernel_type, str(self.tokens), str(self.units), str(self.stages))
 
     def shared_bytes(self, format: PackedFormat, in_features: int, *, normed: bool) -> int:
         """Dynamic shared memory of a block; a single row of x stays in it, and so does the norm of any."""
@@ -276,7 +276,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     kernels: dict[Instantiation, None] = {
         (BLOCK_MATMUL, tile.template(dtype, out, format)): None  # tiles may differ in their number of blocks alone
         for dtype in halves
-        for format in PACKED_FORMATS.values()
+        for format in KERNEL_FORMATS.values()
         for tiles in TILES.values()
         for tile in tiles
         for out in (dtype, C_TYPE_NAMES[float32])

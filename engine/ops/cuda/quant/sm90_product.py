@@ -13,7 +13,7 @@ from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InT, Int32, InUint, OutOut, TensorMap
 from tessera.engine.cuda.tensor_map import box_map
-from tessera.engine.formats import PACKED_FORMATS, PackedFormat, WeightPart
+from tessera.engine.formats import KERNEL_FORMATS, PackedFormat, WeightPart
 from tessera.engine.ops.cuda.linear.sm90 import (
     BARRIER_BYTES,
     MAX_CLUSTER,
@@ -95,7 +95,7 @@ class BlockPlan:
 
     def template(self, dtype: str, out_dtype: str, format: PackedFormat) -> tuple[str, ...]:
         tile = self.plan.tile
-        return (dtype, out_dtype, format.type.name, str(tile.warpgroups_m), str(tile.warpgroup_n))
+        return (dtype, out_dtype, format.kernel_type, str(tile.warpgroups_m), str(tile.warpgroup_n))
 
     def slots_bytes(self, format: PackedFormat) -> int:
         """Of codes and headers on their way."""
@@ -211,7 +211,7 @@ def launch(device: CudaDevice, operands: Sm90Operands, chosen: BlockPlan, *, gat
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that may be launched for elements of these C types."""
     halves = [dtype for dtype in dtypes if dtype != "float"]
-    formats = PACKED_FORMATS.values()
+    formats = KERNEL_FORMATS.values()
     return [kernel for dtype in halves for format in formats for kernel in sorted(kernels_of(format, dtype), key=str)]
 
 

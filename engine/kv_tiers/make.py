@@ -1,0 +1,102 @@
+"""The tiers that a configuration asks for. What cannot be had is left out, with a line in the log."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from tessera import __version__
+from tessera.engine.contract.available_memory import available_memory
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import DeviceError
+from tessera.engine.kv_tiers.array_copies import ArrayCopies
+from tessera.engine.kv_tiers.block_files import HEADER_BYTES, BlockFiles
+from tessera.engine.kv_tiers.copies import BlockCopies
+from tessera.engine.kv_tiers.disk_tier import DiskTier
+from tessera.engine.kv_tiers.metrics import TierMetrics
+from tessera.engine.kv_tiers.tiers import KVTiers
+from tessera.engine.tensor import CpuDevice, Device, Tensor
+
+logger = logging.getLogger("tessera.engine")
+
+GIB = 2**30
+DEFAULT_DISK_GIB = 100.0
+
+
+def make_tiers(config: EngineConfig, device: Device, planes: Sequence[Tensor], dtype: str, name: str) -> KVTiers | None:
+    """Tiers for the KV cache `planes`, each [num_blocks, ...]; None if none are asked for or no memory can be had.
+
+    `name`: the model's, in metrics and in the folder's name.
+    """
+    if config.kv_offload_gib is None or not planes:
+        return None
+    slot_bytes = sum(plane.nbytes // plane.shape[0] for plane in planes)
+    num_slots = int(config.kv_offload_gib * GIB) // slot_bytes
+    try:
+        copies = _make_copies(device, planes, num_slots, num_slots * slot_bytes)
+    except (DeviceError, MemoryError) as error:
+        logger.warning("no KV blocks are kept in host memory, --kv-offload-gib %g: %s", config.kv_offload_gib, error)
+        return None
+    metrics = TierMetrics(name)
+    return KVTiers(copies, disk=_make_disk(config, device, slot_bytes, dtype, name, metrics), metrics=metrics)
+
+
+def _make_copies(device: Device, planes: Sequence[Tensor], num_slots: int, nbytes: int) -> BlockCopies:
+    """Raises: DeviceError, MemoryError."""
+    if num_slots < 1:
+        raise MemoryError("a block is larger")
+    available = available_memory()
+    if available is not None and nbytes > available:
+        raise MemoryError(f"only {available / GIB:.1f} GiB are available")
+    if isinstance(device, CpuDevice):
+        return ArrayCopies(device, planes, num_slots)
+    from tessera.engine.cuda.block_copies import CudaBlockCopies
+    from tessera.engine.cuda.device import CudaDevice
+
+    assert isinstance(device, CudaDevice), f"no copies for {device}"
+    return CudaBlockCopies(device, planes, num_slots)
+
+
+def _make_disk(
+    config: EngineConfig, device: Device, slot_bytes: int, dtype: str, name: str, metrics: TierMetrics
+) -> DiskTier | None:
+    if config.kv_offload_dir is None:
+        return None
+    share = DEFAULT_DISK_GIB if config.kv_offload_disk_gib is None else config.kv_offload_disk_gib
+    model = Path(config.model).resolve()
+    place = hashlib.sha256(f"{model}\n{config.block_size}\n{dtype}\n{config.kv_cache_dtype}".encode()).hexdigest()[:12]
+    folder = Path(config.kv_offload_dir) / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('.') or 'model'}-{place}"
+    try:
+        files = BlockFiles(folder, form_of(config, device, slot_bytes, dtype))
+    except OSError as error:
+        reason = "another server uses it" if isinstance(error, BlockingIOError) else str(error)
+        logger.warning("no KV blocks are kept on disk, in %s: %s", folder, reason)
+        metrics.failures["disk_open"] += 1
+        return None
+    return DiskTier(files, max(int(share * GIB) // (slot_bytes + HEADER_BYTES), 1), metrics=metrics)
+
+
+def form_of(config: EngineConfig, device: Device, slot_bytes: int, dtype: str) -> str:
+    """A digest of all that the bytes of a KV block depend on: weights, kernels, dtype, sizes.
+
+    Weights are told apart by their files' names, sizes and times.
+    """
+    model = Path(config.model)
+    files = [model] if model.is_file() else [path for path in model.iterdir() if path.is_file()]
+    described = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(files)]
+    kernels = getattr(device, "arch", "cpu")
+    facts = [
+        __version__,
+        kernels,
+        config.batch_invariant,
+        config.load_format,
+        config.seed if config.load_format == "dummy" else None,
+        dtype,
+        config.kv_cache_dtype,
+        config.block_size,
+        slot_bytes,
+    ]
+    return hashlib.sha256("\n".join([*described, repr(facts)]).encode()).hexdigest()

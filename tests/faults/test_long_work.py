@@ -1,0 +1,194 @@
+"""Work of large requests that once held up the event loop or the engine's thread: where it is done, and how much."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import _IncludedRouter
+
+from tessera.app.generate.completion import Completion, num_values
+from tessera.app.generate.generation import Choice, Generation, TextOptions, TokenEntry
+from tessera.app.generate.prompt import checked_token_ids
+from tessera.app.http.body import MAX_INLINE_VALUES, built
+from tessera.app.openai.chat import routes as chat_routes
+from tessera.app.openai.completions import routes as completion_routes
+from tessera.app.openai.tokenize import routes as tokenize_routes
+from tessera.app.server.http_server import prepare_routes
+from tessera.engine.contract.messages import AbortRequests, TokenLogprobs
+from tessera.engine.contract.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORDS, SamplingParams
+from tessera.engine.core.scheduler import MAX_MATCHED_BLOCKS
+from tessera.engine.ipc.client import RECEIVE_SECONDS, EngineClient, _Inbox
+from tests.support.fake_client import FakeClient, always, play
+from tests.support.fake_runner import Harness
+from tests.support.http_fixtures import call
+from tests.support.surface_fixtures import tool_settings
+
+LIMIT = 0.02  # seconds that nothing may take on the event loop
+
+
+class Threads(list[str]):
+    """The threads in which functions were called, by their pools' names."""
+
+    def noting(self, function: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self.append(threading.current_thread().name.partition("_")[0])
+            return function(*args, **kwargs)
+
+        return called
+
+
+def test_fault_stalls_large_responses_are_built_in_a_thread() -> None:
+    async def threads() -> list[bool]:
+        here = threading.get_ident()
+        return [await built(count, threading.get_ident) == here for count in (1, MAX_INLINE_VALUES + 1)]
+
+    assert asyncio.run(threads()) == [True, False]
+
+
+def test_fault_stalls_log_probabilities_are_what_makes_a_response_large() -> None:
+    scores = TokenLogprobs(1, -0.5, 1, [1, 2, 3], [-0.5, -1.0, -2.0])
+    completion = Completion(text="ab", token_ids=[1, 2], entries=[TokenEntry(scores, 0), TokenEntry(scores, 1)])
+    generation = Generation([Choice(0, None, TextOptions())], [], 2)  # type: ignore[arg-type]
+    assert num_values(generation, [completion]) == 3 + 2 * 4
+    generation.choices[0].prompt_logprobs = [scores] * 10
+    assert num_values(generation, [completion, Completion()]) == 4 + 12 * 4
+
+
+@pytest.mark.parametrize(
+    ("path", "module", "name", "fields"),
+    [
+        ("/v1/completions", completion_routes, "text_completion", {"prompt": "hello", "logprobs": 5}),
+        (
+            "/v1/chat/completions",
+            chat_routes,
+            "chat_completion",
+            {"messages": [{"role": "user", "content": "hello"}], "logprobs": True, "top_logprobs": 5},
+        ),
+    ],
+)
+def test_fault_stalls_each_api_builds_its_large_responses_in_that_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str, module: Any, name: str, fields: dict[str, Any]
+) -> None:
+    threads = Threads()
+    monkeypatch.setattr(module, name, threads.noting(getattr(module, name)))
+    monkeypatch.setattr("tessera.app.http.body.MAX_INLINE_VALUES", 20)
+    client = FakeClient(always(play([5] * 40, logprobs=True)))
+    for count in (40, 1):
+        client.script = always(play([5] * count, logprobs=True, finish="length"))
+        answer = call(client, tool_settings(tmp_path / str(count)), "POST", path, json={"model": "tiny", **fields})
+        assert answer.status_code == 200, answer.text
+    assert threads == ["response", "MainThread"]
+
+
+def test_fault_stalls_many_ids_are_checked_and_decoded_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    threads = Threads()
+    monkeypatch.setattr(tokenize_routes, "checked_token_ids", threads.noting(checked_token_ids))
+    settings = tool_settings(tmp_path)
+    for count in (tokenize_routes.MAX_INLINE_IDS + 1, 1):
+        body = {"model": "tiny", "tokens": [5] * count}
+        answer = call(FakeClient(always([])), settings, "POST", "/detokenize", json=body)
+        assert answer.status_code == 200, answer.text
+    assert threads == ["text", "MainThread"]
+
+
+def test_fault_stalls_the_widest_parameters_are_verified_in_little_time() -> None:
+    """65,536 allowed ids, 128 bad words of 256 tokens, 1,024 biases: the app and the engine each verify them."""
+    params = SamplingParams(
+        max_tokens=1,
+        allowed_token_ids=tuple(range(MAX_ALLOWED_TOKEN_IDS)),
+        bad_words=tuple(tuple(range(256)) for _ in range(MAX_BAD_WORDS)),
+        logit_bias=dict.fromkeys(range(1024), 1.0),
+    )
+    begin = time.thread_time()
+    for _ in range(4):
+        params.verify(MAX_ALLOWED_TOKEN_IDS)
+    assert time.thread_time() - begin < 4 * LIMIT / 2
+
+
+def test_fault_stalls_routes_are_made_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FastAPI makes those of a router when a request first comes to it."""
+    from fastapi import APIRouter
+
+    router = APIRouter()
+    router.get("/here")(lambda: None)
+    app = FastAPI()
+    app.include_router(router)
+    prepare_routes(app)
+    monkeypatch.setattr(_IncludedRouter, "_build_effective_context", None)
+    (route,) = [route for route in app.routes if isinstance(route, _IncludedRouter)]
+    assert len(route.effective_candidates()) == 1
+
+
+def test_fault_stalls_a_request_of_many_sequences_is_aborted_by_one_message(tmp_path: Path) -> None:
+    async def sent() -> list[Any]:
+        client = EngineClient(tmp_path)
+        await client.start()
+        messages: list[Any] = []
+        client._send = messages.append  # type: ignore[assignment, method-assign]
+        names = [f"r{number}" for number in range(3)]
+        client._inboxes.update({name: _Inbox() for name in names})
+        for name in [*names, "unknown"]:
+            client._abandon(name)
+        await asyncio.sleep(0)
+        await client.close()
+        return messages
+
+    assert [one.request_ids for one in asyncio.run(sent()) if isinstance(one, AbortRequests)] == [["r0", "r1", "r2"]]
+
+
+def test_fault_stalls_a_flood_of_outputs_leaves_turns_to_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Messages that take a millisecond each, and never end."""
+
+    async def num_read_in_a_turn() -> int:
+        client = EngineClient(tmp_path)
+        await client.start()
+        num_read = 0
+
+        def read(flags: int) -> bytes:
+            nonlocal num_read
+            num_read += 1
+            end = time.monotonic() + 0.001
+            while time.monotonic() < end:
+                pass
+            return client._encoder.encode(AbortRequests([]))
+
+        class Flood:
+            closed = False
+            recv = staticmethod(read)
+
+        monkeypatch.setattr("tessera.engine.ipc.client.has_message", lambda socket: True)
+        socket, client._socket = client._socket, Flood()  # type: ignore[assignment]
+        monkeypatch.setattr(client, "_dispatch", lambda message: None)
+        monkeypatch.setattr(client, "_decoder", type("Decoder", (), {"decode": staticmethod(bytes)}))
+        client._receive()
+        client._socket = socket
+        monkeypatch.undo()
+        await client.close()
+        return num_read
+
+    assert 1 <= asyncio.run(num_read_in_a_turn()) <= RECEIVE_SECONDS / 0.001 + 1
+
+
+def test_fault_stalls_only_so_many_cached_blocks_are_matched_in_a_step() -> None:
+    """Many sequences that share a long prefix start over several steps."""
+    engine = Harness(num_blocks=4096, block_size=2, max_num_seqs=32, max_num_batched_tokens=4096, max_model_len=2048)
+    prompt = [number % 90 + 1 for number in range(1600)]
+    engine.add("first", prompt, 1)
+    engine.run()
+    for number in range(8):
+        engine.add(f"r{number}", prompt, 5, ignore_eos=True)
+    engine.step()
+    per_sequence = (len(prompt) - 1) // 2
+    assert len(engine.core.scheduler.running) == -(-MAX_MATCHED_BLOCKS // per_sequence) < 8
+    engine.run()
+    assert len(engine.finish_reasons) == 9
