@@ -13,6 +13,7 @@ from tessera.options.errors import OptionError
 
 DeviceName = Literal["auto", "cuda", "cpu"]
 DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
+KVCacheDTypeName = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
 QuantizationName = Literal["none", "fp8", "int4"]
 PoolingName = Literal["auto", "mean", "last", "cls"]
@@ -124,6 +125,14 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         DTypeName,
         Option(
             "of weights and KV cache; auto: the checkpoint's on CUDA (bfloat16 for float32), float32 on the CPU",
+            group="device and memory",
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        KVCacheDTypeName,
+        Option(
+            "of the KV cache; auto: that of --dtype; fp8: e4m3, twice the tokens in the same memory, with the "
+            "checkpoint's scales of keys and values if it has some (on CUDA from sm_89 on)",
             group="device and memory",
         ),
     ] = "auto"

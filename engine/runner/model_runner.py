@@ -40,7 +40,7 @@ from tessera.engine.runner.prompt_logprobs import LogprobTensors, launch_prompt_
 from tessera.engine.runner.sampler import ResultDownload, StepSampler, mask_words
 from tessera.engine.runner.step_inputs import StepInputs, StepShape, inputs_bytes
 from tessera.engine.runner.upload import StepUpload, aligned
-from tessera.engine.tensor import CpuDevice, Device, Tensor, bfloat16, float32, from_numpy, int32, zeros
+from tessera.engine.tensor import CpuDevice, Device, Tensor, bfloat16, float32, from_numpy, int32, uint8, zeros
 
 if TYPE_CHECKING:
     from tessera.engine.ops.cuda import CudaOps
@@ -52,6 +52,7 @@ Progress = Callable[[str, int, int], None]  # stage, done, total
 GIB = 2**30
 MAX_CACHED_BLOCKS = 1 << 20  # the host tracks each; 16 million tokens in blocks of 16
 MAX_TABLE_UPDATES = 1 << 14  # entries of the block tables in one copy
+E4M3_CAPABILITY = (8, 9)  # from which on GPUs convert it
 MIN_DERIVED_LEN = 256  # least context to shorten to if memory is short
 
 
@@ -86,7 +87,7 @@ class ModelRunner:
         self.ops = ops
         self._used_before = _used_memory(device) if config.beside_others else 0
         self._dtype = resolve_dtype(config, model, device)
-        self._kv_format = KVFormat(self._dtype)
+        self._kv_format = resolve_kv_format(config, self._dtype, device)
         self.dtype: str = self._dtype.name
         self.max_model_len = resolve_max_model_len(config, model)
         self.max_num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * self.max_model_len)
@@ -268,8 +269,13 @@ class ModelRunner:
             if progress is not None:
                 progress("kernels", done, total)
 
-        model = self.model
-        self._cuda_ops.compile(self._dtype, report, head_dims=model.head_dims, rare_ops=model.rare_ops)
+        self._cuda_ops.compile(
+            self._dtype,
+            report,
+            head_dims=self.model.head_dims,
+            rare_ops=self.model.rare_ops,
+            e4m3_cache=self._kv_format.dtype == uint8,
+        )
         rows = self._max_rows + 1  # a CUDA graph has one more row, for padded tokens
         self._cuda_ops.reserve_attention(rows, self.model.num_heads, max(self.model.head_dims))
 
@@ -365,6 +371,18 @@ def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> n
     elif chosen == float32:
         chosen = bfloat16
     return bfloat16 if chosen is None else chosen
+
+
+def resolve_kv_format(config: EngineConfig, dtype: np.dtype[Any], device: Device) -> KVFormat:
+    """The format asked for. Raises: ConfigError where the device has no kernels for it."""
+    if config.kv_cache_dtype == "auto":
+        return KVFormat(dtype)
+    if not isinstance(device, CpuDevice):
+        from tessera.engine.cuda.device import CudaDevice
+
+        if isinstance(device, CudaDevice) and device.compute_capability < E4M3_CAPABILITY:
+            raise ConfigError(f"--kv-cache-dtype fp8 needs a GPU from sm_89 on, and {device} is sm_{device.arch}")
+    return KVFormat(uint8)
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

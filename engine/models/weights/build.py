@@ -90,6 +90,10 @@ class WeightSource(ABC):
     @abstractmethod
     def vector(self, field: VectorField, layer: int | None) -> Tensor: ...
 
+    def kv_scales(self, layer: int, num_kv_heads: int) -> Tensor | None:
+        """[2, num_kv_heads] float32, of a layer's keys and values in a cache of e4m3; None: 1."""
+        return None
+
 
 def model_fields(config: ModelConfig) -> Iterator[Field]:
     """Outside of layers."""
@@ -184,7 +188,10 @@ def build_weights(config: ModelConfig, source: WeightSource) -> Weights:
     """Everything that `source` makes, in the order of the fields."""
     linears, norms, _ = _make(model_fields(config), source, None)
     layers = tuple(
-        _layer(*_make(layer_fields(spec, config.hidden_size), source, index))
+        _layer(
+            *_make(layer_fields(spec, config.hidden_size), source, index),
+            source.kv_scales(index, spec.attention.num_kv_heads),
+        )
         for index, spec in enumerate(config.layers)
     )
     embedding = linears["embedding"]
@@ -220,7 +227,12 @@ def _make(
     return linears, norms, vectors
 
 
-def _layer(linears: dict[str, LinearWeight], norms: dict[str, NormWeights], vectors: dict[str, Tensor]) -> LayerWeights:
+def _layer(
+    linears: dict[str, LinearWeight],
+    norms: dict[str, NormWeights],
+    vectors: dict[str, Tensor],
+    kv_scales: Tensor | None,
+) -> LayerWeights:
     def around(half: str) -> HalfNormWeights:
         places = ("before", "after", "of_sum")
         return HalfNormWeights(*(norms.get(f"{half}_norm_{place}") for place in places))

@@ -32,6 +32,7 @@ from tessera.engine.models.weights.build import (
     num_weight_bytes,
 )
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint, GGUFTensor
+from tessera.engine.models.weights.kv_scales import find_kv_scales, read_kv_scales
 from tessera.engine.models.weights.quantised_checkpoint import QuantisedCheckpoint
 from tessera.engine.models.weights.row_order import Reordered, Rows, row_order
 from tessera.engine.models.weights.safetensors import Array, Checkpoint
@@ -39,7 +40,7 @@ from tessera.engine.models.weights.stream import CHUNK_BYTES, BlockUpload, Weigh
 from tessera.engine.models.weights.text_part import TextPart
 from tessera.engine.models.weights.weights import NormWeights
 from tessera.engine.ops.interface import Ops
-from tessera.engine.tensor import Tensor, empty, float16, float32, uint8
+from tessera.engine.tensor import Tensor, empty, float16, float32, from_numpy, uint8
 
 Kind = Literal["weight", "bias"]
 
@@ -208,6 +209,17 @@ class CheckpointSource(WeightSource):
         order = self._order(field, layer, names)
         self._fill(vector, names, (field.size // len(names),) * len(names), order=order, offset=offset)
         return vector
+
+    def kv_scales(self, layer: int, num_kv_heads: int) -> Tensor | None:
+        pair = self._kv_scale_names(layer)
+        if pair is None:
+            return None
+        scales = read_kv_scales(pair, num_kv_heads, self.checkpoint.tensor, self.checkpoint.path)
+        return from_numpy(scales, self.ops.device)
+
+    def _kv_scale_names(self, layer: int) -> tuple[str, str] | None:
+        projection = self._names(MatrixField("qkv", (), 0), "weight", layer)[0]
+        return find_kv_scales(self.checkpoint.names, projection.rsplit(".", 2)[0])
 
     def _bias(self, field: MatrixField, layer: int | None) -> Tensor | None:
         if not field.bias:
@@ -405,7 +417,9 @@ class CheckpointSource(WeightSource):
         ignored = re.compile("|".join(f"(?:{pattern})" for pattern in self.architecture.ignored))
         head = self.architecture.weights.get("lm_head", ()) if self.config.tie_word_embeddings else ()
         tied = {f"{name}.weight" for name in head}
-        unexpected = {name for name in self.checkpoint.names - expected - tied if not ignored.fullmatch(name)}
+        pairs = (self._kv_scale_names(layer) for layer in range(len(self.config.layers)))
+        known = {name for pair in pairs if pair is not None for name in pair}
+        unexpected = {name for name in self.checkpoint.names - expected - tied - known if not ignored.fullmatch(name)}
         if unexpected and self.refuses_others:
             raise ModelError(
                 f"{self.checkpoint.folder} has {_some(unexpected)}, which {self.described_by} has no place for"
