@@ -110,7 +110,8 @@ def _engine_metrics(engines: Engines, prefix: str) -> Iterator[Metric]:
         up.add_metric(name, int(well))
         info = engine.client.info
         if info is not None:
-            facts = [str(info.block_size), str(info.num_kv_blocks), str(info.kv_cache_bytes), info.dtype]
+            sizes = [str(info.block_size), str(info.num_kv_blocks), str(info.kv_cache_bytes)]
+            facts = [*sizes, info.kv_cache_dtype or info.dtype]
             cache.add_metric([*name, *facts], 1)
     yield up
     if cache.samples:

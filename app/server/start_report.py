@@ -163,7 +163,7 @@ def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
     num_tokens = info.num_kv_blocks * info.block_size
     kv_cache = (
         f"{info.num_kv_blocks} blocks of {info.block_size} tokens, {num_tokens} tokens in all, "
-        f"{si(info.kv_cache_bytes)}B"
+        f"{si(info.kv_cache_bytes)}B{f' in {info.kv_cache_dtype}' if info.kv_cache_dtype else ''}"
     )
     facts = {
         "model": f"{names} ({info.architecture}, {si(info.num_parameters)} parameters)",

@@ -159,7 +159,6 @@ template <typename T, typename Cached, int HEAD_DIM, int WARPS, int STAGES, bool
           bool CAPPED, bool SINKS>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_decode_kernel(PAGED_ATTENTION_DECODE_PARAMS(T, Cached)) {
-  constexpr int THREADS = WARP_SIZE * WARPS;
   constexpr int STEP_KEYS = WARP_KEYS * WARPS;
   using Attention = WarpAttention<T, HEAD_DIM>;
   constexpr int PITCH = Attention::PITCH;
@@ -248,7 +247,7 @@ __global__ void __launch_bounds__(32 * WARPS)
                                                      eps,   has_newest,      group_begin == 0, slot};
     token_heads.prepare(tile_q, newest, keys, warp);
   } else {
-    copy_queries<T, HEAD_DIM, THREADS>(
+    copy_queries<T, HEAD_DIM, WARP_SIZE * WARPS>(
         tile_q, q + (static_cast<long long>(token) * num_heads + head0) * HEAD_DIM, num_group_heads);
   }
   __syncthreads();

@@ -196,6 +196,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_kv_blocks: int
     kv_cache_bytes: int
+    kv_cache_dtype: str | None = None  # None: `dtype`
     num_host_kv_blocks: int = 0
     num_disk_kv_blocks: int = 0
     weight_bytes: int

@@ -487,6 +487,7 @@ def engine_info(
         block_size=runner.block_size,
         num_kv_blocks=runner.num_kv_blocks,
         kv_cache_bytes=runner.kv_cache_bytes,
+        kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         num_host_kv_blocks=tiers.pool.num_slots if tiers is not None else 0,
         num_disk_kv_blocks=tiers.disk.max_blocks if tiers is not None and tiers.disk is not None else 0,
         weight_bytes=runner.weight_bytes,

@@ -140,13 +140,12 @@ OF_FP8 = {
         "sm90_fp8_matmul_kernel": {"2 192 2 false", "2 128 1 true", "1 32 1 false"},
         "fp8_dequantize_kernel": {""},
         "rope_and_store_kernel": {"2 128"},
-        "paged_attention_kernel": {"false false"},
+        "paged_attention_kernel": {"false false", "true false", "false true"},
         "paged_attention_prefill_kernel": {"64 2 64 false false false", "80 2 64 false false true"},
         "paged_attention_decode_kernel": {"80 4 2 true false false false", "128 4 2 true true false false"},
     },
     "120a": {
         "fp8_matmul_kernel": {"64 64 true"},
-        "paged_attention_kernel": {"true false", "false true"},
         "paged_attention_prefill_kernel": {"256 1 32 false true false"},
         "paged_attention_decode_kernel": {
             "256 4 1 true false true false",

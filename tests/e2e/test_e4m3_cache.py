@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,3 +29,8 @@ def test_completions_are_the_same_alone_together_and_from_the_prefix_cache(serve
     assert together == alone
     assert server.metrics()["prefix_cache_hits_total"] > 0
     assert server.streamed(PROMPTS[0], 12).token_ids == alone[0]
+
+
+def test_the_log_and_the_metrics_name_it(server: Server) -> None:
+    assert re.search(r"KV cache +\d+ blocks of .* in fp8", server.log)
+    assert 'cache_dtype="fp8"' in server.http.get("/metrics").text

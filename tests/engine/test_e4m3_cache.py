@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.model_runner import ModelRunner, resolve_kv_format
 from tessera.engine.tensor import CPU, bfloat16, float32, uint8
 from tests.support.decoder_harness import DecoderHarness, relative_error
+from tests.support.quantisers import SCHEMES, pack_tensors, quantised_model, write_tensors
 from tests.support.tiny_models import TINY_MODELS, build, make_tensors, prompt, write_safetensors
 
 
@@ -72,6 +74,30 @@ def test_scales_of_a_checkpoint_are_used(names: tuple[str, str], folder: Path) -
     for kind, scales in enumerate(([0.01, 0.02], [0.03, 0.03])):
         whole, codes = (made.decoder.caches[0][kind].numpy() for made in (exact, scaled))
         assert relative_error(E4M3_VALUES[codes] * np.array(scales, np.float32)[:, None, None], whole) < 0.0625
+
+
+@pytest.mark.parametrize(
+    ("scheme", "names"),
+    [
+        ("fp8-tensor", ("k_scale", "v_scale")),
+        ("fp8-static", ("k_proj.output_scale", "v_proj.output_scale")),
+        ("modelopt", ("k_proj.k_scale", "v_proj.v_scale")),
+    ],
+)
+def test_scales_of_quantised_checkpoints_are_found(
+    scheme: str, names: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the names that compressed-tensors, AutoFP8 and ModelOpt give them."""
+    found, _ = quantised_model(tmp_path, SCHEMES[scheme])
+    tensors, _ = pack_tensors(make_tensors(replace(TINY_MODELS["llama"], prefix="")), SCHEMES[scheme])
+    prefix = "model.layers.1.self_attn."
+    scales = {f"{prefix}{name}": np.float32([value]) for name, value in zip(names, (0.5, 0.25), strict=True)}
+    write_tensors(found / "model.safetensors", {**tensors, **scales})
+    first, second, *_ = load_weights(found, load_config(found), float32, make_ops(CPU)).layers
+    assert first.attention.kv_scales is None
+    assert second.attention.kv_scales is not None
+    np.testing.assert_array_equal(second.attention.kv_scales.numpy(), [[0.5, 0.5], [0.25, 0.25]])
+    assert not caplog.records, "no tensor is left out"
 
 
 @pytest.mark.parametrize(

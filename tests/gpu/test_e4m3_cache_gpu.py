@@ -14,6 +14,7 @@ import pytest
 from tessera.engine.formats.fp8 import E4M3_VALUES, codes_of
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.attention.decode import DECODE_SHAPES
 from tessera.engine.ops.interface import HeadTransform, Ops
 from tessera.engine.tensor import Tensor, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
@@ -40,14 +41,23 @@ CASES = [
     AttentionCase("small_float16", MIXED, num_heads=6, head_dim=128, dtype=float16, block_size=8),
     AttentionCase("small_96", MIXED, head_dim=96, dtype=bfloat16),
     AttentionCase("small_256", MIXED[:3], head_dim=256, dtype=bfloat16),
-    AttentionCase("small_general", MIXED, head_dim=80, dtype=bfloat16),
+    AttentionCase("small_80", MIXED, head_dim=80, dtype=bfloat16),
+    AttentionCase("small_general", MIXED, head_dim=72, dtype=bfloat16),
     AttentionCase("small_float32", MIXED, head_dim=20, dtype=float32),
+    AttentionCase("small_cap_128", MIXED[:3], num_heads=8, head_dim=128, soft_cap=1.5, dtype=bfloat16),
+    AttentionCase("small_cap_general", MIXED[:3], head_dim=64, soft_cap=1.5, dtype=bfloat16),
+    AttentionCase("small_sinks_64", MIXED, num_heads=8, head_dim=64, sliding_window=30, dtype=bfloat16),
+    AttentionCase("small_sinks_general", MIXED[:3], head_dim=72, dtype=bfloat16),
     AttentionCase("long", LONG, num_heads=8, head_dim=64, dtype=bfloat16),
     AttentionCase("long_128", LONG, num_heads=8, head_dim=128, block_size=64, dtype=bfloat16, sliding_window=1000),
     AttentionCase("decodes", DECODE_ROWS, num_heads=32, num_kv_heads=8, head_dim=128, dtype=bfloat16),
     AttentionCase("many_decodes", DECODE_ROWS * 5, num_heads=16, num_kv_heads=8, head_dim=128, dtype=float16),
     AttentionCase("one_decode", ((1, 1900),), num_heads=32, num_kv_heads=8, head_dim=128, dtype=bfloat16),
+    AttentionCase("cap_256", DECODE_ROWS, num_heads=8, num_kv_heads=4, head_dim=256, soft_cap=0.7, dtype=bfloat16),
+    AttentionCase("sinks_one_decode", ((1, 1900),), num_heads=32, num_kv_heads=8, head_dim=64, dtype=bfloat16),
 ]
+DECODES = next(case for case in CASES if case.name == "decodes")
+SMALL = [case for case in CASES if case.name.startswith("small")]
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 scaled = pytest.mark.parametrize("scaled", [False, True], ids=["ones", "scales"])
 
@@ -71,6 +81,7 @@ class Inputs:
         self.plain = AttentionInputs(case)
         self.case = case
         self.scales = scales_of(case, scaled)
+        self.sinks = random_array(8, (case.num_heads,), case.dtype, 2.0) if "sinks" in case.name else None
         ones = np.ones((2, case.num_kv_heads), np.float32) if self.scales is None else self.scales
         self.keys, self.values = (
             codes(cache, ones[kind]) for kind, cache in enumerate((self.plain.key_cache, self.plain.value_cache))
@@ -82,15 +93,20 @@ class Inputs:
         caches = from_numpy(self.keys.copy(), ops.device), from_numpy(self.values.copy(), ops.device)
         return caches, None if self.scales is None else from_numpy(self.scales, ops.device)
 
+    def settings(self, ops: Ops) -> dict[str, Any]:
+        case, sinks = self.case, None if self.sinks is None else from_numpy(self.sinks, ops.device)
+        return {
+            "scale": case.scale,
+            "sliding_window": case.sliding_window,
+            "soft_cap": case.soft_cap,
+            "sinks": sinks,
+        }
+
 
 def attend(ops: Ops, inputs: Inputs, out: Tensor | None = None) -> Array:
-    case = inputs.case
     caches, scales = inputs.on(ops)
     q, metadata = from_numpy(inputs.plain.q, ops.device), inputs.plain.metadata(ops.device)
-    window = case.sliding_window
-    return ops.paged_attention(
-        q, *caches, metadata, scale=case.scale, sliding_window=window, kv_scales=scales, out=out
-    ).numpy()
+    return ops.paged_attention(q, *caches, metadata, **inputs.settings(ops), kv_scales=scales, out=out).numpy()
 
 
 @cases
@@ -101,7 +117,7 @@ def test_attention(case: AttentionCase, scaled: bool, cuda_ops: CudaOps, cpu_ops
     assert_close(attend(cuda_ops, inputs, out), attend(cpu_ops, inputs), case.dtype)
 
 
-@pytest.mark.parametrize("case", CASES[:7], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_numpy_attends_to_what_the_small_cache_holds(case: AttentionCase, cpu_ops: CpuOps) -> None:
     case = replace(case, dtype=float32)
     inputs, plain = Inputs(case, scaled=True), AttentionInputs(case)
@@ -114,11 +130,13 @@ def test_numpy_attends_to_what_the_small_cache_holds(case: AttentionCase, cpu_op
         plain.context_lens,
         case.scale,
         case.sliding_window,
+        case.soft_cap,
+        inputs.sinks,
     )
     assert_close(attend(cpu_ops, inputs), expected, float32)
 
 
-@pytest.mark.parametrize("case", [*CASES[:7], CASES[-3]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*SMALL, DECODES], ids=lambda case: case.name)
 @scaled
 def test_keys_and_values_are_stored_as_numpy_does(
     case: AttentionCase, scaled: bool, cuda_ops: CudaOps, cpu_ops: CpuOps
@@ -138,7 +156,7 @@ def test_keys_and_values_are_stored_as_numpy_does(
         np.testing.assert_array_equal(actual, expected)
 
 
-STEPS = [case for case in CASES if case.head_dim in (64, 96, 128, 256) and case.dtype != float32]
+STEPS = [case for case in CASES if case.head_dim in DECODE_SHAPES and case.dtype != float32]
 
 
 @pytest.mark.parametrize("case", STEPS, ids=lambda case: case.name)
@@ -154,7 +172,7 @@ def test_a_decode_step(case: AttentionCase, scaled: bool, cuda_ops: CudaOps, no_
     norm = from_numpy(random_array(16, (case.head_dim,), case.dtype), device)
     transform = HeadTransform(from_numpy(angles, device), norm, norm)
     metadata = inputs.plain.metadata(device)
-    around: dict[str, Any] = {"scale": case.scale, "sliding_window": case.sliding_window}
+    around = inputs.settings(cuda_ops)
     queries, out = (poisoned(inputs.plain.q.shape, case.dtype, device) for _ in range(2))
 
     caches, scales = inputs.on(cuda_ops)

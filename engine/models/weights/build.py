@@ -258,6 +258,6 @@ def _layer(
     else:
         mlp = MLPWeights(linears["up"], linears["down"], around("mlp"))
     attention = AttentionWeights(
-        linears["qkv"], linears["out"], around("attention"), q_norm, k_norm, vectors.get("sinks")
+        linears["qkv"], linears["out"], around("attention"), q_norm, k_norm, vectors.get("sinks"), kv_scales
     )
     return LayerWeights(attention, mlp)

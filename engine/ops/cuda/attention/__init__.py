@@ -1,7 +1,7 @@
 """Attention over the paged cache on CUDA devices.
 
-Public: `AttentionOps`; `OF_E4M3`, the kernels for a KV cache of e4m3; `ATTENTION`, the table of its kernels, in which each
-file of this room registers its own.
+Public: `AttentionOps`; `OF_E4M3`, the kernels for a KV cache of e4m3; `ATTENTION`, the table of its kernels, in which
+each file of this room registers its own.
 """
 
 from tessera.engine.cuda.kernel import Instantiation
