@@ -91,7 +91,7 @@ def test_scales_of_quantised_checkpoints_are_found(
     found, _ = quantised_model(tmp_path, SCHEMES[scheme])
     tensors, _ = pack_tensors(make_tensors(replace(TINY_MODELS["llama"], prefix="")), SCHEMES[scheme])
     prefix = "model.layers.1.self_attn."
-    scales = {f"{prefix}{name}": np.float32([value]) for name, value in zip(names, (0.5, 0.25), strict=True)}
+    scales = {f"{prefix}{name}": np.full(1, value, np.float32) for name, value in zip(names, (0.5, 0.25), strict=True)}
     write_tensors(found / "model.safetensors", {**tensors, **scales})
     first, second, *_ = load_weights(found, load_config(found), float32, make_ops(CPU)).layers
     assert first.attention.kv_scales is None
