@@ -15,6 +15,7 @@ from tessera.engine.contract.errors import ModelError
 from tessera.engine.formats import DenseFormat, LinearWeight, WeightFormat, WeightPart
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.mixture.stored import ExpertReader, Mxfp4Rows, expert_names
+from tessera.engine.models.quantised.kv_scales import find_kv_scales, read_kv_scales
 from tessera.engine.models.quantised.stored import StoredMatrix
 from tessera.engine.models.registry import ARCHITECTURES, Architecture
 from tessera.engine.models.registry.experts import ExpertForm
@@ -32,7 +33,6 @@ from tessera.engine.models.weights.build import (
     num_weight_bytes,
 )
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint, GGUFTensor
-from tessera.engine.models.weights.kv_scales import find_kv_scales, read_kv_scales
 from tessera.engine.models.weights.quantised_checkpoint import QuantisedCheckpoint
 from tessera.engine.models.weights.row_order import Reordered, Rows, row_order
 from tessera.engine.models.weights.safetensors import Array, Checkpoint
