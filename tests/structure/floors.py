@@ -27,6 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.tracing",),
     ("app.generate", "app.store", "app.sockets", "app.training"),
     ("app.tools.formats",),
+    ("app.tools.harmony",),
     ("app.tools",),
     ("app.reasoning", "app.text", "app.http"),
     ("app.schema",),
@@ -95,5 +96,6 @@ EXCEPTIONS = {
     "app.cli.hub": ("engine",),
     "app.cli.cache.model_facts": ("engine",),
     "app.cli.train.command": ("engine",),
+    "app.training.dataset": ("engine.models.config", "engine.training"),
     "app.cli.doctor.gpu": ("engine.cuda.cache",),
 }
