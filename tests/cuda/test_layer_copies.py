@@ -23,7 +23,7 @@ class Node:
 
     def __init__(self, name: str, before: set[Node]) -> None:
         self.name = name
-        self.before = {*before, *(earlier for node in before for earlier in node.before)}
+        self.before: set[Node] = {*before, *(earlier for node in before for earlier in node.before)}
 
 
 class OrderDriver:
