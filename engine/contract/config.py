@@ -163,6 +163,19 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             default="what memory allows",
         ),
     ] = None
+    cpu_offload_gib: Annotated[
+        str | None,
+        Option(
+            "keep so many GiB of the weights in page-locked host memory, in whole layers that are copied to the device "
+            "in each step; auto: the fewest layers without which the model fits, with a KV cache of 16384 tokens or of "
+            "--max-model-len; 0: none",
+            group="device and memory",
+            metavar="GIB",
+            pattern=r"auto|\d{1,5}(\.\d+)?",
+            form="a size in GiB or auto",
+            default="none",
+        ),
+    ] = None
     kv_offload_gib: Annotated[
         float | None,
         Option(

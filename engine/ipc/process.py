@@ -491,6 +491,7 @@ def engine_info(
         num_host_kv_blocks=tiers.pool.num_slots if tiers is not None else 0,
         num_disk_kv_blocks=tiers.disk.max_blocks if tiers is not None and tiers.disk is not None else 0,
         weight_bytes=runner.weight_bytes,
+        weight_offload=runner.weight_offload,
         num_parameters=runner.num_parameters,
         eos_token_ids=model.eos_token_ids,
         load_seconds=load_seconds,

@@ -59,7 +59,7 @@ def _make_copies(device: Device, planes: Sequence[Tensor], num_slots: int, nbyte
         raise MemoryError(f"only {available / GIB:.1f} GiB are available")
     if isinstance(device, CpuDevice):
         return ArrayCopies(device, planes, num_slots)
-    from tessera.engine.cuda.block_copies import CudaBlockCopies
+    from tessera.engine.cuda.copies.block_copies import CudaBlockCopies
     from tessera.engine.cuda.device import CudaDevice
 
     assert isinstance(device, CudaDevice), f"no copies for {device}"

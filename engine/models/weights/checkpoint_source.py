@@ -186,6 +186,9 @@ class CheckpointSource(WeightSource):
             found.append(self._norm_vector(field, "bias", layer))
         return NormWeights(*found)
 
+    def settle(self) -> None:
+        self._stream.settle()
+
     def vector(self, field: VectorField, layer: int | None) -> Tensor:
         vector = empty((field.size,), float32 if field.float32 else self.dtype, self.ops.device)
         self._fill(vector, self._names(field, "weight", layer), (field.size,))
