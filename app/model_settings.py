@@ -20,13 +20,14 @@ ToolParserName = Literal[
     "glm4",
     "glm45",
     "granite",
+    "harmony",
     "internlm",
     "olmo3",
     "phi4_mini",
     "xlam",
     "none",
 ]
-ReasoningParserName = Literal["auto", "think", "deepseek_r1", "granite_3.2", "granite_3.3", "none"]
+ReasoningParserName = Literal["auto", "think", "deepseek_r1", "granite_3.2", "granite_3.3", "harmony", "none"]
 
 
 class ModelSettings(ProcessSettings, frozen=True, kw_only=True):

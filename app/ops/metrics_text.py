@@ -125,8 +125,8 @@ def _engine_metrics(engines: Engines, prefix: str) -> Iterator[Metric]:
             up.add_metric(values, int(well))
             info = member.info
             if info is not None:
-                facts = [str(info.block_size), str(info.num_kv_blocks), str(info.kv_cache_bytes), info.dtype]
-                cache.add_metric([*values, *facts], 1)
+                sizes = [str(info.block_size), str(info.num_kv_blocks), str(info.kv_cache_bytes)]
+                cache.add_metric([*values, *sizes, info.kv_cache_dtype or info.dtype], 1)
     yield up
     if cache.samples:
         yield cache

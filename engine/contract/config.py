@@ -13,6 +13,7 @@ from tessera.options.errors import OptionError
 
 DeviceName = Literal["auto", "cuda", "cpu"]
 DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
+KVCacheDTypeName = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
 QuantizationName = Literal["none", "fp8", "int4"]
 PoolingName = Literal["auto", "mean", "last", "cls"]
@@ -129,6 +130,14 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             group="device and memory",
         ),
     ] = "auto"
+    kv_cache_dtype: Annotated[
+        KVCacheDTypeName,
+        Option(
+            "of the KV cache; auto: that of --dtype; fp8: e4m3, twice the tokens in the same memory, with the "
+            "checkpoint's scales of keys and values if it has some (on CUDA from sm_89 on)",
+            group="device and memory",
+        ),
+    ] = "auto"
     gpu_memory_utilization: Annotated[
         float,
         Option(
@@ -154,6 +163,19 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             low=1,
             high=2**31 - 1,
             default="what memory allows",
+        ),
+    ] = None
+    cpu_offload_gib: Annotated[
+        str | None,
+        Option(
+            "keep so many GiB of the weights in page-locked host memory, in whole layers that are copied to the device "
+            "in each step; auto: the fewest layers without which the model fits, with a KV cache of 16384 tokens or of "
+            "--max-model-len; 0: none",
+            group="device and memory",
+            metavar="GIB",
+            pattern=r"auto|\d{1,5}(\.\d+)?",
+            form="a size in GiB or auto",
+            default="none",
         ),
     ] = None
     kv_offload_gib: Annotated[

@@ -179,6 +179,18 @@ class ScorerInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_input_tokens: int
 
 
+class OffloadInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights that stay in host memory: `num_layers` of `num_all_layers`, `nbytes`, which a step copies.
+
+    `copy_seconds`: least time of a step's copies, from the rate measured at the start.
+    """
+
+    num_layers: int
+    num_all_layers: int
+    nbytes: int
+    copy_seconds: float
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts settled when the engine starts, for logs, /v1/models and request checks.
 
@@ -197,9 +209,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_kv_blocks: int
     kv_cache_bytes: int
+    kv_cache_dtype: str | None = None  # None: `dtype`
     num_host_kv_blocks: int = 0
     num_disk_kv_blocks: int = 0
     weight_bytes: int
+    weight_offload: OffloadInfo | None = None
     num_parameters: int
     eos_token_ids: tuple[int, ...]
     load_seconds: float

@@ -208,9 +208,11 @@ def test_a_call_of_the_sdk_through_a_proxy_is_one_trace_down_to_the_engine(
     server: Server, proxy: str, collector: Collector
 ) -> None:
     provider, tracer = tracer_of("application", collector)
-    sdk = openai.OpenAI(base_url=f"{proxy}/v1", api_key="none", max_retries=0)
     headers: dict[str, str] = {}
-    with tracer.start_as_current_span("ask") as root:
+    with (
+        openai.OpenAI(base_url=f"{proxy}/v1", api_key="none", max_retries=0) as sdk,
+        tracer.start_as_current_span("ask") as root,
+    ):
         inject(headers)
         raw = sdk.chat.completions.with_raw_response.create(
             model=server.model,
@@ -220,7 +222,6 @@ def test_a_call_of_the_sdk_through_a_proxy_is_one_trace_down_to_the_engine(
             extra_headers=headers,
         )
         trace_id = format_trace_id(root.get_span_context().trace_id)
-    sdk.close()
     provider.shutdown()
     usage = raw.parse().usage
     assert usage is not None

@@ -83,9 +83,10 @@ def test_fault_admin_port_and_port_answer_health_during_the_drain(server: Server
         next(lines)
         server.process.send_signal(signal.SIGTERM)
         server.until(lambda: "Stopping" in server.log, "the drain")
-        for client in (admin, httpx.Client(base_url=server.url, timeout=DEADLINE)):
-            found = [client.get(path) for path in ("/health", "/ready", "/metrics")]
-            assert [answer.status_code for answer in found] == [200, 503, 200]
+        with httpx.Client(base_url=server.url, timeout=DEADLINE) as other:
+            for client in (admin, other):
+                found = [client.get(path) for path in ("/health", "/ready", "/metrics")]
+                assert [answer.status_code for answer in found] == [200, 503, 200]
         refused = httpx.post(server.url + "/v1/completions", json=body, headers=authorization)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_shutdown")
         assert int(refused.headers["retry-after"]) > 0
