@@ -106,7 +106,7 @@ class _Watch:
         for clock in clocks:
             spent = time.clock_gettime(clock) if clock is not None else 0.0
             known = self._computed.get(clock or 0)
-            busy = busy and known is not None and spent - known > BUSY_SHARE * (now - self._looked)
+            busy = busy and (known is None or spent - known > BUSY_SHARE * (now - self._looked))
             self._computed[clock or 0] = spent
         self._looked = now
         self._idle_looks = 0 if busy else self._idle_looks + 1

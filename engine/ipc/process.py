@@ -72,9 +72,10 @@ from tessera.engine.ipc.turns import TimedRunner, Turns
 from tessera.engine.tensor import Device
 
 if TYPE_CHECKING:
+    from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.kv_tiers.tiers import KVTiers
+    from tessera.engine.ranks.parallel_runner import ParallelRunner
     from tessera.engine.runner.model_runner import ModelRunner
-    from tessera.engine.runner.parallel_runner import ParallelRunner
 
 logger = logging.getLogger("tessera.engine")
 
@@ -117,6 +118,7 @@ class LoadedEngine:
     embedders: Mapping[EmbedderRole, Embedding] = field(default_factory=dict)
     gpu_usage: Callable[[], GpuUsage | None] = lambda: None
     turns: Turns = field(default_factory=Turns)
+    prefix_report: PrefixReport | None = None
 
     @property
     def has_work(self) -> bool:
@@ -347,6 +349,7 @@ class EngineProcess:
             stats_time=self._stats_at if self._has_work else time.monotonic(),
             draining=self._draining,
             gpu=engine.gpu_usage() if engine is not None else None,
+            prefixes=engine.prefix_report.take() if engine is not None and engine.prefix_report is not None else None,
         )
 
 
@@ -399,15 +402,16 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     from tessera.engine.core.embedder import EmbeddingOnlyCore
     from tessera.engine.core.metrics import EngineMetrics
     from tessera.engine.grammar.compiler import GrammarCompiler
-    from tessera.engine.ipc.rank_metrics import RankMetrics
     from tessera.engine.kv_tiers.make import make_tiers
+    from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.models.config import load_config
     from tessera.engine.models.weights.rounding import rounded_while_loading
     from tessera.engine.ops.make import make_ops
+    from tessera.engine.ranks.metrics import RankMetrics
+    from tessera.engine.ranks.parallel_runner import make_cpu_runner
     from tessera.engine.runner.devices import select_device
     from tessera.engine.runner.embedding_engine import EmbeddingEngine
     from tessera.engine.runner.model_runner import ModelRunner
-    from tessera.engine.runner.parallel_runner import make_cpu_runner
 
     start = time.monotonic()
     folder = Path(config.model)
@@ -453,6 +457,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         grammars.close()
         return LoadedEngine(EmbeddingOnlyCore(), info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
     turns = Turns(config.served_name or folder.name, config.log_stalls)
+    prefix_report = PrefixReport() if config.reports_prefixes else None
     core = EngineCore(
         config,
         TimedRunner(runner if ranks is None else ranks, turns),
@@ -465,6 +470,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         metrics=EngineMetrics(config.served_name or folder.name),
         accounts=accounts,
         tiers=tiers,
+        prefix_report=prefix_report,
     )
 
     rank_metrics = None
@@ -478,7 +484,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         of_ranks = rank_metrics.render() if rank_metrics is not None else b""
         return core.render_metrics() + embedding.render_metrics() + offload + of_ranks
 
-    return LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device), turns)
+    return LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device), turns, prefix_report)
 
 
 def engine_info(
@@ -510,9 +516,11 @@ def engine_info(
         block_size=runner.block_size,
         num_kv_blocks=runner.num_kv_blocks,
         kv_cache_bytes=runner.kv_cache_bytes if ranks is None else sum(ranks.kv_cache_bytes),
+        kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         num_host_kv_blocks=tiers.pool.num_slots if tiers is not None else 0,
         num_disk_kv_blocks=tiers.disk.max_blocks if tiers is not None and tiers.disk is not None else 0,
         weight_bytes=runner.weight_bytes if ranks is None else sum(ranks.weight_bytes),
+        weight_offload=runner.weight_offload,
         num_parameters=runner.num_parameters if ranks is None else num_parameters(model),
         eos_token_ids=model.eos_token_ids,
         load_seconds=load_seconds,
@@ -520,6 +528,7 @@ def engine_info(
         embeddings=embeddings,
         scorer=scorer,
         stored_bytes=(runner.stored_bytes if ranks is None else ranks.stored_bytes) or stored_bytes(Path(config.model)),
+        short_rope_len=runner.short_rope_len,
     )
 
 

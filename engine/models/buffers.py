@@ -64,7 +64,7 @@ class StepBuffers:
         """`shared`: for a decoder that ranks share, which sum their updates before they add them. `whole_vocab`: of all
         ranks' logits, where they are gathered here."""
         places = _layout(config, dtype, max_tokens, max_logits, shared=shared, whole_vocab=whole_vocab)
-        self.nbytes = max(place.offset + place.nbytes for place in places.values())
+        self.nbytes = _end(places)
         self._buffer = device.allocate(self.nbytes)
         self._places = places
         for name in ("residual", "normed", "update", "last_residual", "last_normed", "own_logits", "logits"):
@@ -78,6 +78,11 @@ class StepBuffers:
         return Tensor(self._buffer, (num_rows, width), place.dtype, place.offset)
 
 
+def buffer_bytes(config: ModelConfig, dtype: np.dtype[Any], *, max_tokens: int, max_logits: int) -> int:
+    """Bytes of `StepBuffers`."""
+    return _end(_layout(config, dtype, max_tokens, max_logits, shared=False, whole_vocab=None))
+
+
 class _Place(NamedTuple):
     rows: int
     width: int
@@ -87,6 +92,10 @@ class _Place(NamedTuple):
     @property
     def nbytes(self) -> int:
         return self.rows * self.width * self.dtype.itemsize
+
+
+def _end(places: dict[str, _Place]) -> int:
+    return max(place.offset + place.nbytes for place in places.values())
 
 
 def _layout(

@@ -148,6 +148,10 @@ class Partition:
                 inner = self._range(_half(spec, name).inner_size)
                 return Share(columns=slice(inner.start, inner.stop), has_bias=self._is_first)
 
+    def kv_heads(self, layer: int) -> Rows:
+        """Numbers of the rank's key/value heads among the layer's."""
+        return self._kv_heads(self.whole.layers[layer].attention)
+
     @cached_property
     def _is_first(self) -> bool:
         return self.rank.index == 0

@@ -142,7 +142,7 @@ def test_blocks_that_do_not_divide_are_refused_by_name(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
     error = r"--tensor-parallel-size 4: .*o_proj.*columns 0 to 63 are not whole blocks of 256"
     with pytest.raises(ModelError, match=error):
-        load_weights(path, load_config(path), float32, OPS, lambda *done: calls.append(done), Rank(0, 4))
+        load_weights(path, load_config(path), float32, OPS, lambda *done: calls.append(done), rank=Rank(0, 4))
     assert not calls
 
 
@@ -188,7 +188,7 @@ def test_a_share_of_a_checkpoint_is_all_that_is_allocated(tmp_path: Path) -> Non
     calls: list[tuple[int, int]] = []
     for index in range(4):
         rank = Rank(index, 4)
-        own = load_weights(path, config, float32, OPS, lambda *done: calls.append(done), rank)
+        own = load_weights(path, config, float32, OPS, lambda *done: calls.append(done), rank=rank)
         assert own.nbytes == num_weight_bytes(Partition(config, rank).config, float32) < whole / 2
         assert calls[-1] == (own.nbytes, own.nbytes)
 

@@ -25,8 +25,8 @@ from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.kv_tiers.make import make_tiers
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.make import make_ops
+from tessera.engine.ranks.parallel_runner import ParallelRunner, make_cpu_runner
 from tessera.engine.runner.model_runner import ModelRunner
-from tessera.engine.runner.parallel_runner import ParallelRunner, make_cpu_runner
 from tessera.engine.tensor import CPU
 from tests.support.decoder_harness import Row, step_batch
 from tests.support.tiny_families import FAMILIES, build_family

@@ -17,6 +17,7 @@ from tessera.engine.formats import (
     packed_format,
 )
 from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.offload.host_layers import HostLayers
 from tessera.engine.models.partition import Partition, Rank, Share
 from tessera.engine.models.quantised.rounded import ROUNDED, RoundedScheme
 from tessera.engine.models.weights.build import (
@@ -47,15 +48,17 @@ def dummy_weights(
     *,
     seed: int = 0,
     progress: Progress | None = None,
+    host_layers: HostLayers | None = None,
     rank: Rank | None = None,
 ) -> Weights:
     """Equal for equal seeds: matrices are normal with deviation DUMMY_STD, norms are ones, biases zeros.
 
-    What `rank` shares with others has numbers of its own, what all have whole is equal.
+    `host_layers` takes some of the layers. What ranks share differs between them, what each has whole is equal.
 
     Raises: OutOfMemoryError.
     """
-    weights = build_weights(config, _DummySource(Partition(config, rank or Rank()), dtype, ops, seed, progress))
+    source = _DummySource(Partition(config, rank or Rank()), dtype, ops, seed, progress)
+    weights = build_weights(config, source, host_layers)
     ops.device.synchronize()
     return weights
 
@@ -153,6 +156,9 @@ class _DummySource(WeightSource):
     def _size(self, field: NormField | VectorField, layer: int | None) -> int:
         rows = self._partition.share(field.name, layer).rows
         return field.size if rows is None else len(rows)
+
+    def settle(self) -> None:
+        self._ops.device.synchronize()
 
     def _full(self, size: int, value: float, dtype: np.dtype[Any] | None = None) -> Tensor:
         dtype = dtype or self._dtype

@@ -64,8 +64,13 @@ class WeightStream:
         while function in self._pending:
             self._settle_first()
 
+    def settle(self) -> None:
+        """Return when all that was sent is on the device. Raises: what a `make` raised, or DeviceError."""
+        self._settle(wait=True)
+        self._device.synchronize()
+
     def finish(self) -> None:
-        """Return when all is on the device. Raises: what a `make` raised, or DeviceError."""
+        """As `settle`, for the last time."""
         self._settle(wait=True)
         self.close()
         self._device.synchronize()
