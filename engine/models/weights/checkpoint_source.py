@@ -13,8 +13,9 @@ import numpy as np
 
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.formats import DenseFormat, LinearWeight, WeightFormat, WeightPart
+from tessera.engine.gguf.block_parts import BlockRows
 from tessera.engine.models.config import ModelConfig
-from tessera.engine.models.mixture.stored import ExpertReader, Mxfp4Rows, expert_names
+from tessera.engine.models.mixture.stored import ExpertReader, expert_names
 from tessera.engine.models.quantised.kv_scales import find_kv_scales, read_kv_scales
 from tessera.engine.models.quantised.stored import StoredMatrix
 from tessera.engine.models.registry import ARCHITECTURES, Architecture
@@ -283,7 +284,7 @@ class CheckpointSource(WeightSource):
     def on_cpu(self) -> bool:
         return self.ops.device.name == "cpu"
 
-    def send_blocks(self, rows: Mxfp4Rows, format: WeightFormat) -> WeightPart:
+    def send_blocks(self, rows: BlockRows, format: WeightFormat) -> WeightPart:
         """All rows in their blocks."""
         part = WeightPart.empty(format, *rows.shape, self.ops.device)
         self.block_upload.send(rows, slice(0, rows.shape[0]), part, 0)
@@ -309,6 +310,8 @@ class CheckpointSource(WeightSource):
         in_rows = self.architecture.qk_norm_form == "each_head" and len(expected) == 1 and len(stored.shape) == 2
         if in_rows or stored.shape == (1, *expected):  # a norm's weights of each head, or ERNIE's vector in a row
             stored = stored.flattened() if isinstance(stored, GGUFTensor) else np.asarray(stored).reshape(-1)
+        if isinstance(stored, GGUFTensor) and (1, *stored.shape) == expected:
+            stored = stored.as_row()
         if stored.shape != expected:
             raise ModelError(
                 f"{self.checkpoint.path(name)}: tensor {name} has shape {list(stored.shape)}, "
