@@ -6,8 +6,8 @@ from collections import Counter
 
 from docs.generate.figures import markdown_table
 from tessera.engine.models.gguf.architectures import GGUF_ARCHITECTURES
-from tessera.engine.models.gguf.mixtures import GGUF_MIXTURES
 from tessera.engine.models.gguf.config import WINDOWED
+from tessera.engine.models.gguf.mixtures import GGUF_MIXTURES
 from tessera.engine.models.registry import ARCHITECTURES
 from tests.support.tiny_families import EQUALS, FAMILIES
 from tests.support.tiny_models import TINY_MODELS

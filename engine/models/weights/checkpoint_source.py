@@ -286,7 +286,7 @@ class CheckpointSource(WeightSource):
 
     def send_blocks(self, rows: BlockRows, format: WeightFormat) -> WeightPart:
         """All rows in their blocks."""
-        part = WeightPart.empty(format, *rows.shape, self.ops.device)
+        part = WeightPart.empty(format, rows.shape[0], rows.shape[1], self.ops.device)
         self.block_upload.send(rows, slice(0, rows.shape[0]), part, 0)
         return part
 

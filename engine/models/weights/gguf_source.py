@@ -132,11 +132,12 @@ class GGUFSource(CheckpointSource):
         for layer, spec in enumerate(self.config.layers):
             if not isinstance(spec.mlp, MoESpec):
                 continue
-            tensors = [self.checkpoint.tensor(self.spelt(name.format(i=layer))) for name in self.expert_form.up]
+            names = [self.spelt(name.format(i=layer)) for name in self.expert_form.up]
+            tensors = [tensor for tensor in map(self.checkpoint.tensor, names) if isinstance(tensor, GGUFTensor)]
             if len({self._format_of(tensor) for tensor in tensors}) > 1:
                 mixed += 1
                 dense += sum(math.prod(tensor.shape) * self.dtype.itemsize for tensor in tensors)
-                stored += sum(self._bytes_of(self.spelt(name.format(i=layer))) for name in self.expert_form.up)
+                stored += sum(map(self._bytes_of, names))
         if mixed:
             logger.warning(
                 "%s: gate and up of the experts of %d layers are stored in two types: they are kept in %s, which takes "
