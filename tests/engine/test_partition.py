@@ -20,8 +20,10 @@ from tessera.engine.models.weights.rounding import rounded_while_loading
 from tessera.engine.models.weights.weights import MoEWeights, Weights
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, float32
-from tests.engine.gguf.converter import write_converted
+from tests.engine.gguf.converter import plain, write_converted
 from tests.engine.gguf.test_gguf_models import QUANTIZED, Quantizer
+from tests.engine.gguf.writer import Stored
+from tests.support.gguf_blocks import random_blocks
 from tests.support.quantisers import SCHEMES, quantised_model
 from tests.support.tiny_models import TINY_MODELS, TinyModel, build
 
@@ -134,6 +136,28 @@ def test_shares_of_gguf_are_cut_between_blocks(kind: str, tmp_path: Path) -> Non
     path = write_converted(tmp_path / "m.gguf", WIDE, Quantizer(kind))
     config = load_config(path)
     assert_shares_make_the_whole(config, load_weights(path, config, float32, OPS), load_shares(path, config, 2))
+
+
+@pytest.mark.parametrize("types", [("Q8_0", "Q8_0", "Q4_0"), ("Q8_0", "Q4_0", "Q5_0")])
+def test_experts_of_gguf_are_shared_too(types: tuple[str, ...], tmp_path: Path) -> None:
+    """Each of them, gate and up in one type or two."""
+    sizes = {"moe_intermediate_size": 128, "intermediate_size": 128, "num_hidden_layers": 1}
+    model = dataclasses.replace(TINY_MODELS["gptoss"], config=TINY_MODELS["gptoss"].config | sizes)
+    rng = np.random.default_rng(7)
+
+    def store(name: str, values: Array) -> Stored:
+        if "_exps.weight" not in name:
+            return plain(name, values)
+        chosen = dict(zip(("gate", "up", "down"), types, strict=True))[name.split("_")[1]]
+        return Stored(chosen, values.shape, random_blocks(chosen, values.size, rng).tobytes())
+
+    path = write_converted(tmp_path / "m.gguf", model, store)
+    config = load_config(path)
+    calls: list[tuple[int, int]] = []
+    whole = load_weights(path, config, float32, OPS)
+    assert_shares_make_the_whole(config, whole, load_shares(path, config, 2))
+    load_weights(path, config, float32, OPS, lambda *done: calls.append(done), rank=Rank(1, 2))
+    assert calls[-1][0] == calls[-1][1] < whole.nbytes
 
 
 def test_blocks_that_do_not_divide_are_refused_by_name(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.formats import DenseFormat, LinearWeight, WeightFormat, WeightPart
+from tessera.engine.gguf.block_parts import BlockRows
 from tessera.engine.models.config import ModelConfig
-from tessera.engine.models.mixture.stored import ExpertReader, Mxfp4Rows, expert_names
+from tessera.engine.models.mixture.stored import ExpertReader, expert_names
 from tessera.engine.models.partition import Partition, Rank
 from tessera.engine.models.quantised.kv_scales import find_kv_scales, read_kv_scales
 from tessera.engine.models.quantised.stored import StoredMatrix
@@ -312,9 +313,9 @@ class CheckpointSource(WeightSource):
     def on_cpu(self) -> bool:
         return self.ops.device.name == "cpu"
 
-    def send_blocks(self, rows: Mxfp4Rows, format: WeightFormat) -> WeightPart:
+    def send_blocks(self, rows: BlockRows, format: WeightFormat) -> WeightPart:
         """All rows in their blocks."""
-        part = WeightPart.empty(format, *rows.shape, self.ops.device)
+        part = WeightPart.empty(format, rows.shape[0], rows.shape[1], self.ops.device)
         self.block_upload.send(rows, slice(0, rows.shape[0]), part, 0)
         return part
 
@@ -333,6 +334,8 @@ class CheckpointSource(WeightSource):
         in_rows = self.architecture.qk_norm_form == "each_head" and len(expected) == 1 and len(stored.shape) == 2
         if in_rows or stored.shape == (1, *expected):  # a norm's weights of each head, or ERNIE's vector in a row
             stored = stored.flattened() if isinstance(stored, GGUFTensor) else np.asarray(stored).reshape(-1)
+        if isinstance(stored, GGUFTensor) and (1, *stored.shape) == expected:
+            stored = stored.as_row()
         if stored.shape != expected:
             raise ModelError(
                 f"{self.checkpoint.path(name)}: tensor {name} has shape {list(stored.shape)}, "
@@ -426,19 +429,20 @@ class CheckpointSource(WeightSource):
         if self.partition.rank.size == 1:
             return
         for field, layer in self._fields():
-            if isinstance(field, ExpertsField):
-                assert layer is not None, "experts are in layers"
-                reader = ExpertReader(self, field, layer, self.partition.share(field.name, layer))
-                try:
-                    reader.verify_share()
-                except ValueError as error:
-                    raise self._not_shared(reader.names("weight")[0], error) from None
-            elif isinstance(field, MatrixField):
+            if isinstance(field, MatrixField):
                 self._open(field, layer)
 
     def _open(self, field: MatrixField, layer: int | None) -> Sequence[object]:
         """The rank's parts of the tensors of a matrix. Raises: ModelError where there is no such part."""
-        return self._pieces(field, "weight", layer)
+        if not isinstance(field, ExpertsField):
+            return self._pieces(field, "weight", layer)
+        assert layer is not None, "experts are in layers"
+        reader = ExpertReader(self, field, layer, self.partition.share(field.name, layer))
+        try:
+            reader.verify_share()
+        except ValueError as error:
+            raise self._not_shared(reader.names("weight")[0], error) from None
+        return ()
 
     def _all_names(self) -> Iterator[str]:
         for field, place in self._fields():

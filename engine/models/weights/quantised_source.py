@@ -56,6 +56,8 @@ class QuantisedSource(CheckpointSource):
 
     def _open(self, field: MatrixField, layer: int | None) -> list[_Part]:
         """Nothing where the matrix is in 16 or 32 bits."""
+        if isinstance(field, ExpertsField):
+            return []
         names = self._names(field, "weight", layer)
         if not any(isinstance(self.checkpoint.tensor(name), StoredMatrix) for name in names):
             return []
@@ -125,7 +127,7 @@ class QuantisedSource(CheckpointSource):
                 continue
             own = field.shared(self.partition.share(field.name, layer))
             total += own.bias * own.rows * self.dtype.itemsize
-            opened = [] if isinstance(field, ExpertsField) else self._open(field, layer)
+            opened = self._open(field, layer)
             total += sum(part.format.nbytes(part.piece.size, own.columns) for part in opened)
             if not opened:
                 total += own.rows * own.columns * self.dtype.itemsize
