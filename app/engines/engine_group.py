@@ -83,19 +83,20 @@ def _engines_of(launch: EngineLaunch) -> Iterator[tuple[EngineConfig, dict[str, 
             folder = str(Path(folder) / f"engine-{number}")  # a folder of blocks has one owner
         environment = {"OPENBLAS_NUM_THREADS": str(threads)}
         if config.device != "cpu":
-            environment[VISIBLE_DEVICES] = _device(number, num_engines)
+            environment[VISIBLE_DEVICES] = _devices(number, num_engines, config.tensor_parallel_size)
         yield msgspec.structs.replace(config, reports_prefixes=True, kv_offload_dir=folder), environment
 
 
-def _device(number: int, num_engines: int) -> str:
-    """The device of engine `number`, as CUDA_VISIBLE_DEVICES names it. Raises ConfigError."""
+def _devices(number: int, num_engines: int, size: int) -> str:
+    """The `size` devices of engine `number`, as CUDA_VISIBLE_DEVICES names them. Raises ConfigError."""
     visible = os.environ.get(VISIBLE_DEVICES)
+    own = slice(number * size, (number + 1) * size)
     if visible is None:
-        return str(number)
+        return ",".join(map(str, range(own.start, own.stop)))
     devices = [name.strip() for name in visible.split(",") if name.strip()]
-    if len(devices) < num_engines:
+    if len(devices) < num_engines * size:
+        options = f"--data-parallel-size {num_engines}" + f" --tensor-parallel-size {size}" * (size > 1)
         raise ConfigError(
-            f"--data-parallel-size {num_engines} needs {num_engines} devices, but {VISIBLE_DEVICES}={visible} "
-            f"names {len(devices)}"
+            f"{options} needs {num_engines * size} devices, but {VISIBLE_DEVICES}={visible} names {len(devices)}"
         )
-    return devices[number]
+    return ",".join(devices[own])

@@ -6,6 +6,7 @@ import ctypes
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +68,9 @@ class MemoryPool:
     that a finaliser may return memory from any thread and at any point.
     """
 
-    def __init__(self, activate: Callable[[], object]) -> None:
-        self._activate = activate
+    def __init__(self, activate: Callable[[], object], passing: Callable[[], AbstractContextManager[None]]) -> None:
+        """Calls that make the device's context current, for good and for a while."""
+        self._activate, self._passing = activate, passing
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self.statistics = PoolStatistics()
 
@@ -122,8 +124,8 @@ class MemoryPool:
             ) from None
 
     def _to_driver(self, pointer: int) -> None:
-        self._activate()
-        check(driver.cuMemFree, pointer)
+        with self._passing():
+            check(driver.cuMemFree, pointer)
 
 
 class PinnedBuffer:
@@ -133,11 +135,16 @@ class PinnedBuffer:
         array: [nbytes] uint8. It and every view of it keep the memory alive.
     """
 
-    def __init__(self, nbytes: int, activate: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        nbytes: int,
+        activate: Callable[[], object],
+        passing: Callable[[], AbstractContextManager[None]],
+    ) -> None:
         activate()
         pointer = int(check(driver.cuMemHostAlloc, max(nbytes, 1), 0))
         memory = (ctypes.c_uint8 * nbytes).from_address(pointer)
-        weakref.finalize(memory, _free_pinned, pointer, activate).atexit = False
+        weakref.finalize(memory, _free_pinned, pointer, passing).atexit = False
         self.array: np.ndarray[Any, np.dtype[np.uint8]] = np.ctypeslib.as_array(memory)
 
     def view(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0) -> np.ndarray[Any, Any]:
@@ -145,6 +152,6 @@ class PinnedBuffer:
         return np.ndarray(shape, dtype, self.array, offset)
 
 
-def _free_pinned(pointer: int, activate: Callable[[], object]) -> None:
-    activate()
-    check(driver.cuMemFreeHost, pointer)
+def _free_pinned(pointer: int, passing: Callable[[], AbstractContextManager[None]]) -> None:
+    with passing():
+        check(driver.cuMemFreeHost, pointer)

@@ -74,6 +74,8 @@ from tessera.engine.tensor import Device
 if TYPE_CHECKING:
     from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.kv_tiers.tiers import KVTiers
+    from tessera.engine.models.config import ModelConfig
+    from tessera.engine.ops.interface import Ops
     from tessera.engine.ranks.parallel_runner import ParallelRunner
     from tessera.engine.runner.model_runner import ModelRunner
 
@@ -405,10 +407,10 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     from tessera.engine.kv_tiers.make import make_tiers
     from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.models.config import load_config
+    from tessera.engine.models.partition import Partition, Rank
     from tessera.engine.models.weights.rounding import rounded_while_loading
     from tessera.engine.ops.make import make_ops
     from tessera.engine.ranks.metrics import RankMetrics
-    from tessera.engine.ranks.parallel_runner import make_cpu_runner
     from tessera.engine.runner.devices import select_device
     from tessera.engine.runner.embedding_engine import EmbeddingEngine
     from tessera.engine.runner.model_runner import ModelRunner
@@ -426,6 +428,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     ops = make_ops(device, batch_invariant=config.batch_invariant)
     accounts = Accounts()
     embedding = EmbeddingEngine(config, accounts)
+    Partition(model, Rank(0, config.tensor_parallel_size))  # refused before anything is loaded
     if model.is_encoder:
         encoder_core, info = embedding.load_alone(model, ops, device_reason, progress)
         return LoadedEngine(encoder_core, info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
@@ -433,9 +436,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     embedding.load_beside(ops, progress)  # before the KV cache takes what memory is left
     ranks: ParallelRunner | None = None
     if config.tensor_parallel_size > 1:
-        if device.name != "cpu":
-            raise ConfigError("--tensor-parallel-size runs on the CPU: pass --device cpu")
-        ranks = make_cpu_runner(config, model, progress)
+        ranks = make_ranks(config, model, ops, progress)
         runner = ranks.first
         if not runner.generates:
             raise ConfigError("--tensor-parallel-size is for models that generate text, and this one has no head")
@@ -485,6 +486,20 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         return core.render_metrics() + embedding.render_metrics() + offload + of_ranks
 
     return LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device), turns, prefix_report)
+
+
+def make_ranks(config: EngineConfig, model: ModelConfig, ops: Ops, progress: Progress) -> ParallelRunner:
+    """Those that share a model, on the kind of device that `ops` is for. Raises: ConfigError."""
+    if ops.device.name == "cpu":
+        from tessera.engine.ranks.parallel_runner import make_cpu_runner
+
+        return make_cpu_runner(config, model, progress)
+    # Imported only here, so that a machine without the driver never loads its bindings.
+    from tessera.engine.cuda.device import CudaDevice
+    from tessera.engine.ranks.cuda_runner import make_cuda_runner
+
+    assert isinstance(ops.device, CudaDevice), f"no ranks on {ops.device}"
+    return make_cuda_runner(config, model, ops.device, ops, progress)
 
 
 def engine_info(

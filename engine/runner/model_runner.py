@@ -160,6 +160,7 @@ class ModelRunner:
             rope_tables,
             ranks=ranks,
             first_token=self._partition.vocabulary.start,
+            num_tokens=model.vocab_size,
         )
         if not isinstance(device, CpuDevice):
             self.warm_up()
