@@ -273,20 +273,23 @@ class Scheduler:
         """Prompt tokens that the next step may take."""
         most, num_decodes = self.max_num_batched_tokens, 0
         num_prompts = min(len(self.waiting), self.max_num_seqs - len(self.running))
-        backlog = sum([len(sequence.token_ids) for sequence in self.waiting.some(BACKLOG_SEQS)])
+        waiting = [len(sequence.token_ids) for sequence in self.waiting.some(BACKLOG_SEQS)]
+        backlog, num_counted = sum(waiting), len(waiting)
         for sequence in self.running:
             missing = sequence.num_tokens + sequence.num_pending_tokens - sequence.num_computed_tokens
             if missing > 1:
                 backlog += missing
                 num_prompts += 1
+                num_counted += 1
             else:
                 num_decodes += 1
+        prompt_len = backlog / max(num_counted, 1)
         if backlog and num_decodes > num_prompts:
-            return self._prefill_budget.tokens_beside_decodes(backlog, most, num_decodes, num_prompts)
+            return self._prefill_budget.tokens_beside_decodes(backlog, most, num_decodes, num_prompts, prompt_len)
         # With more prompts than decodes, a long step serves more sequences than it delays.
-        return (
-            self._prefill_budget.tokens_for_many_prompts(most, num_decodes) if num_prompts + num_decodes > 1 else most
-        )
+        if num_prompts + num_decodes > 1:
+            return self._prefill_budget.tokens_for_many_prompts(most, num_decodes, num_prompts, prompt_len)
+        return most
 
     def _allocate(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
         """Get blocks for `num_tokens` tokens, preempting the last running; False if that was `sequence` itself."""
