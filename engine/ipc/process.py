@@ -38,6 +38,7 @@ from tessera.engine.contract.logs import configure_logging, request_fields
 from tessera.engine.contract.messages import (
     AbortRequests,
     Accepted,
+    Adapters,
     AddEmbedding,
     AddRequest,
     ClientMessage,
@@ -52,6 +53,7 @@ from tessera.engine.contract.messages import (
     GpuUsage,
     Heartbeat,
     Hello,
+    LoadAdapter,
     LoadProgress,
     Metrics,
     Ready,
@@ -61,10 +63,12 @@ from tessera.engine.contract.messages import (
     ScorerInfo,
     StartFailed,
     StepOutputs,
+    UnloadAdapter,
     client_decoder,
     refused,
     request_address,
 )
+from tessera.engine.ipc.adapter_loads import AdapterLoads
 from tessera.engine.ipc.heartbeat import INTERVAL, HeartbeatSender
 from tessera.engine.ipc.metrics_thread import MetricsThread
 from tessera.engine.ipc.sockets import has_message
@@ -72,6 +76,7 @@ from tessera.engine.ipc.turns import TimedRunner, Turns
 from tessera.engine.tensor import Device
 
 if TYPE_CHECKING:
+    from tessera.engine.adapters.catalog import AdapterCatalog
     from tessera.engine.kv_tiers.tiers import KVTiers
     from tessera.engine.runner.model_runner import ModelRunner
 
@@ -116,6 +121,8 @@ class LoadedEngine:
     embedders: Mapping[EmbedderRole, Embedding] = field(default_factory=dict)
     gpu_usage: Callable[[], GpuUsage | None] = lambda: None
     turns: Turns = field(default_factory=Turns)
+    adapters: AdapterCatalog | None = None
+    loads_adapters: bool = False  # when clients ask for it
 
     @property
     def has_work(self) -> bool:
@@ -135,6 +142,9 @@ class EngineProcess:
 
     def __init__(self, run_dir: str, owner_dir: str) -> None:
         self.epoch = uuid.uuid4().hex
+        self._run_dir = run_dir
+        self._adapters: AdapterLoads | None = None
+        self._clients: set[bytes] = set()  # that have said Hello
         self._engine: LoadedEngine | None = None
         self._has_work = False
         self._draining = False
@@ -166,6 +176,8 @@ class EngineProcess:
         self._engine = engine
         core = engine.core
         wake_up = self._drain_on_sigterm()
+        self._adapters = AdapterLoads(engine.adapters, self._run_dir, self._wake_up, allowed=engine.loads_adapters)
+        self._adapters.restore()
         self._metrics = MetricsThread(lambda: engine.render_metrics() + engine.turns.render(), self._wake_up)
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
@@ -191,6 +203,7 @@ class EngineProcess:
         for clients, text in metrics.take():
             for client, token in clients:
                 self._send(client, Metrics(token, text))
+        self._answer_adapters()
         if core.has_work:
             self._has_work = True
             for client, outputs in core.step().items():
@@ -202,6 +215,17 @@ class EngineProcess:
         if unconfirmed:
             self._confirm(unconfirmed)
         self._embed(engine)
+
+    def _answer_adapters(self) -> None:
+        """Send answers to loads, once all clients know of the adapters."""
+        assert self._adapters is not None
+        done = self._adapters.take_done()
+        if self._adapters.has_news:
+            self._adapters.has_news = False
+            message = Adapters(self._adapters.infos())
+            self._clients = {client for client in self._clients if self._send(client, message)}
+        for client, answer in done:
+            self._send(client, answer)
 
     def _embed(self, engine: LoadedEngine) -> None:
         """One pass of each embedder that has work, between two steps of the core."""
@@ -275,8 +299,14 @@ class EngineProcess:
             case GetMetrics():
                 assert self._metrics is not None
                 self._metrics.ask(client, message.token)
+            case LoadAdapter() | UnloadAdapter():
+                assert self._adapters is not None
+                self._adapters.begin(client, message)
             case Hello():
+                self._clients.add(client)
                 self._send(client, Ready(self.epoch, self._engine.info))
+                if self._adapters is not None and self._engine.adapters is not None:
+                    self._send(client, Adapters(self._adapters.infos()))
             case Drain():
                 self._draining = True
 
@@ -393,6 +423,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     Raises: ConfigError (ModelError) for settings that cannot be met; DeviceError.
     """
     # Imported here, so that a failing import is reported like any failed start.
+    from tessera.engine.adapters.make import make_catalog
     from tessera.engine.core.account import Accounts
     from tessera.engine.core.core import EngineCore
     from tessera.engine.core.embedder import EmbeddingOnlyCore
@@ -423,8 +454,9 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         encoder_core, info = embedding.load_alone(model, ops, device_reason, progress)
         return LoadedEngine(encoder_core, info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
     grammars = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)  # reads its tokenizer meanwhile
+    adapters, max_lora_rank = make_catalog(config, model, device)
     embedding.load_beside(ops, progress)  # before the KV cache takes what memory is left
-    runner = ModelRunner(config, model, device, ops, progress)
+    runner = ModelRunner(config, model, device, ops, progress, max_lora_rank=max_lora_rank)
     embedding.add_decoder(model, runner)
     planes = runner.kv_cache.planes if runner.generates else []
     tiers, tier_metrics = make_tiers(runner.config, device, planes, runner.dtype, config.served_name or folder.name)
@@ -452,13 +484,23 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         metrics=EngineMetrics(config.served_name or folder.name),
         accounts=accounts,
         tiers=tiers,
+        adapters=adapters,
     )
 
     def render_metrics() -> bytes:
         offload = tier_metrics.render() if tier_metrics is not None else b""
         return core.render_metrics() + embedding.render_metrics() + offload
 
-    return LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device), turns)
+    return LoadedEngine(
+        core,
+        info,
+        render_metrics,
+        embedding.embedders,
+        watch_gpu(device),
+        turns,
+        adapters,
+        loads_adapters=config.allow_lora_loading,
+    )
 
 
 def engine_info(
