@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tessera.engine.contract.config import MAX_LORA_RANK
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.formats.lora import MAX_RANK
 from tessera.engine.models.fields import Fields, is_number, read_json_object, shown
 from tessera.engine.models.weights.files import ADAPTER_CONFIG
 
@@ -90,9 +90,9 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     base = config.raw("base_model_name_or_path")
     return AdapterConfig(
         source=str(path),
-        rank=config.integer("r", 1, MAX_RANK),
+        rank=config.integer("r", 1, MAX_LORA_RANK),
         alpha=config.number("lora_alpha", 1e-6, MAX_ALPHA),
-        rank_patterns=_patterns(config, "rank_pattern", _is_rank, f"ranks from 1 to {MAX_RANK}"),
+        rank_patterns=_patterns(config, "rank_pattern", _is_rank, f"ranks from 1 to {MAX_LORA_RANK}"),
         alpha_patterns=_patterns(config, "alpha_pattern", _is_alpha, f"numbers up to {MAX_ALPHA:g}"),
         targets=_targets(config),
         rank_stabilised=config.boolean("use_rslora"),
@@ -125,7 +125,7 @@ def _patterns(config: Fields, key: str, fits: Any, values: str) -> dict[str, Any
 
 
 def _is_rank(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_RANK
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_LORA_RANK
 
 
 def _is_alpha(value: Any) -> bool:

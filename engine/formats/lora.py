@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.tensor import Tensor, float32, int32
 
-MAX_RANK = 256
-
 
 @dataclass(frozen=True, eq=False)
 class AdapterRows:

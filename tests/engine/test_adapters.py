@@ -13,7 +13,9 @@ from tessera.engine.adapters.modules import adaptable_modules
 from tessera.engine.adapters.reader import read_adapter
 from tessera.engine.adapters.slots import AdapterSlots
 from tessera.engine.autograd.functions import Functions
+from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ModelError
+from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.formats import AdapterRows
 from tessera.engine.models.config import load_config
 from tessera.engine.models.decoder import StepAdapters
@@ -21,10 +23,11 @@ from tessera.engine.models.registry import ARCHITECTURES
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.models.weights.safetensors import Checkpoint
 from tessera.engine.ops.make import make_ops
+from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, float32, from_numpy
 from tessera.engine.training.lora import LoraSettings, load_adapter, make_adapters, save_adapter
 from tessera.engine.training.parameters import load_parameters
-from tests.support.decoder_harness import DecoderHarness, relative_error, scattered_blocks
+from tests.support.decoder_harness import DecoderHarness, Row, relative_error, scattered_blocks, step_batch
 from tests.support.llama_reference import logits_after
 from tests.support.tiny_adapters import TinyAdapter, merged, merged_tensors, shapes_of
 from tests.support.tiny_families import build_family
@@ -153,6 +156,33 @@ def test_each_row_of_a_batch_has_its_own_adapter(llama: Path, tmp_path: Path) ->
     harness.slots.load(1, read_adapter(folders[0], harness.config, max_rank=MAX_RANK))
     again = harness.adapted(token_ids, [1] * LENGTH)
     np.testing.assert_array_equal(again, harness.adapted(token_ids, [0] * LENGTH))
+
+
+def test_base_rows_keep_their_bits_beside_adapters(llama: Path, tmp_path: Path) -> None:
+    """In a step with chunks of prompts, and in one with decodes."""
+    config = EngineConfig(model=str(llama), block_size=8, max_num_seqs=4, num_kv_blocks=32, max_loras=2)
+    model, params = load_config(llama), SamplingParams(max_tokens=8, temperature=0.0)
+    adapter = read_adapter(adapter_of(llama).write(tmp_path), model, max_rank=MAX_RANK)
+
+    def logits(slots: list[int] | None) -> list[Array]:
+        runner = ModelRunner(config, model, CPU, make_ops(CPU), max_lora_rank=MAX_RANK)
+        rows = [Row(slot, scattered_blocks(8, first=8 * slot), prompt()[slot:20], params) for slot in range(3)]
+        found = []
+        for counts in ([20, 9, 18], [1, 10, 1]):
+            batch = step_batch(rows, 8, counts)
+            if slots is not None:
+                batch.adapter_slots = np.repeat(np.array(slots, np.int32), counts)
+                batch.adapter_loads = [(1, adapter)]
+            found.append(np.array(runner.start(batch).logits.numpy()))
+            for row in rows:
+                if row.num_computed == len(row.tokens):
+                    row.output.append(5)
+        return found
+
+    (first, second), (mixed_first, mixed_second) = logits(None), logits([-1, 1, -1])
+    np.testing.assert_array_equal(mixed_first, first)
+    np.testing.assert_array_equal(mixed_second[[0, 2]], second[[0, 2]])
+    assert relative_error(mixed_second[1], second[1]) > 1e-2
 
 
 def test_a_part_without_an_adapter_keeps_its_bits(llama: Path, tmp_path: Path) -> None:
