@@ -13,6 +13,7 @@ from tessera.options.errors import OptionError
 
 DeviceName = Literal["auto", "cuda", "cpu"]
 DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
+KVCacheDTypeName = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
 QuantizationName = Literal["none", "fp8", "int4"]
 PoolingName = Literal["auto", "mean", "last", "cls"]
@@ -79,6 +80,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         embedding_name, reranker_name: names of these in metrics; empty takes the folder's.
         beside_others: other engines share the device: memory that was in use before does not count against this one's
             share.
+        reports_prefixes: its heartbeats say what the prefix cache has, for the choice among several engines.
     """
 
     model: str
@@ -88,6 +90,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     reranker_model: str = ""
     reranker_name: str = ""
     beside_others: bool = False
+    reports_prefixes: bool = False
     max_model_len: Annotated[
         int | None,
         Option(
@@ -131,10 +134,29 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         DeviceName,
         Option("auto: CUDA where a usable device is found, else the CPU", group="device and memory"),
     ] = "auto"
+    tensor_parallel_size: Annotated[
+        int,
+        Option(
+            "ranks that share the model's weights and its KV cache; a divisor of its attention heads; on the CPU they "
+            "are threads",
+            group="device and memory",
+            metavar="RANKS",
+            low=1,
+            high=64,
+        ),
+    ] = 1
     dtype: Annotated[
         DTypeName,
         Option(
             "of weights and KV cache; auto: the checkpoint's on CUDA (bfloat16 for float32), float32 on the CPU",
+            group="device and memory",
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        KVCacheDTypeName,
+        Option(
+            "of the KV cache; auto: that of --dtype; fp8: e4m3, twice the tokens in the same memory, with the "
+            "checkpoint's scales of keys and values if it has some (on CUDA from sm_89 on)",
             group="device and memory",
         ),
     ] = "auto"
@@ -163,6 +185,19 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             low=1,
             high=2**31 - 1,
             default="what memory allows",
+        ),
+    ] = None
+    cpu_offload_gib: Annotated[
+        str | None,
+        Option(
+            "keep so many GiB of the weights in page-locked host memory, in whole layers that are copied to the device "
+            "in each step; auto: the fewest layers without which the model fits, with a KV cache of 16384 tokens or of "
+            "--max-model-len; 0: none",
+            group="device and memory",
+            metavar="GIB",
+            pattern=r"auto|\d{1,5}(\.\d+)?",
+            form="a size in GiB or auto",
+            default="none",
         ),
     ] = None
     kv_offload_gib: Annotated[
@@ -317,13 +352,27 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             raise ConfigError("--kv-offload-dir needs --kv-offload-gib: blocks reach the disk through host memory")
         if self.kv_offload_disk_gib is not None and self.kv_offload_dir is None:
             raise ConfigError("--kv-offload-disk-gib needs --kv-offload-dir, whose size it bounds")
-        if self.serves_adapters and self.batch_invariant:
-            raise ConfigError("--lora and --allow-lora-loading cannot be used with --batch-invariant")
+        if self.serves_adapters:
+            self._verify_adapters()
+        if self.tensor_parallel_size > 1 and self.cpu_offload_gib not in (None, "0"):
+            raise ConfigError("--cpu-offload-gib cannot be used with --tensor-parallel-size")
+        if self.tensor_parallel_size > 1 and self.scoring == "yes-no":
+            raise ConfigError("--scoring yes-no cannot be used with --tensor-parallel-size: ranks share the head")
         if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least "
                 f"--max-num-seqs ({self.max_num_seqs}), so that every running sequence can take a step"
             )
+
+    def _verify_adapters(self) -> None:
+        others = {
+            "--batch-invariant": self.batch_invariant,
+            "--tensor-parallel-size": self.tensor_parallel_size > 1,
+            "--cpu-offload-gib": self.cpu_offload_gib not in (None, "0"),
+        }
+        for option, given in others.items():
+            if given:
+                raise ConfigError(f"--lora and --allow-lora-loading cannot be used with {option}")
 
     def with_device_defaults(self, device: str) -> EngineConfig:
         """A copy in which every 0 has become the default of `device`, "cuda" or "cpu"."""

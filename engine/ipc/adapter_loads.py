@@ -60,7 +60,8 @@ class AdapterLoads:
 
     def infos(self) -> list[AdapterInfo]:
         catalog = self._catalog
-        return [AdapterInfo(each.name, str(each.folder), each.rank, each.created) for each in catalog or ()]
+        found = catalog or ()
+        return [AdapterInfo(each.name, str(each.folder), each.rank, each.created, each.digest) for each in found]
 
     def begin(self, client: bytes, message: LoadAdapter | UnloadAdapter) -> None:
         """The answer comes from `take_done`."""

@@ -77,7 +77,9 @@ from tessera.engine.tensor import Device
 
 if TYPE_CHECKING:
     from tessera.engine.adapters.catalog import AdapterCatalog
+    from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.kv_tiers.tiers import KVTiers
+    from tessera.engine.ranks.parallel_runner import ParallelRunner
     from tessera.engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger("tessera.engine")
@@ -121,6 +123,7 @@ class LoadedEngine:
     embedders: Mapping[EmbedderRole, Embedding] = field(default_factory=dict)
     gpu_usage: Callable[[], GpuUsage | None] = lambda: None
     turns: Turns = field(default_factory=Turns)
+    prefix_report: PrefixReport | None = None
     adapters: AdapterCatalog | None = None
     loads_adapters: bool = False  # when clients ask for it
 
@@ -376,6 +379,7 @@ class EngineProcess:
             stats_time=self._stats_at if self._has_work else time.monotonic(),
             draining=self._draining,
             gpu=engine.gpu_usage() if engine is not None else None,
+            prefixes=engine.prefix_report.take() if engine is not None and engine.prefix_report is not None else None,
         )
 
 
@@ -430,9 +434,12 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     from tessera.engine.core.metrics import EngineMetrics
     from tessera.engine.grammar.compiler import GrammarCompiler
     from tessera.engine.kv_tiers.make import make_tiers
+    from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.models.config import load_config
     from tessera.engine.models.weights.rounding import rounded_while_loading
     from tessera.engine.ops.make import make_ops
+    from tessera.engine.ranks.metrics import RankMetrics
+    from tessera.engine.ranks.parallel_runner import make_cpu_runner
     from tessera.engine.runner.devices import select_device
     from tessera.engine.runner.embedding_engine import EmbeddingEngine
     from tessera.engine.runner.model_runner import ModelRunner
@@ -448,20 +455,30 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     if config.batch_invariant and device.name == "cpu":
         raise ConfigError("--batch-invariant is for CUDA devices; on the CPU sums depend on the batch")
     ops = make_ops(device, batch_invariant=config.batch_invariant)
+    adapters, max_lora_rank = make_catalog(config, model, device)
     accounts = Accounts()
     embedding = EmbeddingEngine(config, accounts)
     if model.is_encoder:
         encoder_core, info = embedding.load_alone(model, ops, device_reason, progress)
         return LoadedEngine(encoder_core, info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
     grammars = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)  # reads its tokenizer meanwhile
-    adapters, max_lora_rank = make_catalog(config, model, device)
     embedding.load_beside(ops, progress)  # before the KV cache takes what memory is left
-    runner = ModelRunner(config, model, device, ops, progress, max_lora_rank=max_lora_rank)
-    embedding.add_decoder(model, runner)
-    planes = runner.kv_cache.planes if runner.generates else []
+    ranks: ParallelRunner | None = None
+    if config.tensor_parallel_size > 1:
+        if device.name != "cpu":
+            raise ConfigError("--tensor-parallel-size runs on the CPU: pass --device cpu")
+        ranks = make_cpu_runner(config, model, progress)
+        runner = ranks.first
+        if not runner.generates:
+            raise ConfigError("--tensor-parallel-size is for models that generate text, and this one has no head")
+    else:
+        runner = ModelRunner(config, model, device, ops, progress, max_lora_rank=max_lora_rank)
+        embedding.add_decoder(model, runner)
+    planes = ranks.planes if ranks is not None else runner.kv_cache.planes if runner.generates else []
     tiers, tier_metrics = make_tiers(runner.config, device, planes, runner.dtype, config.served_name or folder.name)
     info = engine_info(
         runner,
+        ranks,
         device_reason=device_reason,
         load_seconds=time.monotonic() - start,
         embeddings=embedding.infos,
@@ -472,9 +489,10 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         grammars.close()
         return LoadedEngine(EmbeddingOnlyCore(), info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
     turns = Turns(config.served_name or folder.name, config.log_stalls)
+    prefix_report = PrefixReport() if config.reports_prefixes else None
     core = EngineCore(
         config,
-        TimedRunner(runner, turns),
+        TimedRunner(runner if ranks is None else ranks, turns),
         vocab_size=model.vocab_size,
         max_model_len=runner.max_model_len,
         num_kv_blocks=runner.num_kv_blocks,
@@ -484,12 +502,20 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         metrics=EngineMetrics(config.served_name or folder.name),
         accounts=accounts,
         tiers=tiers,
+        prefix_report=prefix_report,
         adapters=adapters,
     )
 
+    rank_metrics = None
+    if ranks is not None:
+        rank_metrics = RankMetrics(
+            config.served_name or folder.name, ranks.rendezvous.states, ranks.weight_bytes, ranks.kv_cache_bytes
+        )
+
     def render_metrics() -> bytes:
         offload = tier_metrics.render() if tier_metrics is not None else b""
-        return core.render_metrics() + embedding.render_metrics() + offload
+        of_ranks = rank_metrics.render() if rank_metrics is not None else b""
+        return core.render_metrics() + embedding.render_metrics() + offload + of_ranks
 
     return LoadedEngine(
         core,
@@ -498,6 +524,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         embedding.embedders,
         watch_gpu(device),
         turns,
+        prefix_report,
         adapters,
         loads_adapters=config.allow_lora_loading,
     )
@@ -505,6 +532,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
 
 def engine_info(
     runner: ModelRunner,
+    ranks: ParallelRunner | None = None,
     *,
     device_reason: str,
     load_seconds: float,
@@ -512,13 +540,15 @@ def engine_info(
     scorer: ScorerInfo | None,
     tiers: KVTiers | None,
 ) -> EngineInfo:
-    """The facts of a loaded decoder."""
+    """The facts of a loaded decoder; `runner` is rank 0's where `ranks` share it."""
     from tessera.engine.gguf.model import stored_bytes
+    from tessera.engine.models.weights.build import num_parameters
 
     config, model, device = runner.config, runner.model, runner.device
     return EngineInfo(
         device=device.name,
         device_name=getattr(device, "device_name", f"{os.cpu_count()} cores"),
+        num_ranks=config.tensor_parallel_size,
         device_reason=device_reason,
         dtype=runner.dtype,
         architecture=model.architecture,
@@ -528,17 +558,20 @@ def engine_info(
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_size=runner.block_size,
         num_kv_blocks=runner.num_kv_blocks,
-        kv_cache_bytes=runner.kv_cache_bytes,
+        kv_cache_bytes=runner.kv_cache_bytes if ranks is None else sum(ranks.kv_cache_bytes),
+        kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         num_host_kv_blocks=tiers.pool.num_slots if tiers is not None else 0,
         num_disk_kv_blocks=tiers.disk.max_blocks if tiers is not None and tiers.disk is not None else 0,
-        weight_bytes=runner.weight_bytes,
-        num_parameters=runner.num_parameters,
+        weight_bytes=runner.weight_bytes if ranks is None else sum(ranks.weight_bytes),
+        weight_offload=runner.weight_offload,
+        num_parameters=runner.num_parameters if ranks is None else num_parameters(model),
         eos_token_ids=model.eos_token_ids,
         load_seconds=load_seconds,
         generates=runner.generates,
         embeddings=embeddings,
         scorer=scorer,
-        stored_bytes=runner.stored_bytes or stored_bytes(Path(config.model)),
+        stored_bytes=(runner.stored_bytes if ranks is None else ranks.stored_bytes) or stored_bytes(Path(config.model)),
+        short_rope_len=runner.short_rope_len,
     )
 
 

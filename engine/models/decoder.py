@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tessera.engine.collectives.interface import Collectives
 from tessera.engine.formats import AdapterRows, AdapterSelection
-from tessera.engine.models.blocks import MLP, CausalAttention, Reduce, ResidualAdd, make_norm
+from tessera.engine.models.blocks import MLP, CausalAttention, ResidualAdd, make_norm
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.mixture.mixture import Mixture
+from tessera.engine.models.offload.layer_stream import LayerStream
 from tessera.engine.models.rope_tables import RopeTables
 from tessera.engine.models.specs import LayerSpec, MoESpec
 from tessera.engine.models.weights.weights import LayerWeights, MLPWeights, MoEWeights, Weights
@@ -43,13 +45,14 @@ class Decoder:
         caches: Sequence[LayerCache],
         rope_tables: RopeTables,
         *,
-        reduce: Reduce | None = None,
+        ranks: Collectives | None = None,
+        first_token: int = 0,
         selection: AdapterSelection | None = None,
     ) -> None:
         """`caches`: of each layer. `rope_tables`: of `config.ropes`. `selection`: of weights with adapters.
 
-        `reduce` sums what a layer half computed among the devices that share its weights, before it is added to
-        the residual stream; the step's buffers must be made for it.
+        `ranks` share the model: `config` and `weights` are this one's, whose rows of embedding and head begin with
+        `first_token`. The step's buffers must be made for it.
         """
         self.config = config
         self.weights = weights
@@ -59,7 +62,13 @@ class Decoder:
         self._selection = selection
         parts = zip(config.layers, weights.layers, caches, strict=True)
         tables = rope_tables.tables
-        self._layers = [DecoderLayer(spec, layer, ops, cache, tables, reduce) for spec, layer, cache in parts]
+        self._ranks, self._first_token = ranks, first_token
+        layers = [DecoderLayer(spec, layer, ops, cache, tables, ranks) for spec, layer, cache in parts]
+        self._stream = weights.stream
+        self._layers: list[DecoderLayer | StreamedLayer] = [*layers]
+        if self._stream is not None:
+            for number, index in enumerate(self._stream.indices):
+                self._layers[index] = StreamedLayer(layers[index], self._stream, number)
         final_norm = make_norm(config.final_norm, weights.final_norm)
         assert final_norm is not None, "a decoder ends with a norm"
         assert weights.lm_head is not None, "a decoder has a head"
@@ -125,7 +134,15 @@ class Decoder:
     ) -> Tensor:
         """The residual stream [T, H] before the first layer."""
         ops, weights, num_tokens = self.ops, self.weights, input_ids.shape[0]
-        stream = ops.lookup(input_ids, weights.embedding, sampled=sampled, out=buffers.residual[:num_tokens])
+        if self._stream is not None:
+            self._stream.begin()
+        stream, ranks = buffers.residual[:num_tokens], self._ranks
+        if ranks is None:
+            ops.lookup(input_ids, weights.embedding, sampled=sampled, out=stream)
+        else:
+            own = ranks.own_ids(input_ids, sampled, self._first_token, buffers.inner("own_ids", 1, num_tokens)[0])
+            ops.lookup(own, weights.embedding, out=stream)
+            ranks.all_reduce(stream)  # of zeros but for one
         if self._embedding_multiplier != 1.0:
             ops.scale(stream, self._embedding_multiplier, out=stream)
         if weights.position_embedding is not None:
@@ -134,15 +151,22 @@ class Decoder:
         return stream
 
     def _logits(self, stream: Tensor, buffers: StepBuffers) -> Tensor:
-        """Of at most `max_logits` rows [S, H] of the residual stream -> [S, V] float32 in `buffers`."""
+        """Of at most `max_logits` rows [S, H] of the residual stream -> [S, V] float32 in `buffers`.
+
+        Where ranks share the head, rank 0 has them all and others their own.
+        """
         ops, config, num_logits = self.ops, self.config, stream.shape[0]
         prologue = self._final_norm.prologue(buffers.last_normed[:num_logits])
-        logits = ops.linear(stream, self._lm_head, prologue=prologue, out=buffers.logits[:num_logits])
+        logits = ops.linear(stream, self._lm_head, prologue=prologue, out=buffers.own_logits[:num_logits])
         if config.logits_multiplier != 1.0:
             ops.scale(logits, config.logits_multiplier, out=logits)
         if config.logits_soft_cap is not None:
             ops.soft_cap(logits, config.logits_soft_cap, out=logits)
-        return logits
+        if self._ranks is None:
+            return logits
+        everything = buffers.logits[:num_logits]
+        self._ranks.gather_columns(logits, everything if self._ranks.index == 0 else None)
+        return everything
 
 
 class DecoderLayer:
@@ -155,8 +179,9 @@ class DecoderLayer:
         ops: Ops,
         cache: LayerCache,
         rope_tables: Sequence[Tensor],
-        reduce: Reduce | None,
+        ranks: Collectives | None,
     ) -> None:
+        reduce = None if ranks is None else ranks.all_reduce
         attention, mlp = spec.attention, spec.mlp
         cos_sin = None if attention.rope is None else rope_tables[attention.rope]
         mlp_norm = make_norm(mlp.norms.before, weights.mlp.norms.before)
@@ -164,7 +189,7 @@ class DecoderLayer:
             mlp_norm = make_norm(attention.norms.before, weights.attention.norms.before)
         self._ops = ops
         self._parallel = spec.parallel
-        self._attention = CausalAttention(attention, weights.attention, ops, cache, cos_sin)
+        self._attention = CausalAttention(attention, weights.attention, ops, cache, cos_sin, ranks)
         self._attention_add = ResidualAdd(
             spec, attention.norms, weights.attention.norms, weights.attention.out, ops, reduce
         )
@@ -203,3 +228,31 @@ class DecoderLayer:
             self._attention_add.add(attended, stream, buffers)
             activated = self._mlp.activate(stream, buffers)
         self._mlp_add.add(activated, stream, buffers)
+
+
+class StreamedLayer:
+    """A layer whose weights come to the device during the forward."""
+
+    def __init__(self, layer: DecoderLayer, stream: LayerStream, number: int) -> None:
+        """`number`: the layer's place in `stream.indices`."""
+        self._layer = layer
+        self._stream = stream
+        self._number = number
+
+    def forward(self, stream: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> None:
+        """As `DecoderLayer.forward`."""
+        self._stream.hold_step(self._number)
+        self._layer.forward(stream, metadata, buffers)
+        self._stream.release(self._number)
+
+    def attend_chosen(
+        self, stream: Tensor, metadata: AttentionMetadata, chosen: Tensor, last: AttentionMetadata, buffers: StepBuffers
+    ) -> tuple[Tensor, Tensor]:
+        """As `DecoderLayer.attend_chosen`; `add_halves` follows."""
+        self._stream.hold_step(self._number)
+        return self._layer.attend_chosen(stream, metadata, chosen, last, buffers)
+
+    def add_halves(self, attended: Tensor, stream: Tensor, buffers: StepBuffers) -> None:
+        """As `DecoderLayer.add_halves`, after `attend_chosen`."""
+        self._layer.add_halves(attended, stream, buffers)
+        self._stream.release(self._number)

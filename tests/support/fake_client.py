@@ -153,7 +153,7 @@ class FakeClient:
         return streams
 
     async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> None:
-        self.adapters = {**(self.adapters or {}), name: AdapterInfo(name, folder, 16, 1)}
+        self.adapters = {**(self.adapters or {}), name: AdapterInfo(name, folder, 16, 1, b"digest")}
 
     async def unload_adapter(self, name: str) -> None:
         self.adapters = {key: value for key, value in (self.adapters or {}).items() if key != name}
