@@ -7,6 +7,7 @@ from collections import Counter
 from docs.generate.figures import markdown_table
 from tessera.engine.models.gguf.architectures import GGUF_ARCHITECTURES
 from tessera.engine.models.gguf.config import WINDOWED
+from tessera.engine.models.gguf.mixtures import GGUF_MIXTURES
 from tessera.engine.models.registry import ARCHITECTURES
 from tests.support.tiny_families import EQUALS, FAMILIES
 from tests.support.tiny_models import TINY_MODELS
@@ -81,7 +82,7 @@ def models_table() -> str:
     configs = [model.config for model in TINY_MODELS.values()] + list(FAMILIES.values())
     tested = Counter(config["architectures"][0] for config in configs)
     in_gguf: dict[str, list[str]] = {}
-    for gguf, stored in GGUF_ARCHITECTURES.items():
+    for gguf, stored in (*GGUF_ARCHITECTURES.items(), *GGUF_MIXTURES.items()):
         for name in (stored.name, WINDOWED.get(stored.name)):
             if name is not None:
                 in_gguf.setdefault(name, []).append(f"`{gguf}`")

@@ -255,22 +255,22 @@ def _mixtral(config: dict[str, Any], at: str, random: Random) -> list[tuple[str,
 
 
 def _qwen_or_glm(config: dict[str, Any], at: str, random: Random) -> list[tuple[str, Array]]:
-    hidden = config["hidden_size"]
+    hidden, inner = config["hidden_size"], config.get("moe_intermediate_size") or config["intermediate_size"]
     at += "mlp."
     tensors = [(at + "gate.weight", random.normal(NUM_EXPERTS, hidden, std=0.3))]
     if config["model_type"] == "ernie4_5_moe":
         tensors.append((at + "moe_statics.e_score_correction_bias", random.normal(1, NUM_EXPERTS, std=0.2)))
-        size = config["moe_num_shared_experts"] * EXPERT_SIZE
+        size = config["moe_num_shared_experts"] * inner
         tensors += _mlp(at + "shared_experts.", PROJECTIONS, hidden, size, random)
     if config["model_type"] in ("glm4_moe", "dots1"):
         tensors.append((at + "gate.e_score_correction_bias", random.normal(NUM_EXPERTS, std=0.2)))
-        tensors += _mlp(at + "shared_experts.", PROJECTIONS, hidden, config["n_shared_experts"] * EXPERT_SIZE, random)
+        tensors += _mlp(at + "shared_experts.", PROJECTIONS, hidden, config["n_shared_experts"] * inner, random)
     if config["model_type"] == "qwen2_moe":
         size = config["shared_expert_intermediate_size"]
         tensors += _mlp(at + "shared_expert.", PROJECTIONS, hidden, size, random)
         tensors.append((at + "shared_expert_gate.weight", random.normal(1, hidden, std=0.3)))
     for expert in range(NUM_EXPERTS):
-        tensors += _mlp(f"{at}experts.{expert}.", PROJECTIONS, hidden, EXPERT_SIZE, random)
+        tensors += _mlp(f"{at}experts.{expert}.", PROJECTIONS, hidden, inner, random)
     return tensors
 
 
@@ -285,16 +285,16 @@ def _granite_experts(config: dict[str, Any], at: str, random: Random) -> list[tu
 
 
 def _gpt_oss_experts(config: dict[str, Any], at: str, random: Random) -> list[tuple[str, Array]]:
-    hidden = config["hidden_size"]
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
     at += "mlp."
     experts = at + "experts."
     tensors = [
         (at + "router.weight", random.normal(NUM_EXPERTS, hidden, std=0.3)),
         (at + "router.bias", random.normal(NUM_EXPERTS, std=0.5)),
-        (experts + "gate_up_proj_bias", random.normal(NUM_EXPERTS, 2 * EXPERT_SIZE, std=0.5)),
+        (experts + "gate_up_proj_bias", random.normal(NUM_EXPERTS, 2 * inner, std=0.5)),
         (experts + "down_proj_bias", random.normal(NUM_EXPERTS, hidden, std=0.5)),
     ]
-    sizes = {"gate_up_proj": (hidden, 2 * EXPERT_SIZE), "down_proj": (EXPERT_SIZE, hidden)}
+    sizes = {"gate_up_proj": (hidden, 2 * inner), "down_proj": (inner, hidden)}
     for name, (columns, rows) in sizes.items():
         if "quantization_config" in config:
             blocks, scales = mxfp4(NUM_EXPERTS, rows, columns, random)
