@@ -91,6 +91,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     `cache_salt` separates prefix caches: blocks are shared only between equal salts.
     `priority`: lower runs first; equal priorities run in order of arrival.
     `num_choices`: completions of each prompt. For metrics.
+    `prediction_token_ids`: a text that the completions are expected to repeat in large part.
     """
 
     request_id: str
@@ -102,6 +103,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     num_choices: int = 1
     account: AccountRef = NO_ACCOUNT
     siblings: list[Sibling] = []
+    prediction_token_ids: TokenIds | None = None
 
     @property
     def request_ids(self) -> list[str]:
@@ -251,7 +253,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
     `queue_time` and `prefill_time` come with it too: seconds from the request's arrival to its first step, and on to
     the first token. `decode_time` comes with the last token: seconds from the first.
     `error` (message) comes with finish_reason "error"; the other `error_*` fields and `retry_after`
-    (seconds) go with it and carry a `RequestError` across.
+    (seconds) go with it and carry a `RequestError` across. The numbers of draft tokens are those up to now.
     """
 
     request_id: str
@@ -270,6 +272,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
     queue_time: float | None = None
     prefill_time: float | None = None
     decode_time: float | None = None
+    num_accepted_draft_tokens: int = 0
+    num_rejected_draft_tokens: int = 0
 
 
 class EmbeddingOutput(msgspec.Struct, frozen=True, tag="embedding"):

@@ -1,7 +1,7 @@
 """One step's inputs and results as arrays: made by the scheduler, consumed by the model runner.
 
 Plain host memory; the runner decides how it reaches the device. Letters in shapes: T tokens and
-R rows of sequences, S rows of logits to sample (at most one a sequence).
+R rows of sequences, S rows of logits to sample (one a sequence, and one for each draft token).
 """
 
 from __future__ import annotations
@@ -142,6 +142,9 @@ class StepBatch:
     table_updates: TableUpdates | None = None
     is_constrained: bool = False  # sampling waits for a TokenMask
     prompt_rows: PromptRows | None = None
+    # With drafts, how many of the sampled rows are behind no draft token of their sequence, behind one, and so on: the
+    # rows come in this order, and each sequence has at most one in each of these rounds.
+    rounds: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -39,6 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.ipc",),
     ("engine.runner",),
     ("engine.core",),
+    ("engine.speculation",),
     ("engine.kv_tiers",),
     ("engine.grammar",),
     ("engine.training",),
