@@ -9,7 +9,9 @@ import numpy as np
 from tessera.engine.contract.messages import TokenIds
 
 Ids: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
+Places: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 
+NOWHERE = np.empty(0, np.intp)
 MAX_TEXT = 1 << 17  # tokens looked through, from the end: 0.1 ms
 
 
@@ -23,29 +25,28 @@ class LookUp:
     def propose(self, token_ids: TokenIds, most: int) -> list[int]:
         """At most `most` tokens that may follow; [] if nothing is found."""
         text = np.frombuffer(token_ids, np.int32)[-MAX_TEXT:]
-        end = find_continuation(text, text, self._shortest, self._longest, most)
-        return [] if end is None else text[end : end + most].tolist()
+        places = find_continuations(text, text, self._shortest, self._longest)
+        return go_on(text[places[-1] :].tolist(), most) if len(places) else []
 
 
-def find_continuation(text: Ids, ending: Ids, shortest: int, longest: int, most: int) -> int | None:
-    """Where in `text` the continuation of its longest match with the end of `ending` begins; None without a match.
+def go_on(continuation: list[int], most: int) -> list[int]:
+    """`most` tokens of a continuation, which begins again where the text ends, as it does in a period."""
+    return (continuation * -(-most // len(continuation)))[:most] if continuation else []
 
-    A match has `shortest` to `longest` tokens, and at least one behind it. Of equally long ones it is the last that
-    has `most` tokens behind it, or else the first.
+
+def find_continuations(text: Ids, ending: Ids, shortest: int, longest: int) -> Places:
+    """Where in `text` the continuations of its longest matches with the end of `ending` begin, ascending.
+
+    A match has `shortest` to `longest` tokens, and at least one behind it.
     """
     longest = min(longest, len(ending))
     if longest < shortest or len(text) < shortest + 1:
-        return None
+        return NOWHERE
     ends = np.flatnonzero(text[:-1] == ending[-1])
     for length in range(2, longest + 1):
         longer = ends[ends >= length - 1]
         longer = longer[text[longer - (length - 1)] == ending[-length]]
         if not len(longer):
-            if length <= shortest:
-                return None
-            break
+            return NOWHERE if length <= shortest else ends + 1
         ends = longer
-    if not len(ends):
-        return None
-    with_room = ends[ends + most < len(text)]
-    return int(with_room[-1] if len(with_room) else ends[0]) + 1
+    return ends + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tessera.engine.contract.messages import TokenIds
-from tessera.engine.speculation.look_up import find_continuation
+from tessera.engine.speculation.look_up import find_continuations
 
 LONGEST = 8  # last tokens of the completion that are looked for
 MAX_GAP = 64  # tokens of the prediction within which short matches count after the last
@@ -28,17 +28,18 @@ class PredictionDrafter:
         prediction, place = self._prediction, self._place
         if np.array_equal(prediction[place : place + len(new)], new):
             self._place = place + len(new)
-        elif (found := self._find(completion[-LONGEST:], most)) is not None:
+        elif (found := self._find(completion[-LONGEST:])) is not None:
             self._place = found
         else:
             return []
         proposal: list[int] = prediction[self._place : self._place + most].tolist()
         return proposal
 
-    def _find(self, ending: np.ndarray[tuple[int], np.dtype[np.int32]], most: int) -> int | None:
-        """Where the prediction goes on: at a match of one token soon after the last place, or of three anywhere."""
+    def _find(self, ending: np.ndarray[tuple[int], np.dtype[np.int32]]) -> int | None:
+        """Where the prediction goes on: at a match of two tokens soon after the last place, or of three anywhere."""
         near = self._prediction[self._place : self._place + MAX_GAP]
-        found = find_continuation(near, ending, 2, LONGEST, 1)
-        if found is not None:
-            return self._place + found
-        return find_continuation(self._prediction, ending, 3, LONGEST, most)
+        places = find_continuations(near, ending, 2, LONGEST)
+        if len(places):
+            return self._place + int(places[0])
+        places = find_continuations(self._prediction, ending, 3, LONGEST)
+        return int(places[0]) if len(places) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tessera.engine.contract.messages import TokenIds
+from tessera.engine.speculation.look_up import go_on
 from tessera.engine.speculation.suffix_automaton import ROOT, SuffixAutomaton
 
 MIN_MATCH = 2  # tokens
@@ -33,7 +34,9 @@ class SuffixDrafter:
                 length, place, source = matched, automaton.place_behind(state), automaton
         if length < MIN_MATCH:
             return []
-        return source.continuation(place, min(most, DRAFT_PER_MATCH * length))
+        most = min(most, DRAFT_PER_MATCH * length)
+        found = source.continuation(place, most)
+        return go_on(found, most) if source is self._own else found
 
     def _read(self, token_ids: TokenIds) -> bool:
         """Index new tokens; -> whether all are."""
