@@ -207,6 +207,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True  # False: a model that makes embeddings or scores only
     embeddings: tuple[EmbeddingInfo, ...] = ()
     scorer: ScorerInfo | None = None
+    speculates: bool = False  # tokens are drafted
     stored_bytes: dict[str, int] = {}  # of a GGUF file or a quantised checkpoint, by type
 
 
@@ -296,6 +297,8 @@ class EngineTotals(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     time_to_first_token: list[int]
     inter_token_latency: list[int]
     e2e_latency: list[int]
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
 
 
 class SchedulerStats(msgspec.Struct, array_like=True):

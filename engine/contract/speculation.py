@@ -80,7 +80,7 @@ def make_speculation(
         names, (num_tokens, low, high), (MAX_DRAFT_TOKENS, MAX_LOOKUP, MAX_LOOKUP), strict=True
     ):
         if not 1 <= number <= most:
-            raise ConfigError(f"{source}{name} must be from 1 to {most}, not {number}")
+            raise ConfigError(f"{source}{name} must be a whole number from 1 to {most}, not {number}")
     if low > high:
         raise ConfigError(f"{source}{names[1]} ({low}) must be at most {names[2]} ({high})")
     return Speculation(method=method, num_tokens=num_tokens, lookup_min=low, lookup_max=high, always=always)

@@ -122,6 +122,8 @@ class EngineMetrics(Collector):
             time_to_first_token=self.time_to_first_token.counts,
             inter_token_latency=self.inter_token_latency.counts,
             e2e_latency=self.e2e_latency.counts,
+            num_draft_tokens=self.speculator.num_draft_tokens if self.speculator is not None else 0,
+            num_accepted_draft_tokens=self.speculator.num_accepted_tokens if self.speculator is not None else 0,
         )
 
     def render(self, stats: SchedulerStats) -> bytes:

@@ -56,6 +56,7 @@ class Submission:
         self.priority = priority
         self.cache_salt = cache_salt
         self.account = account
+        self.prediction: list[int] | None = None
         self.aborted = threading.Event()
 
 
@@ -131,12 +132,14 @@ class FakeClient:
         cache_salt: str = "",
         num_choices: int = 1,
         account: AccountRef = NO_ACCOUNT,
+        prediction: TokenIds | None = None,
     ) -> list[FakeStream]:
         if not self.well:
             raise EngineUnavailableError("the engine is starting; please try again later")
         streams = []
         for prompt, params in sequences:
             submission = Submission(prompt.tolist(), params, priority, cache_salt, account)
+            submission.prediction = None if prediction is None else prediction.tolist()
             self.submissions.append(submission)
             streams.append(FakeStream(submission, self.script(submission), hang=self.hang))
         self.submitted.set()
