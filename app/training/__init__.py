@@ -1,4 +1,4 @@
-"""Examples for fine-tuning, from files of chats in OpenAI's format to tokens with weights.
+"""Examples for fine-tuning, from files of chats or preferences in OpenAI's format to tokens with weights.
 
-Public: `conversations.read_conversations`, `encoder.ConversationEncoder`.
+Public: `dataset.DatasetReader`.
 """

@@ -1,25 +1,18 @@
-"""Files of chats to train on: OpenAI's JSON lines, each checked.
+"""A line of a file to learn from, in OpenAI's format: a chat, or a prompt with two completions of which one is better.
 
-A line is an object with `messages`, and `tools` if any were offered. An assistant's message may have a `weight`, 0 or
-1: those of weight 0 are context alone.
+An assistant's message may have a `weight`, 0 or 1: those of weight 0 are context alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import orjson
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from tessera.app.schema.chat import MAX_MESSAGES, ChatMessage
-from tessera.app.schema.request import RequestModel, parse_request
+from tessera.app.schema.request import RequestModel
 from tessera.app.schema.tools import Tools
-from tessera.engine.contract.errors import ConfigError, InvalidRequestError
-
-MAX_SHOWN_ERRORS = 10
-MAX_LINE_BYTES = 2**26
+from tessera.engine.contract.errors import InvalidRequestError
 
 
 class TrainingMessage(ChatMessage):
@@ -33,7 +26,7 @@ class TrainingMessage(ChatMessage):
 
 
 class TrainingConversation(RequestModel):
-    """A line of the file."""
+    """A chat."""
 
     messages: Annotated[list[TrainingMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     tools: Tools | None = None
@@ -54,47 +47,45 @@ class TrainingConversation(RequestModel):
             )
 
 
-def read_conversations(path: Path) -> list[tuple[int, TrainingConversation]]:
-    """With the number of each one's line, counted from 1.
+class PreferenceInput(BaseModel):
+    """The prompt of a preference."""
 
-    Raises: ConfigError with all that is wrong, up to a number of lines.
-    """
-    found: list[tuple[int, TrainingConversation]] = []
-    wrong: list[str] = []
-    for number, line in _lines(path):
-        try:
-            found.append((number, _conversation(line)))
-        except InvalidRequestError as error:
-            wrong.append(f"line {number}: {error.message}")
-    if wrong:
-        more = f"\n  and {len(wrong) - MAX_SHOWN_ERRORS} more" if len(wrong) > MAX_SHOWN_ERRORS else ""
-        listed = "".join(f"\n  {sentence}" for sentence in wrong[:MAX_SHOWN_ERRORS])
-        raise ConfigError(f"{path} has {len(wrong)} line{'s' if len(wrong) > 1 else ''} at fault:{listed}{more}")
-    if not found:
-        raise ConfigError(f'{path} has no chats; a line is {{"messages": [...]}}')
-    return found
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Tools | None = None
+    parallel_tool_calls: bool | None = None
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Without empty ones."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+class TrainingPreference(RequestModel):
+    """Two completions of one prompt."""
+
+    input: PreferenceInput
+    preferred_output: Annotated[list[ChatMessage], Field(min_length=1, max_length=1)]
+    non_preferred_output: Annotated[list[ChatMessage], Field(min_length=1, max_length=1)]
+
+    def check(self) -> None:
+        """Raise InvalidRequestError for fields that are valid alone but not together."""
+        for index, message in enumerate(self.input.messages):
+            message.check(f"input.messages[{index}]")
+        if self.input.messages[-1].role == "assistant":
+            raise InvalidRequestError("The last message of input must not be the assistant's.", param="input")
+        for name in ("preferred_output", "non_preferred_output"):
+            (message,) = getattr(self, name)
+            message.check(f"{name}[0]")
+            if message.role != "assistant":
+                raise InvalidRequestError(f"{name}[0] must be a message of the assistant.", param=name)
+        if self.preferred_output == self.non_preferred_output:
+            raise InvalidRequestError("preferred_output and non_preferred_output are the same.", param="input")
+
+    def conversations(self) -> tuple[TrainingConversation, TrainingConversation]:
+        """The prompt with the preferred completion and with the other, which alone are learnt."""
+        prompt = [_with_weight(message, 0) for message in self.input.messages]
+        preferred, rejected = (
+            TrainingConversation.model_construct(messages=[*prompt, _with_weight(message, 1)], tools=self.input.tools)
+            for (message,) in (self.preferred_output, self.non_preferred_output)
+        )
+        return preferred, rejected
 
 
-def _conversation(line: bytes) -> TrainingConversation:
-    if len(line) > MAX_LINE_BYTES:
-        raise InvalidRequestError(f"It has more than {MAX_LINE_BYTES} bytes.")
-    try:
-        body: Any = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequestError(f"It is not JSON: {error}.") from None
-    if not isinstance(body, dict):
-        raise InvalidRequestError('It must be an object, {"messages": [...]}.')
-    conversation = parse_request(TrainingConversation, body)
-    conversation.check()
-    return conversation
+def _with_weight(message: ChatMessage, weight: Literal[0, 1]) -> TrainingMessage:
+    return TrainingMessage.model_construct(**dict(message), weight=weight)

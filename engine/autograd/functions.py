@@ -274,18 +274,22 @@ class Functions(Tape):
     def linear_cross_entropy(
         self, x: Variable, weight: Variable, targets: Tensor, factors: Tensor, *, multiplier: float = 1.0
     ) -> Variable:
-        """The sum of factors[t] * -log softmax(multiplier * x weight^T)[t, targets[t]], [1] float32.
+        """The sum of factors[t] * token_losses[t], [1] float32; factors [T] float32."""
+        losses = self.token_losses(x, weight, targets, multiplier=multiplier)
+        return self.sum(self.mul(losses, Variable(factors, requires_grad=False)))
 
-        x [T, H], weight [V, H], targets [T] int32 (outside 0..V-1: no loss), factors [T] float32.
+    def token_losses(self, x: Variable, weight: Variable, targets: Tensor, *, multiplier: float = 1.0) -> Variable:
+        """-log softmax(multiplier * x weight^T)[t, targets[t]], [T] float32.
+
+        x [T, H], weight [V, H], targets [T] int32 (outside 0..V-1: no loss).
         """
         training = self.training
         losses, logsumexp = training.linear_cross_entropy(x.value, weight.value, targets, multiplier=multiplier)
 
         def backward(dy: Tensor) -> None:
-            upper = self.ops.mul(training.broadcast(dy, out=empty(factors.shape, factors.dtype, self.device)), factors)
-            inputs = (upper, x.value, weight.value, targets, logsumexp)
+            inputs = (dy, x.value, weight.value, targets, logsumexp)
             out = self.zeroed_weight_gradient(weight)
             dx = training.linear_cross_entropy_gradient(*inputs, multiplier=multiplier, weight_gradient=out)
             self.add_gradient(x, dx)
 
-        return self.record(training.sum(self.ops.mul(losses, factors)), (x, weight), backward)
+        return self.record(losses, (x, weight), backward)

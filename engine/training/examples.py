@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -34,8 +34,26 @@ class Example:
         return len(self.token_ids)
 
     @property
+    def sequences(self) -> tuple[Example, ...]:
+        """Itself: a `Preference` has two."""
+        return (self,)
+
+    @property
     def total_weight(self) -> float:
         return float(self.weights[1:].sum(dtype=np.float64))
+
+
+class Item(Protocol):
+    """One entry of the data: an `Example` or a `Preference`."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def sequences(self) -> tuple[Example, ...]: ...
+
+
+AnyItem = TypeVar("AnyItem", bound=Item)
 
 
 class MicroBatch(NamedTuple):
@@ -69,24 +87,28 @@ class ExampleOrder:
         return chosen
 
 
+def groups(items: Sequence[AnyItem], max_tokens: int) -> Iterator[list[AnyItem]]:
+    """The items in their order, as many at a time as `max_tokens` hold, one at least."""
+    held: list[AnyItem] = []
+    for item in items:
+        if held and sum(other.num_tokens for other in held) + item.num_tokens > max_tokens:
+            yield held
+            held = []
+        held.append(item)
+    if held:
+        yield held
+
+
 def micro_batches(
     examples: Sequence[Example], max_tokens: int, total_weight: float, device: Device
 ) -> Iterator[MicroBatch]:
-    """The examples in their order, as many at a time as `max_tokens` hold, one at least.
-
-    A token's factor is its weight by `total_weight`.
-    """
-    held: list[Example] = []
-    for example in examples:
-        if held and sum(other.num_tokens for other in held) + example.num_tokens > max_tokens:
-            yield _pack(held, total_weight, device)
-            held = []
-        held.append(example)
-    if held:
-        yield _pack(held, total_weight, device)
+    """`groups` of examples, packed."""
+    for group in groups(examples, max_tokens):
+        yield pack(group, total_weight, device)
 
 
-def _pack(examples: Sequence[Example], total_weight: float, device: Device) -> MicroBatch:
+def pack(examples: Sequence[Example], total_weight: float, device: Device) -> MicroBatch:
+    """End to end; a token's factor is its weight by `total_weight`."""
     targets, factors = [], []
     for example in examples:
         weights = np.append(example.weights[1:], 0)
@@ -103,10 +125,10 @@ def _pack(examples: Sequence[Example], total_weight: float, device: Device) -> M
     return MicroBatch(token_ids, of_targets, of_factors, PackedSequences.of_lengths(lengths, device))
 
 
-def digest(examples: Sequence[Example]) -> str:
-    """Equal for equal examples in equal order."""
+def digest(items: Sequence[Item]) -> str:
+    """Equal for equal sequences in equal order."""
     found = hashlib.sha256()
-    for example in examples:
+    for example in (sequence for item in items for sequence in item.sequences):
         found.update(len(example.token_ids).to_bytes(8, "little"))
         found.update(example.token_ids.astype(np.int32).tobytes())
         found.update(example.weights.astype(np.float32).tobytes())

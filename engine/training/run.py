@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.training.checkpoint import Checkpoints, load_checkpoint
-from tessera.engine.training.examples import Example, ExampleOrder, digest
+from tessera.engine.training.examples import AnyItem, ExampleOrder, digest
 from tessera.engine.training.schedule import ScheduleName, share_of_peak
-from tessera.engine.training.trainer import Trainer
+from tessera.engine.training.trainer import BaseTrainer
 
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
@@ -62,7 +62,7 @@ class StepRecord:
     validation_loss: float | None = None
 
 
-class TrainingRun:
+class TrainingRun(Generic[AnyItem]):
     """One training in its folder.
 
     Args:
@@ -72,11 +72,11 @@ class TrainingRun:
     def __init__(
         self,
         folder: Path,
-        trainer: Trainer,
-        examples: Sequence[Example],
+        trainer: BaseTrainer[AnyItem],
+        examples: Sequence[AnyItem],
         settings: RunSettings,
         *,
-        validation: Sequence[Example] = (),
+        validation: Sequence[AnyItem] = (),
         identity: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder = folder

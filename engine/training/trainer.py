@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic
 
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.training.decoder import TrainableDecoder
-from tessera.engine.training.examples import Example, micro_batches
+from tessera.engine.training.examples import AnyItem, Example, micro_batches
 from tessera.engine.training.optimizer import AdamW
 
 
@@ -25,7 +27,7 @@ class StepResult:
     num_tokens: int
 
 
-class Trainer:
+class BaseTrainer(ABC, Generic[AnyItem]):
     """Steps of a decoder and its optimiser.
 
     Args:
@@ -41,15 +43,9 @@ class Trainer:
         self._micro_batch_tokens = micro_batch_tokens
         self._max_gradient_norm = max_gradient_norm
 
-    def step(self, examples: Sequence[Example], learning_rate: float) -> StepResult:
-        """Raises: TesseraError where no token has a weight, or the loss or its gradient is not finite."""
-        f = self.decoder.functions
-        total = _total_weight(examples)
-        loss = 0.0
-        for batch in micro_batches(examples, self._micro_batch_tokens, total, f.device):
-            part = self.decoder.loss(*batch)
-            f.backward(part)
-            loss += float(part.value.numpy()[0])
+    def step(self, items: Sequence[AnyItem], learning_rate: float) -> StepResult:
+        """Raises: TesseraError where nothing can be learnt, or the loss or its gradient is not finite."""
+        loss = self.accumulate_gradients(items)
         norm = self.optimizer.gradient_norm()
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise TesseraError(
@@ -57,14 +53,36 @@ class Trainer:
                 "a lower learning rate may help"
             )
         self.optimizer.update(learning_rate, min(1.0, self._max_gradient_norm / (norm + 1e-6)))
-        return StepResult(loss, norm, sum(example.num_tokens for example in examples))
+        return StepResult(loss, norm, sum(item.num_tokens for item in items))
 
-    def evaluate(self, examples: Sequence[Example]) -> float:
-        """The mean loss over the weighted tokens; changes nothing."""
+    @abstractmethod
+    def accumulate_gradients(self, items: Sequence[AnyItem]) -> float:
+        """Add the gradients of the mean loss to those of the parameters; -> the loss."""
+
+    @abstractmethod
+    def evaluate(self, items: Sequence[AnyItem]) -> float:
+        """The mean loss; changes nothing."""
+
+
+class Trainer(BaseTrainer[Example]):
+    """Of cross entropy, whose mean is over the weighted tokens."""
+
+    def accumulate_gradients(self, items: Sequence[Example]) -> float:
+        """Raises: TesseraError where no token has a weight."""
         f = self.decoder.functions
-        total = _total_weight(examples)
+        total = _total_weight(items)
+        loss = 0.0
+        for batch in micro_batches(items, self._micro_batch_tokens, total, f.device):
+            part = self.decoder.loss(*batch)
+            f.backward(part)
+            loss += float(part.value.numpy()[0])
+        return loss
+
+    def evaluate(self, items: Sequence[Example]) -> float:
+        f = self.decoder.functions
+        total = _total_weight(items)
         with f.no_grad():
-            batches = micro_batches(examples, self._micro_batch_tokens, total, f.device)
+            batches = micro_batches(items, self._micro_batch_tokens, total, f.device)
             return sum(float(self.decoder.loss(*batch).value.numpy()[0]) for batch in batches)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from tessera.app.cli.command import main
 from tessera.app.cli.train.plot import svg_plot, terminal_plot
 from tessera.app.text.chat_template import ChatTemplate, load_chat_template
 from tessera.app.text.tokenizer import Tokenizer, load_tokenizer
-from tessera.app.training.conversations import TrainingConversation, read_conversations
+from tessera.app.training import lines
+from tessera.app.training.conversations import TrainingConversation, TrainingPreference
 from tessera.app.training.encoder import ConversationEncoder, EncodedChat
+from tessera.app.training.lines import read_lines
 from tessera.engine.contract.errors import ConfigError
 from tests.support.paths import BUILTIN
 
@@ -35,7 +38,7 @@ def write(path: Path, *lines: Any) -> Path:
     ("line", "message"),
     [
         ("{", "It is not JSON: "),
-        ("[1]", 'It must be an object, {"messages": [...]}.'),
+        ("[1]", "It must be an object."),
         ({}, "messages is required."),
         ({"messages": []}, "messages must have at least 1 entry."),
         ({"messages": [USER]}, "The last message must be the assistant's, which is learnt."),
@@ -50,7 +53,7 @@ def write(path: Path, *lines: Any) -> Path:
 def test_a_wrong_line_says_what_is_wrong(line: Any, message: str, tmp_path: Path) -> None:
     path = write(tmp_path / "chats.jsonl", {"messages": [USER, REPLY]}, "", line)
     with pytest.raises(ConfigError) as caught:
-        read_conversations(path)
+        read_lines(path, TrainingConversation, lambda line: None)
     assert f"{path} has 1 line at fault:\n  line 3: {message}" in str(caught.value)
 
 
@@ -58,11 +61,48 @@ def test_all_wrong_lines_are_listed_up_to_a_number(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"has 12 lines at fault:(\n  line \d+: It is not JSON: .*){10}\n  and 2 more"
     ):
-        read_conversations(write(tmp_path / "chats.jsonl", *["{"] * 12))
-    with pytest.raises(ConfigError, match="has no chats"):
-        read_conversations(write(tmp_path / "chats.jsonl", ""))
+        read_lines(write(tmp_path / "chats.jsonl", *["{"] * 12), TrainingConversation, lambda line: None)
+    with pytest.raises(ConfigError, match=r'chats is empty; a line is {"messages": \.\.\.}'):
+        read_lines(write(tmp_path / "chats.jsonl", ""), TrainingConversation, lambda line: None, name="chats")
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        read_conversations(tmp_path / "absent.jsonl")
+        read_lines(tmp_path / "absent.jsonl", TrainingConversation, lambda line: None)
+
+
+def test_a_line_that_is_too_long_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 200)
+    long = {"messages": [USER, {**REPLY, "content": "x" * 1000}]}
+    path = write(tmp_path / "chats.jsonl", long, {"messages": [USER, REPLY]}, long)
+    with pytest.raises(ConfigError) as caught:
+        read_lines(path, TrainingConversation, lambda line: None, name="It")
+    wrong = [f"\n  line {number}: It has more than 200 bytes." for number in (1, 3)]
+    assert str(caught.value) == f"It has 2 lines at fault:{''.join(wrong)}"
+
+
+PREFERENCE: dict[str, Any] = {
+    "input": {"messages": [USER], "tools": [TOOL]},
+    "preferred_output": [REPLY],
+    "non_preferred_output": [{**REPLY, "content": "Hm."}],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input": None}, "input must be an object."),
+        ({"input": {"messages": []}}, "input.messages must have at least 1 entry."),
+        ({"input": {"messages": [{"role": "user"}]}}, "input.messages[0].content is required."),
+        ({"input": {"messages": [USER, REPLY]}}, "The last message of input must not be the assistant's."),
+        ({"preferred_output": [REPLY, REPLY]}, "preferred_output may have at most 1 entries."),
+        ({"preferred_output": [USER]}, "preferred_output[0] must be a message of the assistant."),
+        ({"non_preferred_output": [{"role": "assistant"}]}, "non_preferred_output[0].content is required."),
+        ({"non_preferred_output": [REPLY]}, "preferred_output and non_preferred_output are the same."),
+    ],
+)
+def test_a_wrong_preference_says_what_is_wrong(changes: Any, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "pairs.jsonl", PREFERENCE, {**PREFERENCE, **changes})
+    with pytest.raises(ConfigError) as caught:
+        read_lines(path, TrainingPreference, lambda line: None)
+    assert f"has 1 line at fault:\n  line 2: {message}" in str(caught.value)
 
 
 # -- rendering --------------------------------------------------------------------------------------
@@ -161,6 +201,22 @@ def test_an_adapter_is_trained_resumed_and_merged(tmp_path: Path, capsys: pytest
     assert "resuming after step 3 of 3" in capsys.readouterr().err
     assert main([*arguments, "--resume", "--seed", "1"]) == 2
     assert "its seed is 0, and here it is 1" in capsys.readouterr().err
+
+
+def test_preferences_are_learnt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = {"role": "assistant", "content": "Before."}
+    pair = {**PREFERENCE, "input": {"messages": [USER, seen, USER]}}
+    data = write(tmp_path / "pairs.jsonl", pair, PREFERENCE)
+    output = tmp_path / "tuned"
+    arguments = ["train", "--method", "dpo", "--data", str(data), "--validation-data", str(data)]
+    arguments += ["--output", str(output), "--lora", "--lora-rank", "2", "--learning-rate", "0.01", "--max-steps", "6"]
+    assert main([*arguments, "--no-merge", "--beta", "0.5"]) == 0
+    assert "on 2 preferences" in capsys.readouterr().err
+    records = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert records[0]["loss"] == pytest.approx(math.log(2), rel=1e-4)
+    assert records[-1]["validation_loss"] < 0.6
+    assert main([*arguments, "--no-merge", "--beta", "0.4", "--resume"]) == 2
+    assert "its beta is 0.5, and here it is 0.4" in capsys.readouterr().err
 
 
 def test_wrong_options_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

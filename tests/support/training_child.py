@@ -25,7 +25,7 @@ def examples(count: int = 10) -> list[Example]:
     return [Example(rng.integers(3, 90, n).astype(np.int32), np.ones(n, np.float32)) for n in lengths]
 
 
-def training(model: Path, output: Path, settings: RunSettings = SETTINGS) -> tuple[TrainingRun, AdamW]:
+def training(model: Path, output: Path, settings: RunSettings = SETTINGS) -> tuple[TrainingRun[Example], AdamW]:
     f = Functions.on(CPU)
     parameters = load_parameters(model, f.ops)
     decoder = TrainableDecoder(parameters, f, max_len=64)

@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tessera.app.cli.hub import ModelFolder, builtin_model, find_model
-from tessera.app.cli.train.options import AdapterOptions, DataOptions, OptimisationOptions, TrainResourceOptions
+from tessera.app.cli.train.options import (
+    AdapterOptions,
+    DataOptions,
+    MethodOptions,
+    OptimisationOptions,
+    TrainResourceOptions,
+)
 from tessera.app.cli.train.plot import svg_plot, terminal_plot
-from tessera.app.text.chat_template import load_chat_template
-from tessera.app.text.tokenizer import load_tokenizer
-from tessera.app.training.conversations import read_conversations
-from tessera.app.training.encoder import ConversationEncoder
-from tessera.engine.autograd.functions import Functions
+from tessera.app.training.dataset import Dataset, DatasetReader
 from tessera.engine.contract.errors import ConfigError, TesseraError
-from tessera.engine.models.config import ModelConfig, load_config
-from tessera.engine.tensor import CPU, bfloat16, float32
-from tessera.engine.training.decoder import TrainableDecoder
-from tessera.engine.training.examples import Example, ExampleOrder
-from tessera.engine.training.lora import LoraSettings, adapter_parameters, make_adapters, merge, save_adapter
-from tessera.engine.training.model_folder import save_model
-from tessera.engine.training.optimizer import AdamW, AdamWSettings
-from tessera.engine.training.parameters import check_trainable, load_parameters
+from tessera.engine.tensor import bfloat16, float32
+from tessera.engine.training.examples import AnyItem, ExampleOrder, Item
+from tessera.engine.training.lora import LoraSettings
+from tessera.engine.training.plan import PlannedTraining, TrainingPlan, plan_preferences, plan_supervised
 from tessera.engine.training.run import METRICS_FILE, RunSettings, StepRecord, TrainingRun
-from tessera.engine.training.trainer import Trainer
 from tessera.options.command_options import GivenOptions
 
 EXIT_FAILURE = 1
 MODEL, ADAPTER, PLOT = "model", "adapter", "loss.svg"
-USUAL_MAX_LENGTH = 4096
 FULL_RATE, LORA_RATE = 2e-5, 2e-4
 
 
@@ -52,6 +48,7 @@ def train_command(given: GivenOptions) -> int:
 class _Training:
     def __init__(self, given: GivenOptions) -> None:
         self._data = given.make(DataOptions)
+        self._method = given.make(MethodOptions)
         self._adapter = given.make(AdapterOptions)
         self._optimisation = given.make(OptimisationOptions)
         self._resources = given.make(TrainResourceOptions)
@@ -60,16 +57,16 @@ class _Training:
     def run(self) -> int:
         chats, output = self._checked_places()
         found = builtin_model() if self._data.model is None else find_model(self._data.model)
-        config = load_config(found.path)
-        check_trainable(config, found.name)
-        max_length = self._resources.max_length or min(config.usual_context, USUAL_MAX_LENGTH)
-        if max_length > config.longest_context:
-            raise ConfigError(f"--max-length {max_length} is beyond the model's context of {config.longest_context}")
-        encoder = _encoder(found, config)
-        examples = self._examples(encoder, chats, max_length)
-        validation = self._data.validation_data
-        held_out = self._examples(encoder, validation, max_length) if validation is not None else []
-        return self._train(found, output, examples, held_out, max_length)
+        reader = DatasetReader(found.path, found.name, max_length=self._resources.max_length)
+        is_dpo = self._method.method == "dpo"
+        read: Callable[[Path], Dataset[Any]] = reader.preferences if is_dpo else reader.examples
+        plan: Callable[..., PlannedTraining[Any]] = plan_preferences if is_dpo else plan_supervised
+        items, held_out = (
+            self._noted(read(path), path, reader.max_length) if path is not None else []
+            for path in (chats, self._data.validation_data)
+        )
+        planned = plan(self._plan(found, len(items), reader.max_length), output, items, held_out)
+        return self._train(planned, found, output, items)
 
     def _checked_places(self) -> tuple[Path, Path]:
         """-> the data and the output folder."""
@@ -82,80 +79,49 @@ class _Training:
             )
         return data, output
 
-    def _examples(self, encoder: ConversationEncoder, path: Path, max_length: int) -> list[Example]:
-        """Raises: ConfigError naming the line at fault."""
-        examples: list[Example] = []
-        cut = dropped = 0
-        for number, conversation in read_conversations(path):
-            try:
-                encoded = encoder.encode(conversation)
-            except ConfigError as error:
-                raise ConfigError(f"{path}, line {number}: {error}") from None
-            for token_ids, counted in encoded:
-                cut += len(token_ids) > max_length
-                ids, weights = np.array(token_ids[:max_length], np.int32), np.array(counted[:max_length], np.float32)
-                if weights[1:].any():
-                    examples.append(Example(ids, weights))
-                else:
-                    dropped += 1
-        if cut:
-            total = len(examples) + dropped
+    def _noted(self, found: Dataset[AnyItem], path: Path, max_length: int) -> list[AnyItem]:
+        """The examples; what was cut is said."""
+        if found.num_cut:
             self._say(
-                f"{path}: cut at {max_length} tokens: {cut} of {total} chats, "
-                f"of which {dropped} have nothing left to learn"
+                f"{path}: cut at {max_length} tokens: {found.num_cut} of "
+                f"{len(found.items) + found.num_dropped} chats, of which {found.num_dropped} have nothing left to learn"
             )
-        if not examples:
-            raise ConfigError(f"{path}: no chat has anything to learn within {max_length} tokens")
-        return examples
+        return found.items
 
-    def _train(
-        self, found: ModelFolder, output: Path, examples: list[Example], held_out: list[Example], max_length: int
-    ) -> int:
+    def _plan(self, found: ModelFolder, num_examples: int, max_length: int) -> TrainingPlan:
         adapter, optimisation, resources = self._adapter, self._optimisation, self._resources
-        dtype = bfloat16 if resources.dtype == "bfloat16" else float32
-        f = Functions.on(CPU)
-        parameters = load_parameters(found.path, f.ops, dtype)
-        lora = LoraSettings(adapter.lora_rank, adapter.lora_alpha, adapter.lora_targets, adapter.rslora)
-        adapters, trained = {}, list(parameters)
-        if adapter.lora:
-            parameters.freeze()
-            adapters = make_adapters(parameters, lora, f.device, dtype, seed=optimisation.seed)
-            trained = list(adapter_parameters(adapters))
-        decoder = TrainableDecoder(
-            parameters, f, max_len=max_length, adapters=adapters, checkpoints_layers=resources.checkpoint_layers
-        )
-        optimizer = AdamW(trained, f.ops, f.training, AdamWSettings(weight_decay=optimisation.weight_decay))
-        trainer = Trainer(
-            decoder,
-            optimizer,
-            micro_batch_tokens=resources.micro_batch_tokens,
+        return TrainingPlan(
+            model=found.path,
+            name=found.name,
+            lora=LoraSettings(adapter.lora_rank, adapter.lora_alpha, adapter.lora_targets, adapter.rslora)
+            if adapter.lora
+            else None,
+            run=self._run_settings(num_examples),
+            max_length=max_length,
+            dtype=bfloat16 if resources.dtype == "bfloat16" else float32,
+            weight_decay=optimisation.weight_decay,
             max_gradient_norm=optimisation.max_gradient_norm,
+            micro_batch_tokens=resources.micro_batch_tokens,
+            checkpoint_layers=resources.checkpoint_layers,
+            beta=self._method.beta,
         )
-        identity: dict[str, Any] = {
-            "micro_batch_tokens": resources.micro_batch_tokens,
-            "max_gradient_norm": optimisation.max_gradient_norm,
-            "model": found.name,
-            "dtype": resources.dtype,
-            "weight_decay": optimisation.weight_decay,
-            "lora": [lora.rank, lora.alpha, *lora.targets, lora.rank_stabilised] if adapter.lora else None,
-        }
-        settings = self._run_settings(len(examples))
-        run = TrainingRun(output, trainer, examples, settings, validation=held_out, identity=identity)
+
+    def _train(self, planned: PlannedTraining[Any], found: ModelFolder, output: Path, examples: Sequence[Item]) -> int:
+        adapter, run = self._adapter, planned.run
+        settings = run.settings
         if self._data.resume and run.resume():
             self._say(f"resuming after step {run.step} of {settings.num_steps}")
-        num_trained = sum(parameter.variable.value.size for parameter in trained)
         num_tokens = sum(example.num_tokens for example in examples)
+        what = "preferences" if self._method.method == "dpo" else "chats"
         self._say(
-            f"{found.name}: {num_trained:,} parameters are trained on {len(examples):,} chats, {num_tokens:,} tokens, "
-            f"in {settings.num_steps:,} steps"
+            f"{found.name}: {planned.num_trained:,} parameters are trained on {len(examples):,} {what}, "
+            f"{num_tokens:,} tokens, in {settings.num_steps:,} steps"
         )
         seconds = self._run(run)
         if adapter.lora:
-            save_adapter(output / ADAPTER, adapters, lora, self._data.model or found.name)
-            if adapter.merge:
-                merge(parameters, adapters, f.ops)
+            planned.save_adapter(output / ADAPTER, self._data.model or found.name)
         if not adapter.lora or adapter.merge:
-            save_model(output / MODEL, found.path, parameters, f.ops, load_config(found.path).torch_dtype or dtype)
+            planned.save_model(output / MODEL)
         self._report(run, output, seconds)
         return 0
 
@@ -174,7 +140,7 @@ class _Training:
             evaluate_every=resources.evaluate_every,
         )
 
-    def _run(self, run: TrainingRun) -> float:
+    def _run(self, run: TrainingRun[Any]) -> float:
         """With a bar on a terminal, else a line now and then; -> seconds."""
         start = time.perf_counter()
         if not self._console.is_terminal:
@@ -192,7 +158,7 @@ class _Training:
             run.run(lambda record: progress.update(task, completed=record.step, description=_described(record)))
         return time.perf_counter() - start
 
-    def _report(self, run: TrainingRun, output: Path, seconds: float) -> None:
+    def _report(self, run: TrainingRun[Any], output: Path, seconds: float) -> None:
         points = [(record.step, record.loss) for record in run.records]
         validation = [
             (record.step, record.validation_loss) for record in run.records if record.validation_loss is not None
@@ -207,14 +173,6 @@ class _Training:
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _encoder(found: ModelFolder, config: ModelConfig) -> ConversationEncoder:
-    tokenizer = load_tokenizer(found.path)
-    template = load_chat_template(found.path, None, tokenizer.special_tokens)
-    if template is None:
-        raise ConfigError(f"{found.name} has no chat template, so chats cannot be written as it reads them")
-    return ConversationEncoder(template, tokenizer, config.eos_token_ids)
 
 
 def _described(record: StepRecord) -> str:

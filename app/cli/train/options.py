@@ -11,6 +11,7 @@ from tessera.options.command_options import CommandOptions
 from tessera.options.declaration import Option
 
 DATA = "data"
+METHOD = "method"
 ADAPTER = "adapter"
 OPTIMISATION = "optimisation"
 RESOURCES = "resources"
@@ -32,7 +33,7 @@ class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
     data: Annotated[
         Path | None,
         Option(
-            "chats to learn, in OpenAI's format: JSON lines with messages, tools and weights",
+            "chats to learn, in OpenAI's format: JSON lines with messages, tools and weights; preferences for dpo",
             group=DATA,
             metavar="FILE",
         ),
@@ -45,6 +46,23 @@ class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
         Path | None, Option("folder for the result, the checkpoints and the losses", group=DATA, metavar="FOLDER")
     ] = None
     resume: Annotated[bool, Option("go on from the newest checkpoint in the output folder", group=DATA)] = False
+
+
+class MethodOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The loss."""
+
+    method: Annotated[
+        Literal["supervised", "dpo"],
+        Option(
+            "supervised learns the assistant's messages of chats; dpo learns which of two completions is better "
+            "(direct preference optimisation), from lines with input, preferred_output and non_preferred_output",
+            group=METHOD,
+        ),
+    ] = "supervised"
+    beta: Annotated[
+        float,
+        Option("of dpo: how far the model is held to what it was before", group=METHOD, low=0.0001, high=100),
+    ] = 0.1
 
 
 class AdapterOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +165,6 @@ class TrainResourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 TRAIN_OPTIONS = CommandOptions(
     "TESSERA_TRAIN_",
-    (DataOptions, AdapterOptions, OptimisationOptions, TrainResourceOptions),
-    groups=(DATA, ADAPTER, OPTIMISATION, RESOURCES, "configuration"),
+    (DataOptions, MethodOptions, AdapterOptions, OptimisationOptions, TrainResourceOptions),
+    groups=(DATA, METHOD, ADAPTER, OPTIMISATION, RESOURCES, "configuration"),
 )
