@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator
-from functools import partial
-from typing import NamedTuple
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from tessera.engine.formats import (
     DenseFormat,
+    Fp8Format,
     LinearWeight,
     PackedGroupFormat,
     WeightFormat,
@@ -19,10 +22,15 @@ from tessera.engine.formats import (
 )
 from tessera.engine.formats.format import Array
 from tessera.engine.models.quantised.stored import StoredMatrix
-from tessera.engine.models.weights.build import MatrixField
+from tessera.engine.models.weights.build import ExpertsField, MatrixField, layer_fields
 from tessera.engine.models.weights.checkpoint_source import CheckpointSource
+from tessera.engine.models.weights.gguf_checkpoint import GGUFTensor
 from tessera.engine.models.weights.stream import CHUNK_BYTES
 from tessera.engine.tensor import from_numpy
+
+logger = logging.getLogger("tessera.engine.models")
+
+_Matrix: TypeAlias = Array | GGUFTensor | StoredMatrix
 
 
 class _Piece(NamedTuple):
@@ -38,6 +46,8 @@ class QuantisedSource(CheckpointSource):
     """Parts of a fused weight may differ in their schemes; what no format of the device holds becomes dense."""
 
     def linear(self, field: MatrixField, layer: int | None) -> LinearWeight:
+        if isinstance(field, ExpertsField):
+            return super().linear(field, layer)
         names = self._names(field, "weight", layer)
         matrices = [self.checkpoint.tensor(name) for name in names]
         if not any(isinstance(matrix, StoredMatrix) for matrix in matrices):
@@ -56,6 +66,62 @@ class QuantisedSource(CheckpointSource):
         return LinearWeight(
             parts, self._bias(field, layer), None if order is None else from_numpy(order, self.ops.device)
         )
+
+    def _experts(self, field: ExpertsField, layer: int) -> LinearWeight:
+        """One part, so that all matrices are in one format: dense where no format holds them all."""
+        names = self._names(field, "weight", layer)
+        format = self._formats_of_experts[names[0]]
+        if isinstance(format, DenseFormat):
+            return super()._experts(field, layer)
+        part = WeightPart.empty(format, field.rows, field.columns, self.ops.device)
+        start = 0
+        for number, name in enumerate(names):
+            rows = field.part_rows[number % len(field.part_rows)]
+            self._tensor(name, (rows, field.columns))
+            self._send_matrix(_Piece(name, rows, format, b""), part, start)
+            start += rows
+        return LinearWeight((part,))
+
+    @cached_property
+    def _formats_of_experts(self) -> dict[str, WeightFormat]:
+        """By the name of each expert's matrix."""
+        found: dict[str, WeightFormat] = {}
+        dense = stored_bytes = 0
+        for layer, spec in enumerate(self.config.layers):
+            for field in layer_fields(spec, self.config.hidden_size):
+                if not isinstance(field, ExpertsField):
+                    continue
+                names = self._names(field, "weight", layer)
+                matrices = [self.checkpoint.tensor(name) for name in names]
+                format = self._format_of_all(field, matrices)
+                found |= dict.fromkeys(names, format)
+                stored = [matrix for matrix in matrices if isinstance(matrix, StoredMatrix)]
+                if stored and isinstance(format, DenseFormat):
+                    dense += field.rows * field.columns * self.dtype.itemsize
+                    stored_bytes += sum(matrix.format.nbytes(*matrix.shape) for matrix in stored)
+        if dense:
+            logger.warning(
+                "%s: no product takes its experts as they are stored: they are dequantised to %s, which takes %.3g GB "
+                "instead of %.3g GB",
+                *(self.checkpoint.folder, self.dtype.name, dense / 1e9, stored_bytes / 1e9),
+            )
+        return found
+
+    def _format_of_all(self, field: ExpertsField, matrices: list[_Matrix]) -> WeightFormat:
+        """That of every expert's matrix, one below the other, in the order of their columns."""
+        formats: set[WeightFormat] = set()
+        for matrix in matrices:
+            if not isinstance(matrix, StoredMatrix) or matrix.order is not None or field.bias:
+                return DenseFormat(self.dtype)
+            packed = packed_format(matrix.format, matrix.shape[1])
+            formats.add(matrix.format if self.on_cpu else packed or DenseFormat(self.dtype))
+        if len(formats) > 1:  # experts may differ in the scale of what they multiply, which then is not rounded
+            formats = {
+                replace(format, rounds_input=False, input_scale=None) if isinstance(format, Fp8Format) else format
+                for format in formats
+            }
+        steps = {rows % format.row_step for rows in field.part_rows for format in formats}
+        return formats.pop() if len(formats) == 1 and steps == {0} else DenseFormat(self.dtype)
 
     def _piece(self, field: MatrixField, name: str, rows: int) -> _Piece:
         matrix = self.checkpoint.tensor(name)
@@ -105,7 +171,8 @@ class QuantisedSource(CheckpointSource):
         for name in dict.fromkeys(self._all_names()):
             stored = self.checkpoint.tensor(name)
             if isinstance(stored, StoredMatrix):
-                total += self._format_of(stored).nbytes(*stored.shape)
+                format = self._formats_of_experts.get(name) or self._format_of(stored)
+                total += format.nbytes(*stored.shape)
             else:
                 total += int(np.prod(stored.shape)) * self.dtype.itemsize
         return total
