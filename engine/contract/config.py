@@ -8,7 +8,7 @@ import msgspec
 
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.logs import LogFormat, LogLevel
-from tessera.engine.contract.speculation import (
+from tessera.engine.contract.speculation.settings import (
     DEFAULT_DRAFT_TOKENS,
     MAX_DRAFT_TOKENS,
     MAX_LOOKUP,
@@ -408,10 +408,16 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     @property
     def speculation_settings(self) -> Speculation | None:
         """How tokens are drafted; None for not at all. Raises: ConfigError."""
+        try:
+            return self._read_speculation()
+        except OptionError as error:
+            raise ConfigError(str(error)) from None
+
+    def _read_speculation(self) -> Speculation | None:
         options = (self.num_speculative_tokens, self.prompt_lookup_min, self.prompt_lookup_max)
         if self.speculative_config:
             if any(option is not None for option in options):
-                raise ConfigError(
+                raise OptionError(
                     "--speculative-config is given, so its numbers cannot be options of their own as well"
                 )
             found = read_speculative_config(self.speculative_config)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tessera.engine.contract.messages import TokenIds
-from tessera.engine.contract.speculation import Speculation
+from tessera.engine.contract.speculation.settings import Speculation
 from tessera.engine.grammar.compiler import GrammarCompiler
 from tessera.engine.grammar.constraint import TokenConstraint
 from tessera.engine.grammar.token_tables import Words

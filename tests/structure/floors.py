@@ -81,6 +81,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.tokens",),
     ("engine.gguf",),
     ("engine.contract",),
+    ("engine.contract.speculation",),
     ("loadtest",),
     ("loadtest.report",),
     ("loadtest.run",),

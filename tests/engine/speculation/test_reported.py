@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
-from tessera.engine.contract.speculation import Speculation
+from tessera.engine.contract.speculation.settings import Speculation
 from tests.support.fake_client import INFO, FakeClient, always, play
 from tests.support.fake_runner import Harness
 from tests.support.http_fixtures import call, events, ids, settings_for, write_model_folder

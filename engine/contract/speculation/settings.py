@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tessera.engine.contract.errors import ConfigError
+from tessera.options.errors import OptionError
 
 SpeculationMode = Literal["off", "auto", "on"]
 SpeculationMethod = Literal["ngram", "suffix"]
@@ -45,12 +45,12 @@ class _VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def read_speculative_config(value: dict[str, Any]) -> Speculation:
-    """`--speculative-config`. Raises: ConfigError."""
+    """`--speculative-config`. Raises: OptionError."""
     try:
         config = msgspec.convert(value, _VllmConfig)
     except msgspec.ValidationError as error:
         names = ", ".join(_VllmConfig.__struct_fields__)
-        raise ConfigError(f"--speculative-config: {error}; it takes {names}") from None
+        raise OptionError(f"--speculative-config: {error}; it takes {names}") from None
     return make_speculation(
         config.method,
         config.num_speculative_tokens,
@@ -71,7 +71,7 @@ def make_speculation(
     source: str = "",
     names: tuple[str, str, str] = ("--num-speculative-tokens", "--prompt-lookup-min", "--prompt-lookup-max"),
 ) -> Speculation:
-    """Fill in defaults: of two bounds of the look-up, one alone is both. Raises: ConfigError, which uses `names`."""
+    """Fill in defaults: of two bounds of the look-up, one alone is both. Raises: OptionError, which uses `names`."""
     defaults = Speculation()
     low = lookup_min if lookup_min is not None else min(lookup_max or defaults.lookup_min, defaults.lookup_min)
     high = lookup_max if lookup_max is not None else max(low, defaults.lookup_max)
@@ -80,7 +80,7 @@ def make_speculation(
         names, (num_tokens, low, high), (MAX_DRAFT_TOKENS, MAX_LOOKUP, MAX_LOOKUP), strict=True
     ):
         if not 1 <= number <= most:
-            raise ConfigError(f"{source}{name} must be a whole number from 1 to {most}, not {number}")
+            raise OptionError(f"{source}{name} must be a whole number from 1 to {most}, not {number}")
     if low > high:
-        raise ConfigError(f"{source}{names[1]} ({low}) must be at most {names[2]} ({high})")
+        raise OptionError(f"{source}{names[1]} ({low}) must be at most {names[2]} ({high})")
     return Speculation(method=method, num_tokens=num_tokens, lookup_min=low, lookup_max=high, always=always)
