@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tessera.engine.adapters.slots import AdapterSlots
 from tessera.engine.collectives.interface import Collectives
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, OutOfMemoryError
@@ -27,7 +28,7 @@ from tessera.engine.core.step_batch import (
 from tessera.engine.formats import KVFormat
 from tessera.engine.models.buffers import StepBuffers, buffer_bytes
 from tessera.engine.models.config import DTYPES, ModelConfig
-from tessera.engine.models.decoder import Decoder
+from tessera.engine.models.decoder import Decoder, StepAdapters
 from tessera.engine.models.kv_cache import KVCache, block_bytes
 from tessera.engine.models.partition import Partition, Rank
 from tessera.engine.models.rope_tables import make_tables
@@ -86,8 +87,14 @@ class ModelRunner:
         ops: Ops,
         progress: Progress | None = None,
         ranks: Collectives | None = None,
+        *,
+        max_lora_rank: int = 0,
     ) -> None:
-        """`ranks`: that share the model; only rank 0 samples, and the others do what it does until then."""
+        """`ranks`: that share the model; only rank 0 samples, and the others do what it does until then.
+
+        `max_lora_rank`: of the `config.max_loras` slots for adapters; 0: there are none.
+        """
+        self._max_lora_rank = max_lora_rank
         self.config = config = config.with_device_defaults("cpu" if isinstance(device, CpuDevice) else "cuda")
         self.model = model
         self._ranks = ranks
@@ -102,7 +109,8 @@ class ModelRunner:
         self.dtype: str = self._dtype.name
         self.max_model_len = resolve_max_model_len(config, model)
         self.max_num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * self.max_model_len)
-        self._max_rows = config.max_num_seqs * (BATCH_INVARIANT_ROWS if config.batch_invariant else 1)
+        rows = config.max_num_seqs * (BATCH_INVARIANT_ROWS if config.batch_invariant else 1)
+        self._max_rows = rows + config.max_step_drafts  # each token of a draft may be a row
         # Each sequence may take along a token that has been computed before.
         self._buffer_tokens = self.max_num_tokens + (config.max_num_seqs if config.batch_invariant else 0)
         self.block_size = config.block_size
@@ -130,25 +138,44 @@ class ModelRunner:
         self.weight_offload = None if weights.stream is None else offload_info(weights.stream, model)
         self.stored_bytes = weights.bytes_by_format if model.quantisation is not None else {}
         self.num_parameters = weights.num_parameters
+        self._adapter_slots: AdapterSlots | None = None
+        if self._max_lora_rank:
+            self._adapter_slots = AdapterSlots(
+                model, self._dtype, device, num_slots=config.max_loras, max_rank=self._max_lora_rank
+            )
+            weights = self._adapter_slots.attach(weights)
         rope_tables = make_tables(model.ropes, self.max_model_len, device)
-        rows = config.max_num_seqs
+        rows, drafts = config.max_num_seqs, config.max_step_drafts
+        most = rows + drafts  # rows of logits
         self._buffers = StepBuffers(
             self._own,
             self._dtype,
             device,
             max_tokens=self._buffer_tokens,
-            max_logits=rows,
+            max_logits=most,
             shared=ranks is not None,
             whole_vocab=model.vocab_size if ranks is not None and self._samples else None,
         )
-        self._sampler = StepSampler(self.ops, rows, model.vocab_size, self.max_model_len) if self._samples else None
+        self._sampler = None
+        if self._samples:
+            self._sampler = StepSampler(self.ops, rows, model.vocab_size, self.max_model_len, drafts)
         self._newest = zeros((rows,), int32, device) if self._sampler is None else self._sampler.newest
-        self._upload = StepUpload(device, inputs_bytes(StepShape(self._buffer_tokens, self._max_rows + 1, rows)))
+        largest = StepShape(self._buffer_tokens, self._max_rows + 1, most)
+        self._upload = StepUpload(device, inputs_bytes(largest, self._adapter_slots is not None))
         side_arrays = max(MAX_TABLE_UPDATES, self._buffer_tokens)
         self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
         self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
-        self._numbers = from_numpy(np.arange(rows + 1, dtype=np.int32), device)
-        self._graphs = StepGraphs(rows, self._buffer_tokens, self.max_model_len, SHORT_CONTEXT, self._max_rows)
+        self._numbers = from_numpy(np.arange(most + 1, dtype=np.int32), device)
+        speculation = config.speculation_settings
+        self._graphs = StepGraphs(
+            rows,
+            self._buffer_tokens,
+            self.max_model_len,
+            SHORT_CONTEXT,
+            self._max_rows - drafts,
+            max_drafts=drafts,
+            draft_tokens=speculation.num_tokens if speculation is not None else 0,
+        )
         self.num_kv_blocks = config.num_kv_blocks or self._num_blocks_that_fit()
         self.kv_cache = KVCache(self._own, self.num_kv_blocks, self.block_size, self._kv_format, device)
         self.kv_cache_bytes = self.kv_cache.nbytes
@@ -161,6 +188,7 @@ class ModelRunner:
             ranks=ranks,
             first_token=self._partition.vocabulary.start,
             num_tokens=model.vocab_size,
+            selection=None if self._adapter_slots is None else self._adapter_slots.selection,
         )
         if not isinstance(device, CpuDevice):
             self.warm_up()
@@ -200,6 +228,9 @@ class ModelRunner:
         if self._sampler is not None:
             for init in batch.slot_inits:
                 self._sampler.init_slot(init)
+        for slot, adapter in batch.adapter_loads:
+            assert self._adapter_slots is not None, "only an engine with adapters has sequences with them"
+            self._adapter_slots.load(slot, adapter)
         recorded = self._graphs.find(batch)
         if recorded is not None:
             inputs, logits, graph = recorded
@@ -212,7 +243,8 @@ class ModelRunner:
                 most = max(most, 2)  # rows of a sequence see each other's keys, which must be stored before
             inputs = self._inputs(shape, most, int(batch.context_lens.max(initial=0)))
             self._submit(inputs, batch)
-            logits = self._forward(inputs, every_token=batch.prompt_rows is not None)
+            every_token = batch.prompt_rows is not None
+            logits = self._forward(inputs, every_token=every_token, adapted=batch.adapter_slots is not None)
         running = RunningStep(batch, inputs, logits)
         if batch.prompt_rows is not None:
             running.prompt_logprobs = self._score_prompts(batch.prompt_rows)
@@ -235,6 +267,9 @@ class ModelRunner:
         running = self.start(batch)
         if batch.is_constrained:
             self.sample(running, mask)
+        if self._sampler is None:  # rank 0 has the result
+            self.device.synchronize()
+            return StepResult(np.empty(0, np.int32))
         return running.result()
 
     def _inputs(self, shape: StepShape, max_seqlen_q: int, max_context_len: int) -> StepInputs:
@@ -245,10 +280,12 @@ class ModelRunner:
             self._numbers,
             max_seqlen_q=max_seqlen_q,
             max_context_len=max_context_len,
+            has_adapters=self._adapter_slots is not None,
         )
 
-    def _forward(self, inputs: StepInputs, *, every_token: bool = False) -> Tensor:
-        """Logits [S, V] float32 in the step's buffers; `every_token` computes all tokens' hidden states to the end."""
+    def _forward(self, inputs: StepInputs, *, every_token: bool = False, adapted: bool = False) -> Tensor:
+        """Logits [S, V] float32 in the step's buffers; `every_token` computes all tokens' hidden states to the end,
+        `adapted` with their adapters."""
         self.ops.scatter(self._block_tables, *inputs.updates)
         is_decode = inputs.shape.is_decode
         return self.decoder.forward(
@@ -258,7 +295,14 @@ class ModelRunner:
             self._buffers,
             sampled=self._newest,
             last=None if is_decode or every_token else inputs.last_attention,
+            adapters=self._step_adapters(inputs) if adapted else None,
         )
+
+    def _step_adapters(self, inputs: StepInputs) -> StepAdapters:
+        assert inputs.adapters is not None, "the step was made without adapters"
+        for rows in {id(rows): rows for rows in inputs.adapters}.values():
+            self.ops.group_rows(rows)
+        return inputs.adapters
 
     def _submit(self, inputs: StepInputs, batch: StepBatch) -> None:
         """Send the batch to the device; table updates that the step has no room for go ahead of it."""
@@ -317,7 +361,7 @@ class ModelRunner:
         tokens = config.max_model_len or min(self.max_model_len, AUTO_TOKENS)
         num_blocks = config.num_kv_blocks or -(-tokens // self.block_size)
         taken = num_blocks * block_bytes(model, self.block_size, self._kv_format) + buffer_bytes(
-            model, self._dtype, max_tokens=self._buffer_tokens, max_logits=config.max_num_seqs
+            model, self._dtype, max_tokens=self._buffer_tokens, max_logits=config.max_num_seqs + config.max_step_drafts
         )
         free = _free_of_share(self.device, config.gpu_memory_utilization) + self._used_before
         return free - taken - AUTO_MARGIN
