@@ -137,6 +137,7 @@ SERVE_OPTIONS = CommandOptions(
         "HTTP",
         "TLS",
         "storage",
+        "fine-tuning",
         "log",
         "configuration",
     ),
