@@ -18,6 +18,7 @@ class JobLaunch(msgspec.Struct, frozen=True, kw_only=True):
         model: folder of the base model; `name` is its name.
         chat_template: file that replaces the model's own.
         num_epochs, batch_size, rate_multiplier, beta: None leaves the choice to the process.
+        known_step: the last step that the server knows of; those after it are told again.
         cpu_share: of the machine's CPU time; `num_cpus` is the machine's.
     """
 
@@ -28,6 +29,7 @@ class JobLaunch(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     cpu_share: float
     num_cpus: int
+    known_step: int = 0
     chat_template: str | None = None
     num_epochs: int | None = None
     batch_size: int | None = None

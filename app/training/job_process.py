@@ -139,7 +139,7 @@ class JobProcess:
 
         def on_step(record: StepRecord) -> None:
             ends_epoch = record.step % epoch == 0
-            if ends_epoch:
+            if ends_epoch and record.step == run.step:
                 self._save_checkpoint(planned, record.step)
             self._send(
                 StepTaken(
@@ -152,8 +152,9 @@ class JobProcess:
                 )
             )
 
-        if run.step and run.step % epoch == 0:  # the process may have ended before it told
-            on_step(run.records[-1])
+        for record in run.records:  # those that the server has not heard of before it, or the process, ended
+            if record.step > launch.known_step:
+                on_step(record)
         run.run(on_step, is_save_due=self._is_save_due, is_stopped=self._is_stopped)
         if run.step < plan.run.num_steps:
             self._send(Stopped(run.step))

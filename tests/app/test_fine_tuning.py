@@ -17,6 +17,12 @@ import openai
 import pytest
 from openai.types.fine_tuning import FineTuningJob
 
+from tessera.app.openai.fine_tuning.objects import (
+    FineTuningJobList,
+    FineTuningJobObject,
+    JobCheckpointList,
+    JobEventList,
+)
 from tests.support.fake_client import FakeClient
 from tests.support.http_fixtures import call, serve, settings_for
 from tests.support.server_fixture import write_tiny_model
@@ -182,6 +188,18 @@ def test_a_job_that_has_succeeded(api: openai.OpenAI, data: Path, succeeded: Fin
     assert any(message.startswith("Step 80/80: training loss=") for message in told)
 
 
+def test_responses_fit_their_models(url: str, succeeded: FineTuningJob) -> None:
+    path = f"/v1/fine_tuning/jobs/{succeeded.id}"
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEYS[0]}"}) as http:
+        FineTuningJobList.model_validate_json(http.get("/v1/fine_tuning/jobs").content)
+        FineTuningJobObject.model_validate_json(http.get(path).content)
+        events = JobEventList.model_validate_json(http.get(f"{path}/events", params={"limit": 100}).content)
+        assert {event.type for event in events.data} == {"message", "metrics"}
+        page = http.get(f"{path}/checkpoints", params={"limit": 1}).content
+        checkpoints = JobCheckpointList.model_validate_json(page)
+        assert (len(checkpoints.data), checkpoints.has_more) == (1, True)
+
+
 def test_the_page_and_the_metrics_have_the_job(url: str, succeeded: FineTuningJob) -> None:
     with httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEYS[0]}"}) as http:
         job = http.get("/status.json").json()["fine_tuning"][-1]
@@ -235,8 +253,8 @@ def test_a_job_is_paused_resumed_and_cancelled(api: openai.OpenAI, data: Path, s
     assert job.method.dpo.hyperparameters.beta == 0.5
     waited(lambda: step_of(api, job) >= 3)
     assert losses(api, job)[0][1] == pytest.approx(0.693, abs=1e-3)
-    paused: str = jobs.pause(job.id).status
-    assert paused == "paused"
+    paused = FineTuningJobObject.model_validate_json(jobs.with_raw_response.pause(job.id).content)
+    assert (paused.status, paused.method.type) == ("paused", "dpo")
     with pytest.raises(openai.BadRequestError, match="is paused already"):
         jobs.pause(job.id)
     waited(lambda: not job_processes(data / "fine_tuning"))
@@ -253,6 +271,7 @@ def test_a_job_is_paused_resumed_and_cancelled(api: openai.OpenAI, data: Path, s
 
 def test_a_wrong_file_fails_the_job_with_its_lines(api: openai.OpenAI, data: Path) -> None:
     job = until(api, start(api, chat(), {"messages": [USER]}, b"{"))
+    FineTuningJobObject.model_validate_json(api.fine_tuning.jobs.with_raw_response.retrieve(job.id).content)
     assert job.status == "failed"
     assert job.error is not None
     assert (job.error.code, job.error.param) == ("invalid_training_file", "training_file")

@@ -146,6 +146,7 @@ class JobRun:
             chat_template=model.chat_template,
             method=body["method"],
             seed=body["seed"],
+            known_step=row.step,
             cpu_share=share,
             num_cpus=num_cpus(),
             num_epochs=chosen["n_epochs"],
@@ -180,7 +181,7 @@ class JobRun:
                 return
             chosen = {name: numbers[name] for name in row.body["hyperparameters"]}
             change_job(database, self._seq, "running", {"hyperparameters": chosen})
-            begin_steps(database, self._seq, began.step, began.num_steps)
+            begin_steps(database, self._seq, min(row.step, began.step), began.num_steps)
             for note in began.notes:
                 insert_event(database, self._seq, note, level="warn")
             message = (
