@@ -81,7 +81,7 @@ PAGES = (
         " [Files, batches and the data folder](../operating/batches.md#batches).",
     ),
     Page(
-        "fine-tuning.md",
+        "fine_tuning.md",
         "Fine-tuning",
         ("/v1/fine_tuning",),
         "Adapters of served models, trained on chats or preferences: see [Fine-tuning jobs](../fine-tuning.md).",

@@ -34,7 +34,7 @@ router = APIRouter(tags=["OpenAI"])
     "/v1/fine_tuning/jobs",
     operation_id="createFineTuningJob",
     summary="Train an adapter of a model",
-    openapi_extra=Description(FineTuningRequest, returns=FineTuningJobObject),
+    openapi_extra=Description(FineTuningRequest, returns=FineTuningJobObject, errors=(403,)),
 )
 async def create_job(http_request: Request) -> Response:
     jobs = jobs_of(http_request)
@@ -48,7 +48,7 @@ async def create_job(http_request: Request) -> Response:
     "/v1/fine_tuning/jobs",
     operation_id="listFineTuningJobs",
     summary="The fine-tuning jobs of an API key",
-    openapi_extra=Description(returns=FineTuningJobList, query=PAGES.query),
+    openapi_extra=Description(returns=FineTuningJobList, query=PAGES.query, errors=(403,)),
 )
 async def list_jobs(http_request: Request) -> Response:
     jobs, query = jobs_of(http_request), http_request.query_params
@@ -60,7 +60,7 @@ async def list_jobs(http_request: Request) -> Response:
     "/v1/fine_tuning/jobs/{job_id}",
     operation_id="retrieveFineTuningJob",
     summary="A fine-tuning job and how far it is",
-    openapi_extra=Description(returns=FineTuningJobObject),
+    openapi_extra=Description(returns=FineTuningJobObject, errors=(403,)),
 )
 async def retrieve_job(http_request: Request, job_id: PathName) -> Response:
     return json_response(await jobs_of(http_request).find(tenant_of(http_request), job_id))
@@ -70,7 +70,7 @@ async def retrieve_job(http_request: Request, job_id: PathName) -> Response:
     "/v1/fine_tuning/jobs/{job_id}/cancel",
     operation_id="cancelFineTuningJob",
     summary="End a fine-tuning job; nothing of it is kept",
-    openapi_extra=Description(returns=FineTuningJobObject),
+    openapi_extra=Description(returns=FineTuningJobObject, errors=(403,)),
 )
 async def cancel_job(http_request: Request, job_id: PathName) -> Response:
     cancelled = await jobs_of(http_request).cancel(tenant_of(http_request), job_id)
@@ -82,7 +82,7 @@ async def cancel_job(http_request: Request, job_id: PathName) -> Response:
     "/v1/fine_tuning/jobs/{job_id}/pause",
     operation_id="pauseFineTuningJob",
     summary="Halt a fine-tuning job",
-    openapi_extra=Description(returns=FineTuningJobObject),
+    openapi_extra=Description(returns=FineTuningJobObject, errors=(403,)),
 )
 async def pause_job(http_request: Request, job_id: PathName) -> Response:
     paused = await jobs_of(http_request).pause(tenant_of(http_request), job_id)
@@ -94,7 +94,7 @@ async def pause_job(http_request: Request, job_id: PathName) -> Response:
     "/v1/fine_tuning/jobs/{job_id}/resume",
     operation_id="resumeFineTuningJob",
     summary="Let a paused fine-tuning job go on",
-    openapi_extra=Description(returns=FineTuningJobObject),
+    openapi_extra=Description(returns=FineTuningJobObject, errors=(403,)),
 )
 async def resume_job(http_request: Request, job_id: PathName) -> Response:
     resumed = await jobs_of(http_request).resume(tenant_of(http_request), job_id)
@@ -106,7 +106,7 @@ async def resume_job(http_request: Request, job_id: PathName) -> Response:
     "/v1/fine_tuning/jobs/{job_id}/events",
     operation_id="listFineTuningEvents",
     summary="What has happened to a fine-tuning job, and its losses",
-    openapi_extra=Description(returns=JobEventList, query=PAGES.query),
+    openapi_extra=Description(returns=JobEventList, query=PAGES.query, errors=(403,)),
 )
 async def list_events(http_request: Request, job_id: PathName) -> Response:
     asked = PAGES.read(http_request.query_params)
@@ -117,7 +117,7 @@ async def list_events(http_request: Request, job_id: PathName) -> Response:
     "/v1/fine_tuning/jobs/{job_id}/checkpoints",
     operation_id="listFineTuningJobCheckpoints",
     summary="The adapters after the last epochs of a fine-tuning job",
-    openapi_extra=Description(returns=JobCheckpointList, query=CHECKPOINT_PAGES.query),
+    openapi_extra=Description(returns=JobCheckpointList, query=CHECKPOINT_PAGES.query, errors=(403,)),
 )
 async def list_checkpoints(http_request: Request, job_id: PathName) -> Response:
     asked = CHECKPOINT_PAGES.read(http_request.query_params)
