@@ -20,13 +20,14 @@ ToolParserName = Literal[
     "glm4",
     "glm45",
     "granite",
+    "harmony",
     "internlm",
     "olmo3",
     "phi4_mini",
     "xlam",
     "none",
 ]
-ReasoningParserName = Literal["auto", "think", "deepseek_r1", "granite_3.2", "granite_3.3", "none"]
+ReasoningParserName = Literal["auto", "think", "deepseek_r1", "granite_3.2", "granite_3.3", "harmony", "none"]
 
 
 class ModelSettings(ProcessSettings, frozen=True, kw_only=True):
@@ -47,6 +48,17 @@ class ModelSettings(ProcessSettings, frozen=True, kw_only=True):
     embedding_model_names: tuple[str, ...] = ()
     reranker_folder: str | None = None
     reranker_model_names: tuple[str, ...] = ()
+    data_parallel_size: Annotated[
+        int,
+        Option(
+            "engines of the model, each with a GPU and a KV cache of its own; a request goes where most of its prompt "
+            "is cached, weighed against load",
+            group="device and memory",
+            metavar="N",
+            low=1,
+            high=64,
+        ),
+    ] = 1
     chat_template: Annotated[
         str | None,
         Option(

@@ -76,6 +76,7 @@ def server_options(given: GivenOptions) -> ServerOptions:
             config=models.engine(one, beside_others=len(entries) > 1),
             keep_alive=_keep_alive(one, DEFAULT_KEEP_ALIVE if entries else None),
             preload=entry.get("preload", False) if entries else True,
+            num_engines=one.value("data_parallel_size"),
         )
         for models, one, entry in zip(found, each, entries or ({},), strict=True)
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from tessera.app.engines.engine_group import EngineGroup
 from tessera.app.engines.messages import (
     Done,
     EngineLaunch,
@@ -30,10 +31,10 @@ from tessera.app.engines.messages import (
     Wake,
     Yield,
     Yielded,
-    engine_dir,
     pool_address,
 )
 from tessera.app.engines.pooled_model import Link, PooledModel
+from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, TesseraError
 from tessera.engine.contract.messages import EngineInfo, LoadProgress
 from tessera.engine.ipc.supervisor import EngineStartError, EngineSupervisor
@@ -275,7 +276,7 @@ class EnginePool:
     async def _load(self, model: PooledModel) -> EngineInfo:
         """Make room, and start the engine. Raises LoadError, ConfigError or EngineStartError."""
         try:
-            while model.supervisor is not None:  # it still ends
+            while model.group is not None:  # it still ends
                 await self._changed.wait()
             await self._make_room(model)
             # One after the other: each measures the device's memory before it takes its own.
@@ -286,19 +287,10 @@ class EnginePool:
 
     async def _start_engine(self, model: PooledModel) -> EngineInfo:
         began = time.monotonic()
-        folder = engine_dir(self._run_dir, model.index)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        supervisor = model.supervisor = EngineSupervisor(
-            model.launch.config,
-            folder,
-            owner_dir=self._run_dir,
-            module=self._module,
-            on_progress=self._on_progress,
-            step_timeout=self._step_timeout,
-        )
-        supervisor.start()
         try:
-            info = await supervisor.wait_started()
+            group = model.group = EngineGroup(model.launch, self._run_dir, model.index, self._supervise)
+            group.start()
+            info = await group.wait_started()
         except TesseraError as error:
             if len(self._models) > 1:
                 logger.error("the model %s could not be loaded: %s", model.name, error)
@@ -311,6 +303,19 @@ class EnginePool:
             logger.info("the model %s is loaded, in %.1f s", model.name, time.monotonic() - began)
         self._set_state(model, "loaded")
         return info
+
+    def _supervise(
+        self, number: int, config: EngineConfig, folder: Path, environment: dict[str, str]
+    ) -> EngineSupervisor:
+        return EngineSupervisor(
+            config,
+            folder,
+            owner_dir=self._run_dir,
+            module=self._module,
+            on_progress=self._on_progress if number == 0 else None,  # the others load the same
+            step_timeout=self._step_timeout,
+            environment=environment,
+        )
 
     async def _make_room(self, model: PooledModel) -> None:
         """Reserve the model's share, for which the longest unused idle models are unloaded.
@@ -350,7 +355,7 @@ class EnginePool:
     def _fits(self, model: PooledModel) -> bool:
         taken = sum(other.share for other in self._models if other is not model and other.state in LOADED)
         # What sleeps has given its room up, but its engine may still be ending.
-        taken += sum(other.share for other in self._models if other.state == "asleep" and other.supervisor is not None)
+        taken += sum(other.share for other in self._models if other.state == "asleep" and other.group is not None)
         return taken + model.share <= self._budget + SHARE_MARGIN
 
     def _begin_unload(self, model: PooledModel, why: str) -> None:
@@ -359,10 +364,9 @@ class EnginePool:
         self._set_state(model, "unloading")
 
     async def _end(self, model: PooledModel, timeout: float, state: State) -> None:
-        supervisor = model.supervisor
-        if supervisor is not None:
-            await supervisor.stop(timeout)
-            model.supervisor = None
+        if model.group is not None:
+            await model.group.stop(timeout)
+            model.group = None
         if model.state != "asleep" or state == "asleep":
             self._set_state(model, state)
 

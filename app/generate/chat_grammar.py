@@ -8,7 +8,7 @@ from tessera.app.generate.prompt import ChatPrompt
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.reasoning.format import THINK
 from tessera.app.schema.chat import ChatRequest
-from tessera.app.tools.choice import tool_grammar
+from tessera.app.tools.choice import answer_grammar, tool_grammar
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import Grammar
 
@@ -25,6 +25,8 @@ def chat_grammar(model: ServedModel, request: ChatRequest, prompt: ChatPrompt) -
         )
         if grammar is not None:
             return grammar
+    if model.reasoning is not None and model.reasoning.has_channels and request.grammar is not None:
+        return answer_grammar(request.grammar, prompt.reasoning, model.token_id_of, model.reasoning)
     return _grammar_after_reasoning(model, request, prompt)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from array import array
 from dataclasses import dataclass
+from typing import Any
 
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.reasoning.format import ReasoningStart
-from tessera.app.schema.chat import ConversationFields
+from tessera.app.schema.chat import ChatRequest, ConversationFields
 from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.text.chat_template import ChatTemplate, check_kwargs
 from tessera.app.text.tokenizer import check_text_length, prompt_too_long
@@ -59,7 +60,7 @@ async def render_chat(
             tools=[tool.for_template() for tool in request.shown_tools] or None,
             add_generation_prompt=request.adds_generation_prompt,
             continue_final_message=request.continue_final_message,
-            extra=request.template_variables,
+            extra=_template_variables(template, request),
             source=request.template_source,
             seconds=model.settings.template_timeout,
             max_chars=max_model_len * tokenizer.max_token_chars + TEMPLATE_OVERHEAD,
@@ -72,6 +73,14 @@ async def render_chat(
         )
 
     return await model.workers.run(render_and_encode, timeout=PROMPT_TIMEOUT)
+
+
+def _template_variables(template: ChatTemplate, request: ConversationFields) -> dict[str, Any]:
+    """The request's own, and the schema of its structured output where the template shows it to the model."""
+    grammar = request.grammar if template.shows_schemas and isinstance(request, ChatRequest) else None
+    if grammar is None or grammar.kind != "json_schema":
+        return request.template_variables
+    return {"response_schema": grammar.text, **request.template_variables}
 
 
 def truncated(request: GenerationRequest, token_ids: list[int], info: EngineInfo) -> list[int]:

@@ -7,6 +7,7 @@ from tessera.app.generate.prompt import ChatPrompt
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.reasoning.splitter import ReasoningSplitter
 from tessera.app.schema.chat import ChatRequest
+from tessera.app.tools.harmony.parser import HarmonyParser
 from tessera.app.tools.parser import ToolParser
 from tessera.app.tools.parts import CallArguments, CallStart, Content, Part, Reasoning
 
@@ -41,7 +42,9 @@ class CompletionReader:
 
     @property
     def in_reasoning(self) -> bool:
-        return self._splitter is not None and self._splitter.thinking
+        if self._splitter is not None:
+            return self._splitter.thinking
+        return self._tools is not None and self._tools.thinking
 
     @property
     def ends_with_calls(self) -> bool:
@@ -87,6 +90,8 @@ class CompletionReader:
             parts.append(Reasoning(reasoning))
         if self._tools is not None:
             calls = self._tools.take_parts()
+            if not self._shows_reasoning:
+                calls = [part for part in calls if not isinstance(part, Reasoning)]
             return parts + (self._with_custom_inputs(calls) if self._custom_tools else calls)
         content = "".join(self._content)
         self._content.clear()
@@ -123,12 +128,15 @@ def completion_reader(model: ServedModel, request: ChatRequest, prompt: ChatProm
     """A reader for one completion of a chat whose model has reasoning, or which has tools."""
     choice = request.effective_tool_choice
     tools = {tool.function.name: tool.function.parameters or {} for tool in request.shown_tools}
-    parser = None
+    parser: ToolParser | None = None
+    is_one = request.parallel_tool_calls is False or choice.mode == "function"
     if tools and model.tool_format is not None:
-        is_one = request.parallel_tool_calls is False or choice.mode == "function"
         parser = model.tool_format.parser(tools, max_calls=1 if is_one else None)
     splitter = None
-    if model.reasoning is not None:
+    if model.reasoning is not None and model.reasoning.has_channels:
+        continues = prompt.reasoning == "none"
+        parser = HarmonyParser(tools, max_calls=1 if tools and is_one else None, continues=continues)
+    elif model.reasoning is not None:
         splitter = ReasoningSplitter(model.reasoning, opened=prompt.reasoning == "open")
     return CompletionReader(
         splitter,

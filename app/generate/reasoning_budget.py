@@ -17,8 +17,11 @@ def reasoning_budget(model: ServedModel, request: ChatRequest, prompt: ChatPromp
     limit = 0 if request.reasoning_effort == "none" else request.thinking_token_budget
     if limit is None or model.reasoning is None or prompt.reasoning == "none":
         return None
-    begin, end = model.token_id_of(model.reasoning.begin), model.token_id_of(model.reasoning.end)
+    reasoning = model.reasoning
+    begin, end = model.token_id_of(reasoning.budget_begin or reasoning.begin), model.token_id_of(reasoning.end)
     if end is None or (begin is None and prompt.reasoning == "possible"):
         log_once("reasoning budget", "budgets of reasoning are not enforced: no token of this model's ends it")
         return None
+    if reasoning.has_channels:
+        limit += 1  # the rest of the header
     return ReasoningBudget(limit, end, begin if prompt.reasoning == "possible" else None)

@@ -8,12 +8,14 @@ from pathlib import Path
 from tessera.app.engines.engines import Engine
 from tessera.app.generate.sampling import load_sampling_defaults
 from tessera.app.reasoning.families import choose_reasoning
+from tessera.app.reasoning.harmony import HARMONY
 from tessera.app.settings import AppSettings
-from tessera.app.text.chat_template import load_chat_template
+from tessera.app.text.chat_template import load_chat_template, native_template
 from tessera.app.text.detokenizer import DetokenizerFactory
 from tessera.app.text.tokenizer import load_tokenizer
 from tessera.app.text.workers import TextWorkers
 from tessera.app.tools.formats.registry import choose_format
+from tessera.app.tools.harmony.syntax import HARMONY_TOOLS
 from tessera.engine.contract.errors import EngineUnavailableError, InvalidRequestError, NotFoundError
 from tessera.engine.contract.messages import EngineInfo
 
@@ -42,9 +44,13 @@ class ServedModel:
         self.settings = settings
         self.tokenizer = load_tokenizer(folder)
         self.template = load_chat_template(folder, settings.chat_template, self.tokenizer.special_tokens)
+        if self.template is None:
+            self.template = native_template(self.tokenizer.special_tokens, self.tokenizer.added_tokens)
         sources = self.template.sources.values() if self.template is not None else ()
         self.tool_format = choose_format(settings.tool_call_parser, sources)
         self.reasoning = choose_reasoning(settings.reasoning_parser, sources)
+        if self.tool_format is HARMONY_TOOLS:  # whose calls and reasoning are messages of the same kind
+            self.reasoning = HARMONY
         self.defaults = load_sampling_defaults(folder)
         self.workers = TextWorkers(settings.text_threads, settings.max_text_jobs)
         self.detokenizers = DetokenizerFactory(self.tokenizer)

@@ -59,6 +59,7 @@ def _engine(info: EngineInfo) -> dict[str, Any]:
         "block_size": info.block_size,
         "num_kv_blocks": info.num_kv_blocks,
         "kv_cache_bytes": info.kv_cache_bytes,
+        "kv_cache_dtype": info.kv_cache_dtype or info.dtype,
         "num_host_kv_blocks": info.num_host_kv_blocks,
         "num_disk_kv_blocks": info.num_disk_kv_blocks,
         "generates": info.generates,

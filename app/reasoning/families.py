@@ -9,6 +9,7 @@ from tessera.app.reasoning.deepseek_r1 import IMPLIED, deepseek_r1
 from tessera.app.reasoning.format import THINK, ReasoningFormat, has_think_tags
 from tessera.app.reasoning.glm import glm
 from tessera.app.reasoning.granite import GRANITE_32, GRANITE_33, granite
+from tessera.app.reasoning.harmony import HARMONY, harmony
 from tessera.app.reasoning.minimax import minimax
 from tessera.app.reasoning.phi4 import phi4
 from tessera.app.reasoning.qwen3 import qwen3
@@ -22,6 +23,7 @@ def think(template: str) -> ReasoningFormat | None:
 
 # Each knows the templates of its family. The first that does wins: some families write in another's markup.
 FAMILIES: tuple[Callable[[str], ReasoningFormat | None], ...] = (
+    harmony,
     granite,
     minimax,
     deepseek_r1,
@@ -37,6 +39,7 @@ NAMED: Mapping[ReasoningParserName, ReasoningFormat] = {
     "deepseek_r1": IMPLIED,
     "granite_3.2": GRANITE_32,
     "granite_3.3": GRANITE_33,
+    "harmony": HARMONY,
 }
 
 

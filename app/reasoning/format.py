@@ -17,12 +17,16 @@ class ReasoningFormat:
         begins, ends: spellings of both; the first of each is the one that is forced where one must be.
         answer_tags: a pair of tags that may stand around the answer and are dropped.
         is_implied: completions begin within the reasoning although the prompt does not say so.
+        has_channels: a completion is several messages, each with a header that names its channel (`harmony`).
+        budget_begin: the token by which a budget knows that reasoning begins; empty where it is `begin`.
     """
 
     begins: tuple[str, ...] = ("<think>",)
     ends: tuple[str, ...] = ("</think>",)
     answer_tags: tuple[str, str] | None = None
     is_implied: bool = False
+    has_channels: bool = False
+    budget_begin: str = ""
 
     @property
     def begin(self) -> str:

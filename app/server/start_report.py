@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tessera import __version__
 from tessera.app.settings import AppSettings
 from tessera.app.units import si
-from tessera.engine.contract.messages import EngineInfo, LoadProgress
+from tessera.engine.contract.messages import EngineInfo, LoadProgress, OffloadInfo
 
 if TYPE_CHECKING:
     from tessera.app.server.progress_bars import ProgressBars
@@ -163,12 +163,14 @@ def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
     num_tokens = info.num_kv_blocks * info.block_size
     kv_cache = (
         f"{info.num_kv_blocks} blocks of {info.block_size} tokens, {num_tokens} tokens in all, "
-        f"{si(info.kv_cache_bytes)}B"
+        f"{si(info.kv_cache_bytes)}B{f' in {info.kv_cache_dtype}' if info.kv_cache_dtype else ''}"
     )
     facts = {
         "model": f"{names} ({info.architecture}, {si(info.num_parameters)} parameters)",
         "device": f"{info.device}, {info.device_name}: {info.device_reason}",
+        **({"engines": f"{settings.data_parallel_size}, each as follows"} if settings.data_parallel_size > 1 else {}),
         "dtype": f"{info.dtype}, {si(info.weight_bytes)}B of weights",
+        **({"in host": _weight_offload(info.weight_offload)} if info.weight_offload is not None else {}),
         **({"stored as": _mix(info.stored_bytes)} if info.stored_bytes else {}),
         **({"KV cache": kv_cache} if info.generates else {}),
         **({"KV offload": _offload(info)} if info.num_host_kv_blocks else {}),
@@ -188,6 +190,15 @@ def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
         kind = "yes or no" if scorer.form == "yes_no" else f"{len(scorer.labels)} label{'s'[: len(scorer.labels) > 1]}"
         facts["scores"] = f"{beside}{kind}, {scorer.scores}, of at most {scorer.max_input_tokens} tokens"
     return facts
+
+
+def _weight_offload(offload: OffloadInfo) -> str:
+    """Weights in host memory, and what they cost."""
+    seconds = offload.copy_seconds
+    return (
+        f"{offload.num_layers} of {offload.num_all_layers} layers, {si(offload.nbytes)}B, which a step copies in "
+        f"{1000 * seconds:.3g} ms at {si(offload.nbytes / seconds)}B/s: at most {1 / seconds:.3g} steps/s"
+    )
 
 
 def _offload(info: EngineInfo) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,14 @@ from typing import Any
 import jinja2
 import jinja2.nodes
 
+from tessera.app.text.harmony import (
+    TEMPLATE,
+    TOKENS,
+    needs_replacing,
+    prepared_messages,
+    prepared_tools,
+    prepared_variables,
+)
 from tessera.app.text.render_process import RenderProcesses
 from tessera.app.text.renderer import RenderJob
 from tessera.app.text.sandbox import TemplateEnvironment
@@ -35,6 +43,7 @@ class ChatTemplate:
     Attributes:
         sources: template texts by name; `default` always, `tool_use` where the model has one.
         variables: names that the templates read.
+        shows_schemas: the variable `response_schema` is shown to the model.
     """
 
     def __init__(
@@ -60,6 +69,7 @@ class ChatTemplate:
         names = (node for tree in trees for node in tree.find_all(jinja2.nodes.Name))
         self.variables = frozenset(node.name for node in names if node.ctx == "load")
         self._handles_developer = any("developer" in source for source in sources.values())
+        self.shows_schemas = self._is_harmony = sources["default"] == TEMPLATE
 
     def render(
         self,
@@ -86,9 +96,10 @@ class ChatTemplate:
             InvalidRequestError: the template refuses or cannot render these messages, or takes too long.
             EngineUnavailableError: the rendering process was ended from outside.
         """
+        is_harmony = source is None and self._is_harmony
         if not (self._handles_developer if source is None else "developer" in source):
             messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-        if not _begins_with_all_system_messages(messages) and not self._places_system_messages:
+        if not is_harmony and not _begins_with_all_system_messages(messages) and not self._places_system_messages:
             messages = _with_late_system_messages_as_users(messages)
         mark = ""
         if continue_final_message:
@@ -98,9 +109,9 @@ class ChatTemplate:
         template = "tool_use" if tools and "tool_use" in self.sources else "default"
         variables: dict[str, Any] = {
             **self._special_tokens,
-            **(extra or {}),
-            "messages": messages,
-            "tools": tools,
+            **(prepared_variables(extra or {}) if is_harmony else extra or {}),
+            "messages": prepared_messages(messages) if is_harmony else messages,
+            "tools": prepared_tools(tools) if is_harmony else tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -184,7 +195,16 @@ def load_chat_template(folder: Path, override: str | None, special_tokens: Mappi
         return None
     if "default" not in sources:
         sources["default"] = next(iter(sources.values()))
+    if override is None and needs_replacing(sources["default"]):
+        sources["default"] = TEMPLATE
     return ChatTemplate(sources, special_tokens)
+
+
+def native_template(special_tokens: Mapping[str, str], added_tokens: Container[str]) -> ChatTemplate | None:
+    """The template of a model without one whose tokens show its chat form; None where they do not."""
+    if not all(token in added_tokens for token in TOKENS):
+        return None
+    return ChatTemplate({"default": TEMPLATE}, special_tokens)
 
 
 def _override_sources(path: Path) -> dict[str, str]:

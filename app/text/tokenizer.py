@@ -34,6 +34,7 @@ class Tokenizer(Protocol):
     strips_leading_space: bool
     max_token_chars: int
     special_tokens: dict[str, str]
+    added_tokens: frozenset[str]
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
@@ -99,6 +100,7 @@ class HuggingFaceTokenizer:
         max_token_chars: length of the longest token, so that a text of n characters has at least
             n / max_token_chars tokens.
         special_tokens: bos_token, eos_token and so on, those that are set.
+        added_tokens: texts that are tokens of their own wherever they stand.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, special_tokens: dict[str, str]) -> None:
@@ -106,6 +108,7 @@ class HuggingFaceTokenizer:
         inner.no_padding()
         self._inner = inner
         added = inner.get_added_tokens_decoder()
+        self.added_tokens = frozenset(token.content for token in added.values())
         self._added = {token_id: token.content.encode() for token_id, token in added.items()}
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self.spelling, self.strips_leading_space = _spelling_of(inner)
@@ -194,6 +197,7 @@ class IdTokenizer:
 
     def __init__(self) -> None:
         self.special_tokens: dict[str, str] = {}
+        self.added_tokens: frozenset[str] = frozenset()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         raise InvalidRequestError(

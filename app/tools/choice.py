@@ -19,6 +19,7 @@ from tessera.app.tools.grammar import (
     json_expression,
     literal,
     text_and_calls_grammar,
+    text_grammar,
 )
 from tessera.app.tools.json_text import UnsupportedGrammarError
 from tessera.app.tools.lark_terminals import lark_terminals, regex_grammar
@@ -60,6 +61,27 @@ def tool_grammar(
     else:
         return None
     return Grammar("lark", text, "tools")
+
+
+def answer_grammar(
+    content: Grammar, reasoning: ReasoningStart, token_id_of: TokenIdOf, reasoning_format: ReasoningFormat
+) -> Grammar:
+    """The grammar of completions whose final message, of several, matches the request's structured output.
+
+    Raises:
+        InvalidRequestError: it is a grammar that cannot be part of another.
+    """
+    if reasoning == "none":
+        return content
+    if content.kind in ("lark", "gbnf"):
+        raise InvalidRequestError(
+            f"{content.param} cannot be a grammar with this model, whose answers are parts of its completions: give a"
+            " JSON schema, a regular expression or a choice.",
+            param=content.param,
+        )
+    expression = _expression(content)
+    text = text_grammar(expression, token_id_of, reasoning=reasoning, reasoning_format=reasoning_format)
+    return Grammar("lark", text, content.param)
 
 
 def _input_grammar(tool: Tool) -> str | None:

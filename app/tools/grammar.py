@@ -8,6 +8,17 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tessera.app.reasoning.format import THINK, ReasoningFormat, ReasoningStart
+from tessera.app.reasoning.harmony import (
+    ANALYSIS,
+    ASSISTANT,
+    CHANNEL,
+    COMMENTARY,
+    CONSTRAIN,
+    END,
+    FINAL,
+    MESSAGE,
+    START,
+)
 from tessera.app.schema.custom_tools import INPUT
 from tessera.app.tools.lark_terminals import lark_terminals
 
@@ -112,8 +123,10 @@ def calls_grammar(
         otherwise: a Lark expression for completions without calls.
     """
     writer = GrammarWriter(token_id_of)
-    calls = f"space {_calls(writer, syntax, functions, several=several)}"
-    completion = calls if otherwise is None else f"({calls} | {otherwise})"
+    calls = _calls(writer, syntax, functions, several=several)
+    completion = f"{_before_calls(writer, reasoning, reasoning_format)} {calls}"
+    if otherwise is not None:
+        completion = f"({completion} | {_before_text(writer, reasoning, reasoning_format)} {otherwise})"
     return _grammar(writer, completion, reasoning, reasoning_format)
 
 
@@ -129,7 +142,22 @@ def text_and_calls_grammar(
     """A grammar of any text, then valid calls or none, for formats whose calls begin with a token of their own."""
     writer = GrammarWriter(token_id_of)
     calls = _calls(writer, syntax, functions, several=several)
-    return _grammar(writer, f"{writer.rule('content', ANY_TEXT)} {calls}?", reasoning, reasoning_format)
+    text = writer.rule("content", ANY_TEXT)
+    if reasoning_format.has_channels:
+        text = f"{_before_text(writer, reasoning, reasoning_format)} {text}"
+        completion = f"({text} | {_before_calls(writer, reasoning, reasoning_format)} {calls})"
+    else:
+        completion = f"{text} {calls}?"
+    return _grammar(writer, completion, reasoning, reasoning_format)
+
+
+def text_grammar(
+    expression: str, token_id_of: TokenIdOf, *, reasoning: ReasoningStart, reasoning_format: ReasoningFormat
+) -> str:
+    """A grammar of completions whose answer matches a Lark expression."""
+    writer = GrammarWriter(token_id_of)
+    completion = f"{_before_text(writer, reasoning, reasoning_format)} {expression}"
+    return _grammar(writer, completion, reasoning, reasoning_format)
 
 
 def _calls(writer: GrammarWriter, syntax: CallSyntax, functions: Sequence[CallableFunction], *, several: bool) -> str:
@@ -144,11 +172,44 @@ def _calls(writer: GrammarWriter, syntax: CallSyntax, functions: Sequence[Callab
 
 
 def _grammar(writer: GrammarWriter, completion: str, reasoning: ReasoningStart, format: ReasoningFormat) -> str:
-    if reasoning != "none":
+    if format.has_channels:
+        completion = completion if reasoning == "none" else f"{_sections(writer)} {completion}"
+    elif reasoning != "none":
         thoughts = writer.rule("thoughts", writer.until("thinking", format.end))
         prefix = thoughts if reasoning == "open" else f"(space {writer.marker(format.begin)} {thoughts})?"
         completion = f"{prefix} {completion}"
     return f"start: {completion}\n{writer.text()}"
+
+
+def _before_calls(writer: GrammarWriter, reasoning: ReasoningStart, format: ReasoningFormat) -> str:
+    """Where the answer has been begun, a message of its own has to end before the calls."""
+    if not format.has_channels:
+        return "space"
+    return next_message(writer) if reasoning == "none" else ""
+
+
+def _before_text(writer: GrammarWriter, reasoning: ReasoningStart, format: ReasoningFormat) -> str:
+    if not format.has_channels or reasoning == "none":
+        return ""
+    return f"{writer.marker(CHANNEL)} {literal(FINAL)} {json_mark(writer)} {writer.marker(MESSAGE)}"
+
+
+def _sections(writer: GrammarWriter) -> str:
+    """Messages before the answer: reasoning, and text that announces calls."""
+    channel = f"({literal(ANALYSIS)} | {literal(COMMENTARY)})"
+    body = writer.until("section_text", END)
+    head = f"{writer.marker(CHANNEL)} {channel} {writer.marker(MESSAGE)}"
+    return f"{writer.rule('section', f'{head} {body} {writer.marker(START)} {literal(ASSISTANT)}')}*"
+
+
+def next_message(writer: GrammarWriter) -> str:
+    """The end of a message of harmony and the beginning of another."""
+    return f"{writer.marker(END)} {writer.marker(START)} {literal(ASSISTANT)}"
+
+
+def json_mark(writer: GrammarWriter) -> str:
+    """What headers of harmony may say of their message's type."""
+    return f'(" "? {writer.marker(CONSTRAIN)} "json" | " json")?'
 
 
 def literal(text: str) -> str:

@@ -47,6 +47,11 @@ class ToolParser(ABC):
     def num_calls(self) -> int:
         return self._writer.num_calls
 
+    @property
+    def thinking(self) -> bool:
+        """The text so far ends within reasoning, which few formats have among their calls."""
+        return False
+
     def read_text(self, text: str) -> None:
         text = self._held + text
         self._held = ""

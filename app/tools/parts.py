@@ -42,7 +42,7 @@ class CallArguments:
 Part: TypeAlias = Content | Reasoning | CallStart | CallArguments
 
 
-CONTENT = -1
+CONTENT, REASONING = -1, -2
 MAX_LAYOUT = 64  # characters of white space around a call that are held back; before them it is content
 
 
@@ -59,7 +59,7 @@ class PartWriter:
 
     def __init__(self) -> None:
         self.num_calls = 0
-        self._pieces: list[CallStart | tuple[int, str]] = []  # CONTENT or the call's index, and text
+        self._pieces: list[CallStart | tuple[int, str]] = []  # CONTENT, REASONING or the call's index, and text
         self._space = ""  # layout, unless content follows
 
     def write_content(self, text: str) -> None:
@@ -71,6 +71,10 @@ class PartWriter:
         if len(self._space) > MAX_LAYOUT:
             self._pieces.append((CONTENT, self._space[:-MAX_LAYOUT]))
             self._space = self._space[-MAX_LAYOUT:]
+
+    def write_reasoning(self, text: str) -> None:
+        if text:
+            self._pieces.append((REASONING, text))
 
     def begin_call(self, name: str, call_id: str) -> None:
         self._space = ""
@@ -102,4 +106,6 @@ def _join(pieces: list[CallStart | tuple[int, str]]) -> Part:
     if isinstance(first, CallStart):
         return first
     text = "".join(piece[1] for piece in pieces if not isinstance(piece, CallStart))
+    if first[0] == REASONING:
+        return Reasoning(text)
     return Content(text) if first[0] == CONTENT else CallArguments(first[0], text)

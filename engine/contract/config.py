@@ -13,6 +13,7 @@ from tessera.options.errors import OptionError
 
 DeviceName = Literal["auto", "cuda", "cpu"]
 DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
+KVCacheDTypeName = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
 QuantizationName = Literal["none", "fp8", "int4"]
 PoolingName = Literal["auto", "mean", "last", "cls"]
@@ -68,6 +69,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         embedding_name, reranker_name: names of these in metrics; empty takes the folder's.
         beside_others: other engines share the device: memory that was in use before does not count against this one's
             share.
+        reports_prefixes: its heartbeats say what the prefix cache has, for the choice among several engines.
     """
 
     model: str
@@ -77,6 +79,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     reranker_model: str = ""
     reranker_name: str = ""
     beside_others: bool = False
+    reports_prefixes: bool = False
     max_model_len: Annotated[
         int | None,
         Option(
@@ -127,6 +130,14 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             group="device and memory",
         ),
     ] = "auto"
+    kv_cache_dtype: Annotated[
+        KVCacheDTypeName,
+        Option(
+            "of the KV cache; auto: that of --dtype; fp8: e4m3, twice the tokens in the same memory, with the "
+            "checkpoint's scales of keys and values if it has some (on CUDA from sm_89 on)",
+            group="device and memory",
+        ),
+    ] = "auto"
     gpu_memory_utilization: Annotated[
         float,
         Option(
@@ -152,6 +163,19 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             low=1,
             high=2**31 - 1,
             default="what memory allows",
+        ),
+    ] = None
+    cpu_offload_gib: Annotated[
+        str | None,
+        Option(
+            "keep so many GiB of the weights in page-locked host memory, in whole layers that are copied to the device "
+            "in each step; auto: the fewest layers without which the model fits, with a KV cache of 16384 tokens or of "
+            "--max-model-len; 0: none",
+            group="device and memory",
+            metavar="GIB",
+            pattern=r"auto|\d{1,5}(\.\d+)?",
+            form="a size in GiB or auto",
+            default="none",
         ),
     ] = None
     kv_offload_gib: Annotated[

@@ -17,6 +17,7 @@ from tessera.engine.contract.errors import InvalidRequestError, QueueFullError, 
 from tessera.engine.contract.sampling_params import MAX_INT32, MAX_LOGPROBS, MAX_SEED, SamplingParams
 
 EmbedderRole = Literal["main", "beside", "scorer"]  # the served model itself, the encoder beside it, what scores
+PREFIX_KEY_BYTES = 8  # of a block's digest, for routers: a collision costs a hit
 ScorerForm = Literal["pair", "yes_no"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 if TYPE_CHECKING:
@@ -178,6 +179,18 @@ class ScorerInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_input_tokens: int
 
 
+class OffloadInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights that stay in host memory: `num_layers` of `num_all_layers`, `nbytes`, which a step copies.
+
+    `copy_seconds`: least time of a step's copies, from the rate measured at the start.
+    """
+
+    num_layers: int
+    num_all_layers: int
+    nbytes: int
+    copy_seconds: float
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts settled when the engine starts, for logs, /v1/models and request checks.
 
@@ -196,9 +209,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_kv_blocks: int
     kv_cache_bytes: int
+    kv_cache_dtype: str | None = None  # None: `dtype`
     num_host_kv_blocks: int = 0
     num_disk_kv_blocks: int = 0
     weight_bytes: int
+    weight_offload: OffloadInfo | None = None
     num_parameters: int
     eos_token_ids: tuple[int, ...]
     load_seconds: float
@@ -206,6 +221,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     embeddings: tuple[EmbeddingInfo, ...] = ()
     scorer: ScorerInfo | None = None
     stored_bytes: dict[str, int] = {}  # of a GGUF file or a quantised checkpoint, by type
+    short_rope_len: int = 0  # of the RoPE tables: longer sequences share no prefixes with shorter ones
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="progress"):
@@ -329,13 +345,21 @@ class StepOutputs(msgspec.Struct, tag="outputs"):
     outputs: list[RequestOutput]
 
 
+class PrefixChanges(msgspec.Struct, frozen=True, array_like=True):
+    """Changes of the prefix cache: the first PREFIX_KEY_BYTES bytes of blocks' digests, one after the other."""
+
+    stored: bytes = b""
+    evicted: bytes = b""
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Published twice a second. `num_steps` stands still while a step hangs.
 
     `has_work`: a step is running or more are to follow. `ready`: requests are taken (false while loading and while
     draining). `draining`: no more will be, for as long as this process lives. `stats_time`: when `stats` were
     true, as a step may take longer than the time between heartbeats. `gpu`: a few seconds old at most; None
-    without a GPU, and where nothing is known of it.
+    without a GPU, and where nothing is known of it. `prefixes`: since the heartbeat before; None from an engine
+    that reports none.
     """
 
     epoch: str
@@ -346,6 +370,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     draining: bool = False
     stats_time: float = 0.0
     gpu: GpuUsage | None = None
+    prefixes: PrefixChanges | None = None
 
 
 class Metrics(msgspec.Struct, frozen=True, tag="metrics"):

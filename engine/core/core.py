@@ -41,6 +41,7 @@ from tessera.engine.grammar.constraint import (
     advance_constraints,
 )
 from tessera.engine.grammar.token_tables import TokenTables
+from tessera.engine.kv_tiers.prefix_report import PrefixReport
 from tessera.engine.kv_tiers.tiers import KVTiers
 
 Outputs: TypeAlias = defaultdict[ClientId, list[RequestOutput]]
@@ -96,13 +97,18 @@ class EngineCore:
         metrics: EngineMetrics | None = None,
         accounts: Accounts | None = None,
         tiers: KVTiers | None = None,
+        prefix_report: PrefixReport | None = None,
     ) -> None:
         self.num_steps = 0
         self.accounts = accounts if accounts is not None else Accounts()
         self.metrics = metrics if metrics is not None else EngineMetrics(config.model)
         self._tiers = tiers
         self.block_manager = BlockManager(
-            num_kv_blocks, config.block_size, prefix_caching=config.prefix_caching, tiers=tiers
+            num_kv_blocks,
+            config.block_size,
+            prefix_caching=config.prefix_caching,
+            tiers=tiers,
+            report=prefix_report,
         )
         self._vocab_size = vocab_size
         self._max_context = min(max_model_len, num_kv_blocks * config.block_size)

@@ -10,13 +10,13 @@ from typing import TypeAlias
 
 import msgspec
 
+from tessera.engine.contract.block_digests import first_row, prefix_salt
 from tessera.engine.contract.messages import AddRequest, FinishReason, TokenIds, TokenLogprobs
 from tessera.engine.contract.sampling_params import MAX_INT32, SamplingParams
 from tessera.engine.core.account import CONSTRAINT_COST, LOGPROBS_COST, SAMPLED_COST, Account, Lane
 from tessera.engine.grammar.constraint import TokenConstraint
 from tessera.engine.grammar.token_tables import TokenTables
 from tessera.engine.kv_tiers.load import Load, SavedTail
-from tessera.engine.models.rope_tables import first_row
 
 ClientId: TypeAlias = bytes
 
@@ -125,7 +125,6 @@ class Sequence:
         """The waiting sequences of a request whose fields have been verified; `arrival_number` is the first one's."""
         shared = request.sampling_params
         stop_token_ids = frozenset(shared.stop_token_ids).union(() if shared.ignore_eos else eos_token_ids)
-        cache_salt = request.cache_salt.encode("utf-8", "surrogatepass")
         is_background = request.priority > MAX_INT32  # beyond all that requests can ask for
         rank = request.priority if request.account.outranks else int(is_background)
         sequences: list[Sequence] = []
@@ -146,7 +145,7 @@ class Sequence:
                 priority=request.priority,
                 rank=rank,
                 rope_row=rope_row,
-                prefix_salt=b"%d:%b" % (rope_row, cache_salt),
+                prefix_salt=prefix_salt(rope_row, request.cache_salt),
                 prefill_end=len(prompt) - 1 if batch_invariant else None,
                 token_tables=token_tables,
                 prompt_logprobs=None if params.prompt_logprobs is None else [],

@@ -159,6 +159,13 @@ class CudaDevice(Device):
     def event(self, *, timing: bool = False) -> Event:
         return Event(self, timing=timing)
 
+    def wait_for_weights(self, written: Event) -> None:
+        """Have what is submitted from now on begin once `written`, of another stream, is passed."""
+        self.activate()
+        check(driver.cuStreamWaitEvent, self.stream, written.handle, 0)
+        with self._lock:
+            self._weights_written = True  # a kernel that overlaps the one before it reads its weights at once
+
     @property
     def is_capturing(self) -> bool:
         """Whether what is submitted is being recorded."""

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 import zmq
@@ -48,6 +48,7 @@ from tessera.engine.contract.messages import (
     Heartbeat,
     Hello,
     Metrics,
+    PrefixChanges,
     Ready,
     RequestOutput,
     ResetPrefixCache,
@@ -209,6 +210,14 @@ class _Inbox:
             self.waiter.set_result(None)
 
 
+class Watcher(Protocol):
+    """Hears what an engine says beside its outputs."""
+
+    def on_stats(self, time: float, stats: SchedulerStats) -> None: ...
+    def on_prefixes(self, changes: PrefixChanges) -> None: ...
+    def on_end(self) -> None: ...
+
+
 class EngineClient:
     """One app process's connection to the engine with its sockets in `run_dir`.
 
@@ -216,13 +225,16 @@ class EngineClient:
         info: what the engine said of itself when it was last ready.
         is_dismissed: the engine is ended on purpose, so its end is no fault.
         history: (time, stats) of this engine's heartbeats in the last two minutes, the newest last.
+        watcher: set before `start`, if at all.
     """
 
     def __init__(self, run_dir: str | Path) -> None:
         self.info: EngineInfo | None = None
         self.is_dismissed = False
         self.history: deque[tuple[float, SchedulerStats]] = deque(maxlen=HISTORY_LENGTH)
+        self.watcher: Watcher | None = None
         self._run_dir = run_dir
+        self._load_of_others = 0  # as of the last heartbeat
         self._epoch: str | None = None
         self._first_ready = asyncio.Event()
         self._lost: str | None = None
@@ -259,6 +271,11 @@ class EngineClient:
         # The last heartbeat may be of before the engine was loaded, so its `ready` does not count.
         last = self._heartbeats.last
         return self._epoch is not None and not (last is not None and last.draining and last.epoch == self._epoch)
+
+    @property
+    def load(self) -> int:
+        """Sequences and embeddings under way at the engine: this client's, and half a second ago the others'."""
+        return len(self._inboxes) + len(self._embedding_waiters) + self._load_of_others
 
     @property
     def gpu(self) -> GpuUsage | None:
@@ -484,7 +501,13 @@ class EngineClient:
             return
         is_news = not self.history or heartbeat.stats_time > self.history[-1][0]
         if self._epoch is not None and heartbeat.stats is not None and is_news:
-            self.history.append((heartbeat.stats_time, heartbeat.stats))
+            stats = heartbeat.stats
+            self.history.append((heartbeat.stats_time, stats))
+            self._load_of_others = max(0, stats.num_running + stats.num_waiting - len(self._inboxes))
+            if self.watcher is not None:
+                self.watcher.on_stats(heartbeat.stats_time, stats)
+        if self.watcher is not None and heartbeat.prefixes is not None:
+            self.watcher.on_prefixes(heartbeat.prefixes)
 
     def _check_epoch(self) -> None:
         last = self._heartbeats.last
@@ -511,6 +534,9 @@ class EngineClient:
             self._lost = "the engine process ended and is being restarted"
         self._epoch = None
         self.history.clear()
+        self._load_of_others = 0
+        if self.watcher is not None:
+            self.watcher.on_end()
         self._fail_all("the engine process ended while it worked on this request")
         self._link.close()
         self._reconnect()

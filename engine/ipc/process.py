@@ -72,6 +72,7 @@ from tessera.engine.ipc.turns import TimedRunner, Turns
 from tessera.engine.tensor import Device
 
 if TYPE_CHECKING:
+    from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.kv_tiers.tiers import KVTiers
     from tessera.engine.runner.model_runner import ModelRunner
 
@@ -116,6 +117,7 @@ class LoadedEngine:
     embedders: Mapping[EmbedderRole, Embedding] = field(default_factory=dict)
     gpu_usage: Callable[[], GpuUsage | None] = lambda: None
     turns: Turns = field(default_factory=Turns)
+    prefix_report: PrefixReport | None = None
 
     @property
     def has_work(self) -> bool:
@@ -346,6 +348,7 @@ class EngineProcess:
             stats_time=self._stats_at if self._has_work else time.monotonic(),
             draining=self._draining,
             gpu=engine.gpu_usage() if engine is not None else None,
+            prefixes=engine.prefix_report.take() if engine is not None and engine.prefix_report is not None else None,
         )
 
 
@@ -399,6 +402,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     from tessera.engine.core.metrics import EngineMetrics
     from tessera.engine.grammar.compiler import GrammarCompiler
     from tessera.engine.kv_tiers.make import make_tiers
+    from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.models.config import load_config
     from tessera.engine.models.weights.rounding import rounded_while_loading
     from tessera.engine.ops.make import make_ops
@@ -440,6 +444,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         grammars.close()
         return LoadedEngine(EmbeddingOnlyCore(), info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
     turns = Turns(config.served_name or folder.name, config.log_stalls)
+    prefix_report = PrefixReport() if config.reports_prefixes else None
     core = EngineCore(
         config,
         TimedRunner(runner, turns),
@@ -452,13 +457,14 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         metrics=EngineMetrics(config.served_name or folder.name),
         accounts=accounts,
         tiers=tiers,
+        prefix_report=prefix_report,
     )
 
     def render_metrics() -> bytes:
         offload = tier_metrics.render() if tier_metrics is not None else b""
         return core.render_metrics() + embedding.render_metrics() + offload
 
-    return LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device), turns)
+    return LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device), turns, prefix_report)
 
 
 def engine_info(
@@ -487,9 +493,11 @@ def engine_info(
         block_size=runner.block_size,
         num_kv_blocks=runner.num_kv_blocks,
         kv_cache_bytes=runner.kv_cache_bytes,
+        kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         num_host_kv_blocks=tiers.pool.num_slots if tiers is not None else 0,
         num_disk_kv_blocks=tiers.disk.max_blocks if tiers is not None and tiers.disk is not None else 0,
         weight_bytes=runner.weight_bytes,
+        weight_offload=runner.weight_offload,
         num_parameters=runner.num_parameters,
         eos_token_ids=model.eos_token_ids,
         load_seconds=load_seconds,
@@ -497,6 +505,7 @@ def engine_info(
         embeddings=embeddings,
         scorer=scorer,
         stored_bytes=runner.stored_bytes or stored_bytes(Path(config.model)),
+        short_rope_len=runner.short_rope_len,
     )
 
 

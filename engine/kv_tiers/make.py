@@ -59,7 +59,7 @@ def _make_copies(device: Device, planes: Sequence[Tensor], num_slots: int, nbyte
         raise MemoryError(f"only {available / GIB:.1f} GiB are available")
     if isinstance(device, CpuDevice):
         return ArrayCopies(device, planes, num_slots)
-    from tessera.engine.cuda.block_copies import CudaBlockCopies
+    from tessera.engine.cuda.copies.block_copies import CudaBlockCopies
     from tessera.engine.cuda.device import CudaDevice
 
     assert isinstance(device, CudaDevice), f"no copies for {device}"
@@ -73,7 +73,7 @@ def _make_disk(
         return None
     share = DEFAULT_DISK_GIB if config.kv_offload_disk_gib is None else config.kv_offload_disk_gib
     model = Path(config.model).resolve()
-    place = hashlib.sha256(f"{model}\n{config.block_size}\n{dtype}".encode()).hexdigest()[:12]
+    place = hashlib.sha256(f"{model}\n{config.block_size}\n{dtype}\n{config.kv_cache_dtype}".encode()).hexdigest()[:12]
     folder = Path(config.kv_offload_dir) / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('.') or 'model'}-{place}"
     try:
         files = BlockFiles(folder, form_of(config, device, slot_bytes, dtype))
@@ -101,6 +101,7 @@ def form_of(config: EngineConfig, device: Device, slot_bytes: int, dtype: str) -
         config.load_format,
         config.seed if config.load_format == "dummy" else None,
         dtype,
+        config.kv_cache_dtype,
         config.block_size,
         slot_bytes,
     ]

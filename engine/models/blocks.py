@@ -12,7 +12,7 @@ from tessera.engine.models.specs import AttentionSpec, HalfNorms, LayerSpec, MLP
 from tessera.engine.models.weights.weights import AttentionWeights, HalfNormWeights, MLPWeights, NormWeights
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
 from tessera.engine.ops.linear_interface import Accumulate, Activate, LayerNorm, Prologue, RMSNorm
-from tessera.engine.tensor import Tensor
+from tessera.engine.tensor import Tensor, uint8
 
 ACCUMULATE = Accumulate()
 
@@ -171,6 +171,7 @@ class CausalAttention:
         self._ops = ops
         self._keys, self._values = cache
         self._sinks = weights.sinks
+        self._kv_scales = weights.kv_scales if self._keys.dtype == uint8 else None
         self._input = HalfInput(make_norm(spec.norms.before, weights.norms.before), weights.qkv, ops)
         self._prepare = make_preparation(spec, weights, ops, cos_sin)
         angles = None if isinstance(self._prepare, RotationInPlace) else cos_sin
@@ -193,6 +194,7 @@ class CausalAttention:
             sliding_window=spec.sliding_window,
             soft_cap=spec.soft_cap,
             sinks=self._sinks,
+            kv_scales=self._kv_scales,
             queries=buffers.inner("queries", num_tokens, spec.q_size),
             out=buffers.inner("attended", num_tokens, spec.q_size),
         )
@@ -214,6 +216,7 @@ class CausalAttention:
             metadata,
             self._transform,
             num_heads=spec.num_heads,
+            kv_scales=self._kv_scales,
             out=buffers.inner("queries", stream.shape[0], spec.q_size),
         )
         return ops.paged_attention(
@@ -225,6 +228,7 @@ class CausalAttention:
             sliding_window=spec.sliding_window,
             soft_cap=spec.soft_cap,
             sinks=self._sinks,
+            kv_scales=self._kv_scales,
             out=buffers.inner("attended", num_chosen, spec.q_size),
         )
 

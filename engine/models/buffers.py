@@ -60,7 +60,7 @@ class StepBuffers:
     ) -> None:
         """`reduced`: for a decoder whose updates are reduced among devices before they are added."""
         places = _layout(config, dtype, max_tokens, max_logits, reduced=reduced)
-        self.nbytes = max(place.offset + place.nbytes for place in places.values())
+        self.nbytes = _end(places)
         self._buffer = device.allocate(self.nbytes)
         self._places = places
         for name in ("residual", "normed", "update", "last_residual", "last_normed", "logits"):
@@ -74,6 +74,11 @@ class StepBuffers:
         return Tensor(self._buffer, (num_rows, width), place.dtype, place.offset)
 
 
+def buffer_bytes(config: ModelConfig, dtype: np.dtype[Any], *, max_tokens: int, max_logits: int) -> int:
+    """Bytes of `StepBuffers`."""
+    return _end(_layout(config, dtype, max_tokens, max_logits, reduced=False))
+
+
 class _Place(NamedTuple):
     rows: int
     width: int
@@ -83,6 +88,10 @@ class _Place(NamedTuple):
     @property
     def nbytes(self) -> int:
         return self.rows * self.width * self.dtype.itemsize
+
+
+def _end(places: dict[str, _Place]) -> int:
+    return max(place.offset + place.nbytes for place in places.values())
 
 
 def _layout(

@@ -14,6 +14,7 @@ from tessera.engine.models.blocks import MLP, CausalAttention, Reduce, ResidualA
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.mixture.mixture import Mixture
+from tessera.engine.models.offload.layer_stream import LayerStream
 from tessera.engine.models.rope_tables import RopeTables
 from tessera.engine.models.specs import LayerSpec, MoESpec
 from tessera.engine.models.weights.weights import LayerWeights, MLPWeights, MoEWeights, Weights
@@ -48,7 +49,12 @@ class Decoder:
         self.rope_tables = rope_tables
         parts = zip(config.layers, weights.layers, caches, strict=True)
         tables = rope_tables.tables
-        self._layers = [DecoderLayer(spec, layer, ops, cache, tables, reduce) for spec, layer, cache in parts]
+        layers = [DecoderLayer(spec, layer, ops, cache, tables, reduce) for spec, layer, cache in parts]
+        self._stream = weights.stream
+        self._layers: list[DecoderLayer | StreamedLayer] = [*layers]
+        if self._stream is not None:
+            for number, index in enumerate(self._stream.indices):
+                self._layers[index] = StreamedLayer(layers[index], self._stream, number)
         final_norm = make_norm(config.final_norm, weights.final_norm)
         assert final_norm is not None, "a decoder ends with a norm"
         assert weights.lm_head is not None, "a decoder has a head"
@@ -104,6 +110,8 @@ class Decoder:
     ) -> Tensor:
         """The residual stream [T, H] before the first layer."""
         ops, weights, num_tokens = self.ops, self.weights, input_ids.shape[0]
+        if self._stream is not None:
+            self._stream.begin()
         stream = ops.lookup(input_ids, weights.embedding, sampled=sampled, out=buffers.residual[:num_tokens])
         if self._embedding_multiplier != 1.0:
             ops.scale(stream, self._embedding_multiplier, out=stream)
@@ -182,3 +190,28 @@ class DecoderLayer:
             self._attention_add.add(attended, stream, buffers)
             activated = self._mlp.activate(stream, buffers)
         self._mlp_add.add(activated, stream, buffers)
+
+
+class StreamedLayer:
+    """A layer whose weights come to the device during the forward."""
+
+    def __init__(self, layer: DecoderLayer, stream: LayerStream, number: int) -> None:
+        """`number`: the layer's place in `stream.indices`."""
+        self._layer = layer
+        self._stream = stream
+        self._number = number
+
+    def forward(self, stream: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> None:
+        """As `DecoderLayer.forward`."""
+        self._stream.hold_step(self._number)
+        self._layer.forward(stream, metadata, buffers)
+        self._stream.release(self._number)
+
+    def forward_chosen(
+        self, stream: Tensor, metadata: AttentionMetadata, chosen: Tensor, last: AttentionMetadata, buffers: StepBuffers
+    ) -> Tensor:
+        """As `DecoderLayer.forward_chosen`."""
+        self._stream.hold_step(self._number)
+        result = self._layer.forward_chosen(stream, metadata, chosen, last, buffers)
+        self._stream.release(self._number)
+        return result

@@ -23,6 +23,7 @@ from tessera.engine.runner.embedding_runner import DecoderEmbeddingRunner, Embed
 from tessera.engine.runner.head import ClassifierHead, token_head
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.scorer import Scorer
+from tessera.engine.runner.weight_offload import AUTO
 from tessera.engine.runner.yes_no import yes_no_tokens
 
 
@@ -110,6 +111,8 @@ class EmbeddingEngine:
             raise ConfigError(
                 f"--embedding-model goes beside a model that generates text, but {config.model} is an encoder itself"
             )
+        if config.cpu_offload_gib not in (None, AUTO):
+            raise ConfigError(f"--cpu-offload-gib is for decoders, but {config.model} is an encoder")
         if model.classifier is not None:
             self._check_alone()
         start = time.monotonic()

@@ -24,7 +24,7 @@ from tessera.engine.core.step_batch import (
     TokenMask,
 )
 from tessera.engine.formats import KVFormat
-from tessera.engine.models.buffers import StepBuffers
+from tessera.engine.models.buffers import StepBuffers, buffer_bytes
 from tessera.engine.models.config import DTYPES, ModelConfig
 from tessera.engine.models.decoder import Decoder
 from tessera.engine.models.kv_cache import KVCache, block_bytes
@@ -40,7 +40,8 @@ from tessera.engine.runner.prompt_logprobs import LogprobTensors, launch_prompt_
 from tessera.engine.runner.sampler import ResultDownload, StepSampler, mask_words
 from tessera.engine.runner.step_inputs import StepInputs, StepShape, inputs_bytes
 from tessera.engine.runner.upload import StepUpload, aligned
-from tessera.engine.tensor import CpuDevice, Device, Tensor, bfloat16, float32, from_numpy, int32, zeros
+from tessera.engine.runner.weight_offload import AUTO_TOKENS, make_host_layers, offload_info
+from tessera.engine.tensor import CpuDevice, Device, Tensor, bfloat16, float32, from_numpy, int32, uint8, zeros
 
 if TYPE_CHECKING:
     from tessera.engine.ops.cuda import CudaOps
@@ -50,8 +51,10 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
 GIB = 2**30
+AUTO_MARGIN = 3 * GIB // 2  # beside layers, KV cache and buffers: workspaces, CUDA graphs, layers larger than the first
 MAX_CACHED_BLOCKS = 1 << 20  # the host tracks each; 16 million tokens in blocks of 16
 MAX_TABLE_UPDATES = 1 << 14  # entries of the block tables in one copy
+E4M3_CAPABILITY = (8, 9)  # from which on GPUs convert it
 MIN_DERIVED_LEN = 256  # least context to shorten to if memory is short
 
 
@@ -65,6 +68,7 @@ class ModelRunner:
         kv_cache: keys and values.
         num_kv_blocks, block_size, kv_cache_bytes: of the KV cache.
         weight_bytes, num_parameters: of the weights.
+        weight_offload: what of them is in host memory.
         stored_bytes: of a quantised checkpoint's weights, by the name of their format.
         generates: False for a decoder without a head, which makes embeddings only.
 
@@ -86,7 +90,7 @@ class ModelRunner:
         self.ops = ops
         self._used_before = _used_memory(device) if config.beside_others else 0
         self._dtype = resolve_dtype(config, model, device)
-        self._kv_format = KVFormat(self._dtype)
+        self._kv_format = resolve_kv_format(config, self._dtype, device)
         self.dtype: str = self._dtype.name
         self.max_model_len = resolve_max_model_len(config, model)
         self.max_num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * self.max_model_len)
@@ -100,7 +104,8 @@ class ModelRunner:
             raise ConfigError(
                 f"{device} has too little memory for this model in {self.dtype} "
                 f"({num_weight_bytes(model, self._dtype) / GIB:.2f} GiB of weights): {error}; "
-                "a smaller --max-num-batched-tokens or --max-num-seqs needs less beside the weights"
+                "a smaller --max-num-batched-tokens or --max-num-seqs needs less beside the weights, and "
+                "--cpu-offload-gib keeps a part of them in host memory"
             ) from error
 
     def _make(self, progress: Progress | None) -> None:
@@ -114,6 +119,7 @@ class ModelRunner:
             self._cuda_ops.reserve_experts(weights.experts(), self._dtype)
         self.generates = weights.has_head
         self.weight_bytes = weights.nbytes
+        self.weight_offload = None if weights.stream is None else offload_info(weights.stream, model)
         self.stored_bytes = weights.bytes_by_format if model.quantisation is not None else {}
         self.num_parameters = weights.num_parameters
         rope_tables = make_tables(model.ropes, self.max_model_len, device)
@@ -249,10 +255,22 @@ class ModelRunner:
             if progress is not None:
                 progress("weights", done, total)
 
+        host_layers = make_host_layers(self.config, self.model, self._dtype, self.device, self._room_for_layers)
         if self.config.load_format == "dummy":
             seed = self.config.seed or 0
-            return dummy_weights(self.model, self._dtype, self.ops, seed=seed, progress=report)
-        return load_weights(Path(self.config.model), self.model, self._dtype, self.ops, report)
+            return dummy_weights(self.model, self._dtype, self.ops, seed=seed, progress=report, host_layers=host_layers)
+        return load_weights(Path(self.config.model), self.model, self._dtype, self.ops, report, host_layers=host_layers)
+
+    def _room_for_layers(self) -> int:
+        """Bytes of the device that layers may still take, by what is known while they are loaded."""
+        config, model = self.config, self.model
+        tokens = config.max_model_len or min(self.max_model_len, AUTO_TOKENS)
+        num_blocks = config.num_kv_blocks or -(-tokens // self.block_size)
+        taken = num_blocks * block_bytes(model, self.block_size, self._kv_format) + buffer_bytes(
+            model, self._dtype, max_tokens=self._buffer_tokens, max_logits=config.max_num_seqs
+        )
+        free = _free_of_share(self.device, config.gpu_memory_utilization) + self._used_before
+        return free - taken - AUTO_MARGIN
 
     @property
     def _cuda_ops(self) -> CudaOps:
@@ -268,8 +286,13 @@ class ModelRunner:
             if progress is not None:
                 progress("kernels", done, total)
 
-        model = self.model
-        self._cuda_ops.compile(self._dtype, report, head_dims=model.head_dims, rare_ops=model.rare_ops)
+        self._cuda_ops.compile(
+            self._dtype,
+            report,
+            head_dims=self.model.head_dims,
+            rare_ops=self.model.rare_ops,
+            e4m3_cache=self._kv_format.dtype == uint8,
+        )
         rows = self._max_rows + 1  # a CUDA graph has one more row, for padded tokens
         self._cuda_ops.reserve_attention(rows, self.model.num_heads, max(self.model.head_dims))
 
@@ -365,6 +388,18 @@ def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> n
     elif chosen == float32:
         chosen = bfloat16
     return bfloat16 if chosen is None else chosen
+
+
+def resolve_kv_format(config: EngineConfig, dtype: np.dtype[Any], device: Device) -> KVFormat:
+    """The format asked for. Raises: ConfigError where the device has no kernels for it."""
+    if config.kv_cache_dtype == "auto":
+        return KVFormat(dtype)
+    if not isinstance(device, CpuDevice):
+        from tessera.engine.cuda.device import CudaDevice
+
+        if isinstance(device, CudaDevice) and device.compute_capability < E4M3_CAPABILITY:
+            raise ConfigError(f"--kv-cache-dtype fp8 needs a GPU from sm_89 on, and {device} is sm_{device.arch}")
+    return KVFormat(uint8)
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

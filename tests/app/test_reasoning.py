@@ -17,6 +17,7 @@ from tessera.app.reasoning.families import NAMED, choose_reasoning
 from tessera.app.reasoning.format import THINK, ReasoningFormat
 from tessera.app.reasoning.glm import WITH_ANSWER_TAGS
 from tessera.app.reasoning.granite import GRANITE_32, GRANITE_33
+from tessera.app.reasoning.harmony import HARMONY
 from tessera.app.reasoning.minimax import M3
 from tessera.app.reasoning.splitter import ReasoningSplitter
 from tessera.app.settings import AppSettings
@@ -133,6 +134,7 @@ FAMILY_TEMPLATES: list[tuple[str, ReasoningFormat | None]] = [
     ("]~b]ai{%- set think_begin_token = '<mm:think>' -%}", M3),
     ("Write your thoughts after 'Here is my thought process:' and 'Here is my response:'", GRANITE_32),
     ("Write your thoughts between <think></think> and your response between <response></response>", GRANITE_33),
+    ("<|start|>assistant<|channel|>analysis<|message|>", HARMONY),
     ("[other] <think> </think>", THINK),
     ("[other]", None),
 ]

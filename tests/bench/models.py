@@ -51,6 +51,13 @@ LLAMA_8B: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+LLAMA_70B: dict[str, Any] = {
+    **LLAMA_8B,
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "intermediate_size": 28672,
+}
 CONFIGS = {"qwen3-0.6b": QWEN3_06B, "llama-8b": LLAMA_8B}
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
-from tessera.engine.cuda import block_copies
-from tessera.engine.cuda.block_copies import CudaBlockCopies, find_stretches
+from tessera.engine.cuda.copies import block_copies
+from tessera.engine.cuda.copies.block_copies import CudaBlockCopies, find_stretches
 from tessera.engine.tensor import CPU, Tensor, float16
 
 NUM_BLOCKS, NUM_SLOTS = 6, 5

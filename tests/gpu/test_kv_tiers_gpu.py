@@ -14,8 +14,8 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
-from tessera.engine.cuda import block_copies
-from tessera.engine.cuda.block_copies import CudaBlockCopies
+from tessera.engine.cuda.copies import block_copies
+from tessera.engine.cuda.copies.block_copies import CudaBlockCopies
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.driver import find_device
 from tessera.engine.ipc.process import load_engine

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.engine.contract.block_digests import first_row
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
 from tessera.engine.core.step_batch import SamplingBatch, SlotInit, StepBatch, TableUpdates
@@ -17,7 +18,7 @@ from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.decoder import Decoder
 from tessera.engine.models.kv_cache import KVCache
-from tessera.engine.models.rope_tables import first_row, make_tables
+from tessera.engine.models.rope_tables import make_tables
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.interface import AttentionMetadata, Ops

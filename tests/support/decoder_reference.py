@@ -32,6 +32,9 @@ class RandomSource(WeightSource):
     def _normal(self, *shape: int, std: float, mean: float = 0.0) -> Array:
         return (self._random.standard_normal(shape) * std + mean).astype(np.float32)
 
+    def settle(self) -> None:
+        pass
+
     def linear(self, field: MatrixField, layer: int | None) -> LinearWeight:
         std = 0.7 if field.name == "embedding" else 1.2 * field.columns**-0.5
         bias = from_numpy(self._normal(field.rows, std=0.3), CPU) if field.bias else None

@@ -10,6 +10,8 @@ TRICKY = (
     '{"city": "a\\"}</tool_call>[TOOL_CALLS]<|python_tag|> \\\\", "n": [{"x": {}}, [1.5e-3, null, true]], "é": "🙂"}'
 )
 V3_BEGIN = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+HARMONY_HEAD = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+HARMONY_PARIS = f'{HARMONY_HEAD}{{"city": "Paris"}}<|call|>'
 V31_PARIS = '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>'
 # Every kind of literal that Python has and JSON has an equal for.
 PYTHONIC = (
@@ -94,6 +96,25 @@ CASES: list[tuple[str, str, str | None, list[tuple[str, str]]]] = [
         "<tool_call>weather<arg_key>tags</arg_key><arg_value>[1]</arg_value>",
         None,
         [("weather", '{"tags": [1]}')],
+    ),
+    ("harmony", "<|channel|>final<|message|>just text<|return|>", "just text", []),
+    ("harmony", "just text <|chan", "just text <|chan", []),
+    ("harmony", HARMONY_PARIS, None, [CITY]),
+    ("harmony", f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{HARMONY_PARIS}", None, [CITY]),
+    (
+        "harmony",
+        f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{HARMONY_HEAD}{TRICKY}",
+        "I look.",
+        [("weather", TRICKY)],
+    ),
+    ("harmony", ' to=functions.weather<|channel|>commentary json<|message|>{"city": "Paris"}', None, [CITY]),
+    ("harmony", "<|channel|>commentary to=functions.ping<|message|><|call|>", None, [PING]),
+    (
+        "harmony",
+        "<|channel|>commentary to=ping<|message|>{}<|end|><|start|>assistant to=functions.weather<|channel|>commentary"
+        '<|message|>{"city": "Paris"}<|call|> more',
+        None,
+        [PING, CITY],
     ),
     ("granite", "just text", "just text", []),
     ("granite", f"<|tool_call|>[{PARIS}]", None, [CITY]),
@@ -207,6 +228,12 @@ HOSTILE = [
     ("glm45", "<tool_call>weather<arg_key>city</arg_key><arg_value>", "</arg_value"),
     ("glm45", "<tool_call>weather", "<arg_key>tags</arg_key><arg_value>[</arg_value>"),
     ("glm45", "<tool_call>weather<arg_key>", "x"),
+    ("harmony", "", "<|channel|>"),
+    ("harmony", "", " \n"),
+    ("harmony", "", "<|channel|>analysis<|message|>x<|end|>"),
+    ("harmony", "", "<|start|>assistant<|channel|>analysis<|message|><|"),
+    ("harmony", "<|channel|>final<|message|>", "<|chan"),
+    ("harmony", "", "<|channel|>commentary to=functions.ping<|message|>{}<|end|><|start|>assistant"),
     ("granite", "", "<|tool_call|>["),
     ("granite", "<|tool_call|>[", '{"name": "ping"},'),
     ("granite", "", '<|tool_call|>{"name": "ping"}</tool_call'),
@@ -242,6 +269,7 @@ TEMPLATES: list[tuple[str, str]] = [
     ("glm45", "[gMASK]<sop>{{ tools }}<tool_call>{function-name}\n<arg_key>"),
     ("granite", "{{ tools }} respond with <|tool_call|> followed by a JSON list of tools used."),
     ("granite", "{{ tools }}<function_call> {}"),
+    ("harmony", "{{ tools }}<|start|>assistant<|channel|>analysis<|message|>"),
     ("internlm", "{{ tools }}<|action_start|><|plugin|>"),
     ("phi4_mini", "{{ tools }}<|tool_call|>{}<|/tool_call|>"),
     ("phi4_mini", "{{ tools }} formatted as functools[{}]"),

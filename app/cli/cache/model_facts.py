@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tessera.app.reasoning.families import choose_reasoning
-from tessera.app.text.chat_template import load_chat_template
+from tessera.app.text.chat_template import load_chat_template, native_template
 from tessera.app.text.tokenizer import IdTokenizer, load_tokenizer
 from tessera.app.tools.formats.mistral import MISTRAL_MARKED
 from tessera.app.tools.formats.registry import FORMATS, choose_format
@@ -127,6 +127,7 @@ def _text_facts(path: Path) -> ModelFacts:
     try:
         tokenizer = load_tokenizer(path)
         template = load_chat_template(path, None, tokenizer.special_tokens)
+        template = template or native_template(tokenizer.special_tokens, tokenizer.added_tokens)
     except ConfigError as error:
         return ModelFacts(problem=str(error))
     sources = list(template.sources.values()) if template is not None else []

@@ -19,6 +19,7 @@ from tessera.app.tools.formats.olmo3 import OLMO3
 from tessera.app.tools.formats.phi4_mini import PHI4_MINI
 from tessera.app.tools.formats.qwen_coder import QWEN_CODER
 from tessera.app.tools.formats.xlam import XLAM
+from tessera.app.tools.harmony.syntax import HARMONY_TOOLS
 from tessera.app.tools.tool_format import ToolFormat
 from tessera.engine.contract.errors import ConfigError
 
@@ -34,6 +35,7 @@ FORMATS: Mapping[ToolParserName, ToolFormat] = {
     "glm4": GLM4,
     "glm45": GLM45,
     "granite": GRANITE,
+    "harmony": HARMONY_TOOLS,
     "internlm": INTERNLM,
     "olmo3": OLMO3,
     "phi4_mini": PHI4_MINI,
@@ -43,6 +45,7 @@ FORMATS: Mapping[ToolParserName, ToolFormat] = {
 # Texts by which a template gives its format away, all of them together. The first match wins: Qwen3-Coder's template
 # has <tool_call> as well, and Phi-4-mini's the marker of Granite's.
 _TRAITS: tuple[tuple[ToolParserName, tuple[str, ...]], ...] = (
+    ("harmony", ("<|start|>", "<|channel|>", "<|message|>")),
     ("qwen3_coder", ("<parameter=",)),
     ("deepseek_v3", ("<｜tool▁call▁begin｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁call▁begin｜>",)),

@@ -10,7 +10,7 @@ import numpy as np
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.formats import BLOCK_FORMATS, PACKED_FORMATS, WeightFormat, WeightPart
 from tessera.engine.formats.gguf_blocks import TYPES
-from tessera.engine.gguf.block_parts import Bytes
+from tessera.engine.gguf.block_parts import BlockRows, Bytes
 from tessera.engine.models.registry.experts import ExpertForm
 from tessera.engine.tensor import Tensor, uint8
 
@@ -59,7 +59,7 @@ class TensorSource(Protocol):
     def stored_values(self, name: str, expected: tuple[int, ...]) -> Any: ...
     def stored_bytes(self, name: str, expected: tuple[int, ...]) -> Array: ...
     def send_rows(self, source: Any, target: Tensor, name: str) -> None: ...
-    def send_blocks(self, rows: Mxfp4Rows, format: WeightFormat) -> WeightPart: ...
+    def send_blocks(self, rows: BlockRows, format: WeightFormat) -> WeightPart: ...
 
 
 class ExpertReader:
@@ -122,7 +122,9 @@ class ExpertReader:
                 )
                 continue
             stored = self._source.stored_values(name, (field.num_experts, *stored_shape))
-            assert isinstance(stored, np.ndarray), "no form of experts is for GGUF"
+            if kind == "bias":
+                stored = stored[:]
+            assert isinstance(stored, np.ndarray), "matrices in blocks have a reader of their own"
             for expert in range(field.num_experts):
                 yield from self._rows_of(stored[expert], expert, start, name)
 

@@ -12,6 +12,7 @@ import numpy as np
 from tessera.engine.formats import BLOCK_FORMATS, DenseFormat, LinearWeight, WeightFormat
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.mixture.stored import EXPERTS_DOWN, EXPERTS_UP
+from tessera.engine.models.offload.host_layers import HostLayers
 from tessera.engine.models.specs import HalfNorms, LayerSpec, MLPSpec, MoESpec, NormSpec
 from tessera.engine.models.weights.weights import (
     AttentionWeights,
@@ -90,6 +91,14 @@ class WeightSource(ABC):
     @abstractmethod
     def vector(self, field: VectorField, layer: int | None) -> Tensor: ...
 
+    def kv_scales(self, layer: int, num_kv_heads: int) -> Tensor | None:
+        """[2, num_kv_heads] float32, of a layer's keys and values in a cache of e4m3; None: 1."""
+        return None
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Return when all that was made is on the device."""
+
 
 def model_fields(config: ModelConfig) -> Iterator[Field]:
     """Outside of layers."""
@@ -164,10 +173,19 @@ def _norm(name: str, spec: NormSpec | None, size: int) -> Iterator[NormField]:
 
 def num_weight_bytes(config: ModelConfig, dtype: np.dtype[Any]) -> int:
     """Bytes that weights take in `dtype`, but experts in MXFP4."""
-    fields = [*model_fields(config)]
-    for spec in config.layers:
-        fields += layer_fields(spec, config.hidden_size)
-    return sum(_field_bytes(field, dtype, in_mxfp4=config.mxfp4_experts) for field in fields)
+    outer = sum(_field_bytes(field, dtype, in_mxfp4=config.mxfp4_experts) for field in model_fields(config))
+    return outer + sum(layer_bytes(config, dtype))
+
+
+def layer_bytes(config: ModelConfig, dtype: np.dtype[Any]) -> list[int]:
+    """Of `num_weight_bytes` those of each layer."""
+    return [
+        sum(
+            _field_bytes(field, dtype, in_mxfp4=config.mxfp4_experts)
+            for field in layer_fields(spec, config.hidden_size)
+        )
+        for spec in config.layers
+    ]
 
 
 def _field_bytes(field: Field, dtype: np.dtype[Any], *, in_mxfp4: bool) -> int:
@@ -180,13 +198,16 @@ def _field_bytes(field: Field, dtype: np.dtype[Any], *, in_mxfp4: bool) -> int:
     return format.nbytes(field.rows, field.columns) + field.bias * field.rows * dtype.itemsize
 
 
-def build_weights(config: ModelConfig, source: WeightSource) -> Weights:
-    """Everything that `source` makes, in the order of the fields."""
+def build_weights(config: ModelConfig, source: WeightSource, host_layers: HostLayers | None = None) -> Weights:
+    """Everything that `source` makes, in the order of the fields; `host_layers` takes some of the layers."""
     linears, norms, _ = _make(model_fields(config), source, None)
-    layers = tuple(
-        _layer(*_make(layer_fields(spec, config.hidden_size), source, index))
-        for index, spec in enumerate(config.layers)
-    )
+    made: list[LayerWeights] = []
+    for index, spec in enumerate(config.layers):
+        kv_scales = source.kv_scales(index, spec.attention.num_kv_heads)
+        layer = _layer(*_make(layer_fields(spec, config.hidden_size), source, index), kv_scales)
+        made.append(layer if host_layers is None else host_layers.take(index, layer, source.settle))
+        del layer  # it may have left the device
+    layers, stream = (tuple(made), None) if host_layers is None else host_layers.streamed(made)
     embedding = linears["embedding"]
     classifier = None
     if config.classifier is not None:
@@ -201,6 +222,7 @@ def build_weights(config: ModelConfig, source: WeightSource) -> Weights:
         token_type_embedding=linears.get("token_type_embedding"),
         embedding_norm=norms.get("embedding_norm"),
         classifier=classifier,
+        stream=stream,
     )
 
 
@@ -220,7 +242,12 @@ def _make(
     return linears, norms, vectors
 
 
-def _layer(linears: dict[str, LinearWeight], norms: dict[str, NormWeights], vectors: dict[str, Tensor]) -> LayerWeights:
+def _layer(
+    linears: dict[str, LinearWeight],
+    norms: dict[str, NormWeights],
+    vectors: dict[str, Tensor],
+    kv_scales: Tensor | None,
+) -> LayerWeights:
     def around(half: str) -> HalfNormWeights:
         places = ("before", "after", "of_sum")
         return HalfNormWeights(*(norms.get(f"{half}_norm_{place}") for place in places))
@@ -246,6 +273,6 @@ def _layer(linears: dict[str, LinearWeight], norms: dict[str, NormWeights], vect
     else:
         mlp = MLPWeights(linears["up"], linears["down"], around("mlp"))
     attention = AttentionWeights(
-        linears["qkv"], linears["out"], around("attention"), q_norm, k_norm, vectors.get("sinks")
+        linears["qkv"], linears["out"], around("attention"), q_norm, k_norm, vectors.get("sinks"), kv_scales
     )
     return LayerWeights(attention, mlp)

@@ -13,8 +13,10 @@ import numpy as np
 
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.formats import DenseFormat, LinearWeight, WeightFormat, WeightPart
+from tessera.engine.gguf.block_parts import BlockRows
 from tessera.engine.models.config import ModelConfig
-from tessera.engine.models.mixture.stored import ExpertReader, Mxfp4Rows, expert_names
+from tessera.engine.models.mixture.stored import ExpertReader, expert_names
+from tessera.engine.models.quantised.kv_scales import find_kv_scales, read_kv_scales
 from tessera.engine.models.quantised.stored import StoredMatrix
 from tessera.engine.models.registry import ARCHITECTURES, Architecture
 from tessera.engine.models.registry.experts import ExpertForm
@@ -39,7 +41,7 @@ from tessera.engine.models.weights.stream import CHUNK_BYTES, BlockUpload, Weigh
 from tessera.engine.models.weights.text_part import TextPart
 from tessera.engine.models.weights.weights import NormWeights
 from tessera.engine.ops.interface import Ops
-from tessera.engine.tensor import Tensor, empty, float16, float32, uint8
+from tessera.engine.tensor import Tensor, empty, float16, float32, from_numpy, uint8
 
 Kind = Literal["weight", "bias"]
 
@@ -185,6 +187,9 @@ class CheckpointSource(WeightSource):
             found.append(self._norm_vector(field, "bias", layer))
         return NormWeights(*found)
 
+    def settle(self) -> None:
+        self._stream.settle()
+
     def vector(self, field: VectorField, layer: int | None) -> Tensor:
         vector = empty((field.size,), float32 if field.float32 else self.dtype, self.ops.device)
         self._fill(vector, self._names(field, "weight", layer), (field.size,))
@@ -208,6 +213,17 @@ class CheckpointSource(WeightSource):
         order = self._order(field, layer, names)
         self._fill(vector, names, (field.size // len(names),) * len(names), order=order, offset=offset)
         return vector
+
+    def kv_scales(self, layer: int, num_kv_heads: int) -> Tensor | None:
+        pair = self._kv_scale_names(layer)
+        if pair is None:
+            return None
+        scales = read_kv_scales(pair, num_kv_heads, self.checkpoint.tensor, self.checkpoint.path)
+        return from_numpy(scales, self.ops.device)
+
+    def _kv_scale_names(self, layer: int) -> tuple[str, str] | None:
+        projection = self._names(MatrixField("qkv", (), 0), "weight", layer)[0]
+        return find_kv_scales(self.checkpoint.names, projection.rsplit(".", 2)[0])
 
     def _bias(self, field: MatrixField, layer: int | None) -> Tensor | None:
         if not field.bias:
@@ -268,9 +284,9 @@ class CheckpointSource(WeightSource):
     def on_cpu(self) -> bool:
         return self.ops.device.name == "cpu"
 
-    def send_blocks(self, rows: Mxfp4Rows, format: WeightFormat) -> WeightPart:
+    def send_blocks(self, rows: BlockRows, format: WeightFormat) -> WeightPart:
         """All rows in their blocks."""
-        part = WeightPart.empty(format, *rows.shape, self.ops.device)
+        part = WeightPart.empty(format, rows.shape[0], rows.shape[1], self.ops.device)
         self.block_upload.send(rows, slice(0, rows.shape[0]), part, 0)
         return part
 
@@ -292,8 +308,10 @@ class CheckpointSource(WeightSource):
         if order is not None:
             expected = (int(order.max()) + 1, *expected[1:])
         in_rows = self.architecture.qk_norm_form == "each_head" and len(expected) == 1 and len(stored.shape) == 2
-        if in_rows:  # a norm's weights of each head
+        if in_rows or stored.shape == (1, *expected):  # a norm's weights of each head, or ERNIE's vector in a row
             stored = stored.flattened() if isinstance(stored, GGUFTensor) else np.asarray(stored).reshape(-1)
+        if isinstance(stored, GGUFTensor) and (1, *stored.shape) == expected:
+            stored = stored.as_row()
         if stored.shape != expected:
             raise ModelError(
                 f"{self.checkpoint.path(name)}: tensor {name} has shape {list(stored.shape)}, "
@@ -405,7 +423,9 @@ class CheckpointSource(WeightSource):
         ignored = re.compile("|".join(f"(?:{pattern})" for pattern in self.architecture.ignored))
         head = self.architecture.weights.get("lm_head", ()) if self.config.tie_word_embeddings else ()
         tied = {f"{name}.weight" for name in head}
-        unexpected = {name for name in self.checkpoint.names - expected - tied if not ignored.fullmatch(name)}
+        pairs = (self._kv_scale_names(layer) for layer in range(len(self.config.layers)))
+        known = {name for pair in pairs if pair is not None for name in pair}
+        unexpected = {name for name in self.checkpoint.names - expected - tied - known if not ignored.fullmatch(name)}
         if unexpected and self.refuses_others:
             raise ModelError(
                 f"{self.checkpoint.folder} has {_some(unexpected)}, which {self.described_by} has no place for"

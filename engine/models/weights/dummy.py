@@ -17,6 +17,7 @@ from tessera.engine.formats import (
     packed_format,
 )
 from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.offload.host_layers import HostLayers
 from tessera.engine.models.quantised.rounded import ROUNDED, RoundedScheme
 from tessera.engine.models.weights.build import (
     ExpertsField,
@@ -40,13 +41,21 @@ REPEATED_ROWS = 256
 
 
 def dummy_weights(
-    config: ModelConfig, dtype: np.dtype[Any], ops: Ops, *, seed: int = 0, progress: Progress | None = None
+    config: ModelConfig,
+    dtype: np.dtype[Any],
+    ops: Ops,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+    host_layers: HostLayers | None = None,
 ) -> Weights:
     """Equal for equal seeds: matrices are normal with deviation DUMMY_STD, norms are ones, biases zeros.
 
+    `host_layers` takes some of the layers.
+
     Raises: OutOfMemoryError.
     """
-    weights = build_weights(config, _DummySource(config, dtype, ops, seed, progress))
+    weights = build_weights(config, _DummySource(config, dtype, ops, seed, progress), host_layers)
     ops.device.synchronize()
     return weights
 
@@ -129,6 +138,9 @@ class _DummySource(WeightSource):
 
     def vector(self, field: VectorField, layer: int | None) -> Tensor:
         return self._full(field.size, 0, float32 if field.float32 else self._dtype)
+
+    def settle(self) -> None:
+        self._ops.device.synchronize()
 
     def _full(self, size: int, value: float, dtype: np.dtype[Any] | None = None) -> Tensor:
         dtype = dtype or self._dtype

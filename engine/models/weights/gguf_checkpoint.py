@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,19 @@ class GGUFTensor:
         found.shape = (math.prod(self.shape),)
         return found
 
+    def as_row(self) -> GGUFTensor:
+        """A vector as the matrix of one row."""
+        found = GGUFTensor(self._model, self._name, None)
+        found.shape = (1, *self.shape)
+        return found
+
+    def of_expert(self, expert: int) -> GGUFTensor:
+        """The matrix [rows, columns] of one expert of [experts, rows, columns]."""
+        found = GGUFTensor(self._model, self._name, None)
+        found.shape = self.shape[1:]
+        found._stored = self._stored[expert * self.shape[1] : (expert + 1) * self.shape[1]]
+        return found
+
     def __getitem__(self, rows: slice) -> Float32Array:
         if len(self.shape) > 1:
             return dequantize(self.blocks(rows), self.type)
@@ -55,8 +69,37 @@ class GGUFTensor:
         return whole[rows] if self._order is None else whole[self._order[rows]]
 
     def blocks(self, rows: slice) -> Bytes:
-        """Of some rows of a matrix, [n, bytes of a row] uint8; a view where the rows are in order."""
+        """Of some rows of a matrix, or of matrices on top of each other, [n, bytes of a row] uint8; a view where they
+        are in order."""
         return self._stored[rows] if self._order is None else self._stored[self._order[rows]]
+
+
+class StackedExperts:
+    """Matrices [rows, columns] of experts, expert after expert: of each those of all parts, which have one type."""
+
+    def __init__(self, parts: Sequence[GGUFTensor]) -> None:
+        """Each [experts, rows, columns]."""
+        self._parts = parts
+        self._sizes = [part.shape[1] for part in parts]
+        self.type = parts[0].type
+        self.shape = (parts[0].shape[0] * sum(self._sizes), parts[0].shape[2])
+
+    def blocks(self, rows: slice) -> Bytes:
+        """[n, bytes of a row] uint8"""
+        found = []
+        row = rows.start
+        while row < rows.stop:
+            expert, place = divmod(row, sum(self._sizes))
+            index = 0
+            while place >= self._sizes[index]:
+                place -= self._sizes[index]
+                index += 1
+            size = self._sizes[index]
+            count = min(size - place, rows.stop - row)
+            start = expert * size + place
+            found.append(self._parts[index].blocks(slice(start, start + count)))
+            row += count
+        return np.concatenate(found) if len(found) > 1 else found[0]
 
 
 class GGUFCheckpoint:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 from tessera.engine.formats import (
@@ -14,10 +17,19 @@ from tessera.engine.formats import (
     WeightFormat,
     WeightPart,
 )
-from tessera.engine.models.weights.build import MatrixField
+from tessera.engine.models.gguf.mixtures import GGUF_EXPERTS
+from tessera.engine.models.mixture.stored import ExpertReader
+from tessera.engine.models.registry.experts import ExpertForm
+from tessera.engine.models.specs import MoESpec
+from tessera.engine.models.weights.build import ExpertsField, MatrixField
 from tessera.engine.models.weights.checkpoint_source import CheckpointSource
-from tessera.engine.models.weights.gguf_checkpoint import GGUFTensor
+from tessera.engine.models.weights.gguf_checkpoint import GGUFTensor, StackedExperts
 from tessera.engine.models.weights.row_order import Rows
+from tessera.engine.tensor import empty
+
+CORRECTION = "e_score_correction_bias"  # of routers, in float32 whatever the dtype
+
+logger = logging.getLogger("tessera.engine.models")
 
 
 class _Stored(NamedTuple):
@@ -38,7 +50,14 @@ class GGUFSource(CheckpointSource):
     refuses_others = True
     as_published = False
 
+    @cached_property
+    def expert_form(self) -> ExpertForm:
+        return GGUF_EXPERTS
+
     def linear(self, field: MatrixField, layer: int | None) -> LinearWeight:
+        if isinstance(field, ExpertsField):
+            assert layer is not None, "experts are in layers"
+            return self._experts(field, layer)
         names = self._names(field, "weight", layer)
         part_rows = (field.rows,) if len(names) == 1 else field.part_rows
         order = self._order(field, layer, names)
@@ -78,17 +97,63 @@ class GGUFSource(CheckpointSource):
         format = formats.get(stored.type.name)
         return format if format is not None and (format.on_cuda or self.ops.device.name == "cpu") else dense
 
+    def _experts(self, field: ExpertsField, layer: int) -> LinearWeight:
+        """One part, so that all matrices are in one format: blocks where they are stored in the same, else numbers."""
+        reader = ExpertReader(self, field, layer)
+        names = reader.names("weight")
+        counts = field.part_rows if len(names) > 1 else (field.expert_rows,)
+        tensors = [
+            self._gguf_tensor(name, (field.num_experts, rows, field.columns), None)
+            for name, rows in zip(names, counts, strict=True)
+        ]
+        format = self._format_of_all(tensors)
+        if not isinstance(format, DenseFormat):
+            part = self.send_blocks(StackedExperts(tensors), format)
+        else:
+            part = WeightPart.empty(format, field.rows, field.columns, self.ops.device)
+            row = 0
+            for expert in range(field.num_experts):
+                for name, tensor, count in zip(names, tensors, counts, strict=True):
+                    self.send_rows(tensor.of_expert(expert), part.tensors["values"][row : row + count], name)
+                    row += count
+        bias = None
+        if field.bias:
+            bias = empty((field.rows,), self.dtype, self.ops.device)
+            reader.read_bias(bias)
+        return LinearWeight((part,), bias)
+
+    def _format_of_all(self, tensors: list[GGUFTensor]) -> WeightFormat:
+        formats = {self._format_of(tensor) for tensor in tensors}
+        return formats.pop() if len(formats) == 1 else DenseFormat(self.dtype)
+
     def _count_bytes(self) -> int:
-        total = 0
-        for name in set(self._all_names()):
-            stored = self.checkpoint.tensor(name)
-            assert isinstance(stored, GGUFTensor)
-            if len(stored.shape) == 2:
-                format = self._format_of(stored)
-                stays = not isinstance(format, DenseFormat)
-                total += (
-                    stored.type.row_bytes(stored.shape[1]) * stored.shape[0] if stays else format.nbytes(*stored.shape)
-                )
-            else:
-                total += stored.shape[0] * self.dtype.itemsize
-        return total
+        total = sum(self._bytes_of(name) for name in set(self._all_names()))
+        mixed = dense = stored = 0
+        for layer, spec in enumerate(self.config.layers):
+            if not isinstance(spec.mlp, MoESpec):
+                continue
+            names = [self.spelt(name.format(i=layer)) for name in self.expert_form.up]
+            tensors = [tensor for tensor in map(self.checkpoint.tensor, names) if isinstance(tensor, GGUFTensor)]
+            if len({self._format_of(tensor) for tensor in tensors}) > 1:
+                mixed += 1
+                dense += sum(math.prod(tensor.shape) * self.dtype.itemsize for tensor in tensors)
+                stored += sum(map(self._bytes_of, names))
+        if mixed:
+            logger.warning(
+                "%s: gate and up of the experts of %d layers are stored in two types: they are kept in %s, which takes "
+                "%.3g GB instead of %.3g GB",
+                *(self.checkpoint.folder, mixed, self.dtype.name, dense / 1e9, stored / 1e9),
+            )
+        return total + dense - stored
+
+    def _bytes_of(self, name: str) -> int:
+        """Of a tensor as it is kept."""
+        stored = self.checkpoint.tensor(name)
+        assert isinstance(stored, GGUFTensor)
+        if len(stored.shape) == 1:
+            return stored.shape[0] * (4 if name.endswith(CORRECTION) else self.dtype.itemsize)
+        rows, columns = math.prod(stored.shape[:-1]), stored.shape[-1]
+        format = self._format_of(stored)
+        return (
+            format.nbytes(rows, columns) if isinstance(format, DenseFormat) else stored.type.row_bytes(columns) * rows
+        )

@@ -10,6 +10,7 @@ import numpy as np
 
 from tessera.engine.gguf.names import is_gguf
 from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.offload.host_layers import HostLayers
 from tessera.engine.models.weights.build import Progress, build_weights
 from tessera.engine.models.weights.checkpoint_source import CheckpointSource
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint
@@ -28,8 +29,10 @@ def load_weights(
     dtype: np.dtype[Any],
     ops: Ops,
     progress: Progress | None = None,
+    *,
+    host_layers: HostLayers | None = None,
 ) -> Weights:
-    """The weights on the device of `ops`, part by part: host memory holds one chunk.
+    """The weights on the device of `ops`, part by part: host memory holds one chunk, and what `host_layers` takes.
 
     The head is tied or not as the checkpoint has it, whatever config.json says. Extra tensors are left out, which the
     log says. Weights of a folder in 16 or 32 bits are in `dtype`. Those of a GGUF file stay in their blocks where `ops`
@@ -49,4 +52,4 @@ def load_weights(
             quantised = QuantisedCheckpoint(stored, config.quantisation)
             source = QuantisedSource(quantised, config, dtype, ops, progress)
     with source:
-        return replace(build_weights(source.config, source), has_head=source.has_head)
+        return replace(build_weights(source.config, source, host_layers), has_head=source.has_head)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.engine.formats import LinearWeight
+from tessera.engine.models.offload.layer_stream import LayerStream
 from tessera.engine.tensor import Tensor
 
 
@@ -39,6 +40,7 @@ class AttentionWeights:
     q_norm: Tensor | None = None  # [D], or [Hq * D]
     k_norm: Tensor | None = None  # [D], or [Hkv * D]
     sinks: Tensor | None = None  # [Hq]
+    kv_scales: Tensor | None = None  # [2, Hkv] float32, of keys and values in a cache of e4m3
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class ClassifierWeights:
 class Weights:
     """All weights of a decoder or an encoder; with a tied head `lm_head` is `embedding`.
 
-    So it is in a decoder without a head, which `has_head` says: its logits mean nothing.
+    So it is in a decoder without a head, which `has_head` says: its logits mean nothing. Layers that `stream` brings to
+    the device share memory there, so that each is right only while it is computed.
     """
 
     embedding: LinearWeight  # [V, H]
@@ -97,6 +100,7 @@ class Weights:
     embedding_norm: NormWeights | None = None
     classifier: ClassifierWeights | None = None
     has_head: bool = True
+    stream: LayerStream | None = None
 
     def linear_weights(self) -> Iterator[LinearWeight]:
         """Every weight of a product or a lookup once, but those of experts."""
