@@ -123,6 +123,17 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         DeviceName,
         Option("auto: CUDA where a usable device is found, else the CPU", group="device and memory"),
     ] = "auto"
+    tensor_parallel_size: Annotated[
+        int,
+        Option(
+            "ranks that share the model's weights and its KV cache; a divisor of its attention heads; on the CPU they "
+            "are threads",
+            group="device and memory",
+            metavar="RANKS",
+            low=1,
+            high=64,
+        ),
+    ] = 1
     dtype: Annotated[
         DTypeName,
         Option(
@@ -269,6 +280,10 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             raise ConfigError("--kv-offload-dir needs --kv-offload-gib: blocks reach the disk through host memory")
         if self.kv_offload_disk_gib is not None and self.kv_offload_dir is None:
             raise ConfigError("--kv-offload-disk-gib needs --kv-offload-dir, whose size it bounds")
+        if self.tensor_parallel_size > 1 and self.cpu_offload_gib not in (None, "0"):
+            raise ConfigError("--cpu-offload-gib cannot be used with --tensor-parallel-size")
+        if self.tensor_parallel_size > 1 and self.scoring == "yes-no":
+            raise ConfigError("--scoring yes-no cannot be used with --tensor-parallel-size: ranks share the head")
         if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least "

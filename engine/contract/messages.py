@@ -199,6 +199,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     device_name: str
+    num_ranks: int = 1  # that share the model, each on a device of this name
     device_reason: str
     dtype: str
     architecture: str

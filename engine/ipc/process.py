@@ -74,6 +74,7 @@ from tessera.engine.tensor import Device
 if TYPE_CHECKING:
     from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.kv_tiers.tiers import KVTiers
+    from tessera.engine.ranks.parallel_runner import ParallelRunner
     from tessera.engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger("tessera.engine")
@@ -406,6 +407,8 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     from tessera.engine.models.config import load_config
     from tessera.engine.models.weights.rounding import rounded_while_loading
     from tessera.engine.ops.make import make_ops
+    from tessera.engine.ranks.metrics import RankMetrics
+    from tessera.engine.ranks.parallel_runner import make_cpu_runner
     from tessera.engine.runner.devices import select_device
     from tessera.engine.runner.embedding_engine import EmbeddingEngine
     from tessera.engine.runner.model_runner import ModelRunner
@@ -428,12 +431,22 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         return LoadedEngine(encoder_core, info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
     grammars = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)  # reads its tokenizer meanwhile
     embedding.load_beside(ops, progress)  # before the KV cache takes what memory is left
-    runner = ModelRunner(config, model, device, ops, progress)
-    embedding.add_decoder(model, runner)
-    planes = runner.kv_cache.planes if runner.generates else []
+    ranks: ParallelRunner | None = None
+    if config.tensor_parallel_size > 1:
+        if device.name != "cpu":
+            raise ConfigError("--tensor-parallel-size runs on the CPU: pass --device cpu")
+        ranks = make_cpu_runner(config, model, progress)
+        runner = ranks.first
+        if not runner.generates:
+            raise ConfigError("--tensor-parallel-size is for models that generate text, and this one has no head")
+    else:
+        runner = ModelRunner(config, model, device, ops, progress)
+        embedding.add_decoder(model, runner)
+    planes = ranks.planes if ranks is not None else runner.kv_cache.planes if runner.generates else []
     tiers, tier_metrics = make_tiers(runner.config, device, planes, runner.dtype, config.served_name or folder.name)
     info = engine_info(
         runner,
+        ranks,
         device_reason=device_reason,
         load_seconds=time.monotonic() - start,
         embeddings=embedding.infos,
@@ -447,7 +460,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     prefix_report = PrefixReport() if config.reports_prefixes else None
     core = EngineCore(
         config,
-        TimedRunner(runner, turns),
+        TimedRunner(runner if ranks is None else ranks, turns),
         vocab_size=model.vocab_size,
         max_model_len=runner.max_model_len,
         num_kv_blocks=runner.num_kv_blocks,
@@ -460,15 +473,23 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         prefix_report=prefix_report,
     )
 
+    rank_metrics = None
+    if ranks is not None:
+        rank_metrics = RankMetrics(
+            config.served_name or folder.name, ranks.rendezvous.states, ranks.weight_bytes, ranks.kv_cache_bytes
+        )
+
     def render_metrics() -> bytes:
         offload = tier_metrics.render() if tier_metrics is not None else b""
-        return core.render_metrics() + embedding.render_metrics() + offload
+        of_ranks = rank_metrics.render() if rank_metrics is not None else b""
+        return core.render_metrics() + embedding.render_metrics() + offload + of_ranks
 
     return LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device), turns, prefix_report)
 
 
 def engine_info(
     runner: ModelRunner,
+    ranks: ParallelRunner | None = None,
     *,
     device_reason: str,
     load_seconds: float,
@@ -476,13 +497,15 @@ def engine_info(
     scorer: ScorerInfo | None,
     tiers: KVTiers | None,
 ) -> EngineInfo:
-    """The facts of a loaded decoder."""
+    """The facts of a loaded decoder; `runner` is rank 0's where `ranks` share it."""
     from tessera.engine.gguf.model import stored_bytes
+    from tessera.engine.models.weights.build import num_parameters
 
     config, model, device = runner.config, runner.model, runner.device
     return EngineInfo(
         device=device.name,
         device_name=getattr(device, "device_name", f"{os.cpu_count()} cores"),
+        num_ranks=config.tensor_parallel_size,
         device_reason=device_reason,
         dtype=runner.dtype,
         architecture=model.architecture,
@@ -492,19 +515,19 @@ def engine_info(
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_size=runner.block_size,
         num_kv_blocks=runner.num_kv_blocks,
-        kv_cache_bytes=runner.kv_cache_bytes,
+        kv_cache_bytes=runner.kv_cache_bytes if ranks is None else sum(ranks.kv_cache_bytes),
         kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         num_host_kv_blocks=tiers.pool.num_slots if tiers is not None else 0,
         num_disk_kv_blocks=tiers.disk.max_blocks if tiers is not None and tiers.disk is not None else 0,
-        weight_bytes=runner.weight_bytes,
+        weight_bytes=runner.weight_bytes if ranks is None else sum(ranks.weight_bytes),
         weight_offload=runner.weight_offload,
-        num_parameters=runner.num_parameters,
+        num_parameters=runner.num_parameters if ranks is None else num_parameters(model),
         eos_token_ids=model.eos_token_ids,
         load_seconds=load_seconds,
         generates=runner.generates,
         embeddings=embeddings,
         scorer=scorer,
-        stored_bytes=runner.stored_bytes or stored_bytes(Path(config.model)),
+        stored_bytes=(runner.stored_bytes if ranks is None else ranks.stored_bytes) or stored_bytes(Path(config.model)),
         short_rope_len=runner.short_rope_len,
     )
 

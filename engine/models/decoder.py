@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.engine.models.blocks import MLP, CausalAttention, Reduce, ResidualAdd, make_norm
+from tessera.engine.collectives.interface import Collectives
+from tessera.engine.models.blocks import MLP, CausalAttention, ResidualAdd, make_norm
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.mixture.mixture import Mixture
@@ -35,12 +36,13 @@ class Decoder:
         caches: Sequence[LayerCache],
         rope_tables: RopeTables,
         *,
-        reduce: Reduce | None = None,
+        ranks: Collectives | None = None,
+        first_token: int = 0,
     ) -> None:
         """`caches`: of each layer. `rope_tables`: of `config.ropes`.
 
-        `reduce` sums what a layer half computed among the devices that share its weights, before it is added to
-        the residual stream; the step's buffers must be made for it.
+        `ranks` share the model: `config` and `weights` are this one's, whose rows of embedding and head begin with
+        `first_token`. The step's buffers must be made for it.
         """
         self.config = config
         self.weights = weights
@@ -49,7 +51,8 @@ class Decoder:
         self.rope_tables = rope_tables
         parts = zip(config.layers, weights.layers, caches, strict=True)
         tables = rope_tables.tables
-        layers = [DecoderLayer(spec, layer, ops, cache, tables, reduce) for spec, layer, cache in parts]
+        self._ranks, self._first_token = ranks, first_token
+        layers = [DecoderLayer(spec, layer, ops, cache, tables, ranks) for spec, layer, cache in parts]
         self._stream = weights.stream
         self._layers: list[DecoderLayer | StreamedLayer] = [*layers]
         if self._stream is not None:
@@ -112,7 +115,13 @@ class Decoder:
         ops, weights, num_tokens = self.ops, self.weights, input_ids.shape[0]
         if self._stream is not None:
             self._stream.begin()
-        stream = ops.lookup(input_ids, weights.embedding, sampled=sampled, out=buffers.residual[:num_tokens])
+        stream, ranks = buffers.residual[:num_tokens], self._ranks
+        if ranks is None:
+            ops.lookup(input_ids, weights.embedding, sampled=sampled, out=stream)
+        else:
+            own = ranks.own_ids(input_ids, sampled, self._first_token, buffers.inner("own_ids", 1, num_tokens)[0])
+            ops.lookup(own, weights.embedding, out=stream)
+            ranks.all_reduce(stream)  # of zeros but for one
         if self._embedding_multiplier != 1.0:
             ops.scale(stream, self._embedding_multiplier, out=stream)
         if weights.position_embedding is not None:
@@ -121,15 +130,22 @@ class Decoder:
         return stream
 
     def _logits(self, stream: Tensor, buffers: StepBuffers) -> Tensor:
-        """Of at most `max_logits` rows [S, H] of the residual stream -> [S, V] float32 in `buffers`."""
+        """Of at most `max_logits` rows [S, H] of the residual stream -> [S, V] float32 in `buffers`.
+
+        Where ranks share the head, rank 0 has them all and others their own.
+        """
         ops, config, num_logits = self.ops, self.config, stream.shape[0]
         prologue = self._final_norm.prologue(buffers.last_normed[:num_logits])
-        logits = ops.linear(stream, self._lm_head, prologue=prologue, out=buffers.logits[:num_logits])
+        logits = ops.linear(stream, self._lm_head, prologue=prologue, out=buffers.own_logits[:num_logits])
         if config.logits_multiplier != 1.0:
             ops.scale(logits, config.logits_multiplier, out=logits)
         if config.logits_soft_cap is not None:
             ops.soft_cap(logits, config.logits_soft_cap, out=logits)
-        return logits
+        if self._ranks is None:
+            return logits
+        everything = buffers.logits[:num_logits]
+        self._ranks.gather_columns(logits, everything if self._ranks.index == 0 else None)
+        return everything
 
 
 class DecoderLayer:
@@ -142,8 +158,9 @@ class DecoderLayer:
         ops: Ops,
         cache: LayerCache,
         rope_tables: Sequence[Tensor],
-        reduce: Reduce | None,
+        ranks: Collectives | None,
     ) -> None:
+        reduce = None if ranks is None else ranks.all_reduce
         attention, mlp = spec.attention, spec.mlp
         cos_sin = None if attention.rope is None else rope_tables[attention.rope]
         mlp_norm = make_norm(mlp.norms.before, weights.mlp.norms.before)
@@ -151,7 +168,7 @@ class DecoderLayer:
             mlp_norm = make_norm(attention.norms.before, weights.attention.norms.before)
         self._ops = ops
         self._parallel = spec.parallel
-        self._attention = CausalAttention(attention, weights.attention, ops, cache, cos_sin)
+        self._attention = CausalAttention(attention, weights.attention, ops, cache, cos_sin, ranks)
         self._attention_add = ResidualAdd(
             spec, attention.norms, weights.attention.norms, weights.attention.out, ops, reduce
         )

@@ -285,16 +285,16 @@ def _granite_experts(config: dict[str, Any], at: str, random: Random) -> list[tu
 
 
 def _gpt_oss_experts(config: dict[str, Any], at: str, random: Random) -> list[tuple[str, Array]]:
-    hidden = config["hidden_size"]
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
     at += "mlp."
     experts = at + "experts."
     tensors = [
         (at + "router.weight", random.normal(NUM_EXPERTS, hidden, std=0.3)),
         (at + "router.bias", random.normal(NUM_EXPERTS, std=0.5)),
-        (experts + "gate_up_proj_bias", random.normal(NUM_EXPERTS, 2 * EXPERT_SIZE, std=0.5)),
+        (experts + "gate_up_proj_bias", random.normal(NUM_EXPERTS, 2 * inner, std=0.5)),
         (experts + "down_proj_bias", random.normal(NUM_EXPERTS, hidden, std=0.5)),
     ]
-    sizes = {"gate_up_proj": (hidden, 2 * EXPERT_SIZE), "down_proj": (EXPERT_SIZE, hidden)}
+    sizes = {"gate_up_proj": (hidden, 2 * inner), "down_proj": (inner, hidden)}
     for name, (columns, rows) in sizes.items():
         if "quantization_config" in config:
             blocks, scales = mxfp4(NUM_EXPERTS, rows, columns, random)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,28 @@ class GGUFTensor:
         self._stored = model.stored(name)
         self._order = order
 
-    def reordered(self, order: Array) -> GGUFTensor:
-        """With row `order[i]` as row i."""
-        found = GGUFTensor(self._model, self._name, order if self._order is None else self._order[order])
-        found.shape = (len(order), *self.shape[1:])
+    def chosen(self, rows: Array | None, columns: slice | None) -> GGUFTensor:
+        """With row `rows[i]` as row i; None: all. Raises: ValueError where columns are not whole blocks."""
+        found = copy(self)
+        if rows is not None:
+            found._order = rows if self._order is None else self._order[rows]
+            found.shape = (len(rows), *self.shape[1:])
+        if columns is not None:
+            size, nbytes = self.type.block_size, self.type.block_bytes
+            if columns.start % size or columns.stop % size:
+                raise ValueError(f"columns {columns.start} to {columns.stop - 1} are not whole blocks of {size}")
+            found.shape = (found.shape[0], columns.stop - columns.start)
+            found._stored = self._stored[:, columns.start // size * nbytes : columns.stop // size * nbytes]
+        return found
+
+    def chosen_of_experts(self, rows: Array | None, columns: slice | None) -> GGUFTensor:
+        """The same rows and columns of each expert's matrix; see `chosen`."""
+        experts, height, width = self.shape
+        stacked = copy(self)
+        stacked.shape = (experts * height, width)
+        everywhere = None if rows is None else np.asarray(np.arange(experts)[:, None] * height + rows).ravel()
+        found = stacked.chosen(everywhere, columns)
+        found.shape = (experts, found.shape[0] // experts, found.shape[1])
         return found
 
     def flattened(self) -> GGUFTensor:
@@ -57,9 +76,12 @@ class GGUFTensor:
 
     def of_expert(self, expert: int) -> GGUFTensor:
         """The matrix [rows, columns] of one expert of [experts, rows, columns]."""
-        found = GGUFTensor(self._model, self._name, None)
+        rows, found = slice(expert * self.shape[1], (expert + 1) * self.shape[1]), copy(self)
         found.shape = self.shape[1:]
-        found._stored = self._stored[expert * self.shape[1] : (expert + 1) * self.shape[1]]
+        if self._order is None:
+            found._stored = self._stored[rows]
+        else:
+            found._order = self._order[rows]
         return found
 
     def __getitem__(self, rows: slice) -> Float32Array:
