@@ -34,9 +34,12 @@ def metrics_csv(folder: Path) -> bytes:
     return text.getvalue().encode()
 
 
-def remove_all_but_adapters(folder: Path) -> int:
-    """-> bytes that are left."""
+def size_of_adapters(folder: Path) -> int:
+    """Bytes that stay."""
+    return sum(path.stat().st_size for path in folder.glob(f"{ADAPTER_FOLDER}*/*"))
+
+
+def remove_all_but_adapters(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name != ADAPTER_FOLDER and not path.name.startswith(CHECKPOINT_PREFIX):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -9,6 +9,9 @@ import orjson
 
 from tessera.app.openai.fine_tuning.tables import checkpoints_of, events_of, progress
 from tessera.app.store.objects import StoredObject
+from tessera.app.training.job_messages import ADAPTER_FOLDER, checkpoint_folder
+
+CHECKPOINT_MARK = ":ckpt-step-"
 
 
 def job_object(database: sqlite3.Connection, stored: StoredObject) -> dict[str, Any]:
@@ -59,13 +62,12 @@ def event_objects(database: sqlite3.Connection, seq: int) -> list[dict[str, Any]
 
 def checkpoint_objects(database: sqlite3.Connection, stored: StoredObject) -> list[dict[str, Any]]:
     """The oldest first."""
-    name = orjson.loads(stored.body)["result_name"]
     return [
         {
             "id": checkpoint_id,
             "object": "fine_tuning.job.checkpoint",
             "created_at": created,
-            "fine_tuned_model_checkpoint": checkpoint_name(name, step),
+            "fine_tuned_model_checkpoint": checkpoint_name(stored.label, step),
             "fine_tuning_job_id": stored.id,
             "metrics": {"step": step, "train_loss": loss, "valid_loss": validation_loss},
             "step_number": step,
@@ -76,4 +78,10 @@ def checkpoint_objects(database: sqlite3.Connection, stored: StoredObject) -> li
 
 def checkpoint_name(result_name: str, step: int) -> str:
     """Of the model of a checkpoint, by that of the job's result."""
-    return f"{result_name}:ckpt-step-{step}"
+    return f"{result_name}{CHECKPOINT_MARK}{step}"
+
+
+def result_names(database: sqlite3.Connection, seq: int, label: str) -> dict[str, str]:
+    """Folders below the job's, by the names of its result and its checkpoints."""
+    steps = (step for _, _, step, *_ in checkpoints_of(database, seq))
+    return {label: ADAPTER_FOLDER, **{checkpoint_name(label, step): checkpoint_folder(step) for step in steps}}

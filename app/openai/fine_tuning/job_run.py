@@ -14,9 +14,11 @@ from typing import Any
 from tessera.app.model_settings import ModelSettings
 from tessera.app.openai.files.files import new_file_id
 from tessera.app.openai.fine_tuning.job_child import STOP_TIMEOUT, JobChild, num_cpus
-from tessera.app.openai.fine_tuning.job_files import metrics_csv, remove_all_but_adapters
+from tessera.app.openai.fine_tuning.job_files import metrics_csv, remove_all_but_adapters, size_of_adapters
+from tessera.app.openai.fine_tuning.job_objects import result_names
 from tessera.app.openai.fine_tuning.jobs import FOLDER, FineTuningJobs
 from tessera.app.openai.fine_tuning.objects import JobStatus
+from tessera.app.openai.fine_tuning.results import JobResult, JobResults
 from tessera.app.openai.fine_tuning.tables import (
     JobRow,
     OwnerLostError,
@@ -52,9 +54,10 @@ class JobRun:
         child: the process, for the time being.
     """
 
-    def __init__(self, jobs: FineTuningJobs, seq: int, owner: str) -> None:
+    def __init__(self, jobs: FineTuningJobs, results: JobResults, seq: int, owner: str) -> None:
         self.child: JobChild | None = None
         self._jobs = jobs
+        self._results = results
         self._store = jobs.store
         self._seq = seq
         self._owner = owner
@@ -224,6 +227,7 @@ class JobRun:
     async def _succeed(self, row: JobRow, folder: Path, outcome: Succeeded) -> None:
         """Store the metrics and the result, once."""
         data = await self._store.with_folder(FOLDER, lambda _: metrics_csv(folder))
+        num_bytes = await self._store.with_folder(FOLDER, lambda _: size_of_adapters(folder))
         file_id = new_file_id()
         await self._store.with_contents(partial(_publish, data, file_id))
 
@@ -241,22 +245,26 @@ class JobRun:
             )
             changes: dict[str, Any] = {
                 "finished_at": int(time.time()),
-                "fine_tuned_model": row.body["result_name"],
+                "fine_tuned_model": row.result_name,
                 "trained_tokens": outcome.num_trained_tokens,
                 "result_files": [file_id],
             }
             change_job(database, self._seq, "succeeded", changes)
+            keep_result(database, self._seq, num_bytes)
             insert_event(database, self._seq, f"New fine-tuned model created: {row.body['result_name']}")
             insert_event(database, self._seq, "The job has successfully completed")
 
+        # Served first: a client that sees the status calls the model at once.
+        names = await self._store.query(partial(result_names, seq=self._seq, label=row.result_name))
+        await self._results.serve(JobResult(row.id, row.tenant, row.body["model"], names))
         try:
             await self._store.transact(succeed)
         except BaseException:
             with contextlib.suppress(Exception):
+                await self._results.forget(list(names))
                 await self._store.with_contents(lambda contents: contents.remove(file_id))
             raise
-        num_bytes = await self._store.with_folder(FOLDER, lambda _: remove_all_but_adapters(folder))
-        await self._store.transact(partial(keep_result, seq=self._seq, num_bytes=num_bytes))
+        await self._store.with_folder(FOLDER, lambda _: remove_all_but_adapters(folder))
         logger.info("fine-tuning job %s: succeeded", row.id)
 
     async def _fail(self, row: JobRow, failed: Failed) -> None:

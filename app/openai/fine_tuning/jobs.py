@@ -16,10 +16,11 @@ from typing import Any
 import orjson
 from fastapi import Request
 
+from tessera.app.generate.served_models import PRIVATE_PREFIX
 from tessera.app.http.errors import PermissionDeniedError
 from tessera.app.keys.key_ring import KeyHolder
 from tessera.app.openai.files.files import Files
-from tessera.app.openai.fine_tuning.job_objects import checkpoint_objects, event_objects, job_object
+from tessera.app.openai.fine_tuning.job_objects import checkpoint_objects, event_objects, job_object, result_names
 from tessera.app.openai.fine_tuning.objects import JobStatus
 from tessera.app.openai.fine_tuning.schema import MAX_SEED, FineTuningRequest
 from tessera.app.openai.fine_tuning.tables import (
@@ -104,12 +105,12 @@ class FineTuningJobs:
             "hyperparameters": request.chosen,
             "seed": request.seed if request.seed is not None else secrets.randbelow(MAX_SEED + 1),
             "metadata": request.metadata,
-            "result_name": f"ft:{request.model}:{owner}:{request.suffix or ''}:{job_id[-8:]}",
         }
+        name = f"{PRIVATE_PREFIX}{request.model}:{owner}:{request.suffix or ''}:{job_id[-8:]}"
         await self.store.with_folder(FOLDER, lambda folder: _link_files(folder / job_id, sources))
         try:
             return await self.store.transact(
-                lambda database: self._insert(database, tenant, job_id, body, request.model, num_bytes)
+                lambda database: self._insert(database, tenant, job_id, name, body, num_bytes)
             )
         except Exception:  # not where it is cancelled: the transaction goes on
             await self.remove_folder(job_id)
@@ -180,6 +181,25 @@ class FineTuningJobs:
         """-> the job, which waits again. Raises NotFoundError, InvalidRequestError where it is not paused."""
         return await self._change(tenant, job_id, "queued", "The job has been resumed.")
 
+    async def delete_result(self, tenant: str, name: str) -> list[str] | None:
+        """Delete the model that a job has made, and its checkpoints; -> their names, None where there is none."""
+
+        def delete(database: sqlite3.Connection) -> tuple[str, list[str]] | None:
+            page = self.table.page(database, tenant, limit=1, ascending=True, label=name)
+            stored = page.objects[0] if page is not None and page.objects else None
+            if stored is None or progress(database, stored.seq)[0] != "succeeded":
+                return None
+            names = list(result_names(database, stored.seq, name))
+            end_job(database, self.table, stored.seq)
+            return stored.id, names
+
+        found = await self.store.transact(delete)
+        if found is None:
+            return None
+        job_id, names = found
+        await self.remove_folder(job_id)
+        return names
+
     async def remove_folder(self, job_id: str) -> None:
         await self.store.with_folder(FOLDER, lambda folder: shutil.rmtree(folder / job_id, ignore_errors=True))
 
@@ -205,7 +225,13 @@ class FineTuningJobs:
         return await self.store.transact(change)
 
     def _insert(
-        self, database: sqlite3.Connection, tenant: str, job_id: str, body: dict[str, Any], base: str, num_bytes: int
+        self,
+        database: sqlite3.Connection,
+        tenant: str,
+        job_id: str,
+        result_name: str,
+        body: dict[str, Any],
+        num_bytes: int,
     ) -> dict[str, Any]:
         if num_active(database, tenant) >= MAX_ACTIVE:
             raise QueueFullError(
@@ -213,8 +239,8 @@ class FineTuningJobs:
             )
         if self.table.usage(database, tenant)[0] >= MAX_JOBS:
             delete_oldest_without_result(database, tenant)
-        seq = self.table.insert(database, tenant, job_id, orjson.dumps(body), extra_bytes=num_bytes, is_aging=False)
-        insert_job(database, seq, tenant, base)
+        seq = self.table.insert(database, tenant, job_id, orjson.dumps(body), label=result_name, extra_bytes=num_bytes, is_aging=False)
+        insert_job(database, seq, tenant, body["model"])
         insert_event(database, seq, f"Created fine-tuning job: {job_id}")
         return job_object(database, self._find(database, tenant, job_id))
 

@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from tessera.app.openai.fine_tuning.job_run import JobRun
 from tessera.app.openai.fine_tuning.jobs import FOLDER, FineTuningJobs, remove_unknown_folders
+from tessera.app.openai.fine_tuning.results import JobResults
 from tessera.app.openai.fine_tuning.tables import JobCounts, OwnerLostError, count_jobs, job_summaries, next_candidate
 from tessera.app.store.errors import StoreFullError, StoreUnavailableError
 from tessera.app.store.locks import ProcessLocks
@@ -36,8 +37,9 @@ SWEEP_INTERVAL = 3600.0
 class JobRunner:
     """Of one app process; it does nothing where fine-tuning is off. Also the metrics of all jobs."""
 
-    def __init__(self, jobs: FineTuningJobs) -> None:
+    def __init__(self, jobs: FineTuningJobs, results: JobResults) -> None:
         self._jobs = jobs
+        self._results = results
         self._store = jobs.store
         self._owner = secrets.token_hex(16)
         self._due = asyncio.Event()
@@ -123,7 +125,7 @@ class JobRunner:
                 await self._store.with_locks(lambda locks: locks.unlock(TURN))
 
     async def _work(self, seq: int) -> None:
-        self._run = JobRun(self._jobs, seq, self._owner)
+        self._run = JobRun(self._jobs, self._results, seq, self._owner)
         working = asyncio.ensure_future(self._run.run())
         try:
             while not working.done():

@@ -33,7 +33,8 @@ FINE_TUNING_SCHEMA = Schema(
             """CREATE TABLE fine_tuning_jobs (
                 seq INTEGER PRIMARY KEY REFERENCES objects (seq) ON DELETE CASCADE, tenant TEXT NOT NULL,
                 base TEXT NOT NULL, status TEXT NOT NULL, owner TEXT NOT NULL DEFAULT '',
-                step INTEGER NOT NULL DEFAULT 0, num_steps INTEGER NOT NULL DEFAULT 0, finish REAL
+                step INTEGER NOT NULL DEFAULT 0, num_steps INTEGER NOT NULL DEFAULT 0, finish REAL,
+                has_result INTEGER NOT NULL DEFAULT 0
             )""",
             f"CREATE INDEX active_fine_tuning_jobs ON fine_tuning_jobs (seq) WHERE status IN {ACTIVE}",
             """CREATE TABLE fine_tuning_events (
@@ -70,11 +71,17 @@ class OwnerLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as its owner sees it; `body` has the fields of its object that change seldom."""
+    """A job as its owner sees it.
+
+    Attributes:
+        result_name: of the model that it makes.
+        body: the fields of its object that change seldom.
+    """
 
     seq: int
     id: str
     tenant: str
+    result_name: str
     status: JobStatus
     step: int
     num_steps: int
@@ -129,14 +136,14 @@ def claim(database: sqlite3.Connection, seq: int, owner: str) -> JobRow | None:
 def read_owned(database: sqlite3.Connection, seq: int, owner: str) -> JobRow:
     """Raises OwnerLostError."""
     row = database.execute(
-        """SELECT id, objects.tenant, status, step, num_steps, body FROM fine_tuning_jobs JOIN objects USING (seq)
+        """SELECT id, objects.tenant, label, status, step, num_steps, body FROM fine_tuning_jobs JOIN objects USING (seq)
         WHERE seq = ? AND owner = ?""",
         (seq, owner),
     ).fetchone()
     if row is None:
         raise OwnerLostError
-    job_id, tenant, status, step, num_steps, body = row
-    return JobRow(seq, job_id, tenant, status, step, num_steps, orjson.loads(body))
+    job_id, tenant, label, status, step, num_steps, body = row
+    return JobRow(seq, job_id, tenant, label, status, step, num_steps, orjson.loads(body))
 
 
 def change_job(
@@ -198,14 +205,16 @@ def save_checkpoint(database: sqlite3.Connection, seq: int, taken: StepLoss, num
 
 
 def end_job(database: sqlite3.Connection, table: ObjectTable, seq: int) -> None:
-    """Without a result: the job's files go, and it expires."""
+    """Without a result, or no longer with one: the job's files go, and it expires."""
+    database.execute("UPDATE fine_tuning_jobs SET has_result = 0 WHERE seq = ?", (seq,))
     database.execute("DELETE FROM fine_tuning_checkpoints WHERE job = ?", (seq,))
     expires = table.expiry(time.time())
     database.execute("UPDATE objects SET size = LENGTH(body), expires = ? WHERE seq = ?", (expires, seq))
 
 
 def keep_result(database: sqlite3.Connection, seq: int, num_bytes: int) -> None:
-    """A job that has succeeded stays until it is deleted, and counts with the bytes of its result."""
+    """A job that has succeeded stays until its result is deleted, and counts with the bytes of it."""
+    database.execute("UPDATE fine_tuning_jobs SET has_result = 1 WHERE seq = ?", (seq,))
     database.execute("UPDATE objects SET size = LENGTH(body) + ? WHERE seq = ?", (num_bytes, seq))
 
 
