@@ -31,7 +31,9 @@ def status_object(model: ServedModel, models: ServedModels) -> dict[str, Any]:
         "state": {"ready": well, "reason": reason},
         "models": [name for each in ordered for name in each.names],
         "default_names": [each.default_name for each in models],
-        "generating_models": [name for each in ordered for name in each.settings.served_model_names],
+        "generating_models": [
+            name for each in ordered for name in (*each.settings.served_model_names, *each.adapter_names)
+        ],
         "chat": model.template is not None,
         "engine": _engine(client.info) if client.info is not None else None,
         "now": _now(history[-1][1]) if history else None,

@@ -55,6 +55,7 @@ from tessera.app.openai.fine_tuning.jobs import FineTuningJobs
 from tessera.app.openai.fine_tuning.runner import JobRunner
 from tessera.app.openai.fine_tuning.tables import FINE_TUNING_SCHEMA
 from tessera.app.openai.invocations import routes as invocations
+from tessera.app.openai.models import adapter_routes as adapters
 from tessera.app.openai.models import routes as models
 from tessera.app.openai.rerank import routes as rerank
 from tessera.app.openai.rerank.scorers import Scorers
@@ -95,6 +96,7 @@ ROUTES = (
     rerank,
     invocations,
     models,
+    adapters,
     tokenize,
     residence,
     files,

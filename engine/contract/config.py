@@ -20,6 +20,9 @@ PoolingName = Literal["auto", "mean", "last", "cls"]
 ScoringName = Literal["auto", "yes-no", "none"]
 BlockSize = Literal[8, 16, 32, 64, 128]
 
+MAX_LORA_RANK = 256
+MAX_LORA_NAME = 256  # characters
+
 DEVICE_DEFAULTS = {"cuda": (256, 8192), "cpu": (64, 1024)}  # max_num_seqs, max_num_batched_tokens
 (_CUDA_SEQS, _CUDA_TOKENS), (_CPU_SEQS, _CPU_TOKENS) = DEVICE_DEFAULTS["cuda"], DEVICE_DEFAULTS["cpu"]
 
@@ -54,6 +57,14 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
             high=3600,
         ),
     ] = 1.0
+
+
+def parse_lora(text: str) -> str:
+    """NAME=FOLDER as it is. Raises OptionError."""
+    name, equals, folder = text.partition("=")
+    if not equals or not name.strip() or len(name) > MAX_LORA_NAME or not folder:
+        raise OptionError(f"must be a name, = and a folder, such as spelling=out/adapter, not {text!r}")
+    return text
 
 
 class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
@@ -269,6 +280,67 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     prefix_caching: Annotated[
         bool, Option("reuse the KV blocks of equal beginnings of prompts", group="scheduling")
     ] = True
+    lora: Annotated[
+        tuple[str, ...],
+        Option(
+            "serve the LoRA adapter in a folder of PEFT's format as a model of this name; may be given several times",
+            group="adapters",
+            metavar="NAME=FOLDER",
+            parse=parse_lora,
+            form="a name, = and a folder",
+            default="none",
+        ),
+    ] = ()
+    allow_lora_loading: Annotated[
+        bool,
+        Option(
+            "take POST /v1/load_lora_adapter and /v1/unload_lora_adapter, by which clients have any folder of this "
+            "machine read as an adapter",
+            group="adapters",
+        ),
+    ] = False
+    max_loras: Annotated[
+        int,
+        Option(
+            "adapters that have room on the device at a time, and so in one batch; each takes as much as one of "
+            "--max-lora-rank on all projections",
+            group="adapters",
+            metavar="N",
+            low=1,
+            high=1024,
+        ),
+    ] = 8
+    max_lora_rank: Annotated[
+        int | None,
+        Option(
+            "largest rank of an adapter that can be served",
+            group="adapters",
+            metavar="RANK",
+            low=1,
+            high=MAX_LORA_RANK,
+            default="the largest of --lora, but at least 16",
+        ),
+    ] = None
+    max_cpu_loras: Annotated[
+        int,
+        Option(
+            "adapters that are kept in host memory; others are read from their folders again when they are needed",
+            group="adapters",
+            metavar="N",
+            low=1,
+            high=4096,
+        ),
+    ] = 64
+
+    @property
+    def serves_adapters(self) -> bool:
+        return bool(self.lora) or self.allow_lora_loading
+
+    @property
+    def adapters(self) -> tuple[tuple[str, str], ...]:
+        """Names and folders of `lora`."""
+        pairs = (text.partition("=") for text in self.lora)
+        return tuple((name, folder) for name, _, folder in pairs)
 
     def verify(self) -> None:
         """Raise ConfigError naming the first option whose value cannot work."""
@@ -280,6 +352,8 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             raise ConfigError("--kv-offload-dir needs --kv-offload-gib: blocks reach the disk through host memory")
         if self.kv_offload_disk_gib is not None and self.kv_offload_dir is None:
             raise ConfigError("--kv-offload-disk-gib needs --kv-offload-dir, whose size it bounds")
+        if self.serves_adapters:
+            self._verify_adapters()
         if self.tensor_parallel_size > 1 and self.cpu_offload_gib not in (None, "0"):
             raise ConfigError("--cpu-offload-gib cannot be used with --tensor-parallel-size")
         if self.tensor_parallel_size > 1 and self.scoring == "yes-no":
@@ -289,6 +363,16 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least "
                 f"--max-num-seqs ({self.max_num_seqs}), so that every running sequence can take a step"
             )
+
+    def _verify_adapters(self) -> None:
+        others = {
+            "--batch-invariant": self.batch_invariant,
+            "--tensor-parallel-size": self.tensor_parallel_size > 1,
+            "--cpu-offload-gib": self.cpu_offload_gib not in (None, "0"),
+        }
+        for option, given in others.items():
+            if given:
+                raise ConfigError(f"--lora and --allow-lora-loading cannot be used with {option}")
 
     def with_device_defaults(self, device: str) -> EngineConfig:
         """A copy in which every 0 has become the default of `device`, "cuda" or "cpu"."""

@@ -92,6 +92,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     `cache_salt` separates prefix caches: blocks are shared only between equal salts.
     `priority`: lower runs first; equal priorities run in order of arrival.
     `num_choices`: completions of each prompt. For metrics.
+    `adapter`: the name of the adapter to use; empty for the model itself.
     """
 
     request_id: str
@@ -103,6 +104,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     num_choices: int = 1
     account: AccountRef = NO_ACCOUNT
     siblings: list[Sibling] = []
+    adapter: str = ""
 
     @property
     def request_ids(self) -> list[str]:
@@ -141,11 +143,50 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
     accounts: list[int] | None = None
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """Serve the adapter in a folder of this machine under a name; answered by `AdapterDone`."""
+
+    token: int
+    name: str
+    folder: str
+    replace: bool = False
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
+    """Serve an adapter no more; requests that have begun with it are finished. Answered by `AdapterDone`."""
+
+    token: int
+    name: str
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Take no new requests, finish the running and waiting ones, then exit with code 0."""
 
 
-ClientMessage = Hello | AddRequest | AddEmbedding | AbortRequests | GetMetrics | ResetPrefixCache | Drain
+ClientMessage = (
+    Hello
+    | AddRequest
+    | AddEmbedding
+    | AbortRequests
+    | GetMetrics
+    | ResetPrefixCache
+    | LoadAdapter
+    | UnloadAdapter
+    | Drain
+)
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that is served. `folder` is where it was loaded from, `created` the Unix time of that.
+
+    `digest`: SHA-256 of its files.
+    """
+
+    name: str
+    folder: str
+    rank: int
+    created: int
+    digest: bytes
 
 
 class EmbeddingInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -374,6 +415,19 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     prefixes: PrefixChanges | None = None
 
 
+class Adapters(msgspec.Struct, frozen=True, tag="adapters"):
+    """All adapters that are served; sent after `Ready`, and to all clients whenever there are others."""
+
+    adapters: list[AdapterInfo]
+
+
+class AdapterDone(msgspec.Struct, frozen=True, tag="adapter_done"):
+    """Answer to LoadAdapter and UnloadAdapter, after `Adapters`; `refusal` says why nothing has changed."""
+
+    token: int
+    refusal: RequestOutput | None = None
+
+
 class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
     """Answer to GetMetrics."""
 
@@ -382,7 +436,7 @@ class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
 
 
 EngineReport = LoadProgress | Ready | StartFailed
-EngineMessage = Ready | Accepted | StepOutputs | EmbeddingOutput | Metrics
+EngineMessage = Ready | Accepted | StepOutputs | EmbeddingOutput | Adapters | AdapterDone | Metrics
 
 
 def client_encoder() -> msgspec.msgpack.Encoder:

@@ -7,10 +7,12 @@ to memory made beforehand, so that a whole step can be captured and replayed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from tessera.engine.collectives.interface import Collectives
+from tessera.engine.formats import AdapterRows, AdapterSelection
 from tessera.engine.models.blocks import MLP, CausalAttention, ResidualAdd, make_norm
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import ModelConfig
@@ -23,6 +25,13 @@ from tessera.engine.ops.interface import AttentionMetadata, Ops
 from tessera.engine.tensor import Tensor
 
 LayerCache = tuple[Tensor, Tensor]  # keys and values [num_blocks, Hkv, block_size, D]
+
+
+class StepAdapters(NamedTuple):
+    """The adapters of a step's tokens, and of those that logits are made of."""
+
+    tokens: AdapterRows
+    chosen: AdapterRows
 
 
 class Decoder:
@@ -38,8 +47,9 @@ class Decoder:
         *,
         ranks: Collectives | None = None,
         first_token: int = 0,
+        selection: AdapterSelection | None = None,
     ) -> None:
-        """`caches`: of each layer. `rope_tables`: of `config.ropes`.
+        """`caches`: of each layer. `rope_tables`: of `config.ropes`. `selection`: of weights with adapters.
 
         `ranks` share the model: `config` and `weights` are this one's, whose rows of embedding and head begin with
         `first_token`. The step's buffers must be made for it.
@@ -49,6 +59,7 @@ class Decoder:
         self.ops = ops
         self.caches = caches
         self.rope_tables = rope_tables
+        self._selection = selection
         parts = zip(config.layers, weights.layers, caches, strict=True)
         tables = rope_tables.tables
         self._ranks, self._first_token = ranks, first_token
@@ -76,6 +87,7 @@ class Decoder:
         *,
         sampled: Tensor | None = None,
         last: AttentionMetadata | None = None,
+        adapters: StepAdapters | None = None,
     ) -> Tensor:
         """Store this step's keys and values, return logits [S, V] float32 of the tokens chosen by
         `logits_indices` [S] int32 among input_ids [T] int32 (None: of all). A negative id -1 - n stands
@@ -84,12 +96,15 @@ class Decoder:
         `last` describes the chosen tokens as S rows of one query each. With it the last layer computes
         nothing of others but their keys and values, and `project` cannot be asked for others afterwards.
         """
+        self._select(None if adapters is None else adapters.tokens)
         stream = self._embed(input_ids, metadata, buffers, sampled)
         if last is not None:
             assert logits_indices is not None, "`last` describes chosen tokens"
             for layer in self._layers[:-1]:
                 layer.forward(stream, metadata, buffers)
-            stream = self._layers[-1].forward_chosen(stream, metadata, logits_indices, last, buffers)
+            attended, stream = self._layers[-1].attend_chosen(stream, metadata, logits_indices, last, buffers)
+            self._select(None if adapters is None else adapters.chosen)
+            self._layers[-1].add_halves(attended, stream, buffers)
             return self._logits(stream, buffers)
         for layer in self._layers:
             layer.forward(stream, metadata, buffers)
@@ -103,10 +118,16 @@ class Decoder:
 
     def hidden_states(self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> Tensor:
         """As `forward`, but the final norm's output [T, H] of every token instead of logits."""
+        self._select(None)
         stream = self._embed(input_ids, metadata, buffers, None)
         for layer in self._layers:
             layer.forward(stream, metadata, buffers)
         return self._final_norm.apply(self.ops, stream, out=buffers.normed[: input_ids.shape[0]])
+
+    def _select(self, rows: AdapterRows | None) -> None:
+        """Adapters of the rows of the products that come next."""
+        if self._selection is not None:
+            self._selection.rows = rows
 
     def _embed(
         self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers, sampled: Tensor | None
@@ -184,18 +205,18 @@ class DecoderLayer:
 
     def forward(self, stream: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> None:
         """stream [T, H] becomes the layer's output."""
-        self._add_halves(self._attention.attend(stream, metadata, buffers), stream, buffers)
+        self.add_halves(self._attention.attend(stream, metadata, buffers), stream, buffers)
 
-    def forward_chosen(
+    def attend_chosen(
         self, stream: Tensor, metadata: AttentionMetadata, chosen: Tensor, last: AttentionMetadata, buffers: StepBuffers
-    ) -> Tensor:
-        """The layer's output [S, H] for the tokens `chosen` [S] alone, which `last` describes."""
+    ) -> tuple[Tensor, Tensor]:
+        """For the tokens `chosen` [S] alone, which `last` describes: what attention gives, and their rows of the stream
+        [S, H], which `add_halves` makes the layer's output."""
         attended = self._attention.attend_chosen(stream, metadata, chosen, last, buffers)
-        rest = self._ops.embedding(chosen, stream, out=buffers.last_residual[: chosen.shape[0]])
-        self._add_halves(attended, rest, buffers)
-        return rest
+        return attended, self._ops.embedding(chosen, stream, out=buffers.last_residual[: chosen.shape[0]])
 
-    def _add_halves(self, attended: Tensor, stream: Tensor, buffers: StepBuffers) -> None:
+    def add_halves(self, attended: Tensor, stream: Tensor, buffers: StepBuffers) -> None:
+        """stream [T, H] becomes the layer's output, after what attention gave."""
         if isinstance(self._mlp, Mixture):
             self._attention_add.add(attended, stream, buffers)
             self._mlp.add(stream, buffers)
@@ -224,11 +245,14 @@ class StreamedLayer:
         self._layer.forward(stream, metadata, buffers)
         self._stream.release(self._number)
 
-    def forward_chosen(
+    def attend_chosen(
         self, stream: Tensor, metadata: AttentionMetadata, chosen: Tensor, last: AttentionMetadata, buffers: StepBuffers
-    ) -> Tensor:
-        """As `DecoderLayer.forward_chosen`."""
+    ) -> tuple[Tensor, Tensor]:
+        """As `DecoderLayer.attend_chosen`; `add_halves` follows."""
         self._stream.hold_step(self._number)
-        result = self._layer.forward_chosen(stream, metadata, chosen, last, buffers)
+        return self._layer.attend_chosen(stream, metadata, chosen, last, buffers)
+
+    def add_halves(self, attended: Tensor, stream: Tensor, buffers: StepBuffers) -> None:
+        """As `DecoderLayer.add_halves`, after `attend_chosen`."""
+        self._layer.add_halves(attended, stream, buffers)
         self._stream.release(self._number)
-        return result

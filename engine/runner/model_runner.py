@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tessera.engine.adapters.slots import AdapterSlots
 from tessera.engine.collectives.interface import Collectives
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, OutOfMemoryError
@@ -27,7 +28,7 @@ from tessera.engine.core.step_batch import (
 from tessera.engine.formats import KVFormat
 from tessera.engine.models.buffers import StepBuffers, buffer_bytes
 from tessera.engine.models.config import DTYPES, ModelConfig
-from tessera.engine.models.decoder import Decoder
+from tessera.engine.models.decoder import Decoder, StepAdapters
 from tessera.engine.models.kv_cache import KVCache, block_bytes
 from tessera.engine.models.partition import Partition, Rank
 from tessera.engine.models.rope_tables import make_tables
@@ -86,8 +87,14 @@ class ModelRunner:
         ops: Ops,
         progress: Progress | None = None,
         ranks: Collectives | None = None,
+        *,
+        max_lora_rank: int = 0,
     ) -> None:
-        """`ranks`: that share the model; only rank 0 samples, and the others do what it does until then."""
+        """`ranks`: that share the model; only rank 0 samples, and the others do what it does until then.
+
+        `max_lora_rank`: of the `config.max_loras` slots for adapters; 0: there are none.
+        """
+        self._max_lora_rank = max_lora_rank
         self.config = config = config.with_device_defaults("cpu" if isinstance(device, CpuDevice) else "cuda")
         self.model = model
         self._ranks = ranks
@@ -130,6 +137,12 @@ class ModelRunner:
         self.weight_offload = None if weights.stream is None else offload_info(weights.stream, model)
         self.stored_bytes = weights.bytes_by_format if model.quantisation is not None else {}
         self.num_parameters = weights.num_parameters
+        self._adapter_slots: AdapterSlots | None = None
+        if self._max_lora_rank:
+            self._adapter_slots = AdapterSlots(
+                model, self._dtype, device, num_slots=config.max_loras, max_rank=self._max_lora_rank
+            )
+            weights = self._adapter_slots.attach(weights)
         rope_tables = make_tables(model.ropes, self.max_model_len, device)
         rows = config.max_num_seqs
         self._buffers = StepBuffers(
@@ -143,7 +156,8 @@ class ModelRunner:
         )
         self._sampler = StepSampler(self.ops, rows, model.vocab_size, self.max_model_len) if self._samples else None
         self._newest = zeros((rows,), int32, device) if self._sampler is None else self._sampler.newest
-        self._upload = StepUpload(device, inputs_bytes(StepShape(self._buffer_tokens, self._max_rows + 1, rows)))
+        largest = StepShape(self._buffer_tokens, self._max_rows + 1, rows)
+        self._upload = StepUpload(device, inputs_bytes(largest, self._adapter_slots is not None))
         side_arrays = max(MAX_TABLE_UPDATES, self._buffer_tokens)
         self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
         self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
@@ -160,6 +174,7 @@ class ModelRunner:
             rope_tables,
             ranks=ranks,
             first_token=self._partition.vocabulary.start,
+            selection=None if self._adapter_slots is None else self._adapter_slots.selection,
         )
         if not isinstance(device, CpuDevice):
             self.warm_up()
@@ -199,6 +214,9 @@ class ModelRunner:
         if self._sampler is not None:
             for init in batch.slot_inits:
                 self._sampler.init_slot(init)
+        for slot, adapter in batch.adapter_loads:
+            assert self._adapter_slots is not None, "only an engine with adapters has sequences with them"
+            self._adapter_slots.load(slot, adapter)
         recorded = self._graphs.find(batch)
         if recorded is not None:
             inputs, logits, graph = recorded
@@ -211,7 +229,8 @@ class ModelRunner:
                 most = max(most, 2)  # rows of a sequence see each other's keys, which must be stored before
             inputs = self._inputs(shape, most, int(batch.context_lens.max(initial=0)))
             self._submit(inputs, batch)
-            logits = self._forward(inputs, every_token=batch.prompt_rows is not None)
+            every_token = batch.prompt_rows is not None
+            logits = self._forward(inputs, every_token=every_token, adapted=batch.adapter_slots is not None)
         running = RunningStep(batch, inputs, logits)
         if batch.prompt_rows is not None:
             running.prompt_logprobs = self._score_prompts(batch.prompt_rows)
@@ -244,10 +263,12 @@ class ModelRunner:
             self._numbers,
             max_seqlen_q=max_seqlen_q,
             max_context_len=max_context_len,
+            has_adapters=self._adapter_slots is not None,
         )
 
-    def _forward(self, inputs: StepInputs, *, every_token: bool = False) -> Tensor:
-        """Logits [S, V] float32 in the step's buffers; `every_token` computes all tokens' hidden states to the end."""
+    def _forward(self, inputs: StepInputs, *, every_token: bool = False, adapted: bool = False) -> Tensor:
+        """Logits [S, V] float32 in the step's buffers; `every_token` computes all tokens' hidden states to the end,
+        `adapted` with their adapters."""
         self.ops.scatter(self._block_tables, *inputs.updates)
         is_decode = inputs.shape.is_decode
         return self.decoder.forward(
@@ -257,7 +278,14 @@ class ModelRunner:
             self._buffers,
             sampled=self._newest,
             last=None if is_decode or every_token else inputs.last_attention,
+            adapters=self._step_adapters(inputs) if adapted else None,
         )
+
+    def _step_adapters(self, inputs: StepInputs) -> StepAdapters:
+        assert inputs.adapters is not None, "the step was made without adapters"
+        for rows in {id(rows): rows for rows in inputs.adapters}.values():
+            self.ops.group_rows(rows)
+        return inputs.adapters
 
     def _submit(self, inputs: StepInputs, batch: StepBatch) -> None:
         """Send the batch to the device; table updates that the step has no room for go ahead of it."""

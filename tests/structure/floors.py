@@ -45,6 +45,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.kv_tiers",),
     ("engine.grammar",),
     ("engine.training",),
+    ("engine.adapters",),
     ("engine.models",),
     ("engine.models.mixture",),
     ("engine.models.blocks",),

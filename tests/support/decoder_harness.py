@@ -14,7 +14,7 @@ from tessera.engine.contract.block_digests import first_row
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
 from tessera.engine.core.step_batch import SamplingBatch, SlotInit, StepBatch, TableUpdates
-from tessera.engine.formats import KVFormat
+from tessera.engine.formats import AdapterSelection, KVFormat
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.decoder import Decoder
@@ -55,6 +55,7 @@ class DecoderHarness:
         block_size: int = 8,
         kv_dtype: np.dtype[Any] | None = None,
         ranks: Collectives | None = None,
+        selection: AdapterSelection | None = None,
     ) -> None:
         self.config = config
         self.ops = ops
@@ -63,7 +64,7 @@ class DecoderHarness:
         cache = KVCache(config, 2 * self.num_blocks, block_size, KVFormat(kv_dtype or dtype), ops.device)
         rope_tables = make_tables(config.ropes, max_model_len, ops.device)
         self._rope_row = first_row(rope_tables.short_len, max_model_len)
-        self.decoder = Decoder(config, weights, ops, cache.layers, rope_tables, ranks=ranks)
+        self.decoder = Decoder(config, weights, ops, cache.layers, rope_tables, ranks=ranks, selection=selection)
         self.buffers = StepBuffers(
             config,
             dtype,
