@@ -30,7 +30,7 @@ for path in sorted(PAGE_PATHS - {PAGE}):
 async def show_status(http_request: Request) -> Response:
     state = http_request.app.state
     use = use_object(state.http_counts, state.key_ring, state.key_use, getattr(http_request.state, "holder", None))
-    figures = status_object(_model(http_request), models_of(http_request))
+    figures = status_object(_model(http_request), models_of(http_request), tenant_of(http_request))
     jobs = await state.fine_tuning_runner.status(tenant_of(http_request))
     response = json_response({**figures, "use": use, "fine_tuning": jobs})
     response.headers.update(NOT_STORED)

@@ -52,6 +52,7 @@ from tessera.app.openai.files import routes as files
 from tessera.app.openai.files.files import Files
 from tessera.app.openai.fine_tuning import routes as fine_tuning
 from tessera.app.openai.fine_tuning.jobs import FineTuningJobs
+from tessera.app.openai.fine_tuning.results import JobResults
 from tessera.app.openai.fine_tuning.runner import JobRunner
 from tessera.app.openai.fine_tuning.tables import FINE_TUNING_SCHEMA
 from tessera.app.openai.invocations import routes as invocations
@@ -135,6 +136,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
         app.state.store.start()
         app.state.batch_runner.start()
         app.state.fine_tuning_runner.start()
+        app.state.fine_tuning_results.start()
         for history in app.state.hour_histories:
             history.start()
         app.state.seal = Seal(await stored_seal_key(app.state.store))
@@ -143,6 +145,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
             history.close()
         await app.state.batch_runner.close()
         await app.state.fine_tuning_runner.close()
+        await app.state.fine_tuning_results.close()
         await app.state.background.close()
         await app.state.store.close()
         if tracing is not None:
@@ -171,7 +174,10 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
     app.state.batches = Batches(app.state.store, app.state.files, settings)
     app.state.batch_runner = BatchRunner(app, models, app.state.batches)
     app.state.fine_tuning_jobs = FineTuningJobs(app.state.store, app.state.files, settings)
-    app.state.fine_tuning_runner = JobRunner(app.state.fine_tuning_jobs)
+    app.state.fine_tuning_results = JobResults(app.state.fine_tuning_jobs, models)
+    app.state.fine_tuning_runner = JobRunner(app.state.fine_tuning_jobs, app.state.fine_tuning_results)
+    if settings.enable_fine_tuning:
+        models.private = app.state.fine_tuning_results
     app.state.background = BackgroundJobs()
     app.state.seal = Seal(new_seal_key())  # until the store has been read
     app.state.embeddings = {model: Embeddings(model) for model in models}

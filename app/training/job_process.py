@@ -38,6 +38,7 @@ from tessera.app.training.job_messages import (
     Succeeded,
     checkpoint_folder,
 )
+from tessera.engine.contract.config import FINE_TUNED_RANK
 from tessera.engine.contract.errors import ConfigError, TesseraError
 from tessera.engine.models.config import load_config
 from tessera.engine.tensor import float32
@@ -103,7 +104,7 @@ class JobProcess:
         plan = TrainingPlan(
             model=Path(launch.model),
             name=launch.name,
-            lora=LoraSettings(),
+            lora=LoraSettings(FINE_TUNED_RANK, 2 * FINE_TUNED_RANK),
             run=RunSettings(
                 num_steps=num_epochs * epoch,
                 batch_size=batch_size,

@@ -23,8 +23,8 @@ from tessera.app.openai.fine_tuning.objects import (
     JobCheckpointList,
     JobEventList,
 )
-from tests.support.fake_client import FakeClient
-from tests.support.http_fixtures import call, serve, settings_for
+from tests.support.fake_client import FakeClient, always, play
+from tests.support.http_fixtures import call, ids, serve, settings_for
 from tests.support.server_fixture import write_tiny_model
 
 T = TypeVar("T")
@@ -34,6 +34,7 @@ PATIENCE = 60.0
 ENDED = ("succeeded", "failed", "cancelled")
 USER: dict[str, Any] = {"role": "user", "content": "Say it."}
 NUM_STEPS = 80
+HELLO = play(ids("hello"), finish="length")
 
 
 def chat(reply: str = "the train is there") -> dict[str, Any]:
@@ -50,9 +51,9 @@ METHOD: Any = {"type": "supervised", "supervised": {"hyperparameters": {"n_epoch
 
 
 @contextmanager
-def tuning_server(model: Path, data: Path, **changes: Any) -> Iterator[str]:
+def tuning_server(model: Path, data: Path, engine: FakeClient | None = None) -> Iterator[str]:
     settings = {"api_keys": KEYS, "data_dir": str(data), "enable_fine_tuning": True, "fine_tuning_share": 1.0}
-    with serve(FakeClient(lambda submission: []), settings_for(model, **{**settings, **changes})) as url:
+    with serve(engine or FakeClient(always(HELLO)), settings_for(model, **settings)) as url:
         yield url
 
 
@@ -67,8 +68,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(model: Path, data: Path) -> Iterator[str]:
-    with tuning_server(model, data) as url:
+def engine() -> FakeClient:
+    return FakeClient(always(HELLO))
+
+
+@pytest.fixture(scope="module")
+def url(model: Path, data: Path, engine: FakeClient) -> Iterator[str]:
+    with tuning_server(model, data, engine) as url:
         yield url
 
 
@@ -235,6 +241,9 @@ def test_a_job_whose_process_and_server_end_comes_to_the_same_weights(
         job = until(other, job)
         assert job.status == "succeeded", job.error
         assert losses(other, job) == losses(api, succeeded)
+    engine = FakeClient(always(HELLO))
+    with tuning_server(model, tmp_path, engine), sdk(url) as other:  # which serves the result again
+        waited(lambda: job.fine_tuned_model in (engine.adapters or {}))
     weights = [
         (folder / "fine_tuning" / each.id / "adapter" / "adapter_model.safetensors").read_bytes()
         for folder, each in ((data, succeeded), (tmp_path, job))
@@ -279,6 +288,42 @@ def test_a_wrong_file_fails_the_job_with_its_lines(api: openai.OpenAI, data: Pat
     assert "line 2: The last message must be the assistant's" in job.error.message
     assert "line 3: It is not JSON" in job.error.message
     assert not (data / "fine_tuning" / job.id).exists()
+
+
+def test_a_result_is_served_to_its_key_alone_until_it_is_deleted(
+    url: str, api: openai.OpenAI, data: Path, engine: FakeClient, succeeded: FineTuningJob
+) -> None:
+    name = str(succeeded.fine_tuned_model)
+    checkpoints = [each.fine_tuned_model_checkpoint for each in api.fine_tuning.jobs.checkpoints.list(succeeded.id)]
+    assert engine.adapters is not None
+    folder = data / "fine_tuning" / succeeded.id
+    assert {each: engine.adapters[each].folder for each in (name, checkpoints[0])} == {
+        name: str(folder / "adapter"),
+        checkpoints[0]: str(folder / "adapter-80"),
+    }
+    ask: dict[str, Any] = {"messages": [USER], "max_tokens": 5}
+    assert api.chat.completions.create(model=name, **ask).model == name
+    assert engine.submissions[-1].adapter == name
+    assert {name, *checkpoints} < {model.id for model in api.models.list()}
+    assert api.models.retrieve(name).id == name
+    with sdk(url, KEYS[1]) as other:
+        assert {model.id for model in other.models.list()} == {"tiny"}
+        for refused in (
+            lambda: other.chat.completions.create(model=name, **ask),
+            lambda: other.chat.completions.create(model=checkpoints[0], **ask),
+            lambda: other.models.retrieve(name),
+            lambda: other.models.delete(name),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                refused()
+    with pytest.raises(openai.NotFoundError, match="There is no fine-tuned model 'tiny' to delete"):
+        api.models.delete("tiny")
+    assert api.models.delete(name).deleted
+    assert {model.id for model in api.models.list()} == {"tiny"}
+    assert not engine.adapters
+    assert not folder.exists()
+    with pytest.raises(openai.NotFoundError):
+        api.chat.completions.create(model=name, **ask)
 
 
 def test_jobs_are_listed_by_key_and_metadata(url: str, api: openai.OpenAI) -> None:
@@ -336,6 +381,6 @@ def test_a_file_of_another_purpose_is_refused(api: openai.OpenAI) -> None:
 
 
 def test_without_the_option_there_is_no_fine_tuning(model: Path) -> None:
-    response = call(FakeClient(lambda submission: []), settings_for(model), "GET", "/v1/fine_tuning/jobs")
+    response = call(FakeClient(always(HELLO)), settings_for(model), "GET", "/v1/fine_tuning/jobs")
     assert response.status_code == 403
     assert "--enable-fine-tuning turns it on" in response.json()["error"]["message"]

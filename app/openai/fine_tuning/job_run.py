@@ -251,7 +251,7 @@ class JobRun:
             }
             change_job(database, self._seq, "succeeded", changes)
             keep_result(database, self._seq, num_bytes)
-            insert_event(database, self._seq, f"New fine-tuned model created: {row.body['result_name']}")
+            insert_event(database, self._seq, f"New fine-tuned model created: {row.result_name}")
             insert_event(database, self._seq, "The job has successfully completed")
 
         # Served first: a client that sees the status calls the model at once.

@@ -239,7 +239,9 @@ class FineTuningJobs:
             )
         if self.table.usage(database, tenant)[0] >= MAX_JOBS:
             delete_oldest_without_result(database, tenant)
-        seq = self.table.insert(database, tenant, job_id, orjson.dumps(body), label=result_name, extra_bytes=num_bytes, is_aging=False)
+        seq = self.table.insert(
+            database, tenant, job_id, orjson.dumps(body), label=result_name, extra_bytes=num_bytes, is_aging=False
+        )
         insert_job(database, seq, tenant, body["model"])
         insert_event(database, seq, f"Created fine-tuning job: {job_id}")
         return job_object(database, self._find(database, tenant, job_id))

@@ -9,6 +9,9 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from fastapi import Request
 
 from tessera.app.generate.served_models import ServedModels
 from tessera.app.openai.fine_tuning.job_objects import CHECKPOINT_MARK, result_names
@@ -101,7 +104,7 @@ class JobResults:
             for model in self._models:
                 if name in (model.client.adapters or {}):
                     try:
-                        await model.client.unload_adapter(name)
+                        await model.client.unload_adapter(name, by_server=True)
                     except RequestError as error:
                         logger.warning("the deleted model %s is still loaded: %s", name, error)
 
@@ -134,3 +137,9 @@ def _owner_of(database: sqlite3.Connection, label: str) -> str | None:
 
 def _path_of(folder: Path, job_id: str, name: str) -> Path:
     return folder / job_id / name
+
+
+def results_of(request: Request) -> JobResults:
+    results: Any = request.app.state.fine_tuning_results
+    assert isinstance(results, JobResults)
+    return results

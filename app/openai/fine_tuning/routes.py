@@ -17,10 +17,12 @@ from tessera.app.openai.fine_tuning.objects import (
     JobCheckpointList,
     JobEventList,
 )
+from tessera.app.openai.fine_tuning.results import results_of
 from tessera.app.openai.fine_tuning.runner import runner_of
 from tessera.app.openai.fine_tuning.schema import FineTuningRequest
+from tessera.app.openai.models.objects import DeletedModel
 from tessera.app.openai.pages import PageParameters, list_object
-from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.errors import InvalidRequestError, NotFoundError
 
 PAGES = PageParameters()
 CHECKPOINT_PAGES = PageParameters(default_limit=10)
@@ -122,6 +124,21 @@ async def list_events(http_request: Request, job_id: PathName) -> Response:
 async def list_checkpoints(http_request: Request, job_id: PathName) -> Response:
     asked = CHECKPOINT_PAGES.read(http_request.query_params)
     return json_response(await jobs_of(http_request).checkpoints(tenant_of(http_request), job_id, asked))
+
+
+@router.delete(
+    "/v1/models/{name:path}",
+    operation_id="deleteModel",
+    summary="Delete a fine-tuned model",
+    openapi_extra=Description(returns=DeletedModel, errors=(403,)),
+)
+async def delete_model(http_request: Request, name: PathName) -> Response:
+    """Requests that have begun with it are finished."""
+    deleted = await jobs_of(http_request).delete_result(tenant_of(http_request), name)
+    if deleted is None:
+        raise NotFoundError(f"There is no fine-tuned model {name[:100]!r} to delete.", param="model")
+    await results_of(http_request).forget(deleted)
+    return json_response({"id": name, "object": "model", "deleted": True})
 
 
 def _metadata(query: Mapping[str, str]) -> dict[str, str] | None:

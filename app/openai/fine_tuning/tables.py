@@ -136,8 +136,8 @@ def claim(database: sqlite3.Connection, seq: int, owner: str) -> JobRow | None:
 def read_owned(database: sqlite3.Connection, seq: int, owner: str) -> JobRow:
     """Raises OwnerLostError."""
     row = database.execute(
-        """SELECT id, objects.tenant, label, status, step, num_steps, body FROM fine_tuning_jobs JOIN objects USING (seq)
-        WHERE seq = ? AND owner = ?""",
+        """SELECT id, objects.tenant, label, status, step, num_steps, body
+        FROM fine_tuning_jobs JOIN objects USING (seq) WHERE seq = ? AND owner = ?""",
         (seq, owner),
     ).fetchone()
     if row is None:
