@@ -92,7 +92,9 @@ class FineTuningRequest(RequestModel):
     validation_file: str | None = Field(
         default=None, max_length=MAX_NAME, description="Another one, whose loss is measured after each epoch."
     )
-    method: TrainingMethod | None = None
+    method: TrainingMethod | None = Field(
+        default=None, description="The loss and its hyperparameters; supervised where it is left out."
+    )
     hyperparameters: Hyperparameters | None = Field(default=None, description="The older form of `method.supervised`.")
     suffix: str | None = Field(
         default=None,
