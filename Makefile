@@ -112,7 +112,8 @@ image-check: .venv/.dev
 chart:
 	helm lint --strict deploy/kubernetes
 	helm lint --strict deploy/kubernetes --values deploy/kubernetes/ci/everything-values.yaml
-	helm template tessera deploy/kubernetes > deploy/kubernetes.yml
+	{ echo "# Rendered from deploy/kubernetes with its default values, for kubectl apply without Helm: make chart."; \
+		helm template tessera deploy/kubernetes; } > deploy/kubernetes.yml
 
 tests/clients/node_modules/.installed: tests/clients/package.json
 	cd tests/clients && npm install --no-audit --no-fund --no-package-lock

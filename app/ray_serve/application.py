@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import BaseModel, Field
 from ray import serve
@@ -51,8 +53,9 @@ class Arguments(BaseModel, extra="forbid"):
     drain: float = Field(default=60, ge=0)
 
 
-def build(arguments: Arguments) -> Application:
-    """Fronts before replicas of one model."""
+def build(given: Mapping[str, Any]) -> Application:
+    """Fronts before replicas of one model; `given` is what `Arguments` takes, from Serve's command line or file."""
+    arguments = Arguments.model_validate(given)
     policy = AutoscalingPolicy(
         policy_function=QueueAndCachePolicy,
         policy_kwargs={"under_way": arguments.under_way, "cache_use": arguments.cache_use},
