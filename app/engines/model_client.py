@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tessera.engine.contract.messages import (
     NO_ACCOUNT,
     AccountRef,
+    AdapterInfo,
     EmbedderRole,
     EngineInfo,
     GpuUsage,
@@ -23,6 +24,10 @@ class ModelClient(Protocol):
     """`EngineClient` has the docstrings."""
 
     is_dismissed: bool
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo] | None: ...
+
     history: deque[tuple[float, SchedulerStats]]
 
     @property
@@ -43,6 +48,8 @@ class ModelClient(Protocol):
         cache_salt: str = "",
         num_choices: int = 1,
         account: AccountRef = NO_ACCOUNT,
+        adapter: str = "",
+        prediction: TokenIds | None = None,
     ) -> list[RequestStream]: ...
     async def embed(
         self,
@@ -52,5 +59,7 @@ class ModelClient(Protocol):
         first_lengths: Sequence[int] = (),
         account: AccountRef = NO_ACCOUNT,
     ) -> Vectors: ...
+    async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> None: ...
+    async def unload_adapter(self, name: str) -> None: ...
     def reset_prefix_cache(self, accounts: list[int] | None = None) -> None: ...
     async def metrics(self) -> bytes: ...

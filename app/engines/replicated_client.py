@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tessera.app.engines.summed_stats import SummedStats
 from tessera.app.routing.block_keys import block_keys, split_keys
 from tessera.app.routing.policy import RoutingPolicy
 from tessera.app.routing.prefix_index import PrefixIndex
-from tessera.engine.contract.errors import EngineUnavailableError
+from tessera.engine.contract.errors import EngineUnavailableError, RequestError
 from tessera.engine.contract.messages import (
     NO_ACCOUNT,
     AccountRef,
+    AdapterInfo,
     EmbedderRole,
     EngineInfo,
     GpuUsage,
@@ -70,6 +71,11 @@ class ReplicatedClient:
         return next((member.info for member in self.members if member.info is not None), None)
 
     @property
+    def adapters(self) -> Mapping[str, AdapterInfo] | None:
+        """All engines have the same."""
+        return next((member.adapters for member in self.members if member.adapters is not None), None)
+
+    @property
     def is_dismissed(self) -> bool:
         return self.members[0].is_dismissed
 
@@ -116,12 +122,21 @@ class ReplicatedClient:
         cache_salt: str = "",
         num_choices: int = 1,
         account: AccountRef = NO_ACCOUNT,
+        adapter: str = "",
+        prediction: TokenIds | None = None,
     ) -> list[RequestStream]:
         """As `EngineClient.submit_all`; all sequences go to one engine, chosen for the first prompt."""
         prompt, params = sequences[0]
-        member = self._choose(prompt, params.max_tokens, cache_salt)
+        found = (self.adapters or {}).get(adapter)
+        member = self._choose(prompt, params.max_tokens, cache_salt, b"" if found is None else found.digest)
         return member.submit_all(
-            sequences, priority=priority, cache_salt=cache_salt, num_choices=num_choices, account=account
+            sequences,
+            priority=priority,
+            cache_salt=cache_salt,
+            num_choices=num_choices,
+            account=account,
+            adapter=adapter,
+            prediction=prediction,
         )
 
     async def embed(
@@ -137,12 +152,35 @@ class ReplicatedClient:
         member = min(well, key=lambda number: self.members[number].load)
         return await self.members[member].embed(inputs, role=role, first_lengths=first_lengths, account=account)
 
+    async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> None:
+        """As `EngineClient.load_adapter`, by all engines or none."""
+        self._check_all_well()
+        loaded: list[EngineClient] = []
+        try:
+            for member in self.members:
+                await member.load_adapter(name, folder, replace=replace)
+                loaded.append(member)
+        except RequestError:
+            for member in loaded:
+                await member.unload_adapter(name)
+            raise
+
+    async def unload_adapter(self, name: str) -> None:
+        """As `EngineClient.unload_adapter`."""
+        self._check_all_well()
+        for member in self.members:
+            await member.unload_adapter(name)
+
+    def _check_all_well(self) -> None:
+        if len(self._well_members()) < len(self.members):
+            raise EngineUnavailableError(f"not all engines are ready: {self.health()[1]}; please try again later")
+
     def reset_prefix_cache(self, accounts: list[int] | None = None) -> None:
         """As `EngineClient.reset_prefix_cache`, of every engine that is well: a new one's cache is empty."""
         for number in self._well_members():
             self.members[number].reset_prefix_cache(accounts)
 
-    def _choose(self, prompt: TokenIds, max_tokens: int, cache_salt: str) -> EngineClient:
+    def _choose(self, prompt: TokenIds, max_tokens: int, cache_salt: str, adapter: bytes = b"") -> EngineClient:
         well = self._well_members()
         policy = self._policy
         info = self.info
@@ -151,7 +189,7 @@ class ReplicatedClient:
             blocks = info.num_kv_blocks + info.num_host_kv_blocks + info.num_disk_kv_blocks
             self._index.set_capacity(min(blocks, MAX_KEYS // len(self.members)))
             policy = self._policy = RoutingPolicy(self._index, info.block_size)
-        keys = block_keys(prompt, max_tokens, cache_salt, info)
+        keys = block_keys(prompt, max_tokens, cache_salt, info, adapter)
         loads = [member.load for member in self.members]
         chosen = policy.choose(keys, loads, sum(1 << number for number in well))
         self._index.store(chosen, keys)

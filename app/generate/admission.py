@@ -29,6 +29,7 @@ from tessera.app.schema.chat import ChatRequest
 from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.schema.request import RequestModel, parse_request
 from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.messages import TokenIds
 from tessera.engine.contract.sampling_params import Grammar, ReasoningBudget
 
 BACKGROUND_PRIORITY = 2**32  # beyond all that requests can ask for
@@ -64,22 +65,30 @@ async def admit(http_request: Request, schema: type[R]) -> Admission[R]:
     if not request.requested_model:
         request = request.model_copy(update={"model": model.default_name})
     model.check_name(request.requested_model or "")
-    return Admission(request, model, http_request)
+    return Admission(request, model, http_request, request.requested_model or model.default_name)
 
 
 @dataclass(slots=True, frozen=True)
 class Admission(Generic[R]):
-    """A checked request and the model that it asks for."""
+    """A checked request and the model that it asks for, by one of its served names."""
 
     request: R
     model: ServedModel
     http_request: Request
+    name: str
 
     @property
     def tenant(self) -> str:
         return tenant_of(self.http_request)
 
-    def start_chat(self, chat: ChatRequest, prompt: ChatPrompt, *, param: str = "messages") -> Generation:
+    def start_chat(
+        self,
+        chat: ChatRequest,
+        prompt: ChatPrompt,
+        *,
+        param: str = "messages",
+        prediction: TokenIds | None = None,
+    ) -> Generation:
         """`start` for a conversation; `chat` is what the request amounts to in Chat Completions."""
         model = self.model
         reads_parts = model.reasoning is not None or bool(chat.shown_tools)
@@ -91,6 +100,7 @@ class Admission(Generic[R]):
             make_reader=(lambda: completion_reader(model, chat, prompt)) if reads_parts else None,
             grammar=chat_grammar(model, chat, prompt) if reads_parts else None,
             budget=reasoning_budget(model, chat, prompt) if model.reasoning is not None else None,
+            prediction=prediction,
         )
 
     def start(
@@ -104,6 +114,7 @@ class Admission(Generic[R]):
         make_reader: Callable[[], CompletionReader] | None = None,
         grammar: Grammar | None = None,
         budget: ReasoningBudget | None = None,
+        prediction: TokenIds | None = None,
     ) -> Generation:
         """Submit `n` sequences for each prompt.
 
@@ -114,6 +125,7 @@ class Admission(Generic[R]):
             make_reader: makes the reader of each completion.
             grammar: what each completion must match; None leaves it to the request.
             budget: of each completion's reasoning.
+            prediction: a text that the completions are expected to repeat.
 
         Raises:
             RequestError: a prompt or a field is wrong, or the engine takes no requests.
@@ -160,6 +172,8 @@ class Admission(Generic[R]):
             cache_salt=_cache_salt(request, self.tenant, shared=model.settings.share_prefix_cache),
             num_choices=request.num_choices,
             account=account_of(self.http_request.scope),
+            adapter=self.name if self.name in model.adapter_names else "",
+            prediction=prediction,
         )
         generation = Generation(choices, streams, num_prompt_tokens, request.num_choices, hold, params[0][0], submitted)
         self._trace(request, prompts, generation)

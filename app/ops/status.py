@@ -31,7 +31,9 @@ def status_object(model: ServedModel, models: ServedModels) -> dict[str, Any]:
         "state": {"ready": well, "reason": reason},
         "models": [name for each in ordered for name in each.names],
         "default_names": [each.default_name for each in models],
-        "generating_models": [name for each in ordered for name in each.settings.served_model_names],
+        "generating_models": [
+            name for each in ordered for name in (*each.settings.served_model_names, *each.adapter_names)
+        ],
         "chat": model.template is not None,
         "engine": _engine(client.info) if client.info is not None else None,
         "now": _now(history[-1][1]) if history else None,
@@ -124,6 +126,8 @@ def _totals(history: History) -> dict[str, Any] | None:
         "preemptions": totals.num_preemptions,
         "prefix_queries": totals.num_prefix_queries,
         "prefix_hits": totals.num_prefix_hits,
+        "draft_tokens": totals.num_draft_tokens,
+        "accepted_draft_tokens": totals.num_accepted_draft_tokens,
     }
 
 

@@ -11,10 +11,10 @@ from tessera.engine.contract.messages import PREFIX_KEY_BYTES, EngineInfo, Token
 MAX_BLOCKS = 2048  # of a prompt; what is equal so far may as well be equal further on
 
 
-def block_keys(prompt: TokenIds, max_tokens: int, cache_salt: str, info: EngineInfo) -> list[Key]:
-    """Of the blocks that a cache may have of this prompt, which is all but its last token."""
+def block_keys(prompt: TokenIds, max_tokens: int, cache_salt: str, info: EngineInfo, adapter: bytes = b"") -> list[Key]:
+    """Of the blocks that a cache may have of this prompt, which is all but its last token; `adapter`: its digest."""
     length = min(len(prompt) + max_tokens, info.max_model_len)
-    salt = prefix_salt(first_row(info.short_rope_len, length), cache_salt)
+    salt = prefix_salt(first_row(info.short_rope_len, length), cache_salt, adapter)
     digests: list[bytes] = []
     extend_digests(digests, salt, _blocks(prompt, info.block_size))
     return [digest[:PREFIX_KEY_BYTES] for digest in digests]

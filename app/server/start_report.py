@@ -168,6 +168,7 @@ def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
     facts = {
         "model": f"{names} ({info.architecture}, {si(info.num_parameters)} parameters)",
         "device": f"{info.device}, {info.device_name}: {info.device_reason}",
+        **({"ranks": f"{info.num_ranks} share the model"} if info.num_ranks > 1 else {}),
         **({"engines": f"{settings.data_parallel_size}, each as follows"} if settings.data_parallel_size > 1 else {}),
         "dtype": f"{info.dtype}, {si(info.weight_bytes)}B of weights",
         **({"in host": _weight_offload(info.weight_offload)} if info.weight_offload is not None else {}),

@@ -18,9 +18,11 @@ def first_row(short_len: int, max_num_tokens: int) -> int:
     return 0 if max_num_tokens <= short_len else short_len
 
 
-def prefix_salt(rope_row: int, cache_salt: str) -> bytes:
-    """What keeps apart prefixes of equal tokens: keys depend on RoPE's rows, and salts are kept apart on request."""
-    return b"%d:%b" % (rope_row, cache_salt.encode("utf-8", "surrogatepass"))
+def prefix_salt(rope_row: int, cache_salt: str, adapter: bytes = b"") -> bytes:
+    """What keeps apart prefixes of equal tokens: keys depend on RoPE's rows and on the adapter, of which this is the
+    digest, empty without one; salts are kept apart on request."""
+    mark = b"@" if adapter else b":"
+    return b"%d%b%b%b" % (rope_row, mark, adapter, cache_salt.encode("utf-8", "surrogatepass"))
 
 
 def extend_digests(digests: list[bytes], salt: bytes, blocks: Iterable[bytes], digest: Digest = sha256) -> None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.logs import LogFormat, LogLevel
+from tessera.engine.contract.speculation.settings import (
+    DEFAULT_DRAFT_TOKENS,
+    MAX_DRAFT_TOKENS,
+    MAX_LOOKUP,
+    MAX_STEP_DRAFTS,
+    Speculation,
+    SpeculationMethod,
+    SpeculationMode,
+    make_speculation,
+    read_speculative_config,
+)
 from tessera.options.declaration import Option, check_fields
 from tessera.options.errors import OptionError
 
@@ -19,6 +30,9 @@ QuantizationName = Literal["none", "fp8", "int4"]
 PoolingName = Literal["auto", "mean", "last", "cls"]
 ScoringName = Literal["auto", "yes-no", "none"]
 BlockSize = Literal[8, 16, 32, 64, 128]
+
+MAX_LORA_RANK = 256
+MAX_LORA_NAME = 256  # characters
 
 DEVICE_DEFAULTS = {"cuda": (256, 8192), "cpu": (64, 1024)}  # max_num_seqs, max_num_batched_tokens
 (_CUDA_SEQS, _CUDA_TOKENS), (_CPU_SEQS, _CPU_TOKENS) = DEVICE_DEFAULTS["cuda"], DEVICE_DEFAULTS["cpu"]
@@ -54,6 +68,14 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
             high=3600,
         ),
     ] = 1.0
+
+
+def parse_lora(text: str) -> str:
+    """NAME=FOLDER as it is. Raises OptionError."""
+    name, equals, folder = text.partition("=")
+    if not equals or not name.strip() or len(name) > MAX_LORA_NAME or not folder:
+        raise OptionError(f"must be a name, = and a folder, such as spelling=out/adapter, not {text!r}")
+    return text
 
 
 class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
@@ -123,6 +145,17 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         DeviceName,
         Option("auto: CUDA where a usable device is found, else the CPU", group="device and memory"),
     ] = "auto"
+    tensor_parallel_size: Annotated[
+        int,
+        Option(
+            "ranks that share the model's weights and its KV cache; a divisor of its attention heads; on the CPU they "
+            "are threads",
+            group="device and memory",
+            metavar="RANKS",
+            low=1,
+            high=64,
+        ),
+    ] = 1
     dtype: Annotated[
         DTypeName,
         Option(
@@ -258,6 +291,146 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     prefix_caching: Annotated[
         bool, Option("reuse the KV blocks of equal beginnings of prompts", group="scheduling")
     ] = True
+    lora: Annotated[
+        tuple[str, ...],
+        Option(
+            "serve the LoRA adapter in a folder of PEFT's format as a model of this name; may be given several times",
+            group="adapters",
+            metavar="NAME=FOLDER",
+            parse=parse_lora,
+            form="a name, = and a folder",
+            default="none",
+        ),
+    ] = ()
+    allow_lora_loading: Annotated[
+        bool,
+        Option(
+            "take POST /v1/load_lora_adapter and /v1/unload_lora_adapter, by which clients have any folder of this "
+            "machine read as an adapter",
+            group="adapters",
+        ),
+    ] = False
+    max_loras: Annotated[
+        int,
+        Option(
+            "adapters that have room on the device at a time, and so in one batch; each takes as much as one of "
+            "--max-lora-rank on all projections",
+            group="adapters",
+            metavar="N",
+            low=1,
+            high=1024,
+        ),
+    ] = 8
+    max_lora_rank: Annotated[
+        int | None,
+        Option(
+            "largest rank of an adapter that can be served",
+            group="adapters",
+            metavar="RANK",
+            low=1,
+            high=MAX_LORA_RANK,
+            default="the largest of --lora, but at least 16",
+        ),
+    ] = None
+    max_cpu_loras: Annotated[
+        int,
+        Option(
+            "adapters that are kept in host memory; others are read from their folders again when they are needed",
+            group="adapters",
+            metavar="N",
+            low=1,
+            high=4096,
+        ),
+    ] = 64
+
+    @property
+    def serves_adapters(self) -> bool:
+        return bool(self.lora) or self.allow_lora_loading
+
+    @property
+    def adapters(self) -> tuple[tuple[str, str], ...]:
+        """Names and folders of `lora`."""
+        pairs = (text.partition("=") for text in self.lora)
+        return tuple((name, folder) for name, _, folder in pairs)
+
+    speculation: Annotated[
+        SpeculationMode,
+        Option(
+            "draft tokens and verify several in a step, which changes no token; auto: where it pays, as measured; on: "
+            "wherever something is found",
+            group="speculation",
+        ),
+    ] = "off"
+    speculative_method: Annotated[
+        SpeculationMethod,
+        Option(
+            "ngram: what followed the same last tokens before in prompt and completion; suffix: the longest end of the "
+            "text that occurred before, also in earlier completions of the same key",
+            group="speculation",
+        ),
+    ] = "suffix"
+    num_speculative_tokens: Annotated[
+        int | None,
+        Option(
+            "most draft tokens of a sequence in a step",
+            group="speculation",
+            metavar="TOKENS",
+            low=1,
+            high=MAX_DRAFT_TOKENS,
+            default=str(DEFAULT_DRAFT_TOKENS),
+        ),
+    ] = None
+    prompt_lookup_min: Annotated[
+        int | None,
+        Option(
+            "fewest last tokens that ngram looks for",
+            group="speculation",
+            metavar="TOKENS",
+            low=1,
+            high=MAX_LOOKUP,
+            default="2",
+        ),
+    ] = None
+    prompt_lookup_max: Annotated[
+        int | None,
+        Option("most of them", group="speculation", metavar="TOKENS", low=1, high=MAX_LOOKUP, default="4"),
+    ] = None
+    speculative_config: Annotated[
+        dict[str, Any],
+        Option(
+            "the same in vLLM's form: method, num_speculative_tokens, prompt_lookup_min and prompt_lookup_max; means "
+            "--speculation auto unless that is on",
+            group="speculation",
+            metavar="JSON",
+        ),
+    ] = {}
+
+    @property
+    def speculation_settings(self) -> Speculation | None:
+        """How tokens are drafted; None for not at all. Raises: ConfigError."""
+        try:
+            return self._read_speculation()
+        except OptionError as error:
+            raise ConfigError(str(error)) from None
+
+    def _read_speculation(self) -> Speculation | None:
+        options = (self.num_speculative_tokens, self.prompt_lookup_min, self.prompt_lookup_max)
+        if self.speculative_config:
+            if any(option is not None for option in options):
+                raise OptionError(
+                    "--speculative-config is given, so its numbers cannot be options of their own as well"
+                )
+            found = read_speculative_config(self.speculative_config)
+            return msgspec.structs.replace(found, always=self.speculation == "on")
+        if self.speculation == "off":
+            return None
+        return make_speculation(self.speculative_method, *options, always=self.speculation == "on")
+
+    @property
+    def max_step_drafts(self) -> int:
+        """Most draft tokens of a step."""
+        settings = self.speculation_settings
+        return 0 if settings is None else min(self.max_num_seqs * settings.num_tokens, MAX_STEP_DRAFTS)
 
     def verify(self) -> None:
         """Raise ConfigError naming the first option whose value cannot work."""
@@ -269,11 +442,28 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             raise ConfigError("--kv-offload-dir needs --kv-offload-gib: blocks reach the disk through host memory")
         if self.kv_offload_disk_gib is not None and self.kv_offload_dir is None:
             raise ConfigError("--kv-offload-disk-gib needs --kv-offload-dir, whose size it bounds")
+        if self.serves_adapters:
+            self._verify_adapters()
+        _ = self.speculation_settings  # raises where it cannot be met
+        if self.tensor_parallel_size > 1 and self.cpu_offload_gib not in (None, "0"):
+            raise ConfigError("--cpu-offload-gib cannot be used with --tensor-parallel-size")
+        if self.tensor_parallel_size > 1 and self.scoring == "yes-no":
+            raise ConfigError("--scoring yes-no cannot be used with --tensor-parallel-size: ranks share the head")
         if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least "
                 f"--max-num-seqs ({self.max_num_seqs}), so that every running sequence can take a step"
             )
+
+    def _verify_adapters(self) -> None:
+        others = {
+            "--batch-invariant": self.batch_invariant,
+            "--tensor-parallel-size": self.tensor_parallel_size > 1,
+            "--cpu-offload-gib": self.cpu_offload_gib not in (None, "0"),
+        }
+        for option, given in others.items():
+            if given:
+                raise ConfigError(f"--lora and --allow-lora-loading cannot be used with {option}")
 
     def with_device_defaults(self, device: str) -> EngineConfig:
         """A copy in which every 0 has become the default of `device`, "cuda" or "cpu"."""

@@ -92,6 +92,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     `cache_salt` separates prefix caches: blocks are shared only between equal salts.
     `priority`: lower runs first; equal priorities run in order of arrival.
     `num_choices`: completions of each prompt. For metrics.
+    `adapter`: the name of the adapter to use; empty for the model itself.
+    `prediction_token_ids`: a text that the completions are expected to repeat in large part.
     """
 
     request_id: str
@@ -103,6 +105,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     num_choices: int = 1
     account: AccountRef = NO_ACCOUNT
     siblings: list[Sibling] = []
+    adapter: str = ""
+    prediction_token_ids: TokenIds | None = None
 
     @property
     def request_ids(self) -> list[str]:
@@ -141,11 +145,50 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
     accounts: list[int] | None = None
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """Serve the adapter in a folder of this machine under a name; answered by `AdapterDone`."""
+
+    token: int
+    name: str
+    folder: str
+    replace: bool = False
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
+    """Serve an adapter no more; requests that have begun with it are finished. Answered by `AdapterDone`."""
+
+    token: int
+    name: str
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Take no new requests, finish the running and waiting ones, then exit with code 0."""
 
 
-ClientMessage = Hello | AddRequest | AddEmbedding | AbortRequests | GetMetrics | ResetPrefixCache | Drain
+ClientMessage = (
+    Hello
+    | AddRequest
+    | AddEmbedding
+    | AbortRequests
+    | GetMetrics
+    | ResetPrefixCache
+    | LoadAdapter
+    | UnloadAdapter
+    | Drain
+)
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that is served. `folder` is where it was loaded from, `created` the Unix time of that.
+
+    `digest`: SHA-256 of its files.
+    """
+
+    name: str
+    folder: str
+    rank: int
+    created: int
+    digest: bytes
 
 
 class EmbeddingInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,6 +242,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     device_name: str
+    num_ranks: int = 1  # that share the model, each on a device of this name
     device_reason: str
     dtype: str
     architecture: str
@@ -220,6 +264,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True  # False: a model that makes embeddings or scores only
     embeddings: tuple[EmbeddingInfo, ...] = ()
     scorer: ScorerInfo | None = None
+    speculates: bool = False  # tokens are drafted
     stored_bytes: dict[str, int] = {}  # of a GGUF file or a quantised checkpoint, by type
     short_rope_len: int = 0  # of the RoPE tables: longer sequences share no prefixes with shorter ones
 
@@ -267,7 +312,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
     `queue_time` and `prefill_time` come with it too: seconds from the request's arrival to its first step, and on to
     the first token. `decode_time` comes with the last token: seconds from the first.
     `error` (message) comes with finish_reason "error"; the other `error_*` fields and `retry_after`
-    (seconds) go with it and carry a `RequestError` across.
+    (seconds) go with it and carry a `RequestError` across. The numbers of draft tokens are those up to now.
     """
 
     request_id: str
@@ -286,6 +331,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
     queue_time: float | None = None
     prefill_time: float | None = None
     decode_time: float | None = None
+    num_accepted_draft_tokens: int = 0
+    num_rejected_draft_tokens: int = 0
 
 
 class EmbeddingOutput(msgspec.Struct, frozen=True, tag="embedding"):
@@ -308,6 +355,8 @@ class EngineTotals(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     time_to_first_token: list[int]
     inter_token_latency: list[int]
     e2e_latency: list[int]
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
 
 
 class SchedulerStats(msgspec.Struct, array_like=True):
@@ -373,6 +422,19 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     prefixes: PrefixChanges | None = None
 
 
+class Adapters(msgspec.Struct, frozen=True, tag="adapters"):
+    """All adapters that are served; sent after `Ready`, and to all clients whenever there are others."""
+
+    adapters: list[AdapterInfo]
+
+
+class AdapterDone(msgspec.Struct, frozen=True, tag="adapter_done"):
+    """Answer to LoadAdapter and UnloadAdapter, after `Adapters`; `refusal` says why nothing has changed."""
+
+    token: int
+    refusal: RequestOutput | None = None
+
+
 class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
     """Answer to GetMetrics."""
 
@@ -381,7 +443,7 @@ class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
 
 
 EngineReport = LoadProgress | Ready | StartFailed
-EngineMessage = Ready | Accepted | StepOutputs | EmbeddingOutput | Metrics
+EngineMessage = Ready | Accepted | StepOutputs | EmbeddingOutput | Adapters | AdapterDone | Metrics
 
 
 def client_encoder() -> msgspec.msgpack.Encoder:

@@ -5,7 +5,8 @@ A step adds to plain numbers and NumPy buckets; Prometheus' own objects are made
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,6 +18,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from tessera.engine.adapters.seats import AdapterSeats
 from tessera.engine.contract.histogram import (
     CHOICES_PER_REQUEST,
     SECONDS_PER_REQUEST,
@@ -28,6 +30,9 @@ from tessera.engine.contract.histogram import (
 from tessera.engine.contract.histogram_counts import Histogram
 from tessera.engine.contract.messages import EngineTotals, FinishReason, SchedulerStats
 from tessera.engine.core.sequence import Sequence
+from tessera.engine.speculation.speculator import Speculator
+
+AdaptersInUse = Callable[[], tuple[set[str], set[str]]]  # -> names of those of running and of waiting sequences
 
 
 class EngineMetrics(Collector):
@@ -60,9 +65,15 @@ class EngineMetrics(Collector):
         self.prompt_tokens = Histogram("Prompt tokens of a request.", TOKENS_PER_REQUEST)
         self.generation_tokens = Histogram("Generated tokens of a request.", TOKENS_PER_REQUEST)
         self.iteration_tokens = Histogram("Tokens computed in a step.", TOKENS_PER_STEP)
+        self.speculator: Speculator | None = None
         self._stats: SchedulerStats | None = None
+        self._adapters: tuple[AdapterSeats, AdaptersInUse] | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+
+    def watch_adapters(self, seats: AdapterSeats, in_use: AdaptersInUse) -> None:
+        """Report these too."""
+        self._adapters = seats, in_use
 
     def record_arrival(self, num_choices: int, max_tokens: int) -> None:
         """A sequence of up to `max_tokens` tokens; `num_choices` is 0 except for the first of a request."""
@@ -120,6 +131,8 @@ class EngineMetrics(Collector):
             time_to_first_token=self.time_to_first_token.counts,
             inter_token_latency=self.inter_token_latency.counts,
             e2e_latency=self.e2e_latency.counts,
+            num_draft_tokens=self.speculator.num_draft_tokens if self.speculator is not None else 0,
+            num_accepted_draft_tokens=self.speculator.num_accepted_tokens if self.speculator is not None else 0,
         )
 
     def render(self, stats: SchedulerStats) -> bytes:
@@ -131,6 +144,8 @@ class EngineMetrics(Collector):
         assert self._stats is not None, "only render() collects"
         yield from self._collect_gauges(self._stats)
         yield from self._collect_counters()
+        if self._adapters is not None:
+            yield from self._collect_adapters(*self._adapters)
         histograms = {
             "time_to_first_token_seconds": self.time_to_first_token,
             "inter_token_latency_seconds": self.inter_token_latency,
@@ -173,6 +188,26 @@ class EngineMetrics(Collector):
             blocks.add_metric([self._model_name, state], value)
         yield blocks
 
+    def _collect_adapters(self, seats: AdapterSeats, in_use: AdaptersInUse) -> Iterator[Metric]:
+        running, waiting = (",".join(sorted(names)) for names in in_use())
+        info = GaugeMetricFamily(
+            self._prefix + "lora_requests_info",
+            "Unix time of this report; its labels are the adapters of running and of waiting requests, and how many "
+            "fit on the device.",
+            labels=["model_name", "max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
+        info.add_metric([self._model_name, str(seats.num_slots), running, waiting], time.time())
+        yield info
+        places = GaugeMetricFamily(
+            self._prefix + "lora_adapters",
+            "Adapters by place: served at all, in host memory, in slots of the device.",
+            labels=["model_name", "place"],
+        )
+        counts = {"all": len(list(seats.catalog)), "host": seats.catalog.num_in_memory, "device": seats.num_in_slots}
+        for place, count in counts.items():
+            places.add_metric([self._model_name, place], count)
+        yield places
+
     def _collect_counters(self) -> Iterator[Metric]:
         counters = {
             "prompt_tokens": ("Prompt tokens of requests that got a first token.", self.num_prompt_tokens),
@@ -186,6 +221,8 @@ class EngineMetrics(Collector):
             family = CounterMetricFamily(self._prefix + name, documentation, labels=["model_name"])
             family.add_metric([self._model_name], value)
             yield family
+        if self.speculator is not None:
+            yield from self._collect_drafts(self.speculator)
         finished = CounterMetricFamily(
             self._prefix + "request_success",
             "Requests that ended, by finish_reason.",
@@ -194,3 +231,22 @@ class EngineMetrics(Collector):
         for reason, count in self.num_finished.items():
             finished.add_metric([self._model_name, reason], count)
         yield finished
+
+    def _collect_drafts(self, speculator: Speculator) -> Iterator[Metric]:
+        counters = {
+            "spec_decode_num_drafts": ("Drafts verified.", speculator.num_drafts),
+            "spec_decode_num_draft_tokens": ("Draft tokens verified.", speculator.num_draft_tokens),
+            "spec_decode_num_accepted_tokens": ("Draft tokens accepted.", speculator.num_accepted_tokens),
+        }
+        for name, (documentation, value) in counters.items():
+            family = CounterMetricFamily(self._prefix + name, documentation, labels=["model_name"])
+            family.add_metric([self._model_name], value)
+            yield family
+        by_position = CounterMetricFamily(
+            self._prefix + "spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by their place in their draft.",
+            labels=["model_name", "position"],
+        )
+        for position, count in enumerate(speculator.num_accepted_by_position):
+            by_position.add_metric([self._model_name, str(position)], count)
+        yield by_position

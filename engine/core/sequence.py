@@ -10,13 +10,15 @@ from typing import TypeAlias
 
 import msgspec
 
+from tessera.engine.adapters.catalog import ServedAdapter
 from tessera.engine.contract.block_digests import first_row, prefix_salt
 from tessera.engine.contract.messages import AddRequest, FinishReason, TokenIds, TokenLogprobs
 from tessera.engine.contract.sampling_params import MAX_INT32, SamplingParams
 from tessera.engine.core.account import CONSTRAINT_COST, LOGPROBS_COST, SAMPLED_COST, Account, Lane
 from tessera.engine.grammar.constraint import TokenConstraint
-from tessera.engine.grammar.token_tables import TokenTables
+from tessera.engine.grammar.token_tables import TokenTables, Words
 from tessera.engine.kv_tiers.load import Load, SavedTail
+from tessera.engine.speculation.drafting import Drafting
 
 ClientId: TypeAlias = bytes
 
@@ -44,7 +46,8 @@ class Sequence:
         token_ids: prompt, then output.
         max_num_tokens: the sequence ends at this length: prompt and `max_tokens`, or the whole context.
         rope_row: of position 0 in the RoPE tables.
-        prefix_salt: keeps apart what the prefix cache must not share: the request's salts, the rows of RoPE tables.
+        prefix_salt: keeps apart what the prefix cache must not share: the request's salts, the rows of RoPE tables,
+            adapters.
         prefill_end: where results must not depend on the batch, tokens before this one are computed in rows of
             several, by the kernels for prompts, and this one and those behind it in rows of one, by those for decodes,
             however they are scheduled; else None.
@@ -61,10 +64,15 @@ class Sequence:
         load: of blocks on their way back to the device.
         saved_tail: what it had computed and not published when it was preempted.
         slot: row of the scheduler's arrays while running, else -1.
+        adapter: that of its model's name, if it has one.
+        adapter_slot: where that is on the device while the sequence has a seat, else -1.
         num_prompt_logprobs: prompt tokens whose log-probability has been requested, preemptions included.
         prompt_logprobs: the results, until they are sent with the first token; None if not requested.
         token_tables: of allowed ids and bad words, shared by the sequences of a request.
         constraint: on the tokens that may be chosen; in step with `token_ids`, also through preemptions.
+        drafting: proposes drafts; None where none are made.
+        draft: tokens that may follow `token_ids`, which the next step verifies, or the one that is being executed.
+        draft_masks: where constrained, the masks behind each of them.
     """
 
     request_id: str
@@ -82,6 +90,7 @@ class Sequence:
     rope_row: int = 0
     prefix_salt: bytes = b""
     prefill_end: int | None = None
+    adapter: ServedAdapter | None = None
 
     lane: Lane = field(init=False)
     sampled_cost: float = SAMPLED_COST
@@ -99,10 +108,14 @@ class Sequence:
     load: Load | None = None
     saved_tail: SavedTail | None = None
     slot: int = -1
+    adapter_slot: int = -1
     num_prompt_logprobs: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
     token_tables: TokenTables | None = None
     constraint: TokenConstraint | None = None
+    drafting: Drafting | None = None
+    draft: list[int] = field(default_factory=list)
+    draft_masks: list[Words] = field(default_factory=list)
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
@@ -121,6 +134,7 @@ class Sequence:
         arrival_number: int,
         token_tables: TokenTables | None = None,
         batch_invariant: bool = False,
+        adapter: ServedAdapter | None = None,
     ) -> list[Sequence]:
         """The waiting sequences of a request whose fields have been verified; `arrival_number` is the first one's."""
         shared = request.sampling_params
@@ -145,8 +159,9 @@ class Sequence:
                 priority=request.priority,
                 rank=rank,
                 rope_row=rope_row,
-                prefix_salt=prefix_salt(rope_row, request.cache_salt),
+                prefix_salt=prefix_salt(rope_row, request.cache_salt, b"" if adapter is None else adapter.digest),
                 prefill_end=len(prompt) - 1 if batch_invariant else None,
+                adapter=adapter,
                 token_tables=token_tables,
                 prompt_logprobs=None if params.prompt_logprobs is None else [],
             )
@@ -202,6 +217,18 @@ class Sequence:
     @property
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
+
+    @property
+    def can_draft(self) -> bool:
+        """It has caught up with all tokens but the last, and may get more than one."""
+        num_tokens = len(self.token_ids)
+        return (
+            self.drafting is not None
+            and not self.num_pending_tokens
+            and self.num_computed_tokens == num_tokens - 1
+            and num_tokens > self.num_prompt_tokens
+            and self.max_num_tokens > num_tokens + 1
+        )
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add a sampled token; -> why the sequence ends with it, or None if it goes on."""

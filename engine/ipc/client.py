@@ -36,6 +36,9 @@ from tessera.engine.contract.messages import (
     AbortRequests,
     Accepted,
     AccountRef,
+    AdapterDone,
+    AdapterInfo,
+    Adapters,
     AddEmbedding,
     AddRequest,
     ClientMessage,
@@ -47,6 +50,7 @@ from tessera.engine.contract.messages import (
     GpuUsage,
     Heartbeat,
     Hello,
+    LoadAdapter,
     Metrics,
     PrefixChanges,
     Ready,
@@ -56,6 +60,7 @@ from tessera.engine.contract.messages import (
     Sibling,
     StepOutputs,
     TokenIds,
+    UnloadAdapter,
     client_encoder,
     request_address,
 )
@@ -223,6 +228,7 @@ class EngineClient:
 
     Attributes:
         info: what the engine said of itself when it was last ready.
+        adapters: those that the engine serves, by name; None until it has said so.
         is_dismissed: the engine is ended on purpose, so its end is no fault.
         history: (time, stats) of this engine's heartbeats in the last two minutes, the newest last.
         watcher: set before `start`, if at all.
@@ -230,6 +236,7 @@ class EngineClient:
 
     def __init__(self, run_dir: str | Path) -> None:
         self.info: EngineInfo | None = None
+        self.adapters: dict[str, AdapterInfo] | None = None
         self.is_dismissed = False
         self.history: deque[tuple[float, SchedulerStats]] = deque(maxlen=HISTORY_LENGTH)
         self.watcher: Watcher | None = None
@@ -241,6 +248,7 @@ class EngineClient:
         self._inboxes: dict[str, _Inbox] = {}
         self._abandoned: list[str] = []  # of which the engine is to hear
         self._embedding_waiters: dict[str, asyncio.Future[bytes]] = {}
+        self._adapter_waiters: dict[int, asyncio.Future[None]] = {}
         self._metrics_waiters: dict[int, asyncio.Future[bytes]] = {}
         self._counter = itertools.count()
         self._id_prefix = uuid.uuid4().hex[:12]
@@ -307,12 +315,14 @@ class EngineClient:
         cache_salt: str = "",
         num_choices: int = 1,
         account: AccountRef = NO_ACCOUNT,
+        adapter: str = "",
+        prediction: TokenIds | None = None,
     ) -> list[RequestStream]:
         """Send a request of several sequences; must be called in the client's event loop.
 
         Args:
             sequences: prompts and parameters, which differ in what `Sibling` has, and in nothing else.
-            priority, cache_salt, num_choices, account: see `AddRequest`.
+            priority, cache_salt, num_choices, account, adapter, prediction: see `AddRequest`.
 
         Raises:
             EngineUnavailableError: the engine is not ready or shows no life. Every other refusal is
@@ -343,6 +353,8 @@ class EngineClient:
             num_choices,
             account,
             siblings,
+            adapter,
+            prediction,
         )
         streams = []
         for request_id in request_ids:
@@ -383,6 +395,29 @@ class EngineClient:
         import numpy as np  # other requests need none of it
 
         return np.frombuffer(vectors, "<f4").reshape(len(inputs), -1)
+
+    async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> None:
+        """Serve the adapter in a folder of the engine's machine; it is in `adapters` afterwards.
+
+        Raises: RequestError: the name is taken and not to be replaced, the folder is at fault, or the engine is not
+            there or loads none.
+        """
+        await self._change_adapters(LoadAdapter(next(self._counter), name, folder, replace))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Serve an adapter no more; requests that have begun with it are finished. Raises RequestError."""
+        await self._change_adapters(UnloadAdapter(next(self._counter), name))
+
+    async def _change_adapters(self, message: LoadAdapter | UnloadAdapter) -> None:
+        well, reason = self.health()
+        if not well:
+            raise EngineUnavailableError(f"{reason}; please try again later")
+        waiter = self._adapter_waiters[message.token] = self._loop.create_future()
+        try:
+            self._send(message)
+            await waiter
+        finally:
+            del self._adapter_waiters[message.token]
 
     def reset_prefix_cache(self, accounts: list[int] | None = None) -> None:
         """Have the engine forget all cached prefixes, or those of these accounts. Raises EngineUnavailableError."""
@@ -486,6 +521,15 @@ class EngineClient:
                     embedding_waiter.set_exception(error_of(message.refusal))
                 else:
                     embedding_waiter.set_result(message.vectors)
+        elif type(message) is Adapters:
+            self.adapters = {adapter.name: adapter for adapter in message.adapters}
+        elif type(message) is AdapterDone:
+            adapter_waiter = self._adapter_waiters.get(message.token)
+            if adapter_waiter is not None and not adapter_waiter.done():
+                if message.refusal is not None:
+                    adapter_waiter.set_exception(error_of(message.refusal))
+                else:
+                    adapter_waiter.set_result(None)
         elif type(message) is Ready:
             self._epoch, self.info, self._lost = message.epoch, message.info, None
             self._heartbeats.note_life()
@@ -549,6 +593,9 @@ class EngineClient:
         for embedding in embeddings.values():
             if not embedding.done():
                 embedding.set_exception(EngineError(reason, code="engine_died"))
+        for adapter_waiter in self._adapter_waiters.values():
+            if not adapter_waiter.done():
+                adapter_waiter.set_exception(EngineError(reason, code="engine_died"))
         for waiter in self._metrics_waiters.values():
             if not waiter.done():
                 waiter.set_exception(EngineUnavailableError(reason))
@@ -596,3 +643,5 @@ def _merge(earlier: RequestOutput, later: RequestOutput) -> None:
     earlier.finish_reason = later.finish_reason
     earlier.stop_token_id = later.stop_token_id
     earlier.decode_time = later.decode_time
+    earlier.num_accepted_draft_tokens = later.num_accepted_draft_tokens
+    earlier.num_rejected_draft_tokens = later.num_rejected_draft_tokens

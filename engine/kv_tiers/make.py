@@ -104,5 +104,6 @@ def form_of(config: EngineConfig, device: Device, slot_bytes: int, dtype: str) -
         config.kv_cache_dtype,
         config.block_size,
         slot_bytes,
+        *([config.tensor_parallel_size] if config.tensor_parallel_size > 1 else []),
     ]
     return hashlib.sha256("\n".join([*described, repr(facts)]).encode()).hexdigest()

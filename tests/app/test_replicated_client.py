@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -22,12 +22,12 @@ from tessera.app.engines.summed_stats import SummedStats
 from tessera.app.ops.metrics_text import EngineTexts, render_metrics
 from tessera.app.routing.block_keys import block_keys
 from tessera.engine.contract.config import EngineConfig
-from tessera.engine.contract.errors import ConfigError, EngineError
+from tessera.engine.contract.errors import ConfigError, EngineError, EngineUnavailableError, InvalidRequestError
 from tessera.engine.contract.messages import EngineTotals, PrefixChanges, SchedulerStats
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc.client import RequestStream
 from tessera.engine.ipc.supervisor import EngineSupervisor, make_run_dir
-from tests.support.fake_client import INFO
+from tests.support.fake_client import INFO, FakeClient, always, play
 from tests.support.token_ids import token_ids
 
 DEADLINE = 20.0  # seconds; only a failing test waits this long
@@ -229,3 +229,38 @@ def test_engines_on_devices_of_different_kinds_are_refused() -> None:
     for folder in run_dir.iterdir():
         folder.rmdir()
     run_dir.rmdir()
+
+
+class AdapterMember(FakeClient):
+    """An engine of which some folders cannot be read."""
+
+    watcher: Any = None
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        super().__init__(always(play([5])))
+        self.refuses = refuses
+
+    async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> None:
+        if self.refuses:
+            raise InvalidRequestError("the folder is lost")
+        await super().load_adapter(name, folder, replace=replace)
+
+
+def test_adapters_are_loaded_by_all_engines_or_by_none() -> None:
+    async def story() -> None:
+        members = [AdapterMember(), AdapterMember()]
+        client = ReplicatedClient(cast(Any, members))
+        await client.load_adapter("one", "/adapters/one")
+        assert [list(member.adapters or ()) for member in members] == [["one"], ["one"]]
+        members[1].refuses = True
+        with pytest.raises(InvalidRequestError, match="the folder is lost"):
+            await client.load_adapter("two", "/adapters/two")
+        assert list(client.adapters or ()) == ["one"]
+        members[1].well = False
+        with pytest.raises(EngineUnavailableError, match="not all engines are ready"):
+            await client.unload_adapter("one")
+        members[1].well = True
+        await client.unload_adapter("one")
+        assert not client.adapters
+
+    asyncio.run(story())

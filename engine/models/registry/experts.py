@@ -67,6 +67,12 @@ class ExpertsRule:
     shared_size: SizeRule = lambda config: None
     shared_gate: bool = False
 
+    @property
+    def expert_modules(self) -> list[str]:
+        """Of matrices that checkpoints have for each expert by itself."""
+        names = [name for form in self.forms for name in (*form.up, *form.down)]
+        return [name.removesuffix(".weight") for name in names if "{e}" in name]
+
 
 def parse_experts(config: Fields, rule: ExpertsRule, activation: Activation, norms: HalfNorms) -> MoESpec:
     """The mixture of an architecture's layers; `activation` is that of its dense ones.
@@ -107,6 +113,14 @@ def layers_after_dense(config: Fields, num_layers: int) -> tuple[bool, ...]:
     """All but the first first_k_dense_replace."""
     first = config.integer("first_k_dense_replace", 0, 2**31)
     return tuple(layer >= first for layer in range(num_layers))
+
+
+def layers_between(config: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Every moe_layer_interval-th from moe_layer_start_index to moe_layer_end_index, where -1 is the last."""
+    first, step = config.integer("moe_layer_start_index", 0, 2**31), config.integer("moe_layer_interval", 1, 2**31)
+    last = config.integer("moe_layer_end_index", -1, 2**31)
+    last = num_layers - 1 if last == -1 else last
+    return tuple(first <= layer <= last and (layer + 1) % step == 0 for layer in range(num_layers))
 
 
 # -- routing --------------------------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from tessera.engine.formats import BLOCK_FORMATS, DenseFormat, LinearWeight, Wei
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.mixture.stored import EXPERTS_DOWN, EXPERTS_UP
 from tessera.engine.models.offload.host_layers import HostLayers
+from tessera.engine.models.partition import Share
 from tessera.engine.models.specs import HalfNorms, LayerSpec, MLPSpec, MoESpec, NormSpec
 from tessera.engine.models.weights.weights import (
     AttentionWeights,
@@ -39,6 +41,18 @@ class MatrixField:
     @property
     def rows(self) -> int:
         return sum(self.part_rows)
+
+    def shared(self, share: Share) -> Self:
+        """A rank's part of it."""
+        counts, columns = self.part_rows, self.columns
+        if share.rows is not None:
+            bounds = np.cumsum((0, *counts))
+            counts = tuple(
+                int(((share.rows >= first) & (share.rows < last)).sum()) for first, last in itertools.pairwise(bounds)
+            )
+        if share.columns is not None:
+            columns = share.columns.stop - share.columns.start
+        return replace(self, part_rows=counts, columns=columns, bias=self.bias and share.has_bias)
 
 
 @dataclass(frozen=True)
@@ -186,6 +200,17 @@ def layer_bytes(config: ModelConfig, dtype: np.dtype[Any]) -> list[int]:
         )
         for spec in config.layers
     ]
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Numbers that the weights stand for."""
+    fields = [*model_fields(config)]
+    for spec in config.layers:
+        fields += layer_fields(spec, config.hidden_size)
+    return sum(
+        field.rows * (field.columns + field.bias) if isinstance(field, MatrixField) else field.size * (1 + field.bias)
+        for field in fields
+    )
 
 
 def _field_bytes(field: Field, dtype: np.dtype[Any], *, in_mxfp4: bool) -> int:
