@@ -12,7 +12,7 @@ CLIENT_ENVIRONMENTS := $(patsubst tests/clients/requirements/%.txt,.venv-clients
 # Servers under test start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast test-long test-clients simulate attack soak mutation check format eval eval-quantisation test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches prove-ray simulate-routing chart
+.PHONY: serve test test-fast test-long test-clients simulate attack soak mutation check format eval eval-quantisation test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches prove-fine-tuning prove-ray simulate-routing chart
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -56,6 +56,10 @@ mutation: .venv/.dev
 # A million batch lines with kill -9 of the server and its engine in between: most of an hour. ARGS='--lines 20000': a minute.
 prove-batches: .venv/.dev
 	$(BIN)/python -m tests.batches.million $(ARGS)
+
+# The demonstration model learns to spell through the API, its process killed in between: minutes of CPU time.
+prove-fine-tuning: .venv/.dev
+	$(BIN)/python -m tests.fine_tuning $(ARGS)
 
 # Two CPU replicas on Ray Serve, one killed under load, in an environment of its own: Ray is not among what tests need.
 prove-ray: .venv-ray/.installed
