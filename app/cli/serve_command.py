@@ -120,6 +120,7 @@ class FoundModels:
             reranker_model=_path(self.reranker) or "",
             reranker_name="".join(_names(self.reranker)),
             beside_others=beside_others,
+            can_sleep=given.value("sleep_host_gib") is not None,
         )
 
     def settings(self, given: GivenOptions) -> ModelSettings:

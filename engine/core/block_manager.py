@@ -169,6 +169,14 @@ class BlockManager:
         if self.tiers is not None:
             self.tiers.wipe(accounts)
 
+    def drop_contents(self) -> None:
+        """Forget what the device's blocks hold, but not what the tiers do; no sequence has any."""
+        assert not any(self.reference_counts), "no sequence has blocks"
+        for block in list(self.cached_blocks):
+            self._forget(block)
+        self.free_blocks += self.cached_blocks
+        self.cached_blocks.clear()
+
     # -- tiers ----------------------------------------------------------------------------------
 
     def start_load(self, sequence: Sequence) -> bool:

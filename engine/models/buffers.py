@@ -8,7 +8,7 @@ import numpy as np
 
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.mixture.buffers import dense_mlps, mixture_widths, most_experts
-from tessera.engine.tensor import Device, Tensor, float32, int32
+from tessera.engine.tensor import Buffer, Device, Tensor, float32, int32
 
 ALIGNMENT = 256
 
@@ -47,6 +47,7 @@ class StepBuffers:
     last_residual: Tensor  # [S, H] rows that are projected to logits
     last_normed: Tensor  # [S, H]
     logits: Tensor  # [S, V] float32
+    buffer: Buffer  # all of them
 
     def __init__(
         self,
@@ -61,17 +62,17 @@ class StepBuffers:
         """`reduced`: for a decoder whose updates are reduced among devices before they are added."""
         places = _layout(config, dtype, max_tokens, max_logits, reduced=reduced)
         self.nbytes = _end(places)
-        self._buffer = device.allocate(self.nbytes)
+        self.buffer = device.allocate(self.nbytes)
         self._places = places
         for name in ("residual", "normed", "update", "last_residual", "last_normed", "logits"):
             place = places[name]
-            tensor = Tensor(self._buffer, (place.rows, place.width), place.dtype, place.offset)
+            tensor = Tensor(self.buffer, (place.rows, place.width), place.dtype, place.offset)
             setattr(self, name, tensor)
 
     def inner(self, name: Inner, num_rows: int, width: int) -> Tensor:
         """An intermediate [num_rows, width] of one layer."""
         place = self._places[name]
-        return Tensor(self._buffer, (num_rows, width), place.dtype, place.offset)
+        return Tensor(self.buffer, (num_rows, width), place.dtype, place.offset)
 
 
 def buffer_bytes(config: ModelConfig, dtype: np.dtype[Any], *, max_tokens: int, max_logits: int) -> int:

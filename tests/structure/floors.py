@@ -39,6 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.ipc.process",),
     ("engine.ipc",),
     ("engine.runner",),
+    ("engine.runner.memory",),
     ("engine.core",),
     ("engine.kv_tiers",),
     ("engine.grammar",),
