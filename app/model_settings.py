@@ -40,6 +40,7 @@ class ModelSettings(ProcessSettings, frozen=True, kw_only=True):
         embedding_model_names: names of that encoder.
         reranker_folder: local folder of the cross-encoder that scores pairs beside the model, or None.
         reranker_model_names: names of that cross-encoder.
+        adapter_names: names of the LoRA adapters that are served from the start.
     """
 
     model_folder: str
@@ -48,6 +49,18 @@ class ModelSettings(ProcessSettings, frozen=True, kw_only=True):
     embedding_model_names: tuple[str, ...] = ()
     reranker_folder: str | None = None
     reranker_model_names: tuple[str, ...] = ()
+    adapter_names: tuple[str, ...] = ()
+    data_parallel_size: Annotated[
+        int,
+        Option(
+            "engines of the model, each with a GPU and a KV cache of its own; a request goes where most of its prompt "
+            "is cached, weighed against load",
+            group="device and memory",
+            metavar="N",
+            low=1,
+            high=64,
+        ),
+    ] = 1
     chat_template: Annotated[
         str | None,
         Option(

@@ -76,6 +76,7 @@ def server_options(given: GivenOptions) -> ServerOptions:
             config=models.engine(one, beside_others=len(entries) > 1),
             keep_alive=_keep_alive(one, DEFAULT_KEEP_ALIVE if entries else None),
             preload=entry.get("preload", False) if entries else True,
+            num_engines=one.value("data_parallel_size"),
         )
         for models, one, entry in zip(found, each, entries or ({},), strict=True)
     )
@@ -105,10 +106,12 @@ class FoundModels:
     embedding: ModelFolder | None
     reranker: ModelFolder | None
     served_names: tuple[str, ...]
+    adapters: tuple[tuple[str, str], ...]  # names and folders
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*self.served_names, *(beside.name for beside in (self.embedding, self.reranker) if beside is not None))
+        beside = (each.name for each in (self.embedding, self.reranker) if each is not None)
+        return (*self.served_names, *beside, *(name for name, _ in self.adapters))
 
     def engine(self, given: GivenOptions, *, beside_others: bool) -> EngineConfig:
         return given.make(
@@ -121,6 +124,7 @@ class FoundModels:
             reranker_name="".join(_names(self.reranker)),
             beside_others=beside_others,
             can_sleep=given.value("sleep_host_gib") is not None,
+            lora=tuple(f"{name}={folder}" for name, folder in self.adapters),
         )
 
     def settings(self, given: GivenOptions) -> ModelSettings:
@@ -133,6 +137,7 @@ class FoundModels:
             embedding_model_names=_names(self.embedding),
             reranker_folder=_path(self.reranker),
             reranker_model_names=_names(self.reranker),
+            adapter_names=tuple(name for name, _ in self.adapters),
         )
 
 
@@ -149,7 +154,19 @@ def _find_models(given: GivenOptions) -> FoundModels:
         if beside is not None and beside.name in taken:
             raise ConfigError(f"{option} and another model are both called {beside.name}: see --served-model-name")
         taken += (beside.name,) if beside is not None else ()
-    return FoundModels(model, embedding, reranker, names)
+    return FoundModels(model, embedding, reranker, names, _find_adapters(given, taken))
+
+
+def _find_adapters(given: GivenOptions, taken: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Names and absolute folders of --lora; `taken` are names of models."""
+    found: dict[str, str] = {}
+    for name, folder in given.make(EngineConfig, model="").adapters:
+        if name in taken or name in found:
+            raise ConfigError(f"--lora: two models are called {name}")
+        if not Path(folder).is_dir():
+            raise ConfigError(f"--lora {name}: there is no folder {folder}")
+        found[name] = str(Path(folder).resolve())
+    return tuple(found.items())
 
 
 def _path(found: ModelFolder | None) -> str | None:

@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -31,6 +31,8 @@ from tessera.app.engines.messages import (
     engine_dir,
     pool_address,
 )
+from tessera.app.engines.model_client import ModelClient
+from tessera.app.engines.replicated_client import ReplicatedClient
 from tessera.engine.contract.errors import EngineUnavailableError, QueueFullError
 from tessera.engine.ipc.client import EngineClient
 
@@ -48,11 +50,11 @@ class Engine:
 
     Attributes:
         name: of the model, for errors.
-        client: of its engine process, whether that runs or not.
+        client: of its engine process, whether that runs or not, or of all of them.
         on_demand: it comes and goes, so that it is not at fault while it is being loaded.
     """
 
-    def __init__(self, index: int, name: str, client: EngineClient, *, on_demand: bool = False) -> None:
+    def __init__(self, index: int, name: str, client: ModelClient, *, on_demand: bool = False) -> None:
         self.index = index
         self.name = name
         self.client = client
@@ -68,6 +70,11 @@ class Engine:
     def takes_orders(self) -> bool:
         """Its engine runs, asleep or not."""
         return self.is_resident or self.status.in_host_memory
+
+    @property
+    def members(self) -> tuple[ModelClient, ...]:
+        """The clients of each of its engine processes."""
+        return self.client.members if isinstance(self.client, ReplicatedClient) else (self.client,)
 
     @property
     def is_resident(self) -> bool:
@@ -103,11 +110,11 @@ class Engines:
         self._orders: dict[int, asyncio.Future[None]] = {}
 
     @classmethod
-    def of_run_dir(cls, run_dir: str | Path, names: Sequence[str], *, is_static: bool) -> Engines:
-        """Those of a pool in `run_dir`."""
+    def of_run_dir(cls, run_dir: str | Path, names: Mapping[str, int], *, is_static: bool) -> Engines:
+        """Those of a pool in `run_dir`; `names` are of the models, each with the number of its engine processes."""
         made = [
-            Engine(index, name, EngineClient(engine_dir(run_dir, index)), on_demand=not is_static)
-            for index, name in enumerate(names)
+            Engine(index, name, _client_of(run_dir, index, num_engines), on_demand=not is_static)
+            for index, (name, num_engines) in enumerate(names.items())
         ]
         for engine in made:
             engine.status = ModelStatus("loading" if is_static else "unloaded")
@@ -322,3 +329,8 @@ class Engines:
                 answer.set_exception(error)
         if error is None and engine._num_uses == 0:  # those that asked have left
             self._release_unused(engine)
+
+
+def _client_of(run_dir: str | Path, index: int, num_engines: int) -> ModelClient:
+    members = [EngineClient(engine_dir(run_dir, index, number)) for number in range(num_engines)]
+    return members[0] if num_engines == 1 else ReplicatedClient(members)

@@ -18,9 +18,9 @@ def pool_address(run_dir: str | Path) -> str:
     return str(Path(run_dir) / SOCKET)
 
 
-def engine_dir(run_dir: str | Path, index: int) -> Path:
-    """The folder with the sockets of the engine of model `index`."""
-    return Path(run_dir) / str(index)
+def engine_dir(run_dir: str | Path, index: int, number: int = 0) -> Path:
+    """The folder with the sockets of engine `number` of model `index`."""
+    return Path(run_dir) / (f"{index}.{number}" if number else str(index))
 
 
 class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,11 +30,13 @@ class EngineLaunch(msgspec.Struct, frozen=True, kw_only=True):
         config: `gpu_memory_utilization` is its share of the device.
         keep_alive: seconds without a request after which it is unloaded; None: never for that.
         preload: load it when the server starts.
+        num_engines: processes with this config, each on a device of its own.
     """
 
     config: EngineConfig
     keep_alive: float | None = None
     preload: bool = True
+    num_engines: int = 1
 
 
 class ModelStatus(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from tessera.app.engines.engine_group import EngineGroup
 from tessera.app.engines.messages import (
     Done,
     EngineLaunch,
@@ -30,10 +31,10 @@ from tessera.app.engines.messages import (
     Wake,
     Yield,
     Yielded,
-    engine_dir,
     pool_address,
 )
 from tessera.app.engines.pooled_model import Link, PooledModel
+from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, TesseraError
 from tessera.engine.contract.messages import EngineInfo, LoadProgress
 from tessera.engine.ipc.supervisor import EngineStartError, EngineSupervisor
@@ -212,7 +213,7 @@ class EnginePool:
             await self._end(model, self._patience, "asleep")
         elif was_up:
             await self._put_away(model, self._patience, "asleep")
-        while model.supervisor is not None and not model.is_kept:  # it still ends, or falls asleep
+        while model.group is not None and not model.is_kept:  # it still ends, or falls asleep
             await self._changed.wait()
         link.send(Done(token))
 
@@ -287,7 +288,7 @@ class EnginePool:
     async def _load(self, model: PooledModel) -> EngineInfo:
         """Make room, and start the engine. Raises LoadError, ConfigError or EngineStartError."""
         try:
-            while model.supervisor is not None and not model.is_kept:  # it still ends
+            while model.group is not None and not model.is_kept:  # it still ends
                 await self._changed.wait()
             await self._make_room(model)
             # One after the other: each measures the device's memory before it takes its own.
@@ -299,12 +300,12 @@ class EnginePool:
 
     async def _wake_engine(self, model: PooledModel) -> EngineInfo | None:
         """None if the model is not in host memory any more."""
-        supervisor = model.supervisor
-        if supervisor is None or not model.is_kept:
+        group = model.group
+        if group is None or not model.is_kept:
             return None
         began = time.monotonic()
         try:
-            await asyncio.wait_for(supervisor.wake_up(), SLEEP_TIMEOUT)
+            info = await asyncio.wait_for(group.wake_up(), SLEEP_TIMEOUT)
         except (EngineStartError, asyncio.TimeoutError) as error:
             reason = str(error) or f"it was not awake within {SLEEP_TIMEOUT:.0f} s"
             logger.warning("the model %s is read again, as it could not be woken: %s", model.name, reason)
@@ -315,24 +316,14 @@ class EnginePool:
         model.used_at = model.idle_since = time.monotonic()
         logger.info("the model %s is awake, in %.2f s", model.name, time.monotonic() - began)
         self._set_state(model, "loaded")
-        assert supervisor.info is not None, "it was ready before"
-        return supervisor.info
+        return info
 
     async def _start_engine(self, model: PooledModel) -> EngineInfo:
         began = time.monotonic()
-        folder = engine_dir(self._run_dir, model.index)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        supervisor = model.supervisor = EngineSupervisor(
-            model.launch.config,
-            folder,
-            owner_dir=self._run_dir,
-            module=self._module,
-            on_progress=self._on_progress,
-            step_timeout=self._step_timeout,
-        )
-        supervisor.start()
         try:
-            info = await supervisor.wait_started()
+            group = model.group = EngineGroup(model.launch, self._run_dir, model.index, self._supervise)
+            group.start()
+            info = await group.wait_started()
         except TesseraError as error:
             if len(self._models) > 1:
                 logger.error("the model %s could not be loaded: %s", model.name, error)
@@ -340,12 +331,25 @@ class EnginePool:
             await self._end(model, STOP_TIMEOUT, "failed")
             raise
         model.num_loads += 1
-        model.sleep_bytes = info.sleep_bytes
+        model.sleep_bytes = None if info.sleep_bytes is None else info.sleep_bytes * model.launch.num_engines
         model.used_at = model.idle_since = time.monotonic()
         if len(self._models) > 1:
             logger.info("the model %s is loaded, in %.1f s", model.name, time.monotonic() - began)
         self._set_state(model, "loaded")
         return info
+
+    def _supervise(
+        self, number: int, config: EngineConfig, folder: Path, environment: dict[str, str]
+    ) -> EngineSupervisor:
+        return EngineSupervisor(
+            config,
+            folder,
+            owner_dir=self._run_dir,
+            module=self._module,
+            on_progress=self._on_progress if number == 0 else None,  # the others load the same
+            step_timeout=self._step_timeout,
+            environment=environment,
+        )
 
     async def _make_room(self, model: PooledModel) -> None:
         """Reserve the model's share, for which the longest unused idle models are unloaded.
@@ -385,7 +389,7 @@ class EnginePool:
     def _fits(self, model: PooledModel) -> bool:
         taken = sum(other.share for other in self._models if other is not model and other.state in LOADED)
         # What sleeps has given its room up, but its engine may still be ending.
-        ending = (other for other in self._models if other.state == "asleep" and other.supervisor is not None)
+        ending = (other for other in self._models if other.state == "asleep" and other.group is not None)
         taken += sum(other.share for other in ending if not other.is_kept)
         return taken + model.share <= self._budget + SHARE_MARGIN
 
@@ -396,12 +400,12 @@ class EnginePool:
 
     async def _put_away(self, model: PooledModel, timeout: float, state: State) -> None:
         """Have the model sleep where host memory has room for its weights, else end its engine."""
-        if not await self._make_host_room(model) or model.supervisor is None:
+        if not await self._make_host_room(model) or model.group is None:
             await self._end(model, min(timeout, STOP_TIMEOUT) if state == "unloaded" else timeout, state)
             return
         assert model.sleep_bytes is not None
         model.host_bytes = model.sleep_bytes
-        if not await model.supervisor.sleep(timeout):
+        if not await model.group.sleep(timeout):
             logger.warning("the model %s is ended, as it could not sleep", model.name)
             await self._end(model, STOP_TIMEOUT, state)
             return
@@ -424,18 +428,18 @@ class EnginePool:
 
     async def _end_kept(self, model: PooledModel) -> None:
         """End an engine that sleeps; the model's state stays."""
-        supervisor, model.is_kept = model.supervisor, False
-        if supervisor is not None:
-            await supervisor.stop(STOP_TIMEOUT)
-        model.supervisor, model.host_bytes = None, 0
+        group, model.is_kept = model.group, False
+        if group is not None:
+            await group.stop(STOP_TIMEOUT)
+        model.group, model.host_bytes = None, 0
         self._tell()
         self._notify()
 
     async def _end(self, model: PooledModel, timeout: float, state: State) -> None:
-        supervisor, model.is_kept = model.supervisor, False
-        if supervisor is not None:
-            await supervisor.stop(timeout)
-            model.supervisor = None
+        model.is_kept = False
+        if model.group is not None:
+            await model.group.stop(timeout)
+            model.group = None
         model.host_bytes = 0
         if model.state != "asleep" or state == "asleep":
             self._set_state(model, state)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tessera.app.engines.engine_group import EngineGroup
 from tessera.app.engines.messages import EngineLaunch, FromPool, State
 from tessera.engine.contract.messages import EngineInfo
-from tessera.engine.ipc.supervisor import EngineSupervisor
 
 
 class Link:
@@ -48,7 +48,7 @@ class PooledModel:
     launch: EngineLaunch
     keep_alive: float
     state: State = "unloaded"
-    supervisor: EngineSupervisor | None = None
+    group: EngineGroup | None = None
     holds: set[Link] = field(default_factory=set)
     idle_since: float | None = None
     used_at: float = 0.0
@@ -72,5 +72,5 @@ class PooledModel:
     @property
     def is_idle(self) -> bool:
         """Loaded, and neither held nor at work for requests whose clients have left, such as those of batches."""
-        at_work = self.supervisor is not None and self.supervisor.has_work
+        at_work = self.group is not None and self.group.has_work
         return self.state == "loaded" and not self.holds and not self.num_asking and not at_work

@@ -64,16 +64,17 @@ async def admit(http_request: Request, schema: type[R]) -> Admission[R]:
     if not request.requested_model:
         request = request.model_copy(update={"model": model.default_name})
     model.check_name(request.requested_model or "")
-    return Admission(request, model, http_request)
+    return Admission(request, model, http_request, request.requested_model or model.default_name)
 
 
 @dataclass(slots=True, frozen=True)
 class Admission(Generic[R]):
-    """A checked request and the model that it asks for."""
+    """A checked request and the model that it asks for, by one of its served names."""
 
     request: R
     model: ServedModel
     http_request: Request
+    name: str
 
     @property
     def tenant(self) -> str:
@@ -160,6 +161,7 @@ class Admission(Generic[R]):
             cache_salt=_cache_salt(request, self.tenant, shared=model.settings.share_prefix_cache),
             num_choices=request.num_choices,
             account=account_of(self.http_request.scope),
+            adapter=self.name if self.name in model.adapter_names else "",
         )
         generation = Generation(choices, streams, num_prompt_tokens, request.num_choices, hold, params[0][0], submitted)
         self._trace(request, prompts, generation)

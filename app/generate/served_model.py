@@ -67,9 +67,16 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its own, and those of the models beside it."""
+        """Its own, and those of the models beside it and of its adapters."""
         settings = self.settings
-        return (*settings.served_model_names, *settings.embedding_model_names, *settings.reranker_model_names)
+        beside = (*settings.embedding_model_names, *settings.reranker_model_names)
+        return (*settings.served_model_names, *beside, *self.adapter_names)
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Of the adapters that are served now; of those from the start while the engine has not said."""
+        known = self.client.adapters
+        return self.settings.adapter_names if known is None else tuple(known)
 
     @property
     def default_name(self) -> str:
@@ -86,7 +93,7 @@ class ServedModel:
             raise InvalidRequestError(
                 f"The model {name[:100]!r} scores texts and makes none: use /v1/rerank or /v1/score.", param="model"
             )
-        if name not in self.settings.served_model_names:
+        if name not in self.settings.served_model_names and name not in self.adapter_names:
             raise NotFoundError(f"The model {name[:100]!r} does not exist here; see /v1/models.", param="model")
 
     def check_generates(self) -> None:

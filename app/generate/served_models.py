@@ -25,7 +25,10 @@ class ServedModels:
         self.engines = engines
         self._timeout = settings.model_load_timeout
         self._models = tuple(ServedModel(engine, each) for engine, each in zip(engines, settings.models, strict=True))
-        self._by_name = {name: model for model in reversed(self._models) for name in model.names}
+        # Adapters come and go.
+        self._by_name = {
+            name: model for model in reversed(self._models) for name in model.names if name not in model.adapter_names
+        }
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models)
@@ -44,7 +47,8 @@ class ServedModels:
 
     def find(self, name: str) -> ServedModel | None:
         """The model that is served, or has one served beside it, under this name."""
-        return self._by_name.get(name)
+        found = self._by_name.get(name)
+        return found or next((model for model in self._models if name in model.adapter_names), None)
 
     def unknown(self, name: str) -> NotFoundError:
         """The error for a name that is not served."""

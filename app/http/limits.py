@@ -19,7 +19,9 @@ from tessera.app.limits.memory_watermark import MemoryWatermark
 from tessera.engine.contract.errors import RequestError
 from tessera.engine.contract.messages import NO_ACCOUNT, AccountRef
 
-ADMINISTRATIVE_PATHS = frozenset({"/reset_prefix_cache", "/sleep", "/wake_up"})  # they act on all keys' requests
+ADMINISTRATIVE_PATHS = frozenset(  # they act on all keys' requests
+    {"/reset_prefix_cache", "/sleep", "/wake_up", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+)
 KNOWN_ADDRESSES = 4096  # of clients, remembered with the account of each
 IPV6_NETWORK = 64  # bits; a client has all addresses of one
 

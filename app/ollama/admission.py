@@ -54,4 +54,4 @@ async def admit_ollama(http_request: Request, schema: type[G]) -> tuple[Admissio
     models.check_name(name)
     model = await model_for(http_request, name)
     keep_loaded(http_request, model, request.keep_alive)
-    return Admission(request, model, http_request), name
+    return Admission(request, model, http_request, name), name

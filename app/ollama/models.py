@@ -74,7 +74,7 @@ class ModelCard:
         settings = self._model.settings
         folder = settings.embedding_folder if self._is_beside else settings.model_folder
         return {
-            "parent_model": "",
+            "parent_model": self._model.default_name if self.name in self._model.adapter_names else "",
             "format": "gguf" if folder is not None and is_gguf(Path(folder)) else "safetensors",
             "family": self._family,
             "families": [self._family] if self._family else [],
@@ -153,7 +153,11 @@ def model_cards(models: Iterable[ServedModel]) -> list[ModelCard]:
     return [
         ModelCard(model, name)
         for model in models
-        for name in (*model.settings.served_model_names, *model.settings.embedding_model_names)
+        for name in (
+            *model.settings.served_model_names,
+            *model.settings.embedding_model_names,
+            *model.adapter_names,
+        )
     ]
 
 

@@ -7,9 +7,9 @@ from collections import deque
 from itertools import pairwise
 from typing import Any
 
+from tessera.app.engines.model_client import ModelClient
 from tessera.engine.contract.histogram import SECONDS_PER_TOKEN, SECONDS_TO_FIRST_TOKEN, quantile
 from tessera.engine.contract.messages import EngineTotals, SchedulerStats
-from tessera.engine.ipc.client import EngineClient
 
 SPAN = 3600.0  # seconds
 INTERVAL = 15.0
@@ -18,7 +18,7 @@ INTERVAL = 15.0
 class HourHistory:
     """Samples of the engine's heartbeats, bounded by their number."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: ModelClient) -> None:
         self._client = client
         self._samples: deque[tuple[float, SchedulerStats]] = deque(maxlen=int(SPAN / INTERVAL) + 1)
         self._object: dict[str, Any] | None = None  # made when asked for, once for each sample

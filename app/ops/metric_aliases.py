@@ -14,7 +14,7 @@ from typing import NamedTuple
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from tessera.app.engines.engines import Engine, Engines
-from tessera.engine.ipc.client import EngineClient
+from tessera.app.engines.model_client import ModelClient
 
 VLLM, SGLANG = "vllm", "sglang"
 # Prefix -> the other server's name -> the engine's, both without prefix and, for counters, without _total.
@@ -100,7 +100,7 @@ def _vllm(engine: Engine) -> Iterator[Gauge]:
         yield Gauge("num_requests_waiting_by_reason", "Requests in the queue.", number, {"reason": reason})
 
 
-def _sglang(client: EngineClient) -> Iterator[Gauge]:
+def _sglang(client: ModelClient) -> Iterator[Gauge]:
     info, history = client.info, client.history
     if info is None or not history:
         return

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from tessera.app.engines.engines import Engines
+from tessera.app.engines.engines import Engine, Engines
 from tessera.app.ops.metric_aliases import with_aliases
 from tessera.app.ops.metrics_page import EngineText
 
 _ENGINE_PREFIX = re.compile(rb"^((?:# (?:HELP|TYPE) )?)tessera:", re.MULTILINE)
 _SAMPLE = re.compile(rb"^([^\s{]+)(?:\{(.*)\})?( .*)$")
-_LABEL = b'model_name="'
 
 
 class Countable(Protocol):
@@ -29,21 +28,38 @@ class EngineTexts:
     """The engines' own metrics; of one that is busy the last ones, and nothing of one that is not loaded."""
 
     def __init__(self, engines: Engines, patience: float) -> None:
-        self._engines = [(engine, EngineText(engine.client.metrics, patience)) for engine in engines]
+        self._labels = _labels_of(engines)
+        self._engines = [
+            (engine, _labels(engine, number, self._labels), EngineText(member.metrics, patience))
+            for engine in engines
+            for number, member in enumerate(engine.members)
+        ]
 
     async def latest(self) -> bytes:
-        resident = [(engine, text) for engine, text in self._engines if engine.is_resident]
+        resident = [(labels, text) for engine, labels, text in self._engines if engine.is_resident]
         texts = await asyncio.gather(*(text.latest() for _, text in resident))
-        if len(self._engines) == 1:
+        if not self._labels:
             return b"".join(texts)
-        return merged([(engine.name, text) for (engine, _), text in zip(resident, texts, strict=True)])
+        return merged([(labels, text) for (labels, _), text in zip(resident, texts, strict=True)])
 
 
-def merged(texts: Sequence[tuple[str, bytes]]) -> bytes:
-    """One text of several, each of a model: a family's samples stand together, and all have the label model_name."""
+def _labels_of(engines: Engines) -> list[str]:
+    """The labels that tell engines apart: none for a single one."""
+    several = {"model_name": len(engines) > 1, "engine": any(len(engine.members) > 1 for engine in engines)}
+    return [name for name, is_needed in several.items() if is_needed]
+
+
+def _labels(engine: Engine, number: int, names: Sequence[str]) -> dict[str, str]:
+    """Of the engine process `number` of a model."""
+    values = {"model_name": engine.name, "engine": str(number)}
+    return {name: values[name] for name in names}
+
+
+def merged(texts: Sequence[tuple[Mapping[str, str], bytes]]) -> bytes:
+    """One text of several, each with labels: a family's samples stand together, and all have the labels."""
     heads: dict[bytes, list[bytes]] = {}
     samples: dict[bytes, list[bytes]] = {}
-    for name, text in texts:
+    for labels, text in texts:
         family = b""
         for line in text.splitlines():
             if line.startswith((b"# HELP ", b"# TYPE ")):
@@ -52,18 +68,22 @@ def merged(texts: Sequence[tuple[str, bytes]]) -> bytes:
                 if line not in heads.setdefault(family, []):
                     heads[family].append(line)
             elif line and not line.startswith(b"#"):
-                samples.setdefault(family, []).append(_labelled(line, name))
+                samples.setdefault(family, []).append(_labelled(line, labels))
     lines = (line for family, found in samples.items() for line in (*heads.get(family, ()), *found))
     return b"".join(line + b"\n" for line in lines)
 
 
-def _labelled(line: bytes, model: str) -> bytes:
+def _labelled(line: bytes, labels: Mapping[str, str]) -> bytes:
     match = _SAMPLE.match(line)
-    if match is None or _LABEL in (match[2] or b""):
+    if match is None:
         return line
-    escaped = model.replace("\\", "\\\\").replace('"', '\\"').encode()
-    labels = b",".join(part for part in (match[2], _LABEL + escaped + b'"') if part)
-    return match[1] + b"{" + labels + b"}" + match[3]
+    parts = [match[2] or b""]
+    for name, value in labels.items():
+        label = f'{name}="'.encode()
+        if label not in parts[0]:
+            escaped = value.replace("\\", "\\\\").replace('"', '\\"').encode()
+            parts.append(label + escaped + b'"')
+    return match[1] + b"{" + b",".join(part for part in parts if part) + b"}" + match[3]
 
 
 async def render_metrics(engines: Engines, counts: Sequence[Countable], prefix: str, texts: EngineTexts) -> bytes:
@@ -84,13 +104,7 @@ def _own_metrics(engines: Engines, counts: Sequence[Countable], prefix: str) -> 
         yield from (loaded, loads)
     if any(engine.status.host_bytes for engine in engines):
         yield from _sleep_metrics(engines, prefix)
-    gpu = next((engine.client.gpu for engine in engines if engine.client.gpu is not None), None)
-    if gpu is not None:
-        yield GaugeMetricFamily(f"{prefix}:gpu_memory_used_bytes", "Memory of the GPU in use.", gpu.memory_used)
-        yield GaugeMetricFamily(f"{prefix}:gpu_memory_total_bytes", "Memory of the GPU.", gpu.memory_total)
-        if gpu.utilization is not None:
-            documentation = "Share of the last moments in which the GPU ran a kernel, 0 to 1."
-            yield GaugeMetricFamily(f"{prefix}:gpu_utilization_perc", documentation, gpu.utilization)
+    yield from _gpu_metrics(engines, prefix)
     for each in counts:
         yield from each.collect(prefix)
 
@@ -115,8 +129,8 @@ def _sleep_metrics(engines: Engines, prefix: str) -> Iterator[Metric]:
 
 
 def _engine_metrics(engines: Engines, prefix: str) -> Iterator[Metric]:
-    """Of the engines that should be up; with several models, by model."""
-    labels = ["model_name"] if len(engines) > 1 else []
+    """Of the engines that should be up; with several models, by model, and with several engines of one, by engine."""
+    labels = _labels_of(engines)
     up = GaugeMetricFamily(f"{prefix}:engine_up", "Whether the engine gets on with its work.", labels=labels)
     cache = GaugeMetricFamily(
         f"{prefix}:cache_config_info",
@@ -126,16 +140,36 @@ def _engine_metrics(engines: Engines, prefix: str) -> Iterator[Metric]:
     for engine in engines:
         if not engine.is_resident:
             continue
-        name = [engine.name] if labels else []
-        well, _ = engine.health()
-        up.add_metric(name, int(well))
-        info = engine.client.info
-        if info is not None:
-            facts = [str(info.block_size), str(info.num_kv_blocks), str(info.kv_cache_bytes), info.dtype]
-            cache.add_metric([*name, *facts], 1)
+        for number, member in enumerate(engine.members):
+            values = list(_labels(engine, number, labels).values())
+            well = engine.health()[0] and member.health()[0]
+            up.add_metric(values, int(well))
+            info = member.info
+            if info is not None:
+                sizes = [str(info.block_size), str(info.num_kv_blocks), str(info.kv_cache_bytes)]
+                cache.add_metric([*values, *sizes, info.kv_cache_dtype or info.dtype], 1)
     yield up
     if cache.samples:
         yield cache
+
+
+def _gpu_metrics(engines: Engines, prefix: str) -> Iterator[Metric]:
+    """Of the GPU, or of the GPU of each engine; engines of equal numbers share one."""
+    labels = [name for name in _labels_of(engines) if name == "engine"]
+    used = GaugeMetricFamily(f"{prefix}:gpu_memory_used_bytes", "Memory of the GPU in use.", labels=labels)
+    total = GaugeMetricFamily(f"{prefix}:gpu_memory_total_bytes", "Memory of the GPU.", labels=labels)
+    documentation = "Share of the last moments in which the GPU ran a kernel, 0 to 1."
+    utilization = GaugeMetricFamily(f"{prefix}:gpu_utilization_perc", documentation, labels=labels)
+    for number in range(max(len(engine.members) for engine in engines)):
+        members = (engine.members[number] for engine in engines if number < len(engine.members))
+        gpu = next((member.gpu for member in members if member.gpu is not None), None)
+        values = [str(number)] if labels else []
+        if gpu is not None:
+            used.add_metric(values, gpu.memory_used)
+            total.add_metric(values, gpu.memory_total)
+            if gpu.utilization is not None:
+                utilization.add_metric(values, gpu.utilization)
+    yield from (family for family in (used, total, utilization) if family.samples)
 
 
 class _Families(CollectorRegistry):

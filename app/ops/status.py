@@ -31,7 +31,9 @@ def status_object(model: ServedModel, models: ServedModels) -> dict[str, Any]:
         "state": {"ready": well, "reason": reason},
         "models": [name for each in ordered for name in each.names],
         "default_names": [each.default_name for each in models],
-        "generating_models": [name for each in ordered for name in each.settings.served_model_names],
+        "generating_models": [
+            name for each in ordered for name in (*each.settings.served_model_names, *each.adapter_names)
+        ],
         "chat": model.template is not None,
         "engine": _engine(client.info) if client.info is not None else None,
         "now": _now(history[-1][1]) if history else None,
@@ -59,6 +61,7 @@ def _engine(info: EngineInfo) -> dict[str, Any]:
         "block_size": info.block_size,
         "num_kv_blocks": info.num_kv_blocks,
         "kv_cache_bytes": info.kv_cache_bytes,
+        "kv_cache_dtype": info.kv_cache_dtype or info.dtype,
         "num_host_kv_blocks": info.num_host_kv_blocks,
         "num_disk_kv_blocks": info.num_disk_kv_blocks,
         "generates": info.generates,

@@ -51,6 +51,7 @@ from tessera.app.openai.embeddings.embedders import Embeddings
 from tessera.app.openai.files import routes as files
 from tessera.app.openai.files.files import Files
 from tessera.app.openai.invocations import routes as invocations
+from tessera.app.openai.models import adapter_routes as adapters
 from tessera.app.openai.models import routes as models
 from tessera.app.openai.rerank import routes as rerank
 from tessera.app.openai.rerank.scorers import Scorers
@@ -91,6 +92,7 @@ ROUTES = (
     rerank,
     invocations,
     models,
+    adapters,
     tokenize,
     residence,
     files,

@@ -60,7 +60,7 @@ def prepare_routes(app: FastAPI) -> None:
 
 def engines_of(run_dir: str | Path, settings: AppSettings) -> Engines:
     """The engines of a server's models, whose pool is in `run_dir`."""
-    names = [model.served_model_names[0] for model in settings.models]
+    names = {model.served_model_names[0]: model.data_parallel_size for model in settings.models}
     return Engines.of_run_dir(run_dir, names, is_static=settings.is_static)
 
 

@@ -163,11 +163,13 @@ def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
     num_tokens = info.num_kv_blocks * info.block_size
     kv_cache = (
         f"{info.num_kv_blocks} blocks of {info.block_size} tokens, {num_tokens} tokens in all, "
-        f"{si(info.kv_cache_bytes)}B"
+        f"{si(info.kv_cache_bytes)}B{f' in {info.kv_cache_dtype}' if info.kv_cache_dtype else ''}"
     )
     facts = {
         "model": f"{names} ({info.architecture}, {si(info.num_parameters)} parameters)",
         "device": f"{info.device}, {info.device_name}: {info.device_reason}",
+        **({"ranks": f"{info.num_ranks} share the model"} if info.num_ranks > 1 else {}),
+        **({"engines": f"{settings.data_parallel_size}, each as follows"} if settings.data_parallel_size > 1 else {}),
         "dtype": f"{info.dtype}, {si(info.weight_bytes)}B of weights",
         **({"in host": _weight_offload(info.weight_offload)} if info.weight_offload is not None else {}),
         **({"stored as": _mix(info.stored_bytes)} if info.stored_bytes else {}),

@@ -2,6 +2,7 @@
 // (prefill.cu, decode.cu) are not made for.
 
 #include "attention.cuh"
+#include "cached.cuh"
 #include "generated/attention.cuh"
 
 constexpr int MAX_PER_LANE = MAX_HEAD_DIM / WARP_SIZE;
@@ -27,7 +28,8 @@ __device__ __forceinline__ int find_row(const int* cu_seqlens_q, int num_seqs, i
 // CAPPED scores are cap * tanh(q . k * scale / cap). Tokens after the last row, and rows without context,
 // give zeros.
 //   in:  q [num_tokens, num_heads * head_dim] T
-//        key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim] T
+//        key_cache, value_cache [blocks, num_kv_heads, block_size, head_dim] Cached: T, or e4m3 with
+//        kv_scales [2, num_kv_heads] float or null
 //        block_tables [*, block_table_width] int
 //        table_rows [num_seqs] int, each row's place in block_tables
 //        cu_seqlens_q [num_seqs + 1] int
@@ -42,8 +44,8 @@ __device__ __forceinline__ int find_row(const int* cu_seqlens_q, int num_seqs, i
 // Shared memory: static.
 // Unit of work: one block a query token's head. Its warps take every fourth 32 keys; a lane computes one
 // key's score, then every 32nd element of the output.
-template <typename T, bool CAPPED, bool SINKS>
-__global__ void __launch_bounds__(32 * WARPS) paged_attention_kernel(PAGED_ATTENTION_PARAMS(T)) {
+template <typename T, typename Cached, bool CAPPED, bool SINKS>
+__global__ void __launch_bounds__(32 * WARPS) paged_attention_kernel(PAGED_ATTENTION_PARAMS(T, Cached)) {
   ASSERT_ELEMENT(T);
   constexpr int VECTOR = VECTOR_SIZE<T>;
   __shared__ __align__(16) float query[MAX_HEAD_DIM];
@@ -67,7 +69,9 @@ __global__ void __launch_bounds__(32 * WARPS) paged_attention_kernel(PAGED_ATTEN
     query[d] = to_float(q[query_offset + d]) * scale_log2;
   __syncthreads();
 
-  const bool vectors = head_dim % VECTOR == 0 && is_aligned(key_cache);
+  const float key_scale = IS_E4M3<Cached> ? cache_scale(kv_scales, 0, num_kv_heads, kv_head) : 1.0f;
+  const float value_scale = IS_E4M3<Cached> ? cache_scale(kv_scales, 1, num_kv_heads, kv_head) : 1.0f;
+  const bool vectors = !IS_E4M3<Cached> && head_dim % VECTOR == 0 && is_aligned(key_cache);
   float maximum = MINUS_INFINITY;
   float sum = 0.0f;
   float weighted[MAX_PER_LANE] = {};
@@ -80,9 +84,11 @@ __global__ void __launch_bounds__(32 * WARPS) paged_attention_kernel(PAGED_ATTEN
     if (is_visible(key, position, sliding_window)) {
       offset =
           static_cast<long long>(cache_row(block_table, key, kv_head, num_kv_heads, block_size)) * head_dim;
-      const T* const k = key_cache + offset;
+      const Cached* const k = key_cache + offset;
       score = 0.0f;
-      if (vectors) {
+      if constexpr (IS_E4M3<Cached>) {
+        for (int d = 0; d < head_dim; ++d) score = fmaf(query[d], floats_of_e4m3(k[d]).x * key_scale, score);
+      } else if (vectors) {
         for (int d = 0; d < head_dim; d += VECTOR) {
           const Vec<T, VECTOR> values = Vec<T, VECTOR>::load(k + d);
 #pragma unroll
@@ -109,8 +115,14 @@ __global__ void __launch_bounds__(32 * WARPS) paged_attention_kernel(PAGED_ATTEN
 #pragma unroll
       for (int i = 0; i < MAX_PER_LANE; ++i) {
         const int d = i * WARP_SIZE + lane;
-        if (d < head_dim)
-          weighted[i] = fmaf(other_weight, to_float(value_cache[other_offset + d]), weighted[i]);
+        if (d >= head_dim) continue;
+        float value;
+        if constexpr (IS_E4M3<Cached>) {
+          value = floats_of_e4m3(value_cache[other_offset + d]).x * value_scale;
+        } else {
+          value = to_float(value_cache[other_offset + d]);
+        }
+        weighted[i] = fmaf(other_weight, value, weighted[i]);
       }
     }
   }

@@ -121,7 +121,8 @@ struct DecodeRow {
 // -1: then the cache has them); else q holds finished queries and the cache every key.
 //   in:  q [num_tokens, num_heads * HEAD_DIM] T; FUSED:
 //        q [num_tokens, (num_heads + 2 * num_kv_heads) * HEAD_DIM] T
-//        key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] T
+//        key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] Cached: T, or e4m3 with
+//        kv_scales [2, num_kv_heads] float or null
 //        block_tables [*, block_table_width] int
 //        table_rows [num_seqs] int, each row's place in block_tables
 //        cu_seqlens_q [num_seqs + 1] int
@@ -145,7 +146,8 @@ struct DecodeRow {
 // CLUSTERED: 2^cluster_log2 blocks along x, a cluster, for each of the former, and one along z.
 // Block: 32 * WARPS threads.
 // Shared memory: (WARPS * STAGES * 2 * 16 + min(group, 8)) * (HEAD_DIM + 8) * sizeof(T) + 2 * HEAD_DIM *
-// sizeof(T), and CLUSTERED SENT_FLOATS floats for each split and MERGED_FLOATS elements of the largest share.
+// sizeof(T), and CLUSTERED SENT_FLOATS floats for each split and MERGED_FLOATS elements of the largest share;
+// of e4m3 one stage of those rows alone, and WARPS * STAGES * 2 * 16 * HEAD_DIM bytes.
 // Unit of work: a block block_splits consecutive splits of a key/value head's keys, CLUSTERED an even part of
 // them, all of its query heads (up to 8) together; blocks beyond a row's splits end at once. Warps take 16
 // keys at a time in turn, each with its own ring of STAGES copies that runs on across splits, and meet only
@@ -153,11 +155,10 @@ struct DecodeRow {
 // maximum and sum go to partial_out and partial_sums, and the last of the blocks to arrive merges them; or,
 // CLUSTERED, to the shared memory of the block of the cluster whose share of the elements they belong to;
 // else the one block merges as it goes. The order is the same.
-template <typename T, int HEAD_DIM, int WARPS, int STAGES, bool FUSED, bool CLUSTERED, bool CAPPED,
-          bool SINKS>
+template <typename T, typename Cached, int HEAD_DIM, int WARPS, int STAGES, bool FUSED, bool CLUSTERED,
+          bool CAPPED, bool SINKS>
 __global__ void __launch_bounds__(32 * WARPS)
-    paged_attention_decode_kernel(PAGED_ATTENTION_DECODE_PARAMS(T)) {
-  constexpr int THREADS = WARP_SIZE * WARPS;
+    paged_attention_decode_kernel(PAGED_ATTENTION_DECODE_PARAMS(T, Cached)) {
   constexpr int STEP_KEYS = WARP_KEYS * WARPS;
   using Attention = WarpAttention<T, HEAD_DIM>;
   constexpr int PITCH = Attention::PITCH;
@@ -171,7 +172,8 @@ __global__ void __launch_bounds__(32 * WARPS)
   __shared__ float warp_sums[WARPS][GROUP_ROWS];
   __shared__ bool is_last;
   T* const tiles = reinterpret_cast<T*>(shared_memory);
-  T* const tile_q = tiles + WARPS * STAGES * 2 * TILE_ELEMENTS;
+  using Ring = KeyRing<T, Cached, HEAD_DIM, WARPS, STAGES>;
+  T* const tile_q = tiles + WARPS * Ring::WARP_ELEMENTS;
 
   let_next_kernel_start();
   if (!FUSED && !beside_prefill) wait_for_earlier_kernels();
@@ -219,11 +221,11 @@ __global__ void __launch_bounds__(32 * WARPS)
   const int* const block_table = block_tables + static_cast<long long>(own_row.table_row) * block_table_width;
 
   const int split_steps = splits.size / STEP_KEYS;
-  const unsigned warp_tiles = shared_address(tiles + warp * STAGES * 2 * TILE_ELEMENTS);
-  const PagedKeys<T> keys{
-      key_cache, value_cache, block_table, kv_head, num_kv_heads, block_size, 0xffffffffu / block_size + 1};
-  const KeyRing<T, HEAD_DIM, WARPS, STAGES> ring{
-      keys, key_begin, key_end, oldest_key, cached_end, warp_tiles, evict_first_policy(), lane, warp};
+  const PagedKeys<Cached> keys{
+      key_cache, value_cache, block_table, kv_head, num_kv_heads, block_size, 0xffffffffu / block_size + 1,
+      kv_scales};
+  const unsigned place = Ring::place_of(tiles, warp);
+  const Ring ring{keys, key_begin, key_end, oldest_key, cached_end, place, evict_first_policy(), lane, warp};
 
   // The keys of earlier steps may be copied while the kernels in front of this one still run.
   int next_row = ring.find_unit_row(0);
@@ -245,7 +247,7 @@ __global__ void __launch_bounds__(32 * WARPS)
                                                      eps,   has_newest,      group_begin == 0, slot};
     token_heads.prepare(tile_q, newest, keys, warp);
   } else {
-    copy_queries<T, HEAD_DIM, THREADS>(
+    copy_queries<T, HEAD_DIM, WARP_SIZE * WARPS>(
         tile_q, q + (static_cast<long long>(token) * num_heads + head0) * HEAD_DIM, num_group_heads);
   }
   __syncthreads();
@@ -263,8 +265,9 @@ __global__ void __launch_bounds__(32 * WARPS)
     __syncwarp();
 
     if (ring.tile_begin(i) < key_end) {
-      T* const tile_k = tiles + (warp * STAGES + i % STAGES) * 2 * TILE_ELEMENTS;
+      T* const tile_k = tiles + (warp * Ring::TILES + i % Ring::TILES) * 2 * TILE_ELEMENTS;
       T* const tile_v = tile_k + TILE_ELEMENTS;
+      if constexpr (IS_E4M3<Cached>) ring.widen(i, tiles, tile_k, tile_v);
       const int newest_place = newest_key - ring.tile_begin(i);
       if (FUSED && newest_place >= 0 && newest_place < WARP_KEYS) {
         ring.insert(newest, newest_place, tile_k, tile_v);
@@ -276,12 +279,12 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
     if (--steps_left == 0 || i + 1 == num_steps) {
       // The end of a split: merge the warps through the stages that they have just left.
-      float* const merged = reinterpret_cast<float*>(tiles + i % STAGES * 2 * TILE_ELEMENTS);
-      constexpr int MERGE_STRIDE = STAGES * 2 * TILE_ELEMENTS * sizeof(T) / sizeof(float);  // between warps
-      attention.finish(merged + warp * MERGE_STRIDE, warp_maxima[warp], warp_sums[warp], num_group_heads);
+      float* const merged = reinterpret_cast<float*>(tiles + i % Ring::TILES * 2 * TILE_ELEMENTS);
+      attention.finish(merged + warp * Ring::MERGE_STRIDE, warp_maxima[warp], warp_sums[warp],
+                       num_group_heads);
       if (CLUSTERED && num_blocks > 1 && split == own.first) Blocks::wait();  // the others have begun
       __syncthreads();
-      merger.merge_split(merged, MERGE_STRIDE, warp_maxima, warp_sums, split);
+      merger.merge_split(merged, Ring::MERGE_STRIDE, warp_maxima, warp_sums, split);
       __syncthreads();  // the stages are free, and all of the split's results are written
       ++split;
       steps_left = split_steps;

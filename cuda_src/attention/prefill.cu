@@ -1,6 +1,7 @@
 // Paged attention on tensor cores for rows with two or more queries; decode.cu does the others.
 
 #include "attention.cuh"
+#include "cached.cuh"
 #include "generated/prefill.cuh"
 #include "online_softmax.cuh"
 #include "ptx/copy.cuh"
@@ -33,6 +34,36 @@ struct KeyTiles {
       const int row = rows[key];
       const T* from = cache + static_cast<long long>(max(row, 0)) * HEAD_DIM + segment * SEGMENT;
       copy_async_16(tile + key * PITCH + segment * SEGMENT, from, row >= 0);
+    }
+  }
+};
+
+// A tile of e4m3 on its way through shared memory, in which a thread widens just what it has copied.
+template <typename T, int HEAD_DIM, int TILE_KEYS>
+struct CodeTile {
+  static constexpr int THREADS = WARP_SIZE * WARPS;
+  static constexpr int CODES = 16;
+  static constexpr int PIECES = HEAD_DIM / CODES;  // of a key
+  static constexpr int PITCH = HEAD_DIM + SEGMENT;
+
+  unsigned char* codes;  // [TILE_KEYS, HEAD_DIM]
+
+  // Starts to copy the rows of `cache` that `rows` [TILE_KEYS] names, zeros for -1.
+  __device__ __forceinline__ void load(const unsigned char* cache, const int* rows) const {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < TILE_KEYS * PIECES; i += THREADS) {
+      const int row = rows[i / PIECES];
+      const unsigned char* const from =
+          cache + static_cast<long long>(max(row, 0)) * HEAD_DIM + i % PIECES * CODES;
+      copy_async_16(codes + i * CODES, from, row >= 0);
+    }
+  }
+  // To the tile [TILE_KEYS, PITCH] of T, once this thread's copies are there.
+  __device__ __forceinline__ void widen(T* tile, float scale) const {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < TILE_KEYS * PIECES; i += THREADS) {
+      widen_e4m3(tile + i / PIECES * PITCH + i % PIECES * CODES,
+                 *reinterpret_cast<const uint4*>(codes + i * CODES), scale);
     }
   }
 };
@@ -222,7 +253,8 @@ struct WarpRows {
 // pass over the keys (FlashAttention-2, Dao 2023). CAPPED scores are cap * tanh(q . k * scale / cap). Weights
 // are rounded to T before they meet v.
 //   in:  q [num_tokens, num_heads * HEAD_DIM] T
-//        key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] T
+//        key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] Cached: T, or e4m3 with
+//        kv_scales [2, num_kv_heads] float or null
 //        block_tables [*, block_table_width] int
 //        table_rows [num_seqs] int, each row's place in block_tables
 //        cu_seqlens_q [num_seqs + 1] int
@@ -236,13 +268,15 @@ struct WarpRows {
 // Grid: (at least the number of tiles, num_kv_heads), tiles of 64 * ROW_TILES rows, later tiles first since
 // they see more keys.
 // Block: 128 threads.
-// Shared memory: (64 * ROW_TILES + 2 * TILE_KEYS) * (HEAD_DIM + 8) * sizeof(T) + 8 * TILE_KEYS bytes.
+// Shared memory: (64 * ROW_TILES + 2 * TILE_KEYS) * (HEAD_DIM + 8) * sizeof(T) + 8 * TILE_KEYS bytes, and of
+// e4m3 TILE_KEYS * HEAD_DIM.
 // Unit of work: a block a tile of queries, a warp 16 * ROW_TILES rows of it. Key tiles begin at multiples of
 // TILE_KEYS, so a query's result depends on its own row alone, and not on how its prompt was cut into chunks;
 // IN_ORDER to the last bit, also where tiles of keys that it does not see differ with the queries beside it.
-template <typename T, int HEAD_DIM, int ROW_TILES, int TILE_KEYS, bool IN_ORDER, bool CAPPED, bool SINKS>
+template <typename T, typename Cached, int HEAD_DIM, int ROW_TILES, int TILE_KEYS, bool IN_ORDER, bool CAPPED,
+          bool SINKS>
 __global__ void __launch_bounds__(32 * WARPS)
-    paged_attention_prefill_kernel(PAGED_ATTENTION_PREFILL_PARAMS(T)) {
+    paged_attention_prefill_kernel(PAGED_ATTENTION_PREFILL_PARAMS(T, Cached)) {
   constexpr int THREADS = WARP_SIZE * WARPS;
   constexpr int WARP_ROWS = 16 * ROW_TILES;
   constexpr int TILE_ROWS = WARP_ROWS * WARPS;
@@ -284,7 +318,12 @@ __global__ void __launch_bounds__(32 * WARPS)
   if (threadIdx.x < TILE_KEYS) key_rows[threadIdx.x] = keys.find_row(key_begin + threadIdx.x);
   queries.template load<TILE_ROWS>(tile_q, q);
   __syncthreads();
-  if (key_begin < key_end) Keys::load(tile_k, key_cache, key_rows);
+  const CodeTile<T, HEAD_DIM, TILE_KEYS> codes{reinterpret_cast<unsigned char*>(key_rows + 2 * TILE_KEYS)};
+  if constexpr (IS_E4M3<Cached>) {
+    if (key_begin < key_end) codes.load(key_cache, key_rows);
+  } else if (key_begin < key_end) {
+    Keys::load(tile_k, key_cache, key_rows);
+  }
   copy_async_commit();
 
   const int lane = threadIdx.x % WARP_SIZE;
@@ -299,8 +338,13 @@ __global__ void __launch_bounds__(32 * WARPS)
     int next_row = -1;
     if (has_next && threadIdx.x < TILE_KEYS) next_row = keys.find_row(key0 + TILE_KEYS + threadIdx.x);
     copy_async_wait<0>();
+    if constexpr (IS_E4M3<Cached>) codes.widen(tile_k, cache_scale(kv_scales, 0, num_kv_heads, kv_head));
     __syncthreads();  // keys are there, and the tile of values is free
-    Keys::load(tile_v, value_cache, key_rows + buffer * TILE_KEYS);
+    if constexpr (IS_E4M3<Cached>) {
+      codes.load(value_cache, key_rows + buffer * TILE_KEYS);
+    } else {
+      Keys::load(tile_v, value_cache, key_rows + buffer * TILE_KEYS);
+    }
     copy_async_commit();
 
     float scores[ROW_TILES][TILE_KEYS / 8][4] = {};
@@ -316,8 +360,13 @@ __global__ void __launch_bounds__(32 * WARPS)
     buffer ^= 1;
     if (threadIdx.x < TILE_KEYS) key_rows[buffer * TILE_KEYS + threadIdx.x] = next_row;
     copy_async_wait<0>();
+    if constexpr (IS_E4M3<Cached>) codes.widen(tile_v, cache_scale(kv_scales, 1, num_kv_heads, kv_head));
     __syncthreads();  // values and the next rows are there, and the tile of keys is free
-    if (has_next) Keys::load(tile_k, key_cache, key_rows + buffer * TILE_KEYS);
+    if constexpr (IS_E4M3<Cached>) {
+      if (has_next) codes.load(key_cache, key_rows + buffer * TILE_KEYS);
+    } else if (has_next) {
+      Keys::load(tile_k, key_cache, key_rows + buffer * TILE_KEYS);
+    }
     copy_async_commit();
 
     rows.multiply_values(scores, tile_v);

@@ -134,6 +134,29 @@ __global__ void __launch_bounds__(ROUTE_WARPS* WARP_SIZE) route_kernel(ROUTE_PAR
     if (expert >= num_experts) continue;
     scores.values[i] = weighing(expert) + (correction == nullptr ? 0.0f : correction[expert]);
   }
+  // With a correction, softmax chooses by its shares: exp(logit - peak) / sum.
+  const bool by_shares = kind == ROUTE_SOFTMAX && correction != nullptr;
+  float peak = -FLOAT_INFINITY, sum = 0.0f;
+  if (by_shares) {
+#pragma unroll
+    for (int i = 0; i < PER_LANE; ++i) {
+      const int expert = i * WARP_SIZE + lane;
+      if (expert < num_experts) peak = fmaxf(peak, weighing(expert));
+    }
+    peak = warp_max(peak);
+#pragma unroll
+    for (int i = 0; i < PER_LANE; ++i) {
+      const int expert = i * WARP_SIZE + lane;
+      scores.values[i] = expert < num_experts ? expf(weighing(expert) - peak) : 0.0f;
+      sum += scores.values[i];
+    }
+    sum = warp_sum(sum);
+#pragma unroll
+    for (int i = 0; i < PER_LANE; ++i) {
+      const int expert = i * WARP_SIZE + lane;
+      scores.values[i] = scores.values[i] / sum + (expert < num_experts ? correction[expert] : 0.0f);
+    }
+  }
   if (chosen_groups < groups) keep_groups(scores, rows[warp], num_experts, groups, chosen_groups);
 
   int chosen = 0;
@@ -152,7 +175,9 @@ __global__ void __launch_bounds__(ROUTE_WARPS* WARP_SIZE) route_kernel(ROUTE_PAR
   }
   const bool has_expert = lane < top_k;
   if (kind == ROUTE_SIGMOID && has_expert) weight = weighing(chosen);
-  if (kind == ROUTE_SOFTMAX || kind == ROUTE_SOFTMAX_OF_CHOSEN) {
+  if (by_shares) {
+    weight = has_expert ? expf(weighing(chosen) - peak) / sum : 0.0f;
+  } else if (kind == ROUTE_SOFTMAX || kind == ROUTE_SOFTMAX_OF_CHOSEN) {
     weight = has_expert ? expf(weight - first) : 0.0f;
     float total = weight;
     if (kind == ROUTE_SOFTMAX) {

@@ -98,6 +98,8 @@ PAGES = (
             "/version",
             "/metrics",
             "/reset_prefix_cache",
+            "/v1/load_lora_adapter",
+            "/v1/unload_lora_adapter",
             "/sleep",
             "/wake_up",
             "/is_sleeping",

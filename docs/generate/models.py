@@ -7,6 +7,7 @@ from collections import Counter
 from docs.generate.figures import markdown_table
 from tessera.engine.models.gguf.architectures import GGUF_ARCHITECTURES
 from tessera.engine.models.gguf.config import WINDOWED
+from tessera.engine.models.gguf.mixtures import GGUF_MIXTURES
 from tessera.engine.models.registry import ARCHITECTURES
 from tests.support.tiny_families import EQUALS, FAMILIES
 from tests.support.tiny_models import TINY_MODELS
@@ -24,7 +25,9 @@ TITLES = {
     "Cohere2ForCausalLM": "Command R7B, Command A, Aya Vision",
     "CohereForCausalLM": "Command R, Command R+, Aya",
     "DistilBertModel": "DistilBERT",
+    "Dots1ForCausalLM": "dots.llm1",
     "Ernie4_5ForCausalLM": "ERNIE 4.5, dense",
+    "Ernie4_5_MoeForCausalLM": "ERNIE-4.5-21B-A3B, ERNIE-4.5-300B-A47B",
     "Exaone4ForCausalLM": "EXAONE 4",
     "FalconForCausalLM": "Falcon 7B, 11B, 40B, 180B",
     "GPT2LMHeadModel": "GPT-2",
@@ -57,6 +60,7 @@ TITLES = {
     "Olmo2ForCausalLM": "OLMo 2",
     "Olmo3ForCausalLM": "OLMo 3",
     "OlmoForCausalLM": "OLMo 1",
+    "OlmoeForCausalLM": "OLMoE",
     "Phi3ForCausalLM": "Phi-3, Phi-3.5, Phi-4",
     "PhimoeForCausalLM": "Phi-3.5-MoE",
     "PhiForCausalLM": "Phi-1, Phi-1.5, Phi-2",
@@ -78,7 +82,7 @@ def models_table() -> str:
     configs = [model.config for model in TINY_MODELS.values()] + list(FAMILIES.values())
     tested = Counter(config["architectures"][0] for config in configs)
     in_gguf: dict[str, list[str]] = {}
-    for gguf, stored in GGUF_ARCHITECTURES.items():
+    for gguf, stored in (*GGUF_ARCHITECTURES.items(), *GGUF_MIXTURES.items()):
         for name in (stored.name, WINDOWED.get(stored.name)):
             if name is not None:
                 in_gguf.setdefault(name, []).append(f"`{gguf}`")

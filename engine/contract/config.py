@@ -13,11 +13,15 @@ from tessera.options.errors import OptionError
 
 DeviceName = Literal["auto", "cuda", "cpu"]
 DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
+KVCacheDTypeName = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
 QuantizationName = Literal["none", "fp8", "int4"]
 PoolingName = Literal["auto", "mean", "last", "cls"]
 ScoringName = Literal["auto", "yes-no", "none"]
 BlockSize = Literal[8, 16, 32, 64, 128]
+
+MAX_LORA_RANK = 256
+MAX_LORA_NAME = 256  # characters
 
 DEVICE_DEFAULTS = {"cuda": (256, 8192), "cpu": (64, 1024)}  # max_num_seqs, max_num_batched_tokens
 (_CUDA_SEQS, _CUDA_TOKENS), (_CPU_SEQS, _CPU_TOKENS) = DEVICE_DEFAULTS["cuda"], DEVICE_DEFAULTS["cpu"]
@@ -55,6 +59,14 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1.0
 
 
+def parse_lora(text: str) -> str:
+    """NAME=FOLDER as it is. Raises OptionError."""
+    name, equals, folder = text.partition("=")
+    if not equals or not name.strip() or len(name) > MAX_LORA_NAME or not folder:
+        raise OptionError(f"must be a name, = and a folder, such as spelling=out/adapter, not {text!r}")
+    return text
+
+
 class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     """Settings of one engine process; crosses the process boundary as JSON.
 
@@ -69,6 +81,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         can_sleep: its memory can be given back while its process lives, with the weights in host memory.
         beside_others: other engines share the device: memory that was in use before does not count against this one's
             share.
+        reports_prefixes: its heartbeats say what the prefix cache has, for the choice among several engines.
     """
 
     model: str
@@ -79,6 +92,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     reranker_name: str = ""
     beside_others: bool = False
     can_sleep: bool = False
+    reports_prefixes: bool = False
     max_model_len: Annotated[
         int | None,
         Option(
@@ -122,10 +136,29 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         DeviceName,
         Option("auto: CUDA where a usable device is found, else the CPU", group="device and memory"),
     ] = "auto"
+    tensor_parallel_size: Annotated[
+        int,
+        Option(
+            "ranks that share the model's weights and its KV cache; a divisor of its attention heads; on the CPU they "
+            "are threads",
+            group="device and memory",
+            metavar="RANKS",
+            low=1,
+            high=64,
+        ),
+    ] = 1
     dtype: Annotated[
         DTypeName,
         Option(
             "of weights and KV cache; auto: the checkpoint's on CUDA (bfloat16 for float32), float32 on the CPU",
+            group="device and memory",
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        KVCacheDTypeName,
+        Option(
+            "of the KV cache; auto: that of --dtype; fp8: e4m3, twice the tokens in the same memory, with the "
+            "checkpoint's scales of keys and values if it has some (on CUDA from sm_89 on)",
             group="device and memory",
         ),
     ] = "auto"
@@ -249,6 +282,67 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     prefix_caching: Annotated[
         bool, Option("reuse the KV blocks of equal beginnings of prompts", group="scheduling")
     ] = True
+    lora: Annotated[
+        tuple[str, ...],
+        Option(
+            "serve the LoRA adapter in a folder of PEFT's format as a model of this name; may be given several times",
+            group="adapters",
+            metavar="NAME=FOLDER",
+            parse=parse_lora,
+            form="a name, = and a folder",
+            default="none",
+        ),
+    ] = ()
+    allow_lora_loading: Annotated[
+        bool,
+        Option(
+            "take POST /v1/load_lora_adapter and /v1/unload_lora_adapter, by which clients have any folder of this "
+            "machine read as an adapter",
+            group="adapters",
+        ),
+    ] = False
+    max_loras: Annotated[
+        int,
+        Option(
+            "adapters that have room on the device at a time, and so in one batch; each takes as much as one of "
+            "--max-lora-rank on all projections",
+            group="adapters",
+            metavar="N",
+            low=1,
+            high=1024,
+        ),
+    ] = 8
+    max_lora_rank: Annotated[
+        int | None,
+        Option(
+            "largest rank of an adapter that can be served",
+            group="adapters",
+            metavar="RANK",
+            low=1,
+            high=MAX_LORA_RANK,
+            default="the largest of --lora, but at least 16",
+        ),
+    ] = None
+    max_cpu_loras: Annotated[
+        int,
+        Option(
+            "adapters that are kept in host memory; others are read from their folders again when they are needed",
+            group="adapters",
+            metavar="N",
+            low=1,
+            high=4096,
+        ),
+    ] = 64
+
+    @property
+    def serves_adapters(self) -> bool:
+        return bool(self.lora) or self.allow_lora_loading
+
+    @property
+    def adapters(self) -> tuple[tuple[str, str], ...]:
+        """Names and folders of `lora`."""
+        pairs = (text.partition("=") for text in self.lora)
+        return tuple((name, folder) for name, _, folder in pairs)
 
     def verify(self) -> None:
         """Raise ConfigError naming the first option whose value cannot work."""
@@ -260,11 +354,27 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             raise ConfigError("--kv-offload-dir needs --kv-offload-gib: blocks reach the disk through host memory")
         if self.kv_offload_disk_gib is not None and self.kv_offload_dir is None:
             raise ConfigError("--kv-offload-disk-gib needs --kv-offload-dir, whose size it bounds")
+        if self.serves_adapters:
+            self._verify_adapters()
+        if self.tensor_parallel_size > 1 and self.cpu_offload_gib not in (None, "0"):
+            raise ConfigError("--cpu-offload-gib cannot be used with --tensor-parallel-size")
+        if self.tensor_parallel_size > 1 and self.scoring == "yes-no":
+            raise ConfigError("--scoring yes-no cannot be used with --tensor-parallel-size: ranks share the head")
         if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least "
                 f"--max-num-seqs ({self.max_num_seqs}), so that every running sequence can take a step"
             )
+
+    def _verify_adapters(self) -> None:
+        others = {
+            "--batch-invariant": self.batch_invariant,
+            "--tensor-parallel-size": self.tensor_parallel_size > 1,
+            "--cpu-offload-gib": self.cpu_offload_gib not in (None, "0"),
+        }
+        for option, given in others.items():
+            if given:
+                raise ConfigError(f"--lora and --allow-lora-loading cannot be used with {option}")
 
     def with_device_defaults(self, device: str) -> EngineConfig:
         """A copy in which every 0 has become the default of `device`, "cuda" or "cpu"."""

@@ -98,6 +98,10 @@ class DeviceError(TesseraError):
     """A call into the device's driver failed."""
 
 
+class RankError(TesseraError):
+    """One of the devices that share a model failed or hangs, which ends the engine process."""
+
+
 class OutOfMemoryError(DeviceError):
     """The device has too little free memory for an allocation."""
 

@@ -17,6 +17,7 @@ from tessera.engine.contract.errors import InvalidRequestError, QueueFullError, 
 from tessera.engine.contract.sampling_params import MAX_INT32, MAX_LOGPROBS, MAX_SEED, SamplingParams
 
 EmbedderRole = Literal["main", "beside", "scorer"]  # the served model itself, the encoder beside it, what scores
+PREFIX_KEY_BYTES = 8  # of a block's digest, for routers: a collision costs a hit
 ScorerForm = Literal["pair", "yes_no"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     `cache_salt` separates prefix caches: blocks are shared only between equal salts.
     `priority`: lower runs first; equal priorities run in order of arrival.
     `num_choices`: completions of each prompt. For metrics.
+    `adapter`: the name of the adapter to use; empty for the model itself.
     """
 
     request_id: str
@@ -102,6 +104,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     num_choices: int = 1
     account: AccountRef = NO_ACCOUNT
     siblings: list[Sibling] = []
+    adapter: str = ""
 
     @property
     def request_ids(self) -> list[str]:
@@ -140,6 +143,22 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
     accounts: list[int] | None = None
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """Serve the adapter in a folder of this machine under a name; answered by `AdapterDone`."""
+
+    token: int
+    name: str
+    folder: str
+    replace: bool = False
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
+    """Serve an adapter no more; requests that have begun with it are finished. Answered by `AdapterDone`."""
+
+    token: int
+    name: str
+
+
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Take no new requests, finish the running and waiting ones, then exit with code 0."""
 
@@ -153,8 +172,31 @@ class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
 
 
 ClientMessage = (
-    Hello | AddRequest | AddEmbedding | AbortRequests | GetMetrics | ResetPrefixCache | Drain | Sleep | WakeUp
+    Hello
+    | AddRequest
+    | AddEmbedding
+    | AbortRequests
+    | GetMetrics
+    | ResetPrefixCache
+    | LoadAdapter
+    | UnloadAdapter
+    | Drain
+    | Sleep
+    | WakeUp
 )
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that is served. `folder` is where it was loaded from, `created` the Unix time of that.
+
+    `digest`: SHA-256 of its files.
+    """
+
+    name: str
+    folder: str
+    rank: int
+    created: int
+    digest: bytes
 
 
 class EmbeddingInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +251,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     device_name: str
+    num_ranks: int = 1  # that share the model, each on a device of this name
     device_reason: str
     dtype: str
     architecture: str
@@ -219,6 +262,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_kv_blocks: int
     kv_cache_bytes: int
+    kv_cache_dtype: str | None = None  # None: `dtype`
     num_host_kv_blocks: int = 0
     num_disk_kv_blocks: int = 0
     weight_bytes: int
@@ -231,6 +275,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     embeddings: tuple[EmbeddingInfo, ...] = ()
     scorer: ScorerInfo | None = None
     stored_bytes: dict[str, int] = {}  # of a GGUF file or a quantised checkpoint, by type
+    short_rope_len: int = 0  # of the RoPE tables: longer sequences share no prefixes with shorter ones
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="progress"):
@@ -364,13 +409,21 @@ class StepOutputs(msgspec.Struct, tag="outputs"):
     outputs: list[RequestOutput]
 
 
+class PrefixChanges(msgspec.Struct, frozen=True, array_like=True):
+    """Changes of the prefix cache: the first PREFIX_KEY_BYTES bytes of blocks' digests, one after the other."""
+
+    stored: bytes = b""
+    evicted: bytes = b""
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Published twice a second. `num_steps` stands still while a step hangs.
 
     `has_work`: a step is running or more are to follow. `ready`: requests are taken (false while loading and while
     draining). `draining`: no more will be, for as long as this process lives. `stats_time`: when `stats` were
     true, as a step may take longer than the time between heartbeats. `gpu`: a few seconds old at most; None
-    without a GPU, and where nothing is known of it.
+    without a GPU, and where nothing is known of it. `prefixes`: since the heartbeat before; None from an engine
+    that reports none.
     """
 
     epoch: str
@@ -381,6 +434,20 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     draining: bool = False
     stats_time: float = 0.0
     gpu: GpuUsage | None = None
+    prefixes: PrefixChanges | None = None
+
+
+class Adapters(msgspec.Struct, frozen=True, tag="adapters"):
+    """All adapters that are served; sent after `Ready`, and to all clients whenever there are others."""
+
+    adapters: list[AdapterInfo]
+
+
+class AdapterDone(msgspec.Struct, frozen=True, tag="adapter_done"):
+    """Answer to LoadAdapter and UnloadAdapter, after `Adapters`; `refusal` says why nothing has changed."""
+
+    token: int
+    refusal: RequestOutput | None = None
 
 
 class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
@@ -391,7 +458,7 @@ class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
 
 
 EngineReport = LoadProgress | Ready | StartFailed | Slept | Woken
-EngineMessage = Ready | Accepted | StepOutputs | EmbeddingOutput | Metrics
+EngineMessage = Ready | Accepted | StepOutputs | EmbeddingOutput | Adapters | AdapterDone | Metrics
 
 
 def client_encoder() -> msgspec.msgpack.Encoder:

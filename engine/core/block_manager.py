@@ -12,17 +12,20 @@ tokens and the parent block's own entry, so by induction the whole prefix: a has
 hit, never a wrong answer.
 
 With `tiers`, evicted blocks go there, and a sequence whose prefix lies there has it loaded before its first step.
+A `report` hears of every block that can be found from now on, and of those that cannot any more; what lies in a tier
+can.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from itertools import islice
 
+from tessera.engine.contract.block_digests import Digest, extend_digests, sha256
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.kv_tiers.load import SavedTail
+from tessera.engine.kv_tiers.prefix_report import PrefixReport
 from tessera.engine.kv_tiers.published_block import NOWHERE, PublishedBlock
 from tessera.engine.kv_tiers.tiers import KVTiers
 
@@ -47,7 +50,8 @@ class BlockManager:
         *,
         prefix_caching: bool = True,
         tiers: KVTiers | None = None,
-        digest: Callable[[bytes], bytes] = lambda data: hashlib.sha256(data).digest(),
+        digest: Digest = sha256,
+        report: PrefixReport | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -59,6 +63,7 @@ class BlockManager:
         self.published: list[PublishedBlock | None] = [None] * num_blocks
         self._by_digest: dict[bytes, PublishedBlock] = {}
         self._digest = digest
+        self._report = report
         self._num_ahead = min(MAX_STORED_AHEAD, num_blocks // 8)
         self._num_taken = 0  # since blocks were stored ahead
 
@@ -89,7 +94,7 @@ class BlockManager:
         parent: PublishedBlock | None = None
         for token_bytes in sequence.block_bytes(0, sequence.max_shared_tokens // self.block_size, self.block_size):
             if len(digests) == len(blocks):  # lazily: most new prompts miss at the first block
-                self._append_digest(sequence, token_bytes)
+                extend_digests(digests, sequence.prefix_salt, (token_bytes,), self._digest)
             entry = self._by_digest.get(digests[len(blocks)])
             if entry is None or not entry.holds(token_bytes, parent, sequence.prefix_salt):
                 break
@@ -101,8 +106,8 @@ class BlockManager:
         """Compute the digests of the sequence's first `num_blocks` blocks, which its tokens fill."""
         num_known = len(sequence.block_digests)
         if self.prefix_caching and num_known < num_blocks:
-            for token_bytes in sequence.block_bytes(num_known, num_blocks, self.block_size):
-                self._append_digest(sequence, token_bytes)
+            blocks = sequence.block_bytes(num_known, num_blocks, self.block_size)
+            extend_digests(sequence.block_digests, sequence.prefix_salt, blocks, self._digest)
 
     def fits(self, num_tokens: int, shared_blocks: list[int], *, spare: int) -> bool:
         """Whether `num_tokens` tokens, the first in `shared_blocks`, leave `spare` blocks available."""
@@ -308,15 +313,12 @@ class BlockManager:
         if entry.block == NOWHERE:
             entry.block = own
             self._by_digest[entry.digest] = self.published[own] = entry
+            if self._report is not None:
+                self._report.note_stored(entry.digest)
         else:
             self._reference(entry.block)
             sequence.block_table[index] = entry.block
             self._dereference(own)
-
-    def _append_digest(self, sequence: Sequence, token_bytes: bytes) -> None:
-        digests = sequence.block_digests
-        parent = digests[-1] if digests else self._digest(sequence.prefix_salt)
-        digests.append(self._digest(parent + token_bytes))
 
     def _take(self) -> int:
         """Pop a free block, or evict a cached one."""
@@ -325,8 +327,11 @@ class BlockManager:
             return self.free_blocks.pop()
         block, _ = self.cached_blocks.popitem(last=False)
         entry = self._forget(block)
-        if self.tiers is not None and entry is not None:
-            self.tiers.store(entry, block)
+        if entry is not None:
+            if self.tiers is not None:
+                self.tiers.store(entry, block)
+            elif self._report is not None:
+                self._report.note_evicted(entry.digest)
         return block
 
     def _reference(self, block: int) -> None:
@@ -347,6 +352,8 @@ class BlockManager:
         entry = self._forget(block)
         if self.tiers is not None and entry is not None:
             self.tiers.drop(entry)
+        if self._report is not None and entry is not None:
+            self._report.note_evicted(entry.digest)
         if block in self.cached_blocks:
             del self.cached_blocks[block]
             self.free_blocks.append(block)

@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
+from tessera.engine.adapters.catalog import AdapterCatalog, unknown_model
+from tessera.engine.adapters.seats import AdapterSeats
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import (
     EngineError,
@@ -41,6 +43,7 @@ from tessera.engine.grammar.constraint import (
     advance_constraints,
 )
 from tessera.engine.grammar.token_tables import TokenTables
+from tessera.engine.kv_tiers.prefix_report import PrefixReport
 from tessera.engine.kv_tiers.tiers import KVTiers
 
 Outputs: TypeAlias = defaultdict[ClientId, list[RequestOutput]]
@@ -48,6 +51,7 @@ Outputs: TypeAlias = defaultdict[ClientId, list[RequestOutput]]
 MAX_RETRY_AFTER = 60  # seconds
 THROUGHPUT_WINDOW = 64  # finished requests that the recent throughput is taken from
 GRAMMAR_WAIT = 0.002  # seconds that a step without other work waits for a grammar
+ADAPTER_WAIT = 0.002  # likewise for an adapter that is being read
 
 
 class Running(Protocol):
@@ -77,8 +81,8 @@ class EngineCore:
 
     `config` has its device defaults filled in. `num_kv_blocks` blocks of `config.block_size` tokens are what `runner`
     has room for, `short_rope_len` is that of its RoPE tables. `grammars` is None without a tokenizer that can spell
-    tokens. Every accepted request ends with exactly one output that has a finish_reason; an aborted one has no further
-    output.
+    tokens. `adapters` are those that requests may name, of which `config.max_loras` fit on the device at a time.
+    Every accepted request ends with exactly one output that has a finish_reason; an aborted one has no further output.
     """
 
     def __init__(
@@ -96,19 +100,29 @@ class EngineCore:
         metrics: EngineMetrics | None = None,
         accounts: Accounts | None = None,
         tiers: KVTiers | None = None,
+        adapters: AdapterCatalog | None = None,
+        prefix_report: PrefixReport | None = None,
     ) -> None:
         self.num_steps = 0
         self.accounts = accounts if accounts is not None else Accounts()
         self.metrics = metrics if metrics is not None else EngineMetrics(config.model)
         self._tiers = tiers
         self.block_manager = BlockManager(
-            num_kv_blocks, config.block_size, prefix_caching=config.prefix_caching, tiers=tiers
+            num_kv_blocks,
+            config.block_size,
+            prefix_caching=config.prefix_caching,
+            tiers=tiers,
+            report=prefix_report,
         )
         self._vocab_size = vocab_size
         self._max_context = min(max_model_len, num_kv_blocks * config.block_size)
         self._verifier = RequestVerifier(
             vocab_size, self._max_context, max_model_len=max_model_len, has_grammars=grammars is not None
         )
+        self._adapters = adapters
+        self._adapter_seats = None if adapters is None else AdapterSeats(adapters, config.max_loras)
+        if self._adapter_seats is not None:
+            self.metrics.watch_adapters(self._adapter_seats, self._adapters_in_use)
         self.scheduler = Scheduler(
             self.block_manager,
             max_num_seqs=config.max_num_seqs,
@@ -117,6 +131,7 @@ class EngineCore:
             full_sizes=runner.full_sizes,
             accounts=self.accounts,
             batch_invariant=config.batch_invariant,
+            adapters=self._adapter_seats,
         )
         self._batch_invariant = config.batch_invariant
         self._runner = runner
@@ -171,11 +186,17 @@ class EngineCore:
             QueueFullError: as many sequences wait as may, of all accounts or of the request's.
             InvalidRequestError: a wrong prompt or parameter, or a request id that is in use.
             ContextLengthError: a prompt and one token can never fit.
+            NotFoundError: there is no adapter of the name.
         """
         account = self.accounts.find(request.account)
         self._check_queue(request, account)
         self._check_ids(request, client)
         self._verifier.verify(request)
+        adapter = None
+        if request.adapter:
+            if self._adapters is None:
+                raise unknown_model(request.adapter)
+            adapter = self._adapters.find(request.adapter)
         params = request.sampling_params
         has_tables = params.allowed_token_ids is not None or bool(params.bad_words)
         sequences = Sequence.from_request(
@@ -188,6 +209,7 @@ class EngineCore:
             arrival_number=self._num_arrivals,
             token_tables=TokenTables(params, self._vocab_size) if has_tables else None,
             batch_invariant=self._batch_invariant,
+            adapter=adapter,
         )
         pending: list[PendingGrammar] = []
         if params.grammar is not None and self._grammars is not None:
@@ -267,6 +289,8 @@ class EngineCore:
                 self._finish_step(outputs)
         elif self._compiling and not outputs and not in_flight and self._grammars is not None:
             self._grammars.wait(list(self._compiling.values()), GRAMMAR_WAIT)
+        elif self._adapters is not None and self._adapters.is_reading and not outputs and not in_flight:
+            self._adapters.wait(ADAPTER_WAIT)
         elif self._tiers is not None and self.scheduler.loading and not outputs and not in_flight:
             self._tiers.wait()
         return outputs
@@ -298,6 +322,8 @@ class EngineCore:
         now = self._clock()
         for sequence in [each for each, pending in self._compiling.items() if pending.ready]:
             self._constrain(sequence, now)
+        if self._adapters is not None and self._adapters.is_reading:
+            self._finish_reads(self._adapters, now)
         step = self.scheduler.schedule(now)
         if step is not None:
             self.metrics.record_scheduled(step.batch.num_tokens, step.admitted, len(step.preempted))
@@ -380,6 +406,19 @@ class EngineCore:
             self._fail(sequence, error, self._refusals, now)
         else:
             self.scheduler.enqueue(sequence)
+
+    def _finish_reads(self, adapters: AdapterCatalog, now: float) -> None:
+        """Fail the sequences that wait for an adapter which cannot be read again."""
+        failed = adapters.finish_reads()
+        for sequence in list(self._sequences.values()) if failed else ():
+            if sequence.adapter in failed and sequence.status is SequenceStatus.WAITING:
+                self._fail(sequence, failed[sequence.adapter], self._refusals, now)
+
+    def _adapters_in_use(self) -> tuple[set[str], set[str]]:
+        """Names of those of running and of waiting sequences; may be called from other threads."""
+        named = [each for each in list(self._sequences.values()) if each.adapter is not None]
+        running = {each.adapter.name for each in named if each.adapter is not None and each.is_running}
+        return running, {each.adapter.name for each in named if each.adapter is not None} - running
 
     def _take_refusals(self) -> Outputs:
         refusals, self._refusals = self._refusals, defaultdict(list)

@@ -5,7 +5,8 @@ A step adds to plain numbers and NumPy buckets; Prometheus' own objects are made
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,6 +18,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from tessera.engine.adapters.seats import AdapterSeats
 from tessera.engine.contract.histogram import (
     CHOICES_PER_REQUEST,
     SECONDS_PER_REQUEST,
@@ -28,6 +30,8 @@ from tessera.engine.contract.histogram import (
 from tessera.engine.contract.histogram_counts import Histogram
 from tessera.engine.contract.messages import EngineTotals, FinishReason, SchedulerStats
 from tessera.engine.core.sequence import Sequence
+
+AdaptersInUse = Callable[[], tuple[set[str], set[str]]]  # -> names of those of running and of waiting sequences
 
 
 class EngineMetrics(Collector):
@@ -61,8 +65,13 @@ class EngineMetrics(Collector):
         self.generation_tokens = Histogram("Generated tokens of a request.", TOKENS_PER_REQUEST)
         self.iteration_tokens = Histogram("Tokens computed in a step.", TOKENS_PER_STEP)
         self._stats: SchedulerStats | None = None
+        self._adapters: tuple[AdapterSeats, AdaptersInUse] | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+
+    def watch_adapters(self, seats: AdapterSeats, in_use: AdaptersInUse) -> None:
+        """Report these too."""
+        self._adapters = seats, in_use
 
     def record_arrival(self, num_choices: int, max_tokens: int) -> None:
         """A sequence of up to `max_tokens` tokens; `num_choices` is 0 except for the first of a request."""
@@ -131,6 +140,8 @@ class EngineMetrics(Collector):
         assert self._stats is not None, "only render() collects"
         yield from self._collect_gauges(self._stats)
         yield from self._collect_counters()
+        if self._adapters is not None:
+            yield from self._collect_adapters(*self._adapters)
         histograms = {
             "time_to_first_token_seconds": self.time_to_first_token,
             "inter_token_latency_seconds": self.inter_token_latency,
@@ -172,6 +183,26 @@ class EngineMetrics(Collector):
         for state, value in states.items():
             blocks.add_metric([self._model_name, state], value)
         yield blocks
+
+    def _collect_adapters(self, seats: AdapterSeats, in_use: AdaptersInUse) -> Iterator[Metric]:
+        running, waiting = (",".join(sorted(names)) for names in in_use())
+        info = GaugeMetricFamily(
+            self._prefix + "lora_requests_info",
+            "Unix time of this report; its labels are the adapters of running and of waiting requests, and how many "
+            "fit on the device.",
+            labels=["model_name", "max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
+        info.add_metric([self._model_name, str(seats.num_slots), running, waiting], time.time())
+        yield info
+        places = GaugeMetricFamily(
+            self._prefix + "lora_adapters",
+            "Adapters by place: served at all, in host memory, in slots of the device.",
+            labels=["model_name", "place"],
+        )
+        counts = {"all": len(list(seats.catalog)), "host": seats.catalog.num_in_memory, "device": seats.num_in_slots}
+        for place, count in counts.items():
+            places.add_metric([self._model_name, place], count)
+        yield places
 
     def _collect_counters(self) -> Iterator[Metric]:
         counters = {

@@ -19,6 +19,7 @@ from bisect import insort
 from itertools import chain
 from operator import attrgetter
 
+from tessera.engine.adapters.seats import AdapterSeats
 from tessera.engine.contract.messages import FinishReason, SchedulerStats
 from tessera.engine.core.account import SCORED_PROMPT_TOKEN_COST, Accounts
 from tessera.engine.core.block_manager import BlockManager
@@ -57,6 +58,7 @@ class Scheduler:
         full_sizes: tuple[int, ...] = (),
         accounts: Accounts | None = None,
         batch_invariant: bool = False,
+        adapters: AdapterSeats | None = None,
     ) -> None:
         """`full_sizes`: see `PrefillBudget`. `accounts`: those of the engine, where others charge them too.
 
@@ -77,6 +79,7 @@ class Scheduler:
         self._admission_is_blocked = False
         self._was_shared = False
         self._prefill_budget = PrefillBudget(full_sizes)
+        self._adapters = adapters
 
     @property
     def has_unfinished(self) -> bool:
@@ -157,6 +160,8 @@ class Scheduler:
             return None
         step = self._slots.gather(sequences, counts, admitted)
         step.preempted = preempted
+        if self._adapters is not None:
+            step.batch.adapter_loads = self._adapters.take_loads()
         for sequence, count in step.prompt_rows:
             sequence.account.charge(count * SCORED_PROMPT_TOKEN_COST)
         if is_shared:
@@ -235,8 +240,12 @@ class Scheduler:
 
     def _next_ready(self) -> Sequence | None:
         """The first waiting sequence that waits for nothing but room."""
+        if self._adapters is not None:
+            self._adapters.begin_pass()
         for sequence in self.waiting.candidates():
             if sequence.num_pending_tokens or self._prefixes.is_waiting(sequence):
+                continue
+            if self._adapters is not None and not self._adapters.can_run(sequence):
                 continue
             if not self._prefixes.await_longest(sequence, len(self.block_manager.match_prefix(sequence))):
                 return sequence
@@ -273,20 +282,23 @@ class Scheduler:
         """Prompt tokens that the next step may take."""
         most, num_decodes = self.max_num_batched_tokens, 0
         num_prompts = min(len(self.waiting), self.max_num_seqs - len(self.running))
-        backlog = sum([len(sequence.token_ids) for sequence in self.waiting.some(BACKLOG_SEQS)])
+        waiting = [len(sequence.token_ids) for sequence in self.waiting.some(BACKLOG_SEQS)]
+        backlog, num_counted = sum(waiting), len(waiting)
         for sequence in self.running:
             missing = sequence.num_tokens + sequence.num_pending_tokens - sequence.num_computed_tokens
             if missing > 1:
                 backlog += missing
                 num_prompts += 1
+                num_counted += 1
             else:
                 num_decodes += 1
+        prompt_len = backlog / max(num_counted, 1)
         if backlog and num_decodes > num_prompts:
-            return self._prefill_budget.tokens_beside_decodes(backlog, most, num_decodes, num_prompts)
+            return self._prefill_budget.tokens_beside_decodes(backlog, most, num_decodes, num_prompts, prompt_len)
         # With more prompts than decodes, a long step serves more sequences than it delays.
-        return (
-            self._prefill_budget.tokens_for_many_prompts(most, num_decodes) if num_prompts + num_decodes > 1 else most
-        )
+        if num_prompts + num_decodes > 1:
+            return self._prefill_budget.tokens_for_many_prompts(most, num_decodes, num_prompts, prompt_len)
+        return most
 
     def _allocate(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
         """Get blocks for `num_tokens` tokens, preempting the last running; False if that was `sequence` itself."""
@@ -319,6 +331,8 @@ class Scheduler:
         blocks = self.block_manager
         candidates = self.waiting.candidates()
         num_matched = 0
+        if self._adapters is not None:
+            self._adapters.begin_pass()
         while budget > 0 and self._has_seat and num_matched < MAX_MATCHED_BLOCKS:
             sequence = next(candidates, None)
             if sequence is None:
@@ -329,6 +343,8 @@ class Scheduler:
                 break
             if self._prefixes.is_waiting(sequence):
                 continue
+            if self._adapters is not None and not self._adapters.can_run(sequence):
+                continue
             shared_blocks = blocks.match_prefix(sequence)
             num_matched += len(shared_blocks)
             if self._prefixes.await_longest(sequence, len(shared_blocks)):
@@ -338,6 +354,8 @@ class Scheduler:
                 self._admission_is_blocked = True
                 break
             self.waiting.admit(sequence)
+            if self._adapters is not None:
+                self._adapters.take(sequence)
             blocks.share(sequence, shared_blocks)
             sequence.num_computed_tokens = len(shared_blocks) * blocks.block_size
             is_loading = blocks.start_load(sequence) and not self._finish_at_once(sequence)
@@ -435,6 +453,8 @@ class Scheduler:
         if sequence in self._loaded:
             self._loaded.remove(sequence)
         self._prefixes.remove_running(sequence)
+        if self._adapters is not None:
+            self._adapters.give_back(sequence)
         self.block_manager.release(sequence, withdraw=withdraw)
         self._admission_is_blocked = False
 

@@ -10,13 +10,14 @@ from typing import TypeAlias
 
 import msgspec
 
+from tessera.engine.adapters.catalog import ServedAdapter
+from tessera.engine.contract.block_digests import first_row, prefix_salt
 from tessera.engine.contract.messages import AddRequest, FinishReason, TokenIds, TokenLogprobs
 from tessera.engine.contract.sampling_params import MAX_INT32, SamplingParams
 from tessera.engine.core.account import CONSTRAINT_COST, LOGPROBS_COST, SAMPLED_COST, Account, Lane
 from tessera.engine.grammar.constraint import TokenConstraint
 from tessera.engine.grammar.token_tables import TokenTables
 from tessera.engine.kv_tiers.load import Load, SavedTail
-from tessera.engine.models.rope_tables import first_row
 
 ClientId: TypeAlias = bytes
 
@@ -44,7 +45,8 @@ class Sequence:
         token_ids: prompt, then output.
         max_num_tokens: the sequence ends at this length: prompt and `max_tokens`, or the whole context.
         rope_row: of position 0 in the RoPE tables.
-        prefix_salt: keeps apart what the prefix cache must not share: the request's salts, the rows of RoPE tables.
+        prefix_salt: keeps apart what the prefix cache must not share: the request's salts, the rows of RoPE tables,
+            adapters.
         prefill_end: where results must not depend on the batch, tokens before this one are computed in rows of
             several, by the kernels for prompts, and this one and those behind it in rows of one, by those for decodes,
             however they are scheduled; else None.
@@ -61,6 +63,8 @@ class Sequence:
         load: of blocks on their way back to the device.
         saved_tail: what it had computed and not published when it was preempted.
         slot: row of the scheduler's arrays while running, else -1.
+        adapter: that of its model's name, if it has one.
+        adapter_slot: where that is on the device while the sequence has a seat, else -1.
         num_prompt_logprobs: prompt tokens whose log-probability has been requested, preemptions included.
         prompt_logprobs: the results, until they are sent with the first token; None if not requested.
         token_tables: of allowed ids and bad words, shared by the sequences of a request.
@@ -82,6 +86,7 @@ class Sequence:
     rope_row: int = 0
     prefix_salt: bytes = b""
     prefill_end: int | None = None
+    adapter: ServedAdapter | None = None
 
     lane: Lane = field(init=False)
     sampled_cost: float = SAMPLED_COST
@@ -99,6 +104,7 @@ class Sequence:
     load: Load | None = None
     saved_tail: SavedTail | None = None
     slot: int = -1
+    adapter_slot: int = -1
     num_prompt_logprobs: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
     token_tables: TokenTables | None = None
@@ -121,11 +127,11 @@ class Sequence:
         arrival_number: int,
         token_tables: TokenTables | None = None,
         batch_invariant: bool = False,
+        adapter: ServedAdapter | None = None,
     ) -> list[Sequence]:
         """The waiting sequences of a request whose fields have been verified; `arrival_number` is the first one's."""
         shared = request.sampling_params
         stop_token_ids = frozenset(shared.stop_token_ids).union(() if shared.ignore_eos else eos_token_ids)
-        cache_salt = request.cache_salt.encode("utf-8", "surrogatepass")
         is_background = request.priority > MAX_INT32  # beyond all that requests can ask for
         rank = request.priority if request.account.outranks else int(is_background)
         sequences: list[Sequence] = []
@@ -146,8 +152,9 @@ class Sequence:
                 priority=request.priority,
                 rank=rank,
                 rope_row=rope_row,
-                prefix_salt=b"%d:%b" % (rope_row, cache_salt),
+                prefix_salt=prefix_salt(rope_row, request.cache_salt, b"" if adapter is None else adapter.digest),
                 prefill_end=len(prompt) - 1 if batch_invariant else None,
+                adapter=adapter,
                 token_tables=token_tables,
                 prompt_logprobs=None if params.prompt_logprobs is None else [],
             )

@@ -57,6 +57,8 @@ class SlotTable:
         self._numbers = np.arange(num_slots + 1, dtype=np.int32)
         self._rope_rows = np.zeros(num_slots, np.int32)
         self._has_rope_rows = False  # any but 0, until now
+        self._adapter_slots = np.full(num_slots, -1, np.int32)
+        self._has_adapters = False  # any, until now
 
     def assign_slot(self, sequence: Sequence) -> None:
         slot = sequence.slot = self._free_slots.pop()
@@ -68,6 +70,8 @@ class SlotTable:
         )
         self._rope_rows[slot] = sequence.rope_row
         self._has_rope_rows = self._has_rope_rows or sequence.rope_row > 0
+        self._adapter_slots[slot] = sequence.adapter_slot
+        self._has_adapters = self._has_adapters or sequence.adapter_slot >= 0
         self.write_blocks(sequence, 0)
 
     def note_constraint(self, sequence: Sequence) -> None:
@@ -173,6 +177,7 @@ class SlotTable:
             table_updates=self._take_updates(sequences),
             is_constrained=bool(constrained_rows),
             prompt_rows=prompt_rows,
+            adapter_slots=self._gather_adapters(slots, counts) if self._has_adapters else None,
         )
         return ScheduledStep(
             batch=batch,
@@ -222,6 +227,7 @@ class SlotTable:
             sampling=sampling,
             table_updates=self._take_updates(sequences),
             is_constrained=bool(constrained_rows),
+            adapter_slots=self._gather_adapters(slots, None) if self._has_adapters else None,
         )
         return ScheduledStep(
             batch=batch,
@@ -231,6 +237,13 @@ class SlotTable:
             filled=[(sequences[row], int(context_lens[row])) for row in filled_rows],
             constrained=[(row, sequences[row]) for row in constrained_rows],
         )
+
+    def _gather_adapters(self, slots: Int32Array, counts: Int32Array | None) -> Int32Array | None:
+        """Of each token; None if none has an adapter. `counts`: tokens of each sequence, if not one."""
+        found = self._adapter_slots[slots]
+        if (found < 0).all():
+            return None
+        return found if counts is None else np.repeat(found, counts)
 
     def _gather_sampling(self, slots: Int32Array, positions: Int32Array) -> SamplingBatch:
         rows = self._rows.take(slots)  # a tenth of the time of self._rows[slots]

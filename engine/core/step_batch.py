@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tessera.engine.adapters.reader import Adapter
 from tessera.engine.contract.messages import TokenIds, TokenLogprobs
 from tessera.engine.contract.sampling_params import RowFlag, SamplingParams
 from tessera.engine.contract.sampling_row import ROW_BYTES, SamplingRows
@@ -142,10 +143,22 @@ class StepBatch:
     table_updates: TableUpdates | None = None
     is_constrained: bool = False  # sampling waits for a TokenMask
     prompt_rows: PromptRows | None = None
+    adapter_slots: Int32Array | None = None  # [T] of each token's adapter, -1 without one; None: no token has one
+    adapter_loads: list[tuple[int, Adapter]] = field(default_factory=list)  # slots to fill before the step
 
     @property
     def num_tokens(self) -> int:
         return len(self.input_ids)
+
+    @property
+    def token_adapters(self) -> Int32Array:
+        """[T] or, where no token has an adapter, [0]"""
+        return NO_ROWS if self.adapter_slots is None else self.adapter_slots
+
+    @property
+    def chosen_adapters(self) -> Int32Array:
+        """The same of the tokens that are projected and sampled: [S] or [0]."""
+        return NO_ROWS if self.adapter_slots is None else self.adapter_slots[self.logits_indices]
 
     @property
     def num_seqs(self) -> int:

@@ -23,6 +23,7 @@ Pointer = Tensor | int | None  # a tensor of the device, an address, or null
 InT = Annotated[Pointer, "const T*"]
 OutT = Annotated[Pointer, "T*"]
 OutOut = Annotated[Pointer, "Out*"]
+OutCached = Annotated[Pointer, "Cached*"]
 InInt = Annotated[Pointer, "const int*"]
 OutInt = Annotated[Pointer, "int*"]
 InUint = Annotated[Pointer, "const unsigned*"]
@@ -39,6 +40,7 @@ TensorMap = Annotated[bytes, "const __grid_constant__ TensorMap"]
 # Memory that nothing else writes while the kernel runs: loads may take the way of constant memory. Not for kernels that
 # overlap with earlier ones.
 RestrictInT = Annotated[Pointer, "const T* __restrict__"]
+RestrictInCached = Annotated[Pointer, "const Cached* __restrict__"]
 RestrictOutT = Annotated[Pointer, "T* __restrict__"]
 RestrictOutOut = Annotated[Pointer, "Out* __restrict__"]
 RestrictInInt = Annotated[Pointer, "const int* __restrict__"]
@@ -56,7 +58,7 @@ CODES = {
     "float": "f",
     "const __grid_constant__ TensorMap": MAP_CODE,
 }
-TYPE_PARAMETERS = re.compile(r"\b(?:T|Out|Source|Target)\b")  # of kernels, as far as fields have them
+TYPE_PARAMETERS = re.compile(r"\b(?:T|Out|Cached|Source|Target)\b")  # of kernels, as far as fields have them
 WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 

@@ -3,8 +3,9 @@
 Public: `LinearWeight`, `WeightPart` and `WeightFormat`; `DenseFormat`, `Fp8Format`, `GroupFormat`, `AffineFormat`,
 `Nf4Format` and `Int8RowsFormat`; `BLOCK_FORMATS`, those of GGUF by type; `PackedFormat`, which kernels multiply, and
 `KERNEL_FORMATS`, all of its kind by their struct in the kernels; `packed_format`, which chooses one; `KVFormat`;
-`FORMATS`, every weight format by name. A format belongs to a file of this room that is imported here; one with a
-`dequantize_{name}_kernel` in `cuda_src/linear/dequantize.cu` runs on CUDA devices too.
+`FORMATS`, every weight format by name;
+`LoraStack`, `AdapterRows` and `AdapterSelection`, low-rank adapters beside a weight. A format belongs to a file of this
+room that is imported here; one with a `dequantize_{name}_kernel` in `cuda_src/linear/dequantize.cu` runs on CUDA too.
 """
 
 from tessera.engine.formats.dense import DenseFormat
@@ -15,6 +16,7 @@ from tessera.engine.formats.groups import AffineFormat, GroupFormat
 from tessera.engine.formats.int8_rows import Int8RowsFormat
 from tessera.engine.formats.kv import KVFormat
 from tessera.engine.formats.linear_weight import LinearWeight, WeightPart
+from tessera.engine.formats.lora import AdapterRows, AdapterSelection, LoraStack
 from tessera.engine.formats.nf4 import Nf4Format
 from tessera.engine.formats.packed import KERNEL_FORMATS, PackedFormat
 from tessera.engine.formats.packed_blocks import PACKED_FORMATS, PackedBlockFormat
@@ -25,6 +27,8 @@ __all__ = [
     "FORMATS",
     "KERNEL_FORMATS",
     "PACKED_FORMATS",
+    "AdapterRows",
+    "AdapterSelection",
     "AffineFormat",
     "DenseFormat",
     "Fp8Format",
@@ -32,6 +36,7 @@ __all__ = [
     "Int8RowsFormat",
     "KVFormat",
     "LinearWeight",
+    "LoraStack",
     "Nf4Format",
     "PackedBlockFormat",
     "PackedFormat",

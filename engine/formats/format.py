@@ -63,6 +63,13 @@ class WeightFormat(ABC):
     def dequantize(self, arrays: Mapping[str, Array], rows: slice | Array) -> Float32Array:
         """Some rows in float32 [n, K]; `arrays` has those of `tensor_names`."""
 
+    def cut(self, columns: slice, width: int) -> tuple[WeightFormat, dict[str, slice]]:
+        """The format of some columns of rows of `width`, and which columns of each tensor hold them.
+
+        Raises: ValueError where they do not begin and end with steps of columns that share numbers.
+        """
+        raise ValueError(f"{self.label} is stored by rows alone")
+
     def multiplies(self, dtype: np.dtype[Any]) -> bool:
         """Whether activations of this dtype can be multiplied by such a weight."""
         return True
@@ -73,3 +80,12 @@ class WeightFormat(ABC):
 
     def nbytes(self, rows: int, columns: int) -> int:
         return sum(tensor.nbytes for tensor in self.layout(rows, columns))
+
+
+def cut_groups(columns: slice, width: int, group: int) -> slice:
+    """Groups of `group` columns that hold these of `width`. Raises: ValueError where they hold others too."""
+    if group >= width:
+        return slice(None)
+    if columns.start % group or (columns.stop % group and columns.stop != width):
+        raise ValueError(f"columns {columns.start} to {columns.stop - 1} of {width} are not whole groups of {group}")
+    return slice(columns.start // group, -(-columns.stop // group))

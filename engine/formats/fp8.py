@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from tessera.engine.formats.format import Array, Float32Array, TensorLayout, WeightFormat
+from tessera.engine.formats.format import Array, Float32Array, TensorLayout, WeightFormat, cut_groups
 from tessera.engine.tensor import float32, uint8
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -61,6 +61,10 @@ class Fp8Format(WeightFormat):
         of_rows = scales[np.arange(len(values))[rows] // high]
         result *= np.repeat(of_rows, wide, axis=1)[:, : values.shape[1]]
         return result
+
+    def cut(self, columns: slice, width: int) -> tuple[WeightFormat, dict[str, slice]]:
+        scales = slice(None) if self.block is None else cut_groups(columns, width, self.block[1])
+        return self, {"values": columns, "scales": scales}
 
     def input_of(self, x: Float32Array) -> Float32Array:
         """x [M, K] as products by such a weight take it."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from tessera.engine.formats.format import Array, Float32Array, TensorLayout, WeightFormat
+from tessera.engine.formats.format import Array, Float32Array, TensorLayout, WeightFormat, cut_groups
 from tessera.engine.tensor import float32, uint8
 
 
@@ -39,6 +39,12 @@ class IntegerFormat(WeightFormat, abstract=True):
         return values, TensorLayout((rows, groups), float32), TensorLayout((rows, groups), self._last_dtype)
 
     _last_dtype: ClassVar[np.dtype[np.uint8] | np.dtype[np.float32]]
+
+    def cut(self, columns: slice, width: int) -> tuple[WeightFormat, dict[str, slice]]:
+        groups = cut_groups(columns, width, self.group)
+        values = columns if self.bits == 8 else cut_groups(columns, width, 2)
+        narrow = replace(self, group=min(self.group, columns.stop - columns.start))
+        return narrow, {name: values if name == "values" else groups for name in self.tensor_names}
 
     def integers(self, values: Array) -> Array:
         """[n, K] uint8 of some rows of `values`."""

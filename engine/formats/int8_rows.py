@@ -40,6 +40,9 @@ class Int8RowsFormat(WeightFormat):
         result *= arrays["scales"][rows, None]
         return result
 
+    def cut(self, columns: slice, width: int) -> tuple[WeightFormat, dict[str, slice]]:
+        return self, {"values": columns}
+
     @np.errstate(all="ignore")
     def input_of(self, x: Float32Array) -> Float32Array:
         """x [M, K] as products by such a weight take it."""

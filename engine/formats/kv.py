@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class KVFormat:
-    """Keys and values as elements of `dtype`, which may differ from the activations'."""
+    """Keys and values as elements of `dtype`, which may differ from the activations'; uint8 stands for e4m3."""
 
     dtype: np.dtype[Any]
 

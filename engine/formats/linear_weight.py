@@ -12,6 +12,7 @@ import numpy as np
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.formats.dense import DenseFormat
 from tessera.engine.formats.format import WeightFormat
+from tessera.engine.formats.lora import LoraStack
 from tessera.engine.tensor import FLOAT_DTYPES, Device, Tensor, empty
 
 
@@ -35,11 +36,11 @@ class LinearWeight:
     """W [N, K] and bias [N] of y = x W^T + b.
 
     The parts lie one below the other: a fused matrix (query, key and value; gate and up) is one part where all
-    of it has one format, several where formats differ. A low-rank adapter would be a further field, applied by
-    `Ops.linear` between the product and the epilogue.
+    of it has one format, several where formats differ.
 
     Attributes:
         order: int32 [K]; column c of the parts is for feature order[c] of x. None: they are in x's order.
+        adapters: low-rank ones, which `Ops.linear` applies between the product and the epilogue.
 
     Raises: TesseraError where parts, bias and order do not fit each other or lie on several devices.
     """
@@ -47,6 +48,7 @@ class LinearWeight:
     parts: tuple[WeightPart, ...]
     bias: Tensor | None = None
     order: Tensor | None = None
+    adapters: LoraStack | None = None
 
     def __post_init__(self) -> None:
         if len({part.shape[1] for part in self.parts}) != 1:
@@ -55,6 +57,9 @@ class LinearWeight:
             raise TesseraError(f"a bias of shape {self.bias.shape} does not fit a weight of shape {self.shape}")
         if self.order is not None and self.order.shape != self.shape[1:]:
             raise TesseraError(f"an order of shape {self.order.shape} does not fit a weight of shape {self.shape}")
+        stack = self.adapters
+        if stack is not None and (stack.b.shape[1], stack.a.shape[3]) != self.shape:
+            raise TesseraError(f"adapters {stack.a}, {stack.b} do not fit a weight of shape {self.shape}")
         if len(devices := {tensor.device.name for tensor in self.tensors()}) > 1:
             raise TesseraError(f"the tensors of a weight are on {' and '.join(sorted(devices))}")
 

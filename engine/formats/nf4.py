@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.engine.formats.format import Array, Float32Array, TensorLayout, WeightFormat
+from tessera.engine.formats.format import Array, Float32Array, TensorLayout, WeightFormat, cut_groups
 from tessera.engine.formats.groups import nibbles
 from tessera.engine.tensor import float32, uint8
 
@@ -50,6 +50,12 @@ class Nf4Format(WeightFormat):
         result = NF4_VALUES[nibbles(arrays["values"][rows])]
         result *= np.repeat(arrays["scales"][rows], self.group, axis=1)[:, : result.shape[1]]
         return result
+
+    def cut(self, columns: slice, width: int) -> tuple[WeightFormat, dict[str, slice]]:
+        return self, {
+            "values": cut_groups(columns, width, 2),
+            "scales": cut_groups(columns, width, self.group),
+        }
 
     def quantize(self, values: Array) -> dict[str, Array]:
         """Tensors for [R, K]: the nearest values, scaled by the largest magnitude of each group."""

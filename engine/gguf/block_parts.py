@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+
+from tessera.engine.gguf.tensor_types import TensorType
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
@@ -38,3 +40,15 @@ def pairs_of_bits(packed: Bytes, width: int) -> Bytes:
     """[n, m] -> [n, m / width, 4, width]: of every `width` bytes the lowest two bits, the next two, and so on."""
     groups = packed.reshape(len(packed), -1, 1, width)
     return groups >> np.array([0, 2, 4, 6], np.uint8)[:, None] & np.uint8(3)
+
+
+class BlockRows(Protocol):
+    """A stored matrix [rows, columns], or several of one width on top of each other."""
+
+    type: TensorType
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def blocks(self, rows: slice) -> Bytes:
+        """Of these rows, [n, bytes of a row] uint8."""

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 import zmq
@@ -36,6 +36,9 @@ from tessera.engine.contract.messages import (
     AbortRequests,
     Accepted,
     AccountRef,
+    AdapterDone,
+    AdapterInfo,
+    Adapters,
     AddEmbedding,
     AddRequest,
     ClientMessage,
@@ -47,7 +50,9 @@ from tessera.engine.contract.messages import (
     GpuUsage,
     Heartbeat,
     Hello,
+    LoadAdapter,
     Metrics,
+    PrefixChanges,
     Ready,
     RequestOutput,
     ResetPrefixCache,
@@ -55,6 +60,7 @@ from tessera.engine.contract.messages import (
     Sibling,
     StepOutputs,
     TokenIds,
+    UnloadAdapter,
     client_encoder,
     request_address,
 )
@@ -209,26 +215,40 @@ class _Inbox:
             self.waiter.set_result(None)
 
 
+class Watcher(Protocol):
+    """Hears what an engine says beside its outputs."""
+
+    def on_stats(self, time: float, stats: SchedulerStats) -> None: ...
+    def on_prefixes(self, changes: PrefixChanges) -> None: ...
+    def on_end(self) -> None: ...
+
+
 class EngineClient:
     """One app process's connection to the engine with its sockets in `run_dir`.
 
     Attributes:
         info: what the engine said of itself when it was last ready.
+        adapters: those that the engine serves, by name; None until it has said so.
         is_dismissed: the engine is ended on purpose, so its end is no fault.
         history: (time, stats) of this engine's heartbeats in the last two minutes, the newest last.
+        watcher: set before `start`, if at all.
     """
 
     def __init__(self, run_dir: str | Path) -> None:
         self.info: EngineInfo | None = None
+        self.adapters: dict[str, AdapterInfo] | None = None
         self.is_dismissed = False
         self.history: deque[tuple[float, SchedulerStats]] = deque(maxlen=HISTORY_LENGTH)
+        self.watcher: Watcher | None = None
         self._run_dir = run_dir
+        self._load_of_others = 0  # as of the last heartbeat
         self._epoch: str | None = None
         self._first_ready = asyncio.Event()
         self._lost: str | None = None
         self._inboxes: dict[str, _Inbox] = {}
         self._abandoned: list[str] = []  # of which the engine is to hear
         self._embedding_waiters: dict[str, asyncio.Future[bytes]] = {}
+        self._adapter_waiters: dict[int, asyncio.Future[None]] = {}
         self._metrics_waiters: dict[int, asyncio.Future[bytes]] = {}
         self._counter = itertools.count()
         self._id_prefix = uuid.uuid4().hex[:12]
@@ -261,6 +281,11 @@ class EngineClient:
         return self._epoch is not None and not (last is not None and last.draining and last.epoch == self._epoch)
 
     @property
+    def load(self) -> int:
+        """Sequences and embeddings under way at the engine: this client's, and half a second ago the others'."""
+        return len(self._inboxes) + len(self._embedding_waiters) + self._load_of_others
+
+    @property
     def gpu(self) -> GpuUsage | None:
         """Use of the engine's GPU a few seconds ago; None if unknown."""
         last = self._heartbeats.last
@@ -290,12 +315,13 @@ class EngineClient:
         cache_salt: str = "",
         num_choices: int = 1,
         account: AccountRef = NO_ACCOUNT,
+        adapter: str = "",
     ) -> list[RequestStream]:
         """Send a request of several sequences; must be called in the client's event loop.
 
         Args:
             sequences: prompts and parameters, which differ in what `Sibling` has, and in nothing else.
-            priority, cache_salt, num_choices, account: see `AddRequest`.
+            priority, cache_salt, num_choices, account, adapter: see `AddRequest`.
 
         Raises:
             EngineUnavailableError: the engine is not ready or shows no life. Every other refusal is
@@ -326,6 +352,7 @@ class EngineClient:
             num_choices,
             account,
             siblings,
+            adapter,
         )
         streams = []
         for request_id in request_ids:
@@ -366,6 +393,29 @@ class EngineClient:
         import numpy as np  # other requests need none of it
 
         return np.frombuffer(vectors, "<f4").reshape(len(inputs), -1)
+
+    async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> None:
+        """Serve the adapter in a folder of the engine's machine; it is in `adapters` afterwards.
+
+        Raises: RequestError: the name is taken and not to be replaced, the folder is at fault, or the engine is not
+            there or loads none.
+        """
+        await self._change_adapters(LoadAdapter(next(self._counter), name, folder, replace))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Serve an adapter no more; requests that have begun with it are finished. Raises RequestError."""
+        await self._change_adapters(UnloadAdapter(next(self._counter), name))
+
+    async def _change_adapters(self, message: LoadAdapter | UnloadAdapter) -> None:
+        well, reason = self.health()
+        if not well:
+            raise EngineUnavailableError(f"{reason}; please try again later")
+        waiter = self._adapter_waiters[message.token] = self._loop.create_future()
+        try:
+            self._send(message)
+            await waiter
+        finally:
+            del self._adapter_waiters[message.token]
 
     def reset_prefix_cache(self, accounts: list[int] | None = None) -> None:
         """Have the engine forget all cached prefixes, or those of these accounts. Raises EngineUnavailableError."""
@@ -469,6 +519,15 @@ class EngineClient:
                     embedding_waiter.set_exception(error_of(message.refusal))
                 else:
                     embedding_waiter.set_result(message.vectors)
+        elif type(message) is Adapters:
+            self.adapters = {adapter.name: adapter for adapter in message.adapters}
+        elif type(message) is AdapterDone:
+            adapter_waiter = self._adapter_waiters.get(message.token)
+            if adapter_waiter is not None and not adapter_waiter.done():
+                if message.refusal is not None:
+                    adapter_waiter.set_exception(error_of(message.refusal))
+                else:
+                    adapter_waiter.set_result(None)
         elif type(message) is Ready:
             self._epoch, self.info, self._lost = message.epoch, message.info, None
             self._heartbeats.note_life()
@@ -484,7 +543,13 @@ class EngineClient:
             return
         is_news = not self.history or heartbeat.stats_time > self.history[-1][0]
         if self._epoch is not None and heartbeat.stats is not None and is_news:
-            self.history.append((heartbeat.stats_time, heartbeat.stats))
+            stats = heartbeat.stats
+            self.history.append((heartbeat.stats_time, stats))
+            self._load_of_others = max(0, stats.num_running + stats.num_waiting - len(self._inboxes))
+            if self.watcher is not None:
+                self.watcher.on_stats(heartbeat.stats_time, stats)
+        if self.watcher is not None and heartbeat.prefixes is not None:
+            self.watcher.on_prefixes(heartbeat.prefixes)
 
     def _check_epoch(self) -> None:
         last = self._heartbeats.last
@@ -511,6 +576,9 @@ class EngineClient:
             self._lost = "the engine process ended and is being restarted"
         self._epoch = None
         self.history.clear()
+        self._load_of_others = 0
+        if self.watcher is not None:
+            self.watcher.on_end()
         self._fail_all("the engine process ended while it worked on this request")
         self._link.close()
         self._reconnect()
@@ -523,6 +591,9 @@ class EngineClient:
         for embedding in embeddings.values():
             if not embedding.done():
                 embedding.set_exception(EngineError(reason, code="engine_died"))
+        for adapter_waiter in self._adapter_waiters.values():
+            if not adapter_waiter.done():
+                adapter_waiter.set_exception(EngineError(reason, code="engine_died"))
         for waiter in self._metrics_waiters.values():
             if not waiter.done():
                 waiter.set_exception(EngineUnavailableError(reason))

@@ -39,6 +39,7 @@ from tessera.engine.contract.logs import configure_logging, request_fields
 from tessera.engine.contract.messages import (
     AbortRequests,
     Accepted,
+    Adapters,
     AddEmbedding,
     AddRequest,
     ClientMessage,
@@ -53,6 +54,7 @@ from tessera.engine.contract.messages import (
     GpuUsage,
     Heartbeat,
     Hello,
+    LoadAdapter,
     LoadProgress,
     Metrics,
     Ready,
@@ -64,12 +66,14 @@ from tessera.engine.contract.messages import (
     Slept,
     StartFailed,
     StepOutputs,
+    UnloadAdapter,
     WakeUp,
     Woken,
     client_decoder,
     refused,
     request_address,
 )
+from tessera.engine.ipc.adapter_loads import AdapterLoads
 from tessera.engine.ipc.heartbeat import INTERVAL, HeartbeatSender
 from tessera.engine.ipc.metrics_thread import MetricsThread
 from tessera.engine.ipc.sockets import has_message
@@ -77,7 +81,10 @@ from tessera.engine.ipc.turns import TimedRunner, Turns
 from tessera.engine.tensor import Buffer, Device
 
 if TYPE_CHECKING:
+    from tessera.engine.adapters.catalog import AdapterCatalog
+    from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.kv_tiers.tiers import KVTiers
+    from tessera.engine.ranks.parallel_runner import ParallelRunner
     from tessera.engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger("tessera.engine")
@@ -129,6 +136,9 @@ class LoadedEngine:
     gpu_usage: Callable[[], GpuUsage | None] = lambda: None
     turns: Turns = field(default_factory=Turns)
     sleeper: Sleeping | None = None
+    prefix_report: PrefixReport | None = None
+    adapters: AdapterCatalog | None = None
+    loads_adapters: bool = False  # when clients ask for it
 
     @property
     def has_work(self) -> bool:
@@ -148,6 +158,9 @@ class EngineProcess:
 
     def __init__(self, run_dir: str, owner_dir: str, report: Callable[[EngineReport], None]) -> None:
         self.epoch = uuid.uuid4().hex
+        self._run_dir = run_dir
+        self._adapters: AdapterLoads | None = None
+        self._clients: set[bytes] = set()  # that have said Hello
         self._engine: LoadedEngine | None = None
         self._has_work = False
         self._draining = False
@@ -182,6 +195,8 @@ class EngineProcess:
         self._engine = engine
         core = engine.core
         wake_up = self._drain_on_sigterm()
+        self._adapters = AdapterLoads(engine.adapters, self._run_dir, self._wake_up, allowed=engine.loads_adapters)
+        self._adapters.restore()
         self._metrics = MetricsThread(lambda: engine.render_metrics() + engine.turns.render(), self._wake_up)
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
@@ -210,6 +225,7 @@ class EngineProcess:
         for clients, text in metrics.take():
             for client, token in clients:
                 self._send(client, Metrics(token, text))
+        self._answer_adapters()
         if core.has_work:
             self._has_work = True
             for client, outputs in core.step().items():
@@ -221,6 +237,17 @@ class EngineProcess:
         if unconfirmed:
             self._confirm(unconfirmed)
         self._embed(engine)
+
+    def _answer_adapters(self) -> None:
+        """Send answers to loads, once all clients know of the adapters."""
+        assert self._adapters is not None
+        done = self._adapters.take_done()
+        if self._adapters.has_news:
+            self._adapters.has_news = False
+            message = Adapters(self._adapters.infos())
+            self._clients = {client for client in self._clients if self._send(client, message)}
+        for client, answer in done:
+            self._send(client, answer)
 
     def _embed(self, engine: LoadedEngine) -> None:
         """One pass of each embedder that has work, between two steps of the core."""
@@ -323,8 +350,14 @@ class EngineProcess:
             case GetMetrics():
                 assert self._metrics is not None
                 self._metrics.ask(client, message.token)
+            case LoadAdapter() | UnloadAdapter():
+                assert self._adapters is not None
+                self._adapters.begin(client, message)
             case Hello():
+                self._clients.add(client)
                 self._send(client, Ready(self.epoch, self._engine.info))
+                if self._adapters is not None and self._engine.adapters is not None:
+                    self._send(client, Adapters(self._adapters.infos()))
             case Drain():
                 self._draining = True
             case Sleep() | WakeUp():
@@ -396,6 +429,7 @@ class EngineProcess:
             stats_time=self._stats_at if self._has_work else time.monotonic(),
             draining=self._draining,
             gpu=engine.gpu_usage() if engine is not None else None,
+            prefixes=engine.prefix_report.take() if engine is not None and engine.prefix_report is not None else None,
         )
 
 
@@ -443,15 +477,19 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     Raises: ConfigError (ModelError) for settings that cannot be met; DeviceError.
     """
     # Imported here, so that a failing import is reported like any failed start.
+    from tessera.engine.adapters.make import make_catalog
     from tessera.engine.core.account import Accounts
     from tessera.engine.core.core import EngineCore
     from tessera.engine.core.embedder import EmbeddingOnlyCore
     from tessera.engine.core.metrics import EngineMetrics
     from tessera.engine.grammar.compiler import GrammarCompiler
     from tessera.engine.kv_tiers.make import make_tiers
+    from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.models.config import load_config
     from tessera.engine.models.weights.rounding import rounded_while_loading
     from tessera.engine.ops.make import make_ops
+    from tessera.engine.ranks.metrics import RankMetrics
+    from tessera.engine.ranks.parallel_runner import make_cpu_runner
     from tessera.engine.runner.devices import select_device
     from tessera.engine.runner.embedding_engine import EmbeddingEngine
     from tessera.engine.runner.memory.sleeper import make_releasable
@@ -470,6 +508,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     if config.batch_invariant and device.name == "cpu":
         raise ConfigError("--batch-invariant is for CUDA devices; on the CPU sums depend on the batch")
     ops = make_ops(device, batch_invariant=config.batch_invariant)
+    adapters, max_lora_rank = make_catalog(config, model, device)
     accounts = Accounts()
     embedding = EmbeddingEngine(config, accounts)
     if model.is_encoder:
@@ -478,12 +517,22 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         return with_sleeper(encoder, config, device)
     grammars = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)  # reads its tokenizer meanwhile
     embedding.load_beside(ops, progress)  # before the KV cache takes what memory is left
-    runner = ModelRunner(config, model, device, ops, progress)
-    embedding.add_decoder(model, runner)
-    planes = runner.kv_cache.planes if runner.generates else []
+    ranks: ParallelRunner | None = None
+    if config.tensor_parallel_size > 1:
+        if device.name != "cpu":
+            raise ConfigError("--tensor-parallel-size runs on the CPU: pass --device cpu")
+        ranks = make_cpu_runner(config, model, progress)
+        runner = ranks.first
+        if not runner.generates:
+            raise ConfigError("--tensor-parallel-size is for models that generate text, and this one has no head")
+    else:
+        runner = ModelRunner(config, model, device, ops, progress, max_lora_rank=max_lora_rank)
+        embedding.add_decoder(model, runner)
+    planes = ranks.planes if ranks is not None else runner.kv_cache.planes if runner.generates else []
     tiers, tier_metrics = make_tiers(runner.config, device, planes, runner.dtype, config.served_name or folder.name)
     info = engine_info(
         runner,
+        ranks,
         device_reason=device_reason,
         load_seconds=time.monotonic() - start,
         embeddings=embedding.infos,
@@ -496,9 +545,10 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         embedder = LoadedEngine(only, info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
         return with_sleeper(embedder, config, device, runner.scratch)
     turns = Turns(config.served_name or folder.name, config.log_stalls)
+    prefix_report = PrefixReport() if config.reports_prefixes else None
     core = EngineCore(
         config,
-        TimedRunner(runner, turns),
+        TimedRunner(runner if ranks is None else ranks, turns),
         vocab_size=model.vocab_size,
         max_model_len=runner.max_model_len,
         num_kv_blocks=runner.num_kv_blocks,
@@ -508,13 +558,34 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         metrics=EngineMetrics(config.served_name or folder.name),
         accounts=accounts,
         tiers=tiers,
+        prefix_report=prefix_report,
+        adapters=adapters,
     )
+
+    rank_metrics = None
+    if ranks is not None:
+        rank_metrics = RankMetrics(
+            config.served_name or folder.name, ranks.rendezvous.states, ranks.weight_bytes, ranks.kv_cache_bytes
+        )
 
     def render_metrics() -> bytes:
         offload = tier_metrics.render() if tier_metrics is not None else b""
-        return core.render_metrics() + embedding.render_metrics() + offload
+        of_ranks = rank_metrics.render() if rank_metrics is not None else b""
+        return core.render_metrics() + embedding.render_metrics() + offload + of_ranks
 
-    engine = LoadedEngine(core, info, render_metrics, embedding.embedders, watch_gpu(device), turns)
+    engine = LoadedEngine(
+        core,
+        info,
+        render_metrics,
+        embedding.embedders,
+        watch_gpu(device),
+        turns,
+        prefix_report=prefix_report,
+        adapters=adapters,
+        loads_adapters=config.allow_lora_loading,
+    )
+    if ranks is not None:
+        return engine  # ranks sleep on none of their devices yet
     return with_sleeper(engine, config, device, runner.scratch, core.drop_kv_cache)
 
 
@@ -536,6 +607,7 @@ def with_sleeper(
 
 def engine_info(
     runner: ModelRunner,
+    ranks: ParallelRunner | None = None,
     *,
     device_reason: str,
     load_seconds: float,
@@ -543,13 +615,15 @@ def engine_info(
     scorer: ScorerInfo | None,
     tiers: KVTiers | None,
 ) -> EngineInfo:
-    """The facts of a loaded decoder."""
+    """The facts of a loaded decoder; `runner` is rank 0's where `ranks` share it."""
     from tessera.engine.gguf.model import stored_bytes
+    from tessera.engine.models.weights.build import num_parameters
 
     config, model, device = runner.config, runner.model, runner.device
     return EngineInfo(
         device=device.name,
         device_name=getattr(device, "device_name", f"{os.cpu_count()} cores"),
+        num_ranks=config.tensor_parallel_size,
         device_reason=device_reason,
         dtype=runner.dtype,
         architecture=model.architecture,
@@ -559,18 +633,20 @@ def engine_info(
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_size=runner.block_size,
         num_kv_blocks=runner.num_kv_blocks,
-        kv_cache_bytes=runner.kv_cache_bytes,
+        kv_cache_bytes=runner.kv_cache_bytes if ranks is None else sum(ranks.kv_cache_bytes),
+        kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         num_host_kv_blocks=tiers.pool.num_slots if tiers is not None else 0,
         num_disk_kv_blocks=tiers.disk.max_blocks if tiers is not None and tiers.disk is not None else 0,
-        weight_bytes=runner.weight_bytes,
+        weight_bytes=runner.weight_bytes if ranks is None else sum(ranks.weight_bytes),
         weight_offload=runner.weight_offload,
-        num_parameters=runner.num_parameters,
+        num_parameters=runner.num_parameters if ranks is None else num_parameters(model),
         eos_token_ids=model.eos_token_ids,
         load_seconds=load_seconds,
         generates=runner.generates,
         embeddings=embeddings,
         scorer=scorer,
-        stored_bytes=runner.stored_bytes or stored_bytes(Path(config.model)),
+        stored_bytes=(runner.stored_bytes if ranks is None else ranks.stored_bytes) or stored_bytes(Path(config.model)),
+        short_rope_len=runner.short_rope_len,
     )
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -88,6 +88,7 @@ class EngineSupervisor:
         on_progress: called with every `LoadProgress` of a start; may be set later.
         step_timeout: seconds after which an unfinished step counts as hung; None takes the device's.
         silence_timeout: seconds without a heartbeat after which a ready engine is killed.
+        environment: variables of the engine process beside those of this one.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class EngineSupervisor:
         step_timeout: float | None = None,
         silence_timeout: float = SILENCE_WHILE_READY,
         owner_dir: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.state = EngineState.STARTING
         self.reason = "the engine is starting"
@@ -112,6 +114,7 @@ class EngineSupervisor:
         self.on_progress = on_progress
         self._step_timeout = step_timeout
         self._silence_timeout = silence_timeout
+        self._environment = dict(environment or {})
         self._stopping = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._start_failure: StartFailed | None = None
@@ -287,7 +290,7 @@ class EngineSupervisor:
                 cwd=PACKAGE_ROOT,
                 stdin=subprocess.PIPE,
                 stdout=STDERR_FD,
-                env=_engine_environment(),
+                env={**_engine_environment(), **self._environment},
                 pass_fds=(report_writer,),
                 start_new_session=True,
             )

@@ -73,7 +73,7 @@ def _make_disk(
         return None
     share = DEFAULT_DISK_GIB if config.kv_offload_disk_gib is None else config.kv_offload_disk_gib
     model = Path(config.model).resolve()
-    place = hashlib.sha256(f"{model}\n{config.block_size}\n{dtype}".encode()).hexdigest()[:12]
+    place = hashlib.sha256(f"{model}\n{config.block_size}\n{dtype}\n{config.kv_cache_dtype}".encode()).hexdigest()[:12]
     folder = Path(config.kv_offload_dir) / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('.') or 'model'}-{place}"
     try:
         files = BlockFiles(folder, form_of(config, device, slot_bytes, dtype))
@@ -101,7 +101,9 @@ def form_of(config: EngineConfig, device: Device, slot_bytes: int, dtype: str) -
         config.load_format,
         config.seed if config.load_format == "dummy" else None,
         dtype,
+        config.kv_cache_dtype,
         config.block_size,
         slot_bytes,
+        *([config.tensor_parallel_size] if config.tensor_parallel_size > 1 else []),
     ]
     return hashlib.sha256("\n".join([*described, repr(facts)]).encode()).hexdigest()

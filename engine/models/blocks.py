@@ -6,17 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from tessera.engine.collectives.interface import Collectives
 from tessera.engine.formats import LinearWeight
 from tessera.engine.models.buffers import Inner
 from tessera.engine.models.specs import AttentionSpec, HalfNorms, LayerSpec, MLPSpec, NormSpec
 from tessera.engine.models.weights.weights import AttentionWeights, HalfNormWeights, MLPWeights, NormWeights
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
 from tessera.engine.ops.linear_interface import Accumulate, Activate, LayerNorm, Prologue, RMSNorm
-from tessera.engine.tensor import Tensor
+from tessera.engine.tensor import Tensor, uint8
 
 ACCUMULATE = Accumulate()
 
-Reduce = Callable[[Tensor], None]  # sums a half's update [T, H] among devices, in place
+Reduce = Callable[[Tensor], None]  # sums a half's update [T, H] among the ranks, in place
 
 
 class LayerBuffers(Protocol):
@@ -117,7 +118,8 @@ class HalfInput:
 class NormInPlace:
     """Norms of queries and keys that have weights of their own for every head."""
 
-    def __init__(self, spec: AttentionSpec, weights: AttentionWeights, ops: Ops) -> None:
+    def __init__(self, spec: AttentionSpec, weights: AttentionWeights, ops: Ops, ranks: Collectives | None) -> None:
+        """`ranks`: that share the heads."""
         assert spec.qk_norm is not None
         assert weights.q_norm is not None
         assert weights.k_norm is not None
@@ -125,10 +127,14 @@ class NormInPlace:
         self._parts = ((weights.q_norm, 0, groups[0]), (weights.k_norm, spec.q_size, groups[1]))
         self._norm = spec.qk_norm
         self._ops = ops
+        self._ranks = ranks if spec.qk_norm_form == "width" else None
 
     def apply(self, qkv: Tensor, metadata: AttentionMetadata) -> None:
         centred = self._norm.kind == "layernorm"
         for weight, first, groups in self._parts:
+            if self._ranks is not None:
+                self._ranks.norm_columns(qkv, weight, self._norm.eps, first=first, centred=centred)
+                continue
             self._ops.norm_columns(qkv, weight, self._norm.eps, first=first, groups=groups, centred=centred)
 
 
@@ -146,14 +152,14 @@ class RotationInPlace:
 
 
 def make_preparation(
-    spec: AttentionSpec, weights: AttentionWeights, ops: Ops, cos_sin: Tensor | None
+    spec: AttentionSpec, weights: AttentionWeights, ops: Ops, cos_sin: Tensor | None, ranks: Collectives | None
 ) -> NormInPlace | RotationInPlace | None:
     """The norm or rotation of queries and keys that comes before `HeadTransform`; None where there is none."""
     if spec.qk_norm is None or spec.qk_norm_form == "head":
         return None
     if spec.qk_norm_form == "rotated_head":
         return None if cos_sin is None else RotationInPlace(spec, ops, cos_sin)
-    return NormInPlace(spec, weights, ops)
+    return NormInPlace(spec, weights, ops, ranks)
 
 
 class CausalAttention:
@@ -166,13 +172,16 @@ class CausalAttention:
         ops: Ops,
         cache: tuple[Tensor, Tensor],
         cos_sin: Tensor | None,
+        ranks: Collectives | None = None,
     ) -> None:
+        """`ranks`: that share the heads; `spec` and the weights are this one's."""
         self._spec = spec
         self._ops = ops
         self._keys, self._values = cache
         self._sinks = weights.sinks
+        self._kv_scales = weights.kv_scales if self._keys.dtype == uint8 else None
         self._input = HalfInput(make_norm(spec.norms.before, weights.norms.before), weights.qkv, ops)
-        self._prepare = make_preparation(spec, weights, ops, cos_sin)
+        self._prepare = make_preparation(spec, weights, ops, cos_sin, ranks)
         angles = None if isinstance(self._prepare, RotationInPlace) else cos_sin
         if spec.qk_norm is None or isinstance(self._prepare, NormInPlace):
             self._transform = HeadTransform(angles, None, None, 0.0)
@@ -193,6 +202,7 @@ class CausalAttention:
             sliding_window=spec.sliding_window,
             soft_cap=spec.soft_cap,
             sinks=self._sinks,
+            kv_scales=self._kv_scales,
             queries=buffers.inner("queries", num_tokens, spec.q_size),
             out=buffers.inner("attended", num_tokens, spec.q_size),
         )
@@ -214,6 +224,7 @@ class CausalAttention:
             metadata,
             self._transform,
             num_heads=spec.num_heads,
+            kv_scales=self._kv_scales,
             out=buffers.inner("queries", stream.shape[0], spec.q_size),
         )
         return ops.paged_attention(
@@ -225,6 +236,7 @@ class CausalAttention:
             sliding_window=spec.sliding_window,
             soft_cap=spec.soft_cap,
             sinks=self._sinks,
+            kv_scales=self._kv_scales,
             out=buffers.inner("attended", num_chosen, spec.q_size),
         )
 

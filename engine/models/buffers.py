@@ -30,6 +30,7 @@ Inner = Literal[
     "expert_rows",
     "shared",
     "shared_gate",
+    "own_ids",
 ]
 
 
@@ -46,7 +47,8 @@ class StepBuffers:
     update: Tensor  # [T, H] what a half adds, where it is more than its last product; else of no rows
     last_residual: Tensor  # [S, H] rows that are projected to logits
     last_normed: Tensor  # [S, H]
-    logits: Tensor  # [S, V] float32
+    own_logits: Tensor  # [S, V] float32, of a rank's part of the head
+    logits: Tensor  # [S, V] float32, of the whole head on rank 0; else the same
     buffer: Buffer  # all of them
 
     def __init__(
@@ -57,14 +59,16 @@ class StepBuffers:
         *,
         max_tokens: int,
         max_logits: int,
-        reduced: bool = False,
+        shared: bool = False,
+        whole_vocab: int | None = None,
     ) -> None:
-        """`reduced`: for a decoder whose updates are reduced among devices before they are added."""
-        places = _layout(config, dtype, max_tokens, max_logits, reduced=reduced)
+        """`shared`: for a decoder that ranks share, which sum their updates before they add them. `whole_vocab`: of all
+        ranks' logits, where they are gathered here."""
+        places = _layout(config, dtype, max_tokens, max_logits, shared=shared, whole_vocab=whole_vocab)
         self.nbytes = _end(places)
         self.buffer = device.allocate(self.nbytes)
         self._places = places
-        for name in ("residual", "normed", "update", "last_residual", "last_normed", "logits"):
+        for name in ("residual", "normed", "update", "last_residual", "last_normed", "own_logits", "logits"):
             place = places[name]
             tensor = Tensor(self.buffer, (place.rows, place.width), place.dtype, place.offset)
             setattr(self, name, tensor)
@@ -77,7 +81,7 @@ class StepBuffers:
 
 def buffer_bytes(config: ModelConfig, dtype: np.dtype[Any], *, max_tokens: int, max_logits: int) -> int:
     """Bytes of `StepBuffers`."""
-    return _end(_layout(config, dtype, max_tokens, max_logits, reduced=False))
+    return _end(_layout(config, dtype, max_tokens, max_logits, shared=False, whole_vocab=None))
 
 
 class _Place(NamedTuple):
@@ -96,7 +100,13 @@ def _end(places: dict[str, _Place]) -> int:
 
 
 def _layout(
-    config: ModelConfig, dtype: np.dtype[Any], max_tokens: int, max_logits: int, *, reduced: bool
+    config: ModelConfig,
+    dtype: np.dtype[Any],
+    max_tokens: int,
+    max_logits: int,
+    *,
+    shared: bool,
+    whole_vocab: int | None,
 ) -> dict[str, _Place]:
     hidden, layers = config.hidden_size, config.layers
     q_size = max(layer.attention.q_size for layer in layers)
@@ -108,7 +118,7 @@ def _layout(
         "activated": max((mlp.inner_size for mlp in mlps), default=0),
     }
     halves = [(layer, half.norms) for layer in layers for half in (layer.attention, layer.mlp)]
-    has_updates = reduced or not all(layer.adds_product(norms) for layer, norms in halves)
+    has_updates = shared or not all(layer.adds_product(norms) for layer, norms in halves)
     places: dict[str, _Place] = {}
 
     def allot(widths: dict[str, int], rows: int, dtype: np.dtype[Any], offset: int) -> int:
@@ -130,5 +140,10 @@ def _layout(
     end = max(end_of_attention, end_of_mlp)
     last = {"last_residual": hidden, "last_normed": hidden, "last_queries": q_size}
     end = allot(last, max_logits, dtype, end)
-    allot({"logits": config.vocab_size}, max_logits, float32, end)
+    if shared:
+        end = allot({"own_ids": 1}, max_tokens, int32, end)
+    end = allot({"own_logits": config.vocab_size}, max_logits, float32, end)
+    places["logits"] = places["own_logits"]
+    if whole_vocab is not None:
+        allot({"logits": whole_vocab}, max_logits, float32, end)
     return places

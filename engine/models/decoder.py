@@ -7,10 +7,13 @@ to memory made beforehand, so that a whole step can be captured and replayed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from tessera.engine.models.blocks import MLP, CausalAttention, Reduce, ResidualAdd, make_norm
+from tessera.engine.collectives.interface import Collectives
+from tessera.engine.formats import AdapterRows, AdapterSelection
+from tessera.engine.models.blocks import MLP, CausalAttention, ResidualAdd, make_norm
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.mixture.mixture import Mixture
@@ -24,6 +27,13 @@ from tessera.engine.tensor import Tensor
 LayerCache = tuple[Tensor, Tensor]  # keys and values [num_blocks, Hkv, block_size, D]
 
 
+class StepAdapters(NamedTuple):
+    """The adapters of a step's tokens, and of those that logits are made of."""
+
+    tokens: AdapterRows
+    chosen: AdapterRows
+
+
 class Decoder:
     """A model ready to run."""
 
@@ -35,21 +45,25 @@ class Decoder:
         caches: Sequence[LayerCache],
         rope_tables: RopeTables,
         *,
-        reduce: Reduce | None = None,
+        ranks: Collectives | None = None,
+        first_token: int = 0,
+        selection: AdapterSelection | None = None,
     ) -> None:
-        """`caches`: of each layer. `rope_tables`: of `config.ropes`.
+        """`caches`: of each layer. `rope_tables`: of `config.ropes`. `selection`: of weights with adapters.
 
-        `reduce` sums what a layer half computed among the devices that share its weights, before it is added to
-        the residual stream; the step's buffers must be made for it.
+        `ranks` share the model: `config` and `weights` are this one's, whose rows of embedding and head begin with
+        `first_token`. The step's buffers must be made for it.
         """
         self.config = config
         self.weights = weights
         self.ops = ops
         self.caches = caches
         self.rope_tables = rope_tables
+        self._selection = selection
         parts = zip(config.layers, weights.layers, caches, strict=True)
         tables = rope_tables.tables
-        layers = [DecoderLayer(spec, layer, ops, cache, tables, reduce) for spec, layer, cache in parts]
+        self._ranks, self._first_token = ranks, first_token
+        layers = [DecoderLayer(spec, layer, ops, cache, tables, ranks) for spec, layer, cache in parts]
         self._stream = weights.stream
         self._layers: list[DecoderLayer | StreamedLayer] = [*layers]
         if self._stream is not None:
@@ -73,6 +87,7 @@ class Decoder:
         *,
         sampled: Tensor | None = None,
         last: AttentionMetadata | None = None,
+        adapters: StepAdapters | None = None,
     ) -> Tensor:
         """Store this step's keys and values, return logits [S, V] float32 of the tokens chosen by
         `logits_indices` [S] int32 among input_ids [T] int32 (None: of all). A negative id -1 - n stands
@@ -81,12 +96,15 @@ class Decoder:
         `last` describes the chosen tokens as S rows of one query each. With it the last layer computes
         nothing of others but their keys and values, and `project` cannot be asked for others afterwards.
         """
+        self._select(None if adapters is None else adapters.tokens)
         stream = self._embed(input_ids, metadata, buffers, sampled)
         if last is not None:
             assert logits_indices is not None, "`last` describes chosen tokens"
             for layer in self._layers[:-1]:
                 layer.forward(stream, metadata, buffers)
-            stream = self._layers[-1].forward_chosen(stream, metadata, logits_indices, last, buffers)
+            attended, stream = self._layers[-1].attend_chosen(stream, metadata, logits_indices, last, buffers)
+            self._select(None if adapters is None else adapters.chosen)
+            self._layers[-1].add_halves(attended, stream, buffers)
             return self._logits(stream, buffers)
         for layer in self._layers:
             layer.forward(stream, metadata, buffers)
@@ -100,10 +118,16 @@ class Decoder:
 
     def hidden_states(self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> Tensor:
         """As `forward`, but the final norm's output [T, H] of every token instead of logits."""
+        self._select(None)
         stream = self._embed(input_ids, metadata, buffers, None)
         for layer in self._layers:
             layer.forward(stream, metadata, buffers)
         return self._final_norm.apply(self.ops, stream, out=buffers.normed[: input_ids.shape[0]])
+
+    def _select(self, rows: AdapterRows | None) -> None:
+        """Adapters of the rows of the products that come next."""
+        if self._selection is not None:
+            self._selection.rows = rows
 
     def _embed(
         self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers, sampled: Tensor | None
@@ -112,7 +136,13 @@ class Decoder:
         ops, weights, num_tokens = self.ops, self.weights, input_ids.shape[0]
         if self._stream is not None:
             self._stream.begin()
-        stream = ops.lookup(input_ids, weights.embedding, sampled=sampled, out=buffers.residual[:num_tokens])
+        stream, ranks = buffers.residual[:num_tokens], self._ranks
+        if ranks is None:
+            ops.lookup(input_ids, weights.embedding, sampled=sampled, out=stream)
+        else:
+            own = ranks.own_ids(input_ids, sampled, self._first_token, buffers.inner("own_ids", 1, num_tokens)[0])
+            ops.lookup(own, weights.embedding, out=stream)
+            ranks.all_reduce(stream)  # of zeros but for one
         if self._embedding_multiplier != 1.0:
             ops.scale(stream, self._embedding_multiplier, out=stream)
         if weights.position_embedding is not None:
@@ -121,15 +151,22 @@ class Decoder:
         return stream
 
     def _logits(self, stream: Tensor, buffers: StepBuffers) -> Tensor:
-        """Of at most `max_logits` rows [S, H] of the residual stream -> [S, V] float32 in `buffers`."""
+        """Of at most `max_logits` rows [S, H] of the residual stream -> [S, V] float32 in `buffers`.
+
+        Where ranks share the head, rank 0 has them all and others their own.
+        """
         ops, config, num_logits = self.ops, self.config, stream.shape[0]
         prologue = self._final_norm.prologue(buffers.last_normed[:num_logits])
-        logits = ops.linear(stream, self._lm_head, prologue=prologue, out=buffers.logits[:num_logits])
+        logits = ops.linear(stream, self._lm_head, prologue=prologue, out=buffers.own_logits[:num_logits])
         if config.logits_multiplier != 1.0:
             ops.scale(logits, config.logits_multiplier, out=logits)
         if config.logits_soft_cap is not None:
             ops.soft_cap(logits, config.logits_soft_cap, out=logits)
-        return logits
+        if self._ranks is None:
+            return logits
+        everything = buffers.logits[:num_logits]
+        self._ranks.gather_columns(logits, everything if self._ranks.index == 0 else None)
+        return everything
 
 
 class DecoderLayer:
@@ -142,8 +179,9 @@ class DecoderLayer:
         ops: Ops,
         cache: LayerCache,
         rope_tables: Sequence[Tensor],
-        reduce: Reduce | None,
+        ranks: Collectives | None,
     ) -> None:
+        reduce = None if ranks is None else ranks.all_reduce
         attention, mlp = spec.attention, spec.mlp
         cos_sin = None if attention.rope is None else rope_tables[attention.rope]
         mlp_norm = make_norm(mlp.norms.before, weights.mlp.norms.before)
@@ -151,7 +189,7 @@ class DecoderLayer:
             mlp_norm = make_norm(attention.norms.before, weights.attention.norms.before)
         self._ops = ops
         self._parallel = spec.parallel
-        self._attention = CausalAttention(attention, weights.attention, ops, cache, cos_sin)
+        self._attention = CausalAttention(attention, weights.attention, ops, cache, cos_sin, ranks)
         self._attention_add = ResidualAdd(
             spec, attention.norms, weights.attention.norms, weights.attention.out, ops, reduce
         )
@@ -167,18 +205,18 @@ class DecoderLayer:
 
     def forward(self, stream: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> None:
         """stream [T, H] becomes the layer's output."""
-        self._add_halves(self._attention.attend(stream, metadata, buffers), stream, buffers)
+        self.add_halves(self._attention.attend(stream, metadata, buffers), stream, buffers)
 
-    def forward_chosen(
+    def attend_chosen(
         self, stream: Tensor, metadata: AttentionMetadata, chosen: Tensor, last: AttentionMetadata, buffers: StepBuffers
-    ) -> Tensor:
-        """The layer's output [S, H] for the tokens `chosen` [S] alone, which `last` describes."""
+    ) -> tuple[Tensor, Tensor]:
+        """For the tokens `chosen` [S] alone, which `last` describes: what attention gives, and their rows of the stream
+        [S, H], which `add_halves` makes the layer's output."""
         attended = self._attention.attend_chosen(stream, metadata, chosen, last, buffers)
-        rest = self._ops.embedding(chosen, stream, out=buffers.last_residual[: chosen.shape[0]])
-        self._add_halves(attended, rest, buffers)
-        return rest
+        return attended, self._ops.embedding(chosen, stream, out=buffers.last_residual[: chosen.shape[0]])
 
-    def _add_halves(self, attended: Tensor, stream: Tensor, buffers: StepBuffers) -> None:
+    def add_halves(self, attended: Tensor, stream: Tensor, buffers: StepBuffers) -> None:
+        """stream [T, H] becomes the layer's output, after what attention gave."""
         if isinstance(self._mlp, Mixture):
             self._attention_add.add(attended, stream, buffers)
             self._mlp.add(stream, buffers)
@@ -207,11 +245,14 @@ class StreamedLayer:
         self._layer.forward(stream, metadata, buffers)
         self._stream.release(self._number)
 
-    def forward_chosen(
+    def attend_chosen(
         self, stream: Tensor, metadata: AttentionMetadata, chosen: Tensor, last: AttentionMetadata, buffers: StepBuffers
-    ) -> Tensor:
-        """As `DecoderLayer.forward_chosen`."""
+    ) -> tuple[Tensor, Tensor]:
+        """As `DecoderLayer.attend_chosen`; `add_halves` follows."""
         self._stream.hold_step(self._number)
-        result = self._layer.forward_chosen(stream, metadata, chosen, last, buffers)
+        return self._layer.attend_chosen(stream, metadata, chosen, last, buffers)
+
+    def add_halves(self, attended: Tensor, stream: Tensor, buffers: StepBuffers) -> None:
+        """As `DecoderLayer.add_halves`, after `attend_chosen`."""
+        self._layer.add_halves(attended, stream, buffers)
         self._stream.release(self._number)
-        return result

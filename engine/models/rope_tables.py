@@ -32,11 +32,6 @@ class RopeTables(NamedTuple):
     short_len: int
 
 
-def first_row(short_len: int, max_num_tokens: int) -> int:
-    """The row of position 0 in a sequence that may reach `max_num_tokens` tokens."""
-    return 0 if max_num_tokens <= short_len else short_len
-
-
 def short_len(ropes: Sequence[RopeConfig], max_model_len: int) -> int:
     """The trained length if longer sequences are rotated otherwise than shorter ones; 0 if all are alike."""
     lengths = [rope.original_max_len for rope in ropes if rope.depends_on_length]

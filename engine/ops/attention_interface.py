@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.engine.ops.checks import CheckedOps, require_cos_sin
 from tessera.engine.ops.checks import require as _require
-from tessera.engine.tensor import Tensor
+from tessera.engine.tensor import Tensor, uint8
 
 # Tokens: how attention over a few rows is divided may depend on whether any of them may have more.
 SHORT_CONTEXT = 2048
@@ -66,19 +66,21 @@ class AttentionOps(CheckedOps):
         transform: HeadTransform,
         *,
         num_heads: int,
+        kv_scales: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Normalise and rotate queries and keys, store keys and values in the cache, return queries.
 
         qkv [T, (Hq + 2 Hkv) * D], each token's query, key and value heads in that order. key_cache
-        and value_cache [num_blocks, Hkv, block_size, D]. -> [T, Hq * D].
+        and value_cache [num_blocks, Hkv, block_size, D], of the activations' dtype, or uint8: e4m3, which
+        times a head's `kv_scales` [2, Hkv] float32 (keys, values; None: 1) are what it holds. -> [T, Hq * D].
         """
-        self._check(out=out)
+        self._check(out=out, kv_scales=kv_scales)
         self._check_rope(qkv, key_cache, value_cache, metadata, transform, num_heads)
         head_dim = key_cache.shape[3]
         out = self._out(out, (qkv.shape[0], num_heads * head_dim), qkv.dtype)
         if qkv.size:
-            self._rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads, out)
+            self._rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads, kv_scales, out)
         return out
 
     def rotate(self, qkv: Tensor, cos_sin: Tensor, positions: Tensor, *, num_heads: int, head_dim: int) -> Tensor:
@@ -103,6 +105,7 @@ class AttentionOps(CheckedOps):
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
+        kv_scales: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         """Causal softmax(q k^T * scale) v over each row's cached keys; q [T, Hq * D] -> same.
@@ -113,11 +116,13 @@ class AttentionOps(CheckedOps):
         (Gemma 2) before the softmax. exp(sinks[h]), of [Hq], is added to the sum that head h's softmax
         divides by; with sinks there is no soft cap.
         """
-        self._check(out=out)
+        self._check(out=out, kv_scales=kv_scales)
         self._check_attention(q, key_cache, value_cache, metadata, soft_cap, sinks)
         out = self._out(out, q.shape, q.dtype)
         if q.size:
-            self._paged_attention(q, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, sinks, out)
+            self._paged_attention(
+                q, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, sinks, kv_scales, out
+            )
         return out
 
     def attention(
@@ -133,11 +138,12 @@ class AttentionOps(CheckedOps):
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
+        kv_scales: Tensor | None = None,
         queries: Tensor,
         out: Tensor | None = None,
     ) -> Tensor:
         """`rope_and_store`, then `paged_attention` of what it returns; `queries` [T, Hq * D] is scratch."""
-        self._check(qkv=qkv, queries=queries, out=out)
+        self._check(qkv=qkv, queries=queries, out=out, kv_scales=kv_scales)
         self._check_rope(qkv, key_cache, value_cache, metadata, transform, num_heads)
         self._check_attention(queries, key_cache, value_cache, metadata, soft_cap, sinks)
         shape = (qkv.shape[0], num_heads * key_cache.shape[3])
@@ -145,7 +151,7 @@ class AttentionOps(CheckedOps):
         out = self._out(out, shape, qkv.dtype)
         if qkv.size:
             inputs = (qkv, key_cache, value_cache, metadata, transform)
-            self._attention(*inputs, num_heads, scale, sliding_window, soft_cap, sinks, queries, out)
+            self._attention(*inputs, num_heads, scale, sliding_window, soft_cap, sinks, kv_scales, queries, out)
         return out
 
     def _check_rope(
@@ -201,7 +207,7 @@ class AttentionOps(CheckedOps):
 
     def _caches(self, dtype: np.dtype[Any], cached: np.dtype[Any]) -> bool:
         """Whether keys and values of `dtype` can be stored as, and attended in, a cache of `cached`."""
-        return cached == dtype
+        return cached in (dtype, uint8)
 
     @abstractmethod
     def _rope_and_store(
@@ -212,6 +218,7 @@ class AttentionOps(CheckedOps):
         metadata: AttentionMetadata,
         transform: HeadTransform,
         num_heads: int,
+        kv_scales: Tensor | None,
         out: Tensor,
     ) -> None: ...
     @abstractmethod
@@ -227,6 +234,7 @@ class AttentionOps(CheckedOps):
         sliding_window: int | None,
         soft_cap: float | None,
         sinks: Tensor | None,
+        kv_scales: Tensor | None,
         out: Tensor,
     ) -> None: ...
 
@@ -242,8 +250,11 @@ class AttentionOps(CheckedOps):
         sliding_window: int | None,
         soft_cap: float | None,
         sinks: Tensor | None,
+        kv_scales: Tensor | None,
         queries: Tensor,
         out: Tensor,
     ) -> None:
-        self._rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads, queries)
-        self._paged_attention(queries, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, sinks, out)
+        self._rope_and_store(qkv, key_cache, value_cache, metadata, transform, num_heads, kv_scales, queries)
+        self._paged_attention(
+            queries, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, sinks, kv_scales, out
+        )

@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tessera.engine.formats import LinearWeight, WeightFormat
+from tessera.engine.contract.errors import TesseraError
+from tessera.engine.formats import AdapterRows, LinearWeight, LoraStack, WeightFormat
 from tessera.engine.ops.checks import CheckedOps, require
 from tessera.engine.ops.layer_interface import LayerOps
 from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32
@@ -102,6 +103,9 @@ class LinearOps(LayerOps, CheckedOps):
     ) -> Tensor:
         """epilogue(prologue(x) W^T + bias); x [M, K], W [N, K] -> [M, N], or [M, N / 2] after a gated activation.
 
+        Where the weight has adapters and their selection names rows, each row's adapter adds to its product. The result
+        of a row without one is then that of prologue, product and epilogue done one after the other.
+
         The result has x's dtype; without an activation it may be float32 if `out` says so (logits).
         """
         self._check(x=x, weight=weight, out=out)
@@ -122,8 +126,22 @@ class LinearOps(LayerOps, CheckedOps):
             also = x.dtype
         out = self._out(out, (x.shape[0], features), x.dtype, also=also)
         if out.size:
-            self._linear(x, weight, prologue, epilogue, out)
+            stack = weight.adapters
+            if stack is None or stack.selection.rows is None:
+                self._linear(x, weight, prologue, epilogue, out)
+            else:
+                self._adapted_linear(x, weight, stack, stack.selection.rows, prologue, epilogue, out)
         return out
+
+    def group_rows(self, rows: AdapterRows) -> None:
+        """Sort rows by slot into their `groups`, where products need that; once before the products of a step."""
+        self._check(slots=rows.slots, groups=rows.groups)
+        if rows.groups is not None and rows.slots.size:
+            self._group_rows(rows)
+
+    def row_groups_size(self, num_rows: int, num_slots: int) -> int:
+        """Elements of the `groups` [G] int32 of so many rows; 0: none are needed."""
+        return 0
 
     def multiplies_stored(self, format: WeightFormat, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
         """Whether products of `dtype` take such a matrix [N, K] best as a checkpoint stores it."""
@@ -147,6 +165,16 @@ class LinearOps(LayerOps, CheckedOps):
     def _product(self, x: Tensor, weight: LinearWeight, out: Tensor, accumulate: bool) -> None:
         """`matmul` by a weight of any format."""
 
+    def _add_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
+        """Add factor * (x A^T) B^T to the rows of out [M, N] that have an adapter; others stay bit for bit.
+
+        x A^T is in float32, and each sum is rounded once.
+        """
+        raise TesseraError(f"{self.device} has no kernels for adapters")
+
+    def _group_rows(self, rows: AdapterRows) -> None:
+        raise NotImplementedError("this implementation needs no groups of rows")
+
     def _linear(
         self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor
     ) -> None:
@@ -159,6 +187,28 @@ class LinearOps(LayerOps, CheckedOps):
             self._activate(epilogue.function, epilogue.scratch, out)
         else:
             self._product(x, weight, out, accumulate=epilogue is not None)
+
+    def _adapted_linear(
+        self,
+        x: Tensor,
+        weight: LinearWeight,
+        stack: LoraStack,
+        rows: AdapterRows,
+        prologue: Prologue | None,
+        epilogue: Epilogue | None,
+        out: Tensor,
+    ) -> None:
+        require(
+            rows.slots.shape == x.shape[:1] and stack.a.dtype == x.dtype, "adapters of rows", rows.slots, stack.a, x
+        )
+        if prologue is not None:
+            self._normalise(x, prologue)
+            x = prologue.scratch
+        product = epilogue.scratch if isinstance(epilogue, Activate) else out
+        self._linear(x, weight, None, epilogue if isinstance(epilogue, Accumulate) else None, product)
+        self._add_adapters(x, stack, rows, product)
+        if isinstance(epilogue, Activate):
+            self._activate(epilogue.function, product, out)
 
     def _normalise(self, x: Tensor, norm: Prologue) -> None:
         """Into its scratch."""

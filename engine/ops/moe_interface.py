@@ -28,10 +28,10 @@ class Routing:
     """How a token's experts, and their weights, follow from its router logits.
 
     Attributes:
-        kind: `softmax` chooses the largest logits and weighs by the softmax over all of them, `softmax_of_chosen` by
-            the softmax over the chosen ones; `sigmoid` weighs by the sigmoid, and chooses by that plus a correction
-            (DeepSeek-AI 2024); `sparsemixer` takes the softmax over the logits near the largest one, and again
-            without it (Liu et al. 2024).
+        kind: `softmax` chooses the largest logits and weighs by the softmax over all of them; with a correction it
+            chooses by the softmax plus that. `softmax_of_chosen` weighs by the softmax over the chosen ones.
+            `sigmoid` weighs by the sigmoid, and chooses by that plus a correction (DeepSeek-AI 2024). `sparsemixer`
+            takes the softmax over the logits near the largest one, and again without it (Liu et al. 2024).
         normalised: weights are divided by their sum.
         scale: of the weights, at last.
         groups, chosen_groups: of `sigmoid`: experts are chosen from as many of the groups, those of which the two best
@@ -79,7 +79,8 @@ class MoEOps(CheckedOps):
         bias: Tensor | None = None,
         correction: Tensor | None = None,
     ) -> None:
-        """Choose experts by logits [T, E] float32, plus bias [E]; `correction` [E] float32 is that of `sigmoid`.
+        """Choose experts by logits [T, E] float32, plus bias [E]; `correction` [E] float32 is that of `sigmoid` or
+        `softmax`.
 
         Of equal scores that of the lower expert number counts as larger. An expert's score that is NaN counts as the
         smallest.
@@ -95,7 +96,7 @@ class MoEOps(CheckedOps):
             if vector is not None:
                 _require(vector.shape == (num_experts,) and vector.dtype in FLOAT_DTYPES, "router bias", vector, logits)
         if correction is not None:
-            fits = correction.dtype == float32 and routing.kind == "sigmoid"
+            fits = correction.dtype == float32 and routing.kind in ("sigmoid", "softmax")
             _require(fits, "router correction", correction)
         shape = (logits.shape[0], top_k)
         _require(out.experts.shape == shape and out.experts.dtype == int32, "chosen experts", out.experts)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tessera.engine.contract.block_digests import first_row
 from tessera.engine.contract.config import EngineConfig, PoolingName
 from tessera.engine.contract.errors import ConfigError, OutOfMemoryError
 from tessera.engine.formats import KVFormat
@@ -24,7 +25,6 @@ from tessera.engine.models.encoder import Encoder, EncoderBuffers
 from tessera.engine.models.kv_cache import KVCache
 from tessera.engine.models.pooling import PoolingConfig, load_pooling
 from tessera.engine.models.rope import device_tables
-from tessera.engine.models.rope_tables import first_row
 from tessera.engine.models.weights.dummy import dummy_weights
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.interface import AttentionMetadata, Ops

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tessera.engine.adapters.slots import AdapterSlots
+from tessera.engine.collectives.interface import Collectives
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, OutOfMemoryError
 from tessera.engine.contract.sampling_params import SamplingParams
@@ -26,8 +28,9 @@ from tessera.engine.core.step_batch import (
 from tessera.engine.formats import KVFormat
 from tessera.engine.models.buffers import StepBuffers, buffer_bytes
 from tessera.engine.models.config import DTYPES, ModelConfig
-from tessera.engine.models.decoder import Decoder
+from tessera.engine.models.decoder import Decoder, StepAdapters
 from tessera.engine.models.kv_cache import KVCache, block_bytes
+from tessera.engine.models.partition import Partition, Rank
 from tessera.engine.models.rope_tables import make_tables
 from tessera.engine.models.weights.build import num_weight_bytes
 from tessera.engine.models.weights.dummy import dummy_weights
@@ -41,7 +44,18 @@ from tessera.engine.runner.prompt_logprobs import LogprobTensors, launch_prompt_
 from tessera.engine.runner.sampler import ResultDownload, StepSampler, mask_words
 from tessera.engine.runner.step_inputs import StepInputs, StepShape, inputs_bytes
 from tessera.engine.runner.upload import StepUpload, aligned
-from tessera.engine.tensor import Buffer, CpuDevice, Device, Tensor, bfloat16, float32, from_numpy, int32, zeros
+from tessera.engine.tensor import (
+    Buffer,
+    CpuDevice,
+    Device,
+    Tensor,
+    bfloat16,
+    float32,
+    from_numpy,
+    int32,
+    uint8,
+    zeros,
+)
 
 if TYPE_CHECKING:
     from tessera.engine.ops.cuda import CudaOps
@@ -54,6 +68,7 @@ GIB = 2**30
 AUTO_MARGIN = 3 * GIB // 2  # beside layers, KV cache and buffers: workspaces, CUDA graphs, layers larger than the first
 MAX_CACHED_BLOCKS = 1 << 20  # the host tracks each; 16 million tokens in blocks of 16
 MAX_TABLE_UPDATES = 1 << 14  # entries of the block tables in one copy
+E4M3_CAPABILITY = (8, 9)  # from which on GPUs convert it
 MIN_DERIVED_LEN = 256  # least context to shorten to if memory is short
 
 
@@ -82,14 +97,26 @@ class ModelRunner:
         device: Device,
         ops: Ops,
         progress: Progress | None = None,
+        ranks: Collectives | None = None,
+        *,
+        max_lora_rank: int = 0,
     ) -> None:
+        """`ranks`: that share the model; only rank 0 samples, and the others do what it does until then.
+
+        `max_lora_rank`: of the `config.max_loras` slots for adapters; 0: there are none.
+        """
+        self._max_lora_rank = max_lora_rank
         self.config = config = config.with_device_defaults("cpu" if isinstance(device, CpuDevice) else "cuda")
         self.model = model
+        self._ranks = ranks
+        self._partition = Partition(model, Rank() if ranks is None else Rank(ranks.index, ranks.size))
+        self._own = self._partition.config
+        self._samples = ranks is None or ranks.index == 0
         self.device = device
         self.ops = ops
         self._used_before = _used_memory(device) if config.beside_others else 0
         self._dtype = resolve_dtype(config, model, device)
-        self._kv_format = KVFormat(self._dtype)
+        self._kv_format = resolve_kv_format(config, self._dtype, device)
         self.dtype: str = self._dtype.name
         self.max_model_len = resolve_max_model_len(config, model)
         self.max_num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * self.max_model_len)
@@ -102,13 +129,13 @@ class ModelRunner:
         except OutOfMemoryError as error:
             raise ConfigError(
                 f"{device} has too little memory for this model in {self.dtype} "
-                f"({num_weight_bytes(model, self._dtype) / GIB:.2f} GiB of weights): {error}; "
+                f"({num_weight_bytes(self._own, self._dtype) / GIB:.2f} GiB of weights): {error}; "
                 "a smaller --max-num-batched-tokens or --max-num-seqs needs less beside the weights, and "
                 "--cpu-offload-gib keeps a part of them in host memory"
             ) from error
 
     def _make(self, progress: Progress | None) -> None:
-        config, model, device = self.config, self.model, self.device
+        config, model, device, ranks = self.config, self.model, self.device, self._ranks
         if not isinstance(device, CpuDevice):
             self._prepare_kernels(progress)
         weights = self._load_weights(progress)
@@ -121,25 +148,51 @@ class ModelRunner:
         self.weight_offload = None if weights.stream is None else offload_info(weights.stream, model)
         self.stored_bytes = weights.bytes_by_format if model.quantisation is not None else {}
         self.num_parameters = weights.num_parameters
+        self._adapter_slots: AdapterSlots | None = None
+        if self._max_lora_rank:
+            self._adapter_slots = AdapterSlots(
+                model, self._dtype, device, num_slots=config.max_loras, max_rank=self._max_lora_rank
+            )
+            weights = self._adapter_slots.attach(weights)
         rope_tables = make_tables(model.ropes, self.max_model_len, device)
         rows = config.max_num_seqs
-        self._buffers = StepBuffers(model, self._dtype, device, max_tokens=self._buffer_tokens, max_logits=rows)
-        self._sampler = StepSampler(self.ops, rows, model.vocab_size, self.max_model_len)
-        self._upload = StepUpload(device, inputs_bytes(StepShape(self._buffer_tokens, self._max_rows + 1, rows)))
+        self._buffers = StepBuffers(
+            self._own,
+            self._dtype,
+            device,
+            max_tokens=self._buffer_tokens,
+            max_logits=rows,
+            shared=ranks is not None,
+            whole_vocab=model.vocab_size if ranks is not None and self._samples else None,
+        )
+        self._sampler = StepSampler(self.ops, rows, model.vocab_size, self.max_model_len) if self._samples else None
+        self._newest = zeros((rows,), int32, device) if self._sampler is None else self._sampler.newest
+        largest = StepShape(self._buffer_tokens, self._max_rows + 1, rows)
+        self._upload = StepUpload(device, inputs_bytes(largest, self._adapter_slots is not None))
         side_arrays = max(MAX_TABLE_UPDATES, self._buffer_tokens)
         self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
         self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
         self._numbers = from_numpy(np.arange(rows + 1, dtype=np.int32), device)
         self._graphs = StepGraphs(rows, self._buffer_tokens, self.max_model_len, SHORT_CONTEXT, self._max_rows)
         self.num_kv_blocks = config.num_kv_blocks or self._num_blocks_that_fit()
-        self.kv_cache = KVCache(model, self.num_kv_blocks, self.block_size, self._kv_format, device)
+        self.kv_cache = KVCache(self._own, self.num_kv_blocks, self.block_size, self._kv_format, device)
         self.kv_cache_bytes = self.kv_cache.nbytes
-        self.decoder = Decoder(model, weights, self.ops, self.kv_cache.layers, rope_tables)
+        self.decoder = Decoder(
+            self._own,
+            weights,
+            self.ops,
+            self.kv_cache.layers,
+            rope_tables,
+            ranks=ranks,
+            first_token=self._partition.vocabulary.start,
+            selection=None if self._adapter_slots is None else self._adapter_slots.selection,
+        )
         if not isinstance(device, CpuDevice):
             self.warm_up()
             if not config.enforce_eager:
                 for step in self._graphs.capture(device, self._inputs, self._forward):
-                    self._sampler.capture(device, step.logits, step.inputs)
+                    if self._sampler is not None:
+                        self._sampler.capture(device, step.logits, step.inputs)
 
     @property
     def short_rope_len(self) -> int:
@@ -176,8 +229,12 @@ class ModelRunner:
         A constrained batch stops before sampling and continues with `sample`. A row with logits that are not finite
         gets the token id -1; other rows are not affected.
         """
-        for init in batch.slot_inits:
-            self._sampler.init_slot(init)
+        if self._sampler is not None:
+            for init in batch.slot_inits:
+                self._sampler.init_slot(init)
+        for slot, adapter in batch.adapter_loads:
+            assert self._adapter_slots is not None, "only an engine with adapters has sequences with them"
+            self._adapter_slots.load(slot, adapter)
         recorded = self._graphs.find(batch)
         if recorded is not None:
             inputs, logits, graph = recorded
@@ -190,7 +247,8 @@ class ModelRunner:
                 most = max(most, 2)  # rows of a sequence see each other's keys, which must be stored before
             inputs = self._inputs(shape, most, int(batch.context_lens.max(initial=0)))
             self._submit(inputs, batch)
-            logits = self._forward(inputs, every_token=batch.prompt_rows is not None)
+            every_token = batch.prompt_rows is not None
+            logits = self._forward(inputs, every_token=every_token, adapted=batch.adapter_slots is not None)
         running = RunningStep(batch, inputs, logits)
         if batch.prompt_rows is not None:
             running.prompt_logprobs = self._score_prompts(batch.prompt_rows)
@@ -201,8 +259,12 @@ class ModelRunner:
 
     def sample(self, running: RunningStep, mask: TokenMask | None = None) -> None:
         """Submit the sampling of a constrained step; `mask` is None if all constrained rows have ended."""
-        if running.batch.num_sampled:
+        if not running.batch.num_sampled:
+            return
+        if self._sampler is not None:
             running.download = self._sampler.sample(running.logits, running.inputs, running.batch, mask)
+        if self._ranks is not None:
+            self._ranks.broadcast(self._newest)
 
     def execute(self, batch: StepBatch, mask: TokenMask | None = None) -> StepResult:
         """A whole step at once."""
@@ -219,10 +281,12 @@ class ModelRunner:
             self._numbers,
             max_seqlen_q=max_seqlen_q,
             max_context_len=max_context_len,
+            has_adapters=self._adapter_slots is not None,
         )
 
-    def _forward(self, inputs: StepInputs, *, every_token: bool = False) -> Tensor:
-        """Logits [S, V] float32 in the step's buffers; `every_token` computes all tokens' hidden states to the end."""
+    def _forward(self, inputs: StepInputs, *, every_token: bool = False, adapted: bool = False) -> Tensor:
+        """Logits [S, V] float32 in the step's buffers; `every_token` computes all tokens' hidden states to the end,
+        `adapted` with their adapters."""
         self.ops.scatter(self._block_tables, *inputs.updates)
         is_decode = inputs.shape.is_decode
         return self.decoder.forward(
@@ -230,9 +294,16 @@ class ModelRunner:
             inputs.attention,
             None if is_decode else inputs.logits_indices,
             self._buffers,
-            sampled=self._sampler.newest,
+            sampled=self._newest,
             last=None if is_decode or every_token else inputs.last_attention,
+            adapters=self._step_adapters(inputs) if adapted else None,
         )
+
+    def _step_adapters(self, inputs: StepInputs) -> StepAdapters:
+        assert inputs.adapters is not None, "the step was made without adapters"
+        for rows in {id(rows): rows for rows in inputs.adapters}.values():
+            self.ops.group_rows(rows)
+        return inputs.adapters
 
     def _submit(self, inputs: StepInputs, batch: StepBatch) -> None:
         """Send the batch to the device; table updates that the step has no room for go ahead of it."""
@@ -252,7 +323,9 @@ class ModelRunner:
         token_indices = self._side_upload.stage_array(rows.token_indices)
         next_token_ids = self._side_upload.stage_array(rows.next_token_ids)
         self._side_upload.submit()
-        return launch_prompt_logprobs(self.decoder, self._buffers, token_indices, next_token_ids, rows.num_logprobs)
+        return launch_prompt_logprobs(
+            self.decoder, self._buffers, token_indices, next_token_ids, rows.num_logprobs, score=self._samples
+        )
 
     # -- the start ------------------------------------------------------------------------------
 
@@ -264,8 +337,24 @@ class ModelRunner:
         host_layers = make_host_layers(self.config, self.model, self._dtype, self.device, self._room_for_layers)
         if self.config.load_format == "dummy":
             seed = self.config.seed or 0
-            return dummy_weights(self.model, self._dtype, self.ops, seed=seed, progress=report, host_layers=host_layers)
-        return load_weights(Path(self.config.model), self.model, self._dtype, self.ops, report, host_layers=host_layers)
+            return dummy_weights(
+                self.model,
+                self._dtype,
+                self.ops,
+                seed=seed,
+                progress=report,
+                host_layers=host_layers,
+                rank=self._partition.rank,
+            )
+        return load_weights(
+            Path(self.config.model),
+            self.model,
+            self._dtype,
+            self.ops,
+            report,
+            host_layers=host_layers,
+            rank=self._partition.rank,
+        )
 
     def _room_for_layers(self) -> int:
         """Bytes of the device that layers may still take, by what is known while they are loaded."""
@@ -292,10 +381,15 @@ class ModelRunner:
             if progress is not None:
                 progress("kernels", done, total)
 
-        model = self.model
-        self._cuda_ops.compile(self._dtype, report, head_dims=model.head_dims, rare_ops=model.rare_ops)
+        self._cuda_ops.compile(
+            self._dtype,
+            report,
+            head_dims=self.model.head_dims,
+            rare_ops=self.model.rare_ops,
+            e4m3_cache=self._kv_format.dtype == uint8,
+        )
         rows = self._max_rows + 1  # a CUDA graph has one more row, for padded tokens
-        self._cuda_ops.reserve_attention(rows, self.model.num_heads, max(self.model.head_dims))
+        self._cuda_ops.reserve_attention(rows, self._own.num_heads, max(self.model.head_dims))
 
     def warm_up(self) -> None:
         """Run a step of one padding token with every kind of sampling. It changes nothing, but does the set-up of a
@@ -326,10 +420,10 @@ class ModelRunner:
 
         Raises: ConfigError if a sequence of the length asked for does not fit, saying what would.
         """
-        per_block = block_bytes(self.model, self.block_size, self._kv_format)
+        per_block = block_bytes(self._own, self.block_size, self._kv_format)
         if isinstance(self.device, CpuDevice):
             option = "--cpu-kv-cache-gib"
-            budget = int(self.config.cpu_kv_cache_gib * GIB)
+            budget = int(self.config.cpu_kv_cache_gib * GIB) // self._partition.rank.size
             useful = self.config.max_num_seqs * self._blocks_per_seq()
         else:
             option = "--gpu-memory-utilization"
@@ -338,6 +432,8 @@ class ModelRunner:
         if not self.generates:
             useful = self._blocks_per_seq()  # embeddings are made without it
         num_blocks = min(budget // per_block, useful)
+        if self._ranks is not None:
+            num_blocks = self._ranks.least(num_blocks)
         if num_blocks >= self._blocks_per_seq():
             return num_blocks
         room = max(num_blocks, 0) * self.block_size
@@ -389,6 +485,18 @@ def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> n
     elif chosen == float32:
         chosen = bfloat16
     return bfloat16 if chosen is None else chosen
+
+
+def resolve_kv_format(config: EngineConfig, dtype: np.dtype[Any], device: Device) -> KVFormat:
+    """The format asked for. Raises: ConfigError where the device has no kernels for it."""
+    if config.kv_cache_dtype == "auto":
+        return KVFormat(dtype)
+    if not isinstance(device, CpuDevice):
+        from tessera.engine.cuda.device import CudaDevice
+
+        if isinstance(device, CudaDevice) and device.compute_capability < E4M3_CAPABILITY:
+            raise ConfigError(f"--kv-cache-dtype fp8 needs a GPU from sm_89 on, and {device} is sm_{device.arch}")
+    return KVFormat(uint8)
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

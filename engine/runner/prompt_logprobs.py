@@ -19,17 +19,26 @@ Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 
 
 def launch_prompt_logprobs(
-    decoder: Decoder, buffers: StepBuffers, token_indices: Tensor, next_token_ids: Tensor, counts: Int32Array
+    decoder: Decoder,
+    buffers: StepBuffers,
+    token_indices: Tensor,
+    next_token_ids: Tensor,
+    counts: Int32Array,
+    *,
+    score: bool = True,
 ) -> list[LogprobTensors]:
     """Launch the scoring of a step's tokens at token_indices [P] int32, right after its forward.
 
     In pieces of the logits buffer's size, which they overwrite. counts [P] are the alternatives of each; a row that
-    reports the whole vocabulary makes no other row do so.
+    reports the whole vocabulary makes no other row do so. Without `score` the logits are made alone, which another rank
+    scores.
     """
     max_rows, vocab_size = buffers.logits.shape
     pieces = []
     for start, stop in _pieces(counts > MAX_LOGPROBS, max_rows):
         logits = decoder.project(token_indices[start:stop], buffers)
+        if not score:
+            continue
         k = min(int(counts[start:stop].max()), vocab_size)
         pieces.append(decoder.ops.top_logprobs(logits, next_token_ids[start:stop], k))
     return pieces

@@ -9,6 +9,8 @@ import numpy as np
 
 from tessera.engine.contract.sampling_row import PADDING_ROW, ROW_BYTES, SAMPLING_ROW
 from tessera.engine.core.step_batch import StepBatch, TableUpdates
+from tessera.engine.formats import AdapterRows
+from tessera.engine.models.decoder import StepAdapters
 from tessera.engine.ops.interface import AttentionMetadata
 from tessera.engine.runner.upload import StepUpload, aligned
 from tessera.engine.tensor import Tensor, int32
@@ -67,6 +69,7 @@ class StepInputs:
             those given here.
         sampling_rows [S] SAMPLING_ROW: likewise.
         last_attention: attention metadata of the sampled tokens alone, a row of one query each, with stored keys.
+        adapters: of the tokens, and of the sampled ones; None where the model has no slots for them.
         updates: the rows, columns and blocks [R] of as many of the batch's table updates.
         nbytes: of all arrays.
     """
@@ -80,11 +83,12 @@ class StepInputs:
         *,
         max_seqlen_q: int,
         max_context_len: int,
+        has_adapters: bool = False,
     ) -> None:
         """`numbers` [N] int32 are 0, 1, ... N - 1, with N > S."""
         self.shape = shape
         self._upload = upload
-        self._places = _places(shape)
+        self._places = _places(shape, has_adapters)
         self._views: dict[int, list[tuple[str, str, Array, int | bytes]]] = {}  # of each stage of the upload
         self.nbytes = aligned(self._places[-1].end)
         tensors = {
@@ -117,6 +121,11 @@ class StepInputs:
             max_seqlen_q=1,
             max_context_len=max_context_len,
         )
+        self.adapters: StepAdapters | None = None
+        if has_adapters:
+            rows = AdapterRows(tensors["", "token_adapters"])
+            chosen = rows if shape.is_decode else AdapterRows(tensors["", "chosen_adapters"])
+            self.adapters = StepAdapters(rows, chosen)
         self.updates = (
             tensors["table_updates", "rows"],
             tensors["table_updates", "columns"],
@@ -149,12 +158,12 @@ class StepInputs:
         return starts
 
 
-def inputs_bytes(shape: StepShape) -> int:
+def inputs_bytes(shape: StepShape, has_adapters: bool = False) -> int:
     """Memory that an upload of this shape takes."""
-    return aligned(_places(shape)[-1].end)
+    return aligned(_places(shape, has_adapters)[-1].end)
 
 
-def _places(shape: StepShape) -> list[Place]:
+def _places(shape: StepShape, has_adapters: bool) -> list[Place]:
     places: list[Place] = []
 
     def append(group: str, name: str, length: int, dtype: np.dtype[Any] = int32, padding: int | bytes = 0) -> None:
@@ -173,6 +182,9 @@ def _places(shape: StepShape) -> list[Place]:
     append("sampling", "row_bytes", shape.num_sampled, SAMPLING_ROW, PADDING_ROW.tobytes())
     for name, padding in (("rows", -1), ("columns", 0), ("blocks", 0)):
         append("table_updates", name, shape.num_seqs, padding=padding)
+    if has_adapters:
+        append("", "token_adapters", shape.num_tokens, padding=-1)
+        append("", "chosen_adapters", shape.num_sampled, padding=-1)
     return places
 
 

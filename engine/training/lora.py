@@ -16,7 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from tessera.engine.adapters.config import ALL_LINEAR
+from tessera.engine.adapters.reader import ADAPTER_WEIGHTS, PREFIX
 from tessera.engine.autograd.variable import Variable
+from tessera.engine.contract.config import MAX_LORA_RANK
 from tessera.engine.contract.errors import ConfigError, ModelError
 from tessera.engine.models.fields import Fields, read_json_object
 from tessera.engine.models.weights.checkpoint_source import PROJECTIONS
@@ -25,11 +28,6 @@ from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Device, Tensor, empty, float32, from_numpy
 from tessera.engine.training.parameters import Parameter, Parameters
 from tessera.engine.training.tensor_files import load_tensors, save_tensors
-
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-PREFIX = "base_model.model."
-MAX_RANK = 256
-ALL_LINEAR = "all-linear"
 
 
 @dataclass(frozen=True)
@@ -75,8 +73,8 @@ def make_adapters(
 
     Raises: ConfigError naming a target that no module has, and those there are.
     """
-    if not 1 <= settings.rank <= MAX_RANK:
-        raise ConfigError(f"the rank of LoRA adapters must be from 1 to {MAX_RANK}, not {settings.rank}")
+    if not 1 <= settings.rank <= MAX_LORA_RANK:
+        raise ConfigError(f"the rank of LoRA adapters must be from 1 to {MAX_LORA_RANK}, not {settings.rank}")
     modules = list(adapted_modules(parameters))
     known = sorted({module.rpartition(".")[2] for module, *_ in modules})
     unknown = [target for target in settings.targets if target not in (*known, ALL_LINEAR)]
@@ -149,7 +147,7 @@ def load_adapter(folder: Path, parameters: Parameters, device: Device) -> tuple[
         config.refuse("bias", '"none"')
     targets = config.raw("target_modules")
     settings = LoraSettings(
-        rank=config.integer("r", 1, MAX_RANK),
+        rank=config.integer("r", 1, MAX_LORA_RANK),
         alpha=config.number("lora_alpha", 1e-6, 1e6),
         targets=tuple(targets) if isinstance(targets, list) else (str(targets),),
         rank_stabilised=config.boolean("use_rslora"),

@@ -121,7 +121,7 @@ def run(
         ]
         pool = EnginePool(tmp_path, launches, budget=0.9, patience=patience, host_bytes=host_bytes)
         await pool.listen()
-        engines = Engines.of_run_dir(tmp_path, list(models), is_static=False)
+        engines = Engines.of_run_dir(tmp_path, dict.fromkeys(models, 1), is_static=False)
         await engines.start()
         await until(lambda: engines._writer is not None)
         try:
@@ -160,7 +160,7 @@ def test_a_slow_app_process_is_heard_before_a_model_goes(tmp_path: Path, monkeyp
     """The longest unused model may be held by a process that is late to release it."""
 
     async def story(engines: Engines, pool: EnginePool) -> None:
-        other = Engines.of_run_dir(tmp_path, ["a", "b", "c"], is_static=False)
+        other = Engines.of_run_dir(tmp_path, dict.fromkeys("abc", 1), is_static=False)
         await other.start()
         await until(lambda: other._writer is not None)
         hear, late = other._take, asyncio.Event()

@@ -35,7 +35,10 @@ def test_a_family_of_several_engines_stands_once_and_has_the_model_as_a_label() 
     one += b'n_total{model_name="a",k="1"} 2.0\n'
     two = one.replace(b'model_name="a"', b'model_name="b"')
     families = {
-        family.name: family for family in text_string_to_metric_families(merged([("a", one), ('b"', two)]).decode())
+        family.name: family
+        for family in text_string_to_metric_families(
+            merged([({"model_name": "a"}, one), ({"model_name": 'b"'}, two)]).decode()
+        )
     }
     assert {name: len(family.samples) for name, family in families.items()} == {"up": 2, "n": 2}
     assert [sample.labels["model_name"] for sample in families["up"].samples] == ["a", 'b"']
@@ -59,7 +62,7 @@ def test_a_request_that_gives_up_waiting_leaves_no_hold(tmp_path: Path) -> None:
                 await seen.put(msgspec.json.decode(line, type=ToPool))
 
         server = await asyncio.start_unix_server(pool, pool_address(tmp_path))
-        engines = Engines.of_run_dir(tmp_path, ["m"], is_static=False)
+        engines = Engines.of_run_dir(tmp_path, {"m": 1}, is_static=False)
         await engines.start()
         while not writers:
             await asyncio.sleep(0)

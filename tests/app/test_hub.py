@@ -69,7 +69,7 @@ def test_downloads_only_what_is_served_and_runs_no_code(tmp_path: Path) -> None:
     ("model", "sentence"),
     [
         ("tiny/pickles", "the hub model tiny/pickles has its weights in pytorch_model.bin only, a pickle, which could"),
-        ("tiny/lora", "the hub model tiny/lora is a LoRA adapter, not a model: merge it into tiny/llama and serve"),
+        ("tiny/lora", "the hub model tiny/lora is a LoRA adapter, not a model: serve tiny/llama with --lora"),
         ("tiny/mamba", 'the architecture "MambaForCausalLM" is not supported; supported are Arcee, '),
         ("tiny/hqq", 'quantisation by quant_method "hqq" is not supported; supported are FP8, W4A16'),
         ("tiny/gptq", "quantize_config.json: quantisation by GPTQ of 3 bits is not supported"),
@@ -223,7 +223,7 @@ def test_a_mistyped_folder_is_shown_its_neighbours(tmp_path: Path, monkeypatch: 
 
 def test_an_adapter_folder_names_its_base(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
-    with pytest.raises(ModelError, match="is a LoRA adapter, not a model: merge it into org/base and serve the result"):
+    with pytest.raises(ModelError, match="is a LoRA adapter, not a model: serve org/base with --lora NAME="):
         find_model(str(tmp_path))
 
 

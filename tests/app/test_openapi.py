@@ -62,7 +62,8 @@ def test_examples_are_accepted(tmp_path: Path, operation: Any) -> None:
         refers = any(name in body for name in ("previous_response_id", "input_file_id"))
         if not refers and generates:
             response = call(says("ok"), tool_settings(tmp_path), "POST", operation.path, json=body)
-            unknown = response.status_code == 404 and "{" in operation.path  # read and checked, but of nothing stored
+            names_none = "{" in operation.path or operation.id == "unloadLoraAdapter"  # nothing is stored or loaded
+            unknown = response.status_code == 404 and names_none
             assert response.status_code == 200 or unknown, response.text
 
 

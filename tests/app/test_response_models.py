@@ -220,8 +220,10 @@ CASES: dict[str, list[Case]] = {
     "retrieveBatch": [Case()],
     "cancelBatch": [Case()],
     "invoke": [Case(CHAT)],
+    "loadLoraAdapter": [Case({"lora_name": "spelling", "lora_path": "/adapters/spelling"})],
     "listModels": [Case()],
     "retrieveModel": [Case(path={"name": "tiny"}), Case(path={"name": "another"})],
+    "unloadLoraAdapter": [Case({"lora_name": "spelling"})],
     "createMessage": [
         Case(MESSAGE),
         Case(

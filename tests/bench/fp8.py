@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 PARTS = ("tests", "layers", "kernels", "loads")
-TESTS = ("tests/gpu/test_fp8_gpu.py",)
+TESTS = ("tests/gpu/test_fp8_gpu.py", "tests/gpu/test_e4m3_cache_gpu.py")
 LIMITS = {"tests": 900, "layers": 300, "kernels": 900, "loads": 1800}  # seconds
 MODELS = ("llama-8b.fp8", "qwen3-0.6b.fp8", "llama-3b.fp8")
 
@@ -27,9 +27,11 @@ def commands(part: str, models: list[str], output: Path) -> list[list[str]]:
         return [[python, "-m", "tests.bench.fp8_kernels", *(("--layers",) if part == "layers" else ())]]
     named = [argument for model in models for argument in ("--model", model)]
     loads = [python, "-m", "tests.bench", "--only", "loads", *named]
+    caches = {"fp8": ("--fp8-cache",), "16-bit": ()}
     return [
-        [*loads, "--output", str(output / "usual")],
-        [*loads, "--long-prompts", "--output", str(output / "long")],
+        [*loads, *cache, *load, "--output", str(output / f"{name}, {kind} cache")]
+        for name, load in (("usual", ()), ("long prompts", ("--long-prompts",)))
+        for kind, cache in caches.items()
     ]
 
 
@@ -57,10 +59,10 @@ def print_loads(output: Path) -> None:
     """Of each load tokens a second, first token and inter-token latency."""
     for path in sorted(output.glob("*/bench.json")):
         for row in json.loads(path.read_text()).get("loads", []):
-            name = f"{row['model']} {row['concurrency']} x {row['input_len']}/{row['output_len']}"
+            name = f"{path.parent.name}: {row['model']} {row['concurrency']} x {row['input_len']}/{row['output_len']}"
             times = f"TTFT {row['median_ttft_ms']:.0f} ms, TPOT {row['median_tpot_ms']:.2f} ms"
             print(
-                f"{name:34}{row['output_throughput']:9.0f} tok/s  {times}, {row['weight_read_share']:.0%} of the floor"
+                f"{name:56}{row['output_throughput']:9.0f} tok/s  {times}, {row['weight_read_share']:.0%} of the floor"
             )
 
 

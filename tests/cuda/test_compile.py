@@ -25,7 +25,7 @@ from tessera.engine.cuda.headers import include_folders
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import InT, Int32, OutT
 from tessera.engine.formats import KERNEL_FORMATS, PACKED_FORMATS
-from tessera.engine.ops.cuda import fp8, sampling
+from tessera.engine.ops.cuda import attention, fp8, sampling
 from tessera.engine.ops.cuda.fp8.sm90 import SM90_FP8_MATMUL
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL, SM90_MATMUL_WIDE
@@ -33,11 +33,11 @@ from tessera.engine.ops.cuda.moe.blocks import EXPERT_BLOCK_MATMUL
 from tessera.engine.ops.cuda.quant.product import BLOCK_MATMUL, TILES
 from tessera.engine.ops.cuda.quant.sm90_product import SM90_BLOCK_MATMUL
 from tessera.engine.ops.cuda.registry import all_instantiations, all_specs
-from tessera.engine.ops.cuda.types import C_TYPE_NAMES
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES, E4M3
 from tests.support.paths import ROOT
 
-# Compiling every kernel for every dtype and architecture takes minutes; so each architecture gets every
-# kernel, and each dtype two architectures.
+# Compiling every kernel for every dtype and architecture takes minutes; so each architecture gets every kernel,
+# and each dtype all instantiations once: those that a smaller architecture of its dtype has compiled are not repeated.
 DTYPE_OF_ARCH = {
     "80": "__half",
     "86": "float",
@@ -46,6 +46,7 @@ DTYPE_OF_ARCH = {
     "100a": "__half",
     "120a": "float",
 }
+REPEATING = ("89", "100a", "120a")  # another architecture has their dtype
 ELF_MAGIC = b"\x7fELF"
 RESERVED_SHARED_BYTES = 1024  # of every block, sm_90 on
 
@@ -123,9 +124,10 @@ OF_ONE_ORDER = {
 
 
 BLOCK_PRODUCTS = (BLOCK_MATMUL, SM90_BLOCK_MATMUL, EXPERT_BLOCK_MATMUL)
-SAMPLED = (*BLOCK_PRODUCTS, *fp8.SPECS)  # of which there are hundreds
+OF_FP8_SPECS = (*fp8.SPECS, *attention.OF_E4M3.values())
+SAMPLED = (*BLOCK_PRODUCTS, *OF_FP8_SPECS)  # of which there are hundreds
 
-# Of the products by e4m3 weights, template arguments behind the types, for each architecture.
+# Of kernels of e4m3, template arguments behind the types, for each architecture.
 OF_FP8 = {
     "89": {
         "fp8_quantize_kernel": {"false"},
@@ -138,17 +140,32 @@ OF_FP8 = {
         "fp8_matmul_kernel": {"32 64 true"},
         "sm90_fp8_matmul_kernel": {"2 192 2 false", "2 128 1 true", "1 32 1 false"},
         "fp8_dequantize_kernel": {""},
+        "rope_and_store_kernel": {"2 128"},
+        "paged_attention_kernel": {"false false", "true false", "false true"},
+        "paged_attention_prefill_kernel": {"64 2 64 false false false", "80 2 64 false false true"},
+        "paged_attention_decode_kernel": {"80 4 2 true false false false", "128 4 2 true true false false"},
     },
-    "120a": {"fp8_matmul_kernel": {"64 64 true"}},
+    "120a": {
+        "fp8_matmul_kernel": {"64 64 true"},
+        "paged_attention_prefill_kernel": {"256 1 32 false true false"},
+        "paged_attention_decode_kernel": {
+            "256 4 1 true false true false",
+            "64 4 2 false false false true",
+            "64 4 2 true true false true",
+        },
+    },
 }
 
 
 def is_compiled_here(pair: Instantiation, arch: str) -> bool:
     spec, template = pair
-    if spec in fp8.SPECS:
-        types = {"__nv_bfloat16"} & set(template[:1]) and not {"float", "__half"} & set(template)
-        arguments = " ".join(part for part in template if not part.startswith("__"))
-        return bool(types) and arguments in OF_FP8.get(arch, {}).get(spec.name, ())
+    if spec in OF_FP8_SPECS:
+        if spec.batch_invariant:  # another only by a flag
+            return False
+        if template[0] != "__nv_bfloat16" or {"float", "__half"} & set(template):
+            return False
+        arguments = " ".join(part for part in template if part not in ("__nv_bfloat16", E4M3))
+        return arguments in OF_FP8.get(arch, {}).get(spec.name, ())
     if spec.batch_invariant and not (arch == "90a" and template[0] == DTYPE_OF_ARCH[arch]):
         sizes = OF_ONE_ORDER.get(spec.name)
         return sizes is not None and all(size in template for size in sizes)
@@ -170,6 +187,20 @@ def is_compiled_here(pair: Instantiation, arch: str) -> bool:
 
 
 def pairs_for(arch: str) -> list[Instantiation]:
+    """Every kernel once, all that an architecture of the same dtype has not compiled, and all for this one alone."""
+    if arch not in REPEATING:
+        return all_pairs_for(arch)
+    other = next(other for other, dtype in DTYPE_OF_ARCH.items() if other != arch and dtype == DTYPE_OF_ARCH[arch])
+    compiled = set(all_pairs_for(other))
+    kept, seen = [], set()
+    for pair in all_pairs_for(arch):
+        if pair not in compiled or pair[0] not in seen:
+            kept.append(pair)
+            seen.add(pair[0])
+    return kept
+
+
+def all_pairs_for(arch: str) -> list[Instantiation]:
     """All of the architecture's dtype, and of the others what that does not reach."""
     pairs = all_instantiations((DTYPE_OF_ARCH[arch],))
     reached = {spec for spec, _ in pairs}
@@ -186,7 +217,8 @@ def test_all_instantiations_are_compiled_for_some_architecture() -> None:
     for dtype in C_TYPE_NAMES.values():
         pairs = {pair for pair in all_instantiations((dtype,)) if pair[0] not in SAMPLED}
         assert {pair for pair in pairs if dtype == "__nv_bfloat16" or not pair[0].batch_invariant} <= compiled
-    assert {spec for spec, _ in compiled if spec in fp8.SPECS} == set(fp8.SPECS)
+    of_fp8 = {spec for spec in OF_FP8_SPECS if not spec.batch_invariant}
+    assert {spec for spec, _ in compiled if spec in OF_FP8_SPECS} == of_fp8
     for sampled in BLOCK_PRODUCTS:
         formats = PACKED_FORMATS if sampled is EXPERT_BLOCK_MATMUL else KERNEL_FORMATS
         place = sampled.template.index("F")

@@ -446,19 +446,23 @@ def test_partial_results_fit_even_for_very_many_sequences() -> None:
     assert memory.reserved_splits(4096, 64, 128) == memory.MIN_RESERVED_SPLITS
 
 
-def test_kernels_of_rare_operations_are_compiled_for_models_that_have_them() -> None:
+@pytest.mark.parametrize("e4m3", [False, True], ids=["16 bits", "e4m3"])
+def test_kernels_of_rare_operations_are_compiled_for_models_that_have_them(e4m3: bool) -> None:
+    """And of attention those for the type of the cache alone."""
+
     class CompilingDevice(WritingDevice):
         def compile(self, pairs: Sequence[Instantiation], progress: object) -> None:
             self.compiled = {spec for spec, _ in pairs}
 
-    device = CompilingDevice()
+    device = CompilingDevice(arch="90a")
     ops = CudaOps(device)  # type: ignore[arg-type]
-    ops.compile(bfloat16, head_dims={256})
+    others = set(attention.OF_E4M3 if e4m3 else attention.OF_E4M3.values())  # for the other cache
+    ops.compile(bfloat16, head_dims={256}, e4m3_cache=e4m3)
     usual = device.compiled
-    assert not {spec for specs in OF_RARE_OPS.values() for spec in specs} & usual
-    ops.compile(bfloat16, head_dims={256}, rare_ops={"soft_cap", "relu"})
-    expected = {*OF_RARE_OPS["soft_cap"], *OF_RARE_OPS["relu"]} - {prefill.CAPPED_PREFILL_IN_ORDER}
-    assert device.compiled - usual == expected
+    assert not (others | {spec for specs in OF_RARE_OPS.values() for spec in specs}) & usual
+    ops.compile(bfloat16, head_dims={256}, rare_ops={"soft_cap", "relu"}, e4m3_cache=e4m3)
+    expected = {spec for op in ("soft_cap", "relu") for spec in OF_RARE_OPS[op] if not spec.batch_invariant}
+    assert device.compiled - usual == expected - others
 
 
 def test_a_model_compiles_attention_for_its_own_head_size_only() -> None:

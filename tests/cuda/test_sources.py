@@ -14,6 +14,7 @@ from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import signature_of
 from tessera.engine.cuda.sources import INCLUDE
 from tessera.engine.ops.cuda.activation import silu_mul_config
+from tessera.engine.ops.cuda.attention import OF_E4M3
 from tessera.engine.ops.cuda.generate import write_headers
 from tessera.engine.ops.cuda.registry import OF_RARE_OPS, all_instantiations, all_specs
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, CHUNK, WARP_SIZE, flat_config, row_config
@@ -48,11 +49,13 @@ def test_description_is_the_sources(spec: KernelSpec[Any]) -> None:
 
 
 def test_every_kernel_is_described_once() -> None:
-    """Once for each architecture from which on some of its variants compile, for those of one order of sums, and for
-    those of few models."""
+    """Once for each architecture from which on some of its variants compile, for those of one order of sums, for those
+    of few models, and for a KV cache of e4m3."""
     rare = {spec: op for op, specs in OF_RARE_OPS.items() for spec in specs}
+    e4m3 = set(OF_E4M3.values())
     described = [
-        (spec.file, spec.name, spec.min_arch, spec.batch_invariant, spec.on_demand, rare.get(spec)) for spec in SPECS
+        (spec.file, spec.name, spec.min_arch, spec.batch_invariant, spec.on_demand, rare.get(spec), spec in e4m3)
+        for spec in SPECS
     ]
     assert len(described) == len(set(described))
     in_sources = {

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
     reason=f"the kernels are compiled for the CPU by {COMPILER} on Linux",
 )
 
-LATE = {"EMULATED_ORDER": "last_first", "EMULATED_LATE_COPIES": "1"}
+WATCHED = {"EMULATED_RACES": "1"}
 K, FEATURES = 2632, 72  # six chunks of x, of which the last is no whole one; nine units of weight rows
 
 
@@ -34,7 +34,7 @@ def folder(pytestconfig: pytest.Config) -> Path:
     return kernel_folder(pytestconfig)
 
 
-@pytest.fixture(params=[{}, LATE, {"EMULATED_RACES": "1"}], ids=["first_first", "last_first", "races"])
+@pytest.fixture(params=[WATCHED, {**WATCHED, "EMULATED_ORDER": "last_first"}], ids=["first_first", "last_first"])
 def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> CudaOps:
     for variable, value in request.param.items():
         monkeypatch.setenv(variable, value)

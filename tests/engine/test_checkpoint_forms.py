@@ -219,5 +219,5 @@ def test_an_adapter_beside_a_config_is_named(tmp_path: Path) -> None:
     folder = made(tmp_path, "llama")
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelError, match="is a LoRA adapter, not a model: merge it into its base model"):
+    with pytest.raises(ModelError, match="is a LoRA adapter, not a model: serve its base model with --lora"):
         load(folder)

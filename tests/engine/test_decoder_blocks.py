@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.engine.collectives.cpu import CpuCollectives, RankMemory
+from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.formats import DenseFormat, Int8RowsFormat, KVFormat, LinearWeight, WeightPart
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.kv_cache import block_bytes
@@ -210,19 +212,30 @@ def test_a_model_of_int8_rows_with_a_fused_weight_of_several_formats() -> None:
     assert weights.nbytes == sum(tensor.nbytes for tensor in weights.tensors())
 
 
+class DoublingRanks(CpuCollectives):
+    """A lone rank, but all sums except that of embeddings are twice what it has."""
+
+    def __init__(self, index: int, memory: RankMemory) -> None:
+        super().__init__(index, memory)
+        self.seen: list[tuple[int, ...]] = []
+
+    def all_reduce(self, x: Tensor) -> None:
+        super().all_reduce(x)
+        if self.seen:
+            x.numpy()[...] *= 2
+        self.seen.append(x.shape)
+
+
 @pytest.mark.parametrize("name", ["plain", "parallel", "norms_on_both_sides"])
 def test_updates_are_reduced_before_they_are_added(name: str) -> None:
     """Twice the update is twice the last projection; of both halves and every layer."""
     config = MODELS[name]
     weights = decoder_reference.random_weights(config, SEED)
-    seen: list[tuple[int, ...]] = []
-
-    def double(update: Tensor) -> None:
-        seen.append(update.shape)
-        update.numpy()[...] *= 2
-
-    found = logits(config, weights, reduce=double)
-    assert seen == [(LENGTH, HIDDEN)] * (2 * config.num_layers)
+    ranks = DoublingRanks(0, RankMemory(Rendezvous(1, timeout=5.0)))
+    found = logits(config, weights, ranks=ranks)
+    embedded, *updates = ranks.seen
+    assert embedded == (LENGTH, HIDDEN)
+    assert updates == [(LENGTH, HIDDEN)] * (2 * config.num_layers)
 
     def doubled(weight: LinearWeight) -> LinearWeight:
         assert weight.dense is not None

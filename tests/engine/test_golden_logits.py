@@ -56,6 +56,10 @@ PERTURBATIONS: dict[str, dict[str, Any]] = {
     "phimoe-longrope": {"rope_scaling": {**PHIMOE_ROPE, "short_mscale": 1.0, "long_mscale": 1.0}},
     "glm4moe": {"routed_scaling_factor": 1.0},
     "glm4moe-groups": {"topk_group": 4},
+    "olmoe": {"norm_topk_prob": True},
+    "dots1": {"norm_topk_prob": False},
+    "dots1-window": {"sliding_window": 9},
+    "ernie4_5-moe": {"moe_k": 2},
     "gptoss": {"sliding_window": 9},
     "gptoss-mxfp4": {"num_experts_per_tok": 3},
 }

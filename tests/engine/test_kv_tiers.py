@@ -128,9 +128,10 @@ def two_turns(server: Server) -> list[tuple[list[int], int]]:
     return [server.ask([*prompt, *first, 7, 8]) for prompt, first in zip(prompts, firsts, strict=True)]
 
 
-def test_what_was_evicted_comes_back_with_the_same_tokens(serve: Any) -> None:
-    without = two_turns(serve())
-    server = serve(kv_offload_gib=1.0)
+@pytest.mark.parametrize("cache", ["auto", "fp8"])
+def test_what_was_evicted_comes_back_with_the_same_tokens(cache: str, serve: Any) -> None:
+    without = two_turns(serve(kv_cache_dtype=cache))
+    server = serve(kv_offload_gib=1.0, kv_cache_dtype=cache)
     found = two_turns(server)
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in without]
     assert [cached for _, cached in found] == [40] * NUM_CONVERSATIONS
@@ -190,7 +191,7 @@ def test_a_restart_finds_what_is_on_disk(serve: Any, tmp_path: Path) -> None:
     assert second.tiers.metrics.num_bytes["disk_to_CPU"] > 0
 
 
-def test_another_block_size_or_other_weights_never_read_them(serve: Any, folder: Path, tmp_path: Path) -> None:
+def test_another_block_size_or_dtype_or_other_weights_never_read_them(serve: Any, folder: Path, tmp_path: Path) -> None:
     settings = {"kv_offload_gib": 0.05, "kv_offload_dir": str(tmp_path / "kv")}
     first = serve(**settings)
     two_turns(first)
@@ -198,8 +199,9 @@ def test_another_block_size_or_other_weights_never_read_them(serve: Any, folder:
     first.close()
     left = set((tmp_path / "kv").rglob("*.kv"))
     assert left
-    serve(**settings, block_size=16).settle()
-    assert set((tmp_path / "kv").rglob("*.kv")) == left, "another block size has another folder"
+    for other in ({"block_size": 16}, {"kv_cache_dtype": "fp8"}):
+        serve(**settings, **other).settle()
+        assert set((tmp_path / "kv").rglob("*.kv")) == left, f"{other} has another folder"
     weights = next(folder.glob("*.safetensors"))
     times = weights.stat()
     try:

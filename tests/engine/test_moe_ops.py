@@ -39,7 +39,8 @@ def test_route(name: str, biased: bool) -> None:
     routing, num_experts = ROUTINGS[name], 16
     logits = random_array(1, (33, num_experts), scale=2.0)
     bias = random_array(2, (num_experts,), bfloat16) if biased else None
-    correction = random_array(3, (num_experts,), scale=0.3) if biased and routing.kind == "sigmoid" else None
+    corrected = biased and routing.kind in ("sigmoid", "softmax")
+    correction = random_array(3, (num_experts,), scale=0.3) if corrected else None
     out = routed_of(33, routing.top_k, num_experts, CPU)
     vectors = {"bias": bias, "correction": correction}
     ops.route(tensor(logits), routing, out, **{k: None if v is None else tensor(v) for k, v in vectors.items()})

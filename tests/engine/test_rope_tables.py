@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.engine.contract.block_digests import first_row
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddEmbedding, AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
@@ -18,7 +19,7 @@ from tessera.engine.core.core import EngineCore
 from tessera.engine.ipc.process import LoadedEngine, load_engine
 from tessera.engine.models.config import parse_config
 from tessera.engine.models.rope import RopeConfig, cos_sin_table
-from tessera.engine.models.rope_tables import first_row, make_tables
+from tessera.engine.models.rope_tables import make_tables
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, float32
 from tests.support.decoder_harness import DecoderHarness, scattered_blocks

@@ -45,7 +45,8 @@ def test_route_small(
     logits = random_array(1, (num_tokens, num_experts), scale=2.0)
     logits[0, : num_experts // 2] = 0.5  # equal ones
     bias = random_array(2, (num_experts,), bfloat16) if biased else None
-    correction = random_array(3, (num_experts,), scale=0.3) if biased and routing.kind == "sigmoid" else None
+    corrected = biased and routing.kind in ("sigmoid", "softmax")
+    correction = random_array(3, (num_experts,), scale=0.3) if corrected else None
     expected = route(cpu_ops, logits, routing, bias, correction)
     found = route(cuda_ops, logits, routing, bias, correction)
     for position, (one, other) in enumerate(zip(found, expected, strict=True)):

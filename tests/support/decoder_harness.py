@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tessera.engine.collectives.interface import Collectives
+from tessera.engine.contract.block_digests import first_row
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
 from tessera.engine.core.step_batch import SamplingBatch, SlotInit, StepBatch, TableUpdates
-from tessera.engine.formats import KVFormat
+from tessera.engine.formats import AdapterSelection, KVFormat
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.decoder import Decoder
 from tessera.engine.models.kv_cache import KVCache
-from tessera.engine.models.rope_tables import first_row, make_tables
+from tessera.engine.models.rope_tables import make_tables
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.interface import AttentionMetadata, Ops
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.step_inputs import StepShape
-from tessera.engine.tensor import Tensor, from_numpy
+from tessera.engine.tensor import from_numpy
 from tests.support.token_ids import token_ids
 
 Array = np.ndarray[Any, Any]
@@ -52,7 +54,8 @@ class DecoderHarness:
         max_model_len: int,
         block_size: int = 8,
         kv_dtype: np.dtype[Any] | None = None,
-        reduce: Callable[[Tensor], None] | None = None,
+        ranks: Collectives | None = None,
+        selection: AdapterSelection | None = None,
     ) -> None:
         self.config = config
         self.ops = ops
@@ -61,14 +64,14 @@ class DecoderHarness:
         cache = KVCache(config, 2 * self.num_blocks, block_size, KVFormat(kv_dtype or dtype), ops.device)
         rope_tables = make_tables(config.ropes, max_model_len, ops.device)
         self._rope_row = first_row(rope_tables.short_len, max_model_len)
-        self.decoder = Decoder(config, weights, ops, cache.layers, rope_tables, reduce=reduce)
+        self.decoder = Decoder(config, weights, ops, cache.layers, rope_tables, ranks=ranks, selection=selection)
         self.buffers = StepBuffers(
             config,
             dtype,
             ops.device,
             max_tokens=max_model_len,
             max_logits=max_model_len,
-            reduced=reduce is not None,
+            shared=ranks is not None,
         )
 
     @classmethod

@@ -16,6 +16,7 @@ from tessera.engine.contract.errors import EngineUnavailableError
 from tessera.engine.contract.messages import (
     NO_ACCOUNT,
     AccountRef,
+    AdapterInfo,
     EngineInfo,
     GpuUsage,
     RequestOutput,
@@ -49,13 +50,20 @@ class Submission:
     """One sequence of a call of `submit_all`, and the stream it returned."""
 
     def __init__(
-        self, prompt: list[int], params: SamplingParams, priority: int, cache_salt: str, account: AccountRef
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        priority: int,
+        cache_salt: str,
+        account: AccountRef,
+        adapter: str,
     ) -> None:
         self.prompt = prompt
         self.params = params
         self.priority = priority
         self.cache_salt = cache_salt
         self.account = account
+        self.adapter = adapter
         self.aborted = threading.Event()
 
 
@@ -109,6 +117,7 @@ class FakeClient:
 
     def __init__(self, script: Script, *, info: EngineInfo | None = INFO, hang: bool = False) -> None:
         self.info = info
+        self.adapters: dict[str, AdapterInfo] | None = None
         self.ready = True
         self.well = True
         self.script = script
@@ -131,16 +140,23 @@ class FakeClient:
         cache_salt: str = "",
         num_choices: int = 1,
         account: AccountRef = NO_ACCOUNT,
+        adapter: str = "",
     ) -> list[FakeStream]:
         if not self.well:
             raise EngineUnavailableError("the engine is starting; please try again later")
         streams = []
         for prompt, params in sequences:
-            submission = Submission(prompt.tolist(), params, priority, cache_salt, account)
+            submission = Submission(prompt.tolist(), params, priority, cache_salt, account, adapter)
             self.submissions.append(submission)
             streams.append(FakeStream(submission, self.script(submission), hang=self.hang))
         self.submitted.set()
         return streams
+
+    async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> None:
+        self.adapters = {**(self.adapters or {}), name: AdapterInfo(name, folder, 16, 1, b"digest")}
+
+    async def unload_adapter(self, name: str) -> None:
+        self.adapters = {key: value for key, value in (self.adapters or {}).items() if key != name}
 
     def reset_prefix_cache(self, accounts: list[int] | None = None) -> None:
         self.num_resets += 1

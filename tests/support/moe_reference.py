@@ -50,7 +50,9 @@ def route(logits: Array, routing: Routing, bias: Array | None, correction: Array
             experts = order[: routing.top_k]
             scores = [sigmoid[e] for e in experts]
         else:
-            experts = sorted(range(len(row)), key=lambda e: -row[e])[: routing.top_k]
+            shares = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+            by = row if correction is None else shares + correction
+            experts = sorted(range(len(row)), key=lambda e: -by[e])[: routing.top_k]
             among = experts if routing.kind == "softmax_of_chosen" else range(len(row))
             total = sum(np.exp(row[e] - row.max()) for e in among)
             scores = [np.exp(row[e] - row.max()) / total for e in experts]

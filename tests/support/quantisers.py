@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from tests.support.tiny_models import TINY_MODELS, make_tensors
+from tests.support.tiny_models import TINY_MODELS, TinyModel, make_tensors
 
 Array = np.ndarray[Any, Any]
 Packed: TypeAlias = tuple[dict[str, Array], Array]
@@ -284,13 +284,13 @@ SCHEMES: dict[str, Scheme] = {
 
 
 def quantised_model(
-    folder: Path, scheme: Scheme, base: str = "llama", *, plain: tuple[str, ...] = ("lm_head",)
+    folder: Path, scheme: Scheme, base: str | TinyModel = "llama", *, plain: tuple[str, ...] = ("lm_head",)
 ) -> tuple[Path, Path]:
     """A tiny model quantised, and the same with the numbers that its matrices stand for.
 
     Modules with a text of `plain` in their name stay as they are.
     """
-    model = TINY_MODELS[base]
+    model = TINY_MODELS[base] if isinstance(base, str) else base
     quantised, exact = pack_tensors(make_tensors(replace(model, prefix="")), scheme, plain)
     for kind, tensors in (("quantised", quantised), ("exact", exact)):
         (folder / kind).mkdir(parents=True)

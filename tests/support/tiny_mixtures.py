@@ -104,6 +104,40 @@ def _gpt_oss(**changes: Any) -> dict[str, Any]:
     return _local("GptOssForCausalLM", "gpt_oss", **{**settings, **changes})
 
 
+def _olmoe(**changes: Any) -> dict[str, Any]:
+    settings = {"num_experts": NUM_EXPERTS, "intermediate_size": EXPERT_SIZE, "norm_topk_prob": False}
+    return _config("OlmoeForCausalLM", "olmoe", **{**settings, **changes})
+
+
+def _dots1(**changes: Any) -> dict[str, Any]:
+    settings = {
+        "n_routed_experts": NUM_EXPERTS,
+        "moe_intermediate_size": EXPERT_SIZE,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "head_dim": 16,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "sliding_window": None,
+    }
+    return _config("Dots1ForCausalLM", "dots1", **{**settings, **changes})
+
+
+def _ernie(**changes: Any) -> dict[str, Any]:
+    settings = {
+        "moe_num_experts": NUM_EXPERTS,
+        "moe_intermediate_size": EXPERT_SIZE,
+        "moe_k": 3,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "num_hidden_layers": 3,
+        "use_bias": False,
+    }
+    found = _config("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", **{**settings, **changes})
+    del found["num_experts_per_tok"]
+    return found
+
+
 PHIMOE_ROPE = {
     "type": "longrope",
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
@@ -135,6 +169,20 @@ TINY_MIXTURES: dict[str, dict[str, Any]] = {
     "glm4moe-groups": _glm4(
         n_group=4, topk_group=2, use_qk_norm=True, attention_bias=False, n_shared_experts=2, norm_topk_prob=False
     ),
+    "olmoe": _olmoe(),
+    "olmoe-normalised": _olmoe(norm_topk_prob=True, attention_bias=True, num_key_value_heads=4, num_experts_per_tok=4),
+    "dots1": _dots1(),
+    "dots1-window": _dots1(sliding_window=8, max_window_layers=1, attention_bias=True, n_group=2, topk_group=1),
+    "ernie4_5-moe": _ernie(),
+    "ernie4_5-moe-sparse": _ernie(
+        moe_layer_start_index=0,
+        moe_layer_end_index=2,
+        moe_layer_interval=2,
+        num_hidden_layers=4,
+        head_dim=32,
+        tie_word_embeddings=True,
+        moe_num_shared_experts=1,
+    ),
     "gptoss": _gpt_oss(),
     "gptoss-mxfp4": _gpt_oss(quantization_config=MXFP4, num_experts_per_tok=4),
 }
@@ -156,7 +204,11 @@ def mixture_tensors(config: dict[str, Any], random: Random) -> list[tuple[str, A
         tensors.append(("lm_head.bias", random.normal(config["vocab_size"], std=0.3)))
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
-        if config.get("use_qk_norm"):
+        if kind == "olmoe":
+            sizes = (("q", config["num_attention_heads"]), ("k", config["num_key_value_heads"]))
+            heads = config["hidden_size"] // config["num_attention_heads"]
+            tensors += [(at + f"self_attn.{part}_norm.weight", random.norm(count * heads)) for part, count in sizes]
+        if config.get("use_qk_norm") or kind == "dots1":
             tensors += [(at + f"self_attn.{part}_norm.weight", random.norm(config["head_dim"])) for part in "qk"]
         if kind == "gpt_oss":
             tensors.append((at + "self_attn.sinks", random.normal(config["num_attention_heads"], std=2.0)))
@@ -170,9 +222,15 @@ LIKE = {"qwen2_moe": "qwen2", "qwen3_moe": "qwen3"}
 
 
 def is_mixture(config: dict[str, Any], layer: int) -> bool:
-    dense_first = config.get("first_k_dense_replace", 0)
-    step = config.get("decoder_sparse_step", 1)
-    return layer >= dense_first and (layer + 1) % step == 0 and layer not in config.get("mlp_only_layers", [])
+    dense_first = config.get("first_k_dense_replace", config.get("moe_layer_start_index", 0))
+    step = config.get("decoder_sparse_step", config.get("moe_layer_interval", 1))
+    last = config.get("moe_layer_end_index", layer)
+    return (
+        layer <= last
+        and layer >= dense_first
+        and (layer + 1) % step == 0
+        and layer not in config.get("mlp_only_layers", [])
+    )
 
 
 def _mlp(at: str, names: tuple[str, str, str], hidden: int, inner: int, random: Random) -> list[tuple[str, Array]]:
@@ -197,18 +255,22 @@ def _mixtral(config: dict[str, Any], at: str, random: Random) -> list[tuple[str,
 
 
 def _qwen_or_glm(config: dict[str, Any], at: str, random: Random) -> list[tuple[str, Array]]:
-    hidden = config["hidden_size"]
+    hidden, inner = config["hidden_size"], config.get("moe_intermediate_size") or config["intermediate_size"]
     at += "mlp."
     tensors = [(at + "gate.weight", random.normal(NUM_EXPERTS, hidden, std=0.3))]
-    if config["model_type"] == "glm4_moe":
+    if config["model_type"] == "ernie4_5_moe":
+        tensors.append((at + "moe_statics.e_score_correction_bias", random.normal(1, NUM_EXPERTS, std=0.2)))
+        size = config["moe_num_shared_experts"] * inner
+        tensors += _mlp(at + "shared_experts.", PROJECTIONS, hidden, size, random)
+    if config["model_type"] in ("glm4_moe", "dots1"):
         tensors.append((at + "gate.e_score_correction_bias", random.normal(NUM_EXPERTS, std=0.2)))
-        tensors += _mlp(at + "shared_experts.", PROJECTIONS, hidden, config["n_shared_experts"] * EXPERT_SIZE, random)
+        tensors += _mlp(at + "shared_experts.", PROJECTIONS, hidden, config["n_shared_experts"] * inner, random)
     if config["model_type"] == "qwen2_moe":
         size = config["shared_expert_intermediate_size"]
         tensors += _mlp(at + "shared_expert.", PROJECTIONS, hidden, size, random)
         tensors.append((at + "shared_expert_gate.weight", random.normal(1, hidden, std=0.3)))
     for expert in range(NUM_EXPERTS):
-        tensors += _mlp(f"{at}experts.{expert}.", PROJECTIONS, hidden, EXPERT_SIZE, random)
+        tensors += _mlp(f"{at}experts.{expert}.", PROJECTIONS, hidden, inner, random)
     return tensors
 
 
@@ -223,16 +285,16 @@ def _granite_experts(config: dict[str, Any], at: str, random: Random) -> list[tu
 
 
 def _gpt_oss_experts(config: dict[str, Any], at: str, random: Random) -> list[tuple[str, Array]]:
-    hidden = config["hidden_size"]
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
     at += "mlp."
     experts = at + "experts."
     tensors = [
         (at + "router.weight", random.normal(NUM_EXPERTS, hidden, std=0.3)),
         (at + "router.bias", random.normal(NUM_EXPERTS, std=0.5)),
-        (experts + "gate_up_proj_bias", random.normal(NUM_EXPERTS, 2 * EXPERT_SIZE, std=0.5)),
+        (experts + "gate_up_proj_bias", random.normal(NUM_EXPERTS, 2 * inner, std=0.5)),
         (experts + "down_proj_bias", random.normal(NUM_EXPERTS, hidden, std=0.5)),
     ]
-    sizes = {"gate_up_proj": (hidden, 2 * EXPERT_SIZE), "down_proj": (EXPERT_SIZE, hidden)}
+    sizes = {"gate_up_proj": (hidden, 2 * inner), "down_proj": (inner, hidden)}
     for name, (columns, rows) in sizes.items():
         if "quantization_config" in config:
             blocks, scales = mxfp4(NUM_EXPERTS, rows, columns, random)
@@ -257,6 +319,9 @@ MAKERS_OF_EXPERTS = {
     "qwen2_moe": _qwen_or_glm,
     "qwen3_moe": _qwen_or_glm,
     "glm4_moe": _qwen_or_glm,
+    "olmoe": _qwen_or_glm,
+    "dots1": _qwen_or_glm,
+    "ernie4_5_moe": _qwen_or_glm,
     "granitemoe": _granite_experts,
     "gpt_oss": _gpt_oss_experts,
 }

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.tiny_mixtures import TINY_MIXTURES, mixture_tensors
+from tests.support.tiny_mixtures import MAKERS_OF_EXPERTS, TINY_MIXTURES, mixture_tensors
 from tests.support.tiny_tensors import MAKERS, VOCAB_SIZE, Random, llama_tensors, round_to_bfloat16
 
 __all__ = ["round_to_bfloat16"]
@@ -88,7 +88,7 @@ def _stored(tensor: Array, storage: str) -> bytes:
 
 def make_tensors(model: TinyModel) -> dict[str, Array]:
     random = Random(zlib.crc32(model.name.encode()))
-    mixture = model.name in TINY_MIXTURES
+    mixture = model.config["model_type"] in MAKERS_OF_EXPERTS
     make = mixture_tensors if mixture else MAKERS.get(model.config["model_type"], llama_tensors)
     return {model.prefix + name if name != "lm_head.weight" else name: t for name, t in make(model.config, random)}
 

@@ -98,6 +98,11 @@ class LineExecutor:
             finally:
                 self._models.release(scope)
 
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Of the model that lines of batches name."""
+        return self._models.default.adapter_names
+
     async def _wait_for_engine(self, name: str) -> None:
         engine = (self._models.find(name) or self._models.default).engine
         await asyncio.sleep(RETRY_DELAY)

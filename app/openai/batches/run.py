@@ -91,7 +91,9 @@ class BatchRun:
             validate_file,
             path,
             endpoint,
-            settings.served_model_names if endpoint != "/v1/embeddings" else self._batches.models.split("\n"),
+            (*settings.served_model_names, *self._executor.adapter_names)
+            if endpoint != "/v1/embeddings"
+            else self._batches.models.split("\n"),
             max_lines=settings.max_batch_lines,
             max_line=settings.max_body_bytes,
         )

@@ -125,7 +125,11 @@ class BatchRunner:
 
     def _num_slots(self) -> int:
         settings = self._models.default.settings
-        most = (model.client.info.max_num_seqs for model in self._models if model.client.info is not None)
+        most = (
+            model.client.info.max_num_seqs * model.settings.data_parallel_size
+            for model in self._models
+            if model.client.info is not None
+        )
         total = settings.batch_concurrency or max(1, max(most, default=UNKNOWN_SEQS) // 2)
         return math.ceil(total / settings.num_app_processes)
 

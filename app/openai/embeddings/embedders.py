@@ -51,6 +51,10 @@ class Embeddings:
     def find(self, name: str) -> tuple[EmbeddingModel, EmbeddingInfo]:
         """Raises NotFoundError for a name that is not served, EngineUnavailableError while the engine loads."""
         model = self._models.get(name)
+        if name in self._served.adapter_names:
+            raise InvalidRequestError(
+                f"The model {name[:100]!r} is an adapter, which makes text alone: name the model itself.", param="model"
+            )
         if model is None:
             raise NotFoundError(f"The model {name[:100]!r} does not exist here; see /v1/models.", param="model")
         for info in self._served.info.embeddings:

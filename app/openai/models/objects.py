@@ -30,9 +30,15 @@ class ModelObject(ApiObject):
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None = Field(description="Of an adapter: the model that it is for.")
     permission: list[ModelPermission]
     max_model_len: int | None = Field(description="The longest context in tokens; null while the model is loaded.")
+
+
+class DeletedModel(ApiObject):
+    id: str
+    object: Literal["model"]
+    deleted: Literal[True]
 
 
 class ModelList(ApiObject):

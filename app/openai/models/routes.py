@@ -24,7 +24,7 @@ router = APIRouter(tags=["OpenAI"])
     openapi_extra=Description(returns=ModelList),
 )
 async def list_models(http_request: Request) -> Response:
-    models = [_model_object(model, name) for model in models_of(http_request) for name in model.names]
+    models = [model_object(model, name) for model in models_of(http_request) for name in model.names]
     if HEADER in http_request.headers:
         return json_response(model_page(models))
     return json_response({"object": "list", "data": models})
@@ -41,7 +41,7 @@ async def retrieve_model(http_request: Request, name: PathName) -> Response:
     model = models.find(name)
     if model is None:
         raise models.unknown(name)
-    found = _model_object(model, name)
+    found = model_object(model, name)
     return json_response(model_info(found) if HEADER in http_request.headers else found)
 
 
@@ -63,9 +63,10 @@ def _permission(name: str, created: int) -> dict[str, Any]:
     }
 
 
-def _model_object(model: ServedModel, name: str) -> dict[str, Any]:
+def model_object(model: ServedModel, name: str) -> dict[str, Any]:
     """The fields of OpenAI and vLLM; the longest context once the engine has reported it."""
-    info = model.client.info
+    info, adapter = model.client.info, (model.client.adapters or {}).get(name)
+    created = model.created if adapter is None else adapter.created
     max_model_len = info.max_model_len if info is not None else None
     if info is not None and name in model.settings.embedding_model_names:
         max_model_len = next((found.max_input_tokens for found in info.embeddings if found.role == "beside"), None)
@@ -74,10 +75,10 @@ def _model_object(model: ServedModel, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": model.created,
+        "created": created,
         "owned_by": "tessera",
         "root": name,
-        "parent": None,
-        "permission": [_permission(name, model.created)],
+        "parent": model.default_name if name in model.adapter_names else None,
+        "permission": [_permission(name, created)],
         "max_model_len": max_model_len,
     }

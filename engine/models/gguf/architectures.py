@@ -2,91 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.gguf.metadata import Metadata
+from tessera.engine.models.gguf.architecture import LLAMA_NAMES, GGUFArchitecture, of_layers
+from tessera.engine.models.gguf.mixtures import GGUF_MIXTURES
 
-LAYER = "blk.{i}."
-
-# Tensor names without `.weight` and `.bias`; `{i}` is the layer.
-Names = dict[str, str]
-
-GRANITE_MULTIPLIERS: Names = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
-
-
-@dataclass(frozen=True)
-class GGUFArchitecture:
-    """One value of general.architecture.
-
-    Attributes:
-        name: of the architecture in config.json.
-        names: GGUF's tensor names to those of a Hugging Face checkpoint.
-        interleaved: rows of queries and keys are stored for RoPE of neighbouring elements instead of halves.
-        ignored: tensors that no forward pass takes.
-        multipliers: keys of numbers, to those of config.json.
-        second_norm: names of a file whose attention has a norm of its own, `attn_norm_2`, where others have one for
-            both halves.
-    """
-
-    name: str
-    model_type: str
-    names: Names
-    interleaved: bool = False
-    ignored: tuple[str, ...] = ("rope_freqs", "rope_factors_long", "rope_factors_short")
-    multipliers: Names = field(default_factory=lambda: GRANITE_MULTIPLIERS)
-    second_norm: Names = field(default_factory=dict)
-
-
-def _layer(prefix: str, names: Names) -> Names:
-    return {LAYER + ours: prefix + theirs for ours, theirs in names.items()}
-
-
-LLAMA_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    **_layer(
-        "model.layers.{i}.",
-        {
-            "attn_norm": "input_layernorm",
-            "attn_q": "self_attn.q_proj",
-            "attn_k": "self_attn.k_proj",
-            "attn_v": "self_attn.v_proj",
-            "attn_q_norm": "self_attn.q_norm",
-            "attn_k_norm": "self_attn.k_norm",
-            "attn_output": "self_attn.o_proj",
-            "ffn_norm": "post_attention_layernorm",
-            "ffn_gate": "mlp.gate_proj",
-            "ffn_up": "mlp.up_proj",
-            "ffn_down": "mlp.down_proj",
-        },
-    ),
-}
 PHI3_NAMES = {
     **LLAMA_NAMES,
-    **_layer("model.layers.{i}.", {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+    **of_layers("model.layers.{i}.", {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
 }
 STARCODER2_NAMES = {
     **LLAMA_NAMES,
-    **_layer("model.layers.{i}.", {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+    **of_layers("model.layers.{i}.", {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
 }
 SEED_OSS_NAMES = {
     **LLAMA_NAMES,
-    **_layer("model.layers.{i}.", {"post_attention_norm": "post_attention_layernorm"}),
+    **of_layers("model.layers.{i}.", {"post_attention_norm": "post_attention_layernorm"}),
 }
 EXAONE4_NAMES = {
     **SEED_OSS_NAMES,
-    **_layer("model.layers.{i}.", {"post_ffw_norm": "post_feedforward_layernorm"}),
+    **of_layers("model.layers.{i}.", {"post_ffw_norm": "post_feedforward_layernorm"}),
 }
 GEMMA2_NAMES = {
     **LLAMA_NAMES,
-    **_layer(
+    **of_layers(
         "model.layers.{i}.",
         {
             "post_attention_norm": "post_attention_layernorm",
@@ -97,25 +36,25 @@ GEMMA2_NAMES = {
 }
 GLM_NAMES = {
     **LLAMA_NAMES,
-    **_layer("model.layers.{i}.", {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+    **of_layers("model.layers.{i}.", {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
 }
 GLM4_NAMES = {
     **GLM_NAMES,
-    **_layer(
+    **of_layers(
         "model.layers.{i}.",
         {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"},
     ),
 }
 HUNYUAN_NAMES = {
     **LLAMA_NAMES,
-    **_layer(
+    **of_layers(
         "model.layers.{i}.", {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
     ),
 }
 PHI2_NAMES = {
     **LLAMA_NAMES,
     "output_norm": "model.final_layernorm",
-    **_layer(
+    **of_layers(
         "model.layers.{i}.",
         {
             "attn_qkv": "self_attn.qkv_proj",
@@ -129,7 +68,7 @@ INTERNLM2_NAMES = {
     "token_embd": "model.tok_embeddings",
     "output_norm": "model.norm",
     "output": "output",
-    **_layer(
+    **of_layers(
         "model.layers.{i}.",
         {
             "attn_norm": "attention_norm",
@@ -148,7 +87,7 @@ NEOX_NAMES = {
     "token_embd": "gpt_neox.embed_in",
     "output_norm": "gpt_neox.final_layer_norm",
     "output": "embed_out",
-    **_layer(
+    **of_layers(
         "gpt_neox.layers.{i}.",
         {
             "attn_norm": "input_layernorm",
@@ -164,7 +103,7 @@ FALCON_NAMES = {
     "token_embd": "word_embeddings",
     "output_norm": "ln_f",
     "output": "lm_head",
-    **_layer(
+    **of_layers(
         "h.{i}.",
         {
             "attn_norm": "input_layernorm",
@@ -175,13 +114,13 @@ FALCON_NAMES = {
         },
     ),
 }
-FALCON_SECOND_NORM = {**FALCON_NAMES, **_layer("h.{i}.", {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"})}
+FALCON_SECOND_NORM = {**FALCON_NAMES, **of_layers("h.{i}.", {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"})}
 GPT2_NAMES = {
     "token_embd": "wte",
     "position_embd": "wpe",
     "output_norm": "ln_f",
     "output": "lm_head",
-    **_layer(
+    **of_layers(
         "h.{i}.",
         {
             "attn_norm": "ln_1",
@@ -198,7 +137,7 @@ BERT_NAMES = {
     "position_embd": "embeddings.position_embeddings",
     "token_types": "embeddings.token_type_embeddings",
     "token_embd_norm": "embeddings.LayerNorm",
-    **_layer(
+    **of_layers(
         "encoder.layer.{i}.",
         {
             "attn_q": "attention.self.query",
@@ -263,12 +202,18 @@ GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
 }
 
 
+MIXTURE_KEY = "expert_count"
+
+
 def gguf_architecture(metadata: Metadata) -> GGUFArchitecture:
     """Raises: ModelError naming the architecture and those supported."""
     name = metadata.string("general.architecture")
-    if name not in GGUF_ARCHITECTURES:
-        supported = ", ".join(sorted(GGUF_ARCHITECTURES))
+    is_mixture = metadata.integer(f"{name}.{MIXTURE_KEY}", 0, 2**31 - 1, 0) > 0
+    known = GGUF_MIXTURES if is_mixture else GGUF_ARCHITECTURES
+    if name not in known:
+        kind = "mixtures of experts of the architecture" if is_mixture else "the architecture"
         raise ModelError(
-            f"{metadata.path}: the architecture {name[:60]!r} is not supported; supported in GGUF are {supported}"
+            f"{metadata.path}: {kind} {name[:60]!r} {'are' if is_mixture else 'is'} not supported; supported in GGUF "
+            f"are {', '.join(sorted(known))}"
         )
-    return GGUF_ARCHITECTURES[name]
+    return known[name]

@@ -12,8 +12,9 @@ from tessera.engine.contract.errors import ModelError
 from tessera.engine.gguf.blocks import dequantize
 from tessera.engine.gguf.model import GGUFModel
 from tessera.engine.gguf.vocabulary import special_token_id, stop_token_ids
-from tessera.engine.models.gguf.architectures import gguf_architecture
+from tessera.engine.models.gguf.architectures import MIXTURE_KEY, gguf_architecture
 from tessera.engine.models.gguf.keys import MAX_LAYERS, MOST, ArchitectureKeys
+from tessera.engine.models.gguf.mixtures import expert_keys, num_layers
 from tessera.engine.models.gguf.names import SECOND_NORM
 from tessera.engine.models.registry import ARCHITECTURES
 
@@ -23,6 +24,7 @@ EMBEDDING = "token_embd.weight"
 # Architectures that llama.cpp gives another one's name to, told by their windows.
 WINDOWED = {"LlamaForCausalLM": "MistralForCausalLM", "Olmo2ForCausalLM": "Olmo3ForCausalLM"}
 GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
+GPT_OSS = "GptOssForCausalLM"
 DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -33,8 +35,6 @@ def read_config(model: GGUFModel) -> dict[str, Any]:
     """
     metadata, architecture = model.metadata, gguf_architecture(model.metadata)
     keys = ArchitectureKeys(metadata)
-    if keys.integer("expert_count", 0):
-        raise ModelError(f"{metadata.path}: mixtures of experts are not supported in GGUF")
     num_heads, hidden_size = keys.integer("attention.head_count"), keys.integer("embedding_length")
     head_dim = keys.integer("attention.key_length", hidden_size // num_heads)
     if keys.integer("attention.value_length", head_dim) != head_dim:
@@ -47,11 +47,11 @@ def read_config(model: GGUFModel) -> dict[str, Any]:
     values: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
-        "num_hidden_layers": keys.integer("block_count"),
+        "num_hidden_layers": num_layers(keys),
         "num_attention_heads": num_heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "intermediate_size": keys.integer("feed_forward_length"),
+        "intermediate_size": None if keys.has(MIXTURE_KEY) else keys.integer("feed_forward_length"),
         "max_position_embeddings": context_length,
         "rms_norm_eps": _norm_eps(keys),
         "sliding_window": keys.integer("attention.sliding_window", 0) or None,
@@ -62,6 +62,7 @@ def read_config(model: GGUFModel) -> dict[str, Any]:
         **_multipliers(keys, architecture.multipliers),
         **_soft_caps(keys),
         **_falcon(model),
+        **expert_keys(keys, architecture),
         "tie_word_embeddings": "output.weight" not in tensors,
         "type_vocab_size": metadata.integer("tokenizer.ggml.token_type_count", 1, MOST, 1),
         **_rope(model, keys, head_dim, context_length),
@@ -70,6 +71,8 @@ def read_config(model: GGUFModel) -> dict[str, Any]:
     if values["sliding_window"] is not None:
         name = WINDOWED.get(name, name)
     values |= _scalar(name, values)
+    if name == GPT_OSS and "rope_scaling" in values:
+        values["rope_scaling"]["truncate"] = False  # of which the metadata have no key
     known = ARCHITECTURES.get(name)
     known_absent = known.defaults_if_absent if known is not None else {}
     renamed = {known.key(key) if known is not None else key: value for key, value in values.items()}
@@ -108,6 +111,7 @@ def _biases(model: GGUFModel) -> dict[str, bool]:
         "mlp_bias": mlp,
         "qk_layernorm": norms,
         "use_qk_norm": norms,
+        "lm_head_bias": "output.bias" in model.tensors,
     }
 
 

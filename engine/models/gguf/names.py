@@ -9,7 +9,8 @@ import numpy as np
 
 from tessera.engine.gguf.model import GGUFModel
 from tessera.engine.models.gguf.architectures import gguf_architecture
-from tessera.engine.models.gguf.keys import ArchitectureKeys
+from tessera.engine.models.gguf.keys import MAX_LAYERS, ArchitectureKeys
+from tessera.engine.models.gguf.mixtures import num_layers
 
 LAYER_NUMBER = re.compile(r"blk\.(0|[1-9]\d{0,3})\.")
 SUFFIX = re.compile(r"\.(weight|bias)")
@@ -30,6 +31,7 @@ class TensorNames:
         self._model = model
         self._keys = ArchitectureKeys(model.metadata)
         self._architecture = gguf_architecture(model.metadata)
+        self._num_layers = num_layers(self._keys) if self._keys.has("nextn_predict_layers") else MAX_LAYERS
         has_second = SECOND_NORM in model.tensors and self._architecture.second_norm
         self._names = self._architecture.second_norm if has_second else self._architecture.names
         self.stored = {found: name for name in model.tensors if (found := self._hugging_face_name(name)) is not None}
@@ -43,10 +45,15 @@ class TensorNames:
         if stem in self._architecture.ignored:
             return None
         layer = LAYER_NUMBER.match(stem)
+        if layer is not None and int(layer[1]) >= self._num_layers:
+            return None
         if layer is None:
             found = self._names.get(stem)
         else:
             found = self._names.get("blk.{i}." + stem[layer.end() :])
+            whole = self._names.get("blk.{i}." + name[layer.end() :])
+            if whole is not None:
+                return whole.format(i=int(layer[1]))
         if found is None:
             return name
         return (found if layer is None else found.format(i=int(layer[1]))) + suffix

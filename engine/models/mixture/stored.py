@@ -10,7 +10,8 @@ import numpy as np
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.formats import BLOCK_FORMATS, PACKED_FORMATS, WeightFormat, WeightPart
 from tessera.engine.formats.gguf_blocks import TYPES
-from tessera.engine.gguf.block_parts import Bytes
+from tessera.engine.gguf.block_parts import BlockRows, Bytes
+from tessera.engine.models.partition import WHOLE, Share
 from tessera.engine.models.registry.experts import ExpertForm
 from tessera.engine.tensor import Tensor, uint8
 
@@ -59,17 +60,19 @@ class TensorSource(Protocol):
     def stored_values(self, name: str, expected: tuple[int, ...]) -> Any: ...
     def stored_bytes(self, name: str, expected: tuple[int, ...]) -> Array: ...
     def send_rows(self, source: Any, target: Tensor, name: str) -> None: ...
-    def send_blocks(self, rows: Mxfp4Rows, format: WeightFormat) -> WeightPart: ...
+    def send_blocks(self, rows: BlockRows, format: WeightFormat) -> WeightPart: ...
 
 
 class ExpertReader:
     """Reads one kind of matrices of one layer."""
 
-    def __init__(self, source: TensorSource, field: ExpertMatrices, layer: int) -> None:
+    def __init__(self, source: TensorSource, field: ExpertMatrices, layer: int, share: Share = WHOLE) -> None:
+        """`share`: a rank's part of each expert."""
         self.form = source.expert_form
         self._source = source
         self._field = field
         self._layer = layer
+        self._share = share
         self._is_up = field.name == EXPERTS_UP
 
     def names(self, kind: Literal["weight", "bias"]) -> tuple[str, ...]:
@@ -95,8 +98,18 @@ class ExpertReader:
             raise ModelError(f"{blocks_name}: rows of {field.columns} numbers are not whole blocks of {MXFP4_BLOCK}")
         shape = (field.num_experts, field.expert_rows, field.columns // MXFP4_BLOCK)
         blocks, scales = source.stored_bytes(blocks_name, (*shape, 16)), source.stored_bytes(scales_name, shape)
-        rows = Mxfp4Rows(blocks.reshape(field.rows, -1, 16), scales.reshape(field.rows, -1), self._row_order())
+        blocks, scales = blocks.reshape(field.rows, -1, 16), scales.reshape(field.rows, -1)
+        if (columns := self._share.columns) is not None:
+            chosen = slice(columns.start // MXFP4_BLOCK, columns.stop // MXFP4_BLOCK)
+            blocks, scales = blocks[:, chosen], scales[:, chosen]
+        rows = Mxfp4Rows(blocks, scales, self._row_order())
         return source.send_blocks(rows, format)
+
+    def verify_share(self) -> None:
+        """Raises: ValueError where a rank's part would take blocks apart."""
+        columns = self._share.columns
+        if self.form.mxfp4 and columns is not None and (columns.start % MXFP4_BLOCK or columns.stop % MXFP4_BLOCK):
+            raise ValueError(f"columns {columns.start} to {columns.stop - 1} are not whole blocks of {MXFP4_BLOCK}")
 
     def _stored(self, kind: Literal["weight", "bias"]) -> tuple[str, ...]:
         form = self.form
@@ -122,28 +135,51 @@ class ExpertReader:
                 )
                 continue
             stored = self._source.stored_values(name, (field.num_experts, *stored_shape))
-            assert isinstance(stored, np.ndarray), "no form of experts is for GGUF"
+            if kind == "bias":
+                stored = stored[:]
+            assert isinstance(stored, np.ndarray), "matrices in blocks have a reader of their own"
             for expert in range(field.num_experts):
                 yield from self._rows_of(stored[expert], expert, start, name)
 
     def _rows_of(self, values: Any, expert: int, start: int, name: str) -> Iterator[tuple[int, Any, str]]:
         field = self._field
-        start += expert * field.expert_rows
         if self.form.transposed:
             values = values.T
         if not (self.form.interleaved and self._is_up):
-            yield start, values, name
+            yield from self._own(values, expert, start, name)
             return
         parts = len(field.part_rows)
         for index in range(parts):
-            yield start + index * field.part_rows[0], values[index::parts], name
+            yield from self._own(values[index::parts], expert, start + index * field.part_rows[0], name)
+
+    def _own(self, values: Any, expert: int, start: int, name: str) -> Iterator[tuple[int, Any, str]]:
+        """What the rank has of these rows of an expert, whose first is its row `start`."""
+        share = self._share
+        if share.columns is not None and values.ndim == 2:
+            values = values[:, share.columns]
+        if share.rows is None:
+            yield start + expert * self._field.expert_rows, values, name
+            return
+        begin = 0  # in the rank's rows of the expert
+        for part, height in enumerate(self._field.part_rows):
+            first = sum(self._field.part_rows[:part])
+            inside = share.rows[(share.rows >= first) & (share.rows < first + height)]
+            lowest, highest = max(int(inside[0]), start), min(int(inside[-1]) + 1, start + values.shape[0])
+            if lowest < highest:
+                row = begin + lowest - int(inside[0]) + expert * len(share.rows)
+                yield row, values[lowest - start : highest - start], name
+            begin += len(inside)
 
     def _row_order(self) -> Array | None:
-        """Which stored row is each row of the result; None where they are in order."""
+        """Which stored row is each row of the result; None where they are all, in order."""
+        field, share = self._field, self._share.rows
         if not (self.form.interleaved and self._is_up):
-            return None
-        rows = np.arange(self._field.rows).reshape(self._field.num_experts, -1, len(self._field.part_rows))
-        return rows.swapaxes(1, 2).ravel()
+            if share is None:
+                return None
+            return np.asarray(np.arange(field.num_experts)[:, None] * field.expert_rows + share).ravel()
+        rows = np.arange(field.rows).reshape(field.num_experts, -1, len(field.part_rows)).swapaxes(1, 2)
+        by_expert = rows.reshape(field.num_experts, -1)
+        return np.asarray(by_expert if share is None else by_expert[:, share]).ravel()
 
 
 class Mxfp4Rows:
@@ -156,7 +192,7 @@ class Mxfp4Rows:
 
     def __init__(self, blocks: Array, scales: Array, order: Array | None) -> None:
         """blocks [R, B, 16] and scales [R, B] uint8; `order` [R] says which row comes where."""
-        self.shape = (blocks.shape[0], blocks.shape[1] * MXFP4_BLOCK)
+        self.shape = (blocks.shape[0] if order is None else len(order), blocks.shape[1] * MXFP4_BLOCK)
         self._blocks, self._scales, self._order = blocks, scales, order
 
     def blocks(self, rows: slice) -> Bytes:

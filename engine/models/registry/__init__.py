@@ -11,6 +11,7 @@ from tessera.engine.models.registry.gemma import GEMMA_FAMILY
 from tessera.engine.models.registry.layernorm import LAYERNORM_FAMILY
 from tessera.engine.models.registry.llama import LLAMA_FAMILY
 from tessera.engine.models.registry.llama_variants import LLAMA_VARIANTS
+from tessera.engine.models.registry.mixture_variants import MIXTURE_VARIANTS
 from tessera.engine.models.registry.mixtures import MIXTURES
 from tessera.engine.models.registry.modernbert import MODERNBERT_FAMILY
 from tessera.engine.models.registry.parallel import PARALLEL_FAMILY
@@ -25,6 +26,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **POST_NORM_FAMILY,
     **PARALLEL_FAMILY,
     **MIXTURES,
+    **MIXTURE_VARIANTS,
     **LAYERNORM_FAMILY,
     **BERT_FAMILY,
     **MODERNBERT_FAMILY,

@@ -109,6 +109,14 @@ def layers_after_dense(config: Fields, num_layers: int) -> tuple[bool, ...]:
     return tuple(layer >= first for layer in range(num_layers))
 
 
+def layers_between(config: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Every moe_layer_interval-th from moe_layer_start_index to moe_layer_end_index, where -1 is the last."""
+    first, step = config.integer("moe_layer_start_index", 0, 2**31), config.integer("moe_layer_interval", 1, 2**31)
+    last = config.integer("moe_layer_end_index", -1, 2**31)
+    last = num_layers - 1 if last == -1 else last
+    return tuple(first <= layer <= last and (layer + 1) % step == 0 for layer in range(num_layers))
+
+
 # -- routing --------------------------------------------------------------------------------------
 
 

@@ -34,8 +34,11 @@ def alternating_windows(config: Fields, rope_layers: tuple[bool, ...]) -> tuple[
 
 def upper_windows(config: Fields, rope_layers: tuple[bool, ...]) -> tuple[int | None, ...]:
     """Layers from max_window_layers on, where use_sliding_window says so."""
-    if not config.boolean("use_sliding_window"):
-        return (None,) * len(rope_layers)
+    return windows_above(config, rope_layers) if config.boolean("use_sliding_window") else (None,) * len(rope_layers)
+
+
+def windows_above(config: Fields, rope_layers: tuple[bool, ...]) -> tuple[int | None, ...]:
+    """Layers from max_window_layers on."""
     first = config.integer("max_window_layers", 0, 2**31)
     return _by_layer_types(config, tuple(layer >= first for layer in range(len(rope_layers))))
 

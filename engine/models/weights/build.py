@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from tessera.engine.formats import BLOCK_FORMATS, DenseFormat, LinearWeight, Wei
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.mixture.stored import EXPERTS_DOWN, EXPERTS_UP
 from tessera.engine.models.offload.host_layers import HostLayers
+from tessera.engine.models.partition import Share
 from tessera.engine.models.specs import HalfNorms, LayerSpec, MLPSpec, MoESpec, NormSpec
 from tessera.engine.models.weights.weights import (
     AttentionWeights,
@@ -39,6 +41,18 @@ class MatrixField:
     @property
     def rows(self) -> int:
         return sum(self.part_rows)
+
+    def shared(self, share: Share) -> Self:
+        """A rank's part of it."""
+        counts, columns = self.part_rows, self.columns
+        if share.rows is not None:
+            bounds = np.cumsum((0, *counts))
+            counts = tuple(
+                int(((share.rows >= first) & (share.rows < last)).sum()) for first, last in itertools.pairwise(bounds)
+            )
+        if share.columns is not None:
+            columns = share.columns.stop - share.columns.start
+        return replace(self, part_rows=counts, columns=columns, bias=self.bias and share.has_bias)
 
 
 @dataclass(frozen=True)
@@ -90,6 +104,10 @@ class WeightSource(ABC):
 
     @abstractmethod
     def vector(self, field: VectorField, layer: int | None) -> Tensor: ...
+
+    def kv_scales(self, layer: int, num_kv_heads: int) -> Tensor | None:
+        """[2, num_kv_heads] float32, of a layer's keys and values in a cache of e4m3; None: 1."""
+        return None
 
     @abstractmethod
     def settle(self) -> None:
@@ -184,6 +202,17 @@ def layer_bytes(config: ModelConfig, dtype: np.dtype[Any]) -> list[int]:
     ]
 
 
+def num_parameters(config: ModelConfig) -> int:
+    """Numbers that the weights stand for."""
+    fields = [*model_fields(config)]
+    for spec in config.layers:
+        fields += layer_fields(spec, config.hidden_size)
+    return sum(
+        field.rows * (field.columns + field.bias) if isinstance(field, MatrixField) else field.size * (1 + field.bias)
+        for field in fields
+    )
+
+
 def _field_bytes(field: Field, dtype: np.dtype[Any], *, in_mxfp4: bool) -> int:
     if isinstance(field, NormField):
         return field.size * (1 + field.bias) * dtype.itemsize
@@ -199,7 +228,8 @@ def build_weights(config: ModelConfig, source: WeightSource, host_layers: HostLa
     linears, norms, _ = _make(model_fields(config), source, None)
     made: list[LayerWeights] = []
     for index, spec in enumerate(config.layers):
-        layer = _layer(*_make(layer_fields(spec, config.hidden_size), source, index))
+        kv_scales = source.kv_scales(index, spec.attention.num_kv_heads)
+        layer = _layer(*_make(layer_fields(spec, config.hidden_size), source, index), kv_scales)
         made.append(layer if host_layers is None else host_layers.take(index, layer, source.settle))
         del layer  # it may have left the device
     layers, stream = (tuple(made), None) if host_layers is None else host_layers.streamed(made)
@@ -237,7 +267,12 @@ def _make(
     return linears, norms, vectors
 
 
-def _layer(linears: dict[str, LinearWeight], norms: dict[str, NormWeights], vectors: dict[str, Tensor]) -> LayerWeights:
+def _layer(
+    linears: dict[str, LinearWeight],
+    norms: dict[str, NormWeights],
+    vectors: dict[str, Tensor],
+    kv_scales: Tensor | None,
+) -> LayerWeights:
     def around(half: str) -> HalfNormWeights:
         places = ("before", "after", "of_sum")
         return HalfNormWeights(*(norms.get(f"{half}_norm_{place}") for place in places))
@@ -263,6 +298,6 @@ def _layer(linears: dict[str, LinearWeight], norms: dict[str, NormWeights], vect
     else:
         mlp = MLPWeights(linears["up"], linears["down"], around("mlp"))
     attention = AttentionWeights(
-        linears["qkv"], linears["out"], around("attention"), q_norm, k_norm, vectors.get("sinks")
+        linears["qkv"], linears["out"], around("attention"), q_norm, k_norm, vectors.get("sinks"), kv_scales
     )
     return LayerWeights(attention, mlp)

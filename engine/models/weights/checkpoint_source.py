@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -13,8 +13,11 @@ import numpy as np
 
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.formats import DenseFormat, LinearWeight, WeightFormat, WeightPart
+from tessera.engine.gguf.block_parts import BlockRows
 from tessera.engine.models.config import ModelConfig
-from tessera.engine.models.mixture.stored import ExpertReader, Mxfp4Rows, expert_names
+from tessera.engine.models.mixture.stored import ExpertReader, expert_names
+from tessera.engine.models.partition import Partition, Rank
+from tessera.engine.models.quantised.kv_scales import find_kv_scales, read_kv_scales
 from tessera.engine.models.quantised.stored import StoredMatrix
 from tessera.engine.models.registry import ARCHITECTURES, Architecture
 from tessera.engine.models.registry.experts import ExpertForm
@@ -33,13 +36,13 @@ from tessera.engine.models.weights.build import (
 )
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint, GGUFTensor
 from tessera.engine.models.weights.quantised_checkpoint import QuantisedCheckpoint
-from tessera.engine.models.weights.row_order import Reordered, Rows, row_order
+from tessera.engine.models.weights.row_order import Chosen, Piece, Rows, pieces_of, row_order
 from tessera.engine.models.weights.safetensors import Array, Checkpoint
 from tessera.engine.models.weights.stream import CHUNK_BYTES, BlockUpload, WeightStream
 from tessera.engine.models.weights.text_part import TextPart
 from tessera.engine.models.weights.weights import NormWeights
 from tessera.engine.ops.interface import Ops
-from tessera.engine.tensor import Tensor, empty, float16, float32, uint8
+from tessera.engine.tensor import Tensor, empty, float16, float32, from_numpy, uint8
 
 Kind = Literal["weight", "bias"]
 
@@ -76,6 +79,7 @@ class CheckpointSource(WeightSource):
         dtype: np.dtype[Any],
         ops: Ops,
         progress: Progress | None,
+        rank: Rank | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.config = config
@@ -85,8 +89,10 @@ class CheckpointSource(WeightSource):
         self.architecture: Architecture = ARCHITECTURES[config.architecture]
         self.prefix, self.dropped = self._spelling()
         self.has_head = self._settle_head()
+        self.partition = Partition(self.config, rank or Rank())
         self.done = 0
         self._verify_names()
+        self._verify_shares()
         self.total = self._count_bytes()
         self._stream = WeightStream(ops.device, self._report)
         self.block_upload = BlockUpload(ops, self._stream)
@@ -156,7 +162,7 @@ class CheckpointSource(WeightSource):
 
     def _count_bytes(self) -> int:
         """Of all weights on the device."""
-        return num_weight_bytes(self.config, self.dtype)
+        return num_weight_bytes(self.partition.config, self.dtype)
 
     def _report(self, nbytes: int) -> None:
         self.done += nbytes
@@ -167,11 +173,17 @@ class CheckpointSource(WeightSource):
         if isinstance(field, ExpertsField):
             assert layer is not None, "experts are in layers"
             return self._experts(field, layer)
-        part = WeightPart.empty(DenseFormat(self.dtype), field.rows, field.columns, self.ops.device)
+        share = self.partition.share(field.name, layer)
+        own = field.shared(share)
+        part = WeightPart.empty(DenseFormat(self.dtype), own.rows, own.columns, self.ops.device)
         transposed = self.architecture.transposed and field.name in PROJECTIONS
-        names = self._names(field, "weight", layer)
-        order = self._order(field, layer, names)
-        self._fill(part.tensors["values"], names, field.part_rows, order=order, stored_transposed=transposed)
+        self._fill(
+            part.tensors["values"],
+            self._pieces(field, "weight", layer),
+            width=field.columns,
+            columns=share.columns,
+            stored_transposed=transposed,
+        )
         return LinearWeight((part,), self._bias(field, layer))
 
     def norm(self, field: NormField, layer: int | None) -> NormWeights:
@@ -189,70 +201,100 @@ class CheckpointSource(WeightSource):
         self._stream.settle()
 
     def vector(self, field: VectorField, layer: int | None) -> Tensor:
-        vector = empty((field.size,), float32 if field.float32 else self.dtype, self.ops.device)
-        self._fill(vector, self._names(field, "weight", layer), (field.size,))
-        return vector
+        return self._filled(self._pieces(field, "weight", layer), float32 if field.float32 else self.dtype)
 
     def _experts(self, field: ExpertsField, layer: int) -> LinearWeight:
-        reader = ExpertReader(self, field, layer)
+        share = self.partition.share(field.name, layer)
+        reader, own = ExpertReader(self, field, layer, share), field.shared(share)
         if reader.form.mxfp4:
             part = reader.mxfp4_part()
         else:
-            part = WeightPart.empty(DenseFormat(self.dtype), field.rows, field.columns, self.ops.device)
+            part = WeightPart.empty(DenseFormat(self.dtype), own.rows, own.columns, self.ops.device)
             reader.read_rows(part.tensors["values"])
         bias = None
-        if field.bias:
-            bias = empty((field.rows,), self.dtype, self.ops.device)
+        if own.bias:
+            bias = empty((own.rows,), self.dtype, self.ops.device)
             reader.read_bias(bias)
         return LinearWeight((part,), bias)
 
     def _norm_vector(self, field: NormField, kind: Kind, layer: int | None, offset: int = 0) -> Tensor:
-        names, vector = self._names(field, kind, layer), empty((field.size,), self.dtype, self.ops.device)
-        order = self._order(field, layer, names)
-        self._fill(vector, names, (field.size // len(names),) * len(names), order=order, offset=offset)
-        return vector
+        return self._filled(self._pieces(field, kind, layer), self.dtype, offset=offset)
+
+    def kv_scales(self, layer: int, num_kv_heads: int) -> Tensor | None:
+        pair = self._kv_scale_names(layer)
+        if pair is None:
+            return None
+        scales = read_kv_scales(pair, num_kv_heads, self.checkpoint.tensor, self.checkpoint.path)
+        return from_numpy(np.ascontiguousarray(scales[:, self.partition.kv_heads(layer)]), self.ops.device)
+
+    def _kv_scale_names(self, layer: int) -> tuple[str, str] | None:
+        projection = self._names(MatrixField("qkv", (), 0), "weight", layer)[0]
+        return find_kv_scales(self.checkpoint.names, projection.rsplit(".", 2)[0])
 
     def _bias(self, field: MatrixField, layer: int | None) -> Tensor | None:
-        if not field.bias:
+        if not field.shared(self.partition.share(field.name, layer)).bias:
             return None
-        names, vector = self._names(field, "bias", layer), empty((field.rows,), self.dtype, self.ops.device)
-        self._fill(vector, names, field.part_rows, order=self._order(field, layer, names))
-        return vector
+        return self._filled(self._pieces(field, "bias", layer), self.dtype)
+
+    def _pieces(self, field: Field, kind: Kind, layer: int | None) -> list[Piece]:
+        """The tensors that the rank's rows of a weight are in."""
+        names = self._names(field, kind, layer)
+        heights = field.part_rows if isinstance(field, MatrixField) else (field.size // len(names),) * len(names)
+        return pieces_of(names, heights, self._order(field, layer, names), self.partition.share(field.name, layer).rows)
 
     def _order(self, field: Field, layer: int | None, names: tuple[str, ...]) -> Rows | None:
         fused_order = len(names) == 1 and self.as_published
         return row_order(self.config, self.architecture, field, layer, fused_order=fused_order)
 
+    def _filled(self, pieces: list[Piece], dtype: np.dtype[Any], *, offset: int = 0) -> Tensor:
+        """A vector of these pieces; `offset` is added."""
+        vector = empty((sum(piece.size for piece in pieces),), dtype, self.ops.device)
+        self._fill(vector, pieces, offset=offset)
+        return vector
+
     def _fill(
         self,
         target: Tensor,
-        names: tuple[str, ...],
-        part_rows: tuple[int, ...],
+        pieces: list[Piece],
         *,
-        order: Rows | None = None,
+        width: int | None = None,
+        columns: slice | None = None,
         offset: int = 0,
         stored_transposed: bool = False,
     ) -> None:
-        """`part_rows` of each name, unless a single name holds them all; see `row_order`. `offset` is added."""
+        """`width` is that of stored rows; None: a vector."""
         start = 0
-        for name, count in zip(names, (target.shape[0],) if len(names) == 1 else part_rows, strict=True):
-            part_order = None if order is None else order[start : start + count] - start
-            part = target[start : start + count]
-            self._read_part(name, part, part_order, offset=offset, stored_transposed=stored_transposed)
-            start += count
+        for piece in pieces:
+            part = target[start : start + piece.size]
+            expected = (piece.height,) if width is None else (piece.height, width)
+            stored = self.stored_values(piece.name, expected[::-1] if stored_transposed else expected)
+            if stored_transposed:
+                stored = np.asarray(stored).T
+            self.send_rows(self._chosen(stored, piece, columns), part, piece.name, offset=offset)
+            start += piece.size
 
-    def _read_part(
-        self, name: str, target: Tensor, order: Rows | None = None, *, offset: int = 0, stored_transposed: bool = False
-    ) -> None:
-        stored = self.stored_values(name, target.shape[::-1] if stored_transposed else target.shape, order)
-        self.send_rows(np.asarray(stored).T if stored_transposed else stored, target, name, offset=offset)
+    def _chosen(
+        self, stored: Array | GGUFTensor | StoredMatrix, piece: Piece, columns: slice | None
+    ) -> Array | GGUFTensor | StoredMatrix | Chosen:
+        """Raises: ModelError where the rank's part of a tensor would take apart what belongs together."""
+        if piece.rows is None and columns is None:
+            return stored
+        if isinstance(stored, GGUFTensor):
+            try:
+                return stored.chosen(piece.rows, columns)
+            except ValueError as error:
+                raise self._not_shared(piece.name, error) from None
+        return Chosen(stored, piece.rows, columns)
 
-    def stored_values(
-        self, name: str, expected: tuple[int, ...], order: Rows | None = None
-    ) -> Array | GGUFTensor | StoredMatrix | Reordered:
-        """A tensor of numbers, its rows in `order`. Raises: ModelError for another shape than expected, and for other
-        dtypes."""
-        stored = self._tensor(name, expected, order)
+    def _not_shared(self, name: str, error: ValueError) -> ModelError:
+        return ModelError(
+            f"--tensor-parallel-size {self.partition.rank.size}: {self.checkpoint.path(name)}: tensor {name} cannot be "
+            f"shared among so many: {error}"
+        )
+
+    def stored_values(self, name: str, expected: tuple[int, ...]) -> Array | GGUFTensor | StoredMatrix:
+        """A tensor of numbers. Raises: ModelError for another shape than expected, and for other dtypes."""
+        stored = self._tensor(name, expected)
         if stored.dtype.name not in SOURCE_DTYPES:
             raise ModelError(
                 f"{self.checkpoint.path(name)}: tensor {name} is {stored.dtype.name}; weights must be "
@@ -271,14 +313,14 @@ class CheckpointSource(WeightSource):
     def on_cpu(self) -> bool:
         return self.ops.device.name == "cpu"
 
-    def send_blocks(self, rows: Mxfp4Rows, format: WeightFormat) -> WeightPart:
+    def send_blocks(self, rows: BlockRows, format: WeightFormat) -> WeightPart:
         """All rows in their blocks."""
-        part = WeightPart.empty(format, *rows.shape, self.ops.device)
+        part = WeightPart.empty(format, rows.shape[0], rows.shape[1], self.ops.device)
         self.block_upload.send(rows, slice(0, rows.shape[0]), part, 0)
         return part
 
     def send_rows(
-        self, source: Array | GGUFTensor | StoredMatrix | Reordered, target: Tensor, name: str, *, offset: int = 0
+        self, source: Array | GGUFTensor | StoredMatrix | Chosen, target: Tensor, name: str, *, offset: int = 0
     ) -> None:
         """Rows of the tensor called `name`, converted, to as many of `target`."""
         row_bytes = max(target.nbytes // target.shape[0], 1)
@@ -287,28 +329,23 @@ class CheckpointSource(WeightSource):
             rows = slice(start, min(start + step, target.shape[0]))
             self._stream.send(target[rows], partial(self._converted, source, rows, name, target.dtype, offset))
 
-    def _tensor(
-        self, name: str, expected: tuple[int, ...], order: Rows | None = None
-    ) -> Array | GGUFTensor | StoredMatrix | Reordered:
-        """Its rows in an order that may leave out the first ones."""
+    def _tensor(self, name: str, expected: tuple[int, ...]) -> Array | GGUFTensor | StoredMatrix:
         stored = self.checkpoint.tensor(name)
-        if order is not None:
-            expected = (int(order.max()) + 1, *expected[1:])
         in_rows = self.architecture.qk_norm_form == "each_head" and len(expected) == 1 and len(stored.shape) == 2
-        if in_rows:  # a norm's weights of each head
+        if in_rows or stored.shape == (1, *expected):  # a norm's weights of each head, or ERNIE's vector in a row
             stored = stored.flattened() if isinstance(stored, GGUFTensor) else np.asarray(stored).reshape(-1)
+        if isinstance(stored, GGUFTensor) and (1, *stored.shape) == expected:
+            stored = stored.as_row()
         if stored.shape != expected:
             raise ModelError(
                 f"{self.checkpoint.path(name)}: tensor {name} has shape {list(stored.shape)}, "
                 f"but {self.described_by} makes it {list(expected)}"
             )
-        if order is None:
-            return stored
-        return stored.reordered(order) if isinstance(stored, GGUFTensor) else Reordered(stored, order)
+        return stored
 
     def _converted(
         self,
-        source: Array | GGUFTensor | StoredMatrix | Reordered,
+        source: Array | GGUFTensor | StoredMatrix | Chosen,
         wanted: slice,
         name: str,
         dtype: np.dtype[Any],
@@ -378,13 +415,37 @@ class CheckpointSource(WeightSource):
         old = f"{name.removesuffix(kind)}{OLD_NORM_NAMES[kind]}"
         return old if name not in self.checkpoint.names and old in self.checkpoint.names else name
 
-    def _all_names(self) -> Iterator[str]:
+    def _fields(self) -> Iterator[tuple[Field, int | None]]:
+        """Of what is stored, with their layers."""
         fields: list[tuple[Field, int | None]] = [(field, None) for field in model_fields(self.config)]
         for layer, spec in enumerate(self.config.layers):
             fields += [(field, layer) for field in layer_fields(spec, self.config.hidden_size)]
-        if not self.architecture.norm_weights:
-            fields = [(field, place) for field, place in fields if not isinstance(field, NormField)]
         for field, place in fields:
+            if self.architecture.norm_weights or not isinstance(field, NormField):
+                yield field, place
+
+    def _verify_shares(self) -> None:
+        """Raises: ModelError naming a tensor that cannot be shared among so many ranks."""
+        if self.partition.rank.size == 1:
+            return
+        for field, layer in self._fields():
+            if isinstance(field, MatrixField):
+                self._open(field, layer)
+
+    def _open(self, field: MatrixField, layer: int | None) -> Sequence[object]:
+        """The rank's parts of the tensors of a matrix. Raises: ModelError where there is no such part."""
+        if not isinstance(field, ExpertsField):
+            return self._pieces(field, "weight", layer)
+        assert layer is not None, "experts are in layers"
+        reader = ExpertReader(self, field, layer, self.partition.share(field.name, layer))
+        try:
+            reader.verify_share()
+        except ValueError as error:
+            raise self._not_shared(reader.names("weight")[0], error) from None
+        return ()
+
+    def _all_names(self) -> Iterator[str]:
+        for field, place in self._fields():
             yield from self._names(field, "weight", place)
             if field.bias:
                 yield from self._names(field, "bias", place)
@@ -408,7 +469,9 @@ class CheckpointSource(WeightSource):
         ignored = re.compile("|".join(f"(?:{pattern})" for pattern in self.architecture.ignored))
         head = self.architecture.weights.get("lm_head", ()) if self.config.tie_word_embeddings else ()
         tied = {f"{name}.weight" for name in head}
-        unexpected = {name for name in self.checkpoint.names - expected - tied if not ignored.fullmatch(name)}
+        pairs = (self._kv_scale_names(layer) for layer in range(len(self.config.layers)))
+        known = {name for pair in pairs if pair is not None for name in pair}
+        unexpected = {name for name in self.checkpoint.names - expected - tied - known if not ignored.fullmatch(name)}
         if unexpected and self.refuses_others:
             raise ModelError(
                 f"{self.checkpoint.folder} has {_some(unexpected)}, which {self.described_by} has no place for"

@@ -18,6 +18,7 @@ from tessera.engine.formats import (
 )
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.offload.host_layers import HostLayers
+from tessera.engine.models.partition import Partition, Rank, Share
 from tessera.engine.models.quantised.rounded import ROUNDED, RoundedScheme
 from tessera.engine.models.weights.build import (
     ExpertsField,
@@ -48,22 +49,26 @@ def dummy_weights(
     seed: int = 0,
     progress: Progress | None = None,
     host_layers: HostLayers | None = None,
+    rank: Rank | None = None,
 ) -> Weights:
     """Equal for equal seeds: matrices are normal with deviation DUMMY_STD, norms are ones, biases zeros.
 
-    `host_layers` takes some of the layers.
+    `host_layers` takes some of the layers. What ranks share differs between them, what each has whole is equal.
 
     Raises: OutOfMemoryError.
     """
-    weights = build_weights(config, _DummySource(config, dtype, ops, seed, progress), host_layers)
+    source = _DummySource(Partition(config, rank or Rank()), dtype, ops, seed, progress)
+    weights = build_weights(config, source, host_layers)
     ops.device.synchronize()
     return weights
 
 
 class _DummySource(WeightSource):
     def __init__(
-        self, config: ModelConfig, dtype: np.dtype[Any], ops: Ops, seed: int, progress: Progress | None
+        self, partition: Partition, dtype: np.dtype[Any], ops: Ops, seed: int, progress: Progress | None
     ) -> None:
+        config = partition.config
+        self._partition = partition
         self._dtype = dtype
         self._ops = ops
         self._seed = seed
@@ -75,15 +80,23 @@ class _DummySource(WeightSource):
         self._done = self._made = 0
 
     def linear(self, field: MatrixField, layer: int | None) -> LinearWeight:
+        share, had_bias = self._partition.share(field.name, layer), field.bias
+        field = field.shared(share)
         bias = self._full(field.rows, 0) if field.bias else None
+        if had_bias and bias is None:
+            self._made += 1  # seeds go on as on the rank that has it
         if self._in_mxfp4 and isinstance(field, ExpertsField):
             return LinearWeight((self._mxfp4(field),), bias)
         format = self._quantised_format(field)
         if format is not None:
             return LinearWeight((self._quantised_part(field, format),), bias)
         values = empty((field.rows, field.columns), self._dtype, self._ops.device)
-        self._ops.fill_normal(values, std=DUMMY_STD, seed=((self._seed << 20) + self._made) % 2**64)
+        self._ops.fill_normal(values, std=DUMMY_STD, seed=self._seed_of(share))
         return LinearWeight.of(self._counted(values), bias)
+
+    def _seed_of(self, share: Share) -> int:
+        own = 0 if share.rows is None and share.columns is None else self._partition.rank.index
+        return ((self._seed << 20) + self._made + (own << 48)) % 2**64
 
     def _quantised_format(self, field: MatrixField) -> WeightFormat | None:
         """Of projections, where they are to be rounded while loading."""
@@ -115,7 +128,8 @@ class _DummySource(WeightSource):
         return part
 
     def norm(self, field: NormField, layer: int | None) -> NormWeights:
-        return NormWeights(self._full(field.size, 1), self._full(field.size, 0) if field.bias else None)
+        size = self._size(field, layer)
+        return NormWeights(self._full(size, 1), self._full(size, 0) if field.bias else None)
 
     def _mxfp4(self, field: ExpertsField) -> WeightPart:
         """Random numbers, all with the exponent that makes their deviation about DUMMY_STD."""
@@ -137,7 +151,11 @@ class _DummySource(WeightSource):
         return part
 
     def vector(self, field: VectorField, layer: int | None) -> Tensor:
-        return self._full(field.size, 0, float32 if field.float32 else self._dtype)
+        return self._full(self._size(field, layer), 0, float32 if field.float32 else self._dtype)
+
+    def _size(self, field: NormField | VectorField, layer: int | None) -> int:
+        rows = self._partition.share(field.name, layer).rows
+        return field.size if rows is None else len(rows)
 
     def settle(self) -> None:
         self._ops.device.synchronize()

@@ -30,4 +30,4 @@ def why_no_weights(where: str, names: Iterable[str]) -> str:
 def adapter_sentence(where: str, base: object = None) -> str:
     """`base`: the model that it was trained for, where adapter_config.json says so."""
     model = base[:100] if isinstance(base, str) and base else "its base model"
-    return f"{where} is a LoRA adapter, not a model: merge it into {model} and serve the result"
+    return f"{where} is a LoRA adapter, not a model: serve {model} with --lora NAME=FOLDER"

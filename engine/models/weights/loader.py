@@ -11,6 +11,7 @@ import numpy as np
 from tessera.engine.gguf.names import is_gguf
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.offload.host_layers import HostLayers
+from tessera.engine.models.partition import Rank
 from tessera.engine.models.weights.build import Progress, build_weights
 from tessera.engine.models.weights.checkpoint_source import CheckpointSource
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint
@@ -31,25 +32,27 @@ def load_weights(
     progress: Progress | None = None,
     *,
     host_layers: HostLayers | None = None,
+    rank: Rank | None = None,
 ) -> Weights:
     """The weights on the device of `ops`, part by part: host memory holds one chunk, and what `host_layers` takes.
 
     The head is tied or not as the checkpoint has it, whatever config.json says. Extra tensors are left out, which the
     log says. Weights of a folder in 16 or 32 bits are in `dtype`. Those of a GGUF file stay in their blocks where `ops`
-    can multiply these, and those of a quantised folder in the format that is nearest to theirs.
+    can multiply these, and those of a quantised folder in the format that is nearest to theirs. With a `rank` they are
+    its shares (see `Partition`), and nothing else is read.
 
     Raises: ModelError naming the tensors that are missing, quantised, mis-shaped or not
     representable in `dtype`; OutOfMemoryError.
     """
     if is_gguf(path):
-        source: CheckpointSource = GGUFSource(GGUFCheckpoint(path), config, dtype, ops, progress)
+        source: CheckpointSource = GGUFSource(GGUFCheckpoint(path), config, dtype, ops, progress, rank)
     else:
         checkpoint = Checkpoint(path)
         stored = TextPart(checkpoint) if config.is_text_part else checkpoint
         if config.quantisation is None:
-            source = CheckpointSource(stored, config, dtype, ops, progress)
+            source = CheckpointSource(stored, config, dtype, ops, progress, rank)
         else:
             quantised = QuantisedCheckpoint(stored, config.quantisation)
-            source = QuantisedSource(quantised, config, dtype, ops, progress)
+            source = QuantisedSource(quantised, config, dtype, ops, progress, rank)
     with source:
         return replace(build_weights(source.config, source, host_layers), has_head=source.has_head)

@@ -18,18 +18,20 @@ from tessera.engine.formats import (
     packed_format,
 )
 from tessera.engine.formats.format import Array
+from tessera.engine.models.quantised.shared import SharedMatrix
 from tessera.engine.models.quantised.stored import StoredMatrix
-from tessera.engine.models.weights.build import MatrixField
+from tessera.engine.models.weights.build import ExpertsField, MatrixField
 from tessera.engine.models.weights.checkpoint_source import CheckpointSource
+from tessera.engine.models.weights.row_order import Piece
 from tessera.engine.models.weights.stream import CHUNK_BYTES
 from tessera.engine.tensor import from_numpy
 
 
-class _Piece(NamedTuple):
+class _Part(NamedTuple):
     """A matrix of a fused weight, in the checkpoint and as it goes to the device."""
 
-    name: str
-    rows: int
+    piece: Piece
+    matrix: StoredMatrix | None  # None: in 16 or 32 bits
     format: WeightFormat
     order: bytes
 
@@ -38,32 +40,45 @@ class QuantisedSource(CheckpointSource):
     """Parts of a fused weight may differ in their schemes; what no format of the device holds becomes dense."""
 
     def linear(self, field: MatrixField, layer: int | None) -> LinearWeight:
-        names = self._names(field, "weight", layer)
-        matrices = [self.checkpoint.tensor(name) for name in names]
-        if not any(isinstance(matrix, StoredMatrix) for matrix in matrices):
+        opened = self._open(field, layer)
+        if not opened:
             return super().linear(field, layer)
-        if self._order(field, layer, names) is not None:  # rows of blocks cannot change their places
-            return super().linear(field, layer)
-        part_rows = (field.rows,) if len(names) == 1 else field.part_rows
-        pieces = [self._piece(field, name, rows) for name, rows in zip(names, part_rows, strict=True)]
-        orders = {piece.order for piece in pieces}
+        orders = {part.order for part in opened}
         order = None
-        if len(orders) == 1 and not any(isinstance(piece.format, DenseFormat) for piece in pieces):
-            order = np.frombuffer(pieces[0].order, np.int32) if pieces[0].order else None
+        if len(orders) == 1 and not any(isinstance(part.format, DenseFormat) for part in opened):
+            order = np.frombuffer(opened[0].order, np.int32) if opened[0].order else None
         else:
-            pieces = [piece._replace(format=DenseFormat(self.dtype)) if piece.order else piece for piece in pieces]
-        parts = tuple(self._part(group, field.columns) for group in _groups(pieces))
+            opened = [part._replace(format=DenseFormat(self.dtype)) if part.order else part for part in opened]
+        parts = tuple(self._part(group, field, layer) for group in _groups(opened))
         return LinearWeight(
             parts, self._bias(field, layer), None if order is None else from_numpy(order, self.ops.device)
         )
 
-    def _piece(self, field: MatrixField, name: str, rows: int) -> _Piece:
-        matrix = self.checkpoint.tensor(name)
-        if isinstance(matrix, StoredMatrix):
-            self._tensor(name, (rows, field.columns))
+    def _open(self, field: MatrixField, layer: int | None) -> list[_Part]:
+        """Nothing where the matrix is in 16 or 32 bits."""
+        if isinstance(field, ExpertsField):
+            return []
+        names = self._names(field, "weight", layer)
+        if not any(isinstance(self.checkpoint.tensor(name), StoredMatrix) for name in names):
+            return []
+        if self._order(field, layer, names) is not None:  # rows of blocks cannot change their places
+            return []
+        columns = self.partition.share(field.name, layer).columns
+        found = []
+        for piece in self._pieces(field, "weight", layer):
+            matrix = self.checkpoint.tensor(piece.name)
+            if not isinstance(matrix, StoredMatrix):
+                found.append(_Part(piece, None, DenseFormat(self.dtype), b""))
+                continue
+            self._tensor(piece.name, (piece.height, field.columns))
+            if piece.rows is not None or columns is not None:
+                try:
+                    matrix = SharedMatrix(matrix, piece.rows, columns)
+                except ValueError as error:
+                    raise self._not_shared(piece.name, error) from None
             order = b"" if matrix.order is None else matrix.order.tobytes()
-            return _Piece(name, rows, self._format_of(matrix), order)
-        return _Piece(name, rows, DenseFormat(self.dtype), b"")
+            found.append(_Part(piece, matrix, self._format_of(matrix), order))
+        return found
 
     def _format_of(self, matrix: StoredMatrix) -> WeightFormat:
         """On the CPU its own, elsewhere that of kernels, dense where there are none."""
@@ -72,28 +87,31 @@ class QuantisedSource(CheckpointSource):
         packed = packed_format(matrix.format, matrix.shape[1])
         return DenseFormat(self.dtype) if packed is None else packed
 
-    def _part(self, pieces: list[_Piece], columns: int) -> WeightPart:
+    def _part(self, parts: list[_Part], field: MatrixField, layer: int | None) -> WeightPart:
         """The rows of these matrices one below the other."""
-        rows = sum(piece.rows for piece in pieces)
-        part = WeightPart.empty(pieces[0].format, rows, columns, self.ops.device)
+        share = self.partition.share(field.name, layer)
+        rows = sum(part.piece.size for part in parts)
+        made = WeightPart.empty(parts[0].format, rows, field.shared(share).columns, self.ops.device)
         start = 0
-        for piece in pieces:
-            if isinstance(piece.format, DenseFormat):
-                self._read_part(piece.name, part.tensors["values"][start : start + piece.rows])
+        for part in parts:
+            stop = start + part.piece.size
+            if isinstance(part.format, DenseFormat):
+                target = made.tensors["values"][start:stop]
+                self._fill(target, [part.piece], width=field.columns, columns=share.columns)
             else:
-                self._send_matrix(piece, part, start)
-            start += piece.rows
-        return part
+                assert part.matrix is not None
+                self._send_matrix(part.matrix, made, start)
+            start = stop
+        return made
 
-    def _send_matrix(self, piece: _Piece, part: WeightPart, first: int) -> None:
+    def _send_matrix(self, matrix: StoredMatrix, part: WeightPart, first: int) -> None:
         """A matrix into the rows of a part from `first` on."""
-        matrix, format = self.checkpoint.tensor(piece.name), part.format
-        assert isinstance(matrix, StoredMatrix)
+        format = part.format
         columns = part.shape[1]
         step = max(CHUNK_BYTES // format.nbytes(1, columns) // format.row_step, 1) * format.row_step
         packed = format if isinstance(format, PackedGroupFormat) else None
-        for start in range(0, piece.rows, step):
-            rows = slice(start, min(start + step, piece.rows))
+        for start in range(0, matrix.shape[0], step):
+            rows = slice(start, min(start + step, matrix.shape[0]))
             for name, tensor in part.tensors.items():
                 share = 1 if tensor.shape[0] == part.shape[0] else format.row_step  # rows that a row of it is for
                 target = tensor[(first + rows.start) // share : -(-(first + rows.stop) // share)]
@@ -102,12 +120,17 @@ class QuantisedSource(CheckpointSource):
 
     def _count_bytes(self) -> int:
         total = 0
-        for name in dict.fromkeys(self._all_names()):
-            stored = self.checkpoint.tensor(name)
-            if isinstance(stored, StoredMatrix):
-                total += self._format_of(stored).nbytes(*stored.shape)
-            else:
-                total += int(np.prod(stored.shape)) * self.dtype.itemsize
+        for field, layer in self._fields():
+            if not isinstance(field, MatrixField):
+                size = sum(piece.size for piece in self._pieces(field, "weight", layer))
+                total += size * (1 + field.bias) * self.dtype.itemsize
+                continue
+            own = field.shared(self.partition.share(field.name, layer))
+            total += own.bias * own.rows * self.dtype.itemsize
+            opened = self._open(field, layer)
+            total += sum(part.format.nbytes(part.piece.size, own.columns) for part in opened)
+            if not opened:
+                total += own.rows * own.columns * self.dtype.itemsize
         return total
 
 
@@ -115,13 +138,13 @@ def _packed(matrix: StoredMatrix, format: PackedGroupFormat, name: str, rows: sl
     return format.packed(name, matrix.format, lambda stored: matrix.array(stored, rows), rows, matrix.shape[1])
 
 
-def _groups(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
+def _groups(parts: list[_Part]) -> Iterator[list[_Part]]:
     """Neighbours that can be one part: of one format, and all but the last with whole steps of its rows."""
-    for format, group in itertools.groupby(pieces, key=lambda piece: piece.format):
-        together: list[_Piece] = []
-        for piece in group:
-            if together and sum(other.rows for other in together) % format.row_step:
+    for format, group in itertools.groupby(parts, key=lambda part: part.format):
+        together: list[_Part] = []
+        for part in group:
+            if together and sum(other.piece.size for other in together) % format.row_step:
                 yield together
                 together = []
-            together.append(piece)
+            together.append(part)
         yield together

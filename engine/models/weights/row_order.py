@@ -1,8 +1,8 @@
-"""Rows of checkpoints in another order than the forwards want them."""
+"""Rows of checkpoints in another order than the forwards want them, and those that a rank has."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,21 +15,66 @@ Array = np.ndarray[Any, Any]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class Reordered:
-    """A tensor whose row i is row `order[i]` of the stored one."""
+class Chosen:
+    """Rows and columns of a tensor: row i is row `rows[i]` of the stored one. None: all."""
 
-    def __init__(self, stored: Array | StoredMatrix, order: Rows) -> None:
-        self.shape = (len(order), *stored.shape[1:])
+    def __init__(self, stored: Array | StoredMatrix, rows: Rows | None, columns: slice | None) -> None:
+        height, *width = stored.shape
+        if columns is not None:
+            width = [columns.stop - columns.start]
+        self.shape = (height if rows is None else len(rows), *width)
         self.dtype = stored.dtype
-        self._stored = stored
-        self._order = order
+        self._stored, self._rows, self._columns = stored, rows, columns
 
     def __getitem__(self, rows: slice) -> Array:
-        wanted = self._order[rows]
-        if not isinstance(self._stored, StoredMatrix):
-            return self._stored[wanted]
-        first = int(wanted.min())
-        return self._stored[first : int(wanted.max()) + 1][wanted - first]
+        found = self._stored[rows] if self._rows is None else self._of(self._rows[rows])
+        return found if self._columns is None else found[:, self._columns]
+
+    def _of(self, wanted: Rows) -> Array:
+        first, last = int(wanted.min()), int(wanted.max())
+        if last - first + 1 == len(wanted) and (np.diff(wanted) == 1).all():
+            return self._stored[first : last + 1]
+        if isinstance(self._stored, StoredMatrix):
+            return self._stored[first : last + 1][wanted - first]
+        return self._stored[wanted]
+
+
+class Piece(NamedTuple):
+    """What a weight has of a tensor.
+
+    Attributes:
+        name: of the tensor.
+        height: its rows.
+        rows: which of them, in the weight's order; None: all as they are stored.
+        size: how many these are.
+    """
+
+    name: str
+    height: int
+    rows: Rows | None
+    size: int
+
+
+def pieces_of(names: tuple[str, ...], heights: tuple[int, ...], order: Rows | None, share: Rows | None) -> list[Piece]:
+    """A share of the rows of a weight, whose parts of these heights have these names; a single name has all parts.
+
+    `order` is that of `row_order`.
+    """
+    found: list[Piece] = []
+    start = 0
+    for name, height in zip(names, (sum(heights),) if len(names) == 1 else heights, strict=True):
+        rows, stored = None, height
+        if order is not None:
+            rows = order[start : start + height] - start
+            stored = int(rows.max()) + 1
+        if share is not None:
+            inside = share[(share >= start) & (share < start + height)] - start
+            rows = inside if rows is None else rows[inside]
+        size = height if rows is None else len(rows)
+        if size:
+            found.append(Piece(name, stored, rows, size))
+        start += height
+    return found
 
 
 def row_order(

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from tessera.engine.formats import PackedBlockFormat, WeightPart
-from tessera.engine.gguf.block_parts import Bytes
-from tessera.engine.gguf.tensor_types import TensorType
+from tessera.engine.gguf.block_parts import BlockRows
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Device, HostMemory, Mark, Tensor, empty, uint8
 
@@ -102,17 +101,6 @@ class WeightStream:
         finally:
             self._lanes.put((memory, copied))
         return target.nbytes
-
-
-class BlockRows(Protocol):
-    """A stored matrix [rows, columns], or several of one width on top of each other."""
-
-    type: TensorType
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def blocks(self, rows: slice) -> Bytes: ...
 
 
 class BlockUpload:

@@ -40,6 +40,7 @@ class AttentionWeights:
     q_norm: Tensor | None = None  # [D], or [Hq * D]
     k_norm: Tensor | None = None  # [D], or [Hkv * D]
     sinks: Tensor | None = None  # [Hq]
+    kv_scales: Tensor | None = None  # [2, Hkv] float32, of keys and values in a cache of e4m3
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tessera.engine.formats.fp8 import E4M3_VALUES, codes_of
 from tessera.engine.ops.cpu.norm import rms_normalised
-from tessera.engine.ops.cpu.precision import Float32Array, finish, rounded, scratch, store, widen
+from tessera.engine.ops.cpu.precision import Float32Array, finish, rounded, scratch, store, widen, widen_array
 from tessera.engine.ops.cpu.workspace import Workspace
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
-from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32
+from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32, uint8
 
 IntArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -31,7 +32,7 @@ class AttentionOps(Ops):
     workspace: Workspace
 
     def _caches(self, dtype: np.dtype[Any], cached: np.dtype[Any]) -> bool:
-        return {dtype, cached} <= set(FLOAT_DTYPES)
+        return dtype in FLOAT_DTYPES and cached in (*FLOAT_DTYPES, uint8)
 
     @np.errstate(all="ignore")
     def _rope_and_store(
@@ -42,6 +43,7 @@ class AttentionOps(Ops):
         metadata: AttentionMetadata,
         transform: HeadTransform,
         num_heads: int,
+        kv_scales: Tensor | None,
         out: Tensor,
     ) -> None:
         cos_sin, q_norm, k_norm, eps = transform
@@ -62,8 +64,13 @@ class AttentionOps(Ops):
         if not kept.all():
             slots, keys, values = slots[kept], keys[kept], values[kept]
         block, offset = np.divmod(slots, key_cache.shape[2])
-        key_cache.numpy()[block, :, offset] = rounded(keys, key_cache.dtype)
-        value_cache.numpy()[block, :, offset] = rounded(values, value_cache.dtype)
+        for kind, (elements, cache) in enumerate(((keys, key_cache), (values, value_cache))):
+            if cache.dtype == uint8:
+                scales = 1 if kv_scales is None else kv_scales.numpy()[kind, :, None]
+                stored: Any = codes_of(widen_array(rounded(elements, qkv.dtype)) / scales)
+            else:
+                stored = rounded(elements, cache.dtype)
+            cache.numpy()[block, :, offset] = stored
 
     def _rotate(self, qkv: Tensor, cos_sin: Tensor, positions: Tensor, num_heads: int, head_dim: int) -> None:
         columns = qkv.numpy()[:, : num_heads * head_dim]
@@ -82,13 +89,14 @@ class AttentionOps(Ops):
         sliding_window: int | None,
         soft_cap: float | None,
         sinks: Tensor | None,
+        kv_scales: Tensor | None,
         out: Tensor,
     ) -> None:
         _, num_kv_heads, _, head_dim = key_cache.shape
         result = scratch(out)
         grouped = (q.shape[0], num_kv_heads, -1, head_dim)
         attention = PagedAttention(
-            key_cache, value_cache, metadata, scale, sliding_window, soft_cap, self.workspace, sinks
+            key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales, self.workspace, sinks
         )
         attention.run(widen(q).reshape(grouped), result.reshape(grouped))
         finish(out, result)
@@ -105,6 +113,7 @@ class PagedAttention:
         scale: float,
         sliding_window: int | None,
         soft_cap: float | None,
+        kv_scales: Tensor | None,
         workspace: Workspace,
         sinks: Tensor | None = None,
     ) -> None:
@@ -119,6 +128,7 @@ class PagedAttention:
         self.sliding_window = sliding_window
         self.soft_cap = None if soft_cap is None else np.float32(soft_cap)
         self.sinks = None if sinks is None else widen(sinks).reshape(self.num_kv_heads, -1)  # [Hkv, G]
+        self.kv_scales = None if kv_scales is None else kv_scales.numpy()
 
     def run(self, queries: Float32Array, out: Float32Array) -> None:
         """queries [T, Hkv, G, D] -> out, which may be the same memory."""
@@ -155,7 +165,13 @@ class PagedAttention:
             np.take(pool, chosen, axis=0, out=gathered, mode="clip")
         else:
             narrow = self.workspace.array("narrow", shape, pool.dtype)
-            gathered[...] = np.take(pool, chosen, axis=0, out=narrow, mode="clip")
+            np.take(pool, chosen, axis=0, out=narrow, mode="clip")
+            if pool.dtype == uint8:
+                np.take(E4M3_VALUES, narrow, out=gathered)
+                if self.kv_scales is not None:
+                    gathered *= self.kv_scales[0 if name == "keys" else 1, :, None, None]
+            else:
+                gathered[...] = narrow
         length = block_tables.shape[-1] * self.block_size
         return gathered.reshape(*chosen.shape[:-1], length, self.head_dim)
 

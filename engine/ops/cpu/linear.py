@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tessera.engine.formats import LinearWeight, WeightPart
-from tessera.engine.ops.cpu.precision import Float32Array, finish, scratch, widen
+from tessera.engine.formats import AdapterRows, LinearWeight, LoraStack, WeightPart
+from tessera.engine.ops.cpu.precision import Float32Array, finish, rounded, scratch, widen, widen_array
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor, float32
 
@@ -42,6 +42,26 @@ class LinearOps(Ops):
         if residual is not None:
             product += residual
         finish(out, product)
+
+    def _add_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
+        slots, inputs, sums = rows.slots.numpy(), x.numpy(), out.numpy()
+        ranks, factors = stack.selection.ranks.numpy(), stack.factors.numpy()
+        for slot in np.unique(slots[slots >= 0]).tolist():
+            chosen, rank = np.flatnonzero(slots == slot), ranks[slot]
+            taken = widen_array(inputs[chosen])
+            total = widen_array(sums[chosen])
+            start = 0
+            for part, count in enumerate(stack.part_rows):
+                stop = start + count
+                if factors[slot, part]:
+                    shrunk = np.empty((len(chosen), rank), float32)
+                    multiply_rows(taken, widen_array(stack.a.numpy()[slot, part, :rank]), shrunk)
+                    shrunk *= factors[slot, part]
+                    delta = np.empty((len(chosen), count), float32)
+                    multiply_rows(shrunk, widen_array(stack.b.numpy()[slot, start:stop, :rank]), delta)
+                    total[:, start:stop] += delta
+                start = stop
+            sums[chosen] = rounded(total, out.dtype)
 
 
 def _pieces(part: WeightPart) -> Iterator[Float32Array]:

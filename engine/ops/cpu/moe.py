@@ -96,6 +96,11 @@ def _choose(scores: Float32Array, routing: Routing, correction: Float32Array | N
             chosen_by = _within_groups(chosen_by, routing)
         experts = _largest(chosen_by, routing.top_k)
         return experts, np.take_along_axis(sigmoid, experts, 1)
+    if routing.kind == "softmax" and correction is not None:
+        powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+        shares: Float32Array = powers / powers.sum(axis=1, keepdims=True)
+        experts = _largest(shares + correction, routing.top_k)
+        return experts, np.take_along_axis(shares, experts, 1)
     experts = _largest(scores, routing.top_k)
     logits = np.take_along_axis(scores, experts, 1)
     largest = logits[:, :1]

@@ -27,7 +27,7 @@ from tessera.engine.ops.cuda.random import RandomOps
 from tessera.engine.ops.cuda.registry import OF_RARE_OPS, all_instantiations
 from tessera.engine.ops.cuda.sampling import SamplingOps
 from tessera.engine.ops.cuda.softmax import SoftmaxOps
-from tessera.engine.ops.cuda.types import cuda_type
+from tessera.engine.ops.cuda.types import E4M3, cuda_type
 from tessera.engine.ops.interface import RareOp
 
 
@@ -58,11 +58,12 @@ class CudaOps(
         encoder_only: bool = False,
         head_dims: Collection[int] | None = None,
         rare_ops: Collection[RareOp] = (),
+        e4m3_cache: bool = False,
     ) -> None:
         """Compile beforehand all that a model in `dtype` launches; `progress` is told (done, total).
 
         With `head_dims` only attention over heads of these sizes. Of the operations that few models have only
-        `rare_ops`.
+        `rare_ops`. `e4m3_cache`: attention is over a KV cache of e4m3.
 
         `reserve_linear` compiles those for its weights' formats, and what is left is compiled when it is first used.
 
@@ -74,5 +75,6 @@ class CudaOps(
             (spec, template)
             for spec, template in pairs
             if (spec in rare or not spec.on_demand) and (self.batch_invariant or not spec.batch_invariant)
+            if "Cached" not in spec.template or (E4M3 in template) == e4m3_cache
         ]
         self.device.compile([pair for pair in pairs if pair[0].supports(self.device.arch)], progress)

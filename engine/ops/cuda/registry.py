@@ -63,15 +63,19 @@ ENCODER_GROUPS = (
 )  # all that a text encoder launches
 
 
+def _for_any_cache(*specs: KernelSpec[Any]) -> tuple[KernelSpec[Any], ...]:
+    return (*specs, *(attention.OF_E4M3[spec] for spec in specs))
+
+
 # Kernels of operations that few models have; see `tessera.engine.ops.interface.RareOp`.
 OF_RARE_OPS: dict[RareOp, tuple[KernelSpec[Any], ...]] = {
-    "soft_cap": (
+    "soft_cap": _for_any_cache(
         attention.general.CAPPED_ATTENTION,
         attention.decode.CAPPED_ATTENTION_DECODE,
         attention.prefill.CAPPED_PREFILL,
         attention.prefill.CAPPED_PREFILL_IN_ORDER,
     ),
-    "sinks": (
+    "sinks": _for_any_cache(
         attention.general.SINK_ATTENTION,
         attention.decode.SINK_ATTENTION_DECODE,
         attention.decode.CLUSTERED_SINK_ATTENTION_DECODE,

@@ -10,9 +10,11 @@ import numpy as np
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import LaunchConfig
-from tessera.engine.tensor import Tensor, bfloat16, float16, float32
+from tessera.engine.tensor import Tensor, bfloat16, float16, float32, uint8
 
 C_TYPE_NAMES = {float32: "float", float16: "__half", bfloat16: "__nv_bfloat16"}
+
+E4M3 = "unsigned char"  # of a KV cache
 
 WARP_SIZE = Constant(32)
 CHUNK = Constant(8, "elements that a thread of an elementwise or row kernel handles at a time")
@@ -36,6 +38,11 @@ def cuda_type(dtype: np.dtype[Any]) -> str:
         return C_TYPE_NAMES[dtype]
     except KeyError:
         raise TesseraError(f"CUDA kernels compute in float32, float16 and bfloat16, not in {dtype}") from None
+
+
+def cached_type(dtype: np.dtype[Any], cached: np.dtype[Any]) -> str:
+    """The C name of the elements of a KV cache, bytes for e4m3, where activations have `dtype`."""
+    return E4M3 if cached == uint8 else cuda_type(dtype)
 
 
 @lru_cache(maxsize=MAX_CACHED_CONFIGS)

@@ -54,8 +54,30 @@ ARCHITECTURES = {
     "arcee": gguf.MODEL_ARCH.ARCEE,
     "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
     "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
+    "phimoe": gguf.MODEL_ARCH.PHIMOE,
+    "olmoe": gguf.MODEL_ARCH.OLMOE,
+    "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    "dots1": gguf.MODEL_ARCH.DOTS1,
+    "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
 }
-PERMUTED = ("llama", "mistral", "smollm3", "granite", "olmo", "internlm2", "baichuan", "minicpm", "arcee")
+PERMUTED = (
+    "llama",
+    "mistral",
+    "smollm3",
+    "granite",
+    "olmo",
+    "internlm2",
+    "baichuan",
+    "minicpm",
+    "arcee",
+    "mixtral",
+    "granitemoe",
+)
 OFFSET_NORMS = ("gemma", "gemma2", "gemma3_text", "nemotron")
 BY_HEAD = ("gpt_neox", "falcon", "internlm2")  # fused queries, keys and values that checkpoints have by key/value head
 SPLIT = {"internlm2": ("attention.wqkv", "attention.w{}"), "baichuan": ("W_pack", "{}_proj")}
@@ -78,6 +100,17 @@ NUMBERS = {
     "final_logit_softcapping": ("final_logit_softcapping",),
     "rope.freq_base_swa": ("rope_local_base_freq",),
     "attention.sliding_window_pattern": ("sliding_window_pattern",),
+    "expert_count": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "expert_used_count": ("num_experts_per_tok", "moe_k"),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts"),
+    "leading_dense_block_count": ("first_k_dense_replace", "moe_layer_start_index"),
+    "interleave_moe_layer_step": ("moe_layer_interval",),
+    "expert_weights_scale": ("routed_scaling_factor",),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
 }
 
 
@@ -106,7 +139,13 @@ def convert(
     found: dict[str, Stored] = {}
     for name, values in converted(config, tensors):
         stem, _, suffix = name.removeprefix(prefix).rpartition(".")
-        stored_name = f"{names.get_name(stem)}.{suffix}"
+        if stem.endswith("moe_statics") or suffix == "e_score_correction_bias":
+            values, stem, suffix = values.reshape(-1), f"{stem}.e_score_correction", "bias"
+        if stem.endswith("shared_expert_gate"):
+            values = values.reshape(-1)
+        if suffix == "sinks":
+            stem, suffix = f"{stem}.sinks", "weight"
+        stored_name = f"{names.get_name(stem) if not stem.startswith('blk.') else stem}.{suffix}"
         if kind == "gpt2" and any(part in name for part in ("c_attn", "c_proj", "c_fc")):
             values = values.T
         if kind in PERMUTED and re.search(r"[.](q_proj|k_proj|wq|wk)[.]", name):
@@ -132,6 +171,7 @@ def converted(config: Mapping[str, Any], tensors: Mapping[str, Array]) -> Iterat
     """Tensors as llama.cpp divides them, before it permutes rows of queries and keys."""
     kind, kv_heads = config["model_type"], kv_heads_of(config)
     tensors = dict(tensors)
+    yield from stacked_experts(config, tensors)
     for name in [name for name in tensors if name.endswith("layernorm.norms.0.weight")]:  # of each head, stacked
         stem = name.removesuffix(".norms.0.weight")
         own = [other for other in tensors if other.startswith(f"{stem}.norms.")]
@@ -159,6 +199,31 @@ def converted(config: Mapping[str, Any], tensors: Mapping[str, Array]) -> Iterat
             )
         else:
             yield name, np.concatenate(parts)
+
+
+def stacked_experts(config: Mapping[str, Any], tensors: dict[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Takes the experts out of `tensors`; those of a layer become one tensor each of gate, up and down."""
+    each: dict[tuple[int, str, str], dict[int, Array]] = {}
+    parts = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+    for name in [name for name in tensors if ".experts." in name or "put_linear." in name]:
+        values, layer = tensors.pop(name), int(name.split(".")[2])
+        kind = "bias" if name.endswith("_bias") else "weight"
+        found = re.search(r"experts\.(\d+)\.(\w+)\.weight", name)
+        if found is not None:
+            each.setdefault((layer, parts[found[2]], kind), {})[int(found[1])] = values
+            continue
+        if "gate_up_proj" in name or "input_linear" in name:
+            if config["model_type"] == "gpt_oss":
+                values = values if kind == "bias" else values.swapaxes(1, 2)
+                gate, up = values[:, ::2], values[:, 1::2]
+            else:
+                gate, up = np.split(values, 2, axis=1)
+            yield from ((f"blk.{layer}.ffn_{part}_exps.{kind}", half) for part, half in (("gate", gate), ("up", up)))
+        else:
+            swaps = config["model_type"] == "gpt_oss" and kind == "weight"
+            yield f"blk.{layer}.ffn_down_exps.{kind}", values.swapaxes(1, 2) if swaps else values
+    for (layer, part, kind), experts in each.items():
+        yield f"blk.{layer}.ffn_{part}_exps.{kind}", np.stack([experts[expert] for expert in sorted(experts)])
 
 
 def metadata_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from tessera.engine.gguf.model import open_gguf
 from tessera.engine.models.config import load_config
 from tessera.engine.models.pooling import load_pooling
 from tessera.engine.models.weights.loader import load_weights
-from tessera.engine.models.weights.weights import Weights
+from tessera.engine.models.weights.weights import MoEWeights, Weights
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.embedding_runner import EncoderRunner
 from tessera.engine.runner.model_runner import ModelRunner
@@ -32,7 +32,6 @@ from tests.support.gguf_blocks import random_blocks
 from tests.support.tiny_families import FAMILIES, MAX_LEN, build_family
 from tests.support.tiny_families import prompt as family_prompt
 from tests.support.tiny_families import tensors as family_tensors
-from tests.support.tiny_mixtures import TINY_MIXTURES
 from tests.support.tiny_models import TINY_MODELS, TinyModel, build, make_tensors, prompt, write_safetensors
 
 Array = np.ndarray[Any, Any]
@@ -41,7 +40,8 @@ Array = np.ndarray[Any, Any]
 NOT_IN_GGUF = {
     *("llama-dynamic", "llama-yarn-mscale", "llama-gelu", "qwen2-window", "smollm3-window", "gpt2-variants"),
     *("ministral", "ministral-pattern", "exaone4"),
-    *TINY_MIXTURES,
+    *("mixtral-window", "qwen2moe-sparse", "qwen3moe-dense", "ernie4_5-moe-sparse", "gptoss-mxfp4", "dots1-window"),
+    *("glm4moe-groups", "phimoe-longrope"),
 }
 QUANTIZED = list(BLOCK_FORMATS)
 
@@ -173,6 +173,51 @@ def test_the_rows_of_a_fused_matrix_may_differ_in_type(tmp_path: Path) -> None:
     several = [len(weight.parts) for layer in weights.layers for weight in (layer.attention.qkv, layer.mlp.up)]
     assert max(several) == 3
     assert DenseFormat(float32) in {part.format for weight in weights.linear_weights() for part in weight.parts}
+
+
+WIDE_MIXTURE = TinyModel(
+    "qwen3moe-wide", {**TINY_MODELS["qwen3moe"].config, "hidden_size": 256, "moe_intermediate_size": 256}
+)
+
+
+@pytest.mark.parametrize("types", [("Q4_K", "Q4_K", "Q6_K"), ("MXFP4",) * 3, ("Q4_K", "Q5_K", "Q8_0")], ids="-".join)
+def test_quantised_experts_have_the_logits_of_the_numbers_they_stand_for(
+    types: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = np.random.default_rng(7)
+    exact: dict[str, Array] = {}
+
+    def store(name: str, values: Array) -> Stored:
+        if "_exps" not in name:
+            return plain(name, values)
+        chosen = dict(zip(("gate", "up", "down"), types, strict=True))[name.split("_")[1]]
+        stored = random_blocks(chosen, values.size, rng).reshape(values.shape[0] * values.shape[1], -1)
+        exact[name] = dequantize(stored, BLOCK_FORMATS[chosen].type).reshape(values.shape)
+        return Stored(chosen, values.shape, stored.tobytes())
+
+    tensors = make_tensors(WIDE_MIXTURE)
+    path = convert(tmp_path / "m.gguf", WIDE_MIXTURE.config, tensors, store=store)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(WIDE_MIXTURE.config))
+    plain_tensors = {name: values for name, values in tensors.items() if ".experts." not in name}
+    for layer in range(2):
+        of = {part: exact[f"blk.{layer}.ffn_{part}_exps.weight"] for part in ("gate", "up", "down")}
+        at = f"model.layers.{layer}.mlp.experts."
+        plain_tensors[at + "gate_up_proj"] = np.concatenate([of["gate"], of["up"]], axis=1)
+        plain_tensors[at + "down_proj"] = of["down"]
+    write_safetensors(folder / "model.safetensors", plain_tensors)
+    assert relative_error(logits(path, WIDE_MIXTURE), logits(folder, WIDE_MIXTURE)) < 2e-5
+    same = types[0] == types[1]
+    caplog.clear()
+    calls: list[tuple[int, int]] = []
+    weights = load_weights(path, load_config(path), float32, make_ops(CPU), lambda *done: calls.append(done))
+    mixture = weights.layers[0].mlp
+    assert isinstance(mixture, MoEWeights)
+    formats = [mixture.up.parts[0].format, mixture.down.parts[0].format]
+    assert formats == [BLOCK_FORMATS[types[0]] if same else DenseFormat(float32), BLOCK_FORMATS[types[2]]]
+    assert calls[-1][0] == calls[-1][1] == weights.nbytes
+    assert ("gate and up of the experts of 2 layers are stored in two types" in caplog.text) == (not same)
 
 
 def test_blocks_stay_in_memory_as_they_are_stored(tmp_path: Path) -> None:

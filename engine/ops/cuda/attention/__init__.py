@@ -1,6 +1,7 @@
 """Attention over the paged cache on CUDA devices.
 
-Public: `AttentionOps`; `ATTENTION`, the table of its kernels, in which each file of this room registers its own.
+Public: `AttentionOps`; `OF_E4M3`, the kernels for a KV cache of e4m3; `ATTENTION`, the table of its kernels, in which
+each file of this room registers its own.
 """
 
 from tessera.engine.cuda.kernel import Instantiation
@@ -9,9 +10,10 @@ from tessera.engine.ops.cuda.attention.ops import AttentionOps
 from tessera.engine.ops.cuda.attention.problem import ATTENTION
 
 FILES = (decode, sm90_prefill, prefill, general, rope)
+OF_E4M3 = decode.OF_E4M3 | prefill.OF_E4M3 | general.OF_E4M3 | rope.OF_E4M3  # by those for a cache of 16 or 32 bits
 SPECS = tuple(spec for file in FILES for spec in file.SPECS)
 
-__all__ = ["ATTENTION", "SPECS", "AttentionOps", "instantiations"]
+__all__ = ["ATTENTION", "OF_E4M3", "SPECS", "AttentionOps", "instantiations"]
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:

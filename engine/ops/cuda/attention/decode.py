@@ -15,20 +15,26 @@ from typing import NamedTuple
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutFloat, OutT, OutUint
+from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutCached, OutFloat, OutT, OutUint
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.cuda.attention.memory import MAX_SPLITS
-from tessera.engine.ops.cuda.attention.problem import ATTENTION, CAPPED_HEAD_DIMS, AttentionOperands, AttentionProblem
+from tessera.engine.ops.cuda.attention.problem import (
+    ATTENTION,
+    CAPPED_HEAD_DIMS,
+    AttentionOperands,
+    AttentionProblem,
+    for_e4m3,
+)
 from tessera.engine.ops.cuda.candidates import Candidate
-from tessera.engine.ops.cuda.types import HALF_BYTES, MAX_CACHED_CONFIGS, SEGMENT, WARP_SIZE, ceil_div
+from tessera.engine.ops.cuda.types import E4M3, HALF_BYTES, MAX_CACHED_CONFIGS, SEGMENT, WARP_SIZE, ceil_div
 from tessera.engine.ops.interface import HeadTransform
 from tessera.engine.tensor import float32
 
 
 class PagedAttentionDecodeParams(NamedTuple):
     q: InT
-    key_cache: OutT
-    value_cache: OutT
+    key_cache: OutCached
+    value_cache: OutCached
     block_tables: InInt
     table_rows: InInt
     cu_seqlens_q: InInt
@@ -59,17 +65,20 @@ class PagedAttentionDecodeParams(NamedTuple):
     scale_log2: Float32
     cap_log2: Float32
     sinks: InT
+    kv_scales: InFloat
 
+
+CLUSTER_ARCH = 90
 
 PAGED_ATTENTION_DECODE = KernelSpec(
     file="attention/decode.cu",
     name="paged_attention_decode_kernel",
-    template=("T", "HEAD_DIM", "WARPS", "STAGES", "FUSED", "CLUSTERED", "CAPPED", "SINKS"),
+    template=("T", "Cached", "HEAD_DIM", "WARPS", "STAGES", "FUSED", "CLUSTERED", "CAPPED", "SINKS"),
     params=PagedAttentionDecodeParams,
     overlaps=True,
 )
 # The same function, with CLUSTERED: blocks that share a row's keys merge in each other's shared memory.
-CLUSTERED_ATTENTION_DECODE = replace(PAGED_ATTENTION_DECODE, min_arch=90)
+CLUSTERED_ATTENTION_DECODE = replace(PAGED_ATTENTION_DECODE, min_arch=CLUSTER_ARCH)
 # The same functions, with CAPPED or SINKS.
 CAPPED_ATTENTION_DECODE = replace(PAGED_ATTENTION_DECODE, on_demand=True)
 SINK_ATTENTION_DECODE = replace(PAGED_ATTENTION_DECODE, on_demand=True)
@@ -78,13 +87,8 @@ WITH_SINKS = {
     PAGED_ATTENTION_DECODE: SINK_ATTENTION_DECODE,
     CLUSTERED_ATTENTION_DECODE: CLUSTERED_SINK_ATTENTION_DECODE,
 }
-SPECS = (
-    PAGED_ATTENTION_DECODE,
-    CLUSTERED_ATTENTION_DECODE,
-    CAPPED_ATTENTION_DECODE,
-    SINK_ATTENTION_DECODE,
-    CLUSTERED_SINK_ATTENTION_DECODE,
-)
+OF_E4M3 = for_e4m3(*WITH_SINKS, CAPPED_ATTENTION_DECODE, *WITH_SINKS.values())
+SPECS = (*OF_E4M3, *OF_E4M3.values())
 
 GROUP_ROWS = Constant(8, "query heads of a key/value head that are handled together")
 UNIT_KEYS = Constant(8, "keys that lie in one block of the cache")
@@ -158,7 +162,19 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
         for head_dim in CAPPED_HEAD_DIMS
         for fused in (False, True)
     ]
-    return [(spec, (dtype, *template)) for dtype in dtypes if dtype != "float" for spec, template in pairs]
+    widened = [
+        (spec, template) for spec, template in pairs if spec.min_arch < CLUSTER_ARCH or may_cluster(int(template[0]))
+    ]
+    halves = [dtype for dtype in dtypes if dtype != "float"]
+    return [
+        *((spec, (dtype, dtype, *template)) for dtype in halves for spec, template in pairs),
+        *((OF_E4M3[spec], (dtype, E4M3, *template)) for dtype in halves for spec, template in widened),
+    ]
+
+
+def may_cluster(head_dim: int) -> bool:
+    """Whether blocks that widen e4m3 have the registers for a cluster's merging, too."""
+    return head_dim <= 128
 
 
 class Division(NamedTuple):
@@ -213,13 +229,21 @@ def divide(
 
 
 def decode_config(
-    shape: DecodeShape, num_seqs: int, num_heads: int, num_kv_heads: int, splits: int, division: Division
+    shape: DecodeShape,
+    num_seqs: int,
+    num_heads: int,
+    num_kv_heads: int,
+    splits: int,
+    division: Division,
+    *,
+    e4m3: bool = False,
 ) -> LaunchConfig:
     """Blocks for `splits` splits of every row."""
     pitch = (shape.head_dim + SEGMENT) * HALF_BYTES
     query_rows = min(num_heads // num_kv_heads, GROUP_ROWS)
-    rows = shape.warps * shape.stages * 2 * WARP_KEYS + query_rows
-    shared_bytes = rows * pitch + 2 * shape.head_dim * HALF_BYTES
+    tiles, codes = (1, shape.warps * shape.stages * 2 * WARP_KEYS * shape.head_dim) if e4m3 else (shape.stages, 0)
+    rows = shape.warps * tiles * 2 * WARP_KEYS + query_rows
+    shared_bytes = rows * pitch + codes + 2 * shape.head_dim * HALF_BYTES
     block = (shape.warps * WARP_SIZE, 1, 1)
     groups, num_seqs, cluster = head_groups(num_heads, num_kv_heads), max(num_seqs, 1), division.cluster
     if cluster == 1:
@@ -254,10 +278,11 @@ def plan_decode(
     in_order: bool = False,
     capped: bool = False,
     sinks: bool = False,
+    e4m3: bool = False,
 ) -> DecodePlan:
     """For rows of up to `max_context_len` keys, `max_splits` of which fit into memory."""
     groups = head_groups(num_heads, num_kv_heads)
-    clusters = fused and clusters and not capped
+    clusters = fused and clusters and not capped and (not e4m3 or may_cluster(head_dim))
     division = divide(num_seqs, groups, max_context_len, max_splits, clusters=clusters, in_order=in_order)
     splits = decode_splits(max_context_len, window, division)
     shape = DECODE_SHAPES[head_dim]
@@ -270,9 +295,9 @@ def plan_decode(
     elif sinks:
         spec = WITH_SINKS[spec]
     return DecodePlan(
-        spec,
+        OF_E4M3[spec] if e4m3 else spec,
         shape.template(fused=fused, clustered=clustered, capped=capped, sinks=sinks),
-        decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, division),
+        decode_config(shape, num_seqs, num_heads, num_kv_heads, splits, division, e4m3=e4m3),
         division,
     )
 
@@ -304,6 +329,7 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         in_order=problem.in_order,
         capped=problem.capped,
         sinks=problem.has_sinks,
+        e4m3=problem.cached == E4M3,
     )
     cos_sin, q_norm, k_norm, eps = operands.transform or HeadTransform()
     partial_out, partial_sums, arrivals = memory.decode_pointers(num_seqs, num_heads, head_dim)
@@ -341,8 +367,9 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         scale_log2=operands.scale_log2,
         cap_log2=operands.cap_log2,
         sinks=operands.sinks,
+        kv_scales=operands.kv_scales,
     )
-    device.launch(spec, (problem.dtype, *template), config, params)
+    device.launch(spec, (problem.dtype, problem.cached, *template), config, params)
 
 
 ATTENTION.register(Candidate("decode", SPECS, _accepts, _launch, order=0))

@@ -8,17 +8,25 @@ from typing import NamedTuple
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import Float32, Int32, RestrictInInt, RestrictInT, RestrictOutT
-from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem
+from tessera.engine.cuda.params import (
+    Float32,
+    InFloat,
+    Int32,
+    RestrictInCached,
+    RestrictInInt,
+    RestrictInT,
+    RestrictOutT,
+)
+from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem, for_e4m3
 from tessera.engine.ops.cuda.attention.rope import MAX_HEAD_DIM as LARGEST_HEAD_DIM
 from tessera.engine.ops.cuda.candidates import Candidate
-from tessera.engine.ops.cuda.types import WARP_SIZE
+from tessera.engine.ops.cuda.types import E4M3, WARP_SIZE
 
 
 class PagedAttentionParams(NamedTuple):
     q: RestrictInT
-    key_cache: RestrictInT
-    value_cache: RestrictInT
+    key_cache: RestrictInCached
+    value_cache: RestrictInCached
     block_tables: RestrictInInt
     table_rows: RestrictInInt
     cu_seqlens_q: RestrictInInt
@@ -34,12 +42,13 @@ class PagedAttentionParams(NamedTuple):
     scale_log2: Float32
     cap_log2: Float32
     sinks: RestrictInT
+    kv_scales: InFloat
 
 
 PAGED_ATTENTION = KernelSpec(
     file="attention/attention.cu",
     name="paged_attention_kernel",
-    template=("T", "CAPPED", "SINKS"),
+    template=("T", "Cached", "CAPPED", "SINKS"),
     params=PagedAttentionParams,
 )
 # The same function, with CAPPED or SINKS.
@@ -50,7 +59,8 @@ FLAGS = {
     CAPPED_ATTENTION: ("true", "false"),
     SINK_ATTENTION: ("false", "true"),
 }
-SPECS = tuple(FLAGS)
+OF_E4M3 = for_e4m3(*FLAGS)
+SPECS = (*OF_E4M3, *OF_E4M3.values())
 
 WARPS = Constant(4, "of a block")
 MAX_HEAD_DIM = Constant(LARGEST_HEAD_DIM)
@@ -59,7 +69,11 @@ declare_header("attention", __name__, {"WARPS": WARPS, "MAX_HEAD_DIM": MAX_HEAD_
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
-    return [(spec, (dtype, *flags)) for dtype in dtypes for spec, flags in FLAGS.items()]
+    pairs = [(spec, dtype, flags) for dtype in dtypes for spec, flags in FLAGS.items()]
+    return [
+        *((spec, (dtype, dtype, *flags)) for spec, dtype, flags in pairs),
+        *((OF_E4M3[spec], (dtype, E4M3, *flags)) for spec, dtype, flags in pairs),
+    ]
 
 
 def _accepts(problem: AttentionProblem, device: CudaDevice) -> bool | None:
@@ -87,6 +101,7 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         scale_log2=operands.scale_log2,
         cap_log2=operands.cap_log2,
         sinks=operands.sinks,
+        kv_scales=operands.kv_scales,
     )
     config = LaunchConfig((q.shape[0], operands.num_heads, 1), (WARPS * WARP_SIZE, 1, 1))
     spec = PAGED_ATTENTION
@@ -94,7 +109,8 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         spec = CAPPED_ATTENTION
     elif problem.has_sinks:
         spec = SINK_ATTENTION
-    device.launch(spec, (problem.dtype, *FLAGS[spec]), config, params)
+    template = (problem.dtype, problem.cached, *FLAGS[spec])
+    device.launch(OF_E4M3[spec] if problem.cached == E4M3 else spec, template, config, params)
 
 
 ATTENTION.register(Candidate("general", SPECS, _accepts, _launch, order=0))

@@ -16,7 +16,7 @@ from tessera.engine.ops.cuda.attention.memory import AttentionMemory
 from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem, Rows
 from tessera.engine.ops.cuda.attention.rope import RopeOps, check_head_dim, rotates_pairs
 from tessera.engine.ops.cuda.candidates import Chooser
-from tessera.engine.ops.cuda.types import aligned, cuda_type
+from tessera.engine.ops.cuda.types import aligned, cached_type, cuda_type
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
 from tessera.engine.tensor import Tensor
 
@@ -57,6 +57,7 @@ class AttentionOps(RopeOps):
         sliding_window: int | None,
         soft_cap: float | None,
         sinks: Tensor | None,
+        kv_scales: Tensor | None,
         out: Tensor,
     ) -> None:
         head_dim = key_cache.shape[3]
@@ -73,6 +74,7 @@ class AttentionOps(RopeOps):
             self.attention_memory,
             cap_log2=_kernel_cap(soft_cap),
             sinks=sinks,
+            kv_scales=kv_scales,
         )
         problem = self._problem("decodes", operands)
         decodes = self.attention_kernels.choose(problem)
@@ -102,6 +104,7 @@ class AttentionOps(RopeOps):
         sliding_window: int | None,
         soft_cap: float | None,
         sinks: Tensor | None,
+        kv_scales: Tensor | None,
         queries: Tensor,
         out: Tensor,
     ) -> None:
@@ -119,6 +122,7 @@ class AttentionOps(RopeOps):
                 transform,
                 cap_log2=_kernel_cap(soft_cap),
                 sinks=sinks,
+                kv_scales=kv_scales,
             )
             cos_sin, q_norm, k_norm, _ = transform
             in_pairs = rotates_pairs(key_cache.shape[3], cos_sin, q_norm, k_norm)
@@ -126,14 +130,15 @@ class AttentionOps(RopeOps):
             if self.attention_kernels.launch(problem, operands):
                 return
         inputs = (qkv, key_cache, value_cache, metadata, transform)
-        super()._attention(*inputs, num_heads, scale, sliding_window, soft_cap, sinks, queries, out)
+        super()._attention(*inputs, num_heads, scale, sliding_window, soft_cap, sinks, kv_scales, queries, out)
 
     def _problem(self, rows: Rows, operands: AttentionOperands, *, in_pairs: bool = True) -> AttentionProblem:
         q, keys, values = operands.q, operands.key_cache, operands.value_cache
         is_aligned = aligned(16, q, keys, values, operands.out)
         sizes = keys.shape[3], keys.shape[2]
-        dtype, capped, has_sinks = cuda_type(q.dtype), operands.cap_log2 > 0, operands.sinks is not None
-        return AttentionProblem(rows, dtype, *sizes, is_aligned, self.batch_invariant, in_pairs, capped, has_sinks)
+        types = cuda_type(q.dtype), cached_type(q.dtype, keys.dtype)
+        capped, has_sinks = operands.cap_log2 > 0, operands.sinks is not None
+        return AttentionProblem(rows, *types, *sizes, is_aligned, self.batch_invariant, in_pairs, capped, has_sinks)
 
 
 def _kernel_scale(scale: float, soft_cap: float | None) -> float:

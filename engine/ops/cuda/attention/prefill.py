@@ -8,16 +8,30 @@ from typing import NamedTuple
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import Float32, Int32, RestrictInInt, RestrictInT, RestrictOutT
-from tessera.engine.ops.cuda.attention.problem import ATTENTION, CAPPED_HEAD_DIMS, AttentionOperands, AttentionProblem
+from tessera.engine.cuda.params import (
+    Float32,
+    InFloat,
+    Int32,
+    RestrictInCached,
+    RestrictInInt,
+    RestrictInT,
+    RestrictOutT,
+)
+from tessera.engine.ops.cuda.attention.problem import (
+    ATTENTION,
+    CAPPED_HEAD_DIMS,
+    AttentionOperands,
+    AttentionProblem,
+    for_e4m3,
+)
 from tessera.engine.ops.cuda.candidates import Candidate
-from tessera.engine.ops.cuda.types import HALF_BYTES, SEGMENT, WARP_SIZE
+from tessera.engine.ops.cuda.types import E4M3, HALF_BYTES, SEGMENT, WARP_SIZE
 
 
 class PagedAttentionPrefillParams(NamedTuple):
     q: RestrictInT
-    key_cache: RestrictInT
-    value_cache: RestrictInT
+    key_cache: RestrictInCached
+    value_cache: RestrictInCached
     block_tables: RestrictInInt
     table_rows: RestrictInInt
     cu_seqlens_q: RestrictInInt
@@ -32,12 +46,13 @@ class PagedAttentionPrefillParams(NamedTuple):
     scale_log2: Float32
     cap_log2: Float32
     sinks: RestrictInT
+    kv_scales: InFloat
 
 
 PAGED_ATTENTION_PREFILL = KernelSpec(
     file="attention/prefill.cu",
     name="paged_attention_prefill_kernel",
-    template=("T", "HEAD_DIM", "ROW_TILES", "TILE_KEYS", "IN_ORDER", "CAPPED", "SINKS"),
+    template=("T", "Cached", "HEAD_DIM", "ROW_TILES", "TILE_KEYS", "IN_ORDER", "CAPPED", "SINKS"),
     params=PagedAttentionPrefillParams,
 )
 # The same function, with IN_ORDER.
@@ -49,7 +64,8 @@ SINK_PREFILL = replace(PAGED_ATTENTION_PREFILL, on_demand=True)
 SINK_PREFILL_IN_ORDER = replace(PREFILL_IN_ORDER, on_demand=True)
 CAPPED = (CAPPED_PREFILL, CAPPED_PREFILL_IN_ORDER)
 SINKS = (SINK_PREFILL, SINK_PREFILL_IN_ORDER)
-SPECS = (PAGED_ATTENTION_PREFILL, PREFILL_IN_ORDER, *CAPPED, *SINKS)
+OF_E4M3 = for_e4m3(PAGED_ATTENTION_PREFILL, PREFILL_IN_ORDER, *CAPPED, *SINKS)
+SPECS = (*OF_E4M3, *OF_E4M3.values())
 
 WARPS = Constant(4, "of a block")
 declare_header("prefill", __name__, {"WARPS": WARPS}, (PagedAttentionPrefillParams,))
@@ -86,25 +102,29 @@ HEAD_SHAPES = {
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
-    halves = [dtype for dtype in dtypes if dtype != "float"]
-    return [
-        (
-            spec,
-            (dtype, *shape.prefill_template(in_order=spec.batch_invariant, capped=spec in CAPPED, sinks=spec in SINKS)),
-        )
-        for spec in SPECS
-        for dtype in halves
+    pairs = [
+        (spec, shape.prefill_template(in_order=spec.batch_invariant, capped=spec in CAPPED, sinks=spec in SINKS))
+        for spec in OF_E4M3
         for shape in HEAD_SHAPES.values()
         if shape.head_dim in CAPPED_HEAD_DIMS or spec not in CAPPED
     ]
+    halves = [dtype for dtype in dtypes if dtype != "float"]
+    return [
+        *((spec, (dtype, dtype, *template)) for dtype in halves for spec, template in pairs),
+        *((OF_E4M3[spec], (dtype, E4M3, *template)) for dtype in halves for spec, template in pairs),
+    ]
 
 
-def prefill_config(shape: HeadShape, num_tokens: int, num_seqs: int, num_heads: int, num_kv_heads: int) -> LaunchConfig:
+def prefill_config(
+    shape: HeadShape, num_tokens: int, num_seqs: int, num_heads: int, num_kv_heads: int, *, e4m3: bool = False
+) -> LaunchConfig:
     """As many tiles as `num_tokens` can make however they are divided into rows: each row's last may be partial."""
     group = num_heads // num_kv_heads
     tiles = num_tokens * group // shape.tile_rows + min(num_seqs, num_tokens)
     pitch = (shape.head_dim + SEGMENT) * HALF_BYTES
     shared_bytes = (shape.tile_rows + 2 * shape.tile_keys) * pitch + 8 * shape.tile_keys
+    if e4m3:
+        shared_bytes += shape.tile_keys * shape.head_dim
     return LaunchConfig((tiles, num_kv_heads, 1), (WARPS * WARP_SIZE, 1, 1), shared_bytes)
 
 
@@ -137,8 +157,10 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: HeadShape, ope
         scale_log2=operands.scale_log2,
         cap_log2=operands.cap_log2,
         sinks=operands.sinks,
+        kv_scales=operands.kv_scales,
     )
-    config = prefill_config(shape, q.shape[0], num_seqs, operands.num_heads, num_kv_heads)
+    e4m3 = problem.cached == E4M3
+    config = prefill_config(shape, q.shape[0], num_seqs, operands.num_heads, num_kv_heads, e4m3=e4m3)
     in_order, capped, sinks = problem.in_order, problem.capped, problem.has_sinks
     spec = PREFILL_IN_ORDER if in_order else PAGED_ATTENTION_PREFILL
     if capped:
@@ -146,7 +168,7 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: HeadShape, ope
     elif sinks:
         spec = SINK_PREFILL_IN_ORDER if in_order else SINK_PREFILL
     template = shape.prefill_template(in_order=in_order, capped=capped, sinks=sinks)
-    device.launch(spec, (problem.dtype, *template), config, params)
+    device.launch(OF_E4M3[spec] if e4m3 else spec, (problem.dtype, problem.cached, *template), config, params)
 
 
 ATTENTION.register(Candidate("prefill", SPECS, _accepts, _launch, order=2))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
+from tessera.engine.cuda.kernel import KernelSpec
 from tessera.engine.ops.cuda.attention.memory import AttentionMemory
 from tessera.engine.ops.cuda.candidates import CandidateTable
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
@@ -14,6 +16,12 @@ from tessera.engine.tensor import Tensor
 Rows = Literal["prompts", "decodes", "fused_decodes", "all"]
 
 CAPPED_HEAD_DIMS = (128, 256)  # of models with soft caps
+E4M3_ARCH = 89  # the first that converts e4m3
+
+
+def for_e4m3(*specs: KernelSpec[Any]) -> dict[KernelSpec[Any], KernelSpec[Any]]:
+    """Those of the same functions for a KV cache of e4m3, by each."""
+    return {spec: replace(spec, min_arch=max(spec.min_arch, E4M3_ARCH)) for spec in specs}
 
 
 class AttentionProblem(NamedTuple):
@@ -21,7 +29,7 @@ class AttentionProblem(NamedTuple):
 
     Attributes:
         rows: of the step.
-        dtype: C name of the elements.
+        dtype, cached: C names of the elements of activations and cache.
         head_dim, block_size: of the cache.
         is_aligned: queries, caches and result begin at multiples of 16 bytes.
         in_order: a query's keys are added in an order of its own, whatever else is in the step.
@@ -32,6 +40,7 @@ class AttentionProblem(NamedTuple):
 
     rows: Rows
     dtype: str
+    cached: str
     head_dim: int
     block_size: int
     is_aligned: bool
@@ -61,6 +70,7 @@ class AttentionOperands(NamedTuple):
     beside_prefill: bool = False
     cap_log2: float = 0.0
     sinks: Tensor | None = None
+    kv_scales: Tensor | None = None
 
 
 ATTENTION: CandidateTable[AttentionProblem, AttentionOperands] = CandidateTable("attention")

@@ -8,8 +8,9 @@ from tessera.engine.contract.errors import TesseraError
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutT
-from tessera.engine.ops.cuda.types import FLAT_BLOCK, WARP_SIZE, aligned, ceil_div, cuda_type
+from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutCached, OutT
+from tessera.engine.ops.cuda.attention.problem import for_e4m3
+from tessera.engine.ops.cuda.types import E4M3, FLAT_BLOCK, WARP_SIZE, aligned, cached_type, ceil_div, cuda_type
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
 from tessera.engine.tensor import Tensor, float32
 
@@ -21,8 +22,8 @@ class RopeAndStoreParams(NamedTuple):
     cos_sin: InFloat
     positions: InInt
     slot_mapping: InInt
-    key_cache: OutT
-    value_cache: OutT
+    key_cache: OutCached
+    value_cache: OutCached
     out: OutT
     num_heads: Int32
     num_kv_heads: Int32
@@ -31,6 +32,7 @@ class RopeAndStoreParams(NamedTuple):
     rotary_dim: Int32
     block_size: Int32
     eps: Float32
+    kv_scales: InFloat
 
 
 class RotateParams(NamedTuple):
@@ -46,10 +48,11 @@ class RotateParams(NamedTuple):
 ROPE_AND_STORE = KernelSpec(
     file="attention/rope.cu",
     name="rope_and_store_kernel",
-    template=("T", "VECTOR", "MAX_HEAD_DIM"),
+    template=("T", "Cached", "VECTOR", "MAX_HEAD_DIM"),
     params=RopeAndStoreParams,
     overlaps=True,
 )
+OF_E4M3 = for_e4m3(ROPE_AND_STORE)
 ROTATE = KernelSpec(
     file="attention/rotate.cu",
     name="rotate_kernel",
@@ -57,7 +60,7 @@ ROTATE = KernelSpec(
     params=RotateParams,
     on_demand=True,
 )
-SPECS = (ROPE_AND_STORE, ROTATE)
+SPECS = (ROPE_AND_STORE, *OF_E4M3.values(), ROTATE)
 
 WARPS = Constant(4, "of a block")
 declare_header("rope", __name__, {"WARPS": WARPS}, (RopeAndStoreParams,))
@@ -73,7 +76,11 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     sizes = [(vector, str(dim)) for vector in ("1", "2") for dim in ROPE_HEAD_DIMS]
     rotate: list[Instantiation] = [(ROTATE, (dtype,)) for dtype in dtypes]
-    return rotate + [(ROPE_AND_STORE, (dtype, *size)) for dtype in dtypes for size in sizes]
+    return [
+        *rotate,
+        *((ROPE_AND_STORE, (dtype, dtype, *size)) for dtype in dtypes for size in sizes),
+        *((OF_E4M3[ROPE_AND_STORE], (dtype, E4M3, *size)) for dtype in dtypes for size in sizes),
+    ]
 
 
 def rope_part_heads(num_tokens: int, num_heads: int, num_kv_heads: int) -> int:
@@ -113,6 +120,7 @@ class RopeOps(Ops):
         metadata: AttentionMetadata,
         transform: HeadTransform,
         num_heads: int,
+        kv_scales: Tensor | None,
         out: Tensor,
     ) -> None:
         cos_sin, q_norm, k_norm, eps = transform
@@ -123,9 +131,10 @@ class RopeOps(Ops):
         largest = next(dim for dim in ROPE_HEAD_DIMS if dim >= head_dim)
         num_tokens = qkv.shape[0]
         part_heads = rope_part_heads(num_tokens, num_heads, num_kv_heads)
+        cached = cached_type(qkv.dtype, key_cache.dtype)
         self.device.launch(
-            ROPE_AND_STORE,
-            (cuda_type(qkv.dtype), "2" if pairs else "1", str(largest)),
+            OF_E4M3[ROPE_AND_STORE] if cached == E4M3 else ROPE_AND_STORE,
+            (cuda_type(qkv.dtype), cached, "2" if pairs else "1", str(largest)),
             rope_config(num_tokens, num_heads, num_kv_heads, part_heads),
             RopeAndStoreParams(
                 qkv=qkv,
@@ -144,6 +153,7 @@ class RopeOps(Ops):
                 rotary_dim=rotary_dim,
                 block_size=block_size,
                 eps=eps,
+                kv_scales=kv_scales,
             ),
         )
 

@@ -159,7 +159,12 @@ def heads_at_once(num_keys: int, num_kv_heads: int, head_dim: int) -> int:
 
 
 def _accepts(problem: AttentionProblem, device: CudaDevice) -> Sm90Shape | None:
-    if problem.rows != "prompts" or problem.dtype == "float" or not problem.is_aligned:
+    if (
+        problem.rows != "prompts"
+        or problem.cached != problem.dtype
+        or problem.dtype == "float"
+        or not problem.is_aligned
+    ):
         return None
     if problem.capped or problem.has_sinks:
         return None

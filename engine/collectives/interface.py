@@ -1,0 +1,54 @@
+"""One rank's side of what all ranks of a model do together."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from tessera.engine.tensor import Tensor
+
+
+class Collectives(ABC):
+    """Every rank calls the same methods in the same order, with tensors of equal shapes but where it says otherwise.
+
+    Sums are those of rank 0, rank 1 and so on, in this order and in float32, rounded once: all ranks get the same bits,
+    each time. Letters: T tokens, S sampled rows, V vocabulary, W width.
+
+    Attributes:
+        index, size: this rank, and how many there are.
+
+    Raises: RankError where another rank failed or does not come.
+    """
+
+    index: int
+    size: int
+
+    @abstractmethod
+    def all_reduce(self, x: Tensor) -> None:
+        """x [T, W] becomes the sum of all ranks' x."""
+
+    @abstractmethod
+    def gather_columns(self, x: Tensor, out: Tensor | None) -> None:
+        """Each rank's x [S, V_r] float32, of widths that may differ, beside one another into `out` [S, V] of rank 0."""
+
+    @abstractmethod
+    def own_ids(self, ids: Tensor, sampled: Tensor | None, first: int, out: Tensor) -> Tensor:
+        """ids [T] int32 as rows of a rank's part of a table, which begins with row `first` of the whole; `out` [T].
+
+        Those of other parts are outside of this one's rows, and none is negative: -1 - n stands for sampled[n], as in
+        `Ops.embedding`. Each rank by itself.
+        """
+
+    @abstractmethod
+    def norm_columns(self, x: Tensor, weight: Tensor, eps: float, *, first: int, centred: bool) -> None:
+        """`Ops.norm_columns` of a vector whose parts the ranks have: the columns `first` and on that `weight` is for.
+
+        Where ranks have equal parts, all parts are had by equally many.
+        """
+
+    @abstractmethod
+    def broadcast(self, x: Tensor) -> None:
+        """x becomes rank 0's."""
+
+    @abstractmethod
+    def least(self, value: int) -> int:
+        """Of all ranks' values; on the host, and however long ranks take to come."""

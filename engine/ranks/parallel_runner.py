@@ -1,0 +1,169 @@
+"""Runs a model whose weights several ranks share: every step on all of them, sampled by rank 0.
+
+Ranks are threads of the engine process. A step's host work is one upload and one CUDA graph for each, so a process for
+each would add messages and save little; and threads of one process see each other's memory, on the CPU and by peer
+access on GPUs, without handles to pass around.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from tessera.engine.collectives.cpu import CpuCollectives, RankMemory
+from tessera.engine.collectives.interface import Collectives
+from tessera.engine.collectives.rendezvous import Rendezvous
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import RankError
+from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
+from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.partition import Partition, Rank
+from tessera.engine.ops.make import make_ops
+from tessera.engine.runner.model_runner import ModelRunner, Progress, RunningStep
+from tessera.engine.tensor import CpuDevice, Tensor
+
+RANK_TIMEOUT = 4.0  # seconds; with a look it is noticed within five
+
+logger = logging.getLogger("tessera.engine")
+
+T = TypeVar("T")
+MakeRunner = Callable[[int, Collectives], ModelRunner]
+
+
+class ParallelRunner:
+    """One ModelRunner for each rank; rank 0's work is done in the thread that calls.
+
+    Attributes:
+        first, others: rank 0's, and those of the others.
+        rendezvous: what is known of each rank.
+        weight_bytes, kv_cache_bytes: of each rank.
+        stored_bytes: of all ranks together; see `ModelRunner`.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, collectives: Sequence[Collectives], make: MakeRunner) -> None:
+        """`make`: a rank's runner; called in its thread."""
+        self.rendezvous = rendezvous
+        self._threads = [ThreadPoolExecutor(1, f"rank-{index}") for index in range(1, len(collectives))]
+
+        def made(index: int) -> ModelRunner:
+            rendezvous.begin(index)
+            return make(index, collectives[index])
+
+        calls = [partial(made, index) for index in range(len(collectives))]
+        self.first, self.others = self._on_all(calls, patient=True)
+        runners = (self.first, *self.others)
+        self.stored_bytes = dict(sum((Counter(runner.stored_bytes) for runner in runners), Counter()).most_common())
+        self.weight_bytes = tuple(runner.weight_bytes for runner in runners)
+        self.kv_cache_bytes = tuple(runner.kv_cache_bytes for runner in runners)
+
+    @property
+    def planes(self) -> list[Tensor]:
+        """Of the KV caches of all ranks, in which a block has its parts."""
+        return [plane for runner in (self.first, *self.others) for plane in runner.kv_cache.planes]
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.first.asynchronous
+
+    @property
+    def full_sizes(self) -> tuple[int, ...]:
+        return self.first.full_sizes
+
+    def start(self, batch: StepBatch) -> RunningRanks:
+        """See `ModelRunner.start`. Raises: RankError, and what rank 0 raises."""
+        first, others = self._on_all([partial(runner.start, batch) for runner in self._runners])
+        for state in self.rendezvous.states:
+            state.steps += 1
+        return RunningRanks(first, others)
+
+    def sample(self, running: RunningRanks, mask: TokenMask | None = None) -> None:
+        """See `ModelRunner.sample`."""
+        steps = zip(self._runners, (running.first, *running.others), strict=True)
+        self._on_all([partial(runner.sample, step, mask) for runner, step in steps])
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def _runners(self) -> tuple[ModelRunner, ...]:
+        return (self.first, *self.others)
+
+    def _on_all(self, calls: Sequence[Callable[[], T]], *, patient: bool = False) -> tuple[T, list[T]]:
+        """Call one for each rank in its thread; -> what they return, rank 0's apart.
+
+        `patient`: ranks may differ in the time that they take.
+
+        Raises: what the first of them raised that failed by itself; RankError for one that does not end.
+        """
+        futures = [
+            thread.submit(self._guarded, index, calls[index]) for index, thread in enumerate(self._threads, start=1)
+        ]
+        errors: list[BaseException] = []
+        results: list[T] = []
+        try:
+            results.append(self._guarded(0, calls[0]))
+        except BaseException as error:
+            errors.append(error)
+        for index, future in enumerate(futures, start=1):
+            try:
+                results.append(future.result(None if patient and not errors else self.rendezvous.timeout))
+            except TimeoutError:
+                errors.append(RankError(f"rank {index} does not end its step"))
+            except BaseException as error:
+                errors.append(error)
+        if errors:
+            raise next((error for error in errors if not isinstance(error, RankError)), errors[0])
+        return results[0], results[1:]
+
+    def _guarded(self, index: int, call: Callable[[], T]) -> T:
+        """The others learn of its error, wherever they wait."""
+        try:
+            return call()
+        except BaseException as error:
+            self.rendezvous.fail(index, error)
+            raise
+
+
+@dataclass
+class RunningRanks:
+    """A submitted step of all ranks."""
+
+    first: RunningStep
+    others: list[RunningStep]
+
+    def result(self) -> StepResult:
+        return self.first.result()
+
+
+def make_cpu_runner(
+    config: EngineConfig,
+    model: ModelConfig,
+    progress: Progress | None = None,
+    on_hang: Callable[[RankError], None] | None = None,
+) -> ParallelRunner:
+    """Ranks of a model on the CPU. Raises: ConfigError, ModelError."""
+    size = config.tensor_parallel_size
+    Partition(model, Rank(0, size))  # refused before threads begin
+    rendezvous = Rendezvous(size, RANK_TIMEOUT, on_hang or end_process)
+    memory = RankMemory(rendezvous)
+    collectives = [CpuCollectives(index, memory) for index in range(size)]
+
+    def make(index: int, ranks: Collectives) -> ModelRunner:
+        device = CpuDevice()
+        own_progress = progress if index == 0 else None
+        return ModelRunner(config, model, device, make_ops(device), own_progress, ranks)
+
+    return ParallelRunner(rendezvous, collectives, make)
+
+
+def end_process(error: RankError) -> None:
+    """The rank that hangs may be the engine's own thread: nothing but the end of the process helps."""
+    logger.error("the engine ends: %s", error)
+    os._exit(1)

@@ -1,0 +1,281 @@
+"""Ranks that share a model give the tokens of one that has it whole, whatever the scheduler does with them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.engine.collectives.rendezvous import Rendezvous
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import ConfigError, RankError
+from tessera.engine.contract.messages import AddRequest, RequestOutput
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.core.core import EngineCore
+from tessera.engine.core.step_batch import StepBatch
+from tessera.engine.kv_tiers.make import make_tiers
+from tessera.engine.models.config import load_config
+from tessera.engine.ops.make import make_ops
+from tessera.engine.ranks.parallel_runner import ParallelRunner, make_cpu_runner
+from tessera.engine.runner.model_runner import ModelRunner
+from tessera.engine.tensor import CPU
+from tests.support.decoder_harness import Row, step_batch
+from tests.support.tiny_families import FAMILIES, build_family
+from tests.support.tiny_models import TINY_MODELS, build
+from tests.support.token_ids import token_ids
+
+CLIENT = b"client"
+DEADLINE = 30.0  # seconds; only a failing test waits this long
+PREFIX = [3 + 7 * place % 60 for place in range(17)]
+# One prompt begins with another, which is in the prefix cache by then.
+PROMPTS = {"a": PREFIX, "b": [*PREFIX, 5, 9, 4], "c": [40, 41, 8], "d": PREFIX[::-1]}
+TINY: dict[str, Any] = {
+    "max_num_batched_tokens": 12,
+    "max_num_seqs": 4,
+    "num_kv_blocks": 9,
+    "block_size": 8,
+    "max_model_len": 40,
+}
+
+
+class Counted:
+    """A runner, and the steps that it took."""
+
+    def __init__(self, runner: ModelRunner | ParallelRunner) -> None:
+        self.runner = runner
+        self.batches: list[StepBatch] = []
+        self.asynchronous, self.full_sizes = runner.asynchronous, runner.full_sizes
+
+    def start(self, batch: StepBatch) -> Any:
+        self.batches.append(batch)
+        return self.runner.start(batch)
+
+    def sample(self, running: Any, mask: Any) -> None:
+        self.runner.sample(running, mask)
+
+
+@dataclass
+class Work:
+    """What an engine did: its steps, and log-probabilities in the order in which they came."""
+
+    batches: list[StepBatch]
+    num_preemptions: int
+    cached_tokens: dict[str, int]
+    scores: list[float]
+
+
+def run(
+    folder: Path, size: int, requests: dict[str, SamplingParams], **settings: Any
+) -> tuple[dict[str, list[int]], Work]:
+    """Tokens of each request."""
+    config = EngineConfig(model=str(folder), device="cpu", tensor_parallel_size=size, **{**TINY, **settings})
+    config = config.with_device_defaults("cpu")
+    model = load_config(folder)
+    ranks = make_cpu_runner(config, model, on_hang=print) if size > 1 else None
+    runner = ranks.first if ranks is not None else ModelRunner(config, model, CPU, make_ops(CPU))
+    counted = Counted(ranks or runner)
+    planes = ranks.planes if ranks is not None else runner.kv_cache.planes
+    tiers, _ = make_tiers(config, CPU, planes, runner.dtype, "tiny")
+    core = EngineCore(
+        config,
+        counted,
+        vocab_size=model.vocab_size,
+        max_model_len=runner.max_model_len,
+        num_kv_blocks=runner.num_kv_blocks,
+        eos_token_ids=[],
+        short_rope_len=runner.short_rope_len,
+        tiers=tiers,
+    )
+    found: dict[str, list[int]] = {name: [] for name in requests}
+    work = Work(counted.batches, 0, {}, [])
+
+    def collect(output: RequestOutput) -> None:
+        found[output.request_id] += [*output.token_ids]
+        work.scores += [entry.logprob for entry in [*(output.prompt_logprobs or []), *(output.logprobs or [])]]
+        work.cached_tokens.setdefault(output.request_id, output.num_cached_tokens)
+
+    for name, params in requests.items():
+        core.add_request(AddRequest(name, token_ids(PROMPTS[name]), params, 0.0), CLIENT)
+        for output in core.step().get(CLIENT, []):  # the first prompt's blocks are cached when the second comes
+            collect(output)
+    for _ in range(1000):
+        if not core.has_work:
+            break
+        for output in core.step().get(CLIENT, []):
+            collect(output)
+    work.num_preemptions = core.metrics.num_preemptions
+    if ranks is not None:
+        ranks.close()
+    return found, work
+
+
+def greedy(count: int, **changes: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True, **changes)
+
+
+@pytest.fixture
+def folder_of(tmp_path: Path) -> Callable[[str], Path]:
+    def make(name: str) -> Path:
+        if name in FAMILIES:
+            return build_family(name, tmp_path)
+        model = TINY_MODELS[name]
+        if model.config.get("quantization_config"):  # whole blocks for each of four
+            model = dataclasses.replace(model, config=model.config | {"intermediate_size": 128})
+        return build(model, tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize("name", [*TINY_MODELS, *FAMILIES])
+def test_tokens_are_those_of_one_rank(name: str, folder_of: Callable[[str], Path]) -> None:
+    """Of every architecture: prompts in chunks, beside decodes, in float32."""
+    folder = folder_of(name)
+    size = 4 if all(layer.attention.num_heads % 4 == 0 for layer in load_config(folder).layers) else 2
+    requests = {"a": greedy(3), "b": greedy(3)}
+    expected, _ = run(folder, 1, requests, dtype="float32")
+    found, _ = run(folder, size, requests, dtype="float32")
+    assert found == expected, f"{size} ranks"
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_tokens_do_not_depend_on_how_ranks_are_scheduled(size: int, folder_of: Callable[[str], Path]) -> None:
+    """A cached prefix, chunks, preemption with blocks kept in host memory, sampling by seed, penalties, and scores of
+    prompts' tokens."""
+    folder = folder_of("llama")
+    requests = {
+        "a": greedy(22),
+        "b": greedy(17, logprobs=2),
+        "c": SamplingParams(max_tokens=20, temperature=1.0, top_p=0.9, seed=5, presence_penalty=1.0, ignore_eos=True),
+        "d": greedy(20, prompt_logprobs=2),
+    }
+    settings = {"kv_offload_gib": 0.001, "max_model_len": 40}
+    expected, _ = run(folder, 1, requests, **settings)
+    found, engine = run(folder, size, requests, **settings)
+    assert found == expected
+    assert engine.num_preemptions > 0
+    assert engine.cached_tokens["b"] == 8
+    assert max(np.diff(batch.cu_seqlens_q).max() for batch in engine.batches) > 1
+    assert max(batch.num_seqs for batch in engine.batches) >= 3
+    scores, expected_scores = engine.scores, run(folder, 1, requests, **settings)[1].scores
+    assert len(scores) == len(PROMPTS["d"]) - 1 + 17
+    assert np.allclose(scores, expected_scores, atol=1e-4)
+
+
+def test_sums_are_the_same_bits_each_time(folder_of: Callable[[str], Path]) -> None:
+    folder = folder_of("qwen3")
+    first, second = (run(folder, 4, {"b": greedy(6, logprobs=1)}, dtype="bfloat16")[1].scores for _ in range(2))
+    assert first == second
+
+
+def test_stories_are_told_alike(shared_models: Path) -> None:
+    requests = {name: greedy(24) for name in PROMPTS}
+    roomy = {"num_kv_blocks": 64, "max_model_len": 128}
+    expected, _ = run(shared_models / "stories260K", 1, requests, **roomy)
+    for size in (2, 4):
+        assert run(shared_models / "stories260K", size, requests, **roomy)[0] == expected
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+class Stuck:
+    """Rank `index`'s runner fails or hangs when a step starts."""
+
+    def __init__(self, runner: ModelRunner, index: int, fault: Callable[[], None]) -> None:
+        self._start, self.index, self._fault = runner.start, index, fault
+
+    def __call__(self, batch: StepBatch) -> Any:
+        self._fault()
+        return self._start(batch)
+
+
+def faulty(folder: Path, index: int, fault: Callable[[], None], on_hang: Callable[[RankError], None]) -> ParallelRunner:
+    config = EngineConfig(model=str(folder), tensor_parallel_size=2, **TINY)
+    ranks = make_cpu_runner(config, load_config(folder), on_hang=on_hang)
+    ranks.rendezvous.timeout = 0.5
+    runner = (ranks.first, *ranks.others)[index]
+    runner.start = Stuck(runner, index, fault)  # type: ignore[method-assign]
+    return ranks
+
+
+def unexpected(error: RankError) -> None:
+    raise AssertionError(str(error))
+
+
+def step_of(token: int) -> StepBatch:
+    row = Row(slot=0, blocks=[0, 1], prompt=[token], params=greedy(2))
+    return step_batch([row], TINY["block_size"])
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_rank_that_fails_ends_the_step_of_all(index: int, folder_of: Callable[[str], Path]) -> None:
+    def fail() -> None:
+        raise MemoryError("no more")
+
+    ranks = faulty(folder_of("llama"), index, fail, unexpected)
+    with pytest.raises(MemoryError, match="no more"):
+        ranks.start(step_of(5))
+    with pytest.raises((RankError, MemoryError)):
+        ranks.start(step_of(6))  # and of all that come
+    ranks.close()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_rank_that_hangs_is_noticed_by_the_others(index: int, folder_of: Callable[[str], Path]) -> None:
+    """Whoever is in a step is told by the time, but the late one itself: so the engine's process ends itself."""
+    freed, told = threading.Event(), Queue[RankError]()
+    ranks = faulty(folder_of("llama"), index, lambda: assert_set(freed), told.put)
+    thread = threading.Thread(target=swallow, args=(lambda: ranks.start(step_of(5)),))
+    thread.start()
+    assert str(told.get(timeout=DEADLINE)) == f"rank {index} has not come for 0.5 s"
+    freed.set()
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
+    ranks.close()
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(DEADLINE)
+
+
+def swallow(function: Callable[[], Any]) -> None:
+    with contextlib.suppress(RankError):
+        function()
+
+
+def test_a_rank_that_computes_is_not_late() -> None:
+    """However long it takes."""
+    rendezvous, come = Rendezvous(2, timeout=0.5, on_hang=unexpected), threading.Event()
+
+    def compute() -> None:
+        rendezvous.begin(1)
+        end = time.thread_time() + 1.2
+        while time.thread_time() < end:
+            come.is_set()
+        rendezvous.wait(1)
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    rendezvous.begin(0)
+    rendezvous.wait(0)
+    thread.join(DEADLINE)
+    assert rendezvous.states[0].wait_seconds > 1
+
+
+def test_what_ranks_cannot_do_is_refused(folder_of: Callable[[str], Path]) -> None:
+    folder = folder_of("llama")
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 3 does not divide the model's 4 attention heads"):
+        run(folder, 3, {})
+    with pytest.raises(ConfigError, match="--scoring yes-no cannot be used with --tensor-parallel-size"):
+        EngineConfig(model="m", tensor_parallel_size=2, scoring="yes-no").verify()
+    with pytest.raises(ConfigError, match="the KV cache has memory for 0 tokens"):
+        run(folder, 2, {}, num_kv_blocks=None, cpu_kv_cache_gib=1e-6)
