@@ -407,7 +407,7 @@ def test_many_requests_for_many_models_in_any_order(tmp_path: Path) -> None:
         kept = sum(model.host_bytes for model in pool._models)
         assert kept <= 200
         ups = len(FakeSupervisor.started) - len(FakeSupervisor.stopped)
-        assert ups == sum(model.supervisor is not None for model in pool._models)
+        assert ups == sum(model.group is not None for model in pool._models)
 
     FakeSupervisor.sleep_bytes = 100
     run(tmp_path, dict.fromkeys("abcd", 0.45), story, host_bytes=200)

@@ -27,6 +27,7 @@ from tessera.engine.contract.messages import (
 )
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
+from tessera.engine.ipc.adapter_loads import AdapterLoads
 from tessera.engine.ipc.heartbeat import INTERVAL
 from tessera.engine.ipc.process import EngineProcess, LoadedEngine
 from tessera.engine.ipc.supervisor import EngineSupervisor
@@ -160,6 +161,7 @@ class SimulatedEngine:
         self._turn_is_due = False
         self._idle_turns = self._loading_turns = 0
         self.process = EngineProcess(RUN_DIR, RUN_DIR, self.reports.put_nowait)
+        self.process._adapters = AdapterLoads(None, RUN_DIR, lambda: None, allowed=False)
         self.process._metrics = NoMetrics()  # type: ignore[assignment]
         self._send_outputs = self.process._send_outputs
         self.process._send_outputs = self._check_outputs  # type: ignore[method-assign]
