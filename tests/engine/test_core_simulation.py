@@ -183,4 +183,4 @@ def test_fault_liveness_every_request_ends_once_with_the_tokens_it_gives_alone(s
         with contextlib.suppress(ContextLengthError):
             engine.add("morning", prompt, 5, account=rng.choice(accounts), cache_salt=cache_salt)
             engine.run(max_steps=2 * (len(prompt) + 7) * MOST_LOOKS)
-            assert engine.token_ids["morning"] == generate(prompt, min(5, context - len(prompt)))[0]
+            assert engine.token_ids["morning"] == generate(prompt, min(5, context - len(prompt)), say=say)[0]
