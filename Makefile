@@ -12,7 +12,7 @@ CLIENT_ENVIRONMENTS := $(patsubst tests/clients/requirements/%.txt,.venv-clients
 # Servers under test start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast test-long test-clients simulate attack soak mutation check format eval eval-quantisation test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches
+.PHONY: serve test test-fast test-long test-clients simulate attack soak mutation check format eval eval-quantisation test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches prove-fine-tuning
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -52,6 +52,10 @@ mutation: .venv/.dev
 # A million batch lines with kill -9 of the server and its engine in between: most of an hour. ARGS='--lines 20000': a minute.
 prove-batches: .venv/.dev
 	$(BIN)/python -m tests.batches.million $(ARGS)
+
+# The demonstration model learns to spell through the API, its process killed in between: minutes of CPU time.
+prove-fine-tuning: .venv/.dev
+	$(BIN)/python -m tests.fine_tuning $(ARGS)
 
 eval: .venv/.dev
 	$(BIN)/python -m tests.evaluation $(ARGS)

@@ -240,7 +240,7 @@ class AdapterMember(FakeClient):
         super().__init__(always(play([5])))
         self.refuses = refuses
 
-    async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> None:
+    async def load_adapter(self, name: str, folder: str, *, replace: bool = False, by_server: bool = False) -> None:
         if self.refuses:
             raise InvalidRequestError("the folder is lost")
         await super().load_adapter(name, folder, replace=replace)

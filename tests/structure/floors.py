@@ -12,7 +12,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.cli.gguf_files", "app.cli.download_bar"),
     ("app.server",),
     ("app.openapi",),
-    ("app.openai.invocations", "app.openai.batches", "app.ollama"),
+    ("app.openai.invocations", "app.openai.batches", "app.openai.fine_tuning", "app.ollama"),
     ("app.openai.rerank",),
     (
         *(
@@ -105,5 +105,6 @@ EXCEPTIONS = {
     "app.cli.cache.model_facts": ("engine",),
     "app.cli.train.command": ("engine",),
     "app.training.dataset": ("engine.models.config", "engine.training"),
+    "app.training.job_process": ("engine.models.config", "engine.tensor", "engine.training"),
     "app.cli.doctor.gpu": ("engine.cuda.cache",),
 }
