@@ -10,6 +10,7 @@ import time
 from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from tessera.engine.contract.heap import resident_bytes
 from tessera.engine.contract.messages import AddRequest, EngineReport, Sleep, Slept
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
+from tessera.engine.ipc import process as process_module
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.process import EngineProcess, LoadedEngine, load_engine
 from tessera.engine.ipc.supervisor import EngineStartError, EngineState, EngineSupervisor, make_run_dir
@@ -183,7 +185,9 @@ def test_an_engine_that_cannot_wake_up_ends() -> None:
     asyncio.run(asyncio.wait_for(scenario(), LIMIT))
 
 
-def test_an_engine_that_cannot_sleep_says_so_and_goes_on(tmp_path: Path) -> None:
+def test_an_engine_that_cannot_sleep_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = SimpleNamespace(start=lambda: None, stop=lambda: None)
+    monkeypatch.setattr(process_module, "HeartbeatSender", lambda *_, **__: silent)
     reports: list[EngineReport] = []
     engine = EngineProcess(str(tmp_path), str(tmp_path), reports.append)
     try:
