@@ -161,7 +161,6 @@ class SimulatedEngine:
         self._turn_is_due = False
         self._idle_turns = self._loading_turns = 0
         self.process = EngineProcess(RUN_DIR, RUN_DIR, self.reports.put_nowait)
-        self.process._adapters = AdapterLoads(None, RUN_DIR, lambda: None, allowed=False)
         self.process._metrics = NoMetrics()  # type: ignore[assignment]
         self._send_outputs = self.process._send_outputs
         self.process._send_outputs = self._check_outputs  # type: ignore[method-assign]
@@ -235,6 +234,7 @@ class SimulatedEngine:
         )
         sleeper = SimulatedSleeper(history, self.core, runner)
         self.engine = self.process._engine = LoadedEngine(self.core, world.info, lambda: b"", sleeper=sleeper)
+        self.process._adapters = AdapterLoads(None, "", self.wake_up, allowed=False)
         self.reports.put_nowait(Ready(self.process.epoch, world.info))
         self.process._router.on_arrival = self.wake_up
         self.wake_up()
