@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.logs import LogFormat, LogLevel
+from tessera.engine.contract.speculation.settings import (
+    DEFAULT_DRAFT_TOKENS,
+    MAX_DRAFT_TOKENS,
+    MAX_LOOKUP,
+    MAX_STEP_DRAFTS,
+    Speculation,
+    SpeculationMethod,
+    SpeculationMode,
+    make_speculation,
+    read_speculative_config,
+)
 from tessera.options.declaration import Option, check_fields
 from tessera.options.errors import OptionError
 
@@ -21,6 +32,7 @@ ScoringName = Literal["auto", "yes-no", "none"]
 BlockSize = Literal[8, 16, 32, 64, 128]
 
 MAX_LORA_RANK = 256
+FINE_TUNED_RANK = 16  # of the adapters that fine-tuning jobs make
 MAX_LORA_NAME = 256  # characters
 
 DEVICE_DEFAULTS = {"cuda": (256, 8192), "cpu": (64, 1024)}  # max_num_seqs, max_num_batched_tokens
@@ -80,6 +92,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         embedding_name, reranker_name: names of these in metrics; empty takes the folder's.
         beside_others: other engines share the device: memory that was in use before does not count against this one's
             share.
+        fine_tuned: it serves what fine-tuning jobs make of the model.
         reports_prefixes: its heartbeats say what the prefix cache has, for the choice among several engines.
     """
 
@@ -90,6 +103,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     reranker_model: str = ""
     reranker_name: str = ""
     beside_others: bool = False
+    fine_tuned: bool = False
     reports_prefixes: bool = False
     max_model_len: Annotated[
         int | None,
@@ -334,13 +348,92 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
 
     @property
     def serves_adapters(self) -> bool:
-        return bool(self.lora) or self.allow_lora_loading
+        return bool(self.lora) or self.allow_lora_loading or self.fine_tuned
 
     @property
     def adapters(self) -> tuple[tuple[str, str], ...]:
         """Names and folders of `lora`."""
         pairs = (text.partition("=") for text in self.lora)
         return tuple((name, folder) for name, _, folder in pairs)
+
+    speculation: Annotated[
+        SpeculationMode,
+        Option(
+            "draft tokens and verify several in a step, which changes no token; auto: where it pays, as measured; on: "
+            "wherever something is found",
+            group="speculation",
+        ),
+    ] = "off"
+    speculative_method: Annotated[
+        SpeculationMethod,
+        Option(
+            "ngram: what followed the same last tokens before in prompt and completion; suffix: the longest end of the "
+            "text that occurred before, also in earlier completions of the same key",
+            group="speculation",
+        ),
+    ] = "suffix"
+    num_speculative_tokens: Annotated[
+        int | None,
+        Option(
+            "most draft tokens of a sequence in a step",
+            group="speculation",
+            metavar="TOKENS",
+            low=1,
+            high=MAX_DRAFT_TOKENS,
+            default=str(DEFAULT_DRAFT_TOKENS),
+        ),
+    ] = None
+    prompt_lookup_min: Annotated[
+        int | None,
+        Option(
+            "fewest last tokens that ngram looks for",
+            group="speculation",
+            metavar="TOKENS",
+            low=1,
+            high=MAX_LOOKUP,
+            default="2",
+        ),
+    ] = None
+    prompt_lookup_max: Annotated[
+        int | None,
+        Option("most of them", group="speculation", metavar="TOKENS", low=1, high=MAX_LOOKUP, default="4"),
+    ] = None
+    speculative_config: Annotated[
+        dict[str, Any],
+        Option(
+            "the same in vLLM's form: method, num_speculative_tokens, prompt_lookup_min and prompt_lookup_max; means "
+            "--speculation auto unless that is on",
+            group="speculation",
+            metavar="JSON",
+        ),
+    ] = {}
+
+    @property
+    def speculation_settings(self) -> Speculation | None:
+        """How tokens are drafted; None for not at all. Raises: ConfigError."""
+        try:
+            return self._read_speculation()
+        except OptionError as error:
+            raise ConfigError(str(error)) from None
+
+    def _read_speculation(self) -> Speculation | None:
+        options = (self.num_speculative_tokens, self.prompt_lookup_min, self.prompt_lookup_max)
+        if self.speculative_config:
+            if any(option is not None for option in options):
+                raise OptionError(
+                    "--speculative-config is given, so its numbers cannot be options of their own as well"
+                )
+            found = read_speculative_config(self.speculative_config)
+            return msgspec.structs.replace(found, always=self.speculation == "on")
+        if self.speculation == "off":
+            return None
+        return make_speculation(self.speculative_method, *options, always=self.speculation == "on")
+
+    @property
+    def max_step_drafts(self) -> int:
+        """Most draft tokens of a step."""
+        settings = self.speculation_settings
+        return 0 if settings is None else min(self.max_num_seqs * settings.num_tokens, MAX_STEP_DRAFTS)
 
     def verify(self) -> None:
         """Raise ConfigError naming the first option whose value cannot work."""
@@ -354,6 +447,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             raise ConfigError("--kv-offload-disk-gib needs --kv-offload-dir, whose size it bounds")
         if self.serves_adapters:
             self._verify_adapters()
+        _ = self.speculation_settings  # raises where it cannot be met
         if self.tensor_parallel_size > 1 and self.cpu_offload_gib not in (None, "0"):
             raise ConfigError("--cpu-offload-gib cannot be used with --tensor-parallel-size")
         if self.tensor_parallel_size > 1 and self.scoring == "yes-no":
@@ -370,9 +464,14 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             "--tensor-parallel-size": self.tensor_parallel_size > 1,
             "--cpu-offload-gib": self.cpu_offload_gib not in (None, "0"),
         }
+        asked = "--lora and --allow-lora-loading"
+        if not self.lora and not self.allow_lora_loading:
+            asked = "--enable-fine-tuning"
         for option, given in others.items():
             if given:
-                raise ConfigError(f"--lora and --allow-lora-loading cannot be used with {option}")
+                raise ConfigError(f"{asked} cannot be used with {option}")
+        if self.fine_tuned and self.max_lora_rank is not None and self.max_lora_rank < FINE_TUNED_RANK:
+            raise ConfigError(f"--enable-fine-tuning needs a --max-lora-rank of at least {FINE_TUNED_RANK}")
 
     def with_device_defaults(self, device: str) -> EngineConfig:
         """A copy in which every 0 has become the default of `device`, "cuda" or "cpu"."""

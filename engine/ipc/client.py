@@ -316,12 +316,13 @@ class EngineClient:
         num_choices: int = 1,
         account: AccountRef = NO_ACCOUNT,
         adapter: str = "",
+        prediction: TokenIds | None = None,
     ) -> list[RequestStream]:
         """Send a request of several sequences; must be called in the client's event loop.
 
         Args:
             sequences: prompts and parameters, which differ in what `Sibling` has, and in nothing else.
-            priority, cache_salt, num_choices, account, adapter: see `AddRequest`.
+            priority, cache_salt, num_choices, account, adapter, prediction: see `AddRequest`.
 
         Raises:
             EngineUnavailableError: the engine is not ready or shows no life. Every other refusal is
@@ -353,6 +354,7 @@ class EngineClient:
             account,
             siblings,
             adapter,
+            prediction,
         )
         streams = []
         for request_id in request_ids:
@@ -394,17 +396,20 @@ class EngineClient:
 
         return np.frombuffer(vectors, "<f4").reshape(len(inputs), -1)
 
-    async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> None:
+    async def load_adapter(self, name: str, folder: str, *, replace: bool = False, by_server: bool = False) -> None:
         """Serve the adapter in a folder of the engine's machine; it is in `adapters` afterwards.
+
+        Args:
+            by_server: see `LoadAdapter`.
 
         Raises: RequestError: the name is taken and not to be replaced, the folder is at fault, or the engine is not
             there or loads none.
         """
-        await self._change_adapters(LoadAdapter(next(self._counter), name, folder, replace))
+        await self._change_adapters(LoadAdapter(next(self._counter), name, folder, replace, by_server))
 
-    async def unload_adapter(self, name: str) -> None:
+    async def unload_adapter(self, name: str, *, by_server: bool = False) -> None:
         """Serve an adapter no more; requests that have begun with it are finished. Raises RequestError."""
-        await self._change_adapters(UnloadAdapter(next(self._counter), name))
+        await self._change_adapters(UnloadAdapter(next(self._counter), name, by_server))
 
     async def _change_adapters(self, message: LoadAdapter | UnloadAdapter) -> None:
         well, reason = self.health()
@@ -641,3 +646,5 @@ def _merge(earlier: RequestOutput, later: RequestOutput) -> None:
     earlier.finish_reason = later.finish_reason
     earlier.stop_token_id = later.stop_token_id
     earlier.decode_time = later.decode_time
+    earlier.num_accepted_draft_tokens = later.num_accepted_draft_tokens
+    earlier.num_rejected_draft_tokens = later.num_rejected_draft_tokens
