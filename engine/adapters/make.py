@@ -22,9 +22,12 @@ def make_catalog(config: EngineConfig, model: ModelConfig, device: Device) -> tu
     if not config.serves_adapters:
         return None, 0
     if model.is_encoder or model.classifier is not None:
+        if not config.lora and not config.allow_lora_loading:
+            return None, 0  # other models of the server are fine-tuned
         raise ConfigError("--lora and --allow-lora-loading are for models that generate text")
     if device.name != "cpu":
-        raise ConfigError("adapters are served on the CPU only: there are no kernels for them; see --device")
+        option = "--enable-fine-tuning: " if config.fine_tuned else ""
+        raise ConfigError(f"{option}adapters are served on the CPU only: there are no kernels for them; see --device")
     max_rank = config.max_lora_rank
     if max_rank is None:
         configs = [read_adapter_config(Path(folder)) for _, folder in config.adapters]
