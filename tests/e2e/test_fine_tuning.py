@@ -36,6 +36,7 @@ def ask(api: openai.OpenAI, model: str) -> tuple[str | None, list[float]]:
     return found.message.content, [each.logprob for each in found.logprobs.content or ()]
 
 
+@pytest.mark.slow
 def test_a_model_learns_and_its_base_stays_as_it_was(server: Server) -> None:
     server.until(lambda: server.http.get("/ready").status_code == 200, "readiness")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as api:
@@ -58,6 +59,7 @@ def test_a_model_learns_and_its_base_stays_as_it_was(server: Server) -> None:
         assert ask(api, server.model) == before
 
 
+@pytest.mark.slow
 def test_a_job_ends_with_its_server(server: Server) -> None:
     """However that ends; this is the last test of the module."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as api:
