@@ -65,6 +65,17 @@ class EngineGroup:
                 )
         return infos[0]
 
+    async def sleep(self, timeout: float) -> bool:
+        """See `EngineSupervisor.sleep`; False where one of the engines could not."""
+        return all(await asyncio.gather(*(supervisor.sleep(timeout) for supervisor in self._supervisors)))
+
+    async def wake_up(self) -> EngineInfo:
+        """-> the facts of the first engine. Raises: EngineStartError if one cannot."""
+        await asyncio.gather(*(supervisor.wake_up() for supervisor in self._supervisors))
+        info = self._supervisors[0].info
+        assert info is not None, "it was ready before it slept"
+        return info
+
     async def stop(self, timeout: float) -> None:
         """Let the engines finish what runs, for at most `timeout` seconds, and end them."""
         await asyncio.gather(*(supervisor.stop(timeout) for supervisor in self._supervisors))
@@ -87,16 +98,18 @@ def _engines_of(launch: EngineLaunch) -> Iterator[tuple[EngineConfig, dict[str, 
         yield msgspec.structs.replace(config, reports_prefixes=True, kv_offload_dir=folder), environment
 
 
-def _devices(number: int, num_engines: int, size: int) -> str:
-    """The `size` devices of engine `number`, as CUDA_VISIBLE_DEVICES names them. Raises ConfigError."""
+def _devices(number: int, num_engines: int, num_ranks: int) -> str:
+    """The devices of engine `number`, one for each rank, as CUDA_VISIBLE_DEVICES names them. Raises ConfigError."""
     visible = os.environ.get(VISIBLE_DEVICES)
-    own = slice(number * size, (number + 1) * size)
+    needed = num_engines * num_ranks
     if visible is None:
-        return ",".join(map(str, range(own.start, own.stop)))
-    devices = [name.strip() for name in visible.split(",") if name.strip()]
-    if len(devices) < num_engines * size:
-        options = f"--data-parallel-size {num_engines}" + f" --tensor-parallel-size {size}" * (size > 1)
+        devices = [str(device) for device in range(needed)]
+    else:
+        devices = [name.strip() for name in visible.split(",") if name.strip()]
+    if len(devices) < needed:
+        each = f" with --tensor-parallel-size {num_ranks}" if num_ranks > 1 else ""
         raise ConfigError(
-            f"{options} needs {num_engines * size} devices, but {VISIBLE_DEVICES}={visible} names {len(devices)}"
+            f"--data-parallel-size {num_engines}{each} needs {needed} devices, but {VISIBLE_DEVICES}={visible} "
+            f"names {len(devices)}"
         )
-    return ",".join(devices[own])
+    return ",".join(devices[number * num_ranks : (number + 1) * num_ranks])

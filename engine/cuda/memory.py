@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 from cuda.bindings import driver
@@ -18,6 +19,8 @@ from tessera.engine.cuda.driver import check
 
 SMALLEST_CLASS = 512
 LARGEST_POOLED = 32 * 2**20
+
+Passing = Callable[[], AbstractContextManager[None]]  # see `CudaDevice.passing`
 
 
 @dataclass
@@ -60,17 +63,31 @@ def size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
+class LargeMemory(Protocol):
+    """Attributes: least_bytes: smaller pieces are not for it."""
+
+    least_bytes: int
+
+    def allocate(self, nbytes: int) -> int: ...
+    def holds(self, pointer: int) -> bool: ...
+    def free(self, pointer: int) -> None: ...
+
+
 class MemoryPool:
     """Hands out device memory; what is freed up to 32 MiB is kept for the next of its size class.
 
     All work of a device runs on one stream, so a freed piece may be handed out again at once: what
     the next owner does to it happens after what the last one did. List operations are atomic, so
     that a finaliser may return memory from any thread and at any point.
+
+    Attributes:
+        source: where larger pieces are from; None: the driver's allocator, as smaller ones.
     """
 
-    def __init__(self, activate: Callable[[], object], passing: Callable[[], AbstractContextManager[None]]) -> None:
-        """Calls that make the device's context current, for good and for a while."""
-        self._activate, self._passing = activate, passing
+    def __init__(self, activate: Callable[[], object], passing: Passing | None = None) -> None:
+        """Calls that make the device's context current: for good, and for a while where it may not be the only one."""
+        self._activate, self._passing = activate, passing or partial(_for_good, activate)
+        self.source: LargeMemory | None = None
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self.statistics = PoolStatistics()
 
@@ -111,11 +128,11 @@ class MemoryPool:
     def _from_driver(self, size: int) -> int:
         self._activate()
         try:
-            return int(check(driver.cuMemAlloc, size))
+            return self._allocate(size)
         except OutOfMemoryError:
             self.empty_cache()
         try:
-            return int(check(driver.cuMemAlloc, size))
+            return self._allocate(size)
         except OutOfMemoryError:
             free, total = check(driver.cuMemGetInfo)
             raise OutOfMemoryError(
@@ -123,9 +140,17 @@ class MemoryPool:
                 f"of {total / 2**20:.1f} MiB are free"
             ) from None
 
+    def _allocate(self, size: int) -> int:
+        if self.source is not None and size > self.source.least_bytes:
+            return self.source.allocate(size)
+        return int(check(driver.cuMemAlloc, size))
+
     def _to_driver(self, pointer: int) -> None:
         with self._passing():
-            check(driver.cuMemFree, pointer)
+            if self.source is not None and self.source.holds(pointer):
+                self.source.free(pointer)
+            else:
+                check(driver.cuMemFree, pointer)
 
 
 class PinnedBuffer:
@@ -135,16 +160,11 @@ class PinnedBuffer:
         array: [nbytes] uint8. It and every view of it keep the memory alive.
     """
 
-    def __init__(
-        self,
-        nbytes: int,
-        activate: Callable[[], object],
-        passing: Callable[[], AbstractContextManager[None]],
-    ) -> None:
+    def __init__(self, nbytes: int, activate: Callable[[], object], passing: Passing | None = None) -> None:
         activate()
         pointer = int(check(driver.cuMemHostAlloc, max(nbytes, 1), 0))
         memory = (ctypes.c_uint8 * nbytes).from_address(pointer)
-        weakref.finalize(memory, _free_pinned, pointer, passing).atexit = False
+        weakref.finalize(memory, _free_pinned, pointer, passing or partial(_for_good, activate)).atexit = False
         self.array: np.ndarray[Any, np.dtype[np.uint8]] = np.ctypeslib.as_array(memory)
 
     def view(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0) -> np.ndarray[Any, Any]:
@@ -152,6 +172,12 @@ class PinnedBuffer:
         return np.ndarray(shape, dtype, self.array, offset)
 
 
-def _free_pinned(pointer: int, passing: Callable[[], AbstractContextManager[None]]) -> None:
+@contextmanager
+def _for_good(activate: Callable[[], object]) -> Iterator[None]:
+    activate()
+    yield
+
+
+def _free_pinned(pointer: int, passing: Passing) -> None:
     with passing():
         check(driver.cuMemFreeHost, pointer)

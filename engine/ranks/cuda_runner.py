@@ -26,8 +26,12 @@ def make_cuda_runner(
     size = config.tensor_parallel_size
     option = f"--tensor-parallel-size {size}"
     Partition(model, Rank(0, size))  # refused before threads begin
-    if config.kv_offload_gib is not None:
-        raise ConfigError(f"{option} on GPUs cannot be used with --kv-offload-gib")
+    for other, given in (
+        ("--kv-offload-gib", config.kv_offload_gib is not None),
+        ("--sleep-host-gib", config.can_sleep),
+    ):
+        if given:
+            raise ConfigError(f"{option} on GPUs cannot be used with {other}")
     attentions = [layer.attention for layer in model.layers]
     if any(attention.qk_norm is not None and attention.qk_norm_form == "width" for attention in attentions):
         raise ConfigError(f"{option} on GPUs: norms over all heads together, which this model has, are not supported")

@@ -23,9 +23,9 @@ from tessera.app.ops.metrics_text import EngineTexts, render_metrics
 from tessera.app.routing.block_keys import block_keys
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, EngineError, EngineUnavailableError, InvalidRequestError
-from tessera.engine.contract.messages import EngineTotals, PrefixChanges, SchedulerStats
+from tessera.engine.contract.messages import EngineTotals, Heartbeat, PrefixChanges, SchedulerStats
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.ipc.client import RequestStream
+from tessera.engine.ipc.client import EngineClient, RequestStream
 from tessera.engine.ipc.supervisor import EngineSupervisor, make_run_dir
 from tests.support.fake_client import INFO, FakeClient, always, play
 from tests.support.token_ids import token_ids
@@ -141,6 +141,20 @@ def test_reports_of_engines_reach_every_app_process() -> None:
     asyncio.run(story())
 
 
+def test_sequences_that_have_just_ended_are_not_taken_for_those_of_others(tmp_path: Path) -> None:
+    """A heartbeat's figures may be from before their end."""
+    client = EngineClient(tmp_path)
+    client._epoch = "epoch"
+    client._most_sequences = [5, 0]
+    loads = []
+    for number in range(3):
+        beat = Heartbeat("epoch", number, True, True, stats(5, 0), stats_time=float(number))
+        client._on_heartbeat(beat)
+        loads.append(client.load)
+    asyncio.run(client.close())
+    assert loads == [0, 0, 5], "after two heartbeats they are others'"
+
+
 def stats(running: int, tokens: int) -> SchedulerStats:
     totals = EngineTotals(
         num_prompt_tokens=tokens,
@@ -201,6 +215,11 @@ def test_each_engine_has_a_device_and_a_folder_of_its_own(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match="needs 3 devices, but CUDA_VISIBLE_DEVICES=4, GPU-ab12 names 2"):
         launch_of(3)
     assert "CUDA_VISIBLE_DEVICES" not in launch_of(3, device="cpu")[2][2]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    ranks = launch_of(2, tensor_parallel_size=2)
+    assert [environment["CUDA_VISIBLE_DEVICES"] for _, _, environment in ranks] == ["0,1", "2,3"]
+    with pytest.raises(ConfigError, match="--data-parallel-size 3 with --tensor-parallel-size 2 needs 6 devices"):
+        launch_of(3, tensor_parallel_size=2)
 
 
 def test_one_engine_is_started_as_ever() -> None:

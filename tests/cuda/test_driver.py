@@ -6,7 +6,6 @@ import ctypes
 import gc
 import struct
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
@@ -207,7 +206,7 @@ class TestPool:
         assert size_class(LARGEST_POOLED + 1) == LARGEST_POOLED + 2 * MIB
 
     def test_freed_memory_is_handed_out_again(self, fake: FakeDriver) -> None:
-        pool = MemoryPool(lambda: None, nullcontext)
+        pool = MemoryPool(lambda: None)
         first = pool.allocate(1000)
         pointer = first.pointer
         assert (pool.statistics.hits, pool.statistics.misses, pool.statistics.in_use) == (0, 1, 1024)
@@ -218,12 +217,12 @@ class TestPool:
         assert pool.statistics.hits == 1
 
     def test_memory_in_use_is_not_handed_out(self, fake: FakeDriver) -> None:
-        pool = MemoryPool(lambda: None, nullcontext)
+        pool = MemoryPool(lambda: None)
         held = [pool.allocate(1000) for _ in range(5)]
         assert len({allocation.pointer for allocation in held}) == 5
 
     def test_large_pieces_go_straight_back(self, fake: FakeDriver) -> None:
-        pool = MemoryPool(lambda: None, nullcontext)
+        pool = MemoryPool(lambda: None)
         piece = pool.allocate(LARGEST_POOLED + 1)
         assert len(fake.live) == 1
         del piece
@@ -232,7 +231,7 @@ class TestPool:
         assert pool.statistics.cached == 0
 
     def test_empty_cache(self, fake: FakeDriver) -> None:
-        pool = MemoryPool(lambda: None, nullcontext)
+        pool = MemoryPool(lambda: None)
         pieces = [pool.allocate(size) for size in (10, 10, 5000)]
         del pieces
         gc.collect()
@@ -241,7 +240,7 @@ class TestPool:
         assert (pool.statistics.cached, pool.statistics.in_use) == (0, 0)
 
     def test_cached_pieces_are_given_up_for_one_that_does_not_fit(self, fake: FakeDriver) -> None:
-        pool = MemoryPool(lambda: None, nullcontext)
+        pool = MemoryPool(lambda: None)
         pieces = [pool.allocate(20 * MIB) for _ in range(4)]
         del pieces
         gc.collect()
@@ -250,7 +249,7 @@ class TestPool:
         assert list(fake.live) == [piece.pointer]
 
     def test_too_much(self, fake: FakeDriver) -> None:
-        pool = MemoryPool(lambda: None, nullcontext)
+        pool = MemoryPool(lambda: None)
         kept = pool.allocate(40 * MIB)
         with pytest.raises(OutOfMemoryError, match=r"^64\.0 MiB .* only 60\.0 MiB of 100\.0 MiB are free"):
             pool.allocate(64 * MIB)

@@ -5,7 +5,7 @@ from __future__ import annotations
 # Rooms from the top floor to the bottom. A room may import those on lower floors and nothing of its own floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("tessera.__main__",),
-    ("app.cli",),
+    ("app.cli", "app.ray_serve"),
     ("app.cli.chat", "app.cli.doctor", "app.cli.train"),
     ("app.cli.cache", "app.cli.completion"),
     ("app.cli.hub",),
@@ -41,6 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.ipc",),
     ("engine.ranks",),
     ("engine.runner",),
+    ("engine.runner.memory",),
     ("engine.core",),
     ("engine.speculation",),
     ("engine.kv_tiers",),
