@@ -9,12 +9,11 @@ from tessera.engine.adapters.config import read_adapter_config
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, ModelError, RequestError
 from tessera.engine.models.config import ModelConfig
-from tessera.engine.tensor import Device
 
 LEAST_MAX_RANK = 16
 
 
-def make_catalog(config: EngineConfig, model: ModelConfig, device: Device) -> tuple[AdapterCatalog | None, int]:
+def make_catalog(config: EngineConfig, model: ModelConfig) -> tuple[AdapterCatalog | None, int]:
     """-> the adapters of --lora, or None where none are served or loaded later, and the largest rank, 0 with None.
 
     Raises: ConfigError where adapters cannot be served, or one of them cannot be read.
@@ -23,8 +22,6 @@ def make_catalog(config: EngineConfig, model: ModelConfig, device: Device) -> tu
         return None, 0
     if model.is_encoder or model.classifier is not None:
         raise ConfigError("--lora and --allow-lora-loading are for models that generate text")
-    if device.name != "cpu":
-        raise ConfigError("adapters are served on the CPU only: there are no kernels for them; see --device")
     max_rank = config.max_lora_rank
     if max_rank is None:
         configs = [read_adapter_config(Path(folder)) for _, folder in config.adapters]
