@@ -134,6 +134,7 @@ SERVE_OPTIONS = CommandOptions(
         "models",
         "device and memory",
         "scheduling",
+        "speculation",
         "HTTP",
         "TLS",
         "storage",

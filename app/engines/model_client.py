@@ -49,6 +49,7 @@ class ModelClient(Protocol):
         num_choices: int = 1,
         account: AccountRef = NO_ACCOUNT,
         adapter: str = "",
+        prediction: TokenIds | None = None,
     ) -> list[RequestStream]: ...
     async def embed(
         self,

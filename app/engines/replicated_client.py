@@ -123,6 +123,7 @@ class ReplicatedClient:
         num_choices: int = 1,
         account: AccountRef = NO_ACCOUNT,
         adapter: str = "",
+        prediction: TokenIds | None = None,
     ) -> list[RequestStream]:
         """As `EngineClient.submit_all`; all sequences go to one engine, chosen for the first prompt."""
         prompt, params = sequences[0]
@@ -135,6 +136,7 @@ class ReplicatedClient:
             num_choices=num_choices,
             account=account,
             adapter=adapter,
+            prediction=prediction,
         )
 
     async def embed(

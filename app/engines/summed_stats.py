@@ -7,7 +7,10 @@ from collections.abc import Iterable
 
 from tessera.engine.contract.messages import EngineTotals, SchedulerStats
 
-COUNTS = ("num_prompt_tokens", "num_generation_tokens", "num_prefix_queries", "num_prefix_hits", "num_preemptions")
+COUNTS = (
+    *("num_prompt_tokens", "num_generation_tokens", "num_prefix_queries", "num_prefix_hits", "num_preemptions"),
+    *("num_draft_tokens", "num_accepted_draft_tokens"),
+)
 LATENCIES = ("time_to_first_token", "inter_token_latency", "e2e_latency")
 
 

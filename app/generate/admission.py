@@ -29,6 +29,7 @@ from tessera.app.schema.chat import ChatRequest
 from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.schema.request import RequestModel, parse_request
 from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.messages import TokenIds
 from tessera.engine.contract.sampling_params import Grammar, ReasoningBudget
 
 BACKGROUND_PRIORITY = 2**32  # beyond all that requests can ask for
@@ -80,7 +81,14 @@ class Admission(Generic[R]):
     def tenant(self) -> str:
         return tenant_of(self.http_request)
 
-    def start_chat(self, chat: ChatRequest, prompt: ChatPrompt, *, param: str = "messages") -> Generation:
+    def start_chat(
+        self,
+        chat: ChatRequest,
+        prompt: ChatPrompt,
+        *,
+        param: str = "messages",
+        prediction: TokenIds | None = None,
+    ) -> Generation:
         """`start` for a conversation; `chat` is what the request amounts to in Chat Completions."""
         model = self.model
         reads_parts = model.reasoning is not None or bool(chat.shown_tools)
@@ -92,6 +100,7 @@ class Admission(Generic[R]):
             make_reader=(lambda: completion_reader(model, chat, prompt)) if reads_parts else None,
             grammar=chat_grammar(model, chat, prompt) if reads_parts else None,
             budget=reasoning_budget(model, chat, prompt) if model.reasoning is not None else None,
+            prediction=prediction,
         )
 
     def start(
@@ -105,6 +114,7 @@ class Admission(Generic[R]):
         make_reader: Callable[[], CompletionReader] | None = None,
         grammar: Grammar | None = None,
         budget: ReasoningBudget | None = None,
+        prediction: TokenIds | None = None,
     ) -> Generation:
         """Submit `n` sequences for each prompt.
 
@@ -115,6 +125,7 @@ class Admission(Generic[R]):
             make_reader: makes the reader of each completion.
             grammar: what each completion must match; None leaves it to the request.
             budget: of each completion's reasoning.
+            prediction: a text that the completions are expected to repeat.
 
         Raises:
             RequestError: a prompt or a field is wrong, or the engine takes no requests.
@@ -162,6 +173,7 @@ class Admission(Generic[R]):
             num_choices=request.num_choices,
             account=account_of(self.http_request.scope),
             adapter=self.name if self.name in model.adapter_names else "",
+            prediction=prediction,
         )
         generation = Generation(choices, streams, num_prompt_tokens, request.num_choices, hold, params[0][0], submitted)
         self._trace(request, prompts, generation)

@@ -72,6 +72,8 @@ class Usage:
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
     num_reasoning_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_rejected_draft_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -95,6 +97,7 @@ class Choice:
     Attributes:
         num_tokens: tokens generated, up to and with the one that ended the text.
         num_reasoning_tokens: those of them that are reasoning.
+        num_accepted_draft_tokens, num_rejected_draft_tokens: that were drafted.
         finish_reason: set once the text is complete, by the engine or by a stop string.
         prompt_logprobs: of the prompt's tokens but the first, if asked for; set by the first output.
         queue_time: seconds from arrival at the engine to the first step; set by the first output.
@@ -115,6 +118,8 @@ class Choice:
         self.index = index
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
+        self.num_accepted_draft_tokens = 0
+        self.num_rejected_draft_tokens = 0
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
@@ -180,6 +185,8 @@ class Choice:
             self.first_token_at = self.last_token_at
             self.queue_time, self.prefill_time = output.queue_time, output.prefill_time
         self.decode_time = output.decode_time
+        self.num_accepted_draft_tokens = output.num_accepted_draft_tokens
+        self.num_rejected_draft_tokens = output.num_rejected_draft_tokens
         if output.num_cached_tokens:
             self.num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:
@@ -282,6 +289,8 @@ class Generation:
             num_cached_tokens=sum(choice.num_cached_tokens for choice in self.choices[:: self.choices_per_prompt]),
             num_completion_tokens=sum(choice.num_tokens for choice in self.choices),
             num_reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices),
+            num_accepted_draft_tokens=sum(choice.num_accepted_draft_tokens for choice in self.choices),
+            num_rejected_draft_tokens=sum(choice.num_rejected_draft_tokens for choice in self.choices),
         )
 
     def timing(self) -> Timing:

@@ -39,6 +39,13 @@ async def encode_text(model: ServedModel, text: str, *, add_special_tokens: bool
     )
 
 
+async def encode_prediction(model: ServedModel, text: str) -> TokenIds:
+    """Token ids of a text that is expected to come, as far as the context could hold it."""
+    text = text[: model.info.max_model_len * model.tokenizer.max_token_chars]
+    found = await model.workers.run(model.tokenizer.encode, text, add_special_tokens=False, timeout=PROMPT_TIMEOUT)
+    return array("i", found[: model.info.max_model_len])
+
+
 async def render_chat(
     model: ServedModel, request: ConversationFields, *, add_special_tokens: bool = False, param: str = "messages"
 ) -> ChatPrompt:

@@ -117,7 +117,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "completion_tokens_details": {
             "reasoning_tokens": usage.num_reasoning_tokens,
             "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": usage.num_accepted_draft_tokens,
+            "rejected_prediction_tokens": usage.num_rejected_draft_tokens,
         },
     }

@@ -126,6 +126,8 @@ def _totals(history: History) -> dict[str, Any] | None:
         "preemptions": totals.num_preemptions,
         "prefix_queries": totals.num_prefix_queries,
         "prefix_hits": totals.num_prefix_hits,
+        "draft_tokens": totals.num_draft_tokens,
+        "accepted_draft_tokens": totals.num_accepted_draft_tokens,
     }
 
 

@@ -325,3 +325,85 @@ __device__ __forceinline__ void multiply_tiles(const Work<V::SHARING>& work, uns
     store_tile<V>(sums, result, staging, residual);
   }
 }
+
+// What the warp groups of a block that multiply have in common with its producers.
+template <typename V>
+struct RingBlock {
+  const Work<V::SHARING>& work;
+  Barrier* full;
+  Barrier* empty;
+  Barrier* received;
+  int split;
+};
+
+// A block's work: one warp group of which two threads copy `steps` steps of a row to the ring, and two that
+// multiply(block) from it.
+template <typename V, typename Multiply>
+__device__ __forceinline__ void run_block(unsigned char* shared_memory, const TensorMap& x_map,
+                                          const TensorMap& x_tail_map, const TensorMap& weight_map, int steps,
+                                          int num_rows, int out_features, int splits, int tiles_m_in_l2,
+                                          int stages, int silu_mul, const Multiply& multiply) {
+  using T = typename V::T;
+  constexpr int SHARING = V::SHARING;
+  __shared__ Barrier full[MAX_STAGES], empty[MAX_STAGES], received;
+  T* const ring = reinterpret_cast<T*>(shared_memory);
+
+  const int rank = SHARING > 1 ? cluster_rank() : 0;
+  const int split = splits > 1 ? cluster_rank() : 0;
+  const int first_step = small_div(split * steps, splits);
+  const int cluster_blocks = SHARING > 1 ? SHARING : splits;
+  const Work<SHARING> work = {ceil_div(num_rows, V::TILE_M * SHARING),
+                              ceil_div(out_features, V::TILE_N),
+                              tiles_m_in_l2,
+                              small_div(blockIdx.x, cluster_blocks),
+                              small_div(gridDim.x, cluster_blocks),
+                              first_step,
+                              small_div((split + 1) * steps, splits) - first_step,
+                              stages,
+                              rank};
+
+  if (threadIdx.x == CONSUMERS) {
+    prefetch_map(weight_map);
+    prefetch_map(x_map);
+    prefetch_map(x_tail_map);
+#pragma unroll 1
+    for (int i = 0; i < stages; ++i) {
+      barrier_init(&full[i], PRODUCERS);
+      barrier_init(&empty[i], CONSUMER_WARPS * SHARING);
+    }
+    barrier_init(&received, 1);
+    barrier_init_done();
+  }
+  __syncthreads();
+  if (SHARING > 1 || splits > 1) cluster_arrive();  // others may send from here on, and wait before they do
+  if constexpr (SHARING > 1) cluster_wait();
+
+  if (threadIdx.x >= CONSUMERS) {
+    give_registers<40>();
+    if (threadIdx.x == CONSUMERS) {
+      // Weights do not change: their copies need not wait for earlier kernels.
+      const unsigned long long policy =
+          num_rows <= V::TILE_M ? evict_first_policy() : evict_unchanged_policy();
+      const WeightCopies<V> copy = {ring, full, weight_map, out_features, rank, silu_mul, policy};
+      RingPosition at = produce(work, empty, copy);
+      let_next_kernel_start();
+      if constexpr (SHARING > 1) {
+        // The other block arrives here until it is through with every stage; its copies end before that.
+#pragma unroll 1
+        for (int i = 0; i < stages; ++i) {
+          barrier_wait(&empty[at.stage], at.parity ^ 1);
+          at.advance(stages);
+        }
+      }
+    } else if (threadIdx.x == CONSUMERS + WARP_SIZE) {
+      wait_for_earlier_kernels();
+      fence_global_for_async();
+      produce(work, empty, RowCopies<V>{ring, full, x_map, x_tail_map, num_rows});
+    }
+    if (splits > 1) cluster_wait();
+    return;
+  }
+
+  take_registers<232>();
+  multiply(RingBlock<V>{work, full, empty, &received, split});
+}

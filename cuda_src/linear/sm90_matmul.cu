@@ -28,68 +28,11 @@ template <typename T, typename Out, int WARPGROUPS_M, int WARPGROUP_N, int SHARI
 __global__ void __launch_bounds__(384, 1) sm90_matmul_kernel(SM90_MATMUL_PARAMS(T, Out)) {
   using V = Variant<T, Out, WARPGROUPS_M, WARPGROUP_N, SHARING>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  __shared__ Barrier full[MAX_STAGES], empty[MAX_STAGES], received;
-  T* const ring = reinterpret_cast<T*>(shared_memory);
-
-  const int rank = SHARING > 1 ? cluster_rank() : 0;
-  const int split = splits > 1 ? cluster_rank() : 0;
-  const int steps = ceil_div(in_features, TILE_K);
-  const int first_step = small_div(split * steps, splits);
-  const int cluster_blocks = SHARING > 1 ? SHARING : splits;
-  const Work<SHARING> work = {ceil_div(num_rows, V::TILE_M * SHARING),
-                              ceil_div(out_features, V::TILE_N),
-                              tiles_m_in_l2,
-                              small_div(blockIdx.x, cluster_blocks),
-                              small_div(gridDim.x, cluster_blocks),
-                              first_step,
-                              small_div((split + 1) * steps, splits) - first_step,
-                              stages,
-                              rank};
-
-  if (threadIdx.x == CONSUMERS) {
-    prefetch_map(weight_map);
-    prefetch_map(x_map);
-    prefetch_map(x_tail_map);
-#pragma unroll 1
-    for (int i = 0; i < stages; ++i) {
-      barrier_init(&full[i], PRODUCERS);
-      barrier_init(&empty[i], CONSUMER_WARPS * SHARING);
-    }
-    barrier_init(&received, 1);
-    barrier_init_done();
-  }
-  __syncthreads();
-  if (SHARING > 1 || splits > 1) cluster_arrive();  // others may send from here on, and wait before they do
-  if constexpr (SHARING > 1) cluster_wait();
-
-  if (threadIdx.x >= CONSUMERS) {
-    give_registers<40>();
-    if (threadIdx.x == CONSUMERS) {
-      // Weights do not change: their copies need not wait for earlier kernels.
-      const unsigned long long policy =
-          num_rows <= V::TILE_M ? evict_first_policy() : evict_unchanged_policy();
-      const WeightCopies<V> copy = {ring, full, weight_map, out_features, rank, silu_mul, policy};
-      RingPosition at = produce(work, empty, copy);
-      let_next_kernel_start();
-      if constexpr (SHARING > 1) {
-        // The other block arrives here until it is through with every stage; its copies end before that.
-#pragma unroll 1
-        for (int i = 0; i < stages; ++i) {
-          barrier_wait(&empty[at.stage], at.parity ^ 1);
-          at.advance(stages);
-        }
-      }
-    } else if (threadIdx.x == CONSUMERS + WARP_SIZE) {
-      wait_for_earlier_kernels();
-      fence_global_for_async();
-      produce(work, empty, RowCopies<V>{ring, full, x_map, x_tail_map, num_rows});
-    }
-    if (splits > 1) cluster_wait();
-    return;
-  }
-
-  take_registers<232>();
-  multiply_tiles<V>(work, shared_memory, full, empty, &received, stages, split, splits, num_rows,
-                    out_features, bias, out, silu_mul ? out_features / 2 : out_features, accumulate,
-                    silu_mul);
+  const auto multiply = [&](const RingBlock<V>& block) {
+    multiply_tiles<V>(block.work, shared_memory, block.full, block.empty, block.received, stages, block.split,
+                      splits, num_rows, out_features, bias, out, silu_mul ? out_features / 2 : out_features,
+                      accumulate, silu_mul);
+  };
+  run_block<V>(shared_memory, x_map, x_tail_map, weight_map, ceil_div(in_features, TILE_K), num_rows,
+               out_features, splits, tiles_m_in_l2, stages, silu_mul, multiply);
 }

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.logs import LogFormat, LogLevel
+from tessera.engine.contract.speculation.settings import (
+    DEFAULT_DRAFT_TOKENS,
+    MAX_DRAFT_TOKENS,
+    MAX_LOOKUP,
+    MAX_STEP_DRAFTS,
+    Speculation,
+    SpeculationMethod,
+    SpeculationMode,
+    make_speculation,
+    read_speculative_config,
+)
 from tessera.options.declaration import Option, check_fields
 from tessera.options.errors import OptionError
 
@@ -342,6 +353,85 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         pairs = (text.partition("=") for text in self.lora)
         return tuple((name, folder) for name, _, folder in pairs)
 
+    speculation: Annotated[
+        SpeculationMode,
+        Option(
+            "draft tokens and verify several in a step, which changes no token; auto: where it pays, as measured; on: "
+            "wherever something is found",
+            group="speculation",
+        ),
+    ] = "off"
+    speculative_method: Annotated[
+        SpeculationMethod,
+        Option(
+            "ngram: what followed the same last tokens before in prompt and completion; suffix: the longest end of the "
+            "text that occurred before, also in earlier completions of the same key",
+            group="speculation",
+        ),
+    ] = "suffix"
+    num_speculative_tokens: Annotated[
+        int | None,
+        Option(
+            "most draft tokens of a sequence in a step",
+            group="speculation",
+            metavar="TOKENS",
+            low=1,
+            high=MAX_DRAFT_TOKENS,
+            default=str(DEFAULT_DRAFT_TOKENS),
+        ),
+    ] = None
+    prompt_lookup_min: Annotated[
+        int | None,
+        Option(
+            "fewest last tokens that ngram looks for",
+            group="speculation",
+            metavar="TOKENS",
+            low=1,
+            high=MAX_LOOKUP,
+            default="2",
+        ),
+    ] = None
+    prompt_lookup_max: Annotated[
+        int | None,
+        Option("most of them", group="speculation", metavar="TOKENS", low=1, high=MAX_LOOKUP, default="4"),
+    ] = None
+    speculative_config: Annotated[
+        dict[str, Any],
+        Option(
+            "the same in vLLM's form: method, num_speculative_tokens, prompt_lookup_min and prompt_lookup_max; means "
+            "--speculation auto unless that is on",
+            group="speculation",
+            metavar="JSON",
+        ),
+    ] = {}
+
+    @property
+    def speculation_settings(self) -> Speculation | None:
+        """How tokens are drafted; None for not at all. Raises: ConfigError."""
+        try:
+            return self._read_speculation()
+        except OptionError as error:
+            raise ConfigError(str(error)) from None
+
+    def _read_speculation(self) -> Speculation | None:
+        options = (self.num_speculative_tokens, self.prompt_lookup_min, self.prompt_lookup_max)
+        if self.speculative_config:
+            if any(option is not None for option in options):
+                raise OptionError(
+                    "--speculative-config is given, so its numbers cannot be options of their own as well"
+                )
+            found = read_speculative_config(self.speculative_config)
+            return msgspec.structs.replace(found, always=self.speculation == "on")
+        if self.speculation == "off":
+            return None
+        return make_speculation(self.speculative_method, *options, always=self.speculation == "on")
+
+    @property
+    def max_step_drafts(self) -> int:
+        """Most draft tokens of a step."""
+        settings = self.speculation_settings
+        return 0 if settings is None else min(self.max_num_seqs * settings.num_tokens, MAX_STEP_DRAFTS)
+
     def verify(self) -> None:
         """Raise ConfigError naming the first option whose value cannot work."""
         try:
@@ -354,6 +444,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             raise ConfigError("--kv-offload-disk-gib needs --kv-offload-dir, whose size it bounds")
         if self.serves_adapters:
             self._verify_adapters()
+        _ = self.speculation_settings  # raises where it cannot be met
         if self.tensor_parallel_size > 1 and self.cpu_offload_gib not in (None, "0"):
             raise ConfigError("--cpu-offload-gib cannot be used with --tensor-parallel-size")
         if self.tensor_parallel_size > 1 and self.scoring == "yes-no":

@@ -93,6 +93,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     `priority`: lower runs first; equal priorities run in order of arrival.
     `num_choices`: completions of each prompt. For metrics.
     `adapter`: the name of the adapter to use; empty for the model itself.
+    `prediction_token_ids`: a text that the completions are expected to repeat in large part.
     """
 
     request_id: str
@@ -105,6 +106,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     account: AccountRef = NO_ACCOUNT
     siblings: list[Sibling] = []
     adapter: str = ""
+    prediction_token_ids: TokenIds | None = None
 
     @property
     def request_ids(self) -> list[str]:
@@ -262,6 +264,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True  # False: a model that makes embeddings or scores only
     embeddings: tuple[EmbeddingInfo, ...] = ()
     scorer: ScorerInfo | None = None
+    speculates: bool = False  # tokens are drafted
     stored_bytes: dict[str, int] = {}  # of a GGUF file or a quantised checkpoint, by type
     short_rope_len: int = 0  # of the RoPE tables: longer sequences share no prefixes with shorter ones
 
@@ -309,7 +312,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
     `queue_time` and `prefill_time` come with it too: seconds from the request's arrival to its first step, and on to
     the first token. `decode_time` comes with the last token: seconds from the first.
     `error` (message) comes with finish_reason "error"; the other `error_*` fields and `retry_after`
-    (seconds) go with it and carry a `RequestError` across.
+    (seconds) go with it and carry a `RequestError` across. The numbers of draft tokens are those up to now.
     """
 
     request_id: str
@@ -328,6 +331,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
     queue_time: float | None = None
     prefill_time: float | None = None
     decode_time: float | None = None
+    num_accepted_draft_tokens: int = 0
+    num_rejected_draft_tokens: int = 0
 
 
 class EmbeddingOutput(msgspec.Struct, frozen=True, tag="embedding"):
@@ -350,6 +355,8 @@ class EngineTotals(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     time_to_first_token: list[int]
     inter_token_latency: list[int]
     e2e_latency: list[int]
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
 
 
 class SchedulerStats(msgspec.Struct, array_like=True):

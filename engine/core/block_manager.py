@@ -137,6 +137,12 @@ class BlockManager:
                 self.tiers.claim(block)
         return True
 
+    def trim(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give back the blocks beyond those of the first `num_tokens` tokens, which have not been published."""
+        table = sequence.block_table
+        while len(table) > self.num_blocks_for(num_tokens):
+            self._dereference(table.pop())
+
     def publish(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Let others share the full blocks of the first `num_computed_tokens` tokens.
 

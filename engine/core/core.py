@@ -24,6 +24,7 @@ from tessera.engine.contract.messages import (
     FinishReason,
     RequestOutput,
     SchedulerStats,
+    TokenLogprobs,
     refused,
 )
 from tessera.engine.core.account import COST_PER_COMPILE_SECOND, Account, Accounts, check_queue
@@ -45,6 +46,7 @@ from tessera.engine.grammar.constraint import (
 from tessera.engine.grammar.token_tables import TokenTables
 from tessera.engine.kv_tiers.prefix_report import PrefixReport
 from tessera.engine.kv_tiers.tiers import KVTiers
+from tessera.engine.speculation.speculator import Speculator
 
 Outputs: TypeAlias = defaultdict[ClientId, list[RequestOutput]]
 
@@ -132,7 +134,11 @@ class EngineCore:
             accounts=self.accounts,
             batch_invariant=config.batch_invariant,
             adapters=self._adapter_seats,
+            max_drafts=config.max_step_drafts,
         )
+        speculation = config.speculation_settings
+        self._speculator = Speculator(speculation) if speculation is not None else None
+        self.metrics.speculator = self._speculator
         self._batch_invariant = config.batch_invariant
         self._runner = runner
         self._in_flight: deque[tuple[ScheduledStep, Running, float]] = deque()  # with the times of submission
@@ -160,6 +166,8 @@ class EngineCore:
     def reset_prefix_cache(self, accounts: Collection[int] | None = None) -> None:
         """Forget all cached prefixes, or those that these accounts have computed; sequences that share one go on."""
         self.block_manager.reset(accounts)
+        if self._speculator is not None:
+            self._speculator.forget_completions()
 
     def stats(self) -> SchedulerStats:
         stats = self.scheduler.stats()
@@ -210,6 +218,10 @@ class EngineCore:
         for number, sequence in enumerate(sequences):
             self.metrics.record_arrival(0 if number else request.num_choices, sequence.params.max_tokens)
             self._sequences[client, sequence.request_id] = sequence
+            if self._speculator is not None:
+                sequence.drafting = self._speculator.make_drafting(
+                    sequence.prefix_salt, sequence.num_prompt_tokens, request.prediction_token_ids
+                )
             self.accounts.open(account)
             if pending:
                 self._compiling[sequence] = pending[number]
@@ -260,7 +272,8 @@ class EngineCore:
 
         An asynchronous runner is kept one step ahead: it computes a step while the one before is
         postprocessed and the one after is scheduled. A constrained step is computed ahead like others,
-        but chooses its tokens only once the tokens before are known. Without work nothing is done.
+        but chooses its tokens only once the tokens before are known. No step is computed ahead of one with drafts, as
+        it is not known which tokens that leaves, or where a draft is likely. Without work nothing is done.
 
         An exception of the runner propagates, and the engine cannot be used afterwards.
         """
@@ -293,14 +306,17 @@ class EngineCore:
         result = running.result()
         now = self._clock()
         self.scheduler.record_duration(step, now - max(submitted, self._last_finished))
+        if self._speculator is not None and step.is_decode:
+            seconds = now - self._last_finished  # what the host does in between counts
+            self._speculator.costs.record_step(len(step.sequences), step.num_draft_tokens, seconds)
         self._last_finished = now
         self.postprocess(step, result, outputs)
 
     def _token_mask(self, step: ScheduledStep) -> TokenMask | None:
         """Masks of the constrained rows, without those of sequences that have ended; None if none is left."""
         masks = [
-            (row, sequence.constraint.mask)
-            for row, sequence in step.constrained
+            (row, sequence.draft_masks[depth - 1] if depth else sequence.constraint.mask)
+            for row, sequence, depth in step.constrained
             if sequence.constraint is not None and not sequence.is_finished
         ]
         if not masks:
@@ -309,13 +325,18 @@ class EngineCore:
         return TokenMask(np.array(rows, np.int32), np.stack(words))
 
     def schedule(self) -> ScheduledStep | None:
-        """Decide the next step and count its tokens as computed; None if there is nothing to compute."""
+        """Decide the next step and count its tokens as computed; None if there is nothing to compute yet."""
         self._publish()
         now = self._clock()
         for sequence in [each for each, pending in self._compiling.items() if pending.ready]:
             self._constrain(sequence, now)
         if self._adapters is not None and self._adapters.is_reading:
             self._finish_reads(self._adapters, now)
+        if self._speculator is not None:
+            running = self.scheduler.running
+            if self._in_flight and (self._in_flight[-1][0].verified or self._speculator.awaits_tokens(running)):
+                return None
+            self._speculator.draft(running, self._grammars)
         step = self.scheduler.schedule(now)
         if step is not None:
             self.metrics.record_scheduled(step.batch.num_tokens, step.admitted, len(step.preempted))
@@ -327,21 +348,54 @@ class EngineCore:
         What it sampled for sequences that had ended before is dropped. Its blocks are published only before a
         sequence ends or the next step is scheduled, so that a long prompt's first token need not wait for it.
         """
-        assert len(result.token_ids) == len(step.sampled), "one token for each sampled row"
+        assert len(result.token_ids) == step.batch.num_sampled, "one token for each sampled row"
         now = self._clock()
         token_ids = cast("list[int]", result.token_ids.tolist())
         for sequence in step.sampled:
             sequence.num_pending_tokens -= 1
+        num_accepted = self._settle_drafts(step, token_ids)
         if token_ids and min(token_ids) < 0:
-            self._fail_rows_without_token(step, token_ids, outputs, now)
+            self._fail_rows_without_token(step.sampled, token_ids, outputs, now)
         self._unpublished.append(step)
         keep_prompt_logprobs(step.prompt_rows, result.prompt_logprobs)
-        self._advance_constraints(step, token_ids)
+        emitted = self._append_tokens(step.sampled, token_ids, result.logprobs or repeat(None), {}, outputs, now)
+        for sequences, rows in step.accepted_rows(num_accepted):
+            chosen = [token_ids[row] for row in rows]
+            logprobs = [result.logprobs[row] for row in rows] if result.logprobs is not None else repeat(None)
+            self._fail_rows_without_token(sequences, chosen, outputs, now)
+            self._append_tokens(sequences, chosen, logprobs, emitted, outputs, now)
+        self.num_steps += 1
 
+    def _settle_drafts(self, step: ScheduledStep, token_ids: list[int]) -> dict[int, int]:
+        """Count what was accepted of each draft, by its index, and take the rest back from its sequence."""
+        num_accepted: dict[int, int] = {}
+        for draft in step.verified:
+            count = num_accepted[draft.index] = draft.count_accepted(token_ids)
+            sequence = step.sampled[draft.index]
+            if self._speculator is not None and sequence.drafting is not None and not sequence.is_finished:
+                self._speculator.note_verified(sequence.drafting, len(draft.tokens), count)
+            self.scheduler.give_back(sequence, len(draft.tokens) - count)
+            sequence.draft = []
+        return num_accepted
+
+    def _append_tokens(
+        self,
+        sequences: list[Sequence],
+        token_ids: list[int],
+        all_logprobs: Iterable[TokenLogprobs | None],
+        emitted: dict[Sequence, RequestOutput],
+        outputs: Outputs,
+        now: float,
+    ) -> dict[Sequence, RequestOutput]:
+        """Append a token to each sequence that has not ended; -> its output, which may be among those `emitted`.
+
+        `token_ids` and `all_logprobs` begin with those of the sequences.
+        """
+        self._advance_constraints(sequences, token_ids)
         num_tokens = 0
         token_gaps: list[float] = []
-        all_logprobs = result.logprobs or repeat(None)
-        for sequence, token_id, logprobs in zip(step.sampled, token_ids, all_logprobs, strict=False):
+        current: dict[Sequence, RequestOutput] = {}
+        for sequence, token_id, logprobs in zip(sequences, token_ids, all_logprobs, strict=False):
             if sequence.status is SequenceStatus.FINISHED:
                 continue
             if sequence.constraint is not None and sequence.constraint.error is not None:
@@ -356,25 +410,37 @@ class EngineCore:
                 token_gaps.append(now - sequence.last_token_time)
             sequence.last_token_time = now
             finish_reason = sequence.append(token_id)
-            output = RequestOutput(
-                sequence.request_id,
-                [token_id],
-                None if logprobs is None else [logprobs],
-                finish_reason,
-                token_id if finish_reason == "stop" and token_id in sequence.stop_token_ids else None,
-                sequence.num_cached_tokens,
-                prompt_logprobs=sequence.prompt_logprobs,
-            )
-            sequence.prompt_logprobs = None
-            if sequence.first_token_time == now and sequence.first_scheduled_time is not None:
-                output.queue_time = sequence.first_scheduled_time - sequence.arrival_time
-                output.prefill_time = now - sequence.first_scheduled_time
-            outputs[sequence.client].append(output)
+            stop_token_id = token_id if finish_reason == "stop" and token_id in sequence.stop_token_ids else None
+            output = emitted.get(sequence) if emitted else None
+            if output is None:
+                output = RequestOutput(
+                    sequence.request_id,
+                    [token_id],
+                    None if logprobs is None else [logprobs],
+                    finish_reason,
+                    stop_token_id,
+                    sequence.num_cached_tokens,
+                    prompt_logprobs=sequence.prompt_logprobs,
+                )
+                sequence.prompt_logprobs = None
+                if sequence.first_token_time == now and sequence.first_scheduled_time is not None:
+                    output.queue_time = sequence.first_scheduled_time - sequence.arrival_time
+                    output.prefill_time = now - sequence.first_scheduled_time
+                if sequence.drafting is not None:
+                    output.num_accepted_draft_tokens = sequence.drafting.num_accepted
+                    output.num_rejected_draft_tokens = sequence.drafting.num_rejected
+                    current[sequence] = output
+                outputs[sequence.client].append(output)
+            else:
+                output.token_ids.append(token_id)
+                output.finish_reason, output.stop_token_id = finish_reason, stop_token_id
+                if output.logprobs is not None and logprobs is not None:
+                    output.logprobs.append(logprobs)
             if finish_reason is not None:
                 output.decode_time = now - (sequence.first_token_time or now)
                 self._finish(sequence, finish_reason, now)
         self.metrics.record_tokens(num_tokens, token_gaps)
-        self.num_steps += 1
+        return emitted or current
 
     def _publish(self) -> None:
         for step in self._unpublished:
@@ -416,11 +482,11 @@ class EngineCore:
         refusals, self._refusals = self._refusals, defaultdict(list)
         return refusals
 
-    def _advance_constraints(self, step: ScheduledStep, token_ids: list[int]) -> None:
+    def _advance_constraints(self, sampled: list[Sequence], token_ids: list[int]) -> None:
         """Advance constraints past the sampled tokens, before their masks are read."""
         followed = [
             (sequence, sequence.constraint, token_id)
-            for sequence, token_id in zip(step.sampled, token_ids, strict=True)
+            for sequence, token_id in zip(sampled, token_ids, strict=False)
             if sequence.constraint is not None and not sequence.is_finished
         ]
         if not followed:
@@ -434,13 +500,13 @@ class EngineCore:
 
     def _fail_rows_without_token(
         self,
-        step: ScheduledStep,
+        sampled: list[Sequence],
         token_ids: list[int],
         outputs: Outputs,
         now: float,
     ) -> None:
         """Fail each sequence that got no token, before any of its blocks can be shared."""
-        for sequence, token_id in zip(step.sampled, token_ids, strict=True):
+        for sequence, token_id in zip(sampled, token_ids, strict=False):
             if token_id >= 0 or sequence.is_finished:
                 continue
             error: RequestError = EngineError(
@@ -464,6 +530,8 @@ class EngineCore:
         if (pending := self._compiling.pop(sequence, None)) is not None:
             sequence.account.num_waiting -= 1
             pending.give_up()
+        if self._speculator is not None and reason != "error":
+            self._speculator.keep_completion(sequence.prefix_salt, sequence.token_ids[sequence.num_prompt_tokens :])
         self.scheduler.finish(sequence, reason)
         self.accounts.close(sequence.account)
         del self._sequences[sequence.client, sequence.request_id]

@@ -30,6 +30,7 @@ from tessera.engine.contract.histogram import (
 from tessera.engine.contract.histogram_counts import Histogram
 from tessera.engine.contract.messages import EngineTotals, FinishReason, SchedulerStats
 from tessera.engine.core.sequence import Sequence
+from tessera.engine.speculation.speculator import Speculator
 
 AdaptersInUse = Callable[[], tuple[set[str], set[str]]]  # -> names of those of running and of waiting sequences
 
@@ -64,6 +65,7 @@ class EngineMetrics(Collector):
         self.prompt_tokens = Histogram("Prompt tokens of a request.", TOKENS_PER_REQUEST)
         self.generation_tokens = Histogram("Generated tokens of a request.", TOKENS_PER_REQUEST)
         self.iteration_tokens = Histogram("Tokens computed in a step.", TOKENS_PER_STEP)
+        self.speculator: Speculator | None = None
         self._stats: SchedulerStats | None = None
         self._adapters: tuple[AdapterSeats, AdaptersInUse] | None = None
         self._registry = CollectorRegistry(auto_describe=False)
@@ -129,6 +131,8 @@ class EngineMetrics(Collector):
             time_to_first_token=self.time_to_first_token.counts,
             inter_token_latency=self.inter_token_latency.counts,
             e2e_latency=self.e2e_latency.counts,
+            num_draft_tokens=self.speculator.num_draft_tokens if self.speculator is not None else 0,
+            num_accepted_draft_tokens=self.speculator.num_accepted_tokens if self.speculator is not None else 0,
         )
 
     def render(self, stats: SchedulerStats) -> bytes:
@@ -217,6 +221,8 @@ class EngineMetrics(Collector):
             family = CounterMetricFamily(self._prefix + name, documentation, labels=["model_name"])
             family.add_metric([self._model_name], value)
             yield family
+        if self.speculator is not None:
+            yield from self._collect_drafts(self.speculator)
         finished = CounterMetricFamily(
             self._prefix + "request_success",
             "Requests that ended, by finish_reason.",
@@ -225,3 +231,22 @@ class EngineMetrics(Collector):
         for reason, count in self.num_finished.items():
             finished.add_metric([self._model_name, reason], count)
         yield finished
+
+    def _collect_drafts(self, speculator: Speculator) -> Iterator[Metric]:
+        counters = {
+            "spec_decode_num_drafts": ("Drafts verified.", speculator.num_drafts),
+            "spec_decode_num_draft_tokens": ("Draft tokens verified.", speculator.num_draft_tokens),
+            "spec_decode_num_accepted_tokens": ("Draft tokens accepted.", speculator.num_accepted_tokens),
+        }
+        for name, (documentation, value) in counters.items():
+            family = CounterMetricFamily(self._prefix + name, documentation, labels=["model_name"])
+            family.add_metric([self._model_name], value)
+            yield family
+        by_position = CounterMetricFamily(
+            self._prefix + "spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by their place in their draft.",
+            labels=["model_name", "position"],
+        )
+        for position, count in enumerate(speculator.num_accepted_by_position):
+            by_position.add_metric([self._model_name, str(position)], count)
+        yield by_position

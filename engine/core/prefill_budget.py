@@ -14,6 +14,12 @@ EXTRA_PER_PROMPT = 0.5  # each further waiting prompt adds this share of what on
 # Several waiting prompts add at most this time to a step, or that of so many steps of decodes if that is longer.
 MAX_PREFILL_SECONDS = 0.03
 MAX_PREFILL_DECODE_STEPS = 3
+# Several long prompts come late by the decodes of all the steps that they are cut into, and those decodes wait for them
+# in any case. So they are cut into fewer: a step may take longer, up to the time of one of them within these bounds.
+LONG_PROMPT = 1024  # tokens, of those that wait on average
+EXTRA_PER_LONG_PROMPT = 8.0  # as EXTRA_PER_PROMPT
+MIN_LONG_PREFILL_SECONDS, MAX_LONG_PREFILL_SECONDS = 0.05, 0.1
+LONG_PREFILL_SECONDS_PER_PROMPT = 0.005  # where more prompts wait than sequences decode
 MAX_DRAIN_STEPS = 32  # the whole backlog is computed within this many steps, however slow that makes them
 MIN_PREFILL_TOKENS = 64  # in a step: fewer take the device as long
 SATURATING_TOKENS = 512  # with this many in a step the device is busy: more are computed no faster
@@ -42,10 +48,13 @@ class PrefillBudget:
             extra = max(seconds - self._decode_seconds, 0.0) / num_prompt_tokens
             self._seconds_per_token = _smoothed(self._seconds_per_token, extra)
 
-    def tokens_beside_decodes(self, backlog: int, most: int, num_decodes: int = 0, num_prompts: int = 1) -> int:
+    def tokens_beside_decodes(
+        self, backlog: int, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0
+    ) -> int:
         """Prompt tokens, at most `most`, for a step of `num_decodes` decodes.
 
-        `num_prompts` prompts wait with `backlog` tokens together; the more wait, the longer a step may take.
+        Prompts wait with `backlog` tokens together, each with `prompt_len` on average, and `num_prompts` of them may
+        run; the more wait, the longer a step may take.
         """
         if self._decode_seconds is None or not self._seconds_per_token:
             return most
@@ -53,16 +62,28 @@ class PrefillBudget:
         of_one = (slowdown - 1) * self._decode_seconds / self._seconds_per_token
         limit = self._tokens_in_max_seconds(self._seconds_per_token)
         of_all = min(of_one * (1 + EXTRA_PER_PROMPT * (num_prompts - 1)), limit)
-        return self._rounded(max(of_one, of_all, MIN_PREFILL_TOKENS, backlog // MAX_DRAIN_STEPS), most, num_decodes)
+        if num_prompts > 1 and prompt_len >= LONG_PROMPT:
+            least = MIN_LONG_PREFILL_SECONDS / self._seconds_per_token
+            long_limit = max(min(MAX_LONG_PREFILL_SECONDS / self._seconds_per_token, prompt_len), least)
+            of_all = max(of_all, min(of_one * (1 + EXTRA_PER_LONG_PROMPT * (num_prompts - 1)), long_limit))
+        wanted = max(of_one, of_all, MIN_PREFILL_TOKENS, backlog // MAX_DRAIN_STEPS)
+        return self._rounded(wanted, most, num_decodes)
 
-    def tokens_for_many_prompts(self, most: int, num_decodes: int = 0) -> int:
+    def tokens_for_many_prompts(
+        self, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0
+    ) -> int:
         """Prompt tokens, at most `most`, for a step where more prompts wait than sequences decode.
 
-        Limited so that the first prompts get their first token before the last are computed.
+        Limited so that the first prompts get their first token before the last are computed. `num_prompts` and
+        `prompt_len` as in `tokens_beside_decodes`.
         """
         if not self._seconds_per_token:
             return most
-        return self._rounded(self._tokens_in_max_seconds(self._seconds_per_token), most, num_decodes)
+        limit = self._tokens_in_max_seconds(self._seconds_per_token)
+        if num_prompts > 1 and prompt_len >= LONG_PROMPT:
+            seconds = min(MAX_LONG_PREFILL_SECONDS, LONG_PREFILL_SECONDS_PER_PROMPT * num_prompts)
+            limit = max(limit, min(seconds / self._seconds_per_token, prompt_len))
+        return self._rounded(limit, most, num_decodes)
 
     def _tokens_in_max_seconds(self, seconds_per_token: float) -> float:
         seconds = max(MAX_PREFILL_SECONDS, MAX_PREFILL_DECODE_STEPS * (self._decode_seconds or 0.0))

@@ -24,6 +24,8 @@ class RequestVerifier:
             ContextLengthError: a prompt and one token can never fit.
         """
         self._verify_prompt(request.prompt_token_ids)
+        if request.prediction_token_ids:
+            self._verify_ids(request.prediction_token_ids, "prediction")
         request.sampling_params.verify(self._vocab_size)
         for sibling in request.siblings:
             if sibling.prompt_token_ids is not None:
@@ -37,10 +39,13 @@ class RequestVerifier:
         if not prompt:
             raise InvalidRequestError("the prompt must have at least one token", param="prompt")
         self._verify_length(len(prompt))
+        self._verify_ids(prompt, "prompt")
+
+    def _verify_ids(self, prompt: TokenIds, param: str) -> None:
         if np.asarray(prompt).astype(np.uint64).max() >= self._vocab_size:  # negative ids are beyond every vocabulary
             wrong = next(token_id for token_id in prompt if not 0 <= token_id < self._vocab_size)
             raise InvalidRequestError(
-                f"the prompt has token id {wrong}, but ids go from 0 to {self._vocab_size - 1}", param="prompt"
+                f"the {param} has token id {wrong}, but ids go from 0 to {self._vocab_size - 1}", param=param
             )
 
     def _verify_length(self, num_prompt_tokens: int) -> None:

@@ -2,7 +2,8 @@
 
 There are no prefill or decode phases: every sequence has `num_computed_tokens`, and each step spends
 one token budget to let sequences catch up with their tokens. A decode catches up by one, a prompt by
-what the budget allows, a preempted sequence starts over. A sequence that has caught up is sampled.
+what the budget allows, a preempted sequence starts over. A sequence that has caught up is sampled. With a draft it
+catches up with that as well, where there are budget and blocks for it that no other sequence needs.
 
 Sequences of one account are served in order of (priority, arrival), except that one that waits for a prefix which an
 earlier one is computing lets others pass. One whose prefix lies in host memory or on disk has its seat and blocks at
@@ -59,15 +60,18 @@ class Scheduler:
         accounts: Accounts | None = None,
         batch_invariant: bool = False,
         adapters: AdapterSeats | None = None,
+        max_drafts: int = 0,
     ) -> None:
         """`full_sizes`: see `PrefillBudget`. `accounts`: those of the engine, where others charge them too.
 
-        `batch_invariant`: sequences have a `prefill_end`.
+        `batch_invariant`: sequences have a `prefill_end`. `max_drafts`: most draft tokens of a step.
         """
         self.block_manager = block_manager
         self.accounts = accounts if accounts is not None else Accounts()
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self._max_drafts = max_drafts
+        self._draft_room = 0  # draft tokens that the step may still take
         self.waiting = FairQueue(start_allowance=max_num_batched_tokens)
         self.running: list[Sequence] = []
         self.loading: list[Sequence] = []
@@ -110,7 +114,15 @@ class Scheduler:
 
     def record_duration(self, step: ScheduledStep, seconds: float) -> None:
         """An executed step took `seconds`."""
-        self._prefill_budget.record_step(sum(count for count in step.num_scheduled_tokens if count > 1), seconds)
+        if not step.verified:
+            self._prefill_budget.record_step(sum(count for count in step.num_scheduled_tokens if count > 1), seconds)
+
+    def give_back(self, sequence: Sequence, num_rejected: int) -> None:
+        """So many tokens of the sequence's draft were rejected: they are not computed, and need no blocks."""
+        if sequence.is_running and num_rejected:
+            sequence.num_computed_tokens -= num_rejected
+            self.block_manager.trim(sequence, sequence.num_computed_tokens)
+            self._slots.note_rejected(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Remove a sequence; the blocks of one that failed leave the prefix cache."""
@@ -139,6 +151,7 @@ class Scheduler:
             self._finish_loads()
         is_shared = self.accounts.is_shared
         self._recomputed_rows = self.max_num_seqs
+        self._draft_room = self._max_drafts
         if is_shared:
             self._make_way(preempted)
         if is_shared or self._was_shared:
@@ -185,6 +198,9 @@ class Scheduler:
         for sequence, num_computed_tokens in step.filled:
             if sequence.is_running:
                 first = sequence.num_published_blocks
+                num_computed_tokens = min(num_computed_tokens, sequence.num_computed_tokens, sequence.num_tokens)
+                if num_computed_tokens // self.block_manager.block_size <= first:
+                    continue  # a draft has filled the block, and was rejected
                 before = sequence.block_table[first:]
                 self.block_manager.publish(sequence, num_computed_tokens)
                 if sequence.block_table[first:] != before:  # the same tokens were in other blocks already
@@ -219,6 +235,8 @@ class Scheduler:
                     continue
                 count = self._limit_rows(sequence, count)
                 prompt_budget -= count
+            elif sequence.draft:
+                count += self._limit_draft(sequence, budget - (len(running) - index) - count)
             num_tokens = num_computed + count
             fits = num_tokens <= len(sequence.block_table) * block_size
             if not fits and not self._allocate(sequence, num_tokens, preempted):
@@ -282,20 +300,23 @@ class Scheduler:
         """Prompt tokens that the next step may take."""
         most, num_decodes = self.max_num_batched_tokens, 0
         num_prompts = min(len(self.waiting), self.max_num_seqs - len(self.running))
-        backlog = sum([len(sequence.token_ids) for sequence in self.waiting.some(BACKLOG_SEQS)])
+        waiting = [len(sequence.token_ids) for sequence in self.waiting.some(BACKLOG_SEQS)]
+        backlog, num_counted = sum(waiting), len(waiting)
         for sequence in self.running:
             missing = sequence.num_tokens + sequence.num_pending_tokens - sequence.num_computed_tokens
             if missing > 1:
                 backlog += missing
                 num_prompts += 1
+                num_counted += 1
             else:
                 num_decodes += 1
+        prompt_len = backlog / max(num_counted, 1)
         if backlog and num_decodes > num_prompts:
-            return self._prefill_budget.tokens_beside_decodes(backlog, most, num_decodes, num_prompts)
+            return self._prefill_budget.tokens_beside_decodes(backlog, most, num_decodes, num_prompts, prompt_len)
         # With more prompts than decodes, a long step serves more sequences than it delays.
-        return (
-            self._prefill_budget.tokens_for_many_prompts(most, num_decodes) if num_prompts + num_decodes > 1 else most
-        )
+        if num_prompts + num_decodes > 1:
+            return self._prefill_budget.tokens_for_many_prompts(most, num_decodes, num_prompts, prompt_len)
+        return most
 
     def _allocate(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
         """Get blocks for `num_tokens` tokens, preempting the last running; False if that was `sequence` itself."""
@@ -417,6 +438,16 @@ class Scheduler:
             _note_start(sequence, now)
         return started
 
+    def _limit_draft(self, sequence: Sequence, budget: int) -> int:
+        """Cut a draft to the budget, and to blocks that are spare; -> its number of tokens."""
+        blocks = self.block_manager
+        spare = max(blocks.num_available_blocks - len(self.running) - len(self.loading), 0)
+        room = (len(sequence.block_table) + spare) * blocks.block_size - sequence.num_tokens
+        count = max(min(len(sequence.draft), budget, self._draft_room, room), 0)
+        del sequence.draft[count:]
+        self._draft_room -= count
+        return count
+
     def _limit_rows(self, sequence: Sequence, count: int) -> int:
         """As many of a sequence's next `count` tokens as the step has rows for, at least 1.
 
@@ -441,6 +472,7 @@ class Scheduler:
         self.waiting.enqueue(sequence)
 
     def _leave(self, sequence: Sequence, *, withdraw: bool = False) -> None:
+        sequence.draft = []
         sequence.lane.running.remove(sequence)
         if sequence.is_running:
             self.running.remove(sequence)

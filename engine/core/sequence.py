@@ -16,8 +16,9 @@ from tessera.engine.contract.messages import AddRequest, FinishReason, TokenIds,
 from tessera.engine.contract.sampling_params import MAX_INT32, SamplingParams
 from tessera.engine.core.account import CONSTRAINT_COST, LOGPROBS_COST, SAMPLED_COST, Account, Lane
 from tessera.engine.grammar.constraint import TokenConstraint
-from tessera.engine.grammar.token_tables import TokenTables
+from tessera.engine.grammar.token_tables import TokenTables, Words
 from tessera.engine.kv_tiers.load import Load, SavedTail
+from tessera.engine.speculation.drafting import Drafting
 
 ClientId: TypeAlias = bytes
 
@@ -69,6 +70,9 @@ class Sequence:
         prompt_logprobs: the results, until they are sent with the first token; None if not requested.
         token_tables: of allowed ids and bad words, shared by the sequences of a request.
         constraint: on the tokens that may be chosen; in step with `token_ids`, also through preemptions.
+        drafting: proposes drafts; None where none are made.
+        draft: tokens that may follow `token_ids`, which the next step verifies, or the one that is being executed.
+        draft_masks: where constrained, the masks behind each of them.
     """
 
     request_id: str
@@ -109,6 +113,9 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs] | None = None
     token_tables: TokenTables | None = None
     constraint: TokenConstraint | None = None
+    drafting: Drafting | None = None
+    draft: list[int] = field(default_factory=list)
+    draft_masks: list[Words] = field(default_factory=list)
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
@@ -210,6 +217,18 @@ class Sequence:
     @property
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
+
+    @property
+    def can_draft(self) -> bool:
+        """It has caught up with all tokens but the last, and may get more than one."""
+        num_tokens = len(self.token_ids)
+        return (
+            self.drafting is not None
+            and not self.num_pending_tokens
+            and self.num_computed_tokens == num_tokens - 1
+            and num_tokens > self.num_prompt_tokens
+            and self.max_num_tokens > num_tokens + 1
+        )
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add a sampled token; -> why the sequence ends with it, or None if it goes on."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +13,7 @@ from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
 from tessera.engine.core.prompt_logprobs import gather_prompt_rows
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.core.step_batch import Int32Array, SamplingBatch, SlotInit, StepBatch, TableUpdates
+from tessera.engine.speculation.verification import VerifiedDraft
 
 
 @dataclass
@@ -19,10 +22,11 @@ class ScheduledStep:
 
     Attributes:
         sequences: the rows of `batch`; `num_scheduled_tokens` goes with them.
-        sampled: those that catch up with their tokens, in the order of the sampled rows.
-        filled: those that fill a block, with their number of computed tokens after the step.
+        sampled: those that catch up with their tokens, in the order of the first rows that are sampled.
+        verified: the drafts.
+        filled: those that fill a block, with their number of computed tokens after the step, drafts included.
         admitted: those that start with this step; also in `sequences`.
-        constrained: the sampled rows that wait for a mask, with their sequences.
+        constrained: the sampled rows that wait for a mask, with their sequences and how many draft tokens are before.
         preempted: those that lost their blocks and wait again.
         prompt_rows: the sequences of the batch's prompt rows, with their number of rows.
     """
@@ -33,9 +37,29 @@ class ScheduledStep:
     sampled: list[Sequence] = field(default_factory=list)
     filled: list[tuple[Sequence, int]] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
-    constrained: list[tuple[int, Sequence]] = field(default_factory=list)
+    constrained: list[tuple[int, Sequence, int]] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     prompt_rows: list[tuple[Sequence, int]] = field(default_factory=list)
+    verified: list[VerifiedDraft] = field(default_factory=list)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return sum([len(draft.tokens) for draft in self.verified])
+
+    @property
+    def is_decode(self) -> bool:
+        """Each of its sequences goes on by a token, and by its draft."""
+        return not self.admitted and sum(self.num_scheduled_tokens) == len(self.sampled) + self.num_draft_tokens
+
+    def accepted_rows(self, num_accepted: dict[int, int]) -> Iterator[tuple[list[Sequence], list[int]]]:
+        """Sequences with the rows of the tokens that they get behind draft tokens, those of each in turn.
+
+        `num_accepted`: draft tokens of each verified draft, by its index.
+        """
+        depth = 1
+        while counted := [draft for draft in self.verified if num_accepted[draft.index] >= depth]:
+            yield [self.sampled[draft.index] for draft in counted], [draft.rows[depth - 1] for draft in counted]
+            depth += 1
 
 
 class SlotTable:
@@ -59,6 +83,7 @@ class SlotTable:
         self._has_rope_rows = False  # any but 0, until now
         self._adapter_slots = np.full(num_slots, -1, np.int32)
         self._has_adapters = False  # any, until now
+        self._stale: list[Sequence] = []  # whose sampling state counts draft tokens that were rejected
 
     def assign_slot(self, sequence: Sequence) -> None:
         slot = sequence.slot = self._free_slots.pop()
@@ -81,6 +106,11 @@ class SlotTable:
         flags[sequence.slot] &= ~flag
         if _needs_mask(sequence):
             flags[sequence.slot] |= flag
+
+    def note_rejected(self, sequence: Sequence) -> None:
+        """Draft tokens of the sequence were rejected: what penalties count must be made anew."""
+        if sequence.params.flags & RowFlag.PENALIZED:
+            self._stale.append(sequence)
 
     def release_slot(self, sequence: Sequence) -> None:
         self._changed.pop(sequence.slot, None)
@@ -106,10 +136,16 @@ class SlotTable:
             np.int32,
         )
         if not admitted and max(num_scheduled) == 1 and (num_tokens == starts + 1).all():
-            return self._gather_decodes(sequences, num_scheduled, slots, starts, newest)
+            return self._renew_stale(self._gather_decodes(sequences, num_scheduled, slots, starts, newest))
         step = self._gather_chunks(sequences, num_scheduled, slots, starts, num_tokens, newest)
         step.admitted = admitted
         step.batch.slot_inits = [_slot_init(sequence) for sequence in admitted]
+        return self._renew_stale(step)
+
+    def _renew_stale(self, step: ScheduledStep) -> ScheduledStep:
+        if self._stale:
+            step.batch.slot_inits += [_slot_init(each) for each in self._stale if each.is_running]
+            self._stale.clear()
         return step
 
     def _gather_chunks(
@@ -121,7 +157,7 @@ class SlotTable:
         num_tokens: Int32Array,
         newest: Int32Array,
     ) -> ScheduledStep:
-        """A step with chunks of prompts, any number of tokens a sequence."""
+        """A step with chunks of prompts or drafts, any number of tokens a sequence."""
         counts = np.array(num_scheduled, np.int32)
         context_lens = starts + counts
         repeats = np.zeros(len(sequences), bool)
@@ -134,7 +170,8 @@ class SlotTable:
             counts = counts + repeats
         cu_seqlens_q = np.zeros(len(sequences) + 1, np.int32)
         np.cumsum(counts, out=cu_seqlens_q[1:])
-        has_caught_up = context_lens == num_tokens
+        num_drafts = np.array([len(sequence.draft) for sequence in sequences], np.int32)
+        has_caught_up = context_lens == num_tokens + num_drafts
         sampled_rows = np.flatnonzero(has_caught_up)
         positions = np.arange(cu_seqlens_q[-1], dtype=np.int32) + np.repeat(starts - cu_seqlens_q[:-1], counts)
         # As one index into the flat table, which takes half as long as two.
@@ -145,10 +182,14 @@ class SlotTable:
         input_ids[cu_seqlens_q[1:] - 1] = newest
         for row in np.flatnonzero((counts > 1) | ~has_caught_up).tolist():
             chunk = sequences[row].token_ids[starts[row] : context_lens[row]]
+            if num_drafts[row]:
+                chunk += array("i", sequences[row].draft)
             input_ids[cu_seqlens_q[row] : cu_seqlens_q[row + 1]] = chunk
 
         sampled = [sequences[row] for row in sampled_rows.tolist()]
-        sampling = self._gather_sampling(slots[sampled_rows], context_lens[sampled_rows])
+        rounds = _Rounds(num_drafts[sampled_rows])
+        of_rows = sampled_rows[rounds.order]
+        sampling = self._gather_sampling(slots[of_rows], (context_lens - num_drafts)[of_rows] + rounds.depths)
         constrained_rows = sampling.rows_with(RowFlag.CONSTRAINED).tolist()
         in_prompt = np.flatnonzero(starts < self._rows["num_prompt_tokens"][slots] - 1).tolist()
         prompt_rows, askers = gather_prompt_rows(in_prompt, sequences, num_scheduled, cu_seqlens_q[:-1] + repeats)
@@ -156,7 +197,7 @@ class SlotTable:
         filled = [(sequences[row], int(context_lens[row])) for row in filled_rows.tolist()]
         slot_mapping = blocks * np.int32(self._block_size) + positions % self._block_size
         slot_mapping[cu_seqlens_q[:-1][repeats]] = -1
-        logits_indices = cu_seqlens_q[1:][sampled_rows] - 1
+        logits_indices = (cu_seqlens_q[1:] - 1 - num_drafts)[of_rows] + rounds.depths
         table_rows = slots
         if self._batch_invariant:
             begins = positions >= np.repeat(prefill_ends, counts)
@@ -178,6 +219,7 @@ class SlotTable:
             is_constrained=bool(constrained_rows),
             prompt_rows=prompt_rows,
             adapter_slots=self._gather_adapters(slots, counts) if self._has_adapters else None,
+            rounds=rounds.sizes,
         )
         return ScheduledStep(
             batch=batch,
@@ -185,8 +227,9 @@ class SlotTable:
             num_scheduled_tokens=num_scheduled,
             sampled=sampled,
             filled=filled,
-            constrained=[(row, sampled[row]) for row in constrained_rows],
+            constrained=[(row, sampled[rounds.order[row]], int(rounds.depths[row])) for row in constrained_rows],
             prompt_rows=askers,
+            verified=rounds.drafts(sampled),
         )
 
     def _take_updates(self, sequences: list[Sequence]) -> TableUpdates | None:
@@ -235,7 +278,7 @@ class SlotTable:
             num_scheduled_tokens=counts,
             sampled=sequences,
             filled=[(sequences[row], int(context_lens[row])) for row in filled_rows],
-            constrained=[(row, sequences[row]) for row in constrained_rows],
+            constrained=[(row, sequences[row], 0) for row in constrained_rows],
         )
 
     def _gather_adapters(self, slots: Int32Array, counts: Int32Array | None) -> Int32Array | None:
@@ -249,6 +292,29 @@ class SlotTable:
         rows = self._rows.take(slots)  # a tenth of the time of self._rows[slots]
         rows["position"] = positions
         return SamplingBatch.of(rows)
+
+
+class _Rounds:
+    """The order of the sampled rows of sequences with `num_drafts` [N] draft tokens; see `StepBatch.rounds`.
+
+    Attributes:
+        order: [S] each row's sequence.
+        depths: [S] draft tokens before each row.
+        sizes: of the rounds; () where there is no draft.
+    """
+
+    def __init__(self, num_drafts: Int32Array) -> None:
+        most = int(num_drafts.max(initial=0))
+        members = [np.flatnonzero(num_drafts >= depth) for depth in range(most + 1)]
+        self.sizes = tuple([len(each) for each in members]) if most else ()
+        self.order = np.concatenate(members)
+        self.depths = np.repeat(np.arange(most + 1, dtype=np.int32), [len(each) for each in members])
+
+    def drafts(self, sampled: list[Sequence]) -> list[VerifiedDraft]:
+        rows: dict[int, list[int]] = {}
+        for row in range(len(sampled), len(self.order)):
+            rows.setdefault(int(self.order[row]), []).append(row)
+        return [VerifiedDraft(index, sampled[index].draft, rows[index]) for index in sorted(rows)]
 
 
 def _needs_mask(sequence: Sequence) -> bool:

@@ -1,7 +1,7 @@
 """One step's inputs and results as arrays: made by the scheduler, consumed by the model runner.
 
 Plain host memory; the runner decides how it reaches the device. Letters in shapes: T tokens and
-R rows of sequences, S rows of logits to sample (at most one a sequence).
+R rows of sequences, S rows of logits to sample (one a sequence, and one for each draft token).
 """
 
 from __future__ import annotations
@@ -145,6 +145,9 @@ class StepBatch:
     prompt_rows: PromptRows | None = None
     adapter_slots: Int32Array | None = None  # [T] of each token's adapter, -1 without one; None: no token has one
     adapter_loads: list[tuple[int, Adapter]] = field(default_factory=list)  # slots to fill before the step
+    # With drafts, how many of the sampled rows are behind no draft token of their sequence, behind one, and so on: the
+    # rows come in this order, and each sequence has at most one in each of these rounds.
+    rounds: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Sequence
 
@@ -33,6 +34,12 @@ class BadWords:
         recent = list(self._recent)
         last = [last for before, last in tables.longer_words if recent[-len(before) :] == before]
         self.forbidden = tables.forbidden | token_words(last, tables.vocab_size) if last else tables.forbidden
+
+    def branch(self) -> BadWords:
+        """A copy that goes its own way."""
+        branch = copy.copy(self)
+        branch._recent = self._recent.copy()
+        return branch
 
 
 class TokenConstraint:
@@ -68,6 +75,18 @@ class TokenConstraint:
         self._note_token(token_id)
         self.mask = self._limited(self._allowed & ~self._bad_words.forbidden)
         return False
+
+    def branch(self) -> TokenConstraint:
+        """A copy in the same state that goes its own way."""
+        branch = copy.copy(self)
+        branch._bad_words = self._bad_words.branch()
+        branch._limit = copy.copy(self._limit)
+        return branch
+
+    def forced_tokens(self) -> list[int]:
+        """Tokens that come next if the constraint leaves no other text; [] where it leaves a choice."""
+        forced = self._limit.forced if self._limit is not None else None
+        return [] if forced is None else [forced]
 
     def _note_token(self, token_id: int) -> None:
         self._bad_words.consume(token_id)
@@ -161,6 +180,18 @@ class GrammarConstraint(TokenConstraint):
         else:
             return True
         return False
+
+    def branch(self) -> GrammarConstraint:
+        branch = super().branch()
+        assert isinstance(branch, GrammarConstraint)
+        branch.matcher = self.matcher.deep_copy()
+        return branch
+
+    def forced_tokens(self) -> list[int]:
+        forced = super().forced_tokens()
+        if forced or self._start_token_id is not None or self._section_token_id is not None or self.is_complete:
+            return forced
+        return self.matcher.compute_ff_tokens()
 
     def apply_mask(self, words: Words) -> None:
         """Set the mask from the grammar's own, whose vocabulary may be larger."""

@@ -316,12 +316,13 @@ class EngineClient:
         num_choices: int = 1,
         account: AccountRef = NO_ACCOUNT,
         adapter: str = "",
+        prediction: TokenIds | None = None,
     ) -> list[RequestStream]:
         """Send a request of several sequences; must be called in the client's event loop.
 
         Args:
             sequences: prompts and parameters, which differ in what `Sibling` has, and in nothing else.
-            priority, cache_salt, num_choices, account, adapter: see `AddRequest`.
+            priority, cache_salt, num_choices, account, adapter, prediction: see `AddRequest`.
 
         Raises:
             EngineUnavailableError: the engine is not ready or shows no life. Every other refusal is
@@ -353,6 +354,7 @@ class EngineClient:
             account,
             siblings,
             adapter,
+            prediction,
         )
         streams = []
         for request_id in request_ids:
@@ -641,3 +643,5 @@ def _merge(earlier: RequestOutput, later: RequestOutput) -> None:
     earlier.finish_reason = later.finish_reason
     earlier.stop_token_id = later.stop_token_id
     earlier.decode_time = later.decode_time
+    earlier.num_accepted_draft_tokens = later.num_accepted_draft_tokens
+    earlier.num_rejected_draft_tokens = later.num_rejected_draft_tokens

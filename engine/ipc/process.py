@@ -568,6 +568,7 @@ def engine_info(
         eos_token_ids=model.eos_token_ids,
         load_seconds=load_seconds,
         generates=runner.generates,
+        speculates=config.speculation_settings is not None,
         embeddings=embeddings,
         scorer=scorer,
         stored_bytes=(runner.stored_bytes if ranks is None else ranks.stored_bytes) or stored_bytes(Path(config.model)),

@@ -152,6 +152,9 @@ class ModelConfig:
         return self.longest_context if extended else self.max_position_embeddings
 
 
+METHODS_OF_MIXTURES = ("compressed-tensors", "fp8", "ModelOpt FP8", "AWQ", "GPTQ")
+
+
 def load_config(folder: Path) -> ModelConfig:
     """ModelConfig of a Hugging Face model folder, or of a GGUF file; its notes are logged.
 
@@ -365,10 +368,12 @@ def _matryoshka_dimensions(config: Fields, hidden_size: int) -> tuple[int, ...] 
 
 
 def _check_experts(layers: tuple[LayerSpec, ...], quantisation: Quantisation | None, source: str) -> None:
-    if quantisation is not None and any(isinstance(layer.mlp, MoESpec) for layer in layers):
+    if quantisation is None or quantisation.method in METHODS_OF_MIXTURES:
+        return
+    if any(isinstance(layer.mlp, MoESpec) for layer in layers):
         raise ModelError(
-            f"{source}: mixtures of experts quantised by {quantisation.method} are not supported; use one in 16 bits, "
-            "or MXFP4 as gpt-oss has it"
+            f"{source}: mixtures of experts quantised by {quantisation.method} are not supported; supported are "
+            f"{', '.join(METHODS_OF_MIXTURES)}, MXFP4 as gpt-oss has it, and GGUF"
         )
 
 

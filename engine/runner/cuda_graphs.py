@@ -6,6 +6,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.tensor import Tensor
@@ -17,6 +19,8 @@ FULL_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 UNEVEN_TOKENS = (640, 896, 1280, 1792)
 PROMPT_TOKENS = tuple(sorted((*FULL_TOKENS, *UNEVEN_TOKENS)))
 PROMPT_SEQS = (2, 9, 17, 33, 65, 129)  # including a row for the padded tokens
+
+MAX_VERIFIED_TOKENS = 128  # up to so many tokens, steps that verify drafts have graphs
 
 MAX_SHORT_CONTEXT_SEQS = 16  # up to so many decodes have graphs for short contexts too
 
@@ -46,8 +50,13 @@ class StepGraphs:
         max_model_len: int,
         short_context: int,
         max_rows: int | None = None,
+        max_drafts: int = 0,
+        draft_tokens: int = 0,
     ) -> None:
-        """`max_rows`: of a step with prompts, if sequences may have several rows."""
+        """`max_rows`: of a step with prompts, if sequences may have several rows.
+
+        Steps verify at most `max_drafts` draft tokens, of each sequence at most `draft_tokens`.
+        """
         self._max_model_len = max_model_len
         self._short_context = short_context
         self._decode_sizes = decode_sizes(max_num_seqs)
@@ -55,6 +64,9 @@ class StepGraphs:
         largest = {max_num_seqs + 1, (max_rows or max_num_seqs) + 1}
         self._prompt_seqs = [*(size for size in PROMPT_SEQS if size <= max_num_seqs), *sorted(largest)]
         self._max_num_seqs = max_num_seqs
+        self._draft_tokens = draft_tokens
+        sizes = decode_sizes(max_num_seqs + max_drafts) if max_drafts else []
+        self._verified_sizes = [size for size in sizes if 1 < size <= min(MAX_VERIFIED_TOKENS, max_num_tokens)]
         self._steps: dict[StepShape, StepGraph] = {}
         self._short_steps: dict[StepShape, StepGraph] = {}
 
@@ -71,13 +83,14 @@ class StepGraphs:
             for num_tokens in self._prompt_tokens
             for num_seqs in self._prompt_seqs
         ]
-        return sorted({*decodes, *prompts}, key=lambda shape: -shape.num_tokens)
+        verified = [StepShape(size, size, size, verifies=True) for size in self._verified_sizes]
+        return sorted({*decodes, *prompts, *verified}, key=lambda shape: -shape.num_tokens)
 
     def capture(self, device: Any, make_inputs: MakeInputs, forward: Forward) -> list[StepGraph]:
-        """Capture a forward of each shape on a CUDA device; -> the graphs of decodes."""
+        """Capture a forward of each shape on a CUDA device; -> the graphs of decodes and of verified drafts."""
 
         def capture(shape: StepShape, max_context_len: int) -> StepGraph:
-            inputs = make_inputs(shape, 1 if shape.is_decode else shape.num_tokens, max_context_len)
+            inputs = make_inputs(shape, self._most_tokens_of_row(shape), max_context_len)
             with device.capture() as finish:
                 logits = forward(inputs)
             return StepGraph(inputs, logits, finish())
@@ -90,13 +103,20 @@ class StepGraphs:
                 and self._max_model_len > self._short_context
             ):
                 self._short_steps[shape] = capture(shape, self._short_context)
-        return [step for shape, step in self._steps.items() if shape.is_decode]
+        return [step for shape, step in self._steps.items() if shape.is_decode or shape.verifies]
+
+    def _most_tokens_of_row(self, shape: StepShape) -> int:
+        if shape.verifies:
+            return min(self._draft_tokens + 1, shape.num_tokens)
+        return 1 if shape.is_decode else shape.num_tokens
 
     def find(self, batch: StepBatch) -> StepGraph | None:
         """The graph to replay for a batch; None if it must be launched kernel by kernel."""
         if not self._steps or batch.prompt_rows is not None:
             return None
         shape = StepShape.of(batch)
+        if shape.verifies:
+            return self._find_verified(batch, shape)
         if shape.is_decode:
             size = self._decode_sizes[bisect_left(self._decode_sizes, shape.num_seqs)]
             padded = StepShape(size, size, size)
@@ -109,6 +129,15 @@ class StepGraphs:
             return None
         seqs = self._prompt_seqs[bisect_left(self._prompt_seqs, num_seqs)]
         return self._steps[self._prompt_shape(self._prompt_tokens[tokens], seqs)]
+
+    def _find_verified(self, batch: StepBatch, shape: StepShape) -> StepGraph | None:
+        """Each token may be a row, and sampled; padded tokens are rows of their own."""
+        place = bisect_left(self._verified_sizes, shape.num_tokens)
+        longest = int(np.diff(batch.cu_seqlens_q).max(initial=0))
+        if place == len(self._verified_sizes) or longest > self._draft_tokens + 1:
+            return None
+        size = self._verified_sizes[place]
+        return self._steps[StepShape(size, size, size, verifies=True)]
 
     def _prompt_shape(self, num_tokens: int, num_seqs: int) -> StepShape:
         num_seqs = min(num_seqs, num_tokens - 1)  # else it would be the shape of a decode

@@ -111,7 +111,8 @@ class ModelRunner:
         self.dtype: str = self._dtype.name
         self.max_model_len = resolve_max_model_len(config, model)
         self.max_num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * self.max_model_len)
-        self._max_rows = config.max_num_seqs * (BATCH_INVARIANT_ROWS if config.batch_invariant else 1)
+        rows = config.max_num_seqs * (BATCH_INVARIANT_ROWS if config.batch_invariant else 1)
+        self._max_rows = rows + config.max_step_drafts  # each token of a draft may be a row
         # Each sequence may take along a token that has been computed before.
         self._buffer_tokens = self.max_num_tokens + (config.max_num_seqs if config.batch_invariant else 0)
         self.block_size = config.block_size
@@ -143,27 +144,28 @@ class ModelRunner:
         if self._adapter_slots is not None:
             weights = self._adapter_slots.attach(weights)
         rope_tables = make_tables(model.ropes, self.max_model_len, device)
-        rows = config.max_num_seqs
+        rows, drafts = config.max_num_seqs, config.max_step_drafts
+        most = rows + drafts  # rows of logits
         self._buffers = StepBuffers(
             self._own,
             self._dtype,
             device,
             max_tokens=self._buffer_tokens,
-            max_logits=rows,
+            max_logits=most,
             shared=ranks is not None,
             whole_vocab=model.vocab_size if ranks is not None and self._samples else None,
         )
-        self._sampler = StepSampler(self.ops, rows, model.vocab_size, self.max_model_len) if self._samples else None
+        self._sampler = None
+        if self._samples:
+            self._sampler = StepSampler(self.ops, rows, model.vocab_size, self.max_model_len, drafts)
         self._newest = zeros((rows,), int32, device) if self._sampler is None else self._sampler.newest
-        largest = StepShape(self._buffer_tokens, self._max_rows + 1, rows)
+        largest = StepShape(self._buffer_tokens, self._max_rows + 1, most)
         self._upload = StepUpload(device, inputs_bytes(largest, self._adapter_slots is not None))
         side_arrays = max(MAX_TABLE_UPDATES, self._buffer_tokens)
         self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
         self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
-        self._numbers = from_numpy(np.arange(rows + 1, dtype=np.int32), device)
-        self._graphs, self._adapted_graphs = (
-            StepGraphs(rows, self._buffer_tokens, self.max_model_len, SHORT_CONTEXT, self._max_rows) for _ in range(2)
-        )
+        self._numbers = from_numpy(np.arange(most + 1, dtype=np.int32), device)
+        self._graphs, self._adapted_graphs = (self._make_graphs() for _ in range(2))
         self.num_kv_blocks = config.num_kv_blocks or self._num_blocks_that_fit()
         self.kv_cache = KVCache(self._own, self.num_kv_blocks, self.block_size, self._kv_format, device)
         self.kv_cache_bytes = self.kv_cache.nbytes
@@ -180,12 +182,11 @@ class ModelRunner:
         if not isinstance(device, CpuDevice):
             self.warm_up()
             if not config.enforce_eager:
-                steps = self._graphs.capture(device, self._inputs, self._forward)
-                if self._adapter_slots is not None:
-                    steps += self._adapted_graphs.capture(device, self._inputs, partial(self._forward, adapted=True))
-                for step in steps:
+                for step in self._graphs.capture(device, self._inputs, self._forward):
                     if self._sampler is not None:
                         self._sampler.capture(device, step.logits, step.inputs)
+                if self._adapter_slots is not None:  # what samples is the same
+                    self._adapted_graphs.capture(device, self._inputs, partial(self._forward, adapted=True))
 
     @property
     def short_rope_len(self) -> int:
@@ -350,16 +351,29 @@ class ModelRunner:
         tokens = config.max_model_len or min(self.max_model_len, AUTO_TOKENS)
         num_blocks = config.num_kv_blocks or -(-tokens // self.block_size)
         taken = num_blocks * block_bytes(model, self.block_size, self._kv_format) + buffer_bytes(
-            model, self._dtype, max_tokens=self._buffer_tokens, max_logits=config.max_num_seqs
+            model, self._dtype, max_tokens=self._buffer_tokens, max_logits=config.max_num_seqs + config.max_step_drafts
         )
         free = _free_of_share(self.device, config.gpu_memory_utilization) + self._used_before
         return free - taken - AUTO_MARGIN
+
+    def _make_graphs(self) -> StepGraphs:
+        config, drafts = self.config, self.config.max_step_drafts
+        speculation = config.speculation_settings
+        return StepGraphs(
+            config.max_num_seqs,
+            self._buffer_tokens,
+            self.max_model_len,
+            SHORT_CONTEXT,
+            self._max_rows - drafts,
+            max_drafts=drafts,
+            draft_tokens=speculation.num_tokens if speculation is not None else 0,
+        )
 
     def _make_adapter_slots(self) -> AdapterSlots:
         num_slots = self.config.max_loras
         if not isinstance(self.device, CpuDevice):
             self._cuda_ops.reserve_adapters(self._dtype)
-        for rows in (self._buffer_tokens, self.config.max_num_seqs):
+        for rows in (self._buffer_tokens, self.config.max_num_seqs + self.config.max_step_drafts):
             size = self.ops.row_groups_size(rows, num_slots)
             self._adapter_groups.append(empty((size,), int32, self.device))
         return AdapterSlots(

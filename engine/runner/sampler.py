@@ -29,22 +29,24 @@ class StepSampler:
         slots: the slots' sampling state.
     """
 
-    def __init__(self, ops: Ops, num_slots: int, vocab_size: int, max_model_len: int) -> None:
+    def __init__(self, ops: Ops, num_slots: int, vocab_size: int, max_model_len: int, max_drafts: int = 0) -> None:
+        """`max_drafts`: rows of a step behind draft tokens."""
         device = ops.device
         self._ops = ops
         self._vocab_size = vocab_size
         self.newest = zeros((num_slots,), int32, device)
-        self._chosen = empty((num_slots,), int32, device)
+        num_rows = num_slots + max_drafts
+        self._chosen = empty((num_rows,), int32, device)
         # Unadjusted logits of the rows with log-probabilities.
-        self._raw_logits = empty((num_slots, vocab_size), float32, device)
-        self._wanted_ids = empty((num_slots, 1), float32, device)
-        masks = aligned(num_slots * mask_words(vocab_size) * uint32.itemsize) + 2 * aligned(num_slots * int32.itemsize)
-        masks += NamedLogprobs.upload_bytes(num_slots)
+        self._raw_logits = empty((num_rows, vocab_size), float32, device)
+        self._wanted_ids = empty((num_rows, 1), float32, device)
+        masks = aligned(num_rows * mask_words(vocab_size) * uint32.itemsize) + 2 * aligned(num_rows * int32.itemsize)
+        masks += NamedLogprobs.upload_bytes(num_rows)
         self._upload = StepUpload(device, max(masks, slot_init_bytes(max_model_len)))
         self._named_ids = NamedIds()
-        self._named_logprobs = NamedLogprobs(ops, self._upload, num_slots, vocab_size)
+        self._named_logprobs = NamedLogprobs(ops, self._upload, num_rows, vocab_size)
         self.slots = SamplingSlots(ops, self._upload, num_slots, vocab_size)
-        self._downloads = [ResultDownload(device, num_slots) for _ in range(IN_FLIGHT)]
+        self._downloads = [ResultDownload(device, num_rows) for _ in range(IN_FLIGHT)]
         self._next_download = 0
         self._graphs: dict[tuple[StepShape, bool, bool], Any] = {}
 
@@ -54,7 +56,7 @@ class StepSampler:
         self._named_ids.init_slot(init)
 
     def capture(self, device: Any, logits: Tensor, inputs: StepInputs) -> None:
-        """Capture sampling of all rows of `inputs` as CUDA graphs, adjusted or not and filtered or not."""
+        """Capture sampling of all rows of `inputs` at once as CUDA graphs, adjusted or not and filtered or not."""
         for adjusted in (False, True):
             for filtered in (False, True):
                 with device.capture() as finish:
@@ -79,8 +81,11 @@ class StepSampler:
             if len(wants_logprobs):
                 raw_logits = self._ops.embedding(rows, logits, out=self._raw_logits[: len(wants_logprobs)])
             graph = None  # captured without masks and log-probabilities
-        if graph is not None:
+        in_rounds = bool(batch.rounds and sampling.flags & RowFlag.PENALIZED)
+        if graph is not None and not in_rounds:
             graph.launch()
+        elif in_rounds:
+            self._choose_in_rounds(logits, inputs, batch.rounds, filtered=sampling.needs_filter, masked=masked)
         else:
             adjusted, filtered = sampling.needs_adjustment, sampling.needs_filter
             self._choose(logits, inputs, adjusted=adjusted, filtered=filtered, masked=masked)
@@ -114,6 +119,31 @@ class StepSampler:
         ops.scatter(self.newest.view(self.newest.size, 1), inputs.slots, None, chosen)
         if adjusted:
             ops.record_tokens(state, inputs.slots, chosen)
+
+    def _choose_in_rounds(
+        self,
+        logits: Tensor,
+        inputs: StepInputs,
+        rounds: tuple[int, ...],
+        *,
+        filtered: bool,
+        masked: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        """As `_choose`, adjusted, but round by round: each counts the tokens that those before have chosen.
+
+        As long as a draft is accepted these are the draft's tokens. Behind them nothing counts, and the slot is
+        initialised again.
+        """
+        ops, state, start = self._ops, self.slots.state, 0
+        if masked is not None:
+            ops.apply_token_mask(logits, *masked)
+        for size in rounds:
+            part = slice(start, start + size)
+            rows, slots, chosen = inputs.sampling_rows[part], inputs.slots[part], self._chosen[part]
+            ops.adjust_logits(logits[part], state, rows)
+            ops.sample(logits[part], rows, filtered=filtered, out=chosen)
+            ops.record_tokens(state, slots, chosen)
+            start += size
 
     def _submit_logprobs(
         self,

@@ -23,7 +23,7 @@ NO_UPDATES = TableUpdates(*(np.empty(0, np.int32) for _ in fields(TableUpdates))
 
 @dataclass(frozen=True)
 class StepShape:
-    """Sizes of a step's arrays: tokens, sequences and sampled rows.
+    """Sizes of a step's arrays: tokens, sequences and sampled rows, and whether it verifies drafts.
 
     A decode has one token a sequence and samples each; only its sizes matter to what is launched.
     """
@@ -31,14 +31,16 @@ class StepShape:
     num_tokens: int
     num_seqs: int
     num_sampled: int
+    verifies: bool = False
 
     @classmethod
     def of(cls, batch: StepBatch) -> StepShape:
-        return cls(batch.num_tokens, batch.num_seqs, batch.num_sampled)
+        return cls(batch.num_tokens, batch.num_seqs, batch.num_sampled, bool(batch.rounds))
 
     @property
     def is_decode(self) -> bool:
-        return self.num_tokens == self.num_seqs == self.num_sampled
+        # Rows of one sequence see each other's keys, so those of drafts are none, even where each has one token.
+        return self.num_tokens == self.num_seqs == self.num_sampled and not self.verifies
 
 
 class Place(NamedTuple):

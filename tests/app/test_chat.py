@@ -162,10 +162,12 @@ class Terminal:
 
 
 def _take_terminal() -> None:
-    """Make standard input the controlling terminal, so that Ctrl-C is a signal."""
+    """Make standard input the controlling terminal, so that Ctrl-C is a signal, which shells have jobs ignore."""
     import fcntl
+    import signal
     import termios
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 

@@ -2,9 +2,9 @@
 
     python -m tests.bench.lora llama-8b --rows 64 --adapters 16 --rank 16
 
-runs the model runner alone, with random weights and adapters on all projections, which the rows of a step share evenly. It
-prints the time of a step without adapters, with one for every row, and with one for half of the rows, and the share of
-the base's throughput that is left.
+runs the model runner alone, with random weights and adapters on all projections, which the rows of a step share evenly.
+It prints the time of a step without adapters, with one for every row, and with one for half of the rows, and the share
+of the base's throughput that is left.
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ def main() -> None:
     ):
         found = measure_batches(runner, adapted_batches(runner, options.rows, options.context, chosen))
         base = base or found["step us"]
-        print(
-            f"{name}: step {found['step us']:.0f} us, host {found['host us']:.0f} us, {base / found['step us']:.1%} of the base"
-        )
+        step, host = found["step us"], found["host us"]
+        print(f"{name}: step {step:.0f} us, host {host:.0f} us, {base / step:.1%} of the base")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from tessera.engine.cuda.generated import HEADERS, declare_header
 from tessera.engine.cuda.headers import include_folders
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import InT, Int32, OutT
-from tessera.engine.formats import KERNEL_FORMATS, PACKED_FORMATS
+from tessera.engine.formats import KERNEL_FORMATS
 from tessera.engine.ops.cuda import attention, fp8, sampling
 from tessera.engine.ops.cuda.fp8.sm90 import SM90_FP8_MATMUL
 from tessera.engine.ops.cuda.linear import sm90
@@ -175,8 +175,9 @@ def is_compiled_here(pair: Instantiation, arch: str) -> bool:
     if spec is SM90_BLOCK_MATMUL:  # each type by one tile, and one type by all
         smallest = (values["T"], values["Out"], values["WARPGROUPS_M"]) == ("__nv_bfloat16", "__nv_bfloat16", "1")
         return smallest or values["F"] == "Q4_K"
-    if spec is EXPERT_BLOCK_MATMUL:  # each type by one tile on two architectures, and one type by all
-        of_all = arch in ("80", "90a") and (values["TOKENS"], values["UNITS"]) == ("16", "4")
+    if spec is EXPERT_BLOCK_MATMUL:  # each type by one tile on one or two architectures, and one type by all
+        archs = ("80",) if "Group" in values["F"] else ("80", "90a")
+        of_all = arch in archs and (values["TOKENS"], values["UNITS"]) == ("16", "4")
         return of_all or values["F"] == "MXFP4"
     if "Group" in values["F"] and arch == "90a":  # which differ in their headers alone
         return values["F"].endswith("Group128") and template[3:] == ("1", "4", "3") and values["Out"] != "float"
@@ -220,9 +221,8 @@ def test_all_instantiations_are_compiled_for_some_architecture() -> None:
     of_fp8 = {spec for spec in OF_FP8_SPECS if not spec.batch_invariant}
     assert {spec for spec, _ in compiled if spec in OF_FP8_SPECS} == of_fp8
     for sampled in BLOCK_PRODUCTS:
-        formats = PACKED_FORMATS if sampled is EXPERT_BLOCK_MATMUL else KERNEL_FORMATS
         place = sampled.template.index("F")
-        assert {template[place] for spec, template in compiled if spec is sampled} == formats.keys()
+        assert {template[place] for spec, template in compiled if spec is sampled} == KERNEL_FORMATS.keys()
     for arch in DTYPE_OF_ARCH:
         expected = {spec for spec in all_specs() if spec.supports(arch)} - set(SAMPLED)
         assert {spec for spec, _ in pairs_for(arch)} - set(SAMPLED) == expected

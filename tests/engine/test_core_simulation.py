@@ -1,6 +1,7 @@
 """Many small random worlds: whatever comes, every request ends once, and no block is lost.
 
-Half of the worlds run one step ahead, as on a GPU; a third keep every token's kind of row, whatever the batch. The
+Half of the worlds run one step ahead, as on a GPU; a third keep every token's kind of row, whatever the batch; in two
+fifths tokens are drafted. The
 test id is the seed, so a failure can be repeated with `pytest -k "[SEED]"`. `make test-long` has more of them.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,17 @@ import pytest
 from tessera.engine.contract.errors import ContextLengthError, QueueFullError
 from tessera.engine.contract.messages import AccountRef, TokenLogprobs
 from tessera.engine.kv_tiers.tiers import KVTiers
-from tests.support.fake_runner import CLIENT, EOS, NON_FINITE, FakeRunner, Harness, generate, score
+from tests.support.fake_runner import (
+    CLIENT,
+    EOS,
+    NON_FINITE,
+    FakeRunner,
+    Harness,
+    echo_token,
+    generate,
+    next_token,
+    score,
+)
 from tests.support.fake_tiers import MemoryFiles, check_tiers_quiet, make_fake_tiers
 
 MAX_MODEL_LEN = 48
@@ -37,7 +49,21 @@ def draw_tiers(rng: random.Random) -> Callable[[FakeRunner], KVTiers] | None:
     )
 
 
-def make_engine(rng: random.Random, max_queue_len: int, *, asynchronous: bool, batch_invariant: bool) -> Harness:
+def draw_speculation(rng: random.Random) -> dict[str, Any]:
+    """Settings of drafts, in two fifths of the worlds."""
+    if rng.random() < 0.6:
+        return {}
+    return {
+        "speculation": rng.choice(["on", "on", "auto"]),
+        "speculative_method": rng.choice(["ngram", "suffix"]),
+        "num_speculative_tokens": rng.choice([1, 3, 7]),
+        "prompt_lookup_min": 1,
+    }
+
+
+def make_engine(
+    rng: random.Random, max_queue_len: int, *, asynchronous: bool, batch_invariant: bool, speculation: dict[str, Any]
+) -> Harness:
     max_num_seqs = rng.randint(1, 6)
     return Harness(
         num_blocks=rng.randint(3, 30),
@@ -51,6 +77,7 @@ def make_engine(rng: random.Random, max_queue_len: int, *, asynchronous: bool, b
         batch_invariant=batch_invariant,
         short_rope_len=rng.choice([0, 0, 20, 30]),
         make_tiers=draw_tiers(rng),
+        **speculation,
     )
 
 
@@ -76,7 +103,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_fault_liveness_every_request_ends_once_with_the_tokens_it_gives_alone(seed: int) -> None:
     rng = random.Random(seed)
     max_queue_len = rng.randint(1, 8)
-    engine = make_engine(rng, max_queue_len, asynchronous=seed % 2 == 1, batch_invariant=seed % 3 == 2)
+    speculation = draw_speculation(random.Random(f"drafts of {seed}"))
+    engine = make_engine(
+        rng, max_queue_len, asynchronous=seed % 2 == 1, batch_invariant=seed % 3 == 2, speculation=speculation
+    )
+    engine.runner.say = say = echo_token if speculation else next_token
     prefixes = [[rng.randrange(1, NON_FINITE) for _ in range(20)] for _ in range(3)]
     accounts = [AccountRef()] if rng.random() < 0.3 else make_accounts(rng)
     context = min(MAX_MODEL_LEN, engine.core.block_manager.num_blocks * engine.core.block_manager.block_size)
@@ -111,7 +142,7 @@ def test_fault_liveness_every_request_ends_once_with_the_tokens_it_gives_alone(s
             assert engine.core.stats().num_waiting >= max_queue_len
         else:
             limit = min(max_tokens, context - len(prompt))
-            expected[name] = generate(prompt, limit, stop_ids={EOS, *stop_ids}, min_tokens=min_tokens)
+            expected[name] = generate(prompt, limit, stop_ids={EOS, *stop_ids}, min_tokens=min_tokens, say=say)
             most_steps += len(prompt) + limit
             if num_logprobs is not None:
                 tokens = np.array(prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.engine.gguf.converter import plain, write_converted
 from tests.engine.gguf.test_gguf_models import QUANTIZED, Quantizer
 from tests.engine.gguf.writer import Stored
 from tests.support.gguf_blocks import random_blocks
-from tests.support.quantisers import SCHEMES, quantised_model
+from tests.support.quantisers import SCHEMES, fp8, quantised_model
 from tests.support.tiny_models import TINY_MODELS, TinyModel, build
 
 Array = np.ndarray[Any, Any]
@@ -112,6 +113,22 @@ def test_shares_of_quantised_checkpoints_are_the_numbers_of_the_whole(name: str,
         with pytest.raises(ModelError, match=r"o_proj.*cannot be shared among so many: its columns are sorted"):
             load_shares(path, config, 2)
         return
+    assert_shares_make_the_whole(config, whole, load_shares(path, config, 2))
+
+
+@pytest.mark.parametrize(("name", "block_rows"), [("awq", 32), ("deepseek", 32), ("deepseek", 48)])
+def test_experts_of_quantised_checkpoints_are_shared_too(name: str, block_rows: int, tmp_path: Path) -> None:
+    """In whole blocks and groups of each expert."""
+    sizes = {"moe_intermediate_size": 128 if block_rows == 32 else 96, "head_dim": 32}
+    base = dataclasses.replace(TINY_MODELS["qwen3moe"], config=TINY_MODELS["qwen3moe"].config | sizes)
+    scheme = SCHEMES[name]
+    if name == "deepseek":
+        blocks = {"weight_block_size": [block_rows, 16]}
+        pack = partial(fp8, block=(block_rows, 16), name="weight_scale_inv")
+        scheme = dataclasses.replace(scheme, config={**scheme.config, **blocks}, pack=pack)
+    path, _ = quantised_model(tmp_path, scheme, base, plain=("lm_head", "mlp.gate", "self_attn"))
+    config = load_config(path)
+    whole = load_weights(path, config, float32, OPS)
     assert_shares_make_the_whole(config, whole, load_shares(path, config, 2))
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tessera.engine.core.prefill_budget import (
+    EXTRA_PER_LONG_PROMPT,
     EXTRA_PER_PROMPT,
+    LONG_PROMPT,
     MAX_DRAIN_STEPS,
+    MAX_LONG_PREFILL_SECONDS,
     MAX_PREFILL_DECODE_STEPS,
     MAX_PREFILL_SECONDS,
     MAX_SLOWDOWN,
@@ -19,6 +23,7 @@ from tessera.engine.core.prefill_budget import (
 )
 from tessera.engine.core.step_batch import StepBatch
 from tests.support.fake_runner import Harness
+from tests.support.virtual_engine import LLAMA_8B, run_load
 
 DECODE, TOKEN = 0.005, 0.00002  # seconds of a step of decodes, and what each token of a prompt adds
 
@@ -80,6 +85,41 @@ def test_each_more_that_waits_may_add_to_a_step_up_to_a_bound() -> None:
     bound = max(MAX_PREFILL_SECONDS, MAX_PREFILL_DECODE_STEPS * DECODE) / TOKEN
     assert learned().tokens_beside_decodes(4000, 8192, num_prompts=100) == pytest.approx(bound, abs=1)
     assert learned().tokens_beside_decodes(4000, 200, num_prompts=100) == 200, "a step holds no more"
+
+
+def test_several_long_prompts_may_add_more_to_a_step_and_one_or_short_ones_may_not() -> None:
+    def tokens(num_prompts: int, prompt_len: float) -> int:
+        return learned().tokens_beside_decodes(4000, 8192, num_prompts=num_prompts, prompt_len=prompt_len)
+
+    alone = tokens(1, 8000)
+    assert tokens(2, 8000) == pytest.approx(alone * (1 + EXTRA_PER_LONG_PROMPT), abs=8)
+    assert tokens(2, LONG_PROMPT - 1) == pytest.approx(alone * (1 + EXTRA_PER_PROMPT), abs=1)
+    assert tokens(100, 8000) == pytest.approx(MAX_LONG_PREFILL_SECONDS / TOKEN, rel=0.01)
+    assert tokens(100, 3000) == 3000, "no longer than one of them takes"
+
+
+def test_the_more_long_prompts_wait_the_longer_a_step_may_be() -> None:
+    def tokens(num_prompts: int) -> int:
+        return learned().tokens_for_many_prompts(8192, 0, num_prompts, 8000)
+
+    assert tokens(4) == learned().tokens_for_many_prompts(8192)
+    assert tokens(4) < tokens(12) < tokens(20) == pytest.approx(MAX_LONG_PREFILL_SECONDS / TOKEN, rel=0.01)
+
+
+def test_first_tokens_of_many_long_prompts_are_as_early_as_with_full_steps_and_gaps_half_as_long() -> None:
+    """On virtual time, with the step costs of an 8 B model."""
+    load = (32, 6000, 256, 96)
+    full = run_load(
+        LLAMA_8B,
+        *load,
+        patch=lambda scheduler: setattr(scheduler, "_prompt_token_budget", lambda: scheduler.max_num_batched_tokens),
+    )
+    paced = run_load(LLAMA_8B, *load)
+    assert np.median(paced.ttft) < 1.2 * np.median(full.ttft)
+    assert np.percentile(paced.ttft, 99) < 1.1 * np.percentile(full.ttft, 99)
+    assert np.percentile(paced.itl, 99) < 0.6 * np.percentile(full.itl, 99)
+    assert np.median(paced.tpot) < 1.02 * np.median(full.tpot)
+    assert paced.throughput > 0.97 * full.throughput
 
 
 def test_a_long_queue_is_worked_off_in_time() -> None:

@@ -256,17 +256,19 @@ def test_fault_grammars_are_not_late_for_others_work(
     monkeypatch: pytest.MonkeyPatch, compiler: GrammarCompiler
 ) -> None:
     """Only processor time of their own counts; one that gets none in time is refused for now."""
-    may_go_on = threading.Event()
+    begun, may_go_on = threading.Event(), threading.Event()
     original: Callable[[GrammarProbe, Grammar], str] = GrammarProbe.source_of
 
     def starved(probe: GrammarProbe, grammar: Grammar) -> str:
         if grammar.text == "starved":
+            begun.set()
             assert may_go_on.wait(30)
         return original(probe, grammar)
 
     monkeypatch.setattr(GrammarProbe, "source_of", starved)
     monkeypatch.setattr(grammar_module, "COMPILE_LIMIT", 0.2)
     pending = compiler.submit(Grammar("regex", "starved"))
+    assert begun.wait(30)
     compiler.wait([pending], 0.5)
     assert not pending.ready
     monkeypatch.setattr(grammar_module, "LONGEST_WAIT", 0.1)

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.engine.formats import BLOCK_FORMATS, PACKED_FORMATS, DenseFormat, LinearWeight, WeightPart
+from tessera.engine.formats import (
+    BLOCK_FORMATS,
+    KERNEL_FORMATS,
+    PACKED_FORMATS,
+    DenseFormat,
+    LinearWeight,
+    PackedGroupFormat,
+    WeightPart,
+)
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.interface import Ops
@@ -17,7 +25,7 @@ from tessera.engine.tensor import Tensor, bfloat16, empty, float16, float32, fro
 from tests.support import moe_reference
 from tests.support.gguf_blocks import random_blocks
 from tests.support.moe_reference import ROUTINGS, routed_of, uneven_experts
-from tests.support.op_cases import DTYPES, AttentionCase, AttentionInputs, poisoned, random_array
+from tests.support.op_cases import DTYPES, AttentionCase, AttentionInputs, poisoned, random_array, random_groups
 from tests.support.reference import assert_close
 
 pytestmark = pytest.mark.gpu
@@ -88,9 +96,13 @@ class Mixture:
         biases = [random_array(4 + i, (num_experts * rows,), dtype) for i, rows in enumerate((2 * inner, hidden))]
         self.biases = biases if biased else [None, None]
 
-    def _weight(self, form: str, seed: int, rows: int, columns: int) -> tuple[str, Array]:
+    def _weight(self, form: str, seed: int, rows: int, columns: int) -> tuple[str, Any]:
         if form == "dense":
             return form, random_array(seed, (rows, columns), self.dtype, columns**-0.5)
+        if form not in PACKED_FORMATS:
+            format = KERNEL_FORMATS[form]
+            assert isinstance(format, PackedGroupFormat)
+            return form, random_groups(format, rows, columns, np.random.default_rng(seed))
         return form, random_blocks(form, rows * columns, np.random.default_rng(seed)).reshape(rows, -1)
 
     def routed(self, ops: Ops) -> Routed:
@@ -99,10 +111,13 @@ class Mixture:
         vectors = (self.experts, weights, offsets, pairs, np.argsort(pairs))
         return Routed(*(from_numpy(v if v.dtype == float32 else v.astype(np.int32), ops.device) for v in vectors))
 
-    def weight(self, ops: Ops, stored: tuple[str, Array], columns: int, bias: Array | None) -> LinearWeight:
+    def weight(self, ops: Ops, stored: tuple[str, Any], columns: int, bias: Array | None) -> LinearWeight:
         form, values = stored
         device = ops.device
-        if form == "dense":
+        if isinstance(values, dict):
+            tensors = {name: from_numpy(array, device) for name, array in values.items()}
+            part = WeightPart(KERNEL_FORMATS[form], (len(values["codes"]), columns), tensors)
+        elif form == "dense":
             part = WeightPart(DenseFormat(self.dtype), values.shape, {"values": from_numpy(values, device)})
         elif device.name == "cpu":
             part = WeightPart(BLOCK_FORMATS[form], (len(values), columns), {"blocks": from_numpy(values, device)})
@@ -168,6 +183,28 @@ def test_experts_in_blocks_small(
     mixture = Mixture(dtype, num_tokens, form=form, num_experts=4, hidden=256, inner=64 if form == "MXFP4" else 40)
     mixture.x = (mixture.x.astype(np.float32) * 0.05).astype(dtype)
     check(mixture, cuda_ops, cpu_ops, "clamped_swiglu_mul" if form == "MXFP4" else "silu_mul")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_tokens", [2, 70])
+@pytest.mark.parametrize("form", ["Int4Group32", "Int4Group128", "Int8Group64", "Fp8Group128"])
+def test_experts_in_groups_small(
+    form: str, num_tokens: int, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps
+) -> None:
+    """As AWQ, GPTQ, compressed-tensors and FP8 checkpoints have them."""
+    mixture = Mixture(dtype, num_tokens, form=form, num_experts=4, hidden=256, inner=128)
+    mixture.x = (mixture.x.astype(np.float32) * 0.05).astype(dtype)
+    check(mixture, cuda_ops, cpu_ops, "silu_mul")
+
+
+@pytest.mark.parametrize("num_tokens", [4, 70, 300])
+@pytest.mark.parametrize("form", ["Int4Group128", "Fp8Group128", "Q4_K"])
+def test_quantised_experts_of_the_shape_of_qwen3(
+    form: str, num_tokens: int, cuda_ops: CudaOps, cpu_ops: CpuOps
+) -> None:
+    mixture = Mixture(bfloat16, num_tokens, form=form, num_experts=16, top_k=8, hidden=2048, inner=768, biased=False)
+    mixture.x = (mixture.x.astype(np.float32) * 0.01).astype(bfloat16)
+    check(mixture, cuda_ops, cpu_ops, "silu_mul")
 
 
 @pytest.mark.parametrize("num_tokens", [4, 70, 300])

@@ -87,7 +87,15 @@ class World:
         return min(self.max_model_len, self.num_blocks * self.config.block_size)
 
 
-def make_world(rng: random.Random, tiers: Tiers | None) -> World:
+def draw_speculation(rng: random.Random) -> dict[str, Any]:
+    """Settings of drafts, in a third of the worlds."""
+    if rng.random() < 0.67:
+        return {}
+    method = rng.choice(("ngram", "suffix", "suffix"))
+    return {"speculation": rng.choice(("on", "on", "auto")), "speculative_method": method, "prompt_lookup_min": 1}
+
+
+def make_world(rng: random.Random, tiers: Tiers | None, speculation: dict[str, Any]) -> World:
     max_num_seqs = rng.randint(1, 6)
     config = EngineConfig(
         model="simulated",
@@ -96,6 +104,7 @@ def make_world(rng: random.Random, tiers: Tiers | None) -> World:
         max_queue_len=rng.choice((2, 10, 100)),
         block_size=cast(Any, 4 if tiers is not None else 8),  # smaller than a model may have
         prefix_caching=rng.random() < 0.8,
+        **speculation,
     )
     num_blocks = rng.randint(3, 16)
     return World(
@@ -118,7 +127,8 @@ class History:
         self.loop.set_exception_handler(self._on_fault)
         self._fault: BaseException | None = None
         self.wire = Wire(self.loop, self.rng)
-        self.world = make_world(self.rng, draw_tiers(random.Random(f"tiers of {seed}")))
+        tiers, speculation = (random.Random(f"{part} of {seed}") for part in ("tiers", "drafts"))
+        self.world = make_world(self.rng, draw_tiers(tiers), draw_speculation(speculation))
         self.run_dir = Path(RUN_DIR)
         self.clients: list[EngineClient] = []
         self.had_faults = False

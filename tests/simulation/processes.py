@@ -194,9 +194,10 @@ class SimulatedEngine:
         world = history.world
         runner: HashingRunner | RememberingRunner = HashingRunner(asynchronous=world.asynchronous)
         tiers = None
-        if world.tiers is not None:
+        if world.tiers is not None or world.config.speculation != "off":
             runner = RememberingRunner(world.num_blocks, world.config.block_size, asynchronous=world.asynchronous)
-            tiers = world.tiers.make(history.rng, runner, self._loop.time)
+            if world.tiers is not None:
+                tiers = world.tiers.make(history.rng, runner, self._loop.time)
         self.core = EngineCore(
             world.config,
             runner,

@@ -64,6 +64,7 @@ class Submission:
         self.cache_salt = cache_salt
         self.account = account
         self.adapter = adapter
+        self.prediction: list[int] | None = None
         self.aborted = threading.Event()
 
 
@@ -141,12 +142,14 @@ class FakeClient:
         num_choices: int = 1,
         account: AccountRef = NO_ACCOUNT,
         adapter: str = "",
+        prediction: TokenIds | None = None,
     ) -> list[FakeStream]:
         if not self.well:
             raise EngineUnavailableError("the engine is starting; please try again later")
         streams = []
         for prompt, params in sequences:
             submission = Submission(prompt.tolist(), params, priority, cache_salt, account, adapter)
+            submission.prediction = None if prediction is None else prediction.tolist()
             self.submissions.append(submission)
             streams.append(FakeStream(submission, self.script(submission), hang=self.hang))
         self.submitted.set()

@@ -11,6 +11,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -36,6 +37,7 @@ VOCAB_SIZE = 100
 EOS = 0
 NON_FINITE = VOCAB_SIZE - 1  # a prompt that begins with this id gets non-finite logits, see next_token
 POISON = -7
+VOID = VOCAB_SIZE - 2
 CLIENT = b"client"
 
 
@@ -46,6 +48,13 @@ def next_token(token_ids: np.ndarray[Any, Any]) -> int:
     return zlib.crc32(token_ids.astype(np.int32).tobytes()) % VOCAB_SIZE
 
 
+def echo_token(token_ids: np.ndarray[Any, Any]) -> int:
+    """A model that repeats itself, now and then in another way: some of what is drafted from its text comes true."""
+    if token_ids[0] == NON_FINITE and len(token_ids) % 7 == 0:
+        return -1
+    return zlib.crc32(bytes([token_ids[-1] % 5, len(token_ids) // 9])) % 12 + 1
+
+
 def score(before: np.ndarray[Any, Any], token_id: int, num_logprobs: int) -> TokenLogprobs:
     """What the fake model says of a prompt's token after these."""
     logprob = -zlib.crc32(before.astype(np.int32).tobytes() + bytes([token_id])) / 2**32
@@ -53,12 +62,17 @@ def score(before: np.ndarray[Any, Any], token_id: int, num_logprobs: int) -> Tok
 
 
 def generate(
-    prompt: list[int], max_tokens: int, *, stop_ids: Iterable[int] = (EOS,), min_tokens: int = 0
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    stop_ids: Iterable[int] = (EOS,),
+    min_tokens: int = 0,
+    say: Callable[[np.ndarray[Any, Any]], int] = next_token,
 ) -> tuple[list[int], str]:
     """-> the tokens and the finish_reason of a request that is alone in the world."""
     token_ids = list(prompt)
     while True:
-        token_id = next_token(np.array(token_ids, np.int32))
+        token_id = say(np.array(token_ids, np.int32))
         num_before = len(token_ids) - len(prompt)
         if token_id < 0:
             return token_ids[len(prompt) :], "error"
@@ -150,7 +164,11 @@ class FakeRunner:
         self._in_long_rows[slots] = np.repeat(counts > 1, counts)[stored]
         contexts = [self._read_context(batch, row) for row in range(batch.num_seqs)]
         sampled_rows = np.searchsorted(batch.cu_seqlens_q, batch.logits_indices, side="right") - 1
-        token_ids = [self._sample(batch, index, contexts[row]) for index, row in enumerate(sampled_rows)]
+        behind = batch.cu_seqlens_q[sampled_rows + 1] - 1 - batch.logits_indices  # tokens of the row that come later
+        token_ids = [
+            self._sample(batch, index, contexts[row][: len(contexts[row]) - behind[index]])
+            for index, row in enumerate(sampled_rows)
+        ]
         logprobs = None
         num_logprobs = batch.sampling.rows["num_logprobs"]
         if (num_logprobs >= 0).any():
@@ -202,6 +220,9 @@ class FakeRunner:
     def _sample(self, batch: StepBatch, index: int, context: np.ndarray[Any, Any]) -> int:
         row = batch.sampling.rows[index]
         init, history = self._slots[int(row["slot"])]
+        first_round = batch.rounds[0] if batch.rounds else batch.num_sampled
+        if index >= first_round and context.tolist() != history:
+            return VOID  # behind a draft token that is not what was sampled: nobody may look at it
         assert context.tolist() == history, "the context differs from the slot's sampling state"
         assert row["position"] == len(history)
         assert row["num_prompt_tokens"] == len(init.prompt_token_ids)
@@ -243,7 +264,14 @@ def check_batch(batch: StepBatch, short_rope_len: int = 0, *, batch_invariant: b
     assert set(first_rows.tolist()) <= {0, short_rope_len}
     if short_rope_len:
         assert (batch.context_lens[first_rows == 0] <= short_rope_len).all(), "beyond the short form's rows"
-    assert set(batch.logits_indices.tolist()) <= set(last.tolist())
+    if batch.rounds:
+        assert sum(batch.rounds) == num_sampled
+        assert list(batch.rounds) == sorted(batch.rounds, reverse=True)
+        assert len(set(batch.logits_indices.tolist())) == num_sampled
+        for start, stop in pairwise(np.cumsum([0, *batch.rounds]).tolist()):
+            assert len(set(batch.sampling.slots[start:stop].tolist())) == stop - start, "a sequence's rows come in turn"
+    else:
+        assert set(batch.logits_indices.tolist()) <= set(last.tolist())
     stored = batch.slot_mapping[batch.slot_mapping >= 0]
     assert len(np.unique(stored)) == len(stored), "two tokens are stored in one place"
     assert batch.sampling.rows.shape == (num_sampled,)
@@ -294,8 +322,9 @@ class Harness:
         short_rope_len: int = 0,
         batch_invariant: bool = False,
         make_tiers: Callable[[FakeRunner], KVTiers] | None = None,
+        **settings: Any,
     ) -> None:
-        """`make_tiers` makes the tiers of a runner."""
+        """`make_tiers` makes the tiers of a runner; `settings` are further ones of the engine."""
         self.now = 100.0
         self.runner = FakeRunner(
             num_blocks,
@@ -315,6 +344,7 @@ class Harness:
                 block_size=cast(Any, block_size),  # smaller than a model may have
                 prefix_caching=prefix_caching,
                 batch_invariant=batch_invariant,
+                **settings,
             ),
             self.runner,
             vocab_size=VOCAB_SIZE,
@@ -405,7 +435,9 @@ class Harness:
         assert batch.num_tokens - num_repeated <= scheduler.max_num_batched_tokens
         assert num_repeated <= scheduler.max_num_seqs
         rows_of_sequence = BATCH_INVARIANT_ROWS if self.runner.batch_invariant else 1
-        assert batch.num_seqs <= rows_of_sequence * scheduler.max_num_seqs
+        num_drafts = batch.num_sampled - batch.rounds[0] if batch.rounds else 0
+        assert num_drafts <= scheduler._max_drafts
+        assert batch.num_seqs <= rows_of_sequence * scheduler.max_num_seqs + num_drafts
         for block in set((batch.slot_mapping[batch.slot_mapping >= 0] // blocks.block_size).tolist()):
             assert blocks.reference_counts[block] == 1
             assert not blocks.is_published(block)

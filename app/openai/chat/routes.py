@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from tessera.app.generate.admission import admit
 from tessera.app.generate.completion import Completion, complete, num_values
-from tessera.app.generate.prompt import render_chat, truncated
+from tessera.app.generate.prompt import encode_prediction, render_chat, truncated
 from tessera.app.http.body import built, json_response
 from tessera.app.http.description import Description
 from tessera.app.http.streaming import EventStream
@@ -36,7 +36,10 @@ async def create_chat_completion(http_request: Request) -> Response:
     request, model = admission.request, admission.model
     prompt = await render_chat(model, request, add_special_tokens=request.add_special_tokens or False)
     prompt = replace(prompt, token_ids=truncated(request, prompt.token_ids, model.info))
-    generation = admission.start_chat(request, prompt)
+    prediction = None
+    if request.prediction is not None and model.info.speculates:
+        prediction = await encode_prediction(model, request.prediction.content)
+    generation = admission.start_chat(request, prompt, prediction=prediction)
     head = CompletionHead.new("chatcmpl", request.model, model.info)
     completions = [Completion() for _ in generation.choices]
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PlainValidator, StrictBool, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, model_validator
 
 from tessera.app.schema.chat import ChatRequest
 from tessera.app.schema.examples import HELLO, WEATHER_FUNCTION
-from tessera.app.schema.fields import Metadata, Off, On, Text, wrong
+from tessera.app.schema.fields import Metadata, Off, On, Text, TextContent, text_of, wrong
 from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.schema.request import FieldValues, RequestModel
 from tessera.app.schema.tools import MAX_TOOLS, NamedTool, Tool, ToolChoice, ToolFunction, check_tool_choice
@@ -27,6 +27,14 @@ def _function_call(value: Any) -> ToolChoice | None:
     return ToolChoice(mode="function", name=name)
 
 
+class Prediction(BaseModel):
+    """Predicted outputs: a text that the completion will repeat in large part."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    type: Literal["content"]
+    content: Annotated[str, PlainValidator(lambda value: text_of(value, {"text": "text"}), TextContent)]
+
+
 class ChatCompletionRequest(ChatRequest):
     """A conversation, `n` completions of it."""
 
@@ -39,7 +47,6 @@ class ChatCompletionRequest(ChatRequest):
     hints: ClassVar[FieldValues] = {
         **GenerationRequest.hints,
         "moderation": (),
-        "prediction": (),
         "prompt_cache_options": (),
         "verbosity": ("medium",),
         "web_search_options": (),
@@ -65,6 +72,11 @@ class ChatCompletionRequest(ChatRequest):
     echo: Off = Field(default=False, description="Begin with the assistant's message that is continued.")
     include_reasoning: On = Field(default=True, description="false: the reasoning is left out of the response.")
     metadata: Metadata | None = None
+    prediction: Prediction | None = Field(
+        default=None,
+        description="A text that the completion will repeat in large part, which makes it faster where the server "
+        "drafts tokens (`--speculation`), and never another.",
+    )
     store: StrictBool | None = Field(default=None, description="true: the completion is stored.")
 
     @model_validator(mode="before")

@@ -155,6 +155,8 @@ class ExpertReader:
     def _own(self, values: Any, expert: int, start: int, name: str) -> Iterator[tuple[int, Any, str]]:
         """What the rank has of these rows of an expert, whose first is its row `start`."""
         share = self._share
+        if (share.rows is not None or share.columns is not None) and not isinstance(values, np.ndarray):
+            values = values[0 : values.shape[0]]
         if share.columns is not None and values.ndim == 2:
             values = values[:, share.columns]
         if share.rows is None:

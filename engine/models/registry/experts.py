@@ -67,6 +67,12 @@ class ExpertsRule:
     shared_size: SizeRule = lambda config: None
     shared_gate: bool = False
 
+    @property
+    def expert_modules(self) -> list[str]:
+        """Of matrices that checkpoints have for each expert by itself."""
+        names = [name for form in self.forms for name in (*form.up, *form.down)]
+        return [name.removesuffix(".weight") for name in names if "{e}" in name]
+
 
 def parse_experts(config: Fields, rule: ExpertsRule, activation: Activation, norms: HalfNorms) -> MoESpec:
     """The mixture of an architecture's layers; `activation` is that of its dense ones.

@@ -20,6 +20,7 @@ from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.offload.host_layers import HostLayers
 from tessera.engine.models.partition import Partition, Rank, Share
 from tessera.engine.models.quantised.rounded import ROUNDED, RoundedScheme
+from tessera.engine.models.registry import ARCHITECTURES
 from tessera.engine.models.weights.build import (
     ExpertsField,
     MatrixField,
@@ -72,6 +73,8 @@ class _DummySource(WeightSource):
         self._dtype = dtype
         self._ops = ops
         self._seed = seed
+        rule = ARCHITECTURES[config.architecture].experts
+        self._has_expert_modules = rule is not None and bool(rule.expert_modules)
         self._in_mxfp4 = config.mxfp4_experts
         self._progress = progress
         schemes = () if config.quantisation is None else config.quantisation.schemes
@@ -100,10 +103,11 @@ class _DummySource(WeightSource):
 
     def _quantised_format(self, field: MatrixField) -> WeightFormat | None:
         """Of projections, where they are to be rounded while loading."""
-        if self._rounding is None or field.name not in PROJECTIONS or field.columns % 2:
+        is_experts = isinstance(field, ExpertsField) and self._has_expert_modules
+        if self._rounding is None or not (field.name in PROJECTIONS or is_experts) or field.columns % 2:
             return None
         stored = ROUNDED[self._rounding]
-        as_stored = self._ops.multiplies_stored(stored, (field.rows, field.columns), self._dtype)
+        as_stored = not is_experts and self._ops.multiplies_stored(stored, (field.rows, field.columns), self._dtype)
         if as_stored or self._ops.device.name == "cpu":
             return stored
         return packed_format(stored, field.columns)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -11,6 +13,7 @@ import numpy as np
 
 from tessera.engine.formats import (
     DenseFormat,
+    Fp8Format,
     LinearWeight,
     PackedGroupFormat,
     WeightFormat,
@@ -22,9 +25,11 @@ from tessera.engine.models.quantised.shared import SharedMatrix
 from tessera.engine.models.quantised.stored import StoredMatrix
 from tessera.engine.models.weights.build import ExpertsField, MatrixField
 from tessera.engine.models.weights.checkpoint_source import CheckpointSource
-from tessera.engine.models.weights.row_order import Piece
+from tessera.engine.models.weights.row_order import Piece, pieces_of
 from tessera.engine.models.weights.stream import CHUNK_BYTES
 from tessera.engine.tensor import from_numpy
+
+logger = logging.getLogger("tessera.engine.models")
 
 
 class _Part(NamedTuple):
@@ -40,6 +45,8 @@ class QuantisedSource(CheckpointSource):
     """Parts of a fused weight may differ in their schemes; what no format of the device holds becomes dense."""
 
     def linear(self, field: MatrixField, layer: int | None) -> LinearWeight:
+        if isinstance(field, ExpertsField):
+            return super().linear(field, layer)
         opened = self._open(field, layer)
         if not opened:
             return super().linear(field, layer)
@@ -57,7 +64,7 @@ class QuantisedSource(CheckpointSource):
     def _open(self, field: MatrixField, layer: int | None) -> list[_Part]:
         """Nothing where the matrix is in 16 or 32 bits."""
         if isinstance(field, ExpertsField):
-            return []
+            return self._open_experts(field, layer)
         names = self._names(field, "weight", layer)
         if not any(isinstance(self.checkpoint.tensor(name), StoredMatrix) for name in names):
             return []
@@ -66,19 +73,69 @@ class QuantisedSource(CheckpointSource):
         columns = self.partition.share(field.name, layer).columns
         found = []
         for piece in self._pieces(field, "weight", layer):
-            matrix = self.checkpoint.tensor(piece.name)
-            if not isinstance(matrix, StoredMatrix):
-                found.append(_Part(piece, None, DenseFormat(self.dtype), b""))
-                continue
-            self._tensor(piece.name, (piece.height, field.columns))
-            if piece.rows is not None or columns is not None:
-                try:
-                    matrix = SharedMatrix(matrix, piece.rows, columns)
-                except ValueError as error:
-                    raise self._not_shared(piece.name, error) from None
-            order = b"" if matrix.order is None else matrix.order.tobytes()
-            found.append(_Part(piece, matrix, self._format_of(matrix), order))
+            found.append(self._opened(piece, field, columns, self._format_of))
         return found
+
+    def _opened(
+        self, piece: Piece, field: MatrixField, columns: slice | None, format_of: Callable[[StoredMatrix], WeightFormat]
+    ) -> _Part:
+        """The rank's rows and `columns` of a matrix."""
+        matrix = self.checkpoint.tensor(piece.name)
+        if not isinstance(matrix, StoredMatrix):
+            return _Part(piece, None, DenseFormat(self.dtype), b"")
+        self._tensor(piece.name, (piece.height, field.columns))
+        if piece.rows is not None or columns is not None:
+            try:
+                matrix = SharedMatrix(matrix, piece.rows, columns)
+            except ValueError as error:
+                raise self._not_shared(piece.name, error) from None
+        order = b"" if matrix.order is None else matrix.order.tobytes()
+        return _Part(piece, matrix, format_of(matrix), order)
+
+    def _open_experts(self, field: ExpertsField, layer: int | None) -> list[_Part]:
+        """Of each expert in turn; nothing where they are in 16 or 32 bits."""
+        names, share = self._names(field, "weight", layer), self.partition.share(field.name, layer)
+        if not any(isinstance(self.checkpoint.tensor(name), StoredMatrix) for name in names):
+            super()._open(field, layer)
+            return []
+        count = len(names) // field.num_experts
+        found = []
+        for first in range(0, len(names), count):
+            for piece in pieces_of(names[first : first + count], field.part_rows, None, share.rows):
+                found.append(self._opened(piece, field, share.columns, self._format_in_mixture))
+        return found
+
+    def _format_in_mixture(self, matrix: StoredMatrix) -> WeightFormat:
+        packed = packed_format(matrix.format, matrix.shape[1])
+        return matrix.format if self.on_cpu else packed or DenseFormat(self.dtype)
+
+    def _experts(self, field: ExpertsField, layer: int) -> LinearWeight:
+        """One part, so that all matrices are in one format: dense where no format holds them all."""
+        opened = self._open_experts(field, layer)
+        format = self._format_of_experts(field, opened)
+        if isinstance(format, DenseFormat):
+            return super()._experts(field, layer)
+        own = field.shared(self.partition.share(field.name, layer))
+        made = WeightPart.empty(format, own.rows, own.columns, self.ops.device)
+        start = 0
+        for part in opened:
+            assert part.matrix is not None
+            self._send_matrix(part.matrix, made, start)
+            start += part.piece.size
+        return LinearWeight((made,))
+
+    def _format_of_experts(self, field: ExpertsField, opened: list[_Part]) -> WeightFormat:
+        """That of every expert's matrix, one below the other, in the order of their columns."""
+        formats = {part.format for part in opened}
+        if field.bias or not opened or any(part.matrix is None or part.order for part in opened):
+            return DenseFormat(self.dtype)
+        if len(formats) > 1:  # experts may differ in the scale of what they multiply, which then is not rounded
+            formats = {
+                replace(format, rounds_input=False, input_scale=None) if isinstance(format, Fp8Format) else format
+                for format in formats
+            }
+        whole = all(part.piece.size % format.row_step == 0 for part in opened for format in formats)
+        return formats.pop() if len(formats) == 1 and whole else DenseFormat(self.dtype)
 
     def _format_of(self, matrix: StoredMatrix) -> WeightFormat:
         """On the CPU its own, elsewhere that of kernels, dense where there are none."""
@@ -119,7 +176,7 @@ class QuantisedSource(CheckpointSource):
                 self._stream.send(target, make)
 
     def _count_bytes(self) -> int:
-        total = 0
+        total = dense = stored = 0
         for field, layer in self._fields():
             if not isinstance(field, MatrixField):
                 size = sum(piece.size for piece in self._pieces(field, "weight", layer))
@@ -128,9 +185,24 @@ class QuantisedSource(CheckpointSource):
             own = field.shared(self.partition.share(field.name, layer))
             total += own.bias * own.rows * self.dtype.itemsize
             opened = self._open(field, layer)
+            if isinstance(field, ExpertsField):
+                format = self._format_of_experts(field, opened)
+                nbytes = format.nbytes(own.rows, own.columns)
+                total += nbytes
+                matrices = [part.matrix for part in opened if part.matrix is not None]
+                if matrices and isinstance(format, DenseFormat):
+                    dense += nbytes
+                    stored += sum(matrix.format.nbytes(*matrix.shape) for matrix in matrices)
+                continue
             total += sum(part.format.nbytes(part.piece.size, own.columns) for part in opened)
             if not opened:
                 total += own.rows * own.columns * self.dtype.itemsize
+        if dense:
+            logger.warning(
+                "%s: no product takes its experts as they are stored: they are dequantised to %s, which takes %.3g GB "
+                "instead of %.3g GB",
+                *(self.checkpoint.folder, self.dtype.name, dense / 1e9, stored / 1e9),
+            )
         return total
 
 

@@ -25,7 +25,9 @@ def rounded_while_loading(config: ModelConfig, name: RoundingName, folder: Path)
         raise ConfigError(f"--quantization {name} is for checkpoints in 16 or 32 bits, but {folder} is {stored}")
     architecture = ARCHITECTURES[config.architecture]
     modules = [module for field in PROJECTIONS for module in architecture.weights.get(field, ())]
-    layer = re.escape("{i}")
-    patterns = tuple(r"(?:.*\.)?" + re.escape(module).replace(layer, r"\d+") for module in modules)
+    if architecture.experts is not None:
+        modules += architecture.experts.expert_modules
+    names = (re.escape(module).replace(r"\{i\}", r"\d+").replace(r"\{e\}", r"\d+") for module in modules)
+    patterns = tuple(r"(?:.*\.)?" + name for name in names)
     scheme = RoundedScheme(name, architecture.transposed)
     return replace(config, quantisation=Quantisation(f"--quantization {name}", (Rule(patterns, scheme),)))

@@ -43,7 +43,7 @@ def numbers(weights: Weights) -> list[Array]:
     ]
 
 
-@pytest.mark.parametrize("base", ["llama", "gpt2", "phi3"])
+@pytest.mark.parametrize("base", ["llama", "gpt2", "phi3", "mixtral"])
 @pytest.mark.parametrize("name", NAMES)
 def test_projections_are_rounded_to_nearest(
     name: RoundingName, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -93,6 +93,9 @@ export function showFigures({ now, rates, latency, totals, engine, gpu, history 
   show("total-generation", totals ? whole(totals.generation_tokens) : UNKNOWN);
   show("prefix-share", totals?.prefix_queries ? percent(totals.prefix_hits / totals.prefix_queries) : UNKNOWN);
   show("preemptions", totals ? whole(totals.preemptions) : UNKNOWN);
+  // Of a request: an accepted draft token is one that needed no step of its own.
+  const steps = totals ? totals.generation_tokens - (totals.accepted_draft_tokens ?? 0) : 0;
+  show("step-tokens", totals?.draft_tokens && steps > 0 ? (totals.generation_tokens / steps).toFixed(2) : UNKNOWN);
   drawLine("rate-line", history, "generation_tokens");
   drawLine("running-line", history, "running");
   at("gpu").hidden = !gpu;

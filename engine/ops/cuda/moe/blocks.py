@@ -11,7 +11,7 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InInt, InT, Int32, InUint, OutT
-from tessera.engine.formats import PACKED_FORMATS, LinearWeight, PackedFormat
+from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat
 from tessera.engine.ops.cuda.moe.decode import STATIC_BYTES
 from tessera.engine.ops.cuda.moe.experts import ACTIVATIONS
 from tessera.engine.ops.cuda.quant.product import THREADS, UNIT, BlockTile
@@ -78,7 +78,7 @@ def kernels_of(format: PackedFormat, dtype: str) -> set[Instantiation]:
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that may be launched for elements of these C types."""
     halves = [dtype for dtype in dtypes if dtype != "float"]
-    formats = PACKED_FORMATS.values()
+    formats = KERNEL_FORMATS.values()
     return [kernel for dtype in halves for format in formats for kernel in sorted(kernels_of(format, dtype), key=str)]
 
 

@@ -1,0 +1,86 @@
+"""Settings of speculative decoding: how tokens are drafted, which the model then verifies several at a time."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from tessera.options.errors import OptionError
+
+SpeculationMode = Literal["off", "auto", "on"]
+SpeculationMethod = Literal["ngram", "suffix"]
+
+DEFAULT_DRAFT_TOKENS = 7
+MAX_DRAFT_TOKENS = 64
+MAX_STEP_DRAFTS = 256  # draft tokens of a step, for whose logits there is memory
+MAX_LOOKUP = 64
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drafted.
+
+    Attributes:
+        method: `ngram`, what followed the same last tokens before in prompt and completion; `suffix`, the longest
+            end of the text that has occurred before, in it or in earlier completions.
+        num_tokens: most draft tokens of a sequence in a step.
+        lookup_min, lookup_max: fewest and most last tokens that `ngram` looks for.
+        always: draft in every step, not only where it pays.
+    """
+
+    method: SpeculationMethod = "suffix"
+    num_tokens: int = DEFAULT_DRAFT_TOKENS
+    lookup_min: int = 2
+    lookup_max: int = 4
+    always: bool = False
+
+
+class _VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`--speculative-config`, with vLLM's names."""
+
+    method: SpeculationMethod = "ngram"
+    num_speculative_tokens: int | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+
+
+def read_speculative_config(value: dict[str, Any]) -> Speculation:
+    """`--speculative-config`. Raises: OptionError."""
+    try:
+        config = msgspec.convert(value, _VllmConfig)
+    except msgspec.ValidationError as error:
+        names = ", ".join(_VllmConfig.__struct_fields__)
+        raise OptionError(f"--speculative-config: {error}; it takes {names}") from None
+    return make_speculation(
+        config.method,
+        config.num_speculative_tokens,
+        config.prompt_lookup_min,
+        config.prompt_lookup_max,
+        source="--speculative-config: ",
+        names=("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"),
+    )
+
+
+def make_speculation(
+    method: SpeculationMethod,
+    num_tokens: int | None,
+    lookup_min: int | None,
+    lookup_max: int | None,
+    *,
+    always: bool = False,
+    source: str = "",
+    names: tuple[str, str, str] = ("--num-speculative-tokens", "--prompt-lookup-min", "--prompt-lookup-max"),
+) -> Speculation:
+    """Fill in defaults: of two bounds of the look-up, one alone is both. Raises: OptionError, which uses `names`."""
+    defaults = Speculation()
+    low = lookup_min if lookup_min is not None else min(lookup_max or defaults.lookup_min, defaults.lookup_min)
+    high = lookup_max if lookup_max is not None else max(low, defaults.lookup_max)
+    num_tokens = defaults.num_tokens if num_tokens is None else num_tokens
+    for name, number, most in zip(
+        names, (num_tokens, low, high), (MAX_DRAFT_TOKENS, MAX_LOOKUP, MAX_LOOKUP), strict=True
+    ):
+        if not 1 <= number <= most:
+            raise OptionError(f"{source}{name} must be a whole number from 1 to {most}, not {number}")
+    if low > high:
+        raise OptionError(f"{source}{names[1]} ({low}) must be at most {names[2]} ({high})")
+    return Speculation(method=method, num_tokens=num_tokens, lookup_min=low, lookup_max=high, always=always)

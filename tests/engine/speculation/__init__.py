@@ -1,0 +1,1 @@
+"""Tests of drafts and their verification."""

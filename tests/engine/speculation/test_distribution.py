@@ -1,0 +1,119 @@
+"""What is sampled behind drafts has the model's distribution: a chi-square test of tokens against probabilities.
+
+The model is a table of logits by the last token. Its probabilities after temperature and filters are worked out here by
+their definitions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.messages import AddRequest
+from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.core.core import EngineCore
+from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.tensor import CPU, from_numpy
+from tests.support.token_ids import token_ids
+
+VOCAB_SIZE = 12
+NUM_SEQS = 50
+NUM_TOKENS = 50
+SEED = 20261
+LOGITS = np.random.default_rng(SEED).normal(0.0, 2.0, (VOCAB_SIZE, VOCAB_SIZE)).astype(np.float32)
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.5},
+    {"temperature": 1.6, "top_k": 4},
+    {"temperature": 1.0, "top_p": 0.8},
+    {"temperature": 1.2, "min_p": 0.1},
+]
+
+
+@dataclass
+class Done:
+    outcome: StepResult
+
+    def result(self) -> StepResult:
+        return self.outcome
+
+
+class TableRunner:
+    """Its logits are a row of the table."""
+
+    asynchronous = False
+    full_sizes: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self._ops = CpuOps()
+
+    def start(self, batch: StepBatch) -> Done:
+        logits = from_numpy(LOGITS[batch.input_ids[batch.logits_indices]].copy(), CPU)
+        rows = from_numpy(batch.sampling.rows, CPU)
+        chosen = self._ops.sample(logits, rows, filtered=batch.sampling.needs_filter)
+        return Done(StepResult(chosen.numpy().copy()))
+
+    def sample(self, running: Any, mask: TokenMask | None) -> None:
+        raise AssertionError("nothing is constrained")
+
+
+def probabilities(temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> np.ndarray[Any, Any]:
+    """[before, token]"""
+    table = np.exp(LOGITS.astype(np.float64) / temperature)
+    table /= table.sum(axis=1, keepdims=True)
+    for row in table:
+        row[row < min_p * row.max()] = 0.0
+        order = np.argsort(-row)
+        if top_k:
+            row[order[top_k:]] = 0.0
+        row /= row.sum()
+        reached = np.cumsum(row[order])
+        row[order[np.searchsorted(reached, top_p * (1 - 1e-9)) + 1 :]] = 0.0
+        row /= row.sum()
+    return table
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_chosen_tokens_have_the_model_s_probabilities(settings: dict[str, Any], method: str) -> None:
+    print(f"seeds {SEED} to {SEED + NUM_SEQS - 1}")
+    config = EngineConfig(
+        model="table",
+        max_num_seqs=NUM_SEQS,
+        max_num_batched_tokens=1024,
+        speculation="on",
+        speculative_method=method,  # type: ignore[arg-type]
+        prompt_lookup_min=1,
+    )
+    core = EngineCore(
+        config, TableRunner(), vocab_size=VOCAB_SIZE, max_model_len=256, num_kv_blocks=2048, eos_token_ids=[]
+    )
+    texts: dict[str, list[int]] = {}
+    for number in range(NUM_SEQS):
+        texts[str(number)] = [number % VOCAB_SIZE]
+        params = SamplingParams(max_tokens=NUM_TOKENS, seed=SEED + number, **settings)
+        core.add_request(AddRequest(str(number), token_ids(texts[str(number)]), params, 0.0), b"client")
+    while core.has_work:
+        for output in core.step().get(b"client", []):
+            texts[output.request_id] += output.token_ids
+    assert core.metrics.speculator is not None
+    assert core.metrics.speculator.num_accepted_tokens > 100
+    assert core.metrics.speculator.num_draft_tokens > 2 * core.metrics.speculator.num_accepted_tokens
+
+    counts = np.zeros((VOCAB_SIZE, VOCAB_SIZE))
+    for text in texts.values():
+        np.add.at(counts, (text[:-1], text[1:]), 1)
+    expected = probabilities(**settings) * counts.sum(axis=1, keepdims=True)
+    assert not counts[expected == 0].any(), "a token that the filters exclude was chosen"
+    often = expected >= 5
+    statistic = float((np.square(counts - expected)[often] / expected[often]).sum())
+    freedom = int(often.sum()) - VOCAB_SIZE
+    # Wilson and Hilferty's approximation of the quantile for 4 standard deviations.
+    limit = freedom * (1 - 2 / (9 * freedom) + 4 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert statistic < limit
