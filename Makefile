@@ -12,7 +12,7 @@ CLIENT_ENVIRONMENTS := $(patsubst tests/clients/requirements/%.txt,.venv-clients
 # Servers under test start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast test-long test-clients simulate attack soak mutation check format eval eval-quantisation test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches
+.PHONY: serve test test-fast test-long test-clients simulate attack soak mutation check format eval eval-quantisation test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches prove-fine-tuning prove-ray simulate-routing chart
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -37,6 +37,10 @@ test-clients: .venv/.dev tests/clients/node_modules/.installed $(CLIENT_ENVIRONM
 simulate: .venv/.dev
 	$(BIN)/python -m tests.simulation $(ARGS)
 
+# Routing policies on a thousand replicas with conversations, bursts and failures: ARGS='--replicas 100', --write for the figures.
+simulate-routing: .venv/.dev
+	$(BIN)/python -m tests.simulation.routing $(ARGS)
+
 # The server under attack; exits with 1 if a promise of SECURITY.md is broken: ARGS='--requests 1000000 --parts fuzz'.
 attack: .venv/.dev
 	$(BIN)/python -m tests.attack $(ARGS)
@@ -52,6 +56,19 @@ mutation: .venv/.dev
 # A million batch lines with kill -9 of the server and its engine in between: most of an hour. ARGS='--lines 20000': a minute.
 prove-batches: .venv/.dev
 	$(BIN)/python -m tests.batches.million $(ARGS)
+
+# The demonstration model learns to spell through the API, its process killed in between: minutes of CPU time.
+prove-fine-tuning: .venv/.dev
+	$(BIN)/python -m tests.fine_tuning $(ARGS)
+
+# Two CPU replicas on Ray Serve, one killed under load, in an environment of its own: Ray is not among what tests need.
+prove-ray: .venv-ray/.installed
+	.venv-ray/bin/python -m tests.ray_serve $(ARGS)
+
+.venv-ray/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet --editable '.[ray]'
+	@touch $@
 
 eval: .venv/.dev
 	$(BIN)/python -m tests.evaluation $(ARGS)
@@ -95,6 +112,13 @@ bench-gpu: .venv/.dev
 image-check: .venv/.dev
 	$(BIN)/python -m tests.image_steps $(ARGS)
 
+# The Helm chart, checked, and as plain manifests; needs helm.
+chart:
+	helm lint --strict deploy/kubernetes
+	helm lint --strict deploy/kubernetes --values deploy/kubernetes/ci/everything-values.yaml
+	{ echo "# Rendered from deploy/kubernetes with its default values, for kubectl apply without Helm: make chart."; \
+		helm template tessera deploy/kubernetes; } > deploy/kubernetes.yml
+
 tests/clients/node_modules/.installed: tests/clients/package.json
 	cd tests/clients && npm install --no-audit --no-fund --no-package-lock
 	@touch $@
@@ -118,7 +142,7 @@ docs-serve: .venv/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
 clean:
-	rm -rf .venv .venv-clients .venv-audit tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache build dist
+	rm -rf .venv .venv-clients .venv-ray .venv-audit tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache build dist
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -292,6 +292,24 @@ class AppSettings(ModelSettings, frozen=True, kw_only=True):
             high=36500,
         ),
     ] = 30.0
+    enable_fine_tuning: Annotated[
+        bool,
+        Option(
+            "offer /v1/fine_tuning/jobs, which train LoRA adapters of the served models on the CPU, whatever they are "
+            "served on, in a process of its own",
+            group="fine-tuning",
+        ),
+    ] = False
+    fine_tuning_share: Annotated[
+        float,
+        Option(
+            "most of the machine's CPU time that fine-tuning takes, from 0.01 to 1; at the lowest priority in any case",
+            group="fine-tuning",
+            metavar="SHARE",
+            low=0.01,
+            high=1,
+        ),
+    ] = 0.5
     otlp_traces_endpoint: Annotated[
         str | None,
         Option(

@@ -114,7 +114,7 @@ class FoundModels:
         return (*self.served_names, *beside, *(name for name, _ in self.adapters))
 
     def engine(self, given: GivenOptions, *, beside_others: bool) -> EngineConfig:
-        return given.make(
+        made = given.make(
             EngineConfig,
             model=str(self.model.path),
             served_name=self.served_names[0],
@@ -124,7 +124,10 @@ class FoundModels:
             reranker_name="".join(_names(self.reranker)),
             beside_others=beside_others,
             lora=tuple(f"{name}={folder}" for name, folder in self.adapters),
+            fine_tuned=given.value("enable_fine_tuning"),
         )
+        made.verify()
+        return made
 
     def settings(self, given: GivenOptions) -> ModelSettings:
         return given.make(

@@ -138,6 +138,7 @@ SERVE_OPTIONS = CommandOptions(
         "HTTP",
         "TLS",
         "storage",
+        "fine-tuning",
         "log",
         "configuration",
     ),

@@ -83,19 +83,22 @@ def _engines_of(launch: EngineLaunch) -> Iterator[tuple[EngineConfig, dict[str, 
             folder = str(Path(folder) / f"engine-{number}")  # a folder of blocks has one owner
         environment = {"OPENBLAS_NUM_THREADS": str(threads)}
         if config.device != "cpu":
-            environment[VISIBLE_DEVICES] = _device(number, num_engines)
+            environment[VISIBLE_DEVICES] = _devices(number, num_engines, config.tensor_parallel_size)
         yield msgspec.structs.replace(config, reports_prefixes=True, kv_offload_dir=folder), environment
 
 
-def _device(number: int, num_engines: int) -> str:
-    """The device of engine `number`, as CUDA_VISIBLE_DEVICES names it. Raises ConfigError."""
+def _devices(number: int, num_engines: int, num_ranks: int) -> str:
+    """The devices of engine `number`, one for each rank, as CUDA_VISIBLE_DEVICES names them. Raises ConfigError."""
     visible = os.environ.get(VISIBLE_DEVICES)
+    needed = num_engines * num_ranks
     if visible is None:
-        return str(number)
-    devices = [name.strip() for name in visible.split(",") if name.strip()]
-    if len(devices) < num_engines:
+        devices = [str(device) for device in range(needed)]
+    else:
+        devices = [name.strip() for name in visible.split(",") if name.strip()]
+    if len(devices) < needed:
+        each = f" with --tensor-parallel-size {num_ranks}" if num_ranks > 1 else ""
         raise ConfigError(
-            f"--data-parallel-size {num_engines} needs {num_engines} devices, but {VISIBLE_DEVICES}={visible} "
+            f"--data-parallel-size {num_engines}{each} needs {needed} devices, but {VISIBLE_DEVICES}={visible} "
             f"names {len(devices)}"
         )
-    return devices[number]
+    return ",".join(devices[number * num_ranks : (number + 1) * num_ranks])

@@ -152,24 +152,24 @@ class ReplicatedClient:
         member = min(well, key=lambda number: self.members[number].load)
         return await self.members[member].embed(inputs, role=role, first_lengths=first_lengths, account=account)
 
-    async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> None:
+    async def load_adapter(self, name: str, folder: str, *, replace: bool = False, by_server: bool = False) -> None:
         """As `EngineClient.load_adapter`, by all engines or none."""
         self._check_all_well()
         loaded: list[EngineClient] = []
         try:
             for member in self.members:
-                await member.load_adapter(name, folder, replace=replace)
+                await member.load_adapter(name, folder, replace=replace, by_server=by_server)
                 loaded.append(member)
         except RequestError:
             for member in loaded:
-                await member.unload_adapter(name)
+                await member.unload_adapter(name, by_server=by_server)
             raise
 
-    async def unload_adapter(self, name: str) -> None:
+    async def unload_adapter(self, name: str, *, by_server: bool = False) -> None:
         """As `EngineClient.unload_adapter`."""
         self._check_all_well()
         for member in self.members:
-            await member.unload_adapter(name)
+            await member.unload_adapter(name, by_server=by_server)
 
     def _check_all_well(self) -> None:
         if len(self._well_members()) < len(self.members):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,15 +14,28 @@ from tessera.app.http.streaming import run_while_connected
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import NotFoundError
 
+PRIVATE_PREFIX = "ft:"  # of fine-tuned models, each of which is for one API key
 GRACE = 5.0  # seconds beyond the time for loading, in which the refusal arrives
 
 
+class PrivateModels(Protocol):
+    """Says which tenants fine-tuned models are for."""
+
+    def is_visible(self, name: str, tenant: str) -> bool: ...
+    async def owner_of(self, name: str) -> str | None: ...
+
+
 class ServedModels:
-    """The models in the order of the configuration; the first is that of requests that name none."""
+    """The models in the order of the configuration; the first is that of requests that name none.
+
+    Attributes:
+        private: None where no model is for one API key alone.
+    """
 
     def __init__(self, engines: Engines, settings: AppSettings) -> None:
         """Read every model's tokenizer, chat template and sampling defaults. Raises ConfigError."""
         self.engines = engines
+        self.private: PrivateModels | None = None
         self._timeout = settings.model_load_timeout
         self._models = tuple(ServedModel(engine, each) for engine, each in zip(engines, settings.models, strict=True))
         # Adapters come and go.
@@ -49,6 +62,18 @@ class ServedModels:
         """The model that is served, or has one served beside it, under this name."""
         found = self._by_name.get(name)
         return found or next((model for model in self._models if name in model.adapter_names), None)
+
+    def names_for(self, tenant: str, *models: ServedModel) -> list[str]:
+        """Of `models`, or all if none are given, and of what is served beside them: the names a tenant may know of."""
+        names = [name for model in models or self._models for name in model.names]
+        return [name for name in names if self.private is None or self.private.is_visible(name, tenant)]
+
+    async def check_visible(self, name: str, tenant: str) -> None:
+        """Raises: NotFoundError where a fine-tuned model is for others."""
+        if self.private is not None and name.startswith(PRIVATE_PREFIX):
+            owner = await self.private.owner_of(name)
+            if owner is not None and owner != tenant:
+                raise self.unknown(name)
 
     def unknown(self, name: str) -> NotFoundError:
         """The error for a name that is not served."""
@@ -110,6 +135,8 @@ async def model_for(request: Request, asked: str | None) -> ServedModel:
         RequestError: it cannot be loaded, or not in time.
     """
     models = models_of(request)
+    if asked:
+        await models.check_visible(asked, request.scope.get("state", {}).get("tenant", ""))
     found = models.find(asked) if asked else models.default
     if found is None:
         return models.default  # which refuses the name

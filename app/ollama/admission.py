@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from tessera.app.generate.admission import Admission, receive
+from tessera.app.generate.admission import Admission, receive, tenant_of
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.generate.served_models import model_for, model_of, models_of
 from tessera.app.http.body import keep_for_reading, read_json_object
@@ -50,7 +50,7 @@ async def admit_ollama(http_request: Request, schema: type[G]) -> tuple[Admissio
     models = models_of(http_request)
     if not request.model:
         request = request.model_copy(update={"model": models.default.default_name})
-    name = served_name(request.model, models.names)
+    name = served_name(request.model, models.names_for(tenant_of(http_request)))
     models.check_name(name)
     model = await model_for(http_request, name)
     keep_loaded(http_request, model, request.keep_alive)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from tessera.app.generate.admission import tenant_of
 from tessera.app.generate.served_models import models_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description
@@ -36,7 +37,7 @@ REFUSED = {
     openapi_extra=Description(returns=OllamaModelList),
 )
 async def tags(http_request: Request) -> Response:
-    cards = model_cards(models_of(http_request))
+    cards = model_cards(models_of(http_request), tenant_of(http_request))
     return json_response({"models": [{**card.listed(), "modified_at": card.modified_at()} for card in cards]})
 
 
@@ -48,7 +49,13 @@ async def tags(http_request: Request) -> Response:
 )
 async def running(http_request: Request) -> Response:
     return json_response(
-        {"models": [card.running() for card in model_cards(models_of(http_request)) if card.is_loaded]}
+        {
+            "models": [
+                card.running()
+                for card in model_cards(models_of(http_request), tenant_of(http_request))
+                if card.is_loaded
+            ]
+        }
     )
 
 
@@ -61,7 +68,9 @@ async def running(http_request: Request) -> Response:
 async def show(http_request: Request) -> Response:
     request = await receive_any(http_request, OllamaShowRequest)
     models = models_of(http_request)
-    name = served_name(request.model or request.name or models.default.default_name, models.names)
+    name = served_name(
+        request.model or request.name or models.default.default_name, models.names_for(tenant_of(http_request))
+    )
     return json_response(ModelCard(models.find(name) or models.default, name).shown())
 
 
@@ -86,7 +95,9 @@ async def pull(http_request: Request) -> Response:
     request = await receive_any(http_request, OllamaPullRequest)
     models = models_of(http_request)
     try:
-        served_name(request.model or request.name or models.default.default_name, models.names)
+        served_name(
+            request.model or request.name or models.default.default_name, models.names_for(tenant_of(http_request))
+        )
     except NotFoundError:
         return await refuse(http_request)
     return Response(b'{"status":"success"}\n', media_type="application/json")
@@ -94,7 +105,7 @@ async def pull(http_request: Request) -> Response:
 
 async def refuse(http_request: Request) -> Response:
     path = http_request.url.path.removeprefix("/api/").partition("/")[0]
-    names = ", ".join(tagged(card.name) for card in model_cards(models_of(http_request)))
+    names = ", ".join(tagged(card.name) for card in model_cards(models_of(http_request), tenant_of(http_request)))
     raise InvalidRequestError(
         f"{path} is not supported: the models are chosen when this server is started; it serves {names}",
         code="not_supported",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tessera.app.generate.served_model import ServedModel
+from tessera.app.generate.served_models import ServedModels
 from tessera.app.ollama.names import tagged
 from tessera.engine.contract.messages import EmbeddingInfo
 from tessera.engine.gguf.names import is_gguf
@@ -149,15 +150,13 @@ class ModelCard:
         return QUANTIZATION.get(self._info.dtype, self._info.dtype.upper())
 
 
-def model_cards(models: Iterable[ServedModel]) -> list[ModelCard]:
+def model_cards(models: ServedModels, tenant: str) -> list[ModelCard]:
+    """Of those that make text or embeddings, and that a tenant may know of."""
     return [
         ModelCard(model, name)
         for model in models
-        for name in (
-            *model.settings.served_model_names,
-            *model.settings.embedding_model_names,
-            *model.adapter_names,
-        )
+        for name in models.names_for(tenant, model)
+        if name not in model.settings.reranker_model_names
     ]
 
 

@@ -33,6 +33,7 @@ SECURITY_SCHEMES = {
 ERRORS: Mapping[int, str] = {
     400: "A field is wrong or not supported; `param` names it.",
     401: "The API key is missing or wrong.",
+    403: "The server's options do not offer it, or the key does not allow it.",
     404: "There is no such model, object or path.",
     408: "The body did not arrive in time.",
     409: "The object is not in a state for this.",

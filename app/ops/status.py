@@ -19,20 +19,24 @@ LATENCY_SECONDS = 60.0
 NUM_POINTS = 60  # of the history that is drawn
 
 
-def status_object(model: ServedModel, models: ServedModels) -> dict[str, Any]:
-    """The current state of one model; parts that are not known yet are None. Its names come first."""
+def status_object(model: ServedModel, models: ServedModels, tenant: str) -> dict[str, Any]:
+    """The current state of one model for a tenant; parts that are not known yet are None. Its names come first."""
     client = model.client
     well, reason = model.engine.health()
     history = list(client.history)
     gpu = client.gpu
     ordered = [model, *(other for other in models if other is not model)]
+    names = models.names_for(tenant, *ordered)
     return {
         "version": __version__,
         "state": {"ready": well, "reason": reason},
-        "models": [name for each in ordered for name in each.names],
+        "models": names,
         "default_names": [each.default_name for each in models],
         "generating_models": [
-            name for each in ordered for name in (*each.settings.served_model_names, *each.adapter_names)
+            name
+            for each in ordered
+            for name in names
+            if name in each.settings.served_model_names or name in each.adapter_names
         ],
         "chat": model.template is not None,
         "engine": _engine(client.info) if client.info is not None else None,

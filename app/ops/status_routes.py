@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from tessera.app.generate.admission import tenant_of
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.generate.served_models import models_of
 from tessera.app.http.body import json_response
@@ -29,7 +30,9 @@ for path in sorted(PAGE_PATHS - {PAGE}):
 async def show_status(http_request: Request) -> Response:
     state = http_request.app.state
     use = use_object(state.http_counts, state.key_ring, state.key_use, getattr(http_request.state, "holder", None))
-    response = json_response({**status_object(_model(http_request), models_of(http_request)), "use": use})
+    figures = status_object(_model(http_request), models_of(http_request), tenant_of(http_request))
+    jobs = await state.fine_tuning_runner.status(tenant_of(http_request))
+    response = json_response({**figures, "use": use, "fine_tuning": jobs})
     response.headers.update(NOT_STORED)
     return response
 

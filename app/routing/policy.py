@@ -54,9 +54,17 @@ class RoutingPolicy:
 
     def _sample(self, group: int) -> list[int]:
         """At most `num_samples` of the group's replicas, in random order."""
-        found = []
+        size, width = group.bit_count(), group.bit_length()
+        if size * size > self.num_samples * width:  # drawing in vain costs less than a list of a large group
+            drawn: dict[int, None] = {}
+            while len(drawn) < min(self.num_samples, size):
+                replica = self.random.randrange(width)
+                if group >> replica & 1:
+                    drawn[replica] = None
+            return list(drawn)
+        members = []
         while group:
             lowest = group & -group
-            found.append(lowest.bit_length() - 1)
+            members.append(lowest.bit_length() - 1)
             group ^= lowest
-        return self.random.sample(found, min(self.num_samples, len(found)))
+        return self.random.sample(members, min(self.num_samples, size))

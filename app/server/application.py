@@ -50,6 +50,11 @@ from tessera.app.openai.embeddings import routes as embeddings
 from tessera.app.openai.embeddings.embedders import Embeddings
 from tessera.app.openai.files import routes as files
 from tessera.app.openai.files.files import Files
+from tessera.app.openai.fine_tuning import routes as fine_tuning
+from tessera.app.openai.fine_tuning.jobs import FineTuningJobs
+from tessera.app.openai.fine_tuning.results import JobResults
+from tessera.app.openai.fine_tuning.runner import JobRunner
+from tessera.app.openai.fine_tuning.tables import FINE_TUNING_SCHEMA
 from tessera.app.openai.invocations import routes as invocations
 from tessera.app.openai.models import adapter_routes as adapters
 from tessera.app.openai.models import routes as models
@@ -97,12 +102,19 @@ ROUTES = (
     residence,
     files,
     batches,
+    fine_tuning,
     *OLLAMA_ROUTES,
     health,
     root,
     description,
 )
-SCHEMAS: tuple[Schema, ...] = (RESPONSES, CONVERSATIONS, BATCHES_SCHEMA, SERVER_KEYS)  # of what rooms store
+SCHEMAS: tuple[Schema, ...] = (
+    RESPONSES,
+    CONVERSATIONS,
+    BATCHES_SCHEMA,
+    FINE_TUNING_SCHEMA,
+    SERVER_KEYS,
+)  # of what rooms store
 METRICS_PATIENCE = 4.0  # seconds, below a scrape's usual timeout of 10
 PAGE_ROUTES = (status,)  # left out with --no-ui
 
@@ -123,6 +135,8 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
                 model.template.start()
         app.state.store.start()
         app.state.batch_runner.start()
+        app.state.fine_tuning_runner.start()
+        app.state.fine_tuning_results.start()
         for history in app.state.hour_histories:
             history.start()
         app.state.seal = Seal(await stored_seal_key(app.state.store))
@@ -130,6 +144,8 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
         for history in app.state.hour_histories:
             history.close()
         await app.state.batch_runner.close()
+        await app.state.fine_tuning_runner.close()
+        await app.state.fine_tuning_results.close()
         await app.state.background.close()
         await app.state.store.close()
         if tracing is not None:
@@ -157,6 +173,11 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
     app.state.files = Files(app.state.store, settings)
     app.state.batches = Batches(app.state.store, app.state.files, settings)
     app.state.batch_runner = BatchRunner(app, models, app.state.batches)
+    app.state.fine_tuning_jobs = FineTuningJobs(app.state.store, app.state.files, settings)
+    app.state.fine_tuning_results = JobResults(app.state.fine_tuning_jobs, models)
+    app.state.fine_tuning_runner = JobRunner(app.state.fine_tuning_jobs, app.state.fine_tuning_results)
+    if settings.enable_fine_tuning:
+        models.private = app.state.fine_tuning_results
     app.state.background = BackgroundJobs()
     app.state.seal = Seal(new_seal_key())  # until the store has been read
     app.state.embeddings = {model: Embeddings(model) for model in models}
@@ -179,6 +200,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
         KeyMetrics(ring, use),
         DerivedGauges(engines, [model.default_name for model in models]),
         ServerProcess(settings.app_process),
+        app.state.fine_tuning_runner,
     )
     app.state.hour_histories = [HourHistory(model.client) for model in models]
     app.state.draining = False

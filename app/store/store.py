@@ -77,6 +77,18 @@ class Store:
         """The result of `work` on the contents of files, run in a thread."""
         return await self._run(self._filers, lambda: work(self._open()[1]))
 
+    async def with_folder(self, name: str, work: Callable[[Path], T]) -> T:
+        """The result of `work` on a folder of the data folder, run in a thread; it is made where there is none."""
+
+        def open_folder() -> T:
+            self._open()
+            assert self._folder is not None
+            folder = self._folder / name
+            folder.mkdir(mode=0o700, exist_ok=True)
+            return work(folder)
+
+        return await self._run(self._filers, open_folder)
+
     async def with_locks(self, work: Callable[[ProcessLocks], T]) -> T:
         """The result of `work` on the locks among processes, run in a thread."""
         return await self._run(self._readers, lambda: work(self._open()[2]))

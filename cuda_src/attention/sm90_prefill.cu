@@ -26,7 +26,7 @@ struct ConsumerBarriers {
 };
 
 // A warp group's rows of all tiles of queries of a block.
-template <bool IN_ORDER, typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
+template <bool IN_ORDER, bool SINKS, typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
 __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, STAGES>& own,
                                        PrefillEpilogue<T, HEAD_DIM, CONSUMERS>& epilogue, TileQueue& queue,
                                        const ConsumerBarriers& barriers, const QueryRows<HEAD_DIM>& rows,
@@ -102,7 +102,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
     if (is_last) {
       slot = next_slot;
       visible.begin_tile(queue.tiles[slot], rows, epilogue.lane_row0);
-      softmax.finish(epilogue.inverses);
+      epilogue.template finish<SINKS>(queue.tiles[finished_slot], softmax);
       softmax.clear();
     }
     visible.next_tile();
@@ -128,9 +128,9 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
 
   barrier_wait(&barriers.full_v[step % STAGES], step / STAGES % 2);
   own.multiply_last_values(step % STAGES);
-  softmax.finish(epilogue.inverses);
+  epilogue.template finish<SINKS>(queue.tiles[slot], softmax);
   if (uniform(queue.tiles[slot].num_splits) > 1 &&
-      !epilogue.merge_splits(queue.tiles[slot], own.outputs, softmax))
+      !epilogue.template merge_splits<SINKS>(queue.tiles[slot], own.outputs, softmax))
     return;
   epilogue.store(queue.tiles[slot], own.outputs);
   queue.free_slot(slot);
@@ -146,6 +146,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
 //        table_rows [num_seqs] int
 //        cu_seqlens_q [num_seqs + 1] int
 //        context_lens [num_seqs] int
+//        sinks [num_heads] T, with SINKS: exp(sinks[h]) is added to the sum that head h's softmax divides by
 //        scale_log2 = scale * log2(e), positive
 //   out: out [num_tokens, num_heads * HEAD_DIM] T
 //        partial_out [blocks, 64 * CONSUMERS * HEAD_DIM] float, where splits leave their results
@@ -170,7 +171,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
 // of blocks, but not from one run to the next. Rows (or windows) of less than 2 * MIN_SPLIT_TILES * TILE_KEYS
 // keys are never split. IN_ORDER: no keys are split, and tiles of keys outside of a query's window, which
 // depend on the queries beside it, change nothing.
-template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES, bool IN_ORDER>
+template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES, bool IN_ORDER, bool SINKS>
 __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     sm90_paged_attention_prefill_kernel(SM90_PAGED_ATTENTION_PREFILL_PARAMS(T)) {
   using Layout = PrefillLayout<HEAD_DIM, CONSUMERS, STAGES>;
@@ -231,10 +232,10 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
   const QueryRows<HEAD_DIM> rows{num_heads, group};
   PrefillConsumer<T, HEAD_DIM, CONSUMERS, STAGES> own(consumer, tiles_q, tiles_k, tiles_v);
   PrefillEpilogue<T, HEAD_DIM, CONSUMERS> epilogue{
-      rows,       out,      partial_out, partial_sums, arrivals, &merges[consumer],
-      scale_log2, consumer, thread,      lane,         lane_row0};
+      rows,       out,      partial_out, partial_sums, arrivals,  &merges[consumer],
+      scale_log2, consumer, thread,      lane,         lane_row0, sinks};
   const ConsumerBarriers barriers{
       full_k, full_v, empty_k, empty_v, TURN_BARRIER + consumer, TURN_BARRIER + (consumer + 1) % CONSUMERS};
   if (consumer == CONSUMERS - 1) named_barrier_arrive(TURN_BARRIER, 2 * WARPGROUP_SIZE);
-  attend<IN_ORDER>(own, epilogue, queue, barriers, rows, q, sliding_window);
+  attend<IN_ORDER, SINKS>(own, epilogue, queue, barriers, rows, q, sliding_window);
 }

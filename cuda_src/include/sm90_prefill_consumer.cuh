@@ -79,12 +79,6 @@ struct Softmax {
       rows[h].add(sum[0] + sum[1]);
     }
   }
-
-  // What makes weighted sums weighted means; 0 for rows that saw no key.
-  __device__ __forceinline__ void finish(float (&inverses)[2]) const {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) inverses[h] = RowSoftmax::inverse(rows[h].row_sum());
-  }
 };
 
 // The keys that a lane's two rows meet, tile of keys by tile of keys, from the last to the first.

@@ -1,6 +1,7 @@
 // The way of sm_90 prefill attention's outputs from registers to memory, and the merging of split keys.
 #pragma once
 
+#include "attention.cuh"
 #include "sm90_prefill_consumer.cuh"
 
 // Lane t of every four gets the four lanes' words number t, in the lanes' order.
@@ -33,8 +34,37 @@ struct PrefillEpilogue {
   int consumer;
   int thread;
   int lane;
-  int lane_row0;  // in the tile; the other row is 8 further
+  int lane_row0;   // in the tile; the other row is 8 further
+  const T* sinks;  // of all heads, with SINKS
   float inverses[2];
+
+  // What makes weighted sums weighted means; 0 for rows that saw no key.
+  template <bool SINKS>
+  __device__ __forceinline__ void finish(const AnnouncedTile& tile, const Softmax& softmax) {
+    float sums[2], maxima[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sums[h] = softmax.rows[h].row_sum();
+      maxima[h] = softmax.rows[h].maximum * scale_log2;
+    }
+    invert<SINKS>(tile, sums, maxima);
+  }
+
+  // Of sums of weights relative to these maxima, in powers of 2.
+  template <bool SINKS>
+  __device__ __forceinline__ void invert(const AnnouncedTile& tile, float (&sums)[2],
+                                         const float (&maxima)[2]) {
+    if constexpr (SINKS) {
+      QueryRow row = rows.find_row(tile, lane_row0);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        sums[h] += exp2_fast(sink_score(sinks[tile.kv_head * rows.group + row.head]) - maxima[h]);
+        rows.skip_8(row);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) inverses[h] = RowSoftmax::inverse(sums[h]);
+  }
 
   // Four lanes share a row's eight columns; they exchange them, so that each writes all of every fourth
   // eight.
@@ -64,6 +94,7 @@ struct PrefillEpilogue {
   // Of a tile whose keys are split: leaves this split's outputs, relative to the rows' maxima, with maxima
   // and sums. The last group to do so adds up all splits, in their order, so that it does not matter which
   // one it is, and has the tile's outputs; the others get false.
+  template <bool SINKS>
   __device__ __forceinline__ bool merge_splits(const AnnouncedTile& tile, float (&outputs)[HEAD_DIM / 2],
                                                const Softmax& softmax) {
     constexpr int PART = HEAD_DIM / 8 * WARPGROUP_SIZE;  // of a group's outputs: each thread's, four by four
@@ -119,8 +150,7 @@ struct PrefillEpilogue {
         }
       }
     }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) inverses[h] = RowSoftmax::inverse(sums[h]);
+    invert<SINKS>(tile, sums, maxima);
     return true;
   }
 };

@@ -80,6 +80,12 @@ PAGES = (
         "The requests of a file, run beside interactive requests: see"
         " [Files, batches and the data folder](../operating/batches.md#batches).",
     ),
+    Page(
+        "fine_tuning.md",
+        "Fine-tuning",
+        ("/v1/fine_tuning",),
+        "Adapters of served models, trained on chats or preferences: see [Fine-tuning jobs](../fine-tuning.md).",
+    ),
     Page("models.md", "Models", ("/v1/models",)),
     Page(
         "tokens.md",

@@ -11,9 +11,17 @@ from docs.generate.figures import TABLES
 from docs.generate.models import models_table
 from docs.generate.paths import DOCS, ROOT
 from docs.generate.request_path import request_list
+from docs.generate.routing import routing_table
 from docs.generate.sizing import TABLES as SIZING_TABLES
 
-BLOCKS = {**TABLES, **SIZING_TABLES, "request-path": request_list, "clients": clients_table, "models": models_table}
+BLOCKS = {
+    **TABLES,
+    **SIZING_TABLES,
+    "request-path": request_list,
+    "clients": clients_table,
+    "models": models_table,
+    "routing": routing_table,
+}
 BLOCK = re.compile(r"(<!-- begin: (?P<name>[\w-]+) -->\n).*?(<!-- end: (?P=name) -->)", re.DOTALL)
 
 

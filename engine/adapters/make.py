@@ -21,6 +21,8 @@ def make_catalog(config: EngineConfig, model: ModelConfig) -> tuple[AdapterCatal
     if not config.serves_adapters:
         return None, 0
     if model.is_encoder or model.classifier is not None:
+        if not config.lora and not config.allow_lora_loading:
+            return None, 0  # other models of the server are fine-tuned
         raise ConfigError("--lora and --allow-lora-loading are for models that generate text")
     max_rank = config.max_lora_rank
     if max_rank is None:

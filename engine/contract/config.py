@@ -32,6 +32,7 @@ ScoringName = Literal["auto", "yes-no", "none"]
 BlockSize = Literal[8, 16, 32, 64, 128]
 
 MAX_LORA_RANK = 256
+FINE_TUNED_RANK = 16  # of the adapters that fine-tuning jobs make
 MAX_LORA_NAME = 256  # characters
 
 DEVICE_DEFAULTS = {"cuda": (256, 8192), "cpu": (64, 1024)}  # max_num_seqs, max_num_batched_tokens
@@ -91,6 +92,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         embedding_name, reranker_name: names of these in metrics; empty takes the folder's.
         beside_others: other engines share the device: memory that was in use before does not count against this one's
             share.
+        fine_tuned: it serves what fine-tuning jobs make of the model.
         reports_prefixes: its heartbeats say what the prefix cache has, for the choice among several engines.
     """
 
@@ -101,6 +103,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     reranker_model: str = ""
     reranker_name: str = ""
     beside_others: bool = False
+    fine_tuned: bool = False
     reports_prefixes: bool = False
     max_model_len: Annotated[
         int | None,
@@ -345,7 +348,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
 
     @property
     def serves_adapters(self) -> bool:
-        return bool(self.lora) or self.allow_lora_loading
+        return bool(self.lora) or self.allow_lora_loading or self.fine_tuned
 
     @property
     def adapters(self) -> tuple[tuple[str, str], ...]:
@@ -461,9 +464,14 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             "--tensor-parallel-size": self.tensor_parallel_size > 1,
             "--cpu-offload-gib": self.cpu_offload_gib not in (None, "0"),
         }
+        asked = "--lora and --allow-lora-loading"
+        if not self.lora and not self.allow_lora_loading:
+            asked = "--enable-fine-tuning"
         for option, given in others.items():
             if given:
-                raise ConfigError(f"--lora and --allow-lora-loading cannot be used with {option}")
+                raise ConfigError(f"{asked} cannot be used with {option}")
+        if self.fine_tuned and self.max_lora_rank is not None and self.max_lora_rank < FINE_TUNED_RANK:
+            raise ConfigError(f"--enable-fine-tuning needs a --max-lora-rank of at least {FINE_TUNED_RANK}")
 
     def with_device_defaults(self, device: str) -> EngineConfig:
         """A copy in which every 0 has become the default of `device`, "cuda" or "cpu"."""

@@ -146,19 +146,27 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
-    """Serve the adapter in a folder of this machine under a name; answered by `AdapterDone`."""
+    """Serve the adapter in a folder of this machine under a name; answered by `AdapterDone`.
+
+    `by_server`: no client has chosen it, so --allow-lora-loading need not be given.
+    """
 
     token: int
     name: str
     folder: str
     replace: bool = False
+    by_server: bool = False
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
-    """Serve an adapter no more; requests that have begun with it are finished. Answered by `AdapterDone`."""
+    """Serve an adapter no more; requests that have begun with it are finished. Answered by `AdapterDone`.
+
+    `by_server`: see `LoadAdapter`.
+    """
 
     token: int
     name: str
+    by_server: bool = False
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):

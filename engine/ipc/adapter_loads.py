@@ -66,7 +66,7 @@ class AdapterLoads:
     def begin(self, client: bytes, message: LoadAdapter | UnloadAdapter) -> None:
         """The answer comes from `take_done`."""
         try:
-            catalog = self._allowed_catalog()
+            catalog = self._allowed_catalog(message)
             if isinstance(message, UnloadAdapter):
                 catalog.remove(message.name)
                 self._note_change(catalog)
@@ -85,7 +85,7 @@ class AdapterLoads:
             client, message, future = load
             refusal: RequestError | None = None
             try:
-                catalog = self._allowed_catalog()
+                catalog = self._allowed_catalog(message)
                 folder = Path(message.folder)
                 catalog.register(message.name, folder, future.result(), replace=message.replace)
                 self._note_change(catalog)
@@ -98,8 +98,8 @@ class AdapterLoads:
         done, self._done = self._done, []
         return done
 
-    def _allowed_catalog(self) -> AdapterCatalog:
-        if self._catalog is None or not self._allowed:
+    def _allowed_catalog(self, message: LoadAdapter | UnloadAdapter) -> AdapterCatalog:
+        if self._catalog is None or not (self._allowed or message.by_server):
             raise InvalidRequestError("Adapters are loaded and unloaded only on servers with --allow-lora-loading.")
         return self._catalog
 

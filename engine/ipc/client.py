@@ -396,17 +396,20 @@ class EngineClient:
 
         return np.frombuffer(vectors, "<f4").reshape(len(inputs), -1)
 
-    async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> None:
+    async def load_adapter(self, name: str, folder: str, *, replace: bool = False, by_server: bool = False) -> None:
         """Serve the adapter in a folder of the engine's machine; it is in `adapters` afterwards.
+
+        Args:
+            by_server: see `LoadAdapter`.
 
         Raises: RequestError: the name is taken and not to be replaced, the folder is at fault, or the engine is not
             there or loads none.
         """
-        await self._change_adapters(LoadAdapter(next(self._counter), name, folder, replace))
+        await self._change_adapters(LoadAdapter(next(self._counter), name, folder, replace, by_server))
 
-    async def unload_adapter(self, name: str) -> None:
+    async def unload_adapter(self, name: str, *, by_server: bool = False) -> None:
         """Serve an adapter no more; requests that have begun with it are finished. Raises RequestError."""
-        await self._change_adapters(UnloadAdapter(next(self._counter), name))
+        await self._change_adapters(UnloadAdapter(next(self._counter), name, by_server))
 
     async def _change_adapters(self, message: LoadAdapter | UnloadAdapter) -> None:
         well, reason = self.health()

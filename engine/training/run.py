@@ -122,8 +122,19 @@ class TrainingRun(Generic[AnyItem]):
         self.records = [record for record in self.records if record.step <= self.step]
         return self.step
 
-    def run(self, on_step: Callable[[StepRecord], None] = lambda record: None) -> None:
-        """All steps that are left. Raises: TesseraError where the loss is not finite; OSError."""
+    def run(
+        self,
+        on_step: Callable[[StepRecord], None] = lambda record: None,
+        *,
+        is_save_due: Callable[[], bool] = lambda: False,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """All steps that are left. Raises: TesseraError where the loss is not finite; OSError.
+
+        Args:
+            is_save_due: asked after each step; a checkpoint beside those of `save_every`.
+            is_stopped: asked after each step; ends with a checkpoint.
+        """
         settings = self.settings
         self.folder.mkdir(parents=True, exist_ok=True)
         self._rewrite_metrics()
@@ -133,11 +144,15 @@ class TrainingRun(Generic[AnyItem]):
                 self.records.append(record)
                 file.write(json.dumps(asdict(record)) + "\n")
                 file.flush()
-                if record.step % settings.save_every == 0 or record.step == settings.num_steps:
+                stopped = is_stopped()
+                is_usual = record.step % settings.save_every == 0 or record.step == settings.num_steps
+                if is_usual or stopped or is_save_due():
                     os.fsync(file.fileno())
                     tensors = dict(self._trainer.optimizer.tensors())
                     self._checkpoints.save(record.step, tensors, {"identity": self._identity})
                 on_step(record)
+                if stopped:
+                    return
 
     def _take_step(self) -> StepRecord:
         settings, start = self.settings, time.perf_counter()

@@ -59,7 +59,7 @@ def test_examples_are_accepted(tmp_path: Path, operation: Any) -> None:
         other = {"input", "query", "text_1", "queries", "documents"} & body.keys()
         generates = operation.id == "createResponse" or not other
         generates = generates and operation.id not in EMBED and operation.route.tags != ["Scores"]
-        refers = any(name in body for name in ("previous_response_id", "input_file_id"))
+        refers = any(name in body for name in ("previous_response_id", "input_file_id", "training_file"))
         if not refers and generates:
             response = call(says("ok"), tool_settings(tmp_path), "POST", operation.path, json=body)
             names_none = "{" in operation.path or operation.id == "unloadLoraAdapter"  # nothing is stored or loaded

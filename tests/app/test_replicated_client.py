@@ -201,6 +201,11 @@ def test_each_engine_has_a_device_and_a_folder_of_its_own(monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match="needs 3 devices, but CUDA_VISIBLE_DEVICES=4, GPU-ab12 names 2"):
         launch_of(3)
     assert "CUDA_VISIBLE_DEVICES" not in launch_of(3, device="cpu")[2][2]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    ranks = launch_of(2, tensor_parallel_size=2)
+    assert [environment["CUDA_VISIBLE_DEVICES"] for _, _, environment in ranks] == ["0,1", "2,3"]
+    with pytest.raises(ConfigError, match="--data-parallel-size 3 with --tensor-parallel-size 2 needs 6 devices"):
+        launch_of(3, tensor_parallel_size=2)
 
 
 def test_one_engine_is_started_as_ever() -> None:
@@ -240,7 +245,7 @@ class AdapterMember(FakeClient):
         super().__init__(always(play([5])))
         self.refuses = refuses
 
-    async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> None:
+    async def load_adapter(self, name: str, folder: str, *, replace: bool = False, by_server: bool = False) -> None:
         if self.refuses:
             raise InvalidRequestError("the folder is lost")
         await super().load_adapter(name, folder, replace=replace)

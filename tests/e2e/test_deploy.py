@@ -13,10 +13,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from tessera.app.cli.command import build_parser
 from tessera.app.cli.serve_options import SERVE_OPTIONS
 from tessera.app.server.application import create_app
 from tessera.engine.contract.messages import GpuUsage, SchedulerStats
@@ -191,7 +193,9 @@ def test_the_image_runs_as_nobody_in_particular() -> None:
 
 
 def test_kubernetes_confines_the_server_as_compose_does() -> None:
-    deployment, service = yaml.safe_load_all((DEPLOY / "kubernetes.yml").read_text())
+    manifests = {manifest["kind"]: manifest for manifest in yaml.safe_load_all((DEPLOY / "kubernetes.yml").read_text())}
+    assert set(manifests) == {"Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget"}
+    deployment, service = manifests["Deployment"], manifests["Service"]
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -211,6 +215,40 @@ def test_kubernetes_confines_the_server_as_compose_does() -> None:
     assert [port["targetPort"] for port in service["spec"]["ports"]] == ["http"], "the admin port takes no keys"
     names = {volume["name"] for volume in pod["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == names
+    options = SERVE_OPTIONS.read(build_parser()[0].parse_args(["serve", *container["args"]]), {})
+    assert pod["terminationGracePeriodSeconds"] > options.value("drain_timeout") + 5, (
+        "the delay of preStop, and the drain"
+    )
+    assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
+    (http, admin) = manifests["NetworkPolicy"]["spec"]["ingress"]
+    assert (http["ports"], "from" in http) == ([{"port": "http"}], False)
+    assert (admin["ports"], "from" in admin) == ([{"port": "admin"}], True), "the admin port is for monitoring alone"
+
+
+def test_the_charts_values_are_all_used_and_fit_their_schema() -> None:
+    chart = DEPLOY / "kubernetes"
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    schema = json.loads((chart / "values.schema.json").read_text())
+    jsonschema.validate(values, schema)
+    everything = yaml.safe_load((chart / "ci" / "everything-values.yaml").read_text())
+    jsonschema.validate(everything, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"replica": 2}, schema)
+    templates = "".join(path.read_text() for path in sorted((chart / "templates").iterdir()))
+    used = set(re.findall(r"\.Values\.([\w.]+)", templates))
+    declared = set(schema["properties"]) - {"global"}
+    assert {name.partition(".")[0] for name in used} == declared == set(values)
+    for name in used:
+        first, _, second = name.partition(".")
+        assert not second or second in values[first], f".Values.{name} has no default"
+
+
+@pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
+def test_the_manifests_are_the_chart_with_its_defaults() -> None:
+    command = ["helm", "template", "tessera", str(DEPLOY / "kubernetes")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    rendered, committed = done.stdout, (DEPLOY / "kubernetes.yml").read_text()
+    assert list(yaml.safe_load_all(rendered)) == list(yaml.safe_load_all(committed)), "run make chart"
 
 
 def test_the_bill_of_materials_names_every_package_and_its_licence() -> None:

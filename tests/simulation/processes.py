@@ -26,6 +26,7 @@ from tessera.engine.contract.messages import (
 )
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
+from tessera.engine.ipc.adapter_loads import AdapterLoads
 from tessera.engine.ipc.heartbeat import INTERVAL
 from tessera.engine.ipc.process import EngineProcess, LoadedEngine
 from tessera.engine.ipc.supervisor import EngineSupervisor
@@ -209,6 +210,7 @@ class SimulatedEngine:
             tiers=tiers,
         )
         self.engine = self.process._engine = LoadedEngine(self.core, world.info, lambda: b"")
+        self.process._adapters = AdapterLoads(None, "", self.wake_up, allowed=False)
         self.reports.put_nowait(Ready(self.process.epoch, world.info))
         self.process._router.on_arrival = self.wake_up
         self.wake_up()

@@ -5,14 +5,14 @@ from __future__ import annotations
 # Rooms from the top floor to the bottom. A room may import those on lower floors and nothing of its own floor.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("tessera.__main__",),
-    ("app.cli",),
+    ("app.cli", "app.ray_serve"),
     ("app.cli.chat", "app.cli.doctor", "app.cli.train"),
     ("app.cli.cache", "app.cli.completion"),
     ("app.cli.hub",),
     ("app.cli.gguf_files", "app.cli.download_bar"),
     ("app.server",),
     ("app.openapi",),
-    ("app.openai.invocations", "app.openai.batches", "app.ollama"),
+    ("app.openai.invocations", "app.openai.batches", "app.openai.fine_tuning", "app.ollama"),
     ("app.openai.rerank",),
     (
         *(
@@ -104,5 +104,6 @@ EXCEPTIONS = {
     "app.cli.cache.model_facts": ("engine",),
     "app.cli.train.command": ("engine",),
     "app.training.dataset": ("engine.models.config", "engine.training"),
+    "app.training.job_process": ("engine.models.config", "engine.tensor", "engine.training"),
     "app.cli.doctor.gpu": ("engine.cuda.cache",),
 }

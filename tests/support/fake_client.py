@@ -155,10 +155,10 @@ class FakeClient:
         self.submitted.set()
         return streams
 
-    async def load_adapter(self, name: str, folder: str, *, replace: bool = False) -> None:
+    async def load_adapter(self, name: str, folder: str, *, replace: bool = False, by_server: bool = False) -> None:
         self.adapters = {**(self.adapters or {}), name: AdapterInfo(name, folder, 16, 1, b"digest")}
 
-    async def unload_adapter(self, name: str) -> None:
+    async def unload_adapter(self, name: str, *, by_server: bool = False) -> None:
         self.adapters = {key: value for key, value in (self.adapters or {}).items() if key != name}
 
     def reset_prefix_cache(self, accounts: list[int] | None = None) -> None:

@@ -19,7 +19,7 @@ from tessera.app.store.store import Store
 from tessera.engine.contract.errors import InvalidRequestError, NotFoundError
 
 UPLOAD_PURPOSES = ("batch", "fine-tune", "user_data")
-OUTPUT_PURPOSE = "batch_output"
+OUTPUT_PURPOSES = ("batch_output", "fine-tune-results")
 MAX_FILES = 10_000  # of one API key
 
 

@@ -16,7 +16,7 @@ class FileObject(ApiObject):
     created_at: int
     expires_at: int | None
     filename: str
-    purpose: Literal["batch", "batch_output", "fine-tune", "user_data"]
+    purpose: Literal["batch", "batch_output", "fine-tune", "fine-tune-results", "user_data"]
     status: Literal["processed"]
     status_details: None
 

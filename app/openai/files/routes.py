@@ -11,13 +11,13 @@ from tessera.app.generate.admission import tenant_of
 from tessera.app.generate.served_models import model_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description, PathName
-from tessera.app.openai.files.files import OUTPUT_PURPOSE, UPLOAD_PURPOSES, file_object, files_of
+from tessera.app.openai.files.files import OUTPUT_PURPOSES, UPLOAD_PURPOSES, file_object, files_of
 from tessera.app.openai.files.objects import DeletedFile, FileList, FileObject
 from tessera.app.openai.files.upload import FORM_SCHEMA, read_upload
 from tessera.app.openai.pages import PageParameters, list_object
 from tessera.engine.contract.errors import InvalidRequestError
 
-PURPOSES = (*UPLOAD_PURPOSES, OUTPUT_PURPOSE)
+PURPOSES = (*UPLOAD_PURPOSES, *OUTPUT_PURPOSES)
 PAGES = PageParameters(max_limit=10_000, default_limit=10_000)
 LIST_QUERY = {**PAGES.query, "purpose": {"type": "string", "enum": list(PURPOSES)}}
 

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from tessera.app.generate.admission import tenant_of
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.generate.served_models import models_of
 from tessera.app.http.body import json_response
@@ -24,7 +25,8 @@ router = APIRouter(tags=["OpenAI"])
     openapi_extra=Description(returns=ModelList),
 )
 async def list_models(http_request: Request) -> Response:
-    models = [model_object(model, name) for model in models_of(http_request) for name in model.names]
+    served, tenant = models_of(http_request), tenant_of(http_request)
+    models = [model_object(model, name) for model in served for name in served.names_for(tenant, model)]
     if HEADER in http_request.headers:
         return json_response(model_page(models))
     return json_response({"object": "list", "data": models})
@@ -38,6 +40,7 @@ async def list_models(http_request: Request) -> Response:
 )
 async def retrieve_model(http_request: Request, name: PathName) -> Response:
     models = models_of(http_request)
+    await models.check_visible(name, tenant_of(http_request))
     model = models.find(name)
     if model is None:
         raise models.unknown(name)

@@ -5,6 +5,7 @@ import { fetchWithKey } from "../shell/key.js";
 import { currentView, onView } from "../shell/views.js";
 import { drawHour } from "./charts.js";
 import { showEngine, showFigures, showState } from "./figures.js";
+import { showFineTuning } from "./fine_tuning.js";
 import { showUse } from "./use_tables.js";
 
 const INTERVAL = 1000; // milliseconds
@@ -59,6 +60,7 @@ async function refresh(onServed) {
     if (currentView() !== "dashboard") return;
     showFigures(status);
     showUse(status.use);
+    showFineTuning(status.fine_tuning);
     if (performance.now() - historyTime >= HISTORY_INTERVAL) {
       historyTime = performance.now();
       drawHour(await ask("status/history.json"));

@@ -35,6 +35,7 @@ class Sm90PagedAttentionPrefillParams(NamedTuple):
     partial_out: OutFloat
     partial_sums: OutFloat
     arrivals: OutUint
+    sinks: InT
     num_seqs: Int32
     num_heads: Int32
     num_kv_heads: Int32
@@ -49,15 +50,18 @@ class Sm90PagedAttentionPrefillParams(NamedTuple):
 SM90_PREFILL = KernelSpec(
     file="attention/sm90_prefill.cu",
     name="sm90_paged_attention_prefill_kernel",
-    template=("T", "HEAD_DIM", "CONSUMERS", "STAGES", "IN_ORDER"),
+    template=("T", "HEAD_DIM", "CONSUMERS", "STAGES", "IN_ORDER", "SINKS"),
     params=Sm90PagedAttentionPrefillParams,
     min_arch=90,
     arch_specific=True,
     overlaps=True,
 )
-# The same function, with IN_ORDER.
+# The same function, with IN_ORDER, SINKS or both.
 SM90_PREFILL_IN_ORDER = replace(SM90_PREFILL, batch_invariant=True)
-SPECS = (SM90_PREFILL, SM90_PREFILL_IN_ORDER)
+SM90_SINK_PREFILL = replace(SM90_PREFILL, on_demand=True)
+SM90_SINK_PREFILL_IN_ORDER = replace(SM90_PREFILL_IN_ORDER, on_demand=True)
+WITH_SINKS = (SM90_SINK_PREFILL, SM90_SINK_PREFILL_IN_ORDER)
+SPECS = (SM90_PREFILL, SM90_PREFILL_IN_ORDER, *WITH_SINKS)
 
 GROUP_ROWS = Constant(64, "of queries that a warp group holds")
 TILE_KEYS = Constant(128)
@@ -75,6 +79,7 @@ declare_header(
     (Sm90PagedAttentionPrefillParams,),
 )
 
+SINK_HEAD_DIMS = (64,)  # gpt-oss's
 MIN_PIECE = SWIZZLE_ROWS  # keys
 NEAR_BYTES = 40 << 20  # of keys and values: what the L2 keeps while tiles of queries pass over them
 
@@ -91,8 +96,9 @@ class Sm90Shape:
     def tile_rows(self) -> int:
         return GROUP_ROWS * self.consumers
 
-    def template(self, *, in_order: bool) -> tuple[str, ...]:
-        return (str(self.head_dim), str(self.consumers), str(self.stages), "true" if in_order else "false")
+    def template(self, *, in_order: bool, sinks: bool = False) -> tuple[str, ...]:
+        flags = ("true" if flag else "false" for flag in (in_order, sinks))
+        return (str(self.head_dim), str(self.consumers), str(self.stages), *flags)
 
 
 SHAPES = {
@@ -103,11 +109,12 @@ SHAPES = {
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     return [
-        (spec, (dtype, *shape.template(in_order=spec.batch_invariant)))
+        (spec, (dtype, *shape.template(in_order=spec.batch_invariant, sinks=spec in WITH_SINKS)))
         for spec in SPECS
         for dtype in dtypes
         if dtype != "float"
         for shape in SHAPES.values()
+        if shape.head_dim in SINK_HEAD_DIMS or spec not in WITH_SINKS
     ]
 
 
@@ -166,7 +173,7 @@ def _accepts(problem: AttentionProblem, device: CudaDevice) -> Sm90Shape | None:
         or not problem.is_aligned
     ):
         return None
-    if problem.capped or problem.has_sinks:
+    if problem.capped or (problem.has_sinks and problem.head_dim not in SINK_HEAD_DIMS):
         return None
     return SHAPES[problem.head_dim] if runs(device, problem.head_dim, problem.block_size) else None
 
@@ -195,6 +202,7 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, ope
         partial_out=partial_out,
         partial_sums=partial_sums,
         arrivals=arrivals,
+        sinks=operands.sinks,
         num_seqs=num_seqs,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -205,8 +213,11 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, ope
         heads_at_once=heads_at_once(num_keys, num_kv_heads, head_dim),
         scale_log2=operands.scale_log2,
     )
-    spec = SM90_PREFILL_IN_ORDER if problem.in_order else SM90_PREFILL
-    device.launch(spec, (problem.dtype, *shape.template(in_order=problem.in_order)), config, params)
+    in_order, sinks = problem.in_order, problem.has_sinks
+    spec = SM90_PREFILL_IN_ORDER if in_order else SM90_PREFILL
+    if sinks:
+        spec = SM90_SINK_PREFILL_IN_ORDER if in_order else SM90_SINK_PREFILL
+    device.launch(spec, (problem.dtype, *shape.template(in_order=in_order, sinks=sinks)), config, params)
 
 
 ATTENTION.register(Candidate("sm90_prefill", SPECS, _accepts, _launch, order=1))

@@ -1,0 +1,110 @@
+"""Ray Serve: prompts as chains of keys, the scaling's measure, and, where Ray is installed, the router itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tessera.app.ray_serve.messages import CHUNK_BYTES, MAX_CHUNKS, HttpRequest
+from tessera.app.ray_serve.scaling import QueueAndCachePolicy
+
+SYSTEM = {"role": "system", "content": "Be exact. " * 200}
+QUESTION = {"role": "user", "content": "What is the sum? " * 100}
+ANSWER = {"role": "assistant", "content": "It is 12. " * 100}
+
+
+def request(messages: Any, authorization: str = "Bearer a", **fields: Any) -> HttpRequest:
+    body = json.dumps({"model": "m", "messages": messages, **fields}).encode()
+    return HttpRequest("POST", "/v1/chat/completions", (("authorization", authorization),), body)
+
+
+def shared(one: HttpRequest, other: HttpRequest) -> int:
+    """Keys that both begin with."""
+    pairs = zip(one.prefix_keys(), other.prefix_keys(), strict=False)
+    return next((number for number, (a, b) in enumerate(pairs) if a != b), len(one.prefix_keys()))
+
+
+def test_the_next_turn_begins_with_the_keys_of_the_last() -> None:
+    first = request([SYSTEM, QUESTION])
+    second = request([SYSTEM, QUESTION, ANSWER, QUESTION], temperature=0.5)
+    assert len(first.prefix_keys()) == (len(json.dumps([SYSTEM, QUESTION], separators=(",", ":")))) // CHUNK_BYTES
+    assert shared(first, second) == len(first.prefix_keys())
+    other = request([SYSTEM, {"role": "user", "content": "Another. " * 200}])
+    assert 0 < shared(first, other) < len(first.prefix_keys())
+
+
+def test_keys_models_and_tools_are_kept_apart() -> None:
+    first = request([SYSTEM])
+    assert shared(first, request([SYSTEM], authorization="Bearer b")) == 0
+    assert shared(first, request([SYSTEM], model="other")) == 0
+    assert shared(first, request([SYSTEM], tools=[{"type": "function"}])) == 0
+
+
+def test_prompts_of_all_kinds_and_what_is_none() -> None:
+    def keys(body: bytes) -> int:
+        return len(HttpRequest("POST", "/v1/completions", (), body).prefix_keys())
+
+    assert keys(json.dumps({"prompt": "a" * 2000}).encode()) == 2002 // CHUNK_BYTES
+    assert keys(json.dumps({"prompt": list(range(1000))}).encode()) > 3
+    assert keys(json.dumps({"input": "b" * 2000}).encode()) == 2002 // CHUNK_BYTES
+    assert keys(json.dumps({"prompt": "a" * 10**6}).encode()) == MAX_CHUNKS
+    assert [keys(body) for body in (b"", b"{", b"[1]", b"{}", b'{"prompt": "short"}', b'{"prompt": null}')] == [0] * 6
+
+
+@dataclass
+class FakeContext:
+    current_num_replicas: int
+    total_num_requests: float
+    aggregated_metrics: Mapping[str, Mapping[Any, float]] | None = field(default_factory=dict)
+
+
+def test_the_fuller_of_queue_and_cache_decides_how_many_replicas_there_are() -> None:
+    policy = QueueAndCachePolicy(under_way=10, cache_use=0.5)
+    assert policy(FakeContext(2, 40))[0] == 4
+    assert policy(FakeContext(2, 40, {"cache_use": {"a": 0.9, "b": 1.1}}))[0] == 4
+    assert policy(FakeContext(4, 1, {"cache_use": {"a": 1.0, "b": 0.5}}))[0] == 6
+    assert policy(FakeContext(4, 0, None))[0] == 0
+
+
+def test_the_router_follows_the_prefix_and_forgets_a_replica_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'tessera-llm[ray]'")
+    from ray.serve.request_router import RequestRouter
+
+    from tessera.app.ray_serve.prefix_router import PrefixRouter
+
+    monkeypatch.setattr(RequestRouter, "update_replicas", lambda self, replicas: None)
+    monkeypatch.setattr(RequestRouter, "on_replica_actor_died", lambda self, replica_id: None)
+    monkeypatch.setattr(PrefixRouter, "__abstractmethods__", frozenset())
+    router = PrefixRouter.__new__(PrefixRouter)
+    queues: dict[str, int] = {}
+    router._replica_queue_len_cache = SimpleNamespace(get=queues.get)
+    router.initialize_state(tokens_per_request=256.0)
+    replicas = [SimpleNamespace(replica_id=name, routing_stats={}) for name in "abc"]
+    router.update_replicas(replicas)
+
+    def route(asked: HttpRequest) -> list[list[str]]:
+        ranks = asyncio.run(router.choose_replicas(replicas, SimpleNamespace(args=[asked])))
+        return [[replica.replica_id for replica in rank] for rank in ranks]
+
+    conversation = request([SYSTEM, QUESTION])
+    ((home,), others) = route(conversation)
+    assert sorted([home, *others]) == ["a", "b", "c"]
+    assert all(route(conversation)[0] == [home] for _ in range(5))
+    queues[home] = 20
+    assert route(conversation)[0] != [home], "twenty requests are worth more than this prompt"
+    queues.clear()
+    replicas = [replica for replica in replicas if replica.replica_id != home]
+    router.update_replicas(replicas)
+    assert route(conversation)[0] != [home]
+    for replica in replicas:
+        replica.routing_stats = {"under_way": 3, "cache_tokens": 128.0}
+    router.update_replicas(replicas)
+    assert len(router._index) <= 2, "an index is no larger than the caches"
+    assert len(route(HttpRequest("GET", "/v1/models", (), b""))) == 2
+    assert asyncio.run(router.choose_replicas([], None)) == []
