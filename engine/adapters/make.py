@@ -9,11 +9,12 @@ from tessera.engine.adapters.config import read_adapter_config
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, ModelError, RequestError
 from tessera.engine.models.config import ModelConfig
+from tessera.engine.tensor import Device
 
 LEAST_MAX_RANK = 16
 
 
-def make_catalog(config: EngineConfig, model: ModelConfig) -> tuple[AdapterCatalog | None, int]:
+def make_catalog(config: EngineConfig, model: ModelConfig, device: Device) -> tuple[AdapterCatalog | None, int]:
     """-> the adapters of --lora, or None where none are served or loaded later, and the largest rank, 0 with None.
 
     Raises: ConfigError where adapters cannot be served, or one of them cannot be read.
@@ -24,6 +25,8 @@ def make_catalog(config: EngineConfig, model: ModelConfig) -> tuple[AdapterCatal
         if not config.lora and not config.allow_lora_loading:
             return None, 0  # other models of the server are fine-tuned
         raise ConfigError("--lora and --allow-lora-loading are for models that generate text")
+    if config.fine_tuned and device.name != "cpu":
+        raise ConfigError("--enable-fine-tuning is for servers on the CPU, where its jobs train; see --device")
     max_rank = config.max_lora_rank
     if max_rank is None:
         configs = [read_adapter_config(Path(folder)) for _, folder in config.adapters]

@@ -455,7 +455,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     if config.batch_invariant and device.name == "cpu":
         raise ConfigError("--batch-invariant is for CUDA devices; on the CPU sums depend on the batch")
     ops = make_ops(device, batch_invariant=config.batch_invariant)
-    adapters, max_lora_rank = make_catalog(config, model)
+    adapters, max_lora_rank = make_catalog(config, model, device)
     accounts = Accounts()
     embedding = EmbeddingEngine(config, accounts)
     if model.is_encoder:
