@@ -168,6 +168,10 @@ def test_tokens_do_not_depend_on_how_ranks_are_scheduled(size: int, folder_of: C
     scores, expected_scores = engine.scores, run(folder, 1, requests, **settings)[1].scores
     assert len(scores) == len(PROMPTS["d"]) - 1 + 17
     assert np.allclose(scores, expected_scores, atol=1e-4)
+    drafting = {"speculation": "on", "speculative_method": "ngram", "prompt_lookup_min": 1}
+    drafted, engine = run(folder, size, requests, **settings, **drafting)
+    assert drafted == expected
+    assert any(batch.rounds for batch in engine.batches)
 
 
 def test_sums_are_the_same_bits_each_time(folder_of: Callable[[str], Path]) -> None:

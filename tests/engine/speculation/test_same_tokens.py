@@ -18,7 +18,7 @@ from tessera.engine.models.config import load_config
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU
-from tests.support.speculation import METHODS, Asked, Told, ask_all, make_core
+from tests.support.speculation import METHODS, Asked, Told, ask_all, make_core, num_accepted, predicted
 from tests.support.tiny_models import TINY_MODELS, build
 
 Runners = Callable[[str], tuple[Path, ModelRunner]]
@@ -82,21 +82,6 @@ def assert_same(told: list[Told], expected: list[Told]) -> None:
         for left, right in zip(one.logprobs, other.logprobs, strict=True):
             assert left.logprob == pytest.approx(right.logprob, abs=1e-3)
             assert len(left.top_token_ids) == len(right.top_token_ids)
-
-
-def predicted(asked: list[Asked], expected: list[Told]) -> list[Asked]:
-    """The requests with predictions that are right but for some tokens, as random models seldom repeat themselves."""
-    found = []
-    for number, (each, told) in enumerate(zip(asked, expected, strict=True)):
-        prediction = list(told.token_ids)
-        for place in range(3 + number, len(prediction), 8):
-            prediction[place : place + 1] = [[], [3], [3, 4]][place % 3]
-        found.append(Asked(each.prompt, each.params, prediction if number % 4 else None))
-    return found
-
-
-def num_accepted(told: list[Told]) -> int:
-    return sum(each.last.num_accepted_draft_tokens for each in told if each.last is not None)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=METHOD_NAMES)

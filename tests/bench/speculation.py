@@ -1,0 +1,205 @@
+"""Speculative decoding: tokens a second with and without drafts, the engine alone in this process.
+
+    python -m tests.bench.speculation held --model llama-8b --streams 1 16 64 256
+    python -m tests.bench.speculation texts [--folder MODEL]
+
+`held` has random weights, and holds acceptance at --acceptance for each draft token, whatever is sampled: look-up runs,
+its drafts are replaced, and of each as many tokens count as a generator says. The time of a step with a draft against
+one without is there too. `texts` is a real model (the built-in one) that copies, reverses a list and fills JSON, with
+real acceptance. Each line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import tempfile
+import time
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import tokenizers
+
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.messages import AddRequest, TokenIds
+from tessera.engine.contract.sampling_params import Grammar, SamplingParams
+from tessera.engine.core.core import EngineCore
+from tessera.engine.ipc.process import load_engine
+from tessera.engine.speculation.drafting import Drafting
+from tessera.engine.speculation.speculator import Speculator
+from tessera.engine.speculation.verification import VerifiedDraft
+from tests.bench.models import CONFIGS, write_model
+from tests.support.paths import BUILTIN
+
+CLIENT = b"bench"
+MODES = ("off", "on", "auto")
+LISTED = "anchor basket candle dragon engine forest garden hammer island jacket kettle ladder magnet needle"
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+
+
+class HeldDrafting(Drafting):
+    """Looks for what it would draft, and drafts as many tokens as there may be; its acceptance is known."""
+
+    rate = 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.rate
+
+    def propose(self, token_ids: TokenIds, most: int, constraint: Any) -> list[int]:
+        super().propose(token_ids, most, constraint)
+        return [3 + (len(token_ids) + number) % 100 for number in range(most)]
+
+
+class Held:
+    """Patches under which acceptance is `rate`."""
+
+    def __init__(self, rate: float, seed: int) -> None:
+        rng = random.Random(seed)
+
+        def count_accepted(draft: VerifiedDraft, sampled: Sequence[int]) -> int:
+            count = 0
+            while count < len(draft.tokens) and rng.random() < rate:
+                count += 1
+            return count
+
+        def make_drafting(speculator: Speculator, *given: Any) -> Drafting:
+            drafting = make(speculator, *given)
+            drafting.__class__ = HeldDrafting
+            return drafting
+
+        make = Speculator.make_drafting
+        HeldDrafting.rate = rate
+        self._patches: list[Any] = [
+            mock.patch.object(VerifiedDraft, "count_accepted", count_accepted),
+            mock.patch.object(Speculator, "make_drafting", make_drafting),
+        ]
+
+    def __enter__(self) -> None:
+        for patch in self._patches:
+            patch.start()
+
+    def __exit__(self, *_: object) -> None:
+        for patch in self._patches:
+            patch.stop()
+
+
+def decode(core: EngineCore, requests: list[tuple[list[int], SamplingParams]]) -> dict[str, float]:
+    """All at once; timed from the step after which each has its first token."""
+    for number, (prompt, params) in enumerate(requests):
+        core.add_request(AddRequest(str(number), array("i", prompt), params, time.monotonic()), CLIENT)
+    counts: dict[str, int] = {}
+    begun = begin_tokens = begin_steps = 0.0
+    while core.has_work:
+        for output in core.step().get(CLIENT, []):
+            assert output.error is None, output.error
+            counts[output.request_id] = counts.get(output.request_id, 0) + len(output.token_ids)
+        if not begun and len(counts) == len(requests):
+            begun, begin_tokens, begin_steps = time.perf_counter(), sum(counts.values()), core.num_steps
+    seconds, num_steps = time.perf_counter() - begun, core.num_steps - begin_steps
+    num_tokens = sum(counts.values()) - begin_tokens
+    return {
+        "tok/s": round(num_tokens / seconds, 1),
+        "tokens a step": round(num_tokens / max(num_steps, 1) / len(requests), 2),
+        "ms a step": round(1000 * seconds / max(num_steps, 1), 3),
+    }
+
+
+def start(folder: Path, given: argparse.Namespace, mode: str, most: int, **settings: Any) -> EngineCore:
+    config = EngineConfig(
+        model=str(folder),
+        device=given.device,
+        max_num_seqs=most,
+        max_num_batched_tokens=max(2048, 8 * most),
+        batch_invariant=given.batch_invariant,
+        speculation=mode,  # type: ignore[arg-type]
+        speculative_method=given.method,
+        num_speculative_tokens=given.draft_tokens if mode != "off" else None,
+        **settings,
+    )
+    core = load_engine(config, lambda stage, done, total: None).core
+    assert isinstance(core, EngineCore)
+    return core
+
+
+def measure_held(given: argparse.Namespace) -> None:
+    rng = random.Random(given.seed)
+    with tempfile.TemporaryDirectory() as root, Held(given.acceptance, given.seed):
+        folder = write_model(Path(root), given.model)
+        for mode in MODES:
+            length = given.input_tokens + given.output_tokens
+            core = start(folder, given, mode, max(given.streams), load_format="dummy", seed=1, max_model_len=length)
+            for streams in (1, *given.streams):  # the first warms up
+                params = SamplingParams(max_tokens=given.output_tokens, temperature=0.0, ignore_eos=True)
+                prompts = [[rng.randrange(3, 200) for _ in range(given.input_tokens)] for _ in range(streams)]
+                found = decode(core, [(prompt, params) for prompt in prompts])
+                print(json.dumps({"model": given.model, "speculation": mode, "streams": streams, **found}), flush=True)
+            del core
+            gc.collect()
+
+
+def texts() -> dict[str, tuple[str, Grammar | None]]:
+    return {
+        "copying": (f"Copy this: {LISTED}", None),
+        "a list": (f"Reverse this list: {', '.join(LISTED.split()[:8])}", None),
+        "JSON": (
+            "Fill in the JSON: Ada Lovelace is 36 years old and lives in London.",
+            Grammar("json_schema", json.dumps(PERSON)),
+        ),
+    }
+
+
+def measure_texts(given: argparse.Namespace) -> None:
+    folder = Path(given.folder)
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for mode in MODES:
+        core = start(folder, given, mode, 16)
+        for name, (text, grammar) in texts().items():
+            prompt = tokenizer.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n").ids
+            params = SamplingParams(max_tokens=given.output_tokens, temperature=0.0, grammar=grammar)
+            for streams in given.streams:
+                before = core.stats().totals
+                found = decode(core, [(prompt, params)] * streams)
+                after = core.stats().totals
+                assert before is not None
+                assert after is not None
+                drafted = after.num_draft_tokens - before.num_draft_tokens
+                accepted = after.num_accepted_draft_tokens - before.num_accepted_draft_tokens
+                row = {"text": name, "speculation": mode, "streams": streams, **found}
+                print(json.dumps({**row, "drafted": drafted, "accepted": accepted}), flush=True)
+                core.reset_prefix_cache()
+        del core
+        gc.collect()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.speculation", description=__doc__)
+    parser.add_argument("what", choices=("held", "texts"))
+    parser.add_argument("--model", choices=tuple(CONFIGS), default="llama-8b")
+    parser.add_argument("--folder", default=str(BUILTIN))
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--method", choices=("ngram", "suffix"), default="suffix")
+    parser.add_argument("--draft-tokens", type=int, default=7)
+    parser.add_argument("--acceptance", type=float, default=0.8, help="of each draft token")
+    parser.add_argument("--input-tokens", type=int, default=128)
+    parser.add_argument("--output-tokens", type=int, default=256)
+    parser.add_argument("--batch-invariant", action="store_true")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    print(f"seed {given.seed}")
+    measure_held(given) if given.what == "held" else measure_texts(given)
+
+
+if __name__ == "__main__":
+    main()
